@@ -1,0 +1,158 @@
+"""Every error OmniRelay raises on purpose, in one place.
+
+Each class carries a stable, lower-case ``code``: the word that a client, a log line and a metric
+see.  A message says what was wrong, where, and what to do.  Errors that derive from
+:class:`RequestError` end one request and are told to its client; the others end the operation that
+raised them.
+"""
+
+from typing import ClassVar
+
+
+class OmniRelayError(Exception):
+    """Base of all errors raised on purpose by OmniRelay."""
+
+    code: ClassVar[str] = "internal"
+
+
+class ConfigError(OmniRelayError):
+    """The configuration file or an environment override is not valid."""
+
+    code = "config_invalid"
+
+
+class CheckpointError(OmniRelayError):
+    """A checkpoint lacks a file or a value, or a value in it cannot be used."""
+
+    code = "checkpoint_invalid"
+
+
+class AddressInUseError(OmniRelayError):
+    """Another process already listens on an address of the configuration."""
+
+    code = "address_in_use"
+
+
+class StageStartError(OmniRelayError):
+    """A process of the stack ended, or stayed silent, before it was ready."""
+
+    code = "stage_start_failed"
+
+
+class StateTransitionError(OmniRelayError):
+    """A request was asked to move between two states that are not connected."""
+
+    code = "state_transition_invalid"
+
+
+class MessageError(OmniRelayError):
+    """A message from a socket cannot be believed.  It is refused and counted."""
+
+    code = "message_invalid"
+
+
+class VersionError(MessageError):
+    """A message was written in a version of the wire format that this build does not speak."""
+
+    code = "version_unsupported"
+
+
+class PayloadError(MessageError):
+    """A tensor in a message lies about itself, or is larger than allowed.
+
+    ``field`` names the part of the message that was refused.
+    """
+
+    code = "payload_invalid"
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field}: {problem}")
+        self.field = field
+
+
+class SequenceError(MessageError):
+    """A message belongs to no request known here, or is not the next one of its request."""
+
+    code = "sequence_invalid"
+
+
+class QueueFullError(OmniRelayError):
+    """The peer does not keep up and the byte bound of the outgoing queue is reached."""
+
+    code = "queue_full"
+
+
+class RequestError(OmniRelayError):
+    """Ends one request; its code and message reach the client."""
+
+    code = "request_failed"
+
+
+class InvalidRequestError(RequestError):
+    """The request itself is wrong: a missing, unknown or out-of-range value."""
+
+    code = "invalid_request"
+
+
+class EmptyPromptError(InvalidRequestError):
+    """The prompt holds no text."""
+
+    code = "prompt_empty"
+
+
+class PromptTooLongError(InvalidRequestError):
+    """The prompt has more tokens than the thinker or the talker can take."""
+
+    code = "prompt_too_long"
+
+
+class UnknownSpeakerError(InvalidRequestError):
+    """The checkpoint has no voice of that name."""
+
+    code = "unknown_speaker"
+
+
+class BusyError(RequestError):
+    """The gateway holds as many requests as it may; try again later."""
+
+    code = "busy"
+
+    def __init__(self, message: str, retry_after_ms: int) -> None:
+        super().__init__(message)
+        self.retry_after_ms = retry_after_ms
+
+
+class CancelledRequestError(RequestError):
+    """The client cancelled the request, or went away."""
+
+    code = "cancelled"
+
+
+class DeadlineError(RequestError):
+    """The request did not finish before its deadline."""
+
+    code = "deadline_exceeded"
+
+
+class StageUnavailableError(RequestError):
+    """A stage that the request needs is not there."""
+
+    code = "stage_unavailable"
+
+
+class StageFailedError(RequestError):
+    """A stage failed while it worked on the request."""
+
+    code = "stage_failed"
+
+
+class SlowClientError(RequestError):
+    """The client does not read its answer fast enough."""
+
+    code = "client_too_slow"
+
+
+class GatewayUnreachableError(OmniRelayError):
+    """The client cannot reach the gateway, or lost the connection to it."""
+
+    code = "gateway_unreachable"
