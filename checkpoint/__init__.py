@@ -1,0 +1,1 @@
+"""Makes random checkpoints in the released layout."""

@@ -1,0 +1,1 @@
+"""The gateway: request lifecycle, TCP server, client library, command line."""

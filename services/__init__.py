@@ -1,0 +1,1 @@
+"""The stages of the model, one package and one process each."""

@@ -1,0 +1,1 @@
+"""What two or more OmniRelay processes need: messages, transport, configuration, errors, logging."""

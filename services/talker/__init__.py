@@ -1,0 +1,1 @@
+"""The talker: conditioning rows in, codec tokens out."""

@@ -1,0 +1,1 @@
+"""The thinker: text, images, audio and video in; text and conditioning rows out."""

@@ -1,0 +1,1 @@
+"""Token2wav: codec tokens in, waveform out."""

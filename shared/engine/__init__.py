@@ -1,0 +1,1 @@
+"""What the stages share and the gateway must not import: torch, vLLM, the stage loop."""

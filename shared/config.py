@@ -1,0 +1,275 @@
+"""Configuration: one YAML file, environment overrides, a strict schema.
+
+Every process of the stack reads the same file.  A value may be overridden by an environment variable
+named ``OMNIRELAY_`` and the path of the key, joined by two underscores
+(``OMNIRELAY_GATEWAY__LISTEN=tcp://0.0.0.0:5555``); ``OMNI_MODEL`` chooses the checkpoint.
+Unknown keys are refused.  No value is ever imported or executed.
+"""
+
+import os
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from shared.errors import ConfigError
+from shared.messages import StageName
+from shared.wire import DEFAULT_MAX_PAYLOAD_BYTES
+
+ENV_PREFIX = "OMNIRELAY_"
+MODEL_VARIABLE = "OMNI_MODEL"
+DEFAULT_CHECKPOINT = Path(".cache/omnirelay/tiny")
+"""Where the small random checkpoint is kept that serves when no model is chosen."""
+
+Bytes = Annotated[int, Field(gt=0)]
+
+
+def _check_address(address: str) -> str:
+    scheme, _, rest = address.partition("://")
+    if scheme == "ipc" and rest:
+        return address
+    host, _, port = rest.rpartition(":")
+    if scheme != "tcp" or not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+        raise ValueError(f"{address!r} is not tcp://HOST:PORT (nor ipc://PATH)")
+    return address
+
+
+Address = Annotated[str, AfterValidator(_check_address)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Limits(_Section):
+    """What the gateway admits.
+
+    Attributes:
+        max_active: Requests that the stages work on at once.
+        max_queued: Requests that may wait for a place; one more is answered "busy".
+        max_queued_per_client: Of those and the active ones, how many one connection may have.
+        max_prompt_tokens: Longest prompt, chat template included.
+        max_text_tokens: Most text tokens of one reply, and the default.
+        max_codec_tokens: Most codec tokens of one reply, and the default; 50 make a second.
+        request_bytes: Largest request from a client.
+        client_backlog_bytes: Most bytes of answer that wait for a client that does not read.
+        deadline_s: A request that has not ended by then expires.
+    """
+
+    max_active: Annotated[int, Field(gt=0)] = 16
+    max_queued: Annotated[int, Field(ge=0)] = 64
+    max_queued_per_client: Annotated[int, Field(gt=0)] = 64
+    max_prompt_tokens: Annotated[int, Field(gt=0)] = 32_768
+    max_text_tokens: Annotated[int, Field(gt=0)] = 1024
+    max_codec_tokens: Annotated[int, Field(gt=0)] = 4096
+    request_bytes: Bytes = 4 * 2**20
+    client_backlog_bytes: Bytes = 64 * 2**20
+    deadline_s: Annotated[float, Field(gt=0)] = 600.0
+
+
+class GatewayConfig(_Section):
+    """The gateway's addresses and limits.
+
+    Attributes:
+        listen: Where clients connect, ``tcp://HOST:PORT``.
+        events: Where the stages push what comes out.
+        control: Where the stages connect for heartbeats and aborts.
+        heartbeat_timeout_s: A stage that is silent for longer counts as gone.
+        limits: What is admitted.
+    """
+
+    listen: Address = "tcp://127.0.0.1:5555"
+    events: Address = "tcp://127.0.0.1:5560"
+    control: Address = "tcp://127.0.0.1:5561"
+    heartbeat_timeout_s: Annotated[float, Field(gt=0)] = 10.0
+    limits: Limits = Limits()
+
+
+class EngineConfig(_Section):
+    """The vLLM engine of a stage; field names follow vLLM's engine arguments.
+
+    Attributes:
+        dtype: Of weights and activations; ``auto`` takes the checkpoint's.
+        max_model_len: Most positions of one request; none takes the checkpoint's.
+        max_num_seqs: Most requests in one batch.
+        max_num_batched_tokens: Most tokens computed in one step.
+        kv_cache_memory_bytes: Size of the KV cache; none lets vLLM measure (right on a GPU).
+        gpu_memory_utilization: Share of the device that vLLM may use when it measures.
+        enforce_eager: No CUDA graphs, no compilation.
+        tensor_parallel_size: GPUs of this stage.
+        enable_prefix_caching: Reuse the blocks of equal prompt beginnings (thinker only).
+        block_size: Positions per KV block; none takes the platform's.
+    """
+
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    max_model_len: Annotated[int, Field(gt=0)] | None = None
+    max_num_seqs: Annotated[int, Field(gt=0)] = 16
+    max_num_batched_tokens: Annotated[int, Field(gt=0)] = 2048
+    kv_cache_memory_bytes: Bytes | None = None
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.85
+    enforce_eager: bool = False
+    tensor_parallel_size: Annotated[int, Field(gt=0)] = 1
+    enable_prefix_caching: bool = True
+    block_size: Annotated[int, Field(gt=0)] | None = None
+
+
+class StageConfig(_Section):
+    """One stage process.
+
+    Attributes:
+        inbox: Where the stage listens for its input.
+        threads: CPU threads of the model; none leaves it to torch.
+        devices: ``CUDA_VISIBLE_DEVICES`` of the process; none leaves the environment as it is.
+        engine: Its vLLM engine.
+        max_payload_bytes: Largest tensor it takes from a socket.
+        max_held_bytes: Most bytes of rows or codes that it holds for its requests.
+        max_backlog_bytes: Most bytes that may wait for the next stage.
+        heartbeat_s: Time between two heartbeats.
+    """
+
+    inbox: Address
+    threads: Annotated[int, Field(gt=0)] | None = None
+    devices: str | None = None
+    engine: EngineConfig = EngineConfig()
+    max_payload_bytes: Bytes = DEFAULT_MAX_PAYLOAD_BYTES
+    max_held_bytes: Bytes = 4 * 2**30
+    max_backlog_bytes: Bytes = 256 * 2**20
+    heartbeat_s: Annotated[float, Field(gt=0)] = 0.5
+
+
+class SynthesisConfig(_Section):
+    """How token2wav cuts a stream into chunks, and how it solves the ODE.
+
+    A block is 24 mel frames (12 codec tokens, 0.24 s) in the released checkpoints.
+
+    Attributes:
+        first_chunk_blocks: Length of a stream's first chunk: small, so that audio starts early.
+        chunk_growth: Each next chunk is at most this many times longer.
+        max_chunk_blocks: Longest chunk.
+        left_context_blocks: Blocks before a chunk that are computed again for its sake.
+        look_ahead_blocks: Blocks after a chunk that must be known before it is computed.
+        time_points: Points of the ODE's time axis; one less is the number of solver steps.
+        guidance_scale: Classifier-free guidance.
+        sway_coefficient: Sway sampling of the time axis (F5-TTS, arXiv 2410.06885).
+        max_batch_frames: Most mel frames in one batch; a chunk that does not fit waits.
+    """
+
+    first_chunk_blocks: Annotated[int, Field(gt=0)] = 1
+    chunk_growth: Annotated[int, Field(gt=0)] = 2
+    max_chunk_blocks: Annotated[int, Field(gt=0)] = 8
+    left_context_blocks: Annotated[int, Field(ge=0)] = 2
+    look_ahead_blocks: Annotated[int, Field(ge=0)] = 1
+    time_points: Annotated[int, Field(ge=2, le=1000)] = 10
+    guidance_scale: Annotated[float, Field(ge=0)] = 0.5
+    sway_coefficient: float | None = -1.0
+    max_batch_frames: Annotated[int, Field(gt=0)] = 32_768
+
+
+class ThinkerConfig(StageConfig):
+    """The thinker stage."""
+
+    inbox: Address = "tcp://127.0.0.1:5562"
+
+
+class TalkerConfig(StageConfig):
+    """The talker stage."""
+
+    inbox: Address = "tcp://127.0.0.1:5563"
+
+
+class Token2WavConfig(StageConfig):
+    """The token2wav stage.
+
+    Attributes:
+        synthesis: Chunking and solver.
+    """
+
+    inbox: Address = "tcp://127.0.0.1:5564"
+    synthesis: SynthesisConfig = SynthesisConfig()
+
+
+class StagesConfig(_Section):
+    """The three stages."""
+
+    thinker: ThinkerConfig = ThinkerConfig()
+    talker: TalkerConfig = TalkerConfig()
+    token2wav: Token2WavConfig = Token2WavConfig()
+
+
+class Config(_Section):
+    """The whole stack.
+
+    Attributes:
+        model: Directory of the checkpoint, or its id on the Hugging Face hub; none is the small random
+            checkpoint in :data:`DEFAULT_CHECKPOINT`.
+        log_level: Of OmniRelay's own log lines.
+        gateway: The gateway.
+        stages: The stages.
+    """
+
+    model: str | None = None
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    gateway: GatewayConfig = GatewayConfig()
+    stages: StagesConfig = StagesConfig()
+
+    def stage(self, name: StageName) -> StageConfig:
+        """The configuration of one stage."""
+        stage: StageConfig = getattr(self.stages, name)
+        return stage
+
+
+def load_config(path: Path | None = None, environment: dict[str, str] | None = None) -> Config:
+    """Read the configuration.
+
+    Args:
+        path: The YAML file; none starts from the defaults.
+        environment: Where overrides are looked up; none is the process's environment.
+
+    Raises:
+        ConfigError: The file cannot be read, or a key or value is not allowed; all problems are listed.
+    """
+    environment = dict(os.environ) if environment is None else environment
+    source = str(path) if path else "the built-in configuration"
+    values = _read_yaml(path) if path else {}
+    _apply_overrides(values, environment)
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(str(part) for part in item['loc'])}: {item['msg']}" for item in error.errors()
+        )
+        raise ConfigError(f"{source} (with environment overrides): {problems}") from error
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not YAML: {error}") from error
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} must hold a mapping of keys, not a {type(values).__name__}")
+    return values
+
+
+def _apply_overrides(values: dict[str, Any], environment: dict[str, str]) -> None:
+    """Write the environment's overrides into the mapping; scalars are read as YAML."""
+    if model := environment.get(MODEL_VARIABLE):
+        values["model"] = model
+    for name, text in environment.items():
+        if not name.startswith(ENV_PREFIX):
+            continue
+        *sections, key = name.removeprefix(ENV_PREFIX).lower().split("__")
+        section = values
+        for part in sections:
+            section = section.setdefault(part, {})
+            if not isinstance(section, dict):
+                raise ConfigError(f"{name}: {part} is a value, not a section")
+        try:
+            section[key] = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"{name}={text!r} is not a YAML value: {error}") from error

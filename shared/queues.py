@@ -1,0 +1,184 @@
+"""Typed queues over ZeroMQ: one direction, one union of messages, memory bounded in bytes.
+
+The receiving side binds, the sending side connects; addresses come from the configuration only.
+Small frames are copied into the socket, large ones are handed over without a copy.
+"""
+
+import errno
+import logging
+from collections import Counter, deque
+from collections.abc import Iterator
+from typing import Any, Final, Generic, TypeVar
+
+import zmq
+
+from shared.errors import AddressInUseError, ConfigError, MessageError, QueueFullError
+from shared.wire import DEFAULT_MAX_PAYLOAD_BYTES, MAX_HEADER_BYTES, Decoder, Frame, encode
+
+HIGH_WATER_MARK: Final = 64
+"""Messages that ZeroMQ itself may hold per direction; what exceeds it waits here, counted in bytes."""
+ZERO_COPY_BYTES: Final = 64 * 1024
+"""From this size on a frame is not copied: below it, copying is cheaper than the bookkeeping."""
+DEFAULT_MAX_BACKLOG_BYTES: Final = 256 * 2**20
+LINGER_MS: Final = 500
+"""How long a closing socket may try to deliver what it took."""
+
+M = TypeVar("M")
+log = logging.getLogger(__name__)
+
+
+def bind(socket: zmq.Socket[Any], address: str) -> None:
+    """Bind a socket and say clearly why it could not be bound.
+
+    Raises:
+        AddressInUseError: Another process listens there.
+        ConfigError: The address cannot be used at all.
+    """
+    try:
+        socket.bind(address)
+    except zmq.ZMQError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise AddressInUseError(
+                f"{address} is in use: is another OmniRelay process running there? "
+                "Stop it, or set another address in the configuration."
+            ) from error
+        raise ConfigError(f"cannot listen on {address}: {error}") from error
+
+
+class PushQueue(Generic[M]):
+    """The sending end of an edge.
+
+    Args:
+        context: ZeroMQ context of the process.
+        address: Where the receiving end is bound, e.g. ``tcp://127.0.0.1:5611``.
+        max_backlog_bytes: Most bytes that may wait here while the receiver does not keep up.
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        address: str,
+        max_backlog_bytes: int = DEFAULT_MAX_BACKLOG_BYTES,
+    ) -> None:
+        self.address = address
+        self._max_backlog_bytes = max_backlog_bytes
+        self._backlog: deque[tuple[list[Frame], int]] = deque()
+        self._backlog_bytes = 0
+        self._socket = context.socket(zmq.PUSH)
+        self._socket.set(zmq.SNDHWM, HIGH_WATER_MARK)
+        self._socket.set(zmq.LINGER, LINGER_MS)
+        self._socket.set(zmq.IMMEDIATE, 1)
+        self._socket.connect(address)
+
+    @property
+    def backlog_bytes(self) -> int:
+        """Bytes that wait here because the receiver has not taken them."""
+        return self._backlog_bytes
+
+    @property
+    def congested(self) -> bool:
+        """More than half of the bound waits: the producer should pause."""
+        return self._backlog_bytes > self._max_backlog_bytes // 2
+
+    def put(self, message: M) -> int:
+        """Send a message now, or keep it until :meth:`flush` can.
+
+        Returns:
+            The bytes of the message on the wire.
+
+        Raises:
+            QueueFullError: The bound is reached; the message was not taken.
+        """
+        frames = encode(message)
+        size = sum(len(frame) for frame in frames)
+        if self._backlog_bytes + size > self._max_backlog_bytes:
+            raise QueueFullError(
+                f"{self._backlog_bytes} bytes wait for {self.address}, no room for {size} more"
+            )
+        self._backlog.append((frames, size))
+        self._backlog_bytes += size
+        self.flush()
+        return size
+
+    def flush(self) -> None:
+        """Send what waits, as far as the receiver takes it; never blocks."""
+        while self._backlog:
+            frames, size = self._backlog[0]
+            if not self._try_send(frames):
+                return
+            self._backlog.popleft()
+            self._backlog_bytes -= size
+
+    def close(self) -> None:
+        """Close the socket; ZeroMQ delivers what it holds for at most :data:`LINGER_MS`."""
+        self.flush()
+        self._socket.close()
+
+    def _try_send(self, frames: list[Frame]) -> bool:
+        last = len(frames) - 1
+        for index, frame in enumerate(frames):
+            more = zmq.SNDMORE if index < last else 0
+            try:
+                self._socket.send(frame, zmq.NOBLOCK | more, copy=len(frame) < ZERO_COPY_BYTES)
+            except zmq.Again:
+                # Only a first part can be refused: ZeroMQ takes a multipart message whole.
+                return False
+        return True
+
+
+class PullQueue(Generic[M]):
+    """The receiving end of an edge.
+
+    A message that cannot be believed is refused, logged and counted in :attr:`refused`, by error
+    code; it never reaches the caller.
+
+    Args:
+        context: ZeroMQ context of the process.
+        address: Where to listen.
+        union: The message types that this edge carries.
+        max_payload_bytes: Most bytes of one tensor.
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        address: str,
+        union: Any,
+        max_payload_bytes: int = DEFAULT_MAX_PAYLOAD_BYTES,
+    ) -> None:
+        self.address = address
+        self.refused: Counter[str] = Counter()
+        self._decoder: Decoder[M] = Decoder(union, max_payload_bytes)
+        self.socket = context.socket(zmq.PULL)
+        self.socket.set(zmq.RCVHWM, HIGH_WATER_MARK)
+        self.socket.set(zmq.LINGER, 0)
+        # ZeroMQ drops the connection of a peer that announces more, before it allocates.
+        self.socket.set(zmq.MAXMSGSIZE, max(max_payload_bytes, MAX_HEADER_BYTES))
+        bind(self.socket, address)
+
+    def drain(self, limit: int = 256) -> Iterator[M]:
+        """Give the messages that are there, at most ``limit``, without waiting."""
+        for _ in range(limit):
+            try:
+                frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            message = self._decode([frame.buffer for frame in frames])
+            if message is not None:
+                yield message
+
+    def refuse(self, error: MessageError) -> None:
+        """Count and log a message that is refused, here or by the stage that looked closer."""
+        self.refused[error.code] += 1
+        log.warning("refused a message on %s: %s: %s", self.address, error.code, error)
+
+    def close(self) -> None:
+        """Stop listening."""
+        self.socket.close()
+
+    def _decode(self, frames: list[Frame]) -> M | None:
+        try:
+            return self._decoder.decode(frames)
+        except MessageError as error:
+            self.refuse(error)
+            return None
