@@ -84,7 +84,7 @@ def read_speech_embeddings(engine: LLMEngine, model: Path) -> SpeechEmbeddings:
     vocabulary = engine.model_config.get_vocab_size()
     if outside := [token for token in ids if not 0 <= token < vocabulary]:
         raise CheckpointError(
-            f"speech tokens {outside} of config.json or spk_dict.pt lie outside the vocabulary of {vocabulary}"
+            f"speech tokens {outside} (config.json, spk_dict.pt) lie outside the vocabulary of {vocabulary}"
         )
     embeds: torch.Tensor = engine.collective_rpc("embed_tokens", args=(ids,))[0]
     return SpeechEmbeddings(voices=dict(zip(speakers, embeds[2:], strict=True)), closing=embeds[:2])

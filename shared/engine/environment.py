@@ -22,3 +22,6 @@ def prepare_environment(config: StageConfig) -> None:
         os.environ["OMP_NUM_THREADS"] = str(config.threads)
     if config.devices is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = config.devices
+    from shared.engine.torchvision_compat import declare_missing_operators  # noqa: PLC0415 - imports torch
+
+    declare_missing_operators()
