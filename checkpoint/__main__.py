@@ -5,6 +5,7 @@ import logging
 import sys
 from pathlib import Path
 
+import transformers
 from safetensors import safe_open
 
 from checkpoint import BENCH, TINY, write_checkpoint
@@ -24,6 +25,9 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     logging.getLogger("checkpoint").setLevel(logging.INFO)
+    # transformers warns of each text id in the talker's config, where the released model has them too.
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
     try:
         write_checkpoint(options.directory, _SIZES[options.size], options.seed)
     except (OmniRelayError, OSError) as error:

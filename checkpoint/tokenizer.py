@@ -134,7 +134,8 @@ def write_tokenizer(directory: Path, tokenizer: Tokenizer, longest: int) -> None
         "add_bos_token": False,
         "add_prefix_space": False,
         "added_tokens_decoder": {
-            str(index): {flag: getattr(token, flag) for flag in flags} for index, token in sorted(added.items())
+            str(index): {flag: getattr(token, flag) for flag in flags}
+            for index, token in sorted(added.items())
         },
         "bos_token": None,
         "chat_template": CHAT_TEMPLATE,

@@ -69,10 +69,9 @@ def _replace(directory: Path, complete: Path) -> None:
 
 
 def _write_files(directory: Path, shape: CheckpointShape, seed: int) -> None:
-    with _step("tokenizer and processors"):
+    with _step("tokenizer"):
         trained = tokenizer.build_tokenizer(shape.vocabulary)
         tokenizer.write_tokenizer(directory, trained, shape.thinker.max_positions)
-        write_processors(directory, shape)
     config = model_config(shape, tokenizer.user_id(trained))
     with _step("layers"), torch.random.fork_rng(devices=[]):
         model = transformers.Qwen2_5OmniForConditionalGeneration(config).eval()
@@ -95,6 +94,7 @@ def _write_files(directory: Path, shape: CheckpointShape, seed: int) -> None:
         # save_pretrained names the class; the released checkpoints name the model, and so do we.
         config.architectures = ["Qwen2_5OmniModel"]
         config.save_pretrained(directory)
+        # After save_pretrained, which writes a generation config of its own.
         write_processors(directory, shape)
         torch.save(voices, directory / "spk_dict.pt")
         recipe = {"seed": seed, "shape": dataclasses.asdict(shape)}
