@@ -3,5 +3,7 @@
 from pathlib import Path
 
 from shared.config import DEFAULT_CHECKPOINT, Config
+
+
 def resolve_model(config: Config) -> Path:
     return Path(config.model or DEFAULT_CHECKPOINT)

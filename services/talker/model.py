@@ -25,6 +25,9 @@ They are taken out of ``rope_parameters`` before vLLM sees them: it would comput
 from media of its own, but the talker's positions are the thinker's and come with the rows.
 """
 
+SILENT_TOKENS = "talker_silent_tokens"
+"""Where it keeps the ids of the prompt's tokens that have no codec embedding."""
+
 
 class TalkerDecoderLayer(Qwen2DecoderLayer):
     """A Qwen2 layer whose head size is the configuration's, not hidden / heads.
@@ -106,13 +109,15 @@ class ConditionedTalker(nn.Module):
         self.conditioning = ConditioningStore(
             self.config.embedding_size, self.config.num_hidden_layers, vllm_config.cache_config
         )
+        self.register_buffer(
+            "silent_tokens", torch.tensor(getattr(self.config, SILENT_TOKENS)), persistent=False
+        )
         self.make_empty_intermediate_tensors = self.model.make_empty_intermediate_tensors
 
     def embed_input_ids(self, input_ids: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-        """Codec embeddings ``[n, embedding_size]``; zero for the token that stands for the prompt."""
-        embeds = self.model.embed_tokens(input_ids)
-        stands_for_prompt = input_ids == self.config.tts_codec_mask_token_id
-        return embeds.masked_fill(stands_for_prompt.unsqueeze(-1), 0)
+        """Codec embeddings ``[n, embedding_size]``; zero for tokens that only stand for the prompt."""
+        silent = (input_ids.unsqueeze(-1) == self.silent_tokens).any(-1, keepdim=True)
+        return self.model.embed_tokens(input_ids).masked_fill(silent, 0)
 
     def forward(
         self,

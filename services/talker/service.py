@@ -9,7 +9,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from services.talker.engine import build_talker
 from services.talker.scheduler import TalkerScheduler
 from services.talker.track import ConditioningTrack
-from shared.config import StageConfig
+from shared.config import TalkerConfig
 from shared.engine.generation import engine_load, finish_reason, sampling_params, submit
 from shared.engine.tensors import DTYPE_NAMES, unpack_positions, unpack_rows
 from shared.errors import (
@@ -62,14 +62,14 @@ class TalkerService:
     def __init__(
         self,
         model: Path,
-        config: StageConfig,
+        config: TalkerConfig,
         gateway: PushQueue[StageEvent],
         token2wav: PushQueue[Token2WavInput],
     ) -> None:
         self._gateway = gateway
         self._token2wav = token2wav
         self._max_held_bytes = config.max_held_bytes
-        self._engine: LLMEngine = build_talker(model, config.engine)
+        self._engine: LLMEngine = build_talker(model, config)
         self._scheduler: TalkerScheduler = self._engine.engine_core.engine_core.scheduler
         self._codec = self._engine.model_config.hf_config
         self._dtype = self._engine.model_config.dtype

@@ -63,7 +63,7 @@ class ConditioningStore(nn.Module):
         cache = self.layer.kv_cache
         block_size = cache.shape[2]
         rows = cache[slots // block_size, 0, slots % block_size]
-        return rows, self._position_table()[slots].T.to(torch.int64)
+        return rows, self._position_table()[slots].T.to(torch.int64).contiguous()
 
     def scatter(self, slots: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor) -> None:
         """Write rows ``[n, width]`` and positions ``[3, n]`` at the given slots (int64 ``[n]``)."""

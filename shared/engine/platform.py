@@ -1,5 +1,6 @@
 """What differs between a CPU and a GPU: the worker's base class and a few engine defaults."""
 
+import json
 from pathlib import Path
 from typing import Any, Final
 
@@ -8,6 +9,7 @@ from vllm.platforms import current_platform
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from shared.config import EngineConfig
+from shared.errors import CheckpointError
 
 CPU_KV_CACHE_BYTES: Final = 256 * 2**20
 """KV cache of a stage on a CPU, unless configured: vLLM's own default claims most of the machine."""
@@ -40,7 +42,7 @@ def build_engine(model: Path, config: EngineConfig, **specific: Any) -> LLMEngin
     kv_cache_bytes = config.kv_cache_memory_bytes or (CPU_KV_CACHE_BYTES if on_cpu else None)
     arguments: dict[str, Any] = {
         "model": str(model),
-        "dtype": config.dtype,
+        "dtype": _checkpoint_dtype(model) if config.dtype == "auto" else config.dtype,
         "max_model_len": config.max_model_len,
         "max_num_seqs": config.max_num_seqs,
         "max_num_batched_tokens": config.max_num_batched_tokens,
@@ -55,3 +57,18 @@ def build_engine(model: Path, config: EngineConfig, **specific: Any) -> LLMEngin
         "disable_log_stats": True,
     }
     return LLMEngine.from_engine_args(EngineArgs(**(arguments | specific)))
+
+
+def _checkpoint_dtype(model: Path) -> str:
+    """The dtype the weights are kept in: vLLM's own ``auto`` would halve float32.
+
+    Raises:
+        CheckpointError: config.json is missing or is not JSON.
+    """
+    path = model / "config.json"
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    dtype = values.get("dtype") or values.get("torch_dtype")
+    return str(dtype) if dtype else "auto"
