@@ -101,7 +101,7 @@ class Environment:
         lines = self.log.read_bytes()[log_offset:].splitlines()
         found = sum(line.startswith((b"Collecting ", b"Processing ")) for line in lines)
         in_place = sum(1 for _ in self.packages.glob("*.dist-info"))
-        return f"{found} packages found, {in_place} in place"
+        return f"{found} packages found, {in_place} in place" if found else "working"
 
     def pip_install(self, what: str, *arguments: str | Path) -> None:
         """Install with the environment's pip."""
