@@ -35,7 +35,7 @@ class Oracle:
         return config.block_size // config.repeats
 
     def codes(self, length: int, seed: int = 0) -> tuple[int, ...]:
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(seed % 1000)
         return tuple(torch.randint(0, NUM_EMBEDS + 1, (length,), generator=generator).tolist())
 
     def chunk(self, length: int, seed: int = 0, **changes) -> SynthesisChunk:
@@ -74,21 +74,26 @@ def make_checkpoint(path: Path, dit: dict, bigvgan: dict, seed: int) -> Oracle:
     model = Qwen2_5OmniToken2WavModel(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name.endswith("bias"):
+            if name.endswith(("norm.linear.bias", "norm_out.linear.bias")):
+                # Gates of natural size: else no layer would change anything.
+                parameter.normal_(0, 0.6)
+            elif name.endswith("bias"):
                 parameter.normal_(0, 0.05)
             elif name.endswith(("alpha", "beta")):
                 parameter.normal_(0, 0.1)
             elif "codec_embed" in name:
                 parameter.normal_(0, 1)
+            elif ".attn." in name:
+                parameter.normal_(0, 2 / parameter.shape[1] ** 0.5)
             else:
                 fan_in = parameter[0].numel()
                 parameter.normal_(0, 0.9 / fan_in**0.5)
-        model.code2wav_bigvgan_model.conv_post.weight.mul_(0.6)
+        model.code2wav_bigvgan_model.conv_post.weight.mul_(0.25)
     # As in a real checkpoint: the whole model's configuration, and tensors of other stages among ours.
     Qwen2_5OmniConfig(token2wav_config=config.to_dict()).save_pretrained(path)
     tensors = {f"token2wav.{name}": tensor.contiguous() for name, tensor in model.state_dict().items()}
     save_file(tensors | {"thinker.lm_head.weight": torch.zeros(2, 2)}, path / "model.safetensors")
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed % 1000)
     mel_dim, emb_dim = config.dit_config.mel_dim, config.dit_config.enc_emb_dim
     speakers = {
         name: {
