@@ -1,0 +1,1 @@
+"""The third stage: codec ids in, speech out."""

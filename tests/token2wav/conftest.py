@@ -16,6 +16,9 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 from services.token2wav.engine import SynthesisEngine, build_engine
 from services.token2wav.noise import initial_noise
 from services.token2wav.synthesis import SynthesisChunk, SynthesisResult
+
+# The engine makes torchvision importable, which these need.
+# isort: split
 from transformers import Qwen2_5OmniConfig, Qwen2_5OmniToken2WavConfig, Qwen2_5OmniToken2WavModel
 
 NUM_EMBEDS = 64
@@ -56,7 +59,7 @@ class Oracle:
         voice = self.speakers[chunk.speaker]
         config = self.model.config.dit_config
         noise = initial_noise(chunk.seed, len(chunk.codes) * config.repeats, config.mel_dim)
-        with mock.patch("torch.randn", lambda *shape, **options: noise.unsqueeze(0)):
+        with mock.patch("torch.randn", return_value=noise.unsqueeze(0)):
             return self.model(
                 torch.tensor([chunk.codes]),
                 conditioning=voice["cond"],
@@ -68,7 +71,7 @@ class Oracle:
 
 
 def make_checkpoint(path: Path, dit: dict, bigvgan: dict, seed: int) -> Oracle:
-    """Save random weights, scaled so that every layer matters and the waveform is neither silent nor clipped."""
+    """Save random weights, scaled so that every layer matters and the waveform is of natural size."""
     torch.manual_seed(seed)
     config = Qwen2_5OmniToken2WavConfig(dit_config=dit, bigvgan_config=bigvgan)
     model = Qwen2_5OmniToken2WavModel(config).eval()

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from services.token2wav.conditioning import check_speakers
 from services.token2wav.engine import build_engine
@@ -60,7 +60,7 @@ def test_missing_and_malicious_speaker_files_are_refused(tmp_path):
     with pytest.raises(CheckpointError, match="missing"):
         load_speakers(tmp_path)
     (tmp_path / "spk_dict.pt").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
-    with pytest.raises(CheckpointError, match="spk_dict.pt"):
+    with pytest.raises(CheckpointError, match=r"spk_dict\.pt"):
         load_speakers(tmp_path)
 
 
@@ -99,7 +99,7 @@ def test_weights_are_loaded_strictly(oracle, engine):
 
 
 def test_engine_needs_a_checkpoint_and_bounds(tmp_path, oracle):
-    with pytest.raises(CheckpointError, match="config.json"):
+    with pytest.raises(CheckpointError, match=r"config\.json"):
         build_engine(tmp_path, max_batch_frames=1, max_num_seqs=1)
     with pytest.raises(ConfigError, match="max_batch_frames 0"):
         build_engine(oracle.path, max_batch_frames=0, max_num_seqs=1)

@@ -105,7 +105,7 @@ def test_offline_waits_for_the_end_and_refuses_what_is_too_long():
     assert planner.next_plan(1200, False) is None
     assert planner.next_plan(1200, True) == ChunkPlan(0, 0, 1200, 0, 1200, True)
     assert planner.finished
-    with pytest.raises(InvalidRequestError, match="2402 mel frames.*max_position_embeddings"):
+    with pytest.raises(InvalidRequestError, match=r"2402 mel frames.*max_position_embeddings"):
         ChunkPlanner(ChunkingConfig(mode="offline"), GEOMETRY).next_plan(1201, True)
 
 
