@@ -187,7 +187,9 @@ class SynthesisEngine:
     def step(self) -> list[ChunkOutcome]:
         """Advance all active chunks by one solver step and return those that ended.
 
-        Every chunk that was submitted and not aborted ends in exactly one outcome.
+        Every chunk that was submitted and not aborted ends in exactly one outcome.  What goes wrong with
+        the batch as a whole (the device out of memory, say) is raised as it is: then the engine's state
+        is not to be trusted any more, and its process should end.
         """
         outputs = self._engine.step()
         failures = self.scheduler.take_failures()

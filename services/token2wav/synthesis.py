@@ -4,6 +4,7 @@ A chunk rides in ``PoolingParams.extra_kwargs``; its result, or the error that e
 the engine's pooler output, which can only be one flat tensor, hence the packing at the end of this file.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -126,6 +127,10 @@ def validate_chunk(chunk: SynthesisChunk, config: Qwen2_5OmniDiTConfig) -> None:
         raise InvalidRequestError(f"time_points {chunk.time_points} is not in 2..{MAX_TIME_POINTS}")
     if not 0 <= chunk.seed < 2**64:
         raise InvalidRequestError(f"seed {chunk.seed} is not an unsigned 64-bit integer")
+    for name in ("guidance_scale", "sway_coefficient"):
+        value = getattr(chunk, name)
+        if value is not None and not math.isfinite(value):
+            raise InvalidRequestError(f"{name} {value} is not finite")
     _validate_prior(chunk, config.mel_dim)
 
 

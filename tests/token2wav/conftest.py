@@ -15,6 +15,7 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 
 from services.token2wav.engine import SynthesisEngine, build_engine
 from services.token2wav.noise import initial_noise
+from services.token2wav.pooler import SolverPooler
 from services.token2wav.synthesis import SynthesisChunk, SynthesisResult
 
 # The engine makes torchvision importable, which these need.
@@ -93,7 +94,8 @@ def make_checkpoint(path: Path, dit: dict, bigvgan: dict, seed: int) -> Oracle:
                 parameter.normal_(0, 0.9 / fan_in**0.5)
         model.code2wav_bigvgan_model.conv_post.weight.mul_(0.25)
     # As in a real checkpoint: the whole model's configuration, and tensors of other stages among ours.
-    Qwen2_5OmniConfig(token2wav_config=config.to_dict()).save_pretrained(path)
+    whole = Qwen2_5OmniConfig(token2wav_config=config.to_dict(), architectures=["Qwen2_5OmniModel"])
+    whole.save_pretrained(path)
     tensors = {f"token2wav.{name}": tensor.contiguous() for name, tensor in model.state_dict().items()}
     save_file(tensors | {"thinker.lm_head.weight": torch.zeros(2, 2)}, path / "model.safetensors")
     generator = torch.Generator().manual_seed(seed % 1000)
@@ -187,6 +189,11 @@ def idle(engine) -> Iterator[SynthesisEngine]:
     engine.abort(list(engine._internal_ids))
     while engine.has_work:
         engine.step()
+
+
+@pytest.fixture
+def pooler(idle) -> SolverPooler:
+    return idle._engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner.model.pooler
 
 
 def run_all(engine: SynthesisEngine) -> dict[str, SynthesisResult]:

@@ -119,6 +119,8 @@ def test_engine_needs_a_checkpoint_and_bounds(tmp_path, oracle):
         ({"time_points": 1}, "time_points 1"),
         ({"time_points": 258}, "time_points 258"),
         ({"seed": 2**64}, "seed"),
+        ({"guidance_scale": float("nan")}, "guidance_scale nan"),
+        ({"sway_coefficient": float("inf")}, "sway_coefficient inf"),
         ({"prior_mel": torch.zeros(3, 79)}, "prior_mel"),
         ({"prior_mel": torch.zeros(3, 80)}, "only 0 come before"),
     ],

@@ -1,11 +1,15 @@
 """The engine against transformers' Qwen2_5OmniToken2WavModel, for the same weights and noise."""
 
+import numpy as np
 import pytest
 import torch
 from conftest import run_all
+from vllm import PoolingParams
+from vllm.v1.pool.metadata import PoolingMetadata, PoolingStates
 
 from services.token2wav.chunks import ChunkingConfig
 from services.token2wav.stream import AudioStream, VoiceSettings
+from services.token2wav.synthesis import CHUNK_KEY, unpack_result
 
 TOLERANCE = 1e-4
 
@@ -131,6 +135,41 @@ def test_a_stream_with_all_its_context_equals_offline(oracle, engine):
     # The second chunk sees the whole stream; the first lacks what is beyond seven blocks.
     assert (streamed - expected).abs().max() < 1e-2
     assert (parts[1][-9600:] - expected[-9600:]).abs().max() < TOLERANCE
+
+
+@torch.inference_mode()
+def test_a_window_has_the_noise_positions_and_conditions_of_the_stream(oracle, pooler):
+    block, frames = oracle.block_codes, 24
+    whole = pooler._conditioner.prepare(oracle.chunk(5 * block + 3, seed=9))
+    codes = whole.chunk.codes[2 * block :]
+    start = 2 * frames
+    window = pooler._conditioner.prepare(
+        oracle.chunk(len(codes), seed=9, codes=codes, window_start=start, target_start=start)
+    )
+    for name in ("mel", "cos", "sin"):
+        assert torch.equal(getattr(window, name), getattr(whole, name)[2:]), name
+    assert torch.allclose(window.conditioned, whole.conditioned[2:], atol=1e-5)
+
+
+@torch.inference_mode()
+def test_requests_may_take_different_numbers_of_steps_at_once(oracle, pooler):
+    """vLLM's scheduler does not do so now; the pooler must not depend on that."""
+    chunks = [oracle.chunk(14, seed=1), oracle.chunk(3, seed=2, time_points=6), oracle.chunk(30, seed=3)]
+    metadata = PoolingMetadata(
+        prompt_lens=torch.tensor([chunk.steps for chunk in chunks]),
+        prompt_token_ids=None,
+        prompt_token_ids_cpu=None,
+        pooling_params=[PoolingParams(task="plugin", extra_kwargs={CHUNK_KEY: chunk}) for chunk in chunks],
+        pooling_states=[PoolingStates() for _ in chunks],
+    )
+    seen = np.zeros(3, dtype=np.int64)
+    for taken in ([2, 3, 4], [7, 2, 5]):
+        seen += taken
+        metadata.build_pooling_cursor(np.array(taken), torch.from_numpy(seen.copy()), torch.device("cpu"))
+        outputs = pooler(torch.zeros(sum(taken), 8), metadata)
+    for chunk, output in zip(chunks, outputs, strict=True):
+        assert (unpack_result(output).waveform - oracle.waveform(chunk)).abs().max() < TOLERANCE
+    assert pooler.active_states == 0
 
 
 def test_streams_do_not_depend_on_arrival_and_resume_where_they_were(oracle, engine):

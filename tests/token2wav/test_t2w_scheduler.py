@@ -6,16 +6,10 @@ import pytest
 from conftest import MAX_BATCH_FRAMES, counting, run_all
 from vllm import PoolingParams
 
-from services.token2wav.pooler import SolverPooler
 from services.token2wav.synthesis import CHUNK_KEY
 from shared.errors import InvalidRequestError, StageFailedError, UnknownSpeakerError
 
 TOLERANCE = 1e-4
-
-
-@pytest.fixture
-def pooler(idle) -> SolverPooler:
-    return idle._engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner.model.pooler
 
 
 def progress(engine) -> dict[str, int]:
