@@ -2,14 +2,21 @@
 
 import logging
 import sys
+import warnings
+from typing import Final
+
+_OURS: Final = ("services", "gateway", "shared", "checkpoint", "__main__")
 
 
 def configure_logging(process: str, level: str) -> None:
-    """Set the root logger up once, at the start of a process.
+    """Set logging up once, at the start of a process.
+
+    Libraries are heard from errors on, and whole at ``debug``: their warnings are about choices of
+    ours, which a user can do nothing about.
 
     Args:
         process: Name of the process, e.g. ``thinker``.
-        level: Name of the lowest level that is written.
+        level: Name of the lowest level that OmniRelay itself writes.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
@@ -17,4 +24,8 @@ def configure_logging(process: str, level: str) -> None:
     )
     root = logging.getLogger()
     root.handlers = [handler]
-    root.setLevel(level.upper())
+    root.setLevel(level.upper() if level == "debug" else logging.ERROR)
+    for package in _OURS:
+        logging.getLogger(package).setLevel(level.upper())
+    if level != "debug":
+        warnings.simplefilter("ignore")

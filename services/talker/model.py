@@ -84,6 +84,7 @@ class ConditionedTalker(nn.Module):
             "talker.thinker_to_talker_proj.": "proj.",
         }
     )
+    silent_tokens: torch.Tensor
     packed_modules_mapping: ClassVar[dict[str, list[str]]] = {
         "qkv_proj": ["q_proj", "k_proj", "v_proj"],
         "gate_up_proj": ["gate_proj", "up_proj"],
@@ -116,7 +117,7 @@ class ConditionedTalker(nn.Module):
 
     def embed_input_ids(self, input_ids: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
         """Codec embeddings ``[n, embedding_size]``; zero for tokens that only stand for the prompt."""
-        silent = (input_ids.unsqueeze(-1) == self.silent_tokens).any(-1, keepdim=True)
+        silent = torch.isin(input_ids, self.silent_tokens).unsqueeze(-1)
         return self.model.embed_tokens(input_ids).masked_fill(silent, 0)
 
     def forward(

@@ -174,7 +174,7 @@ class DiTLayer(nn.Module):
             backward=index in config.look_backward_layers,
             ahead=index in config.look_ahead_layers,
         )
-        self.ff = DiTMLP(dim=config.hidden_size, mult=config.ff_mult)  # type: ignore[no-untyped-call]
+        self.ff = DiTMLP(dim=config.hidden_size, mult=config.ff_mult)
 
     def forward(self, states: torch.Tensor, time: torch.Tensor, batch: DiTBatch) -> torch.Tensor:
         """[rows, block_size, hidden] -> the same; ``time`` is [requests, hidden]."""
@@ -195,10 +195,8 @@ class DiffusionTransformer(nn.Module):
     def __init__(self, config: Qwen2_5OmniDiTConfig) -> None:
         super().__init__()
         self.config = config
-        self.time_embed = DiTTimestepEmbedding(config.hidden_size)  # type: ignore[no-untyped-call]
-        self.text_embed = DiTCodecEmbedding(  # type: ignore[no-untyped-call]
-            config.num_embeds, config.emb_dim, config.repeats
-        )
+        self.time_embed = DiTTimestepEmbedding(config.hidden_size)
+        self.text_embed = DiTCodecEmbedding(config.num_embeds, config.emb_dim, config.repeats)
         self.input_embed = InputEmbedding(config)
         self.rotary_embed = Qwen2_5OmniDiTRotaryEmbedding(config)
         self.transformer_blocks = nn.ModuleList(

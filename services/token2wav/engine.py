@@ -79,6 +79,7 @@ def build_engine(
         gpu_memory_utilization=gpu_memory_utilization,
         additional_config={MAX_BATCH_FRAMES_KEY: max_batch_frames},
         disable_log_stats=True,
+        use_tqdm_on_load=False,
     )
     return LLMEngine.from_engine_args(arguments)
 

@@ -17,7 +17,10 @@ def prepare_environment(config: StageConfig) -> None:
     # Model runner V1 runs on CPUs and GPUs alike, and takes pooling tasks of our own; V2 does neither yet.
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    # Their warnings are about our choices (a scheduler of our own, no compilation on CPUs), not the user's.
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     if config.threads is not None:

@@ -55,6 +55,7 @@ def build_engine(model: Path, config: EngineConfig, **specific: Any) -> LLMEngin
         "scheduling_policy": "priority",
         "async_scheduling": False,
         "disable_log_stats": True,
+        "use_tqdm_on_load": False,
     }
     return LLMEngine.from_engine_args(EngineArgs(**(arguments | specific)))
 

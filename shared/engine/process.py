@@ -1,7 +1,9 @@
 """From the command line to a running stage loop."""
 
 import argparse
+import gc
 import logging
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -49,6 +51,11 @@ def run_stage(name: StageName, union: Any, build: Build) -> None:
     except OmniRelayError as error:
         log.error("%s: %s", error.code, error)
         sys.exit(1)
+    if config.stage(name).engine.tensor_parallel_size == 1:
+        # Taking down torch and vLLM piece by piece lasts seconds, and nothing depends on it any more:
+        # the sockets are closed and all is sent.  Only workers in further processes need an orderly end.
+        logging.shutdown()
+        os._exit(0)
 
 
 def _serve(name: StageName, config: Config, union: Any, build: Build) -> None:
@@ -63,6 +70,8 @@ def _serve(name: StageName, config: Config, union: Any, build: Build) -> None:
     log.info("loading %s", model)
     service, outboxes = build(config, model, context, gateway)
     outboxes = [gateway, *outboxes]
+    # What was loaded stays until the end: no garbage collection needs to look at it again.
+    gc.freeze()
     loop = StageLoop(service, stage, inbox, control, gateway, outboxes)
     stop_on_signals(loop)
     log.info("ready on %s", stage.inbox)
