@@ -53,7 +53,9 @@ class StageScheduler(Scheduler):
         except EXPECTED as error:
             log.exception("request %s failed while it was scheduled", engine_id)
             reason = (
-                error if isinstance(error, OmniRelayError) else StageFailedError(f"scheduling: {error!r}")
+                error
+                if isinstance(error, OmniRelayError)
+                else StageFailedError(f"the request could not be scheduled: {error!r}")
             )
             self._failures[engine_id] = reason
             self.finish_requests(engine_id, RequestStatus.FINISHED_ERROR)

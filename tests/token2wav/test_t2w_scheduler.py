@@ -134,7 +134,7 @@ def raw(engine, request_id: str, tokens: int, extra) -> None:
         (9, {CHUNK_KEY: "text"}, "holds no SynthesisChunk"),
         (8, {}, "8 tokens for 9 solver steps"),
         (9, {"codes": (1, 999)}, r"codes\[1\]: codec id 999"),
-        (9, {"codes": None}, "could not be checked"),
+        (9, {"codes": None}, "could not be scheduled"),
         (9, {"target_end": 0}, "empty or not within"),
     ],
 )
