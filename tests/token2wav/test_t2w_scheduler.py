@@ -147,7 +147,7 @@ def test_bad_parameters_fail_only_themselves(oracle, idle, tokens, extra, reason
     raw(idle, "bad", tokens, extra)
     outcomes = {outcome.request_id: outcome for outcome in collect(idle)}
     error = outcomes["bad"].error
-    assert isinstance(error, StageFailedError if "checked" in reason else InvalidRequestError)
+    assert isinstance(error, StageFailedError if "scheduled" in reason else InvalidRequestError)
     with pytest.raises(type(error), match=reason):
         raise error
     assert error.args[0] in propagate_logs.text
