@@ -61,9 +61,8 @@ def run(arguments: argparse.Namespace) -> int:
         OmniRelayError: It failed; with ``--json`` it is told as JSON instead.
     """
     try:
-        stream(
-            arguments.gateway, arguments.text, _options(arguments), _printer(arguments.json), arguments.out
-        )
+        printer = JsonPrinter() if arguments.json else HumanPrinter()
+        stream(arguments.gateway, arguments.text, _options(arguments), printer, arguments.out)
     except OmniRelayError as error:
         if not arguments.json:
             raise
