@@ -1,1 +1,6 @@
-"""Makes random checkpoints in the released layout."""
+"""Random checkpoints of Qwen2.5-Omni, small enough to test and to measure the server on any machine."""
+
+from checkpoint.shape import BENCH, RELEASED_VOCABULARY, TINY, CheckpointShape
+from checkpoint.writer import RECIPE_FILE, write_checkpoint
+
+__all__ = ["BENCH", "RECIPE_FILE", "RELEASED_VOCABULARY", "TINY", "CheckpointShape", "write_checkpoint"]

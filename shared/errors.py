@@ -76,6 +76,12 @@ class SequenceError(MessageError):
     code = "sequence_invalid"
 
 
+class RepeatedMessageError(SequenceError):
+    """A message came twice.  The second is refused; the request goes on."""
+
+    code = "message_repeated"
+
+
 class QueueFullError(OmniRelayError):
     """The peer does not keep up and the byte bound of the outgoing queue is reached."""
 

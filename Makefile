@@ -1,0 +1,50 @@
+# DEVICE=gpu makes the targets below use vLLM's CUDA build, in an environment of its own.
+DEVICE ?= cpu
+VENV := $(if $(filter gpu,$(DEVICE)),.venv-gpu,.venv)
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+
+.DEFAULT_GOAL := help
+.PHONY: help env demo up test check format clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo "  DEVICE=gpu with any of them: the CUDA build instead of the CPU one"
+
+env: $(READY) ## create the environment in .venv, if it is missing or out of date
+
+$(READY): pyproject.toml requirements/cpu.lock requirements/dev.lock requirements/gpu.txt scripts/setup_env.py
+	@test -n "$(PYTHON)" || { echo "No python3.11 found; install Python 3.11."; exit 1; }
+	@"$(PYTHON)" scripts/setup_env.py --device "$(DEVICE)" --venv "$(VENV)"
+	@touch $@
+
+demo: env ## start the stack on the small checkpoint and send one real request
+	@$(BIN)/omnirelay demo
+
+up: env ## run the stack in the foreground until Ctrl-C
+	@$(BIN)/omnirelay up
+
+# The absolute path reaches children of measured processes that work in another folder.
+test: export COVERAGE_FILE := $(CURDIR)/.coverage
+test: env ## run every test, with coverage of all processes
+	@$(BIN)/python -m pytest --cov --cov-report=term
+
+check: env ## lint, formatting, types, and the direction of imports
+	@echo "[1/4] ruff check"
+	@$(BIN)/ruff check .
+	@echo "[2/4] ruff format --check"
+	@$(BIN)/ruff format --check .
+	@echo "[3/4] mypy (the first run takes longest)"
+	@$(BIN)/mypy
+	@echo "[4/4] lint-imports"
+	@$(BIN)/lint-imports
+
+format: env ## put the code into the form that check wants
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+clean: ## remove the environments and everything that was generated
+	rm -rf .venv .venv-gpu out build dist .cache *.egg-info
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .coverage .coverage.*
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

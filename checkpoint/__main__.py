@@ -1,0 +1,57 @@
+"""Command line: ``python -m checkpoint DIR [--size tiny|bench] [--seed N]``."""
+
+import argparse
+import logging
+import sys
+from pathlib import Path
+
+import transformers
+from safetensors import safe_open
+
+from checkpoint import BENCH, TINY, write_checkpoint
+from shared.errors import OmniRelayError
+
+_SIZES = {"tiny": TINY, "bench": BENCH}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write the checkpoint asked for; return the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m checkpoint", description="Write a random Qwen2.5-Omni checkpoint."
+    )
+    parser.add_argument("directory", type=Path, metavar="DIR", help="new, empty, or an earlier checkpoint")
+    parser.add_argument("--size", choices=sorted(_SIZES), default="tiny")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    logging.getLogger("checkpoint").setLevel(logging.INFO)
+    # transformers warns of each text id in the talker's config, where the released model has them too.
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    try:
+        write_checkpoint(options.directory, _SIZES[options.size], options.seed)
+    except (OmniRelayError, OSError) as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+    sys.stdout.write(_summary(options.directory))
+    return 0
+
+
+def _summary(directory: Path) -> str:
+    files = sorted(directory.iterdir())
+    lines = [f"{path.stat().st_size:>13,}  {path.name}" for path in files]
+    total = sum(path.stat().st_size for path in files)
+    parameters = 0
+    for path in directory.glob("*.safetensors"):
+        with safe_open(path, framework="np") as weights:
+            for name in weights.keys():  # noqa: SIM118  (no mapping)
+                size = 1
+                for length in weights.get_slice(name).get_shape():
+                    size *= length
+                parameters += size
+    lines.append(f"{total:>13,}  bytes in {directory}; {parameters / 1e6:.1f} million parameters")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,108 @@
+"""Writes a whole checkpoint, completely or not at all."""
+
+import dataclasses
+import json
+import logging
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+import transformers
+
+from checkpoint import language, speech, tokenizer
+from checkpoint.config import model_config, write_processors
+from checkpoint.initialize import generator_for
+from checkpoint.shape import TINY, CheckpointShape
+from shared.engine.torchvision_compat import declare_missing_operators
+from shared.errors import CheckpointError
+
+# Says that a directory was written by this program, and from what: it may be replaced.
+RECIPE_FILE = "checkpoint_recipe.json"
+
+_logger = logging.getLogger(__name__)
+
+
+def write_checkpoint(directory: Path, shape: CheckpointShape = TINY, seed: int = 0) -> None:
+    """Write a random Qwen2.5-Omni checkpoint in the released layout; equal arguments give equal bytes.
+
+    ``directory`` must be new, empty, or an earlier checkpoint of this function, which is then replaced.
+    The files are written beside it and moved there last, so a directory of that name is always complete.
+    Raises :class:`CheckpointError` for any other directory and for a shape that cannot be built.
+    """
+    shape.validate()
+    _refuse_foreign(directory)
+    declare_missing_operators()
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{directory.name}.partial-", dir=directory.parent))
+    try:
+        _write_files(partial, shape, seed)
+        partial.chmod(0o755)
+        _replace(directory, partial)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _refuse_foreign(directory: Path) -> None:
+    if not os.path.lexists(directory) or (directory / RECIPE_FILE).is_file():
+        return
+    if not directory.is_dir():
+        raise CheckpointError(f"{directory} exists and is not a directory; name another place")
+    if any(directory.iterdir()):
+        raise CheckpointError(
+            f"{directory} holds files that are not a checkpoint written here; empty it or name another place"
+        )
+
+
+def _replace(directory: Path, complete: Path) -> None:
+    if not (directory / RECIPE_FILE).is_file():
+        complete.rename(directory)
+        return
+    old = Path(tempfile.mkdtemp(prefix=f".{directory.name}.old-", dir=directory.parent))
+    directory.rename(old)
+    complete.rename(directory)
+    shutil.rmtree(old)
+
+
+def _write_files(directory: Path, shape: CheckpointShape, seed: int) -> None:
+    with _step("tokenizer"):
+        trained = tokenizer.build_tokenizer(shape.vocabulary)
+        tokenizer.write_tokenizer(directory, trained, shape.thinker.max_positions)
+    config = model_config(shape, tokenizer.user_id(trained))
+    with _step("layers"), torch.random.fork_rng(devices=[]):
+        model = transformers.Qwen2_5OmniForConditionalGeneration(config).eval()
+    ids = shape.vocabulary.ids
+    with _step(f"thinker, {language.parameters_of(model.thinker) / 1e6:.1f} million parameters"):
+        words, ends = tokenizer.word_ids(trained), tokenizer.sentence_end_ids(trained)
+        language.fill_thinker(model.thinker, ids, words, ends, generator_for(seed, "thinker"))
+    with _step(f"talker, {language.parameters_of(model.talker) / 1e6:.1f} million parameters"):
+        pad_row = model.thinker.model.embed_tokens.weight[ids.speech_pad].detach()
+        language.fill_talker(model.talker, shape.dit.codes, pad_row, generator_for(seed, "talker"))
+    voices = {
+        name: speech.make_voice(shape.dit, bos_token, generator_for(seed, name))
+        for name, bos_token in ids.speakers().items()
+    }
+    with _step(f"token2wav, {language.parameters_of(model.token2wav) / 1e6:.1f} million parameters"):
+        first = next(iter(voices.values()))
+        speech.fill_token2wav(model.token2wav, first, generator_for(seed, "token2wav"))
+    with _step("files"):
+        model.save_pretrained(directory)
+        # save_pretrained names the class; the released checkpoints name the model, and so do we.
+        config.architectures = ["Qwen2_5OmniModel"]
+        config.save_pretrained(directory)
+        # After save_pretrained, which writes a generation config of its own.
+        write_processors(directory, shape)
+        torch.save(voices, directory / "spk_dict.pt")
+        recipe = {"seed": seed, "shape": dataclasses.asdict(shape)}
+        (directory / RECIPE_FILE).write_text(json.dumps(recipe, indent=2) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def _step(what: str) -> Iterator[None]:
+    start = time.monotonic()
+    yield
+    _logger.info("%s (%.1f s)", what, time.monotonic() - start)

@@ -1,0 +1,96 @@
+"""The talker's scheduler: autoregressive, but never past the last conditioning row that has arrived."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.request import Request
+
+from services.talker.track import ConditioningTrack
+from shared.engine.conditioning import SlotMap
+from shared.engine.scheduling import StageScheduler
+
+
+@dataclass(frozen=True)
+class RowWrites:
+    """Rows that the worker puts into KV memory before it computes a step.
+
+    Attributes:
+        slots: int64 ``[n]``.
+        rows: ``[n, width]``.
+        positions: M-RoPE position ids int32 ``[3, n]``.
+    """
+
+    slots: torch.Tensor
+    rows: torch.Tensor
+    positions: torch.Tensor
+
+
+class TalkerScheduler(StageScheduler):
+    """vLLM's scheduler, which holds a request until the row of its next position is there.
+
+    A held request keeps its place and its KV blocks; if memory runs out it may be preempted like any
+    other.  Its rows stay with its track until it ends, so that they can be written again.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._slot_map = SlotMap(self.kv_cache_config, self.kv_cache_manager)
+        self._tracks: dict[str, ConditioningTrack] = {}
+
+    def attach(self, engine_id: str, track: ConditioningTrack) -> None:
+        """Say where the rows of a request arrive; right after it was added."""
+        self._tracks[engine_id] = track
+
+    @property
+    def has_ready(self) -> bool:
+        """A step would compute something, or the worker must hear of an ended request."""
+        if self.finished_req_ids or self.has_failures:
+            return True
+        return any(self._has_row(request) for request in self.requests.values())
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of all tracks."""
+        return sum(track.nbytes for track in self._tracks.values())
+
+    def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
+        """Schedule a step of the requests that have their rows, and attach those rows."""
+        upcoming = self.current_step + 1
+        for request in self.running:
+            # vLLM passes over a running request until this step: what it offers for pipelines.
+            request.next_decode_eligible_step = upcoming if self._has_row(request) else upcoming + 1
+        output = super().schedule(throttle_prefills)
+        output.row_writes = self._plan_writes(output)  # type: ignore[attr-defined]
+        return output
+
+    def _handle_blocked_waiting_request(self, request: Request) -> bool:
+        """vLLM asks whether a waiting request may start; it is skipped, not moved, if not."""
+        return self._has_row(request) and super()._handle_blocked_waiting_request(request)
+
+    def _has_row(self, request: Request) -> bool:
+        track = self._tracks.get(request.request_id)
+        return track is not None and request.num_tokens <= track.available
+
+    def _plan_writes(self, output: SchedulerOutput) -> RowWrites | None:
+        plans = []
+        for engine_id, count in output.num_scheduled_tokens.items():
+            plan = self.prepare(engine_id, partial(self._plan_request, engine_id, count))
+            if plan is not None:
+                plans.append(plan)
+        if not plans:
+            return None
+        slots, rows, positions = zip(*plans, strict=True)
+        return RowWrites(torch.cat(slots), torch.cat(rows), torch.cat(positions, dim=1))
+
+    def _plan_request(self, engine_id: str, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        stop = self.requests[engine_id].num_computed_tokens
+        start = stop - count
+        rows, positions = self._tracks[engine_id].read(start, stop)
+        return self._slot_map.slots(engine_id, start, stop), rows, positions
+
+    def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
+        self._tracks.pop(request.request_id, None)
+        return super()._free_request(request, *args, **kwargs)

@@ -1,0 +1,197 @@
+"""The talker's work: conditioning rows in, codec tokens to token2wav and the gateway."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from vllm.outputs import RequestOutput
+from vllm.v1.engine.llm_engine import LLMEngine
+
+from services.talker.engine import build_talker
+from services.talker.scheduler import TalkerScheduler
+from services.talker.track import ConditioningTrack
+from shared.config import TalkerConfig
+from shared.engine.generation import engine_load, finish_reason, sampling_params, submit
+from shared.engine.tensors import DTYPE_NAMES, unpack_positions, unpack_rows
+from shared.errors import (
+    BusyError,
+    OmniRelayError,
+    QueueFullError,
+    RepeatedMessageError,
+    SequenceError,
+    StageFailedError,
+)
+from shared.messages import (
+    CodecDelta,
+    CodecTokens,
+    ConditioningRows,
+    FinishReason,
+    SpeechStart,
+    StageEvent,
+    StageLimits,
+    StageLoad,
+    StageName,
+    SynthesisStart,
+    TalkerInput,
+    Token2WavInput,
+)
+from shared.queues import PushQueue
+
+
+@dataclass
+class _Speech:
+    """A request in work."""
+
+    request_id: str
+    engine_id: str
+    track: ConditioningTrack
+    seq: int = 0
+
+
+class TalkerService:
+    """Speaks replies; see :class:`shared.engine.stage.StageService` for the protocol.
+
+    Args:
+        model: Directory of the checkpoint.
+        config: The stage's configuration.
+        gateway: Where a copy of the codec tokens goes.
+        token2wav: Where codec tokens go.
+    """
+
+    name: StageName = "talker"
+
+    def __init__(
+        self,
+        model: Path,
+        config: TalkerConfig,
+        gateway: PushQueue[StageEvent],
+        token2wav: PushQueue[Token2WavInput],
+    ) -> None:
+        self._gateway = gateway
+        self._token2wav = token2wav
+        self._max_held_bytes = config.max_held_bytes
+        self._engine: LLMEngine = build_talker(model, config)
+        self._scheduler: TalkerScheduler = self._engine.engine_core.engine_core.scheduler
+        self._codec = self._engine.model_config.hf_config
+        self._dtype = self._engine.model_config.dtype
+        self._end_tokens = [self._codec.tts_codec_pad_token_id, self._codec.tts_codec_end_token_id]
+        self._speeches: dict[str, _Speech] = {}
+        self._steps = 0
+        self.limits = StageLimits(max_positions=self._engine.model_config.max_model_len)
+
+    @property
+    def ready(self) -> bool:
+        """A step would compute something."""
+        return self._scheduler.has_ready
+
+    def accept(self, message: TalkerInput) -> None:
+        """Take a message of the thinker.
+
+        Raises:
+            SequenceError: It is not the next one of a request known here.
+            PayloadError: The rows do not fit this model.
+            RequestError: The request cannot be spoken; its client is told.
+        """
+        if isinstance(message, SpeechStart):
+            self._start(message)
+        else:
+            self._take_rows(message)
+
+    def abort(self, request_id: str) -> None:
+        """Drop a request, if it is here."""
+        speech = self._speeches.pop(request_id, None)
+        if speech is not None:
+            self._engine.abort_request([speech.engine_id], internal=True)
+
+    def step(self) -> dict[str, OmniRelayError]:
+        """Compute one step and send what came out of it; gives the requests that failed, with reasons."""
+        outputs = self._engine.step()
+        self._steps += 1
+        failures: dict[str, OmniRelayError] = {}
+        for output in outputs:
+            speech = self._speeches.get(output.request_id)
+            if speech is None or not isinstance(output, RequestOutput):
+                continue
+            try:
+                self._send(speech, output)
+            except (StageFailedError, QueueFullError) as error:
+                failures[speech.request_id] = error
+        unscheduled = self._scheduler.take_failures()
+        for speech in self._speeches.values():
+            if speech.engine_id in unscheduled:
+                failures[speech.request_id] = unscheduled[speech.engine_id]
+        return failures
+
+    def load(self) -> StageLoad:
+        """What the stage holds now."""
+        return engine_load(self._scheduler, self._steps, self._scheduler.held_bytes)
+
+    def holds(self, request_id: str) -> bool:
+        """Whether a request is in work here."""
+        return request_id in self._speeches
+
+    def living(self) -> list[str]:
+        """The requests in work."""
+        return list(self._speeches)
+
+    def _start(self, message: SpeechStart) -> None:
+        if message.request_id in self._speeches:
+            raise RepeatedMessageError(f"request {message.request_id} is in work already")
+        prompt_positions = message.prompt_tokens + 2
+        params = sampling_params(
+            message.speech.sampling,
+            seed=message.speech.seed,
+            stop_token_ids=self._end_tokens,
+            room=self.limits.max_positions - prompt_positions,
+        )
+        self._check_room(prompt_positions)
+        track = ConditioningTrack(prompt_positions, self._codec.embedding_size, self._dtype)
+        prompt = [
+            *[self._codec.tts_codec_mask_token_id] * message.prompt_tokens,
+            self._codec.tts_codec_pad_token_id,
+            self._codec.tts_codec_start_token_id,
+        ]
+        engine_id = submit(self._engine, message.request_id, prompt, params, message.priority)
+        self._scheduler.attach(engine_id, track)
+        self._speeches[message.request_id] = _Speech(message.request_id, engine_id, track)
+        self._token2wav.put(
+            SynthesisStart(request_id=message.request_id, priority=message.priority, speech=message.speech)
+        )
+
+    def _check_room(self, positions: int) -> None:
+        """Refuse before anything is allocated; rows of requests already taken are never refused."""
+        wanted = positions * self._codec.embedding_size * self._dtype.itemsize
+        held = self._scheduler.held_bytes
+        if held + wanted > self._max_held_bytes:
+            raise BusyError(
+                f"the talker holds {held} bytes of conditioning rows, no room for {wanted} more", 1000
+            )
+
+    def _take_rows(self, message: ConditioningRows) -> None:
+        speech = self._speeches.get(message.request_id)
+        if speech is None:
+            raise SequenceError(f"rows for request {message.request_id}, which is not known here")
+        track = speech.track
+        track.expect(message.seq, message.start)
+        message.rows.check_fits(self._codec.embedding_size, DTYPE_NAMES[self._dtype])
+        count = message.rows.shape[0]
+        positions = unpack_positions(message.additional, count)
+        track.append(unpack_rows(message.rows), positions, message.last)
+        if not track.speakable:
+            self._engine.abort_request([speech.engine_id], internal=True)
+            self._deliver(speech, [], "stop")
+
+    def _send(self, speech: _Speech, output: RequestOutput) -> None:
+        completion = output.outputs[0]
+        reason = finish_reason(completion) if output.finished else None
+        codes = [token for token in completion.token_ids if token not in self._end_tokens]
+        self._deliver(speech, codes, reason)
+
+    def _deliver(self, speech: _Speech, codes: list[int], reason: FinishReason | None) -> None:
+        request_id, seq = speech.request_id, speech.seq
+        speech.seq += 1
+        if reason is not None:
+            del self._speeches[request_id]
+        self._token2wav.put(
+            CodecTokens(request_id=request_id, seq=seq, token_ids=codes, last=reason is not None)
+        )
+        self._gateway.put(CodecDelta(request_id=request_id, seq=seq, token_ids=codes, finish_reason=reason))

@@ -1,0 +1,93 @@
+"""A request's conditioning track as it arrives."""
+
+import torch
+
+from shared.errors import RepeatedMessageError, SequenceError
+
+_FIRST_CAPACITY_MARGIN = 256
+
+
+class ConditioningTrack:
+    """Rows and position ids of the talker's positions, from 0 on, without gap.
+
+    Args:
+        prompt_positions: Positions of the talker's prompt; the talker may start when it has them.
+        width: Elements of a row.
+        dtype: The model's.
+    """
+
+    def __init__(self, prompt_positions: int, width: int, dtype: torch.dtype) -> None:
+        self.prompt_positions = prompt_positions
+        self.length = 0
+        self.closed = False
+        self._next_seq = 0
+        self._rows = torch.empty(prompt_positions + _FIRST_CAPACITY_MARGIN, width, dtype=dtype)
+        self._positions = torch.empty(3, self._rows.shape[0], dtype=torch.int32)
+
+    @property
+    def available(self) -> float:
+        """How many positions can be computed now; without bound once the track is closed."""
+        return float("inf") if self.closed else self.length
+
+    @property
+    def speakable(self) -> bool:
+        """False once it is certain that the reply has nothing to say: it ended before its first row."""
+        return not self.closed or self.length >= self.prompt_positions
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return self._rows.nbytes + self._positions.nbytes
+
+    def expect(self, seq: int, start: int) -> None:
+        """Check that a message is the next one.
+
+        Raises:
+            RepeatedMessageError: It came before.
+            SequenceError: One is missing before it, or the track is closed.
+        """
+        if seq < self._next_seq:
+            raise RepeatedMessageError(f"rows number {seq} came twice")
+        if self.closed:
+            raise SequenceError("rows after the last ones")
+        if seq != self._next_seq or start != self.length:
+            raise SequenceError(
+                f"rows number {seq} from position {start}, "
+                f"expected number {self._next_seq} from position {self.length}"
+            )
+
+    def append(self, rows: torch.Tensor, positions: torch.Tensor, last: bool) -> None:
+        """Add the next rows ``[n, width]`` with their position ids ``[3, n]``."""
+        stop = self.length + rows.shape[0]
+        self._reserve(stop)
+        self._rows[self.length : stop] = rows
+        self._positions[:, self.length : stop] = positions
+        self.length = stop
+        self.closed = last
+        self._next_seq += 1
+
+    def read(self, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows ``[n, width]`` and position ids int32 ``[3, n]`` of positions ``start`` to ``stop``.
+
+        Past the end of a closed track the last row repeats, and its position id runs on.
+
+        Raises:
+            SequenceError: A position has no row yet.
+        """
+        if stop > self.available:
+            raise SequenceError(f"position {stop - 1} has no row yet, {self.length} are there")
+        if stop <= self.length:
+            return self._rows[start:stop], self._positions[:, start:stop]
+        index = torch.arange(start, stop)
+        held = index.clamp_max(self.length - 1)
+        return self._rows[held], self._positions[:, held] + (index - held).to(torch.int32)
+
+    def _reserve(self, length: int) -> None:
+        if length <= self._rows.shape[0]:
+            return
+        capacity = max(length, 2 * self._rows.shape[0])
+        rows, positions = self._rows, self._positions
+        self._rows = torch.empty(capacity, rows.shape[1], dtype=rows.dtype)
+        self._positions = torch.empty(3, capacity, dtype=torch.int32)
+        self._rows[: self.length] = rows[: self.length]
+        self._positions[:, : self.length] = positions[:, : self.length]

@@ -1,0 +1,25 @@
+"""``python -m services.thinker --config FILE`` runs the thinker."""
+
+from pathlib import Path
+from typing import Any
+
+from shared.config import Config
+from shared.engine.process import Context, run_stage
+from shared.engine.stage import StageService
+from shared.messages import StageEvent, TalkerInput, ThinkerInput
+from shared.queues import PushQueue
+
+
+def build(
+    config: Config, model: Path, context: Context, gateway: PushQueue[StageEvent]
+) -> tuple[StageService[Any], list[PushQueue[Any]]]:
+    """Make the thinker's service."""
+    from services.thinker.service import ThinkerService  # noqa: PLC0415 - after the environment is prepared
+
+    stage = config.stages.thinker
+    talker: PushQueue[TalkerInput] = PushQueue(context, config.stages.talker.inbox, stage.max_backlog_bytes)
+    return ThinkerService(model, stage, gateway, talker), [talker]
+
+
+if __name__ == "__main__":
+    run_stage("thinker", ThinkerInput, build)

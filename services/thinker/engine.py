@@ -1,0 +1,90 @@
+"""The thinker's vLLM engine, and what its checkpoint says about speech."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from shared.engine.speakers import load_speakers
+from vllm.model_executor.models import ModelRegistry
+from vllm.v1.engine.llm_engine import LLMEngine
+
+from services.thinker.model import SpeakingThinker
+from services.thinker.scheduler import ThinkerScheduler
+from shared.config import EngineConfig
+from shared.engine.platform import build_engine
+from shared.errors import CheckpointError
+
+ARCHITECTURE = "OmniRelaySpeakingThinker"
+
+
+@dataclass(frozen=True)
+class SpeechEmbeddings:
+    """Rows of the track that are plain text embeddings, read once.
+
+    Attributes:
+        voices: Embedding ``[hidden]`` of each voice's start token, by name.
+        closing: Embeddings ``[2, hidden]`` of the text end and the text pad token.
+    """
+
+    voices: dict[str, torch.Tensor]
+    closing: torch.Tensor
+
+
+def build_thinker(model: Path, config: EngineConfig) -> LLMEngine:
+    """Make the thinker's engine.
+
+    Args:
+        model: Directory of the checkpoint.
+        config: The stage's engine configuration.
+    """
+    ModelRegistry.register_model(ARCHITECTURE, SpeakingThinker)
+    return build_engine(
+        model,
+        config,
+        hf_overrides={"architectures": [ARCHITECTURE]},
+        scheduler_cls=ThinkerScheduler,
+        worker_extension_cls="services.thinker.worker.ConditioningReader",
+        skip_tokenizer_init=True,
+        limit_mm_per_prompt={"audio": 0, "image": 0, "video": 0},
+    )
+
+
+def end_token_ids(hf_config: Any) -> list[int]:
+    """The tokens that end a reply: the thinker's ``eos_token_id``, as transformers' generate takes it.
+
+    Args:
+        hf_config: The engine's Hugging Face configuration, of the thinker or of the whole model.
+
+    Raises:
+        CheckpointError: config.json names none.
+    """
+    thinker = getattr(hf_config, "thinker_config", hf_config)
+    for config in (thinker, thinker.get_text_config()):
+        ids = getattr(config, "eos_token_id", None)
+        if ids is not None:
+            return list(ids) if isinstance(ids, list | tuple) else [int(ids)]
+    raise CheckpointError("config.json: thinker_config names no eos_token_id, so no reply would ever end")
+
+
+def read_speech_embeddings(engine: LLMEngine, model: Path) -> SpeechEmbeddings:
+    """Read the rows that belong to voices and to the end of a reply.
+
+    Args:
+        engine: The thinker's engine.
+        model: Directory of the checkpoint.
+
+    Raises:
+        CheckpointError: The voices cannot be read, or a token lies outside the vocabulary.
+    """
+    speakers = load_speakers(model)
+    talker = engine.model_config.hf_config.talker_config
+    closing_ids = [talker.tts_text_end_token_id, talker.tts_text_pad_token_id]
+    ids = [*closing_ids, *(speaker.bos_token for speaker in speakers.values())]
+    vocabulary = engine.model_config.get_vocab_size()
+    if outside := [token for token in ids if not 0 <= token < vocabulary]:
+        raise CheckpointError(
+            f"speech tokens {outside} (config.json, spk_dict.pt) lie outside the vocabulary of {vocabulary}"
+        )
+    embeds: torch.Tensor = engine.collective_rpc("embed_tokens", args=(ids,))[0]
+    return SpeechEmbeddings(voices=dict(zip(speakers, embeds[2:], strict=True)), closing=embeds[:2])

@@ -1,0 +1,218 @@
+"""The thinker's work: prompts in, text tokens to the gateway, conditioning rows to the talker."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from vllm import SamplingParams
+from vllm.outputs import RequestOutput
+from vllm.v1.engine.llm_engine import LLMEngine
+
+from services.thinker.engine import build_thinker, end_token_ids, read_speech_embeddings
+from services.thinker.scheduler import SPEECH, ThinkerScheduler
+from services.thinker.track import TrackWriter
+from shared.config import StageConfig
+from shared.engine.generation import engine_load, finish_reason, sampling_params, submit
+from shared.errors import (
+    OmniRelayError,
+    PromptTooLongError,
+    QueueFullError,
+    RepeatedMessageError,
+    StageFailedError,
+    UnknownSpeakerError,
+)
+from shared.messages import (
+    SpeechStart,
+    StageEvent,
+    StageLimits,
+    StageLoad,
+    StageName,
+    TalkerInput,
+    TextDelta,
+    ThinkRequest,
+)
+from shared.queues import PushQueue
+
+
+@dataclass
+class _Thought:
+    """A request in work."""
+
+    request_id: str
+    engine_id: str
+    track: TrackWriter | None
+    seq: int = 0
+
+
+class ThinkerService:
+    """Answers prompts; see :class:`shared.engine.stage.StageService` for the protocol.
+
+    Args:
+        model: Directory of the checkpoint.
+        config: The stage's configuration.
+        gateway: Where text goes.
+        talker: Where rows go.
+    """
+
+    name: StageName = "thinker"
+
+    def __init__(
+        self,
+        model: Path,
+        config: StageConfig,
+        gateway: PushQueue[StageEvent],
+        talker: PushQueue[TalkerInput],
+    ) -> None:
+        self._gateway = gateway
+        self._talker = talker
+        self._engine: LLMEngine = build_thinker(model, config.engine)
+        self._scheduler: ThinkerScheduler = self._engine.engine_core.engine_core.scheduler
+        self._embeddings = read_speech_embeddings(self._engine, model)
+        self._end_tokens = end_token_ids(self._engine.model_config.hf_config)
+        self._thoughts: dict[str, _Thought] = {}
+        self._by_engine_id: dict[str, _Thought] = {}
+        self._steps = 0
+        self.limits = StageLimits(
+            max_positions=self._engine.model_config.max_model_len, speakers=sorted(self._embeddings.voices)
+        )
+
+    @property
+    def ready(self) -> bool:
+        """A step would compute something."""
+        return self._scheduler.has_requests()
+
+    def accept(self, message: ThinkRequest) -> None:
+        """Take a prompt.
+
+        Raises:
+            RepeatedMessageError: A request of that name is in work.
+            UnknownSpeakerError: The checkpoint has no such voice.
+            PromptTooLongError: The prompt leaves no room for an answer.
+            InvalidRequestError: vLLM refuses the prompt or a sampling parameter.
+        """
+        if message.request_id in self._thoughts:
+            raise RepeatedMessageError(f"request {message.request_id} is in work already")
+        length = len(message.prompt_token_ids)
+        if length >= self.limits.max_positions:
+            raise PromptTooLongError(
+                f"the prompt has {length} tokens, the thinker takes at most {self.limits.max_positions - 1}"
+            )
+        track = self._new_track(message)
+        engine_id = submit(
+            self._engine,
+            message.request_id,
+            message.prompt_token_ids,
+            self._params(message),
+            message.priority,
+        )
+        thought = _Thought(message.request_id, engine_id, track)
+        self._thoughts[message.request_id] = thought
+        self._by_engine_id[engine_id] = thought
+        if message.speech is not None:
+            self._talker.put(
+                SpeechStart(
+                    request_id=message.request_id,
+                    prompt_tokens=length,
+                    priority=message.priority,
+                    speech=message.speech,
+                )
+            )
+
+    def abort(self, request_id: str) -> None:
+        """Drop a request, if it is here."""
+        thought = self._forget(request_id)
+        if thought is not None:
+            self._engine.abort_request([thought.engine_id], internal=True)
+
+    def step(self) -> dict[str, OmniRelayError]:
+        """Compute one step and send what came out of it; gives the requests that failed, with reasons."""
+        outputs = self._engine.step()
+        self._steps += 1
+        failures = self._send_rows()
+        for output in outputs:
+            thought = self._thoughts.get(output.request_id)
+            if thought is None or thought.request_id in failures or not isinstance(output, RequestOutput):
+                continue
+            try:
+                self._send_text(thought, output)
+            except (StageFailedError, QueueFullError) as error:
+                failures[thought.request_id] = error
+        for engine_id, reason in self._scheduler.take_failures().items():
+            if engine_id in self._by_engine_id:
+                failures[self._by_engine_id[engine_id].request_id] = reason
+        return failures
+
+    def load(self) -> StageLoad:
+        """What the stage holds now."""
+        return engine_load(self._scheduler, self._steps)
+
+    def holds(self, request_id: str) -> bool:
+        """Whether a request is in work here."""
+        return request_id in self._thoughts
+
+    def living(self) -> list[str]:
+        """The requests in work."""
+        return list(self._thoughts)
+
+    def _new_track(self, message: ThinkRequest) -> TrackWriter | None:
+        if message.speech is None:
+            return None
+        voice = self._embeddings.voices.get(message.speech.speaker)
+        if voice is None:
+            raise UnknownSpeakerError(
+                f"no voice {message.speech.speaker!r}, this checkpoint has {', '.join(self.limits.speakers)}"
+            )
+        return TrackWriter(message.request_id, len(message.prompt_token_ids), voice, self._embeddings.closing)
+
+    def _params(self, message: ThinkRequest) -> SamplingParams:
+        return sampling_params(
+            message.sampling,
+            seed=message.seed,
+            stop_token_ids=self._end_tokens,
+            room=self.limits.max_positions - len(message.prompt_token_ids),
+            extra_args={SPEECH: message.speech is not None},
+        )
+
+    def _send_rows(self) -> dict[str, OmniRelayError]:
+        """Read all rows of the step at once, then send each request its own."""
+        failures: dict[str, OmniRelayError] = {}
+        reads = [read for read in self._scheduler.take_reads() if read.engine_id in self._by_engine_id]
+        if not reads:
+            return failures
+        slots = torch.cat([read.slots for read in reads])
+        rows, positions = self._engine.collective_rpc("read_rows", args=(slots,))[0]
+        first = 0
+        for read in reads:
+            last = first + read.slots.shape[0]
+            thought = self._by_engine_id[read.engine_id]
+            if thought.track is not None:
+                message = thought.track.rows(read.start, rows[first:last], positions[:, first:last])
+                try:
+                    self._talker.put(message)
+                except QueueFullError as error:
+                    failures[thought.request_id] = error
+            first = last
+        return failures
+
+    def _send_text(self, thought: _Thought, output: RequestOutput) -> None:
+        completion = output.outputs[0]
+        reason = finish_reason(completion) if output.finished else None
+        self._gateway.put(
+            TextDelta(
+                request_id=thought.request_id,
+                seq=thought.seq,
+                token_ids=list(completion.token_ids),
+                finish_reason=reason,
+            )
+        )
+        thought.seq += 1
+        if reason is not None:
+            if thought.track is not None:
+                self._talker.put(thought.track.close())
+            self._forget(thought.request_id)
+
+    def _forget(self, request_id: str) -> _Thought | None:
+        thought = self._thoughts.pop(request_id, None)
+        if thought is not None:
+            del self._by_engine_id[thought.engine_id]
+        return thought

@@ -1,0 +1,80 @@
+"""Turns the thinker's rows into the talker's conditioning track, message by message."""
+
+import torch
+
+from shared.engine.tensors import pack_positions, pack_rows
+from shared.messages import ConditioningRows
+
+
+class TrackWriter:
+    """One request's conditioning track, as transformers builds it in ``generate``.
+
+    The talker's positions are: the prompt's n tokens, the voice's start token, then the reply's tokens
+    (all but the last, which is never computed), the text end token and the text pad token; the last
+    row repeats for as long as the talker talks.  Position ids run on by one where no token of the
+    thinker stands.
+
+    Args:
+        request_id: The request.
+        prompt_tokens: n.
+        voice_row: Text embedding of the voice's start token, ``[hidden]``.
+        closing_rows: Text embeddings of the text end and pad tokens, ``[2, hidden]``.
+    """
+
+    def __init__(
+        self, request_id: str, prompt_tokens: int, voice_row: torch.Tensor, closing_rows: torch.Tensor
+    ) -> None:
+        self._request_id = request_id
+        self._prompt_tokens = prompt_tokens
+        self._voice_row = voice_row
+        self._closing_rows = closing_rows
+        self._seq = 0
+        self._written = 0
+        self._next_position = 0
+
+    def rows(self, start: int, rows: torch.Tensor, positions: torch.Tensor) -> ConditioningRows:
+        """The message for the thinker's next rows.
+
+        Args:
+            start: The thinker's position of the first row; rows come in order, without gap.
+            rows: ``[m, hidden]``.
+            positions: The thinker's M-RoPE position ids, ``[3, m]``.
+        """
+        in_prompt = max(0, min(self._prompt_tokens - start, rows.shape[0]))
+        parts, part_positions = [rows[:in_prompt]], [positions[:, :in_prompt]]
+        if in_prompt:
+            self._next_position = max(self._next_position, int(positions[:, :in_prompt].max()) + 1)
+        if in_prompt and start + in_prompt == self._prompt_tokens:
+            parts.append(self._voice_row.unsqueeze(0))
+            part_positions.append(self._run_on(1))
+        if in_prompt < rows.shape[0]:
+            parts.append(rows[in_prompt:])
+            part_positions.append(self._run_on(rows.shape[0] - in_prompt))
+        return self._message(torch.cat(parts), torch.cat(part_positions, dim=1), last=False)
+
+    def close(self) -> ConditioningRows:
+        """The last message.
+
+        A reply of a single token has no row: there is nothing to speak, and the track ends as it is.
+        """
+        has_reply = self._written > self._prompt_tokens + 1
+        rows = self._closing_rows if has_reply else self._closing_rows[:0]
+        return self._message(rows, self._run_on(rows.shape[0]), last=True)
+
+    def _run_on(self, count: int) -> torch.Tensor:
+        first = self._next_position
+        self._next_position += count
+        return torch.arange(first, first + count).expand(3, count)
+
+    def _message(self, rows: torch.Tensor, positions: torch.Tensor, last: bool) -> ConditioningRows:
+        message = ConditioningRows(
+            request_id=self._request_id,
+            seq=self._seq,
+            start=self._written,
+            rows=pack_rows(rows),
+            additional=pack_positions(positions),
+            last=last,
+        )
+        self._seq += 1
+        self._written += rows.shape[0]
+        return message

@@ -1,0 +1,192 @@
+"""Which part of a stream of codec ids becomes which chunk of audio.  Pure logic, no torch.
+
+A chunk's *target* is what it adds to the audio; its *window* is what the model sees: the target,
+some blocks before it and some after it.  Targets tile the stream.  Their borders follow from the
+configuration and the length of the stream alone, never from when ids arrived: so a stream that is
+resumed elsewhere is cut in the same places.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from shared.errors import CheckpointError, ConfigError, InvalidRequestError
+
+
+@dataclass(frozen=True)
+class ChunkingConfig:
+    """How streams are cut; sizes are in attention blocks of the DiT.
+
+    Attributes:
+        first_blocks: target of the first chunk; small, for it decides the time to first audio.
+        growth: factor from one target to the next; larger chunks waste less work on context.
+        max_blocks: the largest target.
+        left_context_blocks: blocks before the target in the window.
+        look_ahead_blocks: blocks after the target in the window.
+        mode: ``stream``, or ``offline``: one chunk with everything, when everything is there.
+    """
+
+    first_blocks: int = 1
+    growth: int = 2
+    max_blocks: int = 8
+    left_context_blocks: int = 2
+    look_ahead_blocks: int = 1
+    mode: Literal["stream", "offline"] = "stream"
+
+    def __post_init__(self) -> None:
+        if self.first_blocks < 1 or self.growth < 1 or self.max_blocks < self.first_blocks:
+            raise ConfigError(
+                "chunking: first_blocks and growth must be at least 1 and max_blocks at least first_blocks, "
+                f"got {self.first_blocks}, {self.growth}, {self.max_blocks}"
+            )
+        if self.left_context_blocks < 0 or self.look_ahead_blocks < 0:
+            raise ConfigError("chunking: left_context_blocks and look_ahead_blocks must not be negative")
+        if self.mode not in ("stream", "offline"):
+            raise ConfigError(f"chunking: mode {self.mode!r} is neither 'stream' nor 'offline'")
+
+
+@dataclass(frozen=True)
+class CodecGeometry:
+    """How codec ids, mel frames and attention blocks of a checkpoint relate.
+
+    Attributes:
+        block_size: mel frames in one attention block (``dit_config.block_size``).
+        repeats: mel frames that one codec id lasts (``dit_config.repeats``).
+        max_frames: longest window in mel frames (``dit_config.max_position_embeddings``).
+    """
+
+    block_size: int
+    repeats: int
+    max_frames: int
+
+    def __post_init__(self) -> None:
+        if self.repeats < 1 or self.block_size < 1 or self.block_size % self.repeats:
+            raise CheckpointError(
+                f"dit_config: block_size {self.block_size} is not a multiple of repeats {self.repeats}"
+            )
+
+    @property
+    def codes_per_block(self) -> int:
+        """Codec ids in one attention block."""
+        return self.block_size // self.repeats
+
+
+@dataclass(frozen=True)
+class ChunkPlan:
+    """One chunk; positions are indices of codec ids in the stream, ends exclusive."""
+
+    index: int
+    window_start: int
+    window_end: int
+    target_start: int
+    target_end: int
+    is_last: bool
+
+
+class ChunkPlanner:
+    """Cuts one stream, chunk by chunk.
+
+    Args:
+        config: sizes and mode.
+        geometry: of the checkpoint.
+        resume_from: number of chunks of this stream that were already delivered.
+    """
+
+    def __init__(self, config: ChunkingConfig, geometry: CodecGeometry, resume_from: int = 0) -> None:
+        self._config = config
+        self._geometry = geometry
+        self._index = 0
+        self._start = 0
+        self._blocks = config.first_blocks
+        self._finished = False
+        if resume_from < 0 or (resume_from and config.mode == "offline"):
+            raise InvalidRequestError(f"cannot resume a stream of mode {config.mode} at chunk {resume_from}")
+        for _ in range(resume_from):
+            self._advance(self._start + self._target_codes)
+
+    @property
+    def finished(self) -> bool:
+        """Whether no chunk will follow: the last one was planned, or the stream ended empty."""
+        return self._finished
+
+    def next_plan(self, received: int, final: bool) -> ChunkPlan | None:
+        """Plan the next chunk if its codec ids are there.
+
+        Args:
+            received: number of codec ids of the stream received so far.
+            final: whether no more will come.
+
+        Returns:
+            The chunk, or None: wait for more ids or, where ``finished``, there is nothing left.
+
+        Raises:
+            InvalidRequestError: in offline mode the stream is longer than the model can take.
+        """
+        if self._finished:
+            return None
+        if final and self._nothing_left(received):
+            self._finished = True
+            return None
+        if self._config.mode == "offline":
+            return self._plan_all(received) if final else None
+        return self._plan_stream(received, final)
+
+    @property
+    def _target_codes(self) -> int:
+        return self._blocks * self._geometry.codes_per_block
+
+    @property
+    def _look_ahead_codes(self) -> int:
+        return self._config.look_ahead_blocks * self._geometry.codes_per_block
+
+    @property
+    def _margin(self) -> int:
+        """Ids wanted beyond a target: the look-ahead, or one id, which proves that another chunk follows."""
+        return max(self._look_ahead_codes, 1)
+
+    def _nothing_left(self, received: int) -> bool:
+        if self._index == 0:
+            return received == 0
+        # Fewer ids than the margin after a border: the chunk before it (delivered before this planner
+        # was made, when the stream is resumed) was the last one and holds them.
+        return received < self._start + self._margin
+
+    def _plan_stream(self, received: int, final: bool) -> ChunkPlan | None:
+        end = self._start + self._target_codes
+        look_ahead = self._look_ahead_codes
+        complete = received >= end + self._margin
+        if not complete and not final:
+            return None
+        if not complete:
+            # The stream ends within the look-ahead.  Since a chunk is never cut before its look-ahead is
+            # there, this cannot depend on timing; joining the rest to the target spares a tiny chunk.
+            end = received
+        context = self._config.left_context_blocks * self._geometry.codes_per_block
+        return self._emit(
+            ChunkPlan(
+                index=self._index,
+                window_start=max(0, self._start - context),
+                window_end=min(received, end + look_ahead),
+                target_start=self._start,
+                target_end=end,
+                is_last=not complete,
+            )
+        )
+
+    def _plan_all(self, received: int) -> ChunkPlan:
+        frames = received * self._geometry.repeats
+        if frames > self._geometry.max_frames:
+            raise InvalidRequestError(
+                f"{received} codec ids are {frames} mel frames, more than the {self._geometry.max_frames} "
+                "of dit_config.max_position_embeddings: use stream mode or a shorter answer"
+            )
+        return self._emit(ChunkPlan(0, 0, received, 0, received, is_last=True))
+
+    def _emit(self, plan: ChunkPlan) -> ChunkPlan:
+        self._advance(plan.target_end)
+        self._finished = plan.is_last
+        return plan
+
+    def _advance(self, end: int) -> None:
+        self._index += 1
+        self._start = end
+        self._blocks = min(self._config.max_blocks, self._blocks * self._config.growth)

@@ -1,0 +1,179 @@
+"""What conditions a request's diffusion, computed once: its voice, its codec ids, its positions.
+
+Reference: ``DiTInputEmbedding`` and ``DiTCodecEmbedding`` of transformers, which compute all this anew
+for each of the 36 evaluations of an utterance.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniDiTConfig
+
+from services.token2wav.blocks import build_layout, to_blocks
+from services.token2wav.dit import DiffusionTransformer, DiTBatch
+from services.token2wav.noise import initial_noise
+from services.token2wav.ode import time_points
+from services.token2wav.synthesis import SynthesisChunk
+from shared.engine.speakers import Speaker
+from shared.errors import CheckpointError, UnknownSpeakerError
+
+_NO_GUIDANCE_BELOW = 1e-5
+
+
+@dataclass(frozen=True, eq=False)
+class Voice:
+    """A voice as the transformer's input wants it, float32 [hidden] each."""
+
+    conditioned: torch.Tensor
+    unconditioned: torch.Tensor
+
+
+@dataclass
+class SolverState:
+    """One request between two steps of the solver.
+
+    Attributes:
+        chunk: what was asked for.
+        frames: mel frames in the window.
+        mel: the noisy mel, float32 [blocks, block_size, mel_dim].
+        times: where the solver stops, float32 [time_points].
+        conditioned: constant input of the conditioned branch, float32 [blocks, block_size, hidden].
+        unconditioned: the same of the other branch, float32 [hidden]; None without guidance.
+        cos: rotary table, float32 [blocks, block_size, head_dim / 2].
+        sin: rotary table, shaped as ``cos``.
+    """
+
+    chunk: SynthesisChunk
+    frames: int
+    mel: torch.Tensor
+    times: torch.Tensor
+    conditioned: torch.Tensor
+    unconditioned: torch.Tensor | None
+    cos: torch.Tensor
+    sin: torch.Tensor
+
+
+class Conditioner:
+    """Prepares requests for a transformer and puts prepared ones into a batch.
+
+    Args:
+        dit: the transformer, weights loaded before the first use.
+        speakers: voices of the checkpoint.
+    """
+
+    def __init__(self, dit: DiffusionTransformer, speakers: Mapping[str, Speaker]) -> None:
+        self._dit = dit
+        self._speakers = speakers
+        self._voices: dict[str, Voice] = {}
+
+    @property
+    def _device(self) -> torch.device:
+        return self._dit.proj_out.weight.device
+
+    def voice(self, name: str) -> Voice:
+        """Embed a voice, or recall it.
+
+        Raises:
+            UnknownSpeakerError: the checkpoint has no such voice.
+        """
+        if name not in self._voices:
+            speaker = self._speakers.get(name)
+            if speaker is None:
+                known = ", ".join(sorted(self._speakers))
+                raise UnknownSpeakerError(f"no voice {name!r} in this checkpoint; it has: {known}")
+            self._voices[name] = self._embed(speaker)
+        return self._voices[name]
+
+    def _embed(self, speaker: Speaker) -> Voice:
+        embed = self._dit.input_embed
+        cond, ref_mel = speaker.cond.to(self._device), speaker.ref_mel.to(self._device)
+        # Without its condition a frame has silence for a voice, no speaker and codec id 0.
+        silence = embed.project_voice(torch.zeros_like(ref_mel), torch.zeros_like(cond))
+        no_code = embed.project_codes(self._dit.text_embed.codec_embed.weight[0])
+        return Voice(embed.project_voice(ref_mel, cond), silence + no_code)
+
+    def prepare(self, chunk: SynthesisChunk) -> SolverState:
+        """Compute everything of a request that does not change over the solver's steps.
+
+        Args:
+            chunk: a valid one (see ``validate_chunk``).
+
+        Raises:
+            UnknownSpeakerError: the checkpoint has no such voice.
+        """
+        config = self._dit.config
+        voice = self.voice(chunk.speaker)
+        codes = torch.tensor(chunk.codes, device=self._device)
+        embedded = self._dit.text_embed.codec_embed(codes)
+        constant = self._dit.input_embed.project_codes(embedded) + voice.conditioned
+        frames = chunk.window_frames(config.repeats)
+        noise = initial_noise(chunk.seed, frames, config.mel_dim, start=chunk.window_start)
+        cos, sin = self._rotary(chunk.window_start, frames)
+        return SolverState(
+            chunk=chunk,
+            frames=frames,
+            mel=to_blocks(noise.to(self._device), config.block_size),
+            times=time_points(chunk.time_points, chunk.sway_coefficient).to(self._device),
+            conditioned=to_blocks(constant.repeat_interleave(config.repeats, dim=0), config.block_size),
+            unconditioned=None if chunk.guidance_scale < _NO_GUIDANCE_BELOW else voice.unconditioned,
+            cos=to_blocks(cos, config.block_size),
+            sin=to_blocks(sin, config.block_size),
+        )
+
+    def _rotary(self, start: int, frames: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rotary tables at the positions that the frames have in the stream, [frames, head_dim / 2]."""
+        positions = torch.arange(start, start + frames, device=self._device)
+        cos, sin = self._dit.rotary_embed(self._dit.proj_out.weight, positions)
+        half = cos.shape[-1] // 2
+        return cos[:, :half], sin[:, :half]
+
+    def batch(self, states: Sequence[SolverState]) -> DiTBatch:
+        """Put prepared requests into one batch, in their order."""
+        guided = [state for state in states if state.unconditioned is not None]
+        layout = build_layout(
+            [state.frames for state in states],
+            [state.unconditioned is not None for state in states],
+            self._dit.config.block_size,
+            self._device,
+        )
+        constants = [state.conditioned for state in states]
+        constants += [
+            state.unconditioned.expand_as(state.conditioned)
+            for state in guided
+            if state.unconditioned is not None
+        ]
+        scales = [scale for state in guided for scale in [state.chunk.guidance_scale] * state.mel.shape[0]]
+        return DiTBatch(
+            layout=layout,
+            constant=torch.cat(constants),
+            cos=torch.cat([state.cos for state in states])[layout.source].unsqueeze(1),
+            sin=torch.cat([state.sin for state in states])[layout.source].unsqueeze(1),
+            guidance=torch.tensor(scales, dtype=torch.float32, device=self._device).view(-1, 1, 1),
+        )
+
+
+def check_speakers(speakers: Mapping[str, Speaker], config: Qwen2_5OmniDiTConfig, path: Path) -> None:
+    """Refuse voices that do not fit the checkpoint's transformer.
+
+    Raises:
+        CheckpointError: naming the file and the key.
+    """
+    # Reflection needs more frames than it adds.
+    shortest = 1 + max(
+        (kernel - 1) * dilation // 2
+        for kernel, dilation in zip(config.enc_kernel_sizes, config.enc_dilations, strict=True)
+    )
+    for speaker in speakers.values():
+        if speaker.cond.shape[1] != config.enc_emb_dim:
+            raise CheckpointError(
+                f"{path}: {speaker.name}.cond has {speaker.cond.shape[1]} values, "
+                f"dit_config.enc_emb_dim is {config.enc_emb_dim}"
+            )
+        _, frames, mel_dim = speaker.ref_mel.shape
+        if mel_dim != config.mel_dim or frames < shortest:
+            raise CheckpointError(
+                f"{path}: {speaker.name}.ref_mel has shape {list(speaker.ref_mel.shape)}, "
+                f"expected [1, {shortest} or more, {config.mel_dim}]"
+            )

@@ -1,0 +1,232 @@
+"""The diffusion transformer of token2wav, batched over requests at different times.
+
+Reference: ``Qwen2_5OmniToken2WavDiTModel`` of transformers; the model is F5-TTS's DiT (Chen et al.,
+2024) with block-wise attention.  Parameter names are the checkpoint's.  What differs is the shape of
+the work: blocks of many sequences in one batch (see ``blocks``), each request at its own time, the two
+branches of guidance as rows of the same batch, and everything constant over the solver's steps computed
+once (see ``conditioning``).
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniDiTConfig
+from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
+    DiTCodecEmbedding,
+    DiTMLP,
+    DiTTimestepEmbedding,
+    ECAPA_TimeDelayNet,
+    Qwen2_5OmniDiTRotaryEmbedding,
+)
+
+from services.token2wav.blocks import BlockLayout
+
+_NORM_EPSILON = 1e-6
+
+
+@dataclass
+class DiTBatch:
+    """What a batch of sequences keeps over all evaluations of the network.
+
+    Attributes:
+        layout: of the blocks.
+        constant: the part of the input projection that does not change, float32
+            [rows, block_size, hidden].
+        cos: rotary table, float32 [rows, 1, block_size, head_dim / 2].
+        sin: rotary table, shaped as ``cos``.
+        guidance: guidance scale of each guided source row, float32 [guided, 1, 1].
+    """
+
+    layout: BlockLayout
+    constant: torch.Tensor
+    cos: torch.Tensor
+    sin: torch.Tensor
+    guidance: torch.Tensor
+
+
+class InputEmbedding(nn.Module):
+    """Projection of the noisy mel and its conditions into the transformer.
+
+    The reference concatenates mel, voice (ECAPA-TDNN), codec embedding and speaker embedding; a
+    projection of a concatenation is a sum of projections, of which only the mel's changes with time.
+    """
+
+    def __init__(self, config: Qwen2_5OmniDiTConfig) -> None:
+        super().__init__()
+        self._widths = [config.mel_dim, config.enc_dim, config.emb_dim, config.enc_emb_dim]
+        self.proj = nn.Linear(sum(self._widths), config.hidden_size)
+        self.spk_encoder = ECAPA_TimeDelayNet(config)
+
+    def project_mel(self, mel: torch.Tensor) -> torch.Tensor:
+        """Project mel frames, [..., mel_dim] -> [..., hidden], without the bias."""
+        return functional.linear(mel, self._columns()[0])
+
+    def project_voice(self, ref_mel: torch.Tensor, cond: torch.Tensor) -> torch.Tensor:
+        """Project a voice, with the bias.
+
+        Args:
+            ref_mel: float32 [1, frames, mel_dim].
+            cond: float32 [1, enc_emb_dim].
+
+        Returns:
+            float32 [hidden]
+        """
+        _, voice, _, speaker = self._columns()
+        encoded = functional.linear(self.spk_encoder(ref_mel), voice)
+        return (encoded + functional.linear(cond, speaker)).squeeze(0) + self.proj.bias
+
+    def project_codes(self, embedded: torch.Tensor) -> torch.Tensor:
+        """Project embedded codec ids, [..., emb_dim] -> [..., hidden], without the bias."""
+        return functional.linear(embedded, self._columns()[2])
+
+    def _columns(self) -> tuple[torch.Tensor, ...]:
+        return torch.split(self.proj.weight, self._widths, dim=1)
+
+
+class BlockAttention(nn.Module):
+    """Attention of each block to itself and, where the layer reaches that far, its neighbours."""
+
+    def __init__(self, config: Qwen2_5OmniDiTConfig, backward: bool, ahead: bool) -> None:
+        super().__init__()
+        self._heads = config.num_attention_heads
+        self._backward = backward
+        self._ahead = ahead
+        inner = config.head_dim * config.num_attention_heads
+        self.to_q = nn.Linear(config.hidden_size, inner)
+        self.to_k = nn.Linear(config.hidden_size, inner)
+        self.to_v = nn.Linear(config.hidden_size, inner)
+        self.to_out = nn.ModuleList([nn.Linear(inner, config.hidden_size)])
+
+    def forward(self, states: torch.Tensor, batch: DiTBatch) -> torch.Tensor:
+        """[rows, block_size, hidden] -> the same."""
+        query = _rotate_first_head(self._split(self.to_q(states)), batch)
+        key = _rotate_first_head(self._split(self.to_k(states)), batch)
+        value = self._split(self.to_v(states))
+        reach = (self._backward, self._ahead)
+        attended = functional.scaled_dot_product_attention(
+            query,
+            batch.layout.with_neighbours(key, *reach),
+            batch.layout.with_neighbours(value, *reach),
+            attn_mask=batch.layout.key_mask(*reach),
+        )
+        output: torch.Tensor = self.to_out[0](attended.transpose(1, 2).flatten(2))
+        return output
+
+    def _split(self, states: torch.Tensor) -> torch.Tensor:
+        rows, frames, _ = states.shape
+        return states.view(rows, frames, self._heads, -1).transpose(1, 2)
+
+
+def _rotate_first_head(states: torch.Tensor, batch: DiTBatch) -> torch.Tensor:
+    """Apply rotary embedding to the first head only, as the checkpoint was trained.
+
+    Pairs are interleaved in the checkpoint.  The result puts all first members before all second ones:
+    queries and keys alike, so that their products are unchanged.
+
+    Args:
+        states: [rows, heads, block_size, head_dim].
+        batch: with the rotary tables.
+    """
+    first, second = states[:, :1, :, 0::2], states[:, :1, :, 1::2]
+    rotated = torch.cat(
+        [first * batch.cos - second * batch.sin, second * batch.cos + first * batch.sin], dim=-1
+    )
+    return torch.cat([rotated, states[:, 1:]], dim=1)
+
+
+class Modulation(nn.Module):
+    """Time-dependent shifts, scales and gates of a layer (adaLN-Zero of Peebles & Xie, "DiT", 2023)."""
+
+    def __init__(self, hidden_size: int, count: int) -> None:
+        super().__init__()
+        self._count = count
+        self.linear = nn.Linear(hidden_size, hidden_size * count)
+
+    def forward(self, time: torch.Tensor, request: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Compute the layer's values and hand each row those of its request.
+
+        Args:
+            time: time embedding, float32 [requests, hidden].
+            request: request of each row, int64 [rows].
+
+        Returns:
+            ``count`` tensors, float32 [rows, 1, hidden].
+        """
+        values = self.linear(functional.silu(time))[request]
+        return torch.chunk(values.unsqueeze(1), self._count, dim=-1)
+
+
+def _modulate(states: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+    normed = functional.layer_norm(states, states.shape[-1:], eps=_NORM_EPSILON)
+    return normed * (1 + scale) + shift
+
+
+class DiTLayer(nn.Module):
+    """Attention and feed-forward, both modulated by time."""
+
+    def __init__(self, config: Qwen2_5OmniDiTConfig, index: int) -> None:
+        super().__init__()
+        self.attn_norm = Modulation(config.hidden_size, count=6)
+        self.attn = BlockAttention(
+            config,
+            backward=index in config.look_backward_layers,
+            ahead=index in config.look_ahead_layers,
+        )
+        self.ff = DiTMLP(dim=config.hidden_size, mult=config.ff_mult)  # type: ignore[no-untyped-call]
+
+    def forward(self, states: torch.Tensor, time: torch.Tensor, batch: DiTBatch) -> torch.Tensor:
+        """[rows, block_size, hidden] -> the same; ``time`` is [requests, hidden]."""
+        modulation = self.attn_norm(time, batch.layout.request)
+        attn_shift, attn_scale, attn_gate, ff_shift, ff_scale, ff_gate = modulation
+        states = states + attn_gate * self.attn(_modulate(states, attn_scale, attn_shift), batch)
+        output: torch.Tensor = states + ff_gate * self.ff(_modulate(states, ff_scale, ff_shift))
+        return output
+
+
+class DiffusionTransformer(nn.Module):
+    """Velocity of a batch of noisy mel spectrograms.
+
+    Attributes:
+        config: ``dit_config`` of the checkpoint.
+    """
+
+    def __init__(self, config: Qwen2_5OmniDiTConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.time_embed = DiTTimestepEmbedding(config.hidden_size)  # type: ignore[no-untyped-call]
+        self.text_embed = DiTCodecEmbedding(  # type: ignore[no-untyped-call]
+            config.num_embeds, config.emb_dim, config.repeats
+        )
+        self.input_embed = InputEmbedding(config)
+        self.rotary_embed = Qwen2_5OmniDiTRotaryEmbedding(config)
+        self.transformer_blocks = nn.ModuleList(
+            DiTLayer(config, index) for index in range(config.num_hidden_layers)
+        )
+        self.norm_out = Modulation(config.hidden_size, count=2)
+        self.proj_out = nn.Linear(config.hidden_size, config.mel_dim)
+
+    def forward(self, times: torch.Tensor, mel: torch.Tensor, batch: DiTBatch) -> torch.Tensor:
+        """Evaluate the network and apply guidance.
+
+        Args:
+            times: of each request, float32 [requests].
+            mel: noisy mel frames, float32 [source rows, block_size, mel_dim].
+            batch: of these requests.
+
+        Returns:
+            The velocity, shaped as ``mel``; what stands in padded frames has no meaning.
+        """
+        layout = batch.layout
+        time = self.time_embed(times)
+        states = self.input_embed.project_mel(mel)[layout.source] + batch.constant
+        for layer in self.transformer_blocks:
+            states = layer(states, time, batch)
+        scale, shift = self.norm_out(time, layout.request)
+        output: torch.Tensor = self.proj_out(_modulate(states, scale, shift))
+        conditioned, unconditioned = output[: layout.source_rows], output[layout.source_rows :]
+        if unconditioned.shape[0] == 0:
+            return conditioned
+        difference = conditioned[layout.guided] - unconditioned
+        return conditioned.index_add(0, layout.guided, difference * batch.guidance)

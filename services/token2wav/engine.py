@@ -1,0 +1,228 @@
+"""The token2wav engine: built from a checkpoint, fed with chunks, stepped until audio comes out.
+
+Import this before anything else of vLLM: it runs the engine in this process, and on vLLM's first
+model runner, the only one that takes a pooling task of our own.
+"""
+
+import os
+
+os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
+
+from shared.engine.torchvision_compat import declare_missing_operators
+
+declare_missing_operators()
+
+from collections.abc import Iterable  # noqa: E402
+from dataclasses import dataclass  # noqa: E402
+from pathlib import Path  # noqa: E402
+from typing import cast  # noqa: E402
+
+from transformers import PretrainedConfig  # noqa: E402
+from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import (  # noqa: E402
+    Qwen2_5OmniToken2WavConfig,
+)
+from vllm import PoolingParams  # noqa: E402
+from vllm.engine.arg_utils import EngineArgs  # noqa: E402
+from vllm.inputs import TokensPrompt  # noqa: E402
+from vllm.model_executor.models import ModelRegistry  # noqa: E402
+from vllm.outputs import PoolingRequestOutput  # noqa: E402
+from vllm.v1.engine.llm_engine import LLMEngine  # noqa: E402
+
+from services.token2wav.checkpoint import component_configs  # noqa: E402
+from services.token2wav.chunks import CodecGeometry  # noqa: E402
+from services.token2wav.model import ARCHITECTURE, Token2WavForSynthesis  # noqa: E402
+from services.token2wav.scheduler import MAX_BATCH_FRAMES_KEY, DiffusionScheduler  # noqa: E402
+from services.token2wav.synthesis import (  # noqa: E402
+    CHUNK_KEY,
+    MAX_TIME_POINTS,
+    SynthesisChunk,
+    SynthesisResult,
+    unpack_result,
+    validate_chunk,
+)
+from services.token2wav.vocoder import samples_per_frame  # noqa: E402
+from shared.errors import CheckpointError, ConfigError, OmniRelayError, StageFailedError  # noqa: E402
+
+# vLLM wants every model to look like a language model; nothing is ever computed with these.
+_NOMINAL_HIDDEN_SIZE = 8
+_STEP_TOKEN = 0
+_NOMINAL_VOCABULARY = 2
+
+
+def build_engine(
+    model_dir: Path,
+    *,
+    max_batch_frames: int,
+    max_num_seqs: int,
+    gpu_memory_utilization: float = 0.3,
+) -> LLMEngine:
+    """Build the vLLM engine of the token2wav stage in this process.
+
+    Args:
+        model_dir: checkpoint directory of Qwen2.5-Omni, with ``spk_dict.pt`` in it.
+        max_batch_frames: mel frames that the windows of the running chunks may have together.
+        max_num_seqs: chunks that may run together.
+        gpu_memory_utilization: share of the device's memory that vLLM checks for at the start.
+
+    Raises:
+        ConfigError: a bound is not positive.
+        CheckpointError: the directory lacks a file or a tensor, or holds one that does not fit.
+    """
+    if max_batch_frames < 1 or max_num_seqs < 1:
+        raise ConfigError(
+            f"token2wav: max_batch_frames {max_batch_frames} and max_num_seqs {max_num_seqs} must be positive"
+        )
+    if not (model_dir / "config.json").is_file():
+        raise CheckpointError(f"{model_dir / 'config.json'}: the configuration of the checkpoint is missing")
+    ModelRegistry.register_model(ARCHITECTURE, Token2WavForSynthesis)
+    arguments = EngineArgs(
+        model=str(model_dir),
+        skip_tokenizer_init=True,
+        enforce_eager=True,
+        dtype="float32",
+        runner="pooling",
+        hf_overrides=_token2wav_config,
+        max_model_len=MAX_TIME_POINTS,
+        max_num_seqs=max_num_seqs,
+        # One step of each request, or all steps of one that is alone.
+        max_num_batched_tokens=max(max_num_seqs, MAX_TIME_POINTS),
+        scheduler_cls=DiffusionScheduler,
+        scheduling_policy="priority",
+        enable_prefix_caching=False,
+        async_scheduling=False,
+        gpu_memory_utilization=gpu_memory_utilization,
+        additional_config={MAX_BATCH_FRAMES_KEY: max_batch_frames},
+        disable_log_stats=True,
+    )
+    return LLMEngine.from_engine_args(arguments)
+
+
+def _token2wav_config(config: PretrainedConfig) -> PretrainedConfig:
+    """Narrow a checkpoint's configuration to token2wav's.
+
+    vLLM calls it on its own result again, and on an empty configuration to see what it does; what is
+    not token2wav's passes through and is refused by the model.
+    """
+    narrowed = getattr(config, "token2wav_config", config)
+    if not isinstance(narrowed, Qwen2_5OmniToken2WavConfig):
+        return config
+    narrowed.architectures = [ARCHITECTURE]
+    narrowed.vocab_size = _NOMINAL_VOCABULARY
+    narrowed.hidden_size = _NOMINAL_HIDDEN_SIZE
+    narrowed.num_attention_heads = 1
+    narrowed.num_hidden_layers = 1
+    narrowed.max_position_embeddings = MAX_TIME_POINTS
+    return narrowed
+
+
+@dataclass(frozen=True)
+class ChunkOutcome:
+    """How a chunk ended: exactly one of ``result`` and ``error`` is set."""
+
+    request_id: str
+    result: SynthesisResult | None = None
+    error: OmniRelayError | None = None
+
+
+class SynthesisEngine:
+    """The engine with vLLM's vocabulary taken off: chunks in, outcomes out.
+
+    Not safe for threads: one loop submits, steps and aborts.
+
+    Args:
+        engine: from :func:`build_engine`.
+
+    Attributes:
+        geometry: what a chunk planner must know of the checkpoint.
+        samples_per_frame: samples of audio that one mel frame lasts.
+    """
+
+    def __init__(self, engine: LLMEngine) -> None:
+        self._engine = engine
+        self._internal_ids: dict[str, str] = {}
+        self._dit_config, vocoder_config = component_configs(engine.model_config.hf_config)
+        self.samples_per_frame = samples_per_frame(vocoder_config)
+        self.geometry = CodecGeometry(
+            block_size=self._dit_config.block_size,
+            repeats=self._dit_config.repeats,
+            max_frames=self._dit_config.max_position_embeddings,
+        )
+
+    @property
+    def scheduler(self) -> DiffusionScheduler:
+        """The engine's scheduler.
+
+        Raises:
+            StageFailedError: the engine was not built by :func:`build_engine`.
+        """
+        # vLLM's client of an engine core in the same process is a thin wrapper around it.
+        core = getattr(self._engine.engine_core, "engine_core", None)
+        scheduler = getattr(core, "scheduler", None)
+        if not isinstance(scheduler, DiffusionScheduler):
+            raise StageFailedError(f"the engine runs a {type(scheduler).__name__}, not a DiffusionScheduler")
+        return scheduler
+
+    def submit_chunk(self, request_id: str, chunk: SynthesisChunk, priority: int = 0) -> None:
+        """Queue a chunk.
+
+        Args:
+            request_id: unique among the chunks in flight; names the outcome.
+            chunk: what to synthesise.
+            priority: lower runs first; equal ones in the order of arrival.
+
+        Raises:
+            InvalidRequestError: a value of the chunk is out of range; nothing was queued.
+            StageFailedError: a chunk of this id is in flight.
+        """
+        validate_chunk(chunk, self._dit_config)
+        if request_id in self._internal_ids:
+            raise StageFailedError(f"chunk {request_id!r} is in flight already")
+        params = PoolingParams(task="plugin", extra_kwargs={CHUNK_KEY: chunk})
+        prompt = TokensPrompt(prompt_token_ids=[_STEP_TOKEN] * chunk.steps)
+        self._internal_ids[request_id] = self._engine.add_request(
+            request_id, prompt, params, priority=priority
+        )
+
+    def step(self) -> list[ChunkOutcome]:
+        """Advance all active chunks by one solver step and return those that ended.
+
+        Every chunk that was submitted and not aborted ends in exactly one outcome.  What goes wrong with
+        the batch as a whole (the device out of memory, say) is raised as it is: then the engine's state
+        is not to be trusted any more, and its process should end.
+        """
+        outputs = self._engine.step()
+        failures = self.scheduler.take_failures()
+        outcomes = []
+        for output in outputs:
+            internal_id = self._internal_ids.pop(output.request_id)
+            error = failures.get(internal_id)
+            if error is not None:
+                outcomes.append(ChunkOutcome(output.request_id, error=error))
+            else:
+                result = unpack_result(cast(PoolingRequestOutput, output).outputs.data)
+                outcomes.append(ChunkOutcome(output.request_id, result=result))
+        return outcomes
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """Stop chunks; they have no outcome.  Ids that are not in flight are ignored.
+
+        The solver's states are released at the next :meth:`step`, which :attr:`has_work` asks for.
+        """
+        internal_ids = [
+            internal_id
+            for request_id in request_ids
+            if (internal_id := self._internal_ids.pop(request_id, None)) is not None
+        ]
+        if internal_ids:
+            self._engine.abort_request(internal_ids, internal=True)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether :meth:`step` has anything to do."""
+        return self._engine.has_unfinished_requests() or self.scheduler.has_requests()
+
+    @property
+    def in_flight(self) -> int:
+        """Number of chunks submitted and not ended."""
+        return len(self._internal_ids)

@@ -1,0 +1,170 @@
+"""Advances every active chunk by its scheduled solver steps, and makes finished ones audio.
+
+vLLM calls a pooler after each forward pass with the requests of the batch, how many tokens each was
+scheduled for and how many it has had.  Here a token is a solver step.
+"""
+
+import logging
+from collections.abc import Sequence, Set
+from weakref import WeakKeyDictionary
+
+import torch
+from vllm.model_executor.layers.pooler import Pooler
+from vllm.pooling_params import PoolingParams
+from vllm.tasks import PoolingTask
+from vllm.v1.outputs import PoolerOutput
+from vllm.v1.pool.metadata import PoolingCursor, PoolingMetadata, PoolingStates
+
+from services.token2wav.conditioning import Conditioner, SolverState
+from services.token2wav.dit import DiffusionTransformer, DiTBatch
+from services.token2wav.ode import advance
+from services.token2wav.synthesis import (
+    CHUNK_KEY,
+    SynthesisChunk,
+    SynthesisResult,
+    pack_failure,
+    pack_result,
+)
+from services.token2wav.vocoder import Vocoder
+from shared.errors import OmniRelayError, StageFailedError
+
+logger = logging.getLogger(__name__)
+
+
+class SolverPooler(Pooler):
+    """Holds the solver's state of each request for as long as vLLM holds the request's.
+
+    The states hang on vLLM's own ``PoolingStates`` objects by weak reference: when vLLM lets go of a
+    request, finished or aborted, its solver state goes with it.
+    """
+
+    def __init__(self, dit: DiffusionTransformer, vocoder: Vocoder, conditioner: Conditioner) -> None:
+        super().__init__()
+        # In a tuple, for the modules are the model's to register, not a second time the pooler's.
+        self._modules_of_model = (dit, vocoder)
+        self._conditioner = conditioner
+        self._states: WeakKeyDictionary[PoolingStates, SolverState] = WeakKeyDictionary()
+
+    @property
+    def active_states(self) -> int:
+        """Number of requests whose solver state is held."""
+        return len(self._states)
+
+    def get_supported_tasks(self) -> Set[PoolingTask]:
+        """Only ``plugin``: the task whose parameters vLLM leaves alone."""
+        return {"plugin"}
+
+    def forward(self, hidden_states: torch.Tensor, pooling_metadata: PoolingMetadata) -> PoolerOutput:
+        """Advance the batch.
+
+        Args:
+            hidden_states: of no use here; its device and dtype do for a profiling run's output.
+            pooling_metadata: the batch.
+
+        Returns:
+            For each request None, or its packed result or failure, float32 [values].
+        """
+        cursor = pooling_metadata.get_pooling_cursor()
+        chunks = [_chunk_of(params) for params in pooling_metadata.pooling_params]
+        outputs: list[torch.Tensor | None] = [None] * len(chunks)
+        steps: dict[int, range] = {}
+        for index, chunk in enumerate(chunks):
+            end = int(cursor.seq_lens_cpu[index])
+            start = end - int(cursor.num_scheduled_tokens_cpu[index])
+            if chunk is None:
+                # Only vLLM's profiling run: the scheduler refuses requests without a chunk.
+                outputs[index] = hidden_states.new_zeros(1)
+            elif self._prepare(index, chunk, start, pooling_metadata, outputs):
+                steps[index] = range(start, end)
+        self._solve(steps, pooling_metadata.pooling_states)
+        for index in steps:
+            if cursor.finished_mask[index]:
+                outputs[index] = self._finish(pooling_metadata.pooling_states[index])
+        return outputs
+
+    def _prepare(
+        self,
+        index: int,
+        chunk: SynthesisChunk,
+        start: int,
+        metadata: PoolingMetadata,
+        outputs: list[torch.Tensor | None],
+    ) -> bool:
+        """Prepare a request at its first step; on failure end it, and only it, at this step."""
+        key = metadata.pooling_states[index]
+        try:
+            if start == 0:
+                self._states[key] = self._conditioner.prepare(chunk)
+            elif key not in self._states:
+                raise StageFailedError(f"the solver's state before step {start} is gone")
+        except OmniRelayError as error:
+            outputs[index] = _fail(index, error, metadata.get_pooling_cursor())
+        except Exception as error:
+            logger.exception("a chunk could not be prepared")
+            failure = StageFailedError(f"the chunk could not be prepared: {error}")
+            outputs[index] = _fail(index, failure, metadata.get_pooling_cursor())
+        return outputs[index] is None
+
+    def _solve(self, steps: dict[int, range], keys: Sequence[PoolingStates]) -> None:
+        """Take one step after the other, each of all requests that still have one to take."""
+        most = max((len(taken) for taken in steps.values()), default=0)
+        batch: DiTBatch | None = None
+        size = 0
+        for offset in range(most):
+            active = [
+                (self._states[keys[index]], taken[offset])
+                for index, taken in steps.items()
+                if offset < len(taken)
+            ]
+            if batch is None or len(active) != size:
+                batch, size = self._conditioner.batch([state for state, _ in active]), len(active)
+            self._step(active, batch)
+
+    def _step(self, active: Sequence[tuple[SolverState, int]], batch: DiTBatch) -> None:
+        dit, _ = self._modules_of_model
+        mel = advance(
+            lambda times, value: dit(times, value, batch),
+            value=torch.cat([state.mel for state, _ in active]),
+            start=torch.stack([state.times[step] for state, step in active]),
+            end=torch.stack([state.times[step + 1] for state, step in active]),
+            rows=batch.layout.source_request,
+        )
+        sizes = [state.mel.shape[0] for state, _ in active]
+        for (state, _), advanced in zip(active, torch.split(mel, sizes), strict=True):
+            state.mel = advanced
+
+    def _finish(self, key: PoolingStates) -> torch.Tensor:
+        """Make a solved request audio; where that fails, return its failure."""
+        state = self._states.pop(key)
+        try:
+            return pack_result(self._vocode(state))
+        except OmniRelayError as error:
+            return pack_failure(error)
+        except Exception as error:
+            logger.exception("a chunk could not be made audio")
+            return pack_failure(StageFailedError(f"the chunk could not be made audio: {error}"))
+
+    def _vocode(self, state: SolverState) -> SynthesisResult:
+        _, vocoder = self._modules_of_model
+        chunk = state.chunk
+        mel = state.mel.flatten(0, 1)[: state.frames]
+        begin, end = chunk.target_start - chunk.window_start, chunk.target_end - chunk.window_start
+        before = mel[:begin] if chunk.prior_mel is None else chunk.prior_mel.to(mel.device)
+        target = mel[begin:end]
+        waveform = vocoder(before, target, mel[end:]).float()
+        if not bool(torch.isfinite(waveform).all()):
+            raise StageFailedError("the vocoder's waveform is not finite")
+        tail = torch.cat([before, target])
+        tail = tail[max(0, tail.shape[0] - vocoder.context.left) :]
+        return SynthesisResult(waveform, tail.to(waveform.device))
+
+
+def _chunk_of(params: PoolingParams) -> SynthesisChunk | None:
+    chunk = (params.extra_kwargs or {}).get(CHUNK_KEY)
+    return chunk if isinstance(chunk, SynthesisChunk) else None
+
+
+def _fail(index: int, error: OmniRelayError, cursor: PoolingCursor) -> torch.Tensor:
+    """End a request early: the runner returns the output of every request that the mask says is done."""
+    cursor.finished_mask[index] = True
+    return pack_failure(error)

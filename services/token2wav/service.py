@@ -1,0 +1,203 @@
+"""Token2wav's work: codec tokens in, audio chunks to the gateway while the talker still talks."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.token2wav.chunks import ChunkingConfig
+from services.token2wav.engine import SynthesisEngine, build_engine
+from services.token2wav.stream import AudioStream, VoiceSettings
+from services.token2wav.synthesis import validate_codes
+from shared.config import SynthesisConfig, Token2WavConfig
+from shared.engine.speakers import load_speakers
+from shared.engine.tensors import to_blob
+from shared.errors import (
+    OmniRelayError,
+    QueueFullError,
+    RepeatedMessageError,
+    SequenceError,
+    StateTransitionError,
+    UnknownSpeakerError,
+)
+from shared.messages import (
+    AudioChunk,
+    Blob,
+    CodecTokens,
+    SpeechSettings,
+    StageEvent,
+    StageLimits,
+    StageLoad,
+    StageName,
+    SynthesisStart,
+    Token2WavInput,
+)
+from shared.queues import PushQueue
+
+
+@dataclass
+class _Voice:
+    """A request in work: its stream, and the numbers of the next messages in and out."""
+
+    request_id: str
+    priority: int
+    stream: AudioStream
+    next_codes: int = 0
+    next_audio: int = 0
+
+
+class Token2WavService:
+    """Gives replies their sound; see :class:`shared.engine.stage.StageService` for the protocol.
+
+    A stream has one chunk in the engine at a time, named like its request.
+
+    Args:
+        model: Directory of the checkpoint.
+        config: The stage's configuration.
+        gateway: Where audio goes.
+    """
+
+    name: StageName = "token2wav"
+
+    def __init__(self, model: Path, config: Token2WavConfig, gateway: PushQueue[StageEvent]) -> None:
+        self._gateway = gateway
+        self._synthesis = config.synthesis
+        self._engine = SynthesisEngine(
+            build_engine(
+                model,
+                max_batch_frames=config.synthesis.max_batch_frames,
+                max_num_seqs=config.engine.max_num_seqs,
+                gpu_memory_utilization=config.engine.gpu_memory_utilization,
+            )
+        )
+        self._voices: dict[str, _Voice] = {}
+        self._steps = 0
+        self.limits = StageLimits(speakers=sorted(load_speakers(model)))
+
+    @property
+    def ready(self) -> bool:
+        """A step would compute something."""
+        return self._engine.has_work
+
+    def accept(self, message: Token2WavInput) -> None:
+        """Take a message of the talker.
+
+        Raises:
+            SequenceError: It is not the next one of a request known here.
+            InvalidRequestError: A codec token has no embedding, or the stream is too long to be made
+                in one piece.
+            UnknownSpeakerError: The checkpoint has no such voice.
+        """
+        if isinstance(message, SynthesisStart):
+            self._start(message)
+        else:
+            self._take_codes(message)
+
+    def abort(self, request_id: str) -> None:
+        """Drop a request, if it is here."""
+        if self._voices.pop(request_id, None) is not None:
+            self._engine.abort([request_id])
+
+    def step(self) -> dict[str, OmniRelayError]:
+        """Advance all chunks by a solver step, send those that ended; gives the requests that failed."""
+        failures: dict[str, OmniRelayError] = {}
+        outcomes = self._engine.step()
+        self._steps += 1
+        for outcome in outcomes:
+            voice = self._voices.get(outcome.request_id)
+            if voice is None:
+                continue
+            try:
+                if outcome.error is not None:
+                    raise outcome.error
+                if outcome.result is not None:
+                    samples = voice.stream.accept(outcome.result)
+                    self._send(voice, to_blob(samples), samples.numel())
+                    self._advance(voice)
+            except (OmniRelayError, QueueFullError) as error:
+                failures[voice.request_id] = error
+        return failures
+
+    def load(self) -> StageLoad:
+        """What the stage holds now."""
+        running = self._engine.in_flight
+        return StageLoad(running=running, waiting=len(self._voices) - running, steps=self._steps)
+
+    def holds(self, request_id: str) -> bool:
+        """Whether a request is in work here."""
+        return request_id in self._voices
+
+    def living(self) -> list[str]:
+        """The requests in work."""
+        return list(self._voices)
+
+    def _start(self, message: SynthesisStart) -> None:
+        if message.request_id in self._voices:
+            raise RepeatedMessageError(f"request {message.request_id} is in work already")
+        speech = message.speech
+        if speech.speaker not in self.limits.speakers:
+            raise UnknownSpeakerError(
+                f"no voice {speech.speaker!r}, this checkpoint has {', '.join(self.limits.speakers)}"
+            )
+        stream = AudioStream(
+            _voice_settings(self._synthesis, speech),
+            _chunking(self._synthesis, speech.streaming),
+            self._engine.geometry,
+        )
+        self._voices[message.request_id] = _Voice(message.request_id, message.priority, stream)
+
+    def _take_codes(self, message: CodecTokens) -> None:
+        voice = self._voices.get(message.request_id)
+        if voice is None:
+            raise SequenceError(f"codec tokens for request {message.request_id}, which is not known here")
+        if message.seq < voice.next_codes:
+            raise RepeatedMessageError(f"codec tokens number {message.seq} came twice")
+        if message.seq > voice.next_codes:
+            raise SequenceError(f"codec tokens number {message.seq}, expected number {voice.next_codes}")
+        validate_codes(message.token_ids, self._engine.code_count)
+        try:
+            voice.stream.extend(message.token_ids)
+        except StateTransitionError as error:
+            raise SequenceError(str(error)) from error
+        voice.next_codes += 1
+        if message.last:
+            voice.stream.end()
+        self._advance(voice)
+
+    def _advance(self, voice: _Voice) -> None:
+        """Give the engine the stream's next chunk, or end a stream that has none left."""
+        chunk = voice.stream.next_chunk()
+        if chunk is not None:
+            self._engine.submit_chunk(voice.request_id, chunk, voice.priority)
+        elif voice.stream.finished and voice.request_id in self._voices:
+            self._send(voice, Blob(b""), 0)
+
+    def _send(self, voice: _Voice, data: Blob, samples: int) -> None:
+        last = voice.stream.finished
+        self._gateway.put(
+            AudioChunk(
+                request_id=voice.request_id, seq=voice.next_audio, samples=samples, data=data, last=last
+            )
+        )
+        voice.next_audio += 1
+        if last:
+            del self._voices[voice.request_id]
+
+
+def _voice_settings(synthesis: SynthesisConfig, speech: SpeechSettings) -> VoiceSettings:
+    return VoiceSettings(
+        seed=speech.seed,
+        speaker=speech.speaker,
+        time_points=synthesis.time_points,
+        guidance_scale=synthesis.guidance_scale,
+        sway_coefficient=synthesis.sway_coefficient,
+    )
+
+
+def _chunking(synthesis: SynthesisConfig, streaming: bool) -> ChunkingConfig:
+    return ChunkingConfig(
+        first_blocks=synthesis.first_chunk_blocks,
+        growth=synthesis.chunk_growth,
+        max_blocks=max(synthesis.max_chunk_blocks, synthesis.first_chunk_blocks),
+        left_context_blocks=synthesis.left_context_blocks,
+        look_ahead_blocks=synthesis.look_ahead_blocks,
+        mode="stream" if streaming else "offline",
+    )

@@ -1,0 +1,104 @@
+"""One audio stream: codec ids in as they come, chunks out as they can be made."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from services.token2wav.chunks import ChunkingConfig, ChunkPlan, ChunkPlanner, CodecGeometry
+from services.token2wav.synthesis import SynthesisChunk, SynthesisResult
+from shared.errors import StateTransitionError
+
+
+@dataclass(frozen=True)
+class VoiceSettings:
+    """What is fixed for a whole stream; the fields are those of :class:`SynthesisChunk`."""
+
+    seed: int
+    speaker: str
+    time_points: int = 10
+    guidance_scale: float = 0.5
+    sway_coefficient: float | None = -1.0
+
+
+class AudioStream:
+    """Cuts a stream into chunks, one in flight at a time, for each starts from the mel of the last.
+
+    Args:
+        settings: of the voice.
+        chunking: how to cut.
+        geometry: of the checkpoint.
+        resume_from: number of chunks of this stream that were already delivered.
+    """
+
+    def __init__(
+        self,
+        settings: VoiceSettings,
+        chunking: ChunkingConfig,
+        geometry: CodecGeometry,
+        resume_from: int = 0,
+    ) -> None:
+        self._settings = settings
+        self._repeats = geometry.repeats
+        self._planner = ChunkPlanner(chunking, geometry, resume_from)
+        self._codes: list[int] = []
+        self._ended = False
+        self._in_flight: ChunkPlan | None = None
+        self._prior_mel: torch.Tensor | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether every chunk of the stream was accepted."""
+        return self._planner.finished and self._in_flight is None
+
+    def extend(self, codes: Iterable[int]) -> None:
+        """Add codec ids as they come.
+
+        Raises:
+            StateTransitionError: the stream was ended.
+        """
+        if self._ended:
+            raise StateTransitionError("codec ids came after the end of their stream")
+        self._codes.extend(codes)
+
+    def end(self) -> None:
+        """Say that no more codec ids will come."""
+        self._ended = True
+
+    def next_chunk(self) -> SynthesisChunk | None:
+        """Return the next chunk, or None: its ids are missing, one is in flight, or all were made.
+
+        Raises:
+            InvalidRequestError: in offline mode the stream is longer than the model can take.
+        """
+        if self._in_flight is not None:
+            return None
+        plan = self._planner.next_plan(len(self._codes), self._ended)
+        if plan is None:
+            return None
+        self._in_flight = plan
+        return SynthesisChunk(
+            codes=tuple(self._codes[plan.window_start : plan.window_end]),
+            window_start=plan.window_start * self._repeats,
+            target_start=plan.target_start * self._repeats,
+            target_end=plan.target_end * self._repeats,
+            seed=self._settings.seed,
+            speaker=self._settings.speaker,
+            time_points=self._settings.time_points,
+            guidance_scale=self._settings.guidance_scale,
+            sway_coefficient=self._settings.sway_coefficient,
+            prior_mel=self._prior_mel,
+            is_last=plan.is_last,
+        )
+
+    def accept(self, result: SynthesisResult) -> torch.Tensor:
+        """Take the result of the chunk in flight and return its samples, float32 [samples].
+
+        Raises:
+            StateTransitionError: no chunk is in flight.
+        """
+        if self._in_flight is None:
+            raise StateTransitionError("a result came for a stream without a chunk in flight")
+        self._in_flight = None
+        self._prior_mel = result.mel_tail
+        return result.waveform

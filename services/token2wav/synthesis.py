@@ -1,0 +1,201 @@
+"""What goes into the token2wav engine and what comes out: one chunk of one audio stream.
+
+A chunk rides in ``PoolingParams.extra_kwargs``; its result, or the error that ended it, comes back as
+the engine's pooler output, which can only be one flat tensor, hence the packing at the end of this file.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniDiTConfig
+
+from shared.errors import (
+    CheckpointError,
+    InvalidRequestError,
+    OmniRelayError,
+    StageFailedError,
+    UnknownSpeakerError,
+)
+
+CHUNK_KEY: Final = "synthesis_chunk"
+MAX_TIME_POINTS: Final = 257
+
+_RESULT, _FAILURE = 0, 1
+_HEADER_WORDS = 4
+_RESTORABLE: Mapping[str, type[OmniRelayError]] = {
+    error.code: error for error in (InvalidRequestError, UnknownSpeakerError, CheckpointError)
+}
+
+
+@dataclass(frozen=True, eq=False)
+class SynthesisChunk:
+    """Everything needed to turn one window of codec ids into audio.
+
+    Attributes:
+        codes: codec ids of the window: left context, target and look-ahead.
+        window_start: index in the stream of the window's first mel frame; on a block border.
+        target_start: index in the stream of the first mel frame to be turned into audio.
+        target_end: index in the stream after the last such frame.
+        seed: of the stream's noise, unsigned 64-bit; equal for all chunks of a stream.
+        speaker: name of the voice.
+        time_points: points in time at which the solver stops; its steps are one fewer.
+        guidance_scale: of classifier-free guidance; below 1e-5 there is none (and half the work).
+        sway_coefficient: of sway sampling, or None for evenly spaced time points.
+        prior_mel: log-mel frames already made audio just before ``target_start``, float32
+            [frames, mel_dim]; None where they are not known, and the window's own are used.
+        is_last: whether the stream ends with this target.
+    """
+
+    codes: tuple[int, ...]
+    window_start: int
+    target_start: int
+    target_end: int
+    seed: int
+    speaker: str
+    time_points: int = 10
+    guidance_scale: float = 0.5
+    sway_coefficient: float | None = -1.0
+    prior_mel: torch.Tensor | None = None
+    is_last: bool = False
+
+    @property
+    def steps(self) -> int:
+        """Number of solver steps: what the scheduler counts as the tokens of this request."""
+        return self.time_points - 1
+
+    def window_frames(self, repeats: int) -> int:
+        """Number of mel frames in the window: what the memory budget counts."""
+        return len(self.codes) * repeats
+
+
+@dataclass(frozen=True, eq=False)
+class SynthesisResult:
+    """Audio of one chunk.
+
+    Attributes:
+        waveform: float32 [target frames * samples per frame], in [-1, 1].
+        mel_tail: last log-mel frames made audio so far, float32 [frames, mel_dim]: the next chunk's
+            ``prior_mel``.
+    """
+
+    waveform: torch.Tensor
+    mel_tail: torch.Tensor
+
+
+def validate_codes(codes: Sequence[int], num_embeds: int) -> None:
+    """Refuse codec ids that the DiT has no embedding for.
+
+    Args:
+        codes: codec ids.
+        num_embeds: ``dit_config.num_embeds``; the table has one row more (reference:
+            ``DiTCodecEmbedding``).
+
+    Raises:
+        InvalidRequestError: an id is out of range; the message names it and its place.
+    """
+    for position, code in enumerate(codes):
+        if isinstance(code, bool) or not isinstance(code, int) or not 0 <= code <= num_embeds:
+            raise InvalidRequestError(f"codes[{position}]: codec id {code!r} is not in 0..{num_embeds}")
+
+
+def validate_chunk(chunk: SynthesisChunk, config: Qwen2_5OmniDiTConfig) -> None:
+    """Refuse a chunk that the model would fail on, or worse, answer wrongly.
+
+    Raises:
+        InvalidRequestError: naming the field.
+    """
+    validate_codes(chunk.codes, config.num_embeds)
+    end = chunk.window_start + chunk.window_frames(config.repeats)
+    if chunk.window_start < 0 or chunk.window_start % config.block_size:
+        raise InvalidRequestError(f"window_start {chunk.window_start} is not on a block border")
+    if not chunk.window_start <= chunk.target_start < chunk.target_end <= end:
+        raise InvalidRequestError(
+            f"target {chunk.target_start}..{chunk.target_end} is empty or not within "
+            f"the window {chunk.window_start}..{end}"
+        )
+    if end - chunk.window_start > config.max_position_embeddings:
+        raise InvalidRequestError(
+            f"codes: a window of {end - chunk.window_start} mel frames exceeds the "
+            f"{config.max_position_embeddings} of dit_config.max_position_embeddings"
+        )
+    if chunk.is_last and chunk.target_end != end:
+        raise InvalidRequestError(f"target_end {chunk.target_end} is not the end {end} of the last window")
+    if not 2 <= chunk.time_points <= MAX_TIME_POINTS:
+        raise InvalidRequestError(f"time_points {chunk.time_points} is not in 2..{MAX_TIME_POINTS}")
+    if not 0 <= chunk.seed < 2**64:
+        raise InvalidRequestError(f"seed {chunk.seed} is not an unsigned 64-bit integer")
+    for name in ("guidance_scale", "sway_coefficient"):
+        value = getattr(chunk, name)
+        if value is not None and not math.isfinite(value):
+            raise InvalidRequestError(f"{name} {value} is not finite")
+    _validate_prior(chunk, config.mel_dim)
+
+
+def _validate_prior(chunk: SynthesisChunk, mel_dim: int) -> None:
+    prior = chunk.prior_mel
+    if prior is None:
+        return
+    if prior.ndim != 2 or prior.shape[1] != mel_dim or prior.dtype != torch.float32:
+        raise InvalidRequestError(
+            f"prior_mel is {prior.dtype} {list(prior.shape)}, expected float32 [frames, {mel_dim}]"
+        )
+    if prior.shape[0] > chunk.target_start:
+        raise InvalidRequestError(
+            f"prior_mel has {prior.shape[0]} frames, but only {chunk.target_start} come before the target"
+        )
+
+
+def pack_result(result: SynthesisResult) -> torch.Tensor:
+    """Put a result into one flat float32 tensor.
+
+    The header's integers are stored as bits, for a float32 counts exactly only up to 2**24.
+    """
+    frames, mel_dim = result.mel_tail.shape
+    header = torch.tensor([_RESULT, result.waveform.numel(), frames, mel_dim], dtype=torch.int32)
+    return torch.cat(
+        [header.view(torch.float32).to(result.waveform.device), result.waveform, result.mel_tail.flatten()]
+    )
+
+
+def pack_failure(error: OmniRelayError) -> torch.Tensor:
+    """Put an error's code and message into one flat float32 tensor, as bits."""
+    text = f"{error.code}\n{error}".encode()
+    header = torch.tensor([_FAILURE, len(text), 0, 0], dtype=torch.int32)
+    padded = torch.frombuffer(bytearray(text.ljust(-(-len(text) // 4) * 4, b"\0")), dtype=torch.float32)
+    return torch.cat([header.view(torch.float32), padded])
+
+
+def unpack_result(packed: torch.Tensor) -> SynthesisResult:
+    """Take a result out of a pooler output.
+
+    Raises:
+        OmniRelayError: the error that was packed in the result's place: an
+            :class:`InvalidRequestError`, :class:`UnknownSpeakerError`, :class:`CheckpointError` or
+            :class:`StageFailedError`.
+        StageFailedError: the tensor is no pooler output of this engine.
+    """
+    if packed.ndim != 1 or packed.numel() < _HEADER_WORDS or packed.dtype != torch.float32:
+        raise StageFailedError(f"token2wav returned {packed.dtype} {list(packed.shape)}, not a packed result")
+    kind, size, frames, mel_dim = packed[:_HEADER_WORDS].view(torch.int32).tolist()
+    body = packed[_HEADER_WORDS:]
+    if kind == _FAILURE:
+        raise _restore(body, size)
+    if kind != _RESULT or body.numel() != size + frames * mel_dim:
+        raise StageFailedError(f"token2wav returned {packed.numel()} values that are not a packed result")
+    return SynthesisResult(body[:size], body[size:].view(frames, mel_dim))
+
+
+def packed_failure(packed: torch.Tensor) -> OmniRelayError | None:
+    """Return the error in a pooler output, or None where it holds a result."""
+    if packed.numel() < _HEADER_WORDS or int(packed[:1].view(torch.int32).item()) != _FAILURE:
+        return None
+    return _restore(packed[_HEADER_WORDS:], int(packed[1:2].view(torch.int32).item()))
+
+
+def _restore(body: torch.Tensor, size: int) -> OmniRelayError:
+    text = body.contiguous().view(torch.uint8)[:size].numpy().tobytes().decode()
+    code, _, message = text.partition("\n")
+    return _RESTORABLE.get(code, StageFailedError)(message)

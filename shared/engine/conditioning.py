@@ -1,0 +1,121 @@
+"""Conditioning rows in paged KV memory.
+
+What the talker needs of the thinker is one row per position: last hidden state + text embedding, and
+the three M-RoPE position ids.  Both models keep these rows at the position's KV slot, so that prefix
+caching, chunked prefill and preemption hold for rows as they hold for keys and values.
+"""
+
+import torch
+from torch import nn
+from vllm.config import CacheConfig
+from vllm.forward_context import get_forward_context
+from vllm.model_executor.models.extract_hidden_states import CacheOnlyAttentionLayer
+from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.kv_cache_interface import KVCacheConfig
+
+LAYER_NAME = "conditioning"
+
+
+class ConditioningStore(nn.Module):
+    """One row and three position ids per KV slot.
+
+    Args:
+        width: Elements of a row.
+        layer_index: An index no attention layer of the model has; vLLM wants one in the layer's name.
+        cache_config: vLLM's; the rows have the KV cache's dtype, which is the model's.
+    """
+
+    def __init__(self, width: int, layer_index: int, cache_config: CacheConfig) -> None:
+        super().__init__()
+        self.width = width
+        self.layer = CacheOnlyAttentionLayer(
+            num_heads=1, head_size=width, cache_config=cache_config, prefix=f"{LAYER_NAME}.{layer_index}"
+        )
+        self._positions: torch.Tensor | None = None
+
+    def write_batch(self, rows: torch.Tensor, positions: torch.Tensor) -> None:
+        """Keep the rows of the tokens in this forward pass.
+
+        Args:
+            rows: ``[n, width]``, model dtype.
+            positions: ``[3, n]`` or ``[n]`` position ids.
+        """
+        self.layer(rows.unsqueeze(1))
+        slots = self._batch_slots(rows.shape[0])
+        if slots is not None:
+            self._position_table()[slots] = _as_three(positions)[:, : rows.shape[0]].T.to(torch.int32)
+
+    def read_batch(self, count: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Rows and positions of the tokens in this forward pass.
+
+        Args:
+            count: Tokens in the pass, padding included.
+
+        Returns:
+            Rows ``[count, width]`` and positions int64 ``[3, count]``; none while vLLM only measures
+            memory and there is no KV cache yet.
+        """
+        slots = self._batch_slots(count)
+        return None if slots is None else self.gather(slots)
+
+    def gather(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows ``[n, width]`` and positions int64 ``[3, n]`` at the given slots (int64 ``[n]``)."""
+        cache = self.layer.kv_cache
+        block_size = cache.shape[2]
+        rows = cache[slots // block_size, 0, slots % block_size]
+        return rows, self._position_table()[slots].T.to(torch.int64).contiguous()
+
+    def scatter(self, slots: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor) -> None:
+        """Write rows ``[n, width]`` and positions ``[3, n]`` at the given slots (int64 ``[n]``)."""
+        cache = self.layer.kv_cache
+        block_size = cache.shape[2]
+        device = cache.device
+        slots = slots.to(device, non_blocking=True)
+        cache[slots // block_size, 0, slots % block_size] = rows.to(device, cache.dtype, non_blocking=True)
+        self._position_table()[slots] = positions.T.to(device, torch.int32, non_blocking=True)
+
+    def _batch_slots(self, count: int) -> torch.Tensor | None:
+        """Slots of the tokens in this pass; padding goes to the null block, which no request owns."""
+        mapping = get_forward_context().slot_mapping
+        slots = mapping.get(self.layer.layer_name) if isinstance(mapping, dict) else None
+        if slots is None or self.layer.kv_cache.numel() == 0:
+            return None
+        return slots[:count].clamp_min(0)
+
+    def _position_table(self) -> torch.Tensor:
+        """int32 ``[slots, 3]``, made when the KV cache exists: its dtype could not hold positions."""
+        cache = self.layer.kv_cache
+        slots = cache.shape[0] * cache.shape[2]
+        if self._positions is None or self._positions.shape[0] != slots:
+            self._positions = torch.zeros(slots, 3, dtype=torch.int32, device=cache.device)
+        return self._positions
+
+
+class SlotMap:
+    """Finds the KV slots of a request's positions, for the group of layers that holds the rows.
+
+    Args:
+        kv_cache_config: The scheduler's.
+        kv_cache_manager: The scheduler's.
+    """
+
+    def __init__(self, kv_cache_config: KVCacheConfig, kv_cache_manager: KVCacheManager) -> None:
+        self._manager = kv_cache_manager
+        self._group, spec = next(
+            (index, group.kv_cache_spec)
+            for index, group in enumerate(kv_cache_config.kv_cache_groups)
+            if any(name.startswith(f"{LAYER_NAME}.") for name in group.layer_names)
+        )
+        self._block_size = spec.block_size
+
+    def slots(self, request_id: str, start: int, stop: int) -> torch.Tensor:
+        """Slots of positions ``start`` to ``stop`` of a scheduled request, int64 ``[stop - start]``."""
+        blocks = self._manager.get_block_ids(request_id)[self._group]
+        first = start // self._block_size
+        table = torch.tensor(blocks[first : -(-stop // self._block_size)], dtype=torch.int64)
+        positions = torch.arange(start, stop)
+        return table[positions // self._block_size - first] * self._block_size + positions % self._block_size
+
+
+def _as_three(positions: torch.Tensor) -> torch.Tensor:
+    return positions if positions.dim() == 2 else positions.unsqueeze(0).expand(3, -1)

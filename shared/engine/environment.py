@@ -1,0 +1,27 @@
+"""Process-wide switches that must be set before torch or vLLM is imported."""
+
+import os
+
+from shared.config import StageConfig
+
+
+def prepare_environment(config: StageConfig) -> None:
+    """Set what torch and vLLM read from the environment at import.
+
+    The engine core runs in the stage's own process: one process, one loop, no hop in between.
+
+    Args:
+        config: The stage's configuration.
+    """
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    if config.threads is not None:
+        os.environ["OMP_NUM_THREADS"] = str(config.threads)
+    if config.devices is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = config.devices
+    from shared.engine.torchvision_compat import declare_missing_operators  # noqa: PLC0415 - imports torch
+
+    declare_missing_operators()

@@ -1,0 +1,89 @@
+"""What the two autoregressive stages share in driving their vLLM engine."""
+
+from typing import Any
+
+from vllm import SamplingParams
+from vllm.outputs import CompletionOutput
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine.llm_engine import LLMEngine
+
+from shared.errors import InvalidRequestError, PromptTooLongError, StageFailedError
+from shared.messages import FinishReason, Sampling, StageLoad
+
+
+def sampling_params(
+    sampling: Sampling,
+    *,
+    seed: int,
+    stop_token_ids: list[int],
+    room: int,
+    extra_args: dict[str, Any] | None = None,
+) -> SamplingParams:
+    """A message's sampling as vLLM's, with the tokens delivered as they come.
+
+    Args:
+        sampling: From the message.
+        seed: Makes the draws repeatable.
+        stop_token_ids: A sampled one ends the request, and is delivered.
+        room: Most tokens that fit behind the prompt.
+        extra_args: What the stage's scheduler wants to know of the request.
+
+    Raises:
+        PromptTooLongError: There is no room for a single token.
+        InvalidRequestError: A value is out of vLLM's range.
+    """
+    if room < 1:
+        raise PromptTooLongError("the prompt leaves no room for an answer")
+    try:
+        return SamplingParams(
+            max_tokens=min(sampling.max_tokens, room),
+            min_tokens=min(sampling.min_tokens, sampling.max_tokens, room),
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            repetition_penalty=sampling.repetition_penalty,
+            seed=seed,
+            stop_token_ids=stop_token_ids,
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+            extra_args=extra_args,
+        )
+    except ValueError as error:
+        raise InvalidRequestError(f"sampling: {error}") from error
+
+
+def submit(
+    engine: LLMEngine, request_id: str, prompt_token_ids: list[int], params: SamplingParams, priority: int
+) -> str:
+    """Give a request to the engine.
+
+    Returns:
+        The engine's own name for it.
+
+    Raises:
+        InvalidRequestError: vLLM refuses it; the message is vLLM's.
+    """
+    try:
+        return engine.add_request(
+            request_id, {"prompt_token_ids": prompt_token_ids}, params, priority=priority
+        )
+    except ValueError as error:
+        raise InvalidRequestError(str(error)) from error
+
+
+def finish_reason(completion: CompletionOutput) -> FinishReason:
+    """Why a finished request ended.
+
+    Raises:
+        StageFailedError: It did not end by itself.
+    """
+    if completion.finish_reason in ("stop", "length"):
+        return completion.finish_reason
+    raise StageFailedError(f"the engine ended the request: {completion.finish_reason}")
+
+
+def engine_load(scheduler: Scheduler, steps: int, held_bytes: int = 0) -> StageLoad:
+    """What an engine holds now; outbox and refusals are the stage loop's to add."""
+    running, waiting = scheduler.get_request_counts()
+    return StageLoad(running=running, waiting=waiting, held_bytes=held_bytes, steps=steps)

@@ -1,0 +1,75 @@
+"""From the command line to a running stage loop."""
+
+import argparse
+import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from shared.checkpoints import resolve_model
+from shared.config import Config, load_config
+from shared.control import ControlClient
+from shared.engine.environment import prepare_environment
+from shared.engine.stage import StageLoop, StageService, stop_on_signals
+from shared.errors import OmniRelayError
+from shared.log import configure_logging
+from shared.messages import StageEvent, StageName
+from shared.queues import PullQueue, PushQueue
+
+Context = zmq.Context[zmq.Socket[bytes]]
+Build = Callable[
+    [Config, Path, Context, PushQueue[StageEvent]], tuple[StageService[Any], list[PushQueue[Any]]]
+]
+"""Makes the stage's service and the queues it sends to, besides the gateway's."""
+
+log = logging.getLogger(__name__)
+
+
+def run_stage(name: StageName, union: Any, build: Build) -> None:
+    """Run one stage until SIGTERM; the body of ``python -m services.STAGE --config FILE``.
+
+    Exits with 0 after a clean stop, with 1 and one line of explanation if the stage cannot start.
+
+    Args:
+        name: The stage.
+        union: The messages that its inbox takes.
+        build: Makes its service; imports torch and vLLM only when called, since the environment must
+            be prepared before.
+    """
+    parser = argparse.ArgumentParser(prog=f"python -m services.{name}")
+    parser.add_argument("--config", type=Path, help="YAML file; without it, the built-in configuration")
+    path: Path | None = parser.parse_args().config
+    try:
+        config = load_config(path)
+        configure_logging(name, config.log_level)
+        prepare_environment(config.stage(name))
+        _serve(name, config, union, build)
+    except OmniRelayError as error:
+        log.error("%s: %s", error.code, error)
+        sys.exit(1)
+
+
+def _serve(name: StageName, config: Config, union: Any, build: Build) -> None:
+    stage = config.stage(name)
+    model = resolve_model(config)
+    context: Context = zmq.Context()
+    # The address first: if it is taken, say so before a model is loaded.
+    inbox: PullQueue[Any] = PullQueue(context, stage.inbox, union, stage.max_payload_bytes)
+    control = ControlClient(context, config.gateway.control, name)
+    gateway: PushQueue[StageEvent] = PushQueue(context, config.gateway.events, stage.max_backlog_bytes)
+    log.info("loading %s", model)
+    service, outboxes = build(config, model, context, gateway)
+    outboxes = [gateway, *outboxes]
+    loop = StageLoop(service, stage, inbox, control, gateway, outboxes)
+    stop_on_signals(loop)
+    log.info("ready on %s", stage.inbox)
+    try:
+        loop.run()
+    finally:
+        for queue in (inbox, control, *outboxes):
+            queue.close()
+        context.term()
+    log.info("stopped")

@@ -1,0 +1,235 @@
+"""A stage is one process and one loop: drain the inbox, step, send what came out, block only when idle."""
+
+import logging
+import os
+import resource
+import signal
+import time
+from collections import OrderedDict
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+import msgspec
+import zmq
+
+from shared.config import StageConfig
+from shared.control import ControlClient
+from shared.errors import (
+    MessageError,
+    OmniRelayError,
+    QueueFullError,
+    RepeatedMessageError,
+    RequestError,
+    StageFailedError,
+)
+from shared.messages import (
+    Abort,
+    AbortDone,
+    Heartbeat,
+    RequestFailed,
+    StageEvent,
+    StageLimits,
+    StageLoad,
+    StageName,
+)
+from shared.queues import PullQueue, PushQueue
+
+REMEMBERED_ABORTS: Final = 10_000
+"""Aborted requests whose late messages are dropped in silence; older ones count as unknown."""
+CONGESTED_WAIT_MS: Final = 2
+
+M = TypeVar("M")
+M_contra = TypeVar("M_contra", contravariant=True)
+log = logging.getLogger(__name__)
+
+
+class StageService(Protocol[M_contra]):
+    """What a stage does; :class:`StageLoop` decides when.
+
+    Attributes:
+        name: The stage.
+        limits: What its checkpoint and engine allow.
+    """
+
+    name: StageName
+    limits: StageLimits
+
+    @property
+    def ready(self) -> bool:
+        """A step would do something."""
+
+    def accept(self, message: M_contra) -> None:
+        """Take a message.
+
+        Raises:
+            MessageError: It is refused.
+            RequestError: It is understood, and its request cannot be served.
+        """
+
+    def abort(self, request_id: str) -> None:
+        """Drop everything of a request, if it is here."""
+
+    def step(self) -> dict[str, OmniRelayError]:
+        """Compute one step and send what came out.
+
+        Returns:
+            Requests that failed in it, with the reason.
+        """
+
+    def load(self) -> StageLoad:
+        """What is held now."""
+
+    def holds(self, request_id: str) -> bool:
+        """Whether a request is in work."""
+
+    def living(self) -> list[str]:
+        """All requests in work."""
+
+
+class StageLoop(Generic[M]):
+    """Runs a service until it is told to stop.
+
+    Args:
+        service: The stage's work.
+        config: The stage's configuration.
+        inbox: Its input.
+        control: Its control channel.
+        gateway: Where failures are reported.
+        outboxes: All queues the service sends to, the gateway's among them.
+    """
+
+    def __init__(
+        self,
+        service: StageService[M],
+        config: StageConfig,
+        inbox: PullQueue[M],
+        control: ControlClient,
+        gateway: PushQueue[StageEvent],
+        outboxes: list[PushQueue[Any]],
+    ) -> None:
+        self._service = service
+        self._inbox = inbox
+        self._control = control
+        self._gateway = gateway
+        self._outboxes = outboxes
+        self._heartbeat_s = config.heartbeat_s
+        self._next_heartbeat = 0.0
+        self._aborted: OrderedDict[str, None] = OrderedDict()
+        self._stopping = False
+        self._poller = zmq.Poller()
+        self._poller.register(inbox.socket, zmq.POLLIN)
+        self._poller.register(control.socket, zmq.POLLIN)
+
+    def stop(self) -> None:
+        """End the loop after the current step; safe to call from a signal handler."""
+        self._stopping = True
+
+    def run(self) -> None:
+        """Loop until :meth:`stop`.
+
+        Raises:
+            Exception: Whatever the engine raised; every request in work has been reported failed.
+        """
+        while not self._stopping:
+            self._wait()
+            self._take_control()
+            self._take_inbox()
+            if self._service.ready and not self._congested:
+                self._step()
+            self._flush()
+            self._beat()
+
+    @property
+    def _congested(self) -> bool:
+        return any(outbox.congested for outbox in self._outboxes)
+
+    def _wait(self) -> None:
+        """Block only when there is nothing to compute."""
+        if self._service.ready and not self._congested:
+            return
+        waiting_to_send = any(outbox.backlog_bytes for outbox in self._outboxes)
+        until_heartbeat = max(0, int((self._next_heartbeat - time.monotonic()) * 1000) + 1)
+        self._poller.poll(min(CONGESTED_WAIT_MS, until_heartbeat) if waiting_to_send else until_heartbeat)
+
+    def _take_control(self) -> None:
+        for message in self._control.receive():
+            if isinstance(message, Abort):
+                self._aborted[message.request_id] = None
+                if len(self._aborted) > REMEMBERED_ABORTS:
+                    self._aborted.popitem(last=False)
+                self._service.abort(message.request_id)
+                self._control.send(AbortDone(request_id=message.request_id, stage=self._service.name))
+
+    def _take_inbox(self) -> None:
+        for message in self._inbox.drain():
+            request_id: str = message.request_id  # type: ignore[attr-defined]  # every message has one
+            if request_id in self._aborted:
+                continue
+            try:
+                self._service.accept(message)
+            except MessageError as error:
+                self._inbox.refuse(error)
+                if self._service.holds(request_id) and not isinstance(error, RepeatedMessageError):
+                    self._fail(request_id, StageFailedError(f"{error.code}: {error}"))
+            except (RequestError, QueueFullError) as error:
+                self._fail(request_id, error)
+
+    def _step(self) -> None:
+        try:
+            failures = self._service.step()
+        except Exception as error:
+            log.exception("the engine failed in a step; this stage ends")
+            for request_id in self._service.living():
+                self._fail(
+                    request_id, StageFailedError(f"the {self._service.name}'s engine failed: {error!r}")
+                )
+            raise
+        for request_id, reason in failures.items():
+            self._fail(request_id, reason)
+
+    def _fail(self, request_id: str, error: OmniRelayError) -> None:
+        """Drop a request and tell the gateway why."""
+        log.warning("request %s failed: %s: %s", request_id, error.code, error)
+        self._service.abort(request_id)
+        message = RequestFailed(
+            request_id=request_id, stage=self._service.name, code=error.code, message=str(error)[:4096]
+        )
+        try:
+            self._gateway.put(message)
+        except QueueFullError as full:
+            log.error("cannot report it, its deadline will end it: %s", full)
+
+    def _flush(self) -> None:
+        for outbox in self._outboxes:
+            outbox.flush()
+
+    def _beat(self) -> None:
+        now = time.monotonic()
+        if now < self._next_heartbeat:
+            return
+        self._next_heartbeat = now + self._heartbeat_s
+        load = msgspec.structs.replace(
+            self._service.load(),
+            outbox_bytes=sum(outbox.backlog_bytes for outbox in self._outboxes),
+            refused=self._inbox.refused.total() + self._control.refused,
+        )
+        self._control.send(
+            Heartbeat(
+                stage=self._service.name,
+                pid=os.getpid(),
+                limits=self._service.limits,
+                load=load,
+                peak_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            )
+        )
+
+
+def stop_on_signals(loop: StageLoop[Any]) -> None:
+    """Let SIGTERM and SIGINT end the loop; a second one ends the process at once."""
+
+    def handle(number: int, _: Any) -> None:
+        log.info("%s: stopping", signal.Signals(number).name)
+        signal.signal(number, signal.SIG_DFL)
+        loop.stop()
+
+    signal.signal(signal.SIGTERM, handle)
+    signal.signal(signal.SIGINT, handle)

@@ -1,0 +1,189 @@
+"""The engine against transformers' Qwen2_5OmniToken2WavModel, for the same weights and noise."""
+
+import numpy as np
+import pytest
+import torch
+from conftest import run_all
+from vllm import PoolingParams
+from vllm.v1.pool.metadata import PoolingMetadata, PoolingStates
+
+from services.token2wav.chunks import ChunkingConfig
+from services.token2wav.stream import AudioStream, VoiceSettings
+from services.token2wav.synthesis import CHUNK_KEY, unpack_result
+
+TOLERANCE = 1e-4
+
+
+def pair(request, name: str):
+    return request.getfixturevalue(name), request.getfixturevalue(name.replace("oracle", "engine"))
+
+
+def lengths(oracle) -> list[int]:
+    block = oracle.block_codes
+    return sorted({1, block - 1, block, block + 1, 3 * block + block // 2, 10 * block, 130})
+
+
+def stream_of(engine, codes, arrival=5, resume_from=0, **chunking):
+    """Feed ids a few at a time; return the stream's chunks of audio."""
+    stream = AudioStream(
+        VoiceSettings(seed=9, speaker="Ethan"), ChunkingConfig(**chunking), engine.geometry, resume_from
+    )
+    parts = []
+    codes = list(codes)
+    while not stream.finished:
+        stream.extend(codes[:arrival])
+        codes = codes[arrival:]
+        if not codes:
+            stream.end()
+        while (chunk := stream.next_chunk()) is not None:
+            engine.submit_chunk("stream", chunk)
+            parts.append(stream.accept(run_all(engine)["stream"]))
+    return parts
+
+
+@pytest.mark.parametrize("name", ["oracle", "other_oracle"])
+def test_offline_waveform_equals_the_reference(request, name):
+    oracle, engine = pair(request, name)
+    for length in lengths(oracle):
+        chunk = oracle.chunk(length, seed=length)
+        expected = oracle.waveform(chunk)
+        engine.submit_chunk("alone", chunk)
+        result = run_all(engine)["alone"].waveform
+        assert expected.std() > 0.02
+        assert result.shape == expected.shape
+        assert result.shape[0] == length * oracle.model.config.dit_config.repeats * engine.samples_per_frame
+        assert (result - expected).abs().max() < TOLERANCE, length
+
+
+@pytest.mark.parametrize("name", ["oracle", "other_oracle"])
+def test_settings_of_the_solver_reach_it(request, name):
+    oracle, engine = pair(request, name)
+    settings = [
+        {"guidance_scale": 0.0},
+        {"guidance_scale": 2.0},
+        {"sway_coefficient": None},
+        {"time_points": 2},
+        {"time_points": 5},
+        {"speaker": "Chelsie"},
+    ]
+    default = oracle.waveform(oracle.chunk(15))
+    for changes in settings:
+        chunk = oracle.chunk(15, **changes)
+        expected = oracle.waveform(chunk)
+        assert (expected - default).abs().max() > 100 * TOLERANCE, changes
+        engine.submit_chunk("alone", chunk)
+        assert (run_all(engine)["alone"].waveform - expected).abs().max() < TOLERANCE, changes
+
+
+@pytest.mark.parametrize("name", ["oracle", "other_oracle"])
+def test_batched_at_different_steps_equals_the_reference(request, name):
+    oracle, engine = pair(request, name)
+    changes = [{}, {"guidance_scale": 0.0}, {"speaker": "Chelsie"}, {"time_points": 6}, {}]
+    chunks = {
+        f"request-{index}": oracle.chunk(length, seed=index, **changes[index])
+        for index, length in enumerate([oracle.block_codes + 5, 1, 30, oracle.block_codes, 3])
+    }
+    results = {}
+    for request_id, chunk in chunks.items():
+        engine.submit_chunk(request_id, chunk)
+        results |= {outcome.request_id: outcome.result for outcome in engine.step()}
+    results |= run_all(engine)
+    assert results.keys() == chunks.keys()
+    for request_id, chunk in chunks.items():
+        assert (results[request_id].waveform - oracle.waveform(chunk)).abs().max() < TOLERANCE, request_id
+
+
+def test_blocks_before_and_after_matter(oracle):
+    """Else the comparisons above would not test the attention between blocks."""
+    block = oracle.block_codes
+    codes, samples = oracle.codes(4 * block), block * 480
+    expected = oracle.waveform(oracle.chunk(4 * block))
+
+    def change_in(changed: tuple[int, ...], heard: int) -> float:
+        difference = oracle.waveform(oracle.chunk(4 * block, codes=changed)) - expected
+        return difference[heard * samples : (heard + 1) * samples].abs().max().item()
+
+    assert change_in(oracle.codes(block, seed=7) + codes[block:], heard=2) > 50 * TOLERANCE
+    assert change_in(codes[: 3 * block] + oracle.codes(block, seed=7), heard=1) > 50 * TOLERANCE
+
+
+@pytest.mark.parametrize("length", [1, 12, 23])
+def test_a_stream_that_fits_in_one_chunk_equals_offline(oracle, engine, length):
+    chunk = oracle.chunk(length, seed=9)
+    parts = stream_of(engine, chunk.codes)
+    assert len(parts) == 1
+    assert (parts[0] - oracle.waveform(chunk)).abs().max() < TOLERANCE
+
+
+@pytest.mark.parametrize("length", [24, 25, 100])
+def test_a_stream_has_the_samples_of_offline_and_nearly_their_values(oracle, engine, length):
+    chunk = oracle.chunk(length, seed=9)
+    expected = oracle.waveform(chunk)
+    streamed = torch.cat(stream_of(engine, chunk.codes))
+    assert streamed.shape == expected.shape
+    correlation = torch.corrcoef(torch.stack([streamed, expected]))[0, 1]
+    assert correlation > 0.5
+
+
+def test_a_stream_with_all_its_context_equals_offline(oracle, engine):
+    """Windows, noise, positions and vocoder context of a late chunk: only missing context may differ."""
+    chunk = oracle.chunk(110, seed=9)
+    expected = oracle.waveform(chunk)
+    parts = stream_of(engine, chunk.codes, left_context_blocks=20, look_ahead_blocks=7)
+    assert len(parts) == 2
+    streamed = torch.cat(parts)
+    # The second chunk sees the whole stream; the first lacks what is beyond seven blocks.
+    assert (streamed - expected).abs().max() < 1e-2
+    assert (parts[1][-9600:] - expected[-9600:]).abs().max() < TOLERANCE
+
+
+@torch.inference_mode()
+def test_a_window_has_the_noise_positions_and_conditions_of_the_stream(oracle, pooler):
+    block, frames = oracle.block_codes, 24
+    whole = pooler._conditioner.prepare(oracle.chunk(5 * block + 3, seed=9))
+    codes = whole.chunk.codes[2 * block :]
+    start = 2 * frames
+    window = pooler._conditioner.prepare(
+        oracle.chunk(len(codes), seed=9, codes=codes, window_start=start, target_start=start)
+    )
+    for name in ("mel", "cos", "sin"):
+        assert torch.equal(getattr(window, name), getattr(whole, name)[2:]), name
+    assert torch.allclose(window.conditioned, whole.conditioned[2:], atol=1e-5)
+
+
+@torch.inference_mode()
+def test_requests_may_take_different_numbers_of_steps_at_once(oracle, pooler):
+    """vLLM's scheduler does not do so now; the pooler must not depend on that."""
+    chunks = [oracle.chunk(14, seed=1), oracle.chunk(3, seed=2, time_points=6), oracle.chunk(30, seed=3)]
+    metadata = PoolingMetadata(
+        prompt_lens=torch.tensor([chunk.steps for chunk in chunks]),
+        prompt_token_ids=None,
+        prompt_token_ids_cpu=None,
+        pooling_params=[PoolingParams(task="plugin", extra_kwargs={CHUNK_KEY: chunk}) for chunk in chunks],
+        pooling_states=[PoolingStates() for _ in chunks],
+    )
+    seen = np.zeros(3, dtype=np.int64)
+    for taken in ([2, 3, 4], [7, 2, 5]):
+        seen += taken
+        metadata.build_pooling_cursor(np.array(taken), torch.from_numpy(seen.copy()), torch.device("cpu"))
+        outputs = pooler(torch.zeros(sum(taken), 8), metadata)
+    for chunk, output in zip(chunks, outputs, strict=True):
+        assert (unpack_result(output).waveform - oracle.waveform(chunk)).abs().max() < TOLERANCE
+    assert pooler.active_states == 0
+
+
+def test_streams_do_not_depend_on_arrival_and_resume_where_they_were(oracle, engine):
+    codes = oracle.codes(100)
+    parts = stream_of(engine, codes, arrival=5)
+    again = stream_of(engine, codes, arrival=100)
+    assert len(parts) == len(again) > 2
+    for part, other in zip(parts, again, strict=True):
+        assert torch.equal(part, other)
+    resumed = stream_of(engine, codes, arrival=100, resume_from=2)
+    assert [part.shape for part in resumed] == [part.shape for part in parts[2:]]
+    # Its vocoder starts from context it recomputed, so the beginning may differ a little.
+    assert torch.corrcoef(torch.stack([resumed[0], parts[2]]))[0, 1] > 0.9
+
+
+def test_an_empty_stream_ends_at_once(engine):
+    assert stream_of(engine, []) == []

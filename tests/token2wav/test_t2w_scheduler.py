@@ -1,0 +1,219 @@
+import gc
+import logging
+from dataclasses import replace
+
+import pytest
+from conftest import MAX_BATCH_FRAMES, counting, run_all
+from vllm import PoolingParams
+
+from services.token2wav.synthesis import CHUNK_KEY
+from shared.errors import InvalidRequestError, StageFailedError, UnknownSpeakerError
+
+TOLERANCE = 1e-4
+
+
+def progress(engine) -> dict[str, int]:
+    """Solver steps taken, by request."""
+    internal = {value: key for key, value in engine._internal_ids.items()}
+    return {internal[request.request_id]: request.num_computed_tokens for request in engine.scheduler.running}
+
+
+def waiting(engine) -> int:
+    return engine.scheduler.get_request_counts()[1]
+
+
+def test_all_advance_one_step_and_a_newcomer_joins_at_once(oracle, idle, pooler):
+    idle.submit_chunk("a", oracle.chunk(3, seed=1))
+    idle.submit_chunk("b", oracle.chunk(30, seed=2))
+    with counting(pooler, "_step") as calls:
+        idle.step()
+        idle.step()
+        assert progress(idle) == {"a": 2, "b": 2}
+        idle.submit_chunk("c", oracle.chunk(14, seed=3))
+        idle.step()
+        assert progress(idle) == {"a": 3, "b": 3, "c": 1}
+    assert [len(active) for active, _ in calls] == [2, 2, 3]
+    results = run_all(idle)
+    assert results.keys() == {"a", "b", "c"}
+    for name, chunk in {"a": oracle.chunk(3, seed=1), "c": oracle.chunk(14, seed=3)}.items():
+        assert (results[name].waveform - oracle.waveform(chunk)).abs().max() < TOLERANCE
+
+
+def test_a_lone_request_takes_all_its_steps_at_once(oracle, idle, pooler):
+    idle.submit_chunk("lone", oracle.chunk(3))
+    with counting(pooler, "_step") as calls:
+        outcomes = idle.step()
+    assert [outcome.request_id for outcome in outcomes] == ["lone"]
+    assert len(calls) == 9
+
+
+def test_what_does_not_fit_the_budget_waits_and_is_not_overtaken(oracle, idle):
+    third = MAX_BATCH_FRAMES // 2 // 3 + 5
+    for name in ("a", "b", "c"):
+        idle.submit_chunk(name, oracle.chunk(third))
+    idle.submit_chunk("small", oracle.chunk(1))
+    idle.step()
+    assert progress(idle).keys() == {"a", "b"}
+    assert waiting(idle) == 2
+    assert run_all(idle).keys() == {"a", "b", "c", "small"}
+
+
+def test_a_chunk_larger_than_the_budget_runs_alone(oracle, idle, monkeypatch):
+    monkeypatch.setattr(idle.scheduler, "_max_batch_frames", 20)
+    idle.submit_chunk("a", oracle.chunk(30))
+    idle.submit_chunk("b", oracle.chunk(2))
+    idle.step()
+    assert progress(idle).keys() == {"a"}
+    assert run_all(idle).keys() == {"a", "b"}
+
+
+def test_priority_decides_who_waits(oracle, idle):
+    third = MAX_BATCH_FRAMES // 2 // 3 + 5
+    for name, priority in (("late", 5), ("later", 9), ("soon", 1)):
+        idle.submit_chunk(name, oracle.chunk(third), priority=priority)
+    idle.step()
+    assert progress(idle).keys() == {"soon", "late"}
+    run_all(idle)
+
+
+def test_abort_in_the_middle_frees_the_state_and_spares_the_others(oracle, idle, pooler):
+    kept = oracle.chunk(14, seed=4)
+    idle.submit_chunk("kept", kept)
+    idle.submit_chunk("aborted", oracle.chunk(20))
+    idle.submit_chunk("third", oracle.chunk(2))
+    idle.step()
+    idle.step()
+    assert pooler.active_states == 3
+    idle.abort(["aborted", "unknown"])
+    idle.step()
+    gc.collect()
+    assert pooler.active_states == 2
+    assert progress(idle) == {"kept": 3, "third": 3}
+    results = run_all(idle)
+    assert results.keys() == {"kept", "third"}
+    assert (results["kept"].waveform - oracle.waveform(kept)).abs().max() < TOLERANCE
+    assert pooler.active_states == 0
+
+
+def test_abort_of_the_only_request_leaves_nothing(oracle, idle, pooler):
+    for name in ("a", "b"):
+        idle.submit_chunk(name, oracle.chunk(5))
+    idle.step()
+    idle.abort(["a", "b"])
+    assert idle.has_work
+    idle.step()
+    gc.collect()
+    assert not idle.has_work
+    assert idle.in_flight == 0
+    assert pooler.active_states == 0
+
+
+def test_a_request_id_can_be_used_again_after_an_abort(oracle, idle):
+    idle.submit_chunk("again", oracle.chunk(5, seed=1))
+    idle.submit_chunk("other", oracle.chunk(5))
+    idle.step()
+    idle.abort(["again"])
+    chunk = oracle.chunk(7, seed=2)
+    idle.submit_chunk("again", chunk)
+    with pytest.raises(StageFailedError, match="in flight"):
+        idle.submit_chunk("again", chunk)
+    assert (run_all(idle)["again"].waveform - oracle.waveform(chunk)).abs().max() < TOLERANCE
+
+
+def raw(engine, request_id: str, tokens: int, extra) -> None:
+    """Add a request past the checks of ``submit_chunk``."""
+    params = PoolingParams(task="plugin", extra_kwargs=extra)
+    prompt = {"prompt_token_ids": [0] * tokens}
+    engine._internal_ids[request_id] = engine._engine.add_request(request_id, prompt, params)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "extra", "reason"),
+    [
+        (9, None, "holds no SynthesisChunk"),
+        (9, {CHUNK_KEY: "text"}, "holds no SynthesisChunk"),
+        (8, {}, "8 tokens for 9 solver steps"),
+        (9, {"codes": (1, 999)}, r"codes\[1\]: codec id 999"),
+        (9, {"codes": None}, "could not be checked"),
+        (9, {"target_end": 0}, "empty or not within"),
+    ],
+)
+def test_bad_parameters_fail_only_themselves(oracle, idle, tokens, extra, reason, propagate_logs):
+    good = oracle.chunk(5, seed=1)
+    idle.submit_chunk("good", good)
+    idle.step() if reason.startswith("8") else None
+    if extra is not None and CHUNK_KEY not in extra:
+        extra = {CHUNK_KEY: replace(oracle.chunk(5), **extra)}
+    raw(idle, "bad", tokens, extra)
+    outcomes = {outcome.request_id: outcome for outcome in collect(idle)}
+    error = outcomes["bad"].error
+    assert isinstance(error, StageFailedError if "checked" in reason else InvalidRequestError)
+    with pytest.raises(type(error), match=reason):
+        raise error
+    assert error.args[0] in propagate_logs.text
+    if "good" in outcomes:
+        assert (outcomes["good"].result.waveform - oracle.waveform(good)).abs().max() < TOLERANCE
+    assert not idle.has_work
+
+
+def collect(engine) -> list:
+    outcomes = []
+    while engine.has_work:
+        outcomes += engine.step()
+    return outcomes
+
+
+@pytest.fixture
+def propagate_logs(caplog):
+    caplog.set_level(logging.WARNING)
+    return caplog
+
+
+def test_an_unknown_voice_fails_in_the_model_at_once_and_alone(oracle, idle, pooler, propagate_logs):
+    good = oracle.chunk(5, seed=1)
+    idle.submit_chunk("good", good)
+    idle.submit_chunk("bad", replace(good, speaker="Nobody"))
+    outcomes = idle.step()
+    assert [outcome.request_id for outcome in outcomes] == ["bad"]
+    assert isinstance(outcomes[0].error, UnknownSpeakerError)
+    assert "Chelsie, Ethan" in str(outcomes[0].error)
+    assert "unknown_speaker" in propagate_logs.text
+    assert (run_all(idle)["good"].waveform - oracle.waveform(good)).abs().max() < TOLERANCE
+    assert pooler.active_states == 0
+    assert idle.scheduler.take_failures() == {}
+
+
+def test_an_exception_while_preparing_or_vocoding_fails_one_request(oracle, idle, pooler, monkeypatch):
+    prepare, vocode = pooler._conditioner.prepare, pooler._vocode
+
+    def prepare_or_break(chunk):
+        if chunk.seed == 13:
+            raise RuntimeError("broken on purpose")
+        return prepare(chunk)
+
+    def vocode_or_break(state):
+        if state.chunk.seed == 14:
+            raise RuntimeError("broken later")
+        return vocode(state)
+
+    monkeypatch.setattr(pooler._conditioner, "prepare", prepare_or_break)
+    monkeypatch.setattr(pooler, "_vocode", vocode_or_break)
+    for seed in (12, 13, 14):
+        idle.submit_chunk(f"seed-{seed}", oracle.chunk(5, seed=seed))
+    outcomes = {outcome.request_id: outcome for outcome in collect(idle)}
+    assert outcomes["seed-12"].error is None
+    for seed, reason in ((13, "broken on purpose"), (14, "broken later")):
+        error = outcomes[f"seed-{seed}"].error
+        assert isinstance(error, StageFailedError)
+        assert reason in str(error)
+    assert pooler.active_states == 0
+
+
+def test_submit_refuses_before_anything_is_queued(oracle, idle):
+    with pytest.raises(InvalidRequestError, match="codec id 65"):
+        idle.submit_chunk("bad", oracle.chunk(1, codes=(65,)))
+    assert not idle.has_work
+
+
+def test_no_kv_cache_is_kept(engine):
+    assert engine.scheduler.kv_cache_config.kv_cache_tensors == []

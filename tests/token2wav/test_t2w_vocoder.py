@@ -1,0 +1,89 @@
+import pytest
+import torch
+from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniBigVGANConfig
+from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import RungeKutta4ODESolver
+
+from services.token2wav.ode import advance, time_points
+from services.token2wav.vocoder import MelContext, Vocoder, mel_context, samples_per_frame
+from shared.errors import CheckpointError
+
+
+@pytest.fixture(params=["oracle", "other_oracle"])
+def vocoder(request) -> Vocoder:
+    model = request.getfixturevalue(request.param).model
+    vocoder = Vocoder(model.config.bigvgan_config).eval()
+    vocoder.bigvgan.load_state_dict(model.code2wav_bigvgan_model.state_dict())
+    return vocoder
+
+
+def mel_of(vocoder: Vocoder, frames: int) -> torch.Tensor:
+    mel_dim = vocoder.bigvgan.config.mel_dim
+    return torch.randn(frames, mel_dim, generator=torch.Generator().manual_seed(3)) - 3
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("size", [7, 24, 50])
+def test_joined_chunks_equal_the_whole(vocoder, size):
+    mel = mel_of(vocoder, 150)
+    whole = vocoder.bigvgan(mel.T.unsqueeze(0))
+    parts = [
+        vocoder(mel[:start], mel[start : start + size], mel[start + size :]) for start in range(0, 150, size)
+    ]
+    assert whole.std() > 0.01
+    assert (torch.cat(parts) - whole).abs().max() < 1e-5
+
+
+def test_context_reaches_as_far_as_the_network_and_no_further(vocoder):
+    """With weights that cannot cancel, a gradient is zero only where nothing depends."""
+    left, right = vocoder.context
+    bigvgan = vocoder.bigvgan.double()
+    with torch.no_grad():
+        for name, tensor in [*bigvgan.named_parameters(), *bigvgan.named_buffers()]:
+            if name.endswith(("weight", "filter")):
+                tensor.fill_(1 / tensor[0].numel())
+            else:
+                tensor.fill_(0 if name.endswith("bias") else -2)
+        bigvgan.conv_post.weight.mul_(1e-12)
+    mel = torch.full((1, bigvgan.config.mel_dim, 180), -3.0, dtype=torch.float64, requires_grad=True)
+    middle = 90
+    bigvgan(mel)[middle * vocoder.hop : (middle + 1) * vocoder.hop].sum().backward()
+    frames = mel.grad.abs().sum(dim=(0, 1)).nonzero().flatten()
+    assert (middle - int(frames[0]), int(frames[-1]) - middle) == (left, right)
+
+
+def test_released_configuration():
+    config = Qwen2_5OmniBigVGANConfig()
+    assert samples_per_frame(config) == 240
+    assert mel_context(config) == MelContext(left=34, right=34)
+
+
+def test_refuses_kernels_that_stretch_the_waveform():
+    config = Qwen2_5OmniBigVGANConfig(upsample_rates=[5], upsample_kernel_sizes=[10])
+    with pytest.raises(CheckpointError, match="upsample_kernel_sizes has 10"):
+        samples_per_frame(config)
+
+
+def test_solver_equals_the_reference_for_each_request_at_its_own_times():
+    def velocity(time, value):
+        return torch.cos(3 * time) * value - time
+
+    sways = [-1.0, None, 0.4]
+    values = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
+    times = torch.stack([time_points(10, sway) for sway in sways])
+    batched, rows = values, torch.arange(3)
+    for step in range(9):
+        batched = advance(
+            lambda time, value: velocity(time[:, None], value),
+            batched, times[:, step], times[:, step + 1], rows,
+        )  # fmt: skip
+    for index, _ in enumerate(sways):
+        alone = RungeKutta4ODESolver(velocity, values[index]).integrate(times[index])[-1]
+        assert torch.equal(batched[index], alone)
+
+
+def test_time_points_run_from_0_to_1():
+    for sway in (None, -1.0, 0.5):
+        points = time_points(10, sway)
+        assert points[0] == 0
+        assert points[-1] == pytest.approx(1, abs=1e-6)
+        assert (points[1:] > points[:-1]).all()
