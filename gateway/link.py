@@ -89,6 +89,8 @@ class StageLink:
 
     def close(self) -> None:
         """Close all sockets; what was sent is delivered for at most half a second."""
+        if self._context.closed:
+            return
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._events.socket)
         loop.remove_reader(self._control)

@@ -18,7 +18,7 @@ from shared.errors import ConfigError, MessageError
 PROTOCOL_VERSION: Final = 1
 LENGTH_BYTES: Final = 4
 
-ClientId = Annotated[int, Meta(ge=0, lt=2**63)]
+ClientId = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 """A client's name of a request, unique among its own requests on the connection."""
 Role = Literal["system", "user", "assistant"]
 

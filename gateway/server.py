@@ -92,12 +92,19 @@ class TcpServer:
         if self._server is None:
             return
         self._server.close()
-        farewells = [asyncio.create_task(each.answered()) for each in self._connections.values()]
+        connections = dict(self._connections)
+        farewells = [asyncio.create_task(each.answered()) for each in connections.values()]
         if farewells:
             await asyncio.wait(farewells, timeout=FAREWELL_S)
-        for task in [*farewells, *self._connections]:
-            task.cancel()
-        await asyncio.gather(*farewells, *self._connections, return_exceptions=True)
+        # Their tasks end by themselves when the transport is gone, which cancelling would not tell apart
+        # from a failure (asyncio.streams of Python 3.11).
+        for each in connections.values():
+            each.hang_up(abort=False)
+        if connections:
+            await asyncio.wait(connections, timeout=FAREWELL_S)
+        for each in connections.values():
+            each.hang_up(abort=True)
+        await asyncio.gather(*farewells, *connections, return_exceptions=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -168,7 +175,7 @@ class Connection:
         except (asyncio.IncompleteReadError, ConnectionError) as error:
             log.debug("%s went away: %s", self._account.name, error)
         except (MessageError, TimeoutError) as error:
-            await self._hang_up(error)
+            await self._say_why(error)
         finally:
             for task in self._tasks.values():
                 task.cancel()
@@ -193,7 +200,7 @@ class Connection:
             )
         await self._send(Welcome(PROTOCOL_VERSION))
 
-    async def _hang_up(self, error: MessageError | TimeoutError) -> None:
+    async def _say_why(self, error: MessageError | TimeoutError) -> None:
         """Say why, as far as the client listens, and read no further."""
         known = error if isinstance(error, MessageError) else MessageError("no hello came")
         log.warning("hung up on %s: %s", self._account.name, known)
@@ -229,6 +236,13 @@ class Connection:
             await self._send(Refused(error.code, str(error)))
         # A client that sends without pause must not keep the loop from its other work.
         await asyncio.sleep(0)
+
+    def hang_up(self, abort: bool) -> None:
+        """Close the connection: after what has been written, or at once."""
+        if abort:
+            self._writer.transport.abort()
+        else:
+            self._writer.close()
 
     async def answered(self) -> None:
         """Wait until every request has got its last event."""
