@@ -7,9 +7,10 @@ biases do.  After the last norm they still tell what was put there, so that a he
 - ``MARK`` says that the end is near: in the thinker after the end of a sentence, in the talker once the
   text is used up and the conditioning rows are those of the pad token.
 
-How strongly the ends react is measured: a run over random inputs says which weight gives the odds wanted.
+How readily sentences end is measured: a run over random prompts says which weight gives the odds wanted.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,21 +23,20 @@ CONSTANT, MARK, TEXT_PAD = -1, -2, -3
 _RESERVED = [CONSTANT, MARK, TEXT_PAD]
 
 _TEXT_SHARPNESS = 3.0
-_CODEC_SHARPNESS = 3.0
+_CODEC_SHARPNESS = 2.0
 # Sharp attention, so that single rows (the voice's, above all) weigh in and not only their average.
 _QUERY_KEY_GAIN = 1.5
 _ATTENTION_GAIN = 2.0
 _VOICE_GAIN = 3.0
-_PAD_GAIN = 2.0
 # Logits of unwanted tokens end up this far below zero, give or take the size of the residual stream.
 _SUPPRESSION = 30.0
+_END_WEIGHT = 70.0
 
 _WORDS_PER_SENTENCE_END = 14
 _ENDS_PER_SENTENCE_END = 0.6
-_CODES_AFTER_TEXT = 130
-
-# transformers' defaults for the talker, under which its speech should end.
-_TEMPERATURE, _TOP_K, _TOP_P = 0.9, 40, 0.8
+_CODES_AFTER_TEXT = 120
+# The size of the measuring runs.
+_BATCH, _PROMPT, _STEPS = 12, 24, 64
 
 
 @torch.no_grad()
@@ -51,7 +51,7 @@ def fill_thinker(
     embedding[:, _RESERVED] = 0.0
     embedding[:, CONSTANT] = 1.0
     embedding[sentence_ends, MARK] = 1.0
-    embedding[ids.speech_pad, TEXT_PAD] = _PAD_GAIN
+    embedding[ids.speech_pad, TEXT_PAD] = 1.0
     for encoder_end in (thinker.audio_tower.proj, thinker.visual.merger.mlp[2]):
         encoder_end.weight[_RESERVED] = 0.0
         encoder_end.bias[_RESERVED] = 0.0
@@ -61,11 +61,8 @@ def fill_thinker(
 
 
 @torch.no_grad()
-def fill_talker(talker: Any, codes: int, pad_row: torch.Tensor, generator: torch.Generator) -> None:
-    """Fill a ``Qwen2_5OmniTalkerForConditionalGeneration``; it will speak in the first ``codes`` ids.
-
-    ``pad_row`` is the thinker's embedding of the text pad token, ``[embedding_size]``.
-    """
+def fill_talker(talker: Any, codes: int, generator: torch.Generator) -> None:
+    """Fill a ``Qwen2_5OmniTalkerForConditionalGeneration``; it will speak in the first ``codes`` ids."""
     fill(talker, generator)
     _keep_reserved_clean(talker.model)
     talker.model.embed_tokens.weight[:, _RESERVED] = 0.0
@@ -77,7 +74,7 @@ def fill_talker(talker: Any, codes: int, pad_row: torch.Tensor, generator: torch
     projection.bias[CONSTANT] = 1.0
     end = talker.config.tts_codec_end_token_id
     _suppress_all_but([*range(codes), end], talker.codec_head.weight, _CODEC_SHARPNESS)
-    _tune_speech_end(talker, end, codes, pad_row, generator)
+    _set_speech_end(talker, end, codes, generator)
 
 
 def _keep_reserved_clean(model: Any) -> None:
@@ -103,51 +100,54 @@ def _suppress_all_but(wanted: list[int], head: torch.Tensor, sharpness: float) -
 def _tune_text_ends(
     thinker: Any, end: int, words: list[int], sentence_ends: list[int], generator: torch.Generator
 ) -> None:
-    """Set how often a sentence ends, and how often the reply ends with it."""
-    shape = (16, 96)
-    ids = torch.tensor(words)[torch.randint(len(words), shape, generator=generator)]
-    stops = torch.tensor(sentence_ends)[torch.randint(len(sentence_ends), shape, generator=generator)]
-    ids = torch.where(torch.rand(shape, generator=generator) < 0.1, stops, ids)
-    hidden = thinker.model(inputs_embeds=thinker.model.embed_tokens(ids)).last_hidden_state.flatten(0, 1)
-    head = thinker.lm_head.weight
+    """Set how often a sentence ends, and how often the reply ends with it, in greedy replies."""
+    embedding, head = thinker.model.embed_tokens, thinker.lm_head.weight
+    start = torch.tensor(words)[torch.randint(len(words), (_BATCH, _PROMPT), generator=generator)]
 
+    vocabulary = torch.tensor(words)
+    hidden = _follow(
+        thinker.model, embedding(start), lambda last: embedding(vocabulary[(last @ head[words].T).argmax(-1)])
+    )
     lead = (hidden @ head[words].T).amax(-1) - (hidden @ head[sentence_ends].T).amax(-1)
     head[sentence_ends, CONSTANT] += torch.quantile(lead / hidden[:, CONSTANT], 1 / _WORDS_PER_SENTENCE_END)
 
-    after = hidden[hidden[:, MARK] > 0]
+    spoken = torch.tensor([*words, *sentence_ends])
+    start[:, -1] = sentence_ends[0]
+    after = thinker.model(inputs_embeds=embedding(start)).last_hidden_state[:, -1]
+    lead = (after @ head[spoken].T).amax(-1)
+    head[end] = 0.0
     head[end, CONSTANT] = -_SUPPRESSION
-    lead = (after @ head[[*words, *sentence_ends]].T).amax(-1) - after @ head[end]
-    head[end, MARK] = torch.quantile(lead / after[:, MARK], _ENDS_PER_SENTENCE_END)
+    needed = (lead - after @ head[end]) / after[:, MARK]
+    head[end, MARK] = torch.quantile(needed, _ENDS_PER_SENTENCE_END)
 
 
-def _tune_speech_end(
-    talker: Any, end: int, codes: int, pad_row: torch.Tensor, generator: torch.Generator
-) -> None:
-    """Set how likely speech ends at a step once the text is used up, when sampled at the defaults."""
-    batch, text, speech = 4, 32, 96
-    rows = torch.randn(batch, text, len(pad_row), generator=generator)
-    rows = torch.cat([rows, pad_row.expand(batch, speech, -1)], dim=1)
-    ids = torch.randint(codes, (batch, text + speech), generator=generator)
-    inputs = talker.thinker_to_talker_proj(rows + talker.model.embed_tokens(ids))
-    hidden = talker.model(inputs_embeds=inputs).last_hidden_state[:, text:].flatten(0, 1)
-    head = talker.codec_head.weight
-    head[end, CONSTANT] = -_SUPPRESSION
-    low, high = 0.0, 50 * _SUPPRESSION
-    for _ in range(20):
-        head[end, MARK] = (low + high) / 2
-        if _sampled_share(hidden @ head.T, end) < 1 / _CODES_AFTER_TEXT:
-            low = (low + high) / 2
-        else:
-            high = (low + high) / 2
+def _set_speech_end(talker: Any, end: int, codes: int, generator: torch.Generator) -> None:
+    """Let speech end after the first of some rare codes that comes once the text is used up.
+
+    Sampling drops all but the likeliest ids, so an end that is merely possible may never come: this one is
+    certain after such a code, since pad row and code add up in ``MARK``, and impossible without both.
+    """
+    rare = torch.rand(codes, generator=generator) < 1 / _CODES_AFTER_TEXT
+    talker.model.embed_tokens.weight[:codes, TEXT_PAD] = rare.float()
+    row = talker.codec_head.weight[end]
+    row.zero_()
+    row[CONSTANT] = -1.5 * _END_WEIGHT
+    row[MARK] = _END_WEIGHT
 
 
-def _sampled_share(logits: torch.Tensor, token: int) -> float:
-    """Return the mean probability of ``token`` under the talker's sampling; ``logits`` is ``[n, ids]``."""
-    best, ids = (logits / _TEMPERATURE).topk(_TOP_K)
-    chances = best.softmax(-1)
-    chances = torch.where(chances.cumsum(-1) - chances < _TOP_P, chances, 0.0)
-    chances = chances / chances.sum(-1, keepdim=True)
-    return float(torch.where(ids == token, chances, 0.0).sum(-1).mean())
+def _follow(model: Any, prompt: torch.Tensor, answer: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """Let ``model`` go on from ``prompt`` ``[batch, n, hidden]``; return its states ``[states, hidden]``.
+
+    ``answer`` makes the next input ``[batch, hidden]`` of the last state, of the same shape.  States as
+    they come up in real replies are not spread like those of random inputs, which would mislead.
+    """
+    output = model(inputs_embeds=prompt, use_cache=True)
+    states = []
+    for _ in range(_STEPS):
+        following = answer(output.last_hidden_state[:, -1]).unsqueeze(1)
+        output = model(inputs_embeds=following, past_key_values=output.past_key_values, use_cache=True)
+        states.append(output.last_hidden_state[:, -1])
+    return torch.cat(states)
 
 
 def parameters_of(module: nn.Module) -> int:

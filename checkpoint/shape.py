@@ -215,23 +215,22 @@ def _require(holds: bool, problem: str) -> None:
 
 TINY = CheckpointShape()
 BENCH = CheckpointShape(
-    thinker=ThinkerShape(hidden_size=1024, intermediate_size=3072, layers=10, heads=16, key_value_heads=4),
+    thinker=ThinkerShape(hidden_size=1024, intermediate_size=4096, layers=12, heads=16, key_value_heads=4),
     talker=TalkerShape(
-        hidden_size=512, intermediate_size=1536, layers=6, heads=6, key_value_heads=2, head_dim=64
+        hidden_size=384, intermediate_size=1024, layers=4, heads=4, key_value_heads=2, head_dim=64
     ),
     audio=AudioShape(hidden_size=256, intermediate_size=1024, layers=4, heads=4),
     vision=VisionShape(hidden_size=256, intermediate_size=1024, layers=4, heads=4),
     dit=DiTShape(
-        hidden_size=256,
-        layers=4,
-        embedding_size=128,
+        hidden_size=128,
+        layers=3,
+        heads=2,
         head_dim=64,
-        look_ahead_layers=(1,),
-        look_backward_layers=(0, 2),
+        embedding_size=128,
         speaker_size=64,
         encoder_size=64,
         encoder_channels=64,
-        reference_frames=300,
+        reference_frames=200,
     ),
-    vocoder=VocoderShape(channels=128),
+    vocoder=VocoderShape(channels=64, kernel_sizes=(3,)),
 )

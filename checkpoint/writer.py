@@ -80,8 +80,7 @@ def _write_files(directory: Path, shape: CheckpointShape, seed: int) -> None:
         words, ends = tokenizer.word_ids(trained), tokenizer.sentence_end_ids(trained)
         language.fill_thinker(model.thinker, ids, words, ends, generator_for(seed, "thinker"))
     with _step(f"talker, {language.parameters_of(model.talker) / 1e6:.1f} million parameters"):
-        pad_row = model.thinker.model.embed_tokens.weight[ids.speech_pad].detach()
-        language.fill_talker(model.talker, shape.dit.codes, pad_row, generator_for(seed, "talker"))
+        language.fill_talker(model.talker, shape.dit.codes, generator_for(seed, "talker"))
     voices = {
         name: speech.make_voice(shape.dit, bos_token, generator_for(seed, name))
         for name, bos_token in ids.speakers().items()

@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 
 from checkpoint import write_checkpoint
-from shared.engine.torchvision_compat import declare_missing_operators
+from shared.config import ThinkerConfig
+from shared.engine.environment import prepare_environment
 
-# Before any test module imports something of transformers that imports torchvision.
-declare_missing_operators()
+# Before any test module imports vLLM, or something of transformers that imports torchvision.
+prepare_environment(ThinkerConfig(threads=1))
 
 
 @pytest.fixture(scope="session")

@@ -63,7 +63,7 @@ class TalkerScheduler(StageScheduler):
             # vLLM passes over a running request until this step: what it offers for pipelines.
             request.next_decode_eligible_step = upcoming if self._has_row(request) else upcoming + 1
         output = super().schedule(throttle_prefills)
-        output.row_writes = self._plan_writes(output)  # type: ignore[attr-defined]
+        output.row_writes = self._plan_writes(output)
         return output
 
     def _handle_blocked_waiting_request(self, request: Request) -> bool:

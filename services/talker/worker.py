@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 _Worker: Any = worker_base()
 
 
-class TalkerWorker(_Worker):  # type: ignore[misc]  # the platform decides the base
+class TalkerWorker(_Worker):
     """vLLM's worker of this platform, with one thing to do before each step."""
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> Any:

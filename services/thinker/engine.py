@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from shared.engine.speakers import load_speakers
 from vllm.model_executor.models import ModelRegistry
 from vllm.v1.engine.llm_engine import LLMEngine
 
@@ -13,6 +12,7 @@ from services.thinker.model import SpeakingThinker
 from services.thinker.scheduler import ThinkerScheduler
 from shared.config import EngineConfig
 from shared.engine.platform import build_engine
+from shared.engine.speakers import load_speakers
 from shared.errors import CheckpointError
 
 ARCHITECTURE = "OmniRelaySpeakingThinker"

@@ -31,4 +31,4 @@ class ConditioningReader:
         return embeds.cpu()
 
     def _model(self) -> "SpeakingThinker":
-        return self.model_runner.get_model()  # type: ignore[return-value]
+        return self.model_runner.get_model()

@@ -1,39 +1,24 @@
-"""The token2wav engine: built from a checkpoint, fed with chunks, stepped until audio comes out.
+"""The token2wav engine: built from a checkpoint, fed with chunks, stepped until audio comes out."""
 
-Import this before anything else of vLLM: it runs the engine in this process, and on vLLM's first
-model runner, the only one that takes a pooling task of our own.
-"""
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
 
-import os
+from transformers import PretrainedConfig
+from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniToken2WavConfig
+from vllm import PoolingParams
+from vllm.engine.arg_utils import EngineArgs
+from vllm.inputs import TokensPrompt
+from vllm.model_executor.models import ModelRegistry
+from vllm.outputs import PoolingRequestOutput
+from vllm.v1.engine.llm_engine import LLMEngine
 
-os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
-
-from shared.engine.torchvision_compat import declare_missing_operators
-
-declare_missing_operators()
-
-from collections.abc import Iterable  # noqa: E402
-from dataclasses import dataclass  # noqa: E402
-from pathlib import Path  # noqa: E402
-from typing import cast  # noqa: E402
-
-from transformers import PretrainedConfig  # noqa: E402
-from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import (  # noqa: E402
-    Qwen2_5OmniToken2WavConfig,
-)
-from vllm import PoolingParams  # noqa: E402
-from vllm.engine.arg_utils import EngineArgs  # noqa: E402
-from vllm.inputs import TokensPrompt  # noqa: E402
-from vllm.model_executor.models import ModelRegistry  # noqa: E402
-from vllm.outputs import PoolingRequestOutput  # noqa: E402
-from vllm.v1.engine.llm_engine import LLMEngine  # noqa: E402
-
-from services.token2wav.checkpoint import component_configs  # noqa: E402
-from services.token2wav.chunks import CodecGeometry  # noqa: E402
-from services.token2wav.model import ARCHITECTURE, Token2WavForSynthesis  # noqa: E402
-from services.token2wav.scheduler import MAX_BATCH_FRAMES_KEY, DiffusionScheduler  # noqa: E402
-from services.token2wav.synthesis import (  # noqa: E402
+from services.token2wav.checkpoint import component_configs
+from services.token2wav.chunks import CodecGeometry
+from services.token2wav.model import ARCHITECTURE, Token2WavForSynthesis
+from services.token2wav.scheduler import MAX_BATCH_FRAMES_KEY, DiffusionScheduler
+from services.token2wav.synthesis import (
     CHUNK_KEY,
     MAX_TIME_POINTS,
     SynthesisChunk,
@@ -41,8 +26,8 @@ from services.token2wav.synthesis import (  # noqa: E402
     unpack_result,
     validate_chunk,
 )
-from services.token2wav.vocoder import samples_per_frame  # noqa: E402
-from shared.errors import CheckpointError, ConfigError, OmniRelayError, StageFailedError  # noqa: E402
+from services.token2wav.vocoder import samples_per_frame
+from shared.errors import CheckpointError, ConfigError, OmniRelayError, StageFailedError
 
 # vLLM wants every model to look like a language model; nothing is ever computed with these.
 _NOMINAL_HIDDEN_SIZE = 8
@@ -136,6 +121,7 @@ class SynthesisEngine:
     Attributes:
         geometry: what a chunk planner must know of the checkpoint.
         samples_per_frame: samples of audio that one mel frame lasts.
+        code_count: ids that the DiT knows: ``dit_config.num_embeds``.
     """
 
     def __init__(self, engine: LLMEngine) -> None:
@@ -143,6 +129,7 @@ class SynthesisEngine:
         self._internal_ids: dict[str, str] = {}
         self._dit_config, vocoder_config = component_configs(engine.model_config.hf_config)
         self.samples_per_frame = samples_per_frame(vocoder_config)
+        self.code_count: int = self._dit_config.num_embeds
         self.geometry = CodecGeometry(
             block_size=self._dit_config.block_size,
             repeats=self._dit_config.repeats,

@@ -14,6 +14,8 @@ def prepare_environment(config: StageConfig) -> None:
         config: The stage's configuration.
     """
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    # Model runner V1 runs on CPUs and GPUs alike, and takes pooling tasks of our own; V2 does neither yet.
+    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

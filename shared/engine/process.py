@@ -45,7 +45,6 @@ def run_stage(name: StageName, union: Any, build: Build) -> None:
     try:
         config = load_config(path)
         configure_logging(name, config.log_level)
-        prepare_environment(config.stage(name))
         _serve(name, config, union, build)
     except OmniRelayError as error:
         log.error("%s: %s", error.code, error)
@@ -55,6 +54,7 @@ def run_stage(name: StageName, union: Any, build: Build) -> None:
 def _serve(name: StageName, config: Config, union: Any, build: Build) -> None:
     stage = config.stage(name)
     model = resolve_model(config)
+    prepare_environment(stage)
     context: Context = zmq.Context()
     # The address first: if it is taken, say so before a model is loaded.
     inbox: PullQueue[Any] = PullQueue(context, stage.inbox, union, stage.max_payload_bytes)
@@ -69,7 +69,9 @@ def _serve(name: StageName, config: Config, union: Any, build: Build) -> None:
     try:
         loop.run()
     finally:
-        for queue in (inbox, control, *outboxes):
-            queue.close()
+        inbox.close()
+        control.close()
+        for outbox in outboxes:
+            outbox.close()
         context.term()
     log.info("stopped")

@@ -47,7 +47,8 @@ def answer(
 
     def listen(code: torch.Tensor, **others: Any) -> torch.Tensor:
         codes.append(code)
-        return token2wav(code, **others)
+        wave: torch.Tensor = token2wav(code, **others)
+        return wave
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model.token2wav, "forward", listen)
@@ -235,11 +236,11 @@ def test_the_released_vocabulary_has_the_released_ids(tmp_path: Path) -> None:
     }
     for text, index in released.items():
         assert loaded(text)["input_ids"] == [index] == tokenizer.encode(text).ids
-    config = model_config(shape, user_id(tokenizer))
-    assert config.thinker_config.text_config.vocab_size == 152064
-    assert config.thinker_config.audio_token_index == 151646
-    assert config.talker_config.tts_text_pad_token_id == 151859
-    assert config.talker_config.tts_codec_end_token_id == 8294
+    config = model_config(shape, user_id(tokenizer)).to_dict()
+    assert config["thinker_config"]["text_config"]["vocab_size"] == 152064
+    assert config["thinker_config"]["audio_token_index"] == 151646
+    assert config["talker_config"]["tts_text_pad_token_id"] == 151859
+    assert config["talker_config"]["tts_codec_end_token_id"] == 8294
 
 
 @pytest.mark.parametrize(
