@@ -72,8 +72,7 @@ def seeded_noise(seed: int) -> Iterator[None]:
     """Let the reference start from our noise: it draws its own from an unseeded generator otherwise."""
 
     def randn(shape: list[int], **_: Any) -> torch.Tensor:
-        _, frames, mel_dim = shape
-        return initial_noise(seed, frames, mel_dim).unsqueeze(0)
+        return initial_noise(seed, *shape[1:]).unsqueeze(0)
 
     with mock.patch.object(torch, "randn", randn):
         yield

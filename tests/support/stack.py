@@ -95,6 +95,8 @@ class RunningStack:
         finally:
             self.process.kill()
             self._reader.join(STOP_S)
+            if self.process.stdout is not None:
+                self.process.stdout.close()
         return time.monotonic() - started
 
     def _read(self) -> None:
