@@ -1,5 +1,6 @@
 """The token2wav engine: built from a checkpoint, fed with chunks, stepped until audio comes out."""
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,8 @@ from services.token2wav.synthesis import (
 )
 from services.token2wav.vocoder import samples_per_frame
 from shared.errors import CheckpointError, ConfigError, OmniRelayError, StageFailedError
+
+logger = logging.getLogger(__name__)
 
 # vLLM wants every model to look like a language model; nothing is ever computed with these.
 _NOMINAL_HIDDEN_SIZE = 8
@@ -179,18 +182,21 @@ class SynthesisEngine:
         the batch as a whole (the device out of memory, say) is raised as it is: then the engine's state
         is not to be trusted any more, and its process should end.
         """
-        outputs = self._engine.step()
-        failures = self.scheduler.take_failures()
-        outcomes = []
-        for output in outputs:
-            internal_id = self._internal_ids.pop(output.request_id)
-            error = failures.get(internal_id)
-            if error is not None:
-                outcomes.append(ChunkOutcome(output.request_id, error=error))
-            else:
-                result = unpack_result(cast(PoolingRequestOutput, output).outputs.data)
-                outcomes.append(ChunkOutcome(output.request_id, result=result))
+        outcomes = [self._outcome(cast(PoolingRequestOutput, output)) for output in self._engine.step()]
+        refused = self.scheduler.take_failures()
+        for request_id, internal_id in list(self._internal_ids.items()):
+            if internal_id in refused:
+                self.abort([request_id])
+                outcomes.append(ChunkOutcome(request_id, error=refused[internal_id]))
         return outcomes
+
+    def _outcome(self, output: PoolingRequestOutput) -> ChunkOutcome:
+        del self._internal_ids[output.request_id]
+        try:
+            return ChunkOutcome(output.request_id, result=unpack_result(output.outputs.data))
+        except OmniRelayError as error:
+            logger.warning("chunk of request %s failed: %s: %s", output.request_id, error.code, error)
+            return ChunkOutcome(output.request_id, error=error)
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Stop chunks; they have no outcome.  Ids that are not in flight are ignored.
