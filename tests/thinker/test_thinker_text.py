@@ -99,6 +99,19 @@ def test_a_seed_makes_sampling_repeatable(thinker: ThinkerRig) -> None:
     assert len({tuple(thinker.text(name)) for name in ("alone", "other", "greedy", "different")}) == 4
 
 
+def test_a_seed_holds_for_a_prompt_computed_in_pieces(
+    thinker: ThinkerRig, chunked_thinker: ThinkerRig
+) -> None:
+    prompts = {"long": random_prompt(300, seed=8), "longer": random_prompt(400, seed=9)}
+    drawn: dict[str, Any] = {"seed": 5, "temperature": 1.0, "top_k": 40, "min_tokens": 30, "max_tokens": 30}
+    for name, prompt in prompts.items():
+        thinker.run(thinker_request(name, prompt, **drawn))
+    chunked_thinker.run(*(thinker_request(name, prompt, **drawn) for name, prompt in prompts.items()))
+    for name in prompts:
+        assert len([count for count in chunked_thinker.steps.of(name) if count > 1]) > 5
+        assert chunked_thinker.text(name) == thinker.text(name)
+
+
 def test_priority_decides_who_is_served_first(single_thinker: ThinkerRig, reference: Reference) -> None:
     order = {"last": 9, "middle": 5, "equal": 5, "first": -3}
     prompts = {name: random_prompt(20, seed=index) for index, name in enumerate(order)}
