@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -41,6 +42,11 @@ WRONG = {
         InvalidRequestError,
         "1600",
     ),
+    "a temperature that vLLM does not take": (
+        thinker_request("bad", KEPT, temperature=3.0),
+        InvalidRequestError,
+        r"temperature must be in \[0, 2\]",
+    ),
     "an id in work": (thinker_request("kept", [1]), RepeatedMessageError, "kept is in work already"),
 }
 
@@ -68,6 +74,21 @@ def test_the_longest_prompt_is_taken(thinker: ThinkerRig) -> None:
     thinker.run(thinker_request("full", random_prompt(2303)))
     assert thinker.reason("full") == "length"
     assert len(thinker.text("full")) == 1
+
+
+def test_the_most_that_a_message_may_ask_for_is_served(thinker: ThinkerRig) -> None:
+    extremes: dict[str, Any] = {
+        "max_tokens": 2**31 - 1,
+        "min_tokens": 2**31 - 1,
+        "temperature": 2.0,
+        "top_k": 2**20,
+        "top_p": 1e-9,
+        "repetition_penalty": 10.0,
+    }
+    request = thinker_request("a", random_prompt(2290), seed=2**63 - 1, priority=1000, **extremes)
+    thinker.run(request, thinker_request("kept", KEPT, priority=-1000))
+    assert thinker.reason("a") == "length"
+    assert len(thinker.text("a")) == thinker.service.limits.max_positions - 2290
 
 
 @pytest.mark.parametrize("steps", [0, 1, 9])
