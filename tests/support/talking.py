@@ -52,7 +52,7 @@ def rows_of(request_id: str, answer: Answer, *cuts: int) -> Iterator[Conditionin
             answer.positions[:, start:stop],
             seq=seq,
             start=start,
-            last=stop == borders[-1],
+            last=seq == len(cuts),
         )
 
 
