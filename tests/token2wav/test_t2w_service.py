@@ -60,9 +60,9 @@ class Rig:
         while self.service.ready:
             assert self.step() == {}
 
-    def stream(self, name: str, codes: tuple[int, ...], piece: int, **start: int) -> None:
+    def stream(self, name: str, codes: tuple[int, ...], piece: int, seed: int = 1) -> None:
         """Codes in pieces, with a step after each."""
-        self.start(name, **start)
+        self.start(name, seed=seed)
         for seq, first in enumerate(range(0, len(codes), piece)):
             self.give(name, seq, codes[first : first + piece], last=first + piece >= len(codes))
             if self.service.ready:
