@@ -84,7 +84,7 @@ class Gateway:
     """
 
     def __init__(self, config: GatewayConfig, prompts: PromptBuilder, stages: StagePort) -> None:
-        self.registry: Final = StageRegistry(config.heartbeat_timeout_s)
+        self.registry: Final = StageRegistry(config.heartbeat_timeout_s, config.step_timeout_s)
         self.counts: Final = StateCounts()
         self.dropped_events = 0
         self._prompts = prompts

@@ -11,7 +11,7 @@ import zmq
 from shared.config import Config
 from shared.control import MAX_CONTROL_BYTES
 from shared.errors import MessageError
-from shared.messages import Abort, ControlToGateway, StageEvent, StageName, ThinkRequest
+from shared.messages import HEARTBEAT_SUFFIX, Abort, ControlToGateway, StageEvent, StageName, ThinkRequest
 from shared.queues import LINGER_MS, PullQueue, PushQueue, bind
 from shared.wire import Decoder, encode
 
@@ -135,7 +135,7 @@ class StageLink:
         """Decode a message and check that it comes from the stage it names."""
         try:
             message = self._decoder.decode(frames)
-            if message.stage.encode() != identity:
+            if identity.removesuffix(HEARTBEAT_SUFFIX.encode()) != message.stage.encode():
                 raise MessageError(f"peer {identity[:64]!r} speaks for the {message.stage}")
         except MessageError as error:
             self._control_refused[error.code] += 1

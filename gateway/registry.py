@@ -13,11 +13,15 @@ class StageRegistry:
 
     Args:
         timeout_s: A stage that is silent for longer is down.
+        step_timeout_s: So is one whose loop has been in the same step for longer.
         clock: Gives monotonic seconds.
     """
 
-    def __init__(self, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, timeout_s: float, step_timeout_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._timeout_s = timeout_s
+        self._step_timeout_s = step_timeout_s
         self._clock = clock
         self._last: dict[StageName, tuple[float, Heartbeat]] = {}
         self._down: set[StageName] = set()
@@ -30,26 +34,22 @@ class StageRegistry:
         """
         last = self._last.get(heartbeat.stage)
         self._last[heartbeat.stage] = (self._clock(), heartbeat)
-        self._down.discard(heartbeat.stage)
+        if not self._lost(heartbeat.stage):
+            self._down.discard(heartbeat.stage)
         return last is not None and last[1].pid != heartbeat.pid
 
     def newly_down(self) -> list[StageName]:
-        """The stages whose silence has become too long since the last call."""
-        now = self._clock()
-        silent = [
-            stage
-            for stage, (seen, _) in self._last.items()
-            if stage not in self._down and now - seen > self._timeout_s
-        ]
-        self._down.update(silent)
-        return silent
+        """The stages that fell silent, or hang, since the last call."""
+        lost = [stage for stage in self._last if stage not in self._down and self._lost(stage)]
+        self._down.update(lost)
+        return lost
 
     def state(self, stage: StageName) -> StageState:
         """What is known of a stage: ``starting`` before its first heartbeat."""
         last = self._last.get(stage)
         if last is None:
             return "starting"
-        return "down" if stage in self._down or self._clock() - last[0] > self._timeout_s else "ready"
+        return "down" if stage in self._down or self._lost(stage) else "ready"
 
     def require(self, stages: Iterable[StageName]) -> None:
         """Check that stages are ready.
@@ -74,6 +74,10 @@ class StageRegistry:
     def report(self) -> list[StageStatus]:
         """All stages, for the status."""
         return [self._status(stage) for stage in STAGES]
+
+    def _lost(self, stage: StageName) -> bool:
+        seen, beat = self._last[stage]
+        return self._clock() - seen > self._timeout_s or beat.busy_s > self._step_timeout_s
 
     def _status(self, stage: StageName) -> StageStatus:
         last = self._last.get(stage)

@@ -16,7 +16,7 @@ from shared.engine.environment import prepare_environment
 from tests.support.edges import Edge, MakeEdge
 
 if TYPE_CHECKING:
-    from tests.support.reference import Reference
+    from tests.support.answers import Reference
 
 # Before any test module imports vLLM, or something of transformers that imports torchvision.
 prepare_environment(ThinkerConfig(threads=1))
@@ -46,7 +46,7 @@ def other_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def reference(tiny_checkpoint: Path) -> Reference:
     """transformers, with the tiny checkpoint's weights."""
-    from tests.support.reference import Reference  # noqa: PLC0415 - loads transformers
+    from tests.support.answers import Reference  # noqa: PLC0415 - loads transformers
 
     return Reference(tiny_checkpoint)
 
@@ -54,7 +54,7 @@ def reference(tiny_checkpoint: Path) -> Reference:
 @pytest.fixture(scope="session")
 def other_reference(other_checkpoint: Path) -> Reference:
     """transformers, with the other checkpoint's weights."""
-    from tests.support.reference import Reference  # noqa: PLC0415 - loads transformers
+    from tests.support.answers import Reference  # noqa: PLC0415 - loads transformers
 
     return Reference(other_checkpoint)
 

@@ -9,7 +9,6 @@ from typing import cast
 from transformers import PretrainedConfig
 from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniToken2WavConfig
 from vllm import PoolingParams
-from vllm.engine.arg_utils import EngineArgs
 from vllm.inputs import TokensPrompt
 from vllm.model_executor.models import ModelRegistry
 from vllm.outputs import PoolingRequestOutput
@@ -28,6 +27,8 @@ from services.token2wav.synthesis import (
     validate_chunk,
 )
 from services.token2wav.vocoder import samples_per_frame
+from shared.config import EngineConfig
+from shared.engine.platform import build_engine
 from shared.errors import CheckpointError, ConfigError, OmniRelayError, StageFailedError
 
 logger = logging.getLogger(__name__)
@@ -38,7 +39,7 @@ _STEP_TOKEN = 0
 _NOMINAL_VOCABULARY = 2
 
 
-def build_engine(
+def build_token2wav(
     model_dir: Path,
     *,
     max_batch_frames: int,
@@ -64,27 +65,25 @@ def build_engine(
     if not (model_dir / "config.json").is_file():
         raise CheckpointError(f"{model_dir / 'config.json'}: the configuration of the checkpoint is missing")
     ModelRegistry.register_model(ARCHITECTURE, Token2WavForSynthesis)
-    arguments = EngineArgs(
-        model=str(model_dir),
-        skip_tokenizer_init=True,
-        enforce_eager=True,
+    config = EngineConfig(
         dtype="float32",
-        runner="pooling",
-        hf_overrides=_token2wav_config,
         max_model_len=MAX_TIME_POINTS,
         max_num_seqs=max_num_seqs,
         # One step of each request, or all steps of one that is alone.
         max_num_batched_tokens=max(max_num_seqs, MAX_TIME_POINTS),
-        scheduler_cls=DiffusionScheduler,
-        scheduling_policy="priority",
-        enable_prefix_caching=False,
-        async_scheduling=False,
         gpu_memory_utilization=gpu_memory_utilization,
-        additional_config={MAX_BATCH_FRAMES_KEY: max_batch_frames},
-        disable_log_stats=True,
-        use_tqdm_on_load=False,
+        enforce_eager=True,
+        enable_prefix_caching=False,
     )
-    return LLMEngine.from_engine_args(arguments)
+    return build_engine(
+        model_dir,
+        config,
+        runner="pooling",
+        hf_overrides=_token2wav_config,
+        scheduler_cls=DiffusionScheduler,
+        skip_tokenizer_init=True,
+        additional_config={MAX_BATCH_FRAMES_KEY: max_batch_frames},
+    )
 
 
 def _token2wav_config(config: PretrainedConfig) -> PretrainedConfig:
@@ -120,7 +119,7 @@ class SynthesisEngine:
     Not safe for threads: one loop submits, steps and aborts.
 
     Args:
-        engine: from :func:`build_engine`.
+        engine: from :func:`build_token2wav`.
 
     Attributes:
         geometry: what a chunk planner must know of the checkpoint.
@@ -145,7 +144,7 @@ class SynthesisEngine:
         """The engine's scheduler.
 
         Raises:
-            StageFailedError: the engine was not built by :func:`build_engine`.
+            StageFailedError: the engine was not built by :func:`build_token2wav`.
         """
         # vLLM's client of an engine core in the same process is a thin wrapper around it.
         core = getattr(self._engine.engine_core, "engine_core", None)

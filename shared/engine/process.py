@@ -11,10 +11,11 @@ from typing import Any
 
 import zmq
 
-from shared.checkpoints import resolve_model
+from shared.checkpoints import require_model_files, resolve_model
 from shared.config import Config, load_config
 from shared.control import ControlClient
 from shared.engine.environment import prepare_environment
+from shared.engine.heartbeat import HeartbeatThread
 from shared.engine.stage import StageLoop, StageService, stop_on_signals
 from shared.errors import OmniRelayError
 from shared.log import configure_logging
@@ -61,6 +62,7 @@ def run_stage(name: StageName, union: Any, build: Build) -> None:
 def _serve(name: StageName, config: Config, union: Any, build: Build) -> None:
     stage = config.stage(name)
     model = resolve_model(config)
+    require_model_files(model)
     prepare_environment(stage)
     context: Context = zmq.Context()
     # The address first: if it is taken, say so before a model is loaded.
@@ -72,12 +74,15 @@ def _serve(name: StageName, config: Config, union: Any, build: Build) -> None:
     outboxes = [gateway, *outboxes]
     # What was loaded stays until the end: no garbage collection needs to look at it again.
     gc.freeze()
-    loop = StageLoop(service, stage, inbox, control, gateway, outboxes)
+    heart = HeartbeatThread(context, config.gateway.control, name, stage.heartbeat_s)
+    loop = StageLoop(service, stage, inbox, control, heart, gateway, outboxes)
     stop_on_signals(loop)
     log.info("ready on %s", stage.inbox)
+    heart.start()
     try:
         loop.run()
     finally:
+        heart.stop()
         inbox.close()
         control.close()
         for outbox in outboxes:

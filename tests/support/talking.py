@@ -25,7 +25,7 @@ from shared.messages import (
     Token2WavInput,
 )
 from tests.support.edges import Edge, MakeEdge
-from tests.support.reference import Answer
+from tests.support.answers import Answer
 from tests.support.steps import StepRecord
 from tests.support.thinking import speech_of
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.messages import TalkerInput
-from tests.support.reference import Answer, Reference, cut_padding, random_prompt
+from tests.support.answers import Answer, Reference, cut_padding, random_prompt
 from tests.support.talking import TalkerRig, rows_of, start_of
 from tests.support.thinking import speech_of
 from tests.talker.conftest import BLOCK_SIZE, CODEC_START

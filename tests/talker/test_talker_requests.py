@@ -21,7 +21,7 @@ from shared.errors import (
     StageFailedError,
 )
 from shared.messages import AdditionalInformationPayload, ConditioningRows
-from tests.support.reference import Answer, Reference, random_prompt
+from tests.support.answers import Answer, Reference, random_prompt
 from tests.support.talking import TalkerRig, rows_message, rows_of, start_of
 from tests.support.thinking import speech_of
 

@@ -22,7 +22,7 @@ from shared.errors import (
     UnknownSpeakerError,
 )
 from shared.messages import ThinkRequest
-from tests.support.reference import Reference, random_prompt
+from tests.support.answers import Reference, random_prompt
 from tests.support.thinking import ThinkerRig, speech_of, thinker_request
 
 KEPT = random_prompt(20)

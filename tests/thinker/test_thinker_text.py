@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.reference import Reference, random_prompt
+from tests.support.answers import Reference, random_prompt
 from tests.support.thinking import ThinkerRig, speech_of, thinker_request
 
 LENGTHS = (1, 7, 130, 2000)

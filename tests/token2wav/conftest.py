@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 
-from services.token2wav.engine import SynthesisEngine, build_engine
+from services.token2wav.engine import SynthesisEngine, build_token2wav
 from services.token2wav.noise import initial_noise
 from services.token2wav.pooler import SolverPooler
 from services.token2wav.synthesis import SynthesisChunk, SynthesisResult
@@ -172,13 +172,13 @@ MAX_BATCH_FRAMES = 500
 
 @pytest.fixture(scope="session")
 def engine(oracle) -> SynthesisEngine:
-    llm_engine = build_engine(oracle.path, max_batch_frames=MAX_BATCH_FRAMES, max_num_seqs=8)
+    llm_engine = build_token2wav(oracle.path, max_batch_frames=MAX_BATCH_FRAMES, max_num_seqs=8)
     return SynthesisEngine(llm_engine)
 
 
 @pytest.fixture(scope="session")
 def other_engine(other_oracle) -> SynthesisEngine:
-    llm_engine = build_engine(other_oracle.path, max_batch_frames=100_000, max_num_seqs=8)
+    llm_engine = build_token2wav(other_oracle.path, max_batch_frames=100_000, max_num_seqs=8)
     return SynthesisEngine(llm_engine)
 
 

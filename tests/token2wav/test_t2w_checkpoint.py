@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load_file
 
 from services.token2wav.conditioning import check_speakers
-from services.token2wav.engine import build_engine
+from services.token2wav.engine import build_token2wav
 from services.token2wav.model import Token2WavForSynthesis
 from services.token2wav.synthesis import (
     SynthesisResult,
@@ -99,9 +99,9 @@ def test_weights_are_loaded_strictly(oracle, engine):
 
 def test_engine_needs_a_checkpoint_and_bounds(tmp_path, oracle):
     with pytest.raises(CheckpointError, match=r"config\.json"):
-        build_engine(tmp_path, max_batch_frames=1, max_num_seqs=1)
+        build_token2wav(tmp_path, max_batch_frames=1, max_num_seqs=1)
     with pytest.raises(ConfigError, match="max_batch_frames 0"):
-        build_engine(oracle.path, max_batch_frames=0, max_num_seqs=1)
+        build_token2wav(oracle.path, max_batch_frames=0, max_num_seqs=1)
 
 
 @pytest.mark.parametrize(
