@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from conftest import run_all
 from vllm import PoolingParams
 from vllm.v1.pool.metadata import PoolingMetadata, PoolingStates
 
 from services.token2wav.chunks import ChunkingConfig
 from services.token2wav.stream import AudioStream, VoiceSettings
 from services.token2wav.synthesis import CHUNK_KEY, unpack_result
+from tests.token2wav.conftest import run_all
 
 TOLERANCE = 1e-4
 

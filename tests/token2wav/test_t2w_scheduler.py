@@ -3,11 +3,11 @@ import logging
 from dataclasses import replace
 
 import pytest
-from conftest import MAX_BATCH_FRAMES, counting, run_all
 from vllm import PoolingParams
 
 from services.token2wav.synthesis import CHUNK_KEY
 from shared.errors import InvalidRequestError, StageFailedError, UnknownSpeakerError
+from tests.token2wav.conftest import MAX_BATCH_FRAMES, counting, run_all
 
 TOLERANCE = 1e-4
 
