@@ -88,6 +88,7 @@ class GatewayConfig(_Section):
         events: Where the stages push what comes out.
         control: Where the stages connect for heartbeats and aborts.
         heartbeat_timeout_s: A stage that is silent for longer counts as gone.
+        step_timeout_s: A stage whose loop has been in one step for longer counts as hung.
         limits: What is admitted.
     """
 
@@ -95,6 +96,7 @@ class GatewayConfig(_Section):
     events: Address = "tcp://127.0.0.1:5560"
     control: Address = "tcp://127.0.0.1:5561"
     heartbeat_timeout_s: Annotated[float, Field(gt=0)] = 10.0
+    step_timeout_s: Annotated[float, Field(gt=0)] = 300.0
     limits: Limits = Limits()
 
 
@@ -131,7 +133,7 @@ class StageConfig(_Section):
 
     Attributes:
         inbox: Where the stage listens for its input.
-        threads: CPU threads of the model; none leaves it to torch.
+        threads: CPU threads of the model; none takes OMP_NUM_THREADS, or else a third of the cores.
         devices: ``CUDA_VISIBLE_DEVICES`` of the process; none leaves the environment as it is.
         engine: Its vLLM engine.
         max_payload_bytes: Largest tensor it takes from a socket.

@@ -24,6 +24,8 @@ SAMPLE_RATE: Final = 24_000
 """Samples per second of every waveform, fixed by the model's vocoder."""
 
 StageName = Literal["thinker", "talker", "token2wav"]
+HEARTBEAT_SUFFIX: Final = ".heartbeat"
+"""On the control socket a stage goes by its name, and its heartbeats by its name with this behind."""
 STAGES: Final[tuple[StageName, ...]] = ("thinker", "talker", "token2wav")
 
 FinishReason = Literal["stop", "length"]
@@ -429,8 +431,9 @@ class Heartbeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         stage: Which stage.
         pid: Its process id.
         limits: Fixed limits, repeated so that a gateway that starts later learns them.
-        load: What it holds now.
+        load: What it held when its loop last came round.
         peak_memory_bytes: Largest resident set of the process so far.
+        busy_s: Seconds since then; large while a long step is computed.
     """
 
     stage: StageName
@@ -438,6 +441,7 @@ class Heartbeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     limits: StageLimits
     load: StageLoad
     peak_memory_bytes: Annotated[int, Meta(ge=0)] = 0
+    busy_s: Annotated[float, Meta(ge=0)] = 0.0
 
 
 class Abort(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="abort"):

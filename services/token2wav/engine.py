@@ -1,5 +1,6 @@
 """The token2wav engine: built from a checkpoint, fed with chunks, stepped until audio comes out."""
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +9,6 @@ from typing import cast
 from transformers import PretrainedConfig
 from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniToken2WavConfig
 from vllm import PoolingParams
-from vllm.engine.arg_utils import EngineArgs
 from vllm.inputs import TokensPrompt
 from vllm.model_executor.models import ModelRegistry
 from vllm.outputs import PoolingRequestOutput
@@ -27,7 +27,11 @@ from services.token2wav.synthesis import (
     validate_chunk,
 )
 from services.token2wav.vocoder import samples_per_frame
+from shared.config import EngineConfig
+from shared.engine.platform import build_engine
 from shared.errors import CheckpointError, ConfigError, OmniRelayError, StageFailedError
+
+logger = logging.getLogger(__name__)
 
 # vLLM wants every model to look like a language model; nothing is ever computed with these.
 _NOMINAL_HIDDEN_SIZE = 8
@@ -35,7 +39,7 @@ _STEP_TOKEN = 0
 _NOMINAL_VOCABULARY = 2
 
 
-def build_engine(
+def build_token2wav(
     model_dir: Path,
     *,
     max_batch_frames: int,
@@ -61,27 +65,25 @@ def build_engine(
     if not (model_dir / "config.json").is_file():
         raise CheckpointError(f"{model_dir / 'config.json'}: the configuration of the checkpoint is missing")
     ModelRegistry.register_model(ARCHITECTURE, Token2WavForSynthesis)
-    arguments = EngineArgs(
-        model=str(model_dir),
-        skip_tokenizer_init=True,
-        enforce_eager=True,
+    config = EngineConfig(
         dtype="float32",
-        runner="pooling",
-        hf_overrides=_token2wav_config,
         max_model_len=MAX_TIME_POINTS,
         max_num_seqs=max_num_seqs,
         # One step of each request, or all steps of one that is alone.
         max_num_batched_tokens=max(max_num_seqs, MAX_TIME_POINTS),
-        scheduler_cls=DiffusionScheduler,
-        scheduling_policy="priority",
-        enable_prefix_caching=False,
-        async_scheduling=False,
         gpu_memory_utilization=gpu_memory_utilization,
-        additional_config={MAX_BATCH_FRAMES_KEY: max_batch_frames},
-        disable_log_stats=True,
-        use_tqdm_on_load=False,
+        enforce_eager=True,
+        enable_prefix_caching=False,
     )
-    return LLMEngine.from_engine_args(arguments)
+    return build_engine(
+        model_dir,
+        config,
+        runner="pooling",
+        hf_overrides=_token2wav_config,
+        scheduler_cls=DiffusionScheduler,
+        skip_tokenizer_init=True,
+        additional_config={MAX_BATCH_FRAMES_KEY: max_batch_frames},
+    )
 
 
 def _token2wav_config(config: PretrainedConfig) -> PretrainedConfig:
@@ -117,7 +119,7 @@ class SynthesisEngine:
     Not safe for threads: one loop submits, steps and aborts.
 
     Args:
-        engine: from :func:`build_engine`.
+        engine: from :func:`build_token2wav`.
 
     Attributes:
         geometry: what a chunk planner must know of the checkpoint.
@@ -142,7 +144,7 @@ class SynthesisEngine:
         """The engine's scheduler.
 
         Raises:
-            StageFailedError: the engine was not built by :func:`build_engine`.
+            StageFailedError: the engine was not built by :func:`build_token2wav`.
         """
         # vLLM's client of an engine core in the same process is a thin wrapper around it.
         core = getattr(self._engine.engine_core, "engine_core", None)
@@ -179,18 +181,21 @@ class SynthesisEngine:
         the batch as a whole (the device out of memory, say) is raised as it is: then the engine's state
         is not to be trusted any more, and its process should end.
         """
-        outputs = self._engine.step()
-        failures = self.scheduler.take_failures()
-        outcomes = []
-        for output in outputs:
-            internal_id = self._internal_ids.pop(output.request_id)
-            error = failures.get(internal_id)
-            if error is not None:
-                outcomes.append(ChunkOutcome(output.request_id, error=error))
-            else:
-                result = unpack_result(cast(PoolingRequestOutput, output).outputs.data)
-                outcomes.append(ChunkOutcome(output.request_id, result=result))
+        outcomes = [self._outcome(cast(PoolingRequestOutput, output)) for output in self._engine.step()]
+        refused = self.scheduler.take_failures()
+        for request_id, internal_id in list(self._internal_ids.items()):
+            if internal_id in refused:
+                self.abort([request_id])
+                outcomes.append(ChunkOutcome(request_id, error=refused[internal_id]))
         return outcomes
+
+    def _outcome(self, output: PoolingRequestOutput) -> ChunkOutcome:
+        del self._internal_ids[output.request_id]
+        try:
+            return ChunkOutcome(output.request_id, result=unpack_result(output.outputs.data))
+        except OmniRelayError as error:
+            logger.warning("chunk of request %s failed: %s: %s", output.request_id, error.code, error)
+            return ChunkOutcome(output.request_id, error=error)
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Stop chunks; they have no outcome.  Ids that are not in flight are ignored.

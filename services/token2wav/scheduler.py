@@ -5,32 +5,21 @@ calls chunked prefill with a chunk of one token; a request that is alone takes a
 at once, for there is nobody to wait for.  There is no KV cache; what bounds the batch is mel frames.
 """
 
-import logging
+from functools import partial
 from typing import Any
 
-import torch
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
-from vllm.v1.outputs import ModelRunnerOutput
-from vllm.v1.request import Request, RequestStatus
+from vllm.v1.request import Request
 
 from services.token2wav.checkpoint import component_configs
-from services.token2wav.synthesis import (
-    CHUNK_KEY,
-    SynthesisChunk,
-    pack_failure,
-    packed_failure,
-    validate_chunk,
-)
-from shared.errors import ConfigError, InvalidRequestError, OmniRelayError, StageFailedError
-
-logger = logging.getLogger(__name__)
+from services.token2wav.synthesis import CHUNK_KEY, SynthesisChunk, validate_chunk
+from shared.engine.scheduling import StageScheduler
+from shared.errors import ConfigError, InvalidRequestError
 
 MAX_BATCH_FRAMES_KEY = "max_batch_frames"
 
 
-class DiffusionScheduler(Scheduler):
+class DiffusionScheduler(StageScheduler):
     """vLLM's scheduler with a memory budget in mel frames and without trust in parameters.
 
     The budget is ``additional_config["max_batch_frames"]``: running chunks' windows together have at
@@ -52,17 +41,10 @@ class DiffusionScheduler(Scheduler):
         self._max_batch_frames = budget
         self._dit_config, _ = component_configs(self.vllm_config.model_config.hf_config)
         self._unchecked: list[Request] = []
-        self._refused: list[tuple[Request, OmniRelayError]] = []
-        self._failures: dict[str, OmniRelayError] = {}
         self._budget_spent = False
         # vLLM switches both off for models without a KV cache.
         self.scheduler_config.enable_chunked_prefill = True
         self.scheduler_config.long_prefill_token_threshold = 1
-
-    def take_failures(self) -> dict[str, OmniRelayError]:
-        """Return, and forget, why requests failed since the last call, by the engine's request id."""
-        failures, self._failures = self._failures, {}
-        return failures
 
     def add_request(self, request: Request) -> None:
         """Queue a request; whether it can be served is found out when scheduling, where it can fail."""
@@ -74,28 +56,9 @@ class DiffusionScheduler(Scheduler):
         unchecked, self._unchecked = self._unchecked, []
         for request in unchecked:
             if not request.is_finished():
-                self._check(request)
+                self.prepare(request.request_id, partial(self._check, request))
         self._budget_spent = False
         return super().schedule(throttle_prefills)
-
-    def update_from_output(
-        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
-    ) -> dict[int, EngineCoreOutputs]:
-        """Pass on results, and the failures found here or by the model."""
-        self._note_failures(model_runner_output)
-        outputs = super().update_from_output(scheduler_output, model_runner_output)
-        refused, self._refused = self._refused, []
-        for request, error in refused:
-            core_outputs = outputs.setdefault(request.client_index, EngineCoreOutputs())
-            core_outputs.outputs.append(
-                EngineCoreOutput(
-                    request_id=request.request_id,
-                    new_token_ids=[],
-                    finish_reason=FinishReason.ERROR,
-                    pooling_output=pack_failure(error),
-                )
-            )
-        return outputs
 
     def _handle_blocked_waiting_request(self, request: Request) -> bool:
         """Say whether a waiting request may start: vLLM's hook, which keeps its place if it may not."""
@@ -110,33 +73,12 @@ class DiffusionScheduler(Scheduler):
         return _chunk_of(request).window_frames(self._dit_config.repeats)
 
     def _check(self, request: Request) -> None:
-        try:
-            chunk = _chunk_of(request)
-            validate_chunk(chunk, self._dit_config)
-            if request.num_prompt_tokens != chunk.steps:
-                raise InvalidRequestError(
-                    f"the prompt has {request.num_prompt_tokens} tokens for {chunk.steps} solver steps"
-                )
-        except OmniRelayError as error:
-            self._refuse(request, error)
-        except Exception as error:
-            logger.exception("request %s could not be checked", request.request_id)
-            self._refuse(request, StageFailedError(f"the chunk could not be checked: {error}"))
-
-    def _refuse(self, request: Request, error: OmniRelayError) -> None:
-        logger.warning("request %s refused: %s: %s", request.request_id, error.code, error)
-        self._failures[request.request_id] = error
-        self._refused.append((request, error))
-        self.finish_requests(request.request_id, RequestStatus.FINISHED_ERROR)
-
-    def _note_failures(self, model_runner_output: ModelRunnerOutput) -> None:
-        packed: list[torch.Tensor | None] = model_runner_output.pooler_output or []
-        for request_id, index in model_runner_output.req_id_to_index.items():
-            output = packed[index] if index < len(packed) else None
-            error = packed_failure(output) if output is not None else None
-            if error is not None and request_id in self.requests:
-                logger.warning("request %s failed: %s: %s", request_id, error.code, error)
-                self._failures[request_id] = error
+        chunk = _chunk_of(request)
+        validate_chunk(chunk, self._dit_config)
+        if request.num_prompt_tokens != chunk.steps:
+            raise InvalidRequestError(
+                f"the prompt has {request.num_prompt_tokens} tokens for {chunk.steps} solver steps"
+            )
 
 
 def _chunk_of(request: Request) -> SynthesisChunk:

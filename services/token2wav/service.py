@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.token2wav.chunks import ChunkingConfig
-from services.token2wav.engine import SynthesisEngine, build_engine
+from services.token2wav.engine import SynthesisEngine, build_token2wav
 from services.token2wav.stream import AudioStream, VoiceSettings
 from services.token2wav.synthesis import validate_codes
 from shared.config import SynthesisConfig, Token2WavConfig
@@ -61,7 +61,7 @@ class Token2WavService:
         self._gateway = gateway
         self._synthesis = config.synthesis
         self._engine = SynthesisEngine(
-            build_engine(
+            build_token2wav(
                 model,
                 max_batch_frames=config.synthesis.max_batch_frames,
                 max_num_seqs=config.engine.max_num_seqs,

@@ -188,13 +188,6 @@ def unpack_result(packed: torch.Tensor) -> SynthesisResult:
     return SynthesisResult(body[:size], body[size:].view(frames, mel_dim))
 
 
-def packed_failure(packed: torch.Tensor) -> OmniRelayError | None:
-    """Return the error in a pooler output, or None where it holds a result."""
-    if packed.numel() < _HEADER_WORDS or int(packed[:1].view(torch.int32).item()) != _FAILURE:
-        return None
-    return _restore(packed[_HEADER_WORDS:], int(packed[1:2].view(torch.int32).item()))
-
-
 def _restore(body: torch.Tensor, size: int) -> OmniRelayError:
     text = body.contiguous().view(torch.uint8)[:size].numpy().tobytes().decode()
     code, _, message = text.partition("\n")

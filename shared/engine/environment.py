@@ -3,6 +3,7 @@
 import os
 
 from shared.config import StageConfig
+from shared.messages import STAGES
 
 
 def prepare_environment(config: StageConfig) -> None:
@@ -25,6 +26,9 @@ def prepare_environment(config: StageConfig) -> None:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     if config.threads is not None:
         os.environ["OMP_NUM_THREADS"] = str(config.threads)
+    elif not os.environ.get("OMP_NUM_THREADS"):
+        # Threads of stages that share cores spin against each other, and all become several times slower.
+        os.environ["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // len(STAGES)))
     if config.devices is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = config.devices
     from shared.engine.torchvision_compat import declare_missing_operators  # noqa: PLC0415 - imports torch

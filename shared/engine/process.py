@@ -15,6 +15,7 @@ from shared.checkpoints import resolve_model
 from shared.config import Config, load_config
 from shared.control import ControlClient
 from shared.engine.environment import prepare_environment
+from shared.engine.heartbeat import HeartbeatThread
 from shared.engine.stage import StageLoop, StageService, stop_on_signals
 from shared.errors import OmniRelayError
 from shared.log import configure_logging
@@ -72,12 +73,15 @@ def _serve(name: StageName, config: Config, union: Any, build: Build) -> None:
     outboxes = [gateway, *outboxes]
     # What was loaded stays until the end: no garbage collection needs to look at it again.
     gc.freeze()
-    loop = StageLoop(service, stage, inbox, control, gateway, outboxes)
+    heart = HeartbeatThread(context, config.gateway.control, name, stage.heartbeat_s)
+    loop = StageLoop(service, stage, inbox, control, heart, gateway, outboxes)
     stop_on_signals(loop)
     log.info("ready on %s", stage.inbox)
+    heart.start()
     try:
         loop.run()
     finally:
+        heart.stop()
         inbox.close()
         control.close()
         for outbox in outboxes:

@@ -51,10 +51,9 @@ class StageScheduler(Scheduler):
         try:
             return work()
         except EXPECTED as error:
-            log.exception("request %s failed while it was scheduled", engine_id)
-            reason = (
-                error if isinstance(error, OmniRelayError) else StageFailedError(f"scheduling: {error!r}")
-            )
+            known = error if isinstance(error, OmniRelayError) else None
+            reason = known or StageFailedError(f"the request could not be scheduled: {error!r}")
+            log.warning("request %s failed: %s: %s", engine_id, reason.code, reason, exc_info=known is None)
             self._failures[engine_id] = reason
             self.finish_requests(engine_id, RequestStatus.FINISHED_ERROR)
             return None

@@ -13,6 +13,7 @@ import zmq
 
 from shared.config import StageConfig
 from shared.control import ControlClient
+from shared.engine.heartbeat import HeartbeatThread
 from shared.errors import (
     MessageError,
     OmniRelayError,
@@ -93,6 +94,7 @@ class StageLoop(Generic[M]):
         config: The stage's configuration.
         inbox: Its input.
         control: Its control channel.
+        heart: Tells the gateway that the stage lives.
         gateway: Where failures are reported.
         outboxes: All queues the service sends to, the gateway's among them.
     """
@@ -103,16 +105,18 @@ class StageLoop(Generic[M]):
         config: StageConfig,
         inbox: PullQueue[M],
         control: ControlClient,
+        heart: HeartbeatThread,
         gateway: PushQueue[StageEvent],
         outboxes: list[PushQueue[Any]],
     ) -> None:
         self._service = service
         self._inbox = inbox
         self._control = control
+        self._heart = heart
         self._gateway = gateway
         self._outboxes = outboxes
-        self._heartbeat_s = config.heartbeat_s
-        self._next_heartbeat = 0.0
+        self._report_s = config.heartbeat_s / 2
+        self._next_report = 0.0
         self._aborted: OrderedDict[str, None] = OrderedDict()
         self._stopping = False
         self._poller = zmq.Poller()
@@ -136,7 +140,7 @@ class StageLoop(Generic[M]):
             if self._service.ready and not self._congested:
                 self._step()
             self._flush()
-            self._beat()
+            self._report()
 
     @property
     def _congested(self) -> bool:
@@ -147,8 +151,8 @@ class StageLoop(Generic[M]):
         if self._service.ready and not self._congested:
             return
         waiting_to_send = any(outbox.backlog_bytes for outbox in self._outboxes)
-        until_heartbeat = max(0, int((self._next_heartbeat - time.monotonic()) * 1000) + 1)
-        self._poller.poll(min(CONGESTED_WAIT_MS, until_heartbeat) if waiting_to_send else until_heartbeat)
+        until_report = max(0, int((self._next_report - time.monotonic()) * 1000) + 1)
+        self._poller.poll(min(CONGESTED_WAIT_MS, until_report) if waiting_to_send else until_report)
 
     def _take_control(self) -> None:
         for message in self._control.receive():
@@ -202,17 +206,17 @@ class StageLoop(Generic[M]):
         for outbox in self._outboxes:
             outbox.flush()
 
-    def _beat(self) -> None:
+    def _report(self) -> None:
         now = time.monotonic()
-        if now < self._next_heartbeat:
+        if now < self._next_report:
             return
-        self._next_heartbeat = now + self._heartbeat_s
+        self._next_report = now + self._report_s
         load = msgspec.structs.replace(
             self._service.load(),
             outbox_bytes=sum(outbox.backlog_bytes for outbox in self._outboxes),
             refused=self._inbox.refused.total() + self._control.refused,
         )
-        self._control.send(
+        self._heart.note(
             Heartbeat(
                 stage=self._service.name,
                 pid=os.getpid(),

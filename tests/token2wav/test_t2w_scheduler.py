@@ -135,7 +135,7 @@ def raw(engine, request_id: str, tokens: int, extra) -> None:
         (9, {CHUNK_KEY: "text"}, "holds no SynthesisChunk"),
         (8, {}, "8 tokens for 9 solver steps"),
         (9, {"codes": (1, 999)}, r"codes\[1\]: codec id 999"),
-        (9, {"codes": None}, "could not be checked"),
+        (9, {"codes": None}, "could not be scheduled"),
         (9, {"target_end": 0}, "empty or not within"),
     ],
 )
@@ -148,7 +148,7 @@ def test_bad_parameters_fail_only_themselves(oracle, idle, tokens, extra, reason
     raw(idle, "bad", tokens, extra)
     outcomes = {outcome.request_id: outcome for outcome in collect(idle)}
     error = outcomes["bad"].error
-    assert isinstance(error, StageFailedError if "checked" in reason else InvalidRequestError)
+    assert isinstance(error, StageFailedError if "scheduled" in reason else InvalidRequestError)
     with pytest.raises(type(error), match=reason):
         raise error
     assert error.args[0] in propagate_logs.text

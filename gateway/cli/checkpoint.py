@@ -1,0 +1,48 @@
+"""``omnirelay checkpoint``: random checkpoints, made by a process of its own.
+
+Making one needs torch and transformers, which neither the gateway nor its command line loads.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from gateway.cli.output import say
+from shared.config import DEFAULT_CHECKPOINT, Config
+from shared.errors import CheckpointError
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the subcommand."""
+    return _make(arguments.directory, arguments.size, arguments.seed)
+
+
+def ensure(config: Config) -> None:
+    """Make the small checkpoint if no model is chosen and it is missing.
+
+    Raises:
+        CheckpointError: It could not be made.
+    """
+    if config.model is not None or (DEFAULT_CHECKPOINT / "config.json").is_file():
+        return
+    say(f"making the small checkpoint in {DEFAULT_CHECKPOINT} ...")
+    # Made aside and moved into place, so that an interrupted attempt is not taken for a checkpoint.
+    aside = DEFAULT_CHECKPOINT.with_name(f"{DEFAULT_CHECKPOINT.name}.{os.getpid()}")
+    try:
+        status = _make(aside, "tiny", 0)
+        if status != 0:
+            raise CheckpointError(f"the small checkpoint could not be made: exit status {status}")
+        shutil.rmtree(DEFAULT_CHECKPOINT, ignore_errors=True)
+        aside.rename(DEFAULT_CHECKPOINT)
+    except OSError as error:
+        raise CheckpointError(f"the small checkpoint could not be put in place: {error}") from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _make(directory: Path, size: str, seed: int) -> int:
+    command = [sys.executable, "-m", "checkpoint", str(directory), "--size", size, "--seed", str(seed)]
+    return subprocess.run(command, check=False).returncode  # noqa: S603  The program is our own.

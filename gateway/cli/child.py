@@ -1,0 +1,114 @@
+"""One process of the stack, as its launcher sees it."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+TAIL_LINES: Final = 12
+MAX_LINE_BYTES: Final = 1 << 16
+_GUARD: Final = Path(__file__).with_name("guard.py")
+
+
+class Child:
+    """A process whose output is read line by line.
+
+    Args:
+        name: For people, e.g. ``thinker``.
+        process: The process.
+        show: Called with each line.
+    """
+
+    def __init__(
+        self, name: str, process: asyncio.subprocess.Process, show: Callable[[str, str], None]
+    ) -> None:
+        self.name: Final = name
+        self.tail: Final[deque[str]] = deque(maxlen=TAIL_LINES)
+        self._process = process
+        self._show = show
+        self._ended = asyncio.create_task(self._run())
+
+    @classmethod
+    async def start(cls, name: str, command: Sequence[str], show: Callable[[str, str], None]) -> "Child":
+        """Start a program that dies with this process; to be called on the main thread."""
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-I",
+            str(_GUARD),
+            str(os.getpid()),
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env=os.environ | {"PYTHONUNBUFFERED": "1"},
+            # In a session of its own, Ctrl-C reaches the launcher only, which then stops all in order.
+            start_new_session=True,
+        )
+        return cls(name, process, show)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """It has not ended, or its output has not been read to the end."""
+        return not self._ended.done()
+
+    @property
+    def ending(self) -> str:
+        """How it ended, in words."""
+        status = self._process.returncode
+        if status is None:
+            return "still runs"
+        if status < 0:
+            return f"was killed by {signal.Signals(-status).name}"
+        return f"ended with exit status {status}"
+
+    async def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait for its end; False if it did not come in time."""
+        done, _ = await asyncio.wait([self._ended], timeout=timeout_s)
+        return bool(done)
+
+    def terminate(self) -> None:
+        """Ask it to stop."""
+        if self._process.returncode is None:
+            self._process.terminate()
+
+    def kill(self) -> None:
+        """End it at once, and what it has started."""
+        if self._process.returncode is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    async def _run(self) -> None:
+        reading = asyncio.create_task(self._read())
+        await self._process.wait()
+        # A grandchild may hold the pipe open for longer: the end of the process is what counts.
+        await asyncio.wait([reading], timeout=0.5)
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+
+    async def _read(self) -> None:
+        if self._process.stdout is None:
+            return
+        rest = b""
+        while data := await self._process.stdout.read(MAX_LINE_BYTES):
+            *lines, rest = (rest + data).split(b"\n")
+            if len(rest) > MAX_LINE_BYTES:
+                lines.append(rest)
+                rest = b""
+            for line in lines:
+                self._take(line)
+        if rest:
+            self._take(rest)
+
+    def _take(self, line: bytes) -> None:
+        text = line.decode(errors="replace").rstrip()
+        if text:
+            self.tail.append(text)
+            self._show(self.name, text)

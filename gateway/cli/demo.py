@@ -1,0 +1,64 @@
+"""``omnirelay demo``: the whole stack from start to stop, with one real request in between."""
+
+import argparse
+import asyncio
+from pathlib import Path
+from typing import Final
+
+from gateway.cli import checkpoint
+from gateway.cli.chat import HumanPrinter, stream
+from gateway.cli.launcher import Stack, running, show_line
+from gateway.cli.output import mebibytes, say
+from gateway.cli.up import until_told_to_stop
+from gateway.client import AsyncGatewayClient, ChatOptions, SamplingOverrides
+from shared.config import load_config
+
+PROMPT: Final = "Hello! Who are you, and what can you do?"
+OPTIONS: Final = ChatOptions(
+    seed=1, text_sampling=SamplingOverrides(max_tokens=48), codec_sampling=SamplingOverrides(max_tokens=256)
+)
+"""Bounded, because a random checkpoint does not know when to stop."""
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the subcommand.
+
+    Raises:
+        OmniRelayError: The stack could not start, or the request failed.
+    """
+    config = load_config()
+    checkpoint.ensure(config)
+    stack = Stack(config, None, show_line if arguments.verbose else _hide)
+    say("starting the four processes ...")
+    ended = asyncio.run(until_told_to_stop(_demonstrate(stack, config.gateway.listen, arguments.out)))
+    say("stopped" if ended else "interrupted")
+    return 0 if ended else 1
+
+
+async def _demonstrate(stack: Stack, address: str, out: Path) -> None:
+    async with running(stack):
+        say(f"\nprompt: {PROMPT}\nanswer: ", end="")
+        # In a thread, because the plain client waits; the loop goes on reading the processes' output.
+        talk = asyncio.create_task(asyncio.to_thread(stream, address, PROMPT, OPTIONS, HumanPrinter(), out))
+        watch = asyncio.create_task(stack.watch())
+        done, _ = await asyncio.wait([talk, watch], return_when=asyncio.FIRST_COMPLETED)
+        # If a process died, that is why the request failed, and what is to be told.
+        await (watch if watch in done else talk)
+        watch.cancel()
+        say(f"written:             {out}")
+        await _show_memory(address)
+        say("stopping the four processes ...")
+
+
+async def _show_memory(address: str) -> None:
+    async with AsyncGatewayClient(address) as client:
+        report = await client.status()
+    peaks = {"gateway": report.gateway.peak_memory_bytes}
+    peaks |= {stage.name: stage.peak_memory_bytes for stage in report.stages}
+    shown = ", ".join(f"{name} {mebibytes(peak)}" for name, peak in peaks.items())
+    say(f"peak memory:         {shown}; together {mebibytes(sum(peaks.values()))}")
+
+
+def _hide(name: str, line: str) -> None:
+    """Show nothing: the last lines of a process that fails are told with its failure."""
+    del name, line

@@ -1,0 +1,140 @@
+"""The four processes on one machine: started together, watched, stopped together."""
+
+import asyncio
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+from gateway.cli.child import Child
+from gateway.cli.output import say
+from gateway.client import AsyncGatewayClient, StatusReport
+from shared.config import Config
+from shared.errors import GatewayUnreachableError, StageStartError
+from shared.messages import STAGES
+
+STOP_S: Final = 8.0
+"""How long the processes may take to stop on their own."""
+POLL_S: Final = 0.2
+PROGRESS_S: Final = 5.0
+COLOURS: Final = {"gateway": 36, "thinker": 33, "talker": 32, "token2wav": 35}
+"""ANSI colours of the processes' names, on a terminal."""
+
+
+class Stack:
+    """The gateway and the three stages.
+
+    Args:
+        config: Their configuration, as they will read it themselves.
+        config_path: The file it comes from; none for the defaults.
+        show: Called with the name of a process and a line of its output.
+    """
+
+    def __init__(
+        self, config: Config, config_path: Path | None, show: Callable[[str, str], None] | None = None
+    ) -> None:
+        self._config = config
+        self._arguments = ["--config", str(config_path)] if config_path else []
+        self._show = show or show_line
+        self._children: list[Child] = []
+
+    async def start(self) -> StatusReport:
+        """Start all processes and wait until they are ready.
+
+        Returns:
+            Their status.
+
+        Raises:
+            StageStartError: One ended; the message says which, and its last lines.
+        """
+        modules: dict[str, str] = {"gateway": "gateway"}
+        modules |= {stage: f"services.{stage}" for stage in STAGES}
+        for name, module in modules.items():
+            command = [sys.executable, "-m", module, *self._arguments]
+            self._children.append(await Child.start(name, command, self._show))
+        return await self._wait_until_ready()
+
+    async def watch(self) -> None:
+        """Wait until a process ends, which none should.
+
+        Raises:
+            StageStartError: One did; the message says which, and its last lines.
+        """
+        await asyncio.wait(
+            [asyncio.create_task(child.wait()) for child in self._children],
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        self._check_alive("while the stack was running")
+
+    async def stop(self) -> None:
+        """Stop all processes, by force those that do not stop within :data:`STOP_S`."""
+        for child in self._children:
+            child.terminate()
+        late = time.monotonic() + STOP_S
+        for child in self._children:
+            if not await child.wait(max(0.0, late - time.monotonic())):
+                say(f"the {child.name} did not stop within {STOP_S:.0f} s: killed")
+                child.kill()
+        for child in self._children:
+            await child.wait()
+
+    async def _wait_until_ready(self) -> StatusReport:
+        started = time.monotonic()
+        told = started
+        ready: set[str] = set()
+        while True:
+            self._check_alive("before all were ready")
+            report = await self._ask()
+            now = time.monotonic()
+            states = {"gateway": report is not None}
+            states |= {stage.name: stage.state == "ready" for stage in (report.stages if report else ())}
+            for name in (name for name, is_ready in states.items() if is_ready and name not in ready):
+                say(f"the {name} is ready after {now - started:.1f} s")
+                ready.add(name)
+                told = now
+            if report is not None and report.ready:
+                return report
+            if now - told > PROGRESS_S:
+                missing = [child.name for child in self._children if child.name not in ready]
+                say(f"waiting for {', '.join(missing)} ({now - started:.0f} s)")
+                told = now
+            await asyncio.sleep(POLL_S)
+
+    async def _ask(self) -> StatusReport | None:
+        """Ask our own gateway; another one may answer while ours finds the address taken."""
+        try:
+            async with AsyncGatewayClient(self._config.gateway.listen) as client:
+                report = await client.status()
+        except GatewayUnreachableError:
+            return None
+        return report if report.gateway.pid == self._children[0].pid else None
+
+    def _check_alive(self, when: str) -> None:
+        for child in self._children:
+            if not child.alive:
+                lines = "".join(f"\n  [{child.name}] {line}" for line in child.tail)
+                told = f"; its last lines:{lines}" if lines else " and said nothing"
+                raise StageStartError(f"the {child.name} {child.ending} {when}{told}")
+
+
+def show_line(name: str, line: str) -> None:
+    """Show a line of a process's output behind the process's name."""
+    label = f"[{name}]"
+    if sys.stdout.isatty():
+        label = f"\x1b[{COLOURS[name]}m{label}\x1b[0m"
+    say(f"{label} {line}")
+
+
+@asynccontextmanager
+async def running(stack: Stack) -> AsyncIterator[StatusReport]:
+    """Start a stack, and stop it in any case.
+
+    Raises:
+        StageStartError: A process ended.
+    """
+    try:
+        yield await stack.start()
+    finally:
+        await asyncio.shield(stack.stop())

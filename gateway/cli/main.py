@@ -1,0 +1,98 @@
+"""Arguments of ``omnirelay``, and what every subcommand shares: one clear line for every error."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from gateway.cli import chat, checkpoint, demo, status, up
+from gateway.cli.output import fail
+from gateway.client.types import DEFAULT_ADDRESS
+from shared.errors import OmniRelayError
+
+INTERRUPTED: Final = 130
+"""Exit status of a program that Ctrl-C ended, as shells expect it."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one subcommand.
+
+    Args:
+        argv: The arguments; none takes the process's.
+
+    Returns:
+        The exit status: 0, 1 for an error that was told, 130 after Ctrl-C.
+    """
+    arguments = _parser().parse_args(argv)
+    try:
+        status_code: int = arguments.run(arguments)
+    except OmniRelayError as error:
+        return fail(error)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Who reads our output has had enough; the rest must not complain at exit.
+        sys.stdout = None
+        return 1
+    return status_code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="omnirelay", description="Serve Qwen2.5-Omni: text in, text and speech out."
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_checkpoint(commands)
+    _add_up(commands)
+    _add_chat(commands)
+    _add_status(commands)
+    _add_demo(commands)
+    return parser
+
+
+_Commands = argparse._SubParsersAction  # argparse has no public name for it
+
+
+def _add_checkpoint(commands: "_Commands[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser("checkpoint", help="make a random checkpoint")
+    parser.add_argument("directory", type=Path, metavar="DIR")
+    parser.add_argument("--size", choices=("tiny", "bench"), default="tiny")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.set_defaults(run=checkpoint.run)
+
+
+def _add_up(commands: "_Commands[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser("up", help="run the four processes on this machine until Ctrl-C")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="YAML; the defaults without it")
+    parser.set_defaults(run=up.run)
+
+
+def _add_chat(commands: "_Commands[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser("chat", help="send one request and stream the answer")
+    parser.add_argument("text", metavar="TEXT")
+    parser.add_argument("--speaker", metavar="NAME", help="the voice; the checkpoint's default without it")
+    parser.add_argument("--system", metavar="TEXT", help="system message; the chat template's without it")
+    parser.add_argument("--text-only", action="store_true", help="no speech")
+    parser.add_argument("--greedy", action="store_true", help="draw neither text nor speech at random")
+    parser.add_argument("--seed", type=int, metavar="N", help="makes the answer repeatable")
+    parser.add_argument("--max-tokens", type=int, metavar="N", help="most text tokens")
+    parser.add_argument("--max-codec-tokens", type=int, metavar="N", help="most codec tokens, 50 a second")
+    parser.add_argument("--out", type=Path, metavar="FILE.wav", help="where to write the speech")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    parser.add_argument("--gateway", default=DEFAULT_ADDRESS, metavar="tcp://HOST:PORT")
+    parser.set_defaults(run=chat.run)
+
+
+def _add_status(commands: "_Commands[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser("status", help="show the stages and the requests")
+    parser.add_argument("--json", action="store_true", help="as one JSON object")
+    parser.add_argument("--gateway", default=DEFAULT_ADDRESS, metavar="tcp://HOST:PORT")
+    parser.set_defaults(run=status.run)
+
+
+def _add_demo(commands: "_Commands[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser("demo", help="start the stack, send one request, stop the stack")
+    parser.add_argument("--out", type=Path, default=Path("out/reply.wav"), metavar="FILE.wav")
+    parser.add_argument("--verbose", action="store_true", help="show the output of the processes too")
+    parser.set_defaults(run=demo.run)

@@ -1,0 +1,59 @@
+"""``omnirelay status``: the stages, their health, requests by state."""
+
+import argparse
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from gateway.cli.output import mebibytes, say
+from gateway.client import GatewayClient, StatusReport
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the subcommand.
+
+    Raises:
+        GatewayUnreachableError: No gateway answers.
+    """
+    with GatewayClient(arguments.gateway) as client:
+        report = client.status()
+    if arguments.json:
+        say(msgspec.json.encode(report).decode())
+    else:
+        say(describe(report))
+    return 0
+
+
+def describe(report: StatusReport) -> str:
+    """Give the report as tables."""
+    gateway = report.gateway
+    head = ("process", "state", "pid", "heartbeat", "running", "waiting", "peak memory")
+    rows = [("gateway", "ready", str(gateway.pid), "-", "-", "-", mebibytes(gateway.peak_memory_bytes))]
+    for stage in report.stages:
+        known = stage.pid is not None
+        age = "-" if stage.heartbeat_age_s is None else f"{stage.heartbeat_age_s:.1f} s ago"
+        load = (str(stage.load.running), str(stage.load.waiting)) if known else ("-", "-")
+        peak = mebibytes(stage.peak_memory_bytes) if known else "-"
+        rows.append((stage.name, stage.state, str(stage.pid or "-"), age, *load, peak))
+    requests = ((state, str(number)) for state, number in report.requests.items())
+    refused = sum(report.refused.values())
+    return "\n".join(
+        [
+            f"model: {gateway.model}",
+            f"up for {gateway.uptime_s:.0f} s; {refused} messages refused, "
+            f"{report.dropped_events} late events dropped",
+            "",
+            *_table([head, *rows]),
+            "",
+            *_table([("requests", ""), *requests]),
+        ]
+    )
+
+
+def _table(rows: Iterable[Sequence[str]]) -> list[str]:
+    cells = list(rows)
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in cells
+    ]

@@ -1,0 +1,57 @@
+"""``omnirelay up``: the stack in the foreground until Ctrl-C."""
+
+import argparse
+import asyncio
+import signal
+from collections.abc import Coroutine
+from typing import Any
+
+from gateway.cli import checkpoint
+from gateway.cli.launcher import Stack, running
+from gateway.cli.output import say
+from shared.config import load_config
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the subcommand.
+
+    Raises:
+        OmniRelayError: The stack could not start, or one of its processes ended.
+    """
+    config = load_config(arguments.config)
+    checkpoint.ensure(config)
+    asyncio.run(until_told_to_stop(_serve(Stack(config, arguments.config), config.gateway.listen)))
+    say("stopped")
+    return 0
+
+
+async def until_told_to_stop(work: Coroutine[Any, Any, None]) -> bool:
+    """Run until the work ends, or is cancelled by SIGINT or SIGTERM.
+
+    Returns:
+        True if the work came to its own end.
+    """
+    task = asyncio.create_task(work)
+    told: list[int] = []
+
+    def stop(number: int) -> None:
+        if not told:
+            say("stopping ...")
+            task.cancel()
+        told.append(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop, number)
+    try:
+        await task
+    except asyncio.CancelledError:
+        if not told:
+            raise
+        return False
+    return True
+
+
+async def _serve(stack: Stack, address: str) -> None:
+    async with running(stack) as report:
+        say(f"ready: {address} (model {report.gateway.model})")
+        await stack.watch()

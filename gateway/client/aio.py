@@ -1,0 +1,288 @@
+"""The client for asyncio: one connection, any number of requests on it at once."""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from itertools import count
+from typing import Final, Self, Unpack
+
+import msgspec
+import numpy as np
+
+from gateway import events, failures
+from gateway.client.types import (
+    DEFAULT_ADDRESS,
+    AudioEvent,
+    ChatEvent,
+    ChatOptions,
+    ChatResult,
+    DoneEvent,
+    Prompt,
+    build_request,
+    collect,
+)
+from gateway.protocol import (
+    PROTOCOL_VERSION,
+    Cancel,
+    ClientMessage,
+    Hello,
+    Refused,
+    Reply,
+    ServerMessage,
+    StatusQuery,
+    StatusReply,
+    Submit,
+    Welcome,
+    pack,
+    parse_tcp,
+    read_frame,
+)
+from gateway.status import StatusReport
+from shared.errors import GatewayUnreachableError, MessageError, OmniRelayError, VersionError
+
+MAX_REPLY_BYTES: Final = 512 * 2**20
+CONNECT_TIMEOUT_S: Final = 5.0
+log = logging.getLogger(__name__)
+
+
+class AsyncAnswer:
+    """The events of one request, to be iterated once; they wait here, unbounded, until taken.
+
+    Attributes:
+        request_id: The gateway's name of the request; none until it is accepted.
+    """
+
+    def __init__(self, client: "AsyncGatewayClient", client_id: int) -> None:
+        self.request_id: str | None = None
+        self._client = client
+        self._client_id = client_id
+        self._sent = time.monotonic()
+        self._first_text: float | None = None
+        self._first_audio: float | None = None
+        self._waiting: deque[ChatEvent] = deque()
+        self._error: OmniRelayError | None = None
+        self._ended = False
+        self._arrived = asyncio.Event()
+
+    def cancel(self) -> None:
+        """Ask the gateway to stop; iterating then raises :class:`CancelledRequestError`."""
+        if not self._ended:
+            self._client.cancel(self._client_id)
+
+    async def result(self) -> ChatResult:
+        """Wait for the whole answer.
+
+        Raises:
+            RequestError: The request failed.
+            GatewayUnreachableError: The connection was lost.
+        """
+        return collect([event async for event in self])
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> ChatEvent:
+        """Give the next event.
+
+        Raises:
+            RequestError: The request failed; the children of the class say how.
+            GatewayUnreachableError: The connection was lost.
+        """
+        while not self._waiting:
+            if self._error is not None:
+                raise self._error
+            if self._ended:
+                raise StopAsyncIteration
+            self._arrived.clear()
+            await self._arrived.wait()
+        return self._waiting.popleft()
+
+    def take(self, event: events.Event) -> bool:
+        """Note an event when it arrives; True if it is the last.  For the client's own use."""
+        elapsed = time.monotonic() - self._sent
+        if isinstance(event, events.AcceptedEvent):
+            self.request_id = event.request_id
+        elif isinstance(event, events.TextEvent):
+            self._first_text = self._first_text or elapsed
+            self._waiting.append(event)
+        elif isinstance(event, events.AudioEvent):
+            samples = np.frombuffer(event.pcm, "<f4").astype(np.float32, copy=False)
+            if samples.size:
+                self._first_audio = self._first_audio or elapsed
+            self._waiting.append(AudioEvent(event.seq, samples))
+        elif isinstance(event, events.DoneEvent):
+            self._waiting.append(self._done(event, elapsed))
+            self._ended = True
+        else:
+            self.fail(failures.from_event(event))
+        self._arrived.set()
+        return self._ended
+
+    def fail(self, error: OmniRelayError) -> None:
+        """End with an error.  For the client's own use."""
+        if not self._ended:
+            self._error = error
+            self._ended = True
+            self._arrived.set()
+
+    def _done(self, event: events.DoneEvent, wall_s: float) -> DoneEvent:
+        return DoneEvent(
+            **msgspec.structs.asdict(event),
+            ttft_s=self._first_text,
+            ttfa_s=self._first_audio,
+            wall_s=wall_s,
+        )
+
+
+class AsyncGatewayClient:
+    """A connection to a gateway; use it with ``async with``.
+
+    Args:
+        address: ``tcp://HOST:PORT``.
+    """
+
+    def __init__(self, address: str = DEFAULT_ADDRESS) -> None:
+        self.address: Final = address
+        self._ids = count(1)
+        self._answers: dict[int, AsyncAnswer] = {}
+        self._reports: dict[int, asyncio.Future[StatusReport]] = {}
+        self._decoder = msgspec.msgpack.Decoder(ServerMessage)
+        self._reader: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._receiving: asyncio.Task[None] | None = None
+        self._lost: OmniRelayError | None = None
+
+    async def __aenter__(self) -> Self:
+        await self.connect()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def connect(self) -> None:
+        """Connect.
+
+        Raises:
+            GatewayUnreachableError: Nobody answers at the address.
+            VersionError: The gateway speaks another version of the protocol.
+        """
+        host, port = parse_tcp(self.address)
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                self._reader, self._writer = await asyncio.open_connection(host, port)
+                await self._greet(self._reader)
+        except (OSError, TimeoutError, asyncio.IncompleteReadError) as error:
+            await self.close()
+            raise GatewayUnreachableError(
+                f"no gateway answers at {self.address}: {error or 'timeout'}; start it with `omnirelay up`"
+            ) from error
+        except OmniRelayError:
+            await self.close()
+            raise
+        self._receiving = asyncio.create_task(self._receive(self._reader))
+
+    async def close(self) -> None:
+        """Disconnect; requests that have not ended are cancelled by the gateway."""
+        if self._receiving is not None:
+            self._receiving.cancel()
+            await asyncio.gather(self._receiving, return_exceptions=True)
+        self._fail_all(GatewayUnreachableError("the client was closed"))
+        if self._writer is not None:
+            self._writer.close()
+            try:
+                await self._writer.wait_closed()
+            except ConnectionError as error:
+                log.debug("the connection was lost before it was closed: %s", error)
+
+    def chat(self, prompt: Prompt, **options: Unpack[ChatOptions]) -> AsyncAnswer:
+        """Send a request.
+
+        Args:
+            prompt: Text of the user, a conversation, or a whole request.
+            **options: See :class:`ChatOptions`.
+
+        Returns:
+            Its events; iterating raises what went wrong.
+
+        Raises:
+            GatewayUnreachableError: There is no connection.
+        """
+        client_id = next(self._ids)
+        request = msgspec.msgpack.encode(build_request(prompt, **options))
+        answer = AsyncAnswer(self, client_id)
+        self._send(Submit(client_id, msgspec.Raw(request)))
+        self._answers[client_id] = answer
+        return answer
+
+    def cancel(self, client_id: int) -> None:
+        """Ask the gateway to stop answering a request of this client."""
+        self._send(Cancel(client_id))
+
+    async def status(self) -> StatusReport:
+        """Ask how the stack is.
+
+        Raises:
+            GatewayUnreachableError: The connection was lost.
+        """
+        client_id = next(self._ids)
+        report: asyncio.Future[StatusReport] = asyncio.get_running_loop().create_future()
+        self._send(StatusQuery(client_id))
+        self._reports[client_id] = report
+        return await report
+
+    def _send(self, message: ClientMessage) -> None:
+        if self._lost is not None:
+            raise self._lost
+        if self._writer is None:
+            raise GatewayUnreachableError("the client is not connected")
+        self._writer.write(pack(message))
+
+    async def _greet(self, reader: asyncio.StreamReader) -> None:
+        self._send(Hello(PROTOCOL_VERSION, "omnirelay-python"))
+        answer = self._decode(await read_frame(reader, MAX_REPLY_BYTES))
+        if isinstance(answer, Refused):
+            refused = VersionError if answer.code == VersionError.code else MessageError
+            raise refused(answer.message)
+        if not isinstance(answer, Welcome):
+            raise MessageError("the gateway did not answer the hello")
+
+    def _decode(self, body: bytes) -> ServerMessage:
+        try:
+            message: ServerMessage = self._decoder.decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise MessageError(f"the gateway sent what cannot be read: {error}") from error
+        return message
+
+    async def _receive(self, reader: asyncio.StreamReader) -> None:
+        """Hand what comes in to those who wait for it, until the connection ends."""
+        try:
+            while True:
+                self._take(self._decode(await read_frame(reader, MAX_REPLY_BYTES)))
+        except (OSError, asyncio.IncompleteReadError) as error:
+            log.debug("connection lost: %r", error)
+            self._fail_all(GatewayUnreachableError(f"the connection to {self.address} was lost"))
+        except OmniRelayError as error:
+            self._fail_all(error)
+
+    def _take(self, message: ServerMessage) -> None:
+        if isinstance(message, Reply):
+            answer = self._answers.get(message.id)
+            if answer is not None and answer.take(message.event):
+                del self._answers[message.id]
+        elif isinstance(message, StatusReply):
+            report = self._reports.pop(message.id, None)
+            if report is not None and not report.done():
+                report.set_result(message.report)
+        elif isinstance(message, Refused):
+            raise MessageError(f"the gateway refused a message: {message.message}")
+
+    def _fail_all(self, error: OmniRelayError) -> None:
+        self._lost = error
+        for answer in self._answers.values():
+            answer.fail(error)
+        self._answers.clear()
+        for report in self._reports.values():
+            if not report.done():
+                report.set_exception(error)
+        self._reports.clear()

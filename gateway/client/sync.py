@@ -1,0 +1,145 @@
+"""The client for plain code: the asyncio client on a thread of its own."""
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from typing import Any, Self, TypeVar, Unpack
+
+from gateway.client.aio import AsyncAnswer, AsyncGatewayClient
+from gateway.client.types import DEFAULT_ADDRESS, ChatEvent, ChatOptions, ChatResult, Prompt, collect
+from gateway.status import StatusReport
+
+T = TypeVar("T")
+
+
+class Answer:
+    """The events of one request, to be iterated once.
+
+    Leaving a ``with`` block cancels the request if it has not ended.
+    """
+
+    def __init__(self, client: "GatewayClient", answer: AsyncAnswer) -> None:
+        self._client = client
+        self._answer = answer
+
+    @property
+    def request_id(self) -> str | None:
+        """The gateway's name of the request; none until it is accepted."""
+        return self._answer.request_id
+
+    def cancel(self) -> None:
+        """Ask the gateway to stop; iterating then raises :class:`CancelledRequestError`."""
+        self._client.call(self._cancel())
+
+    def result(self) -> ChatResult:
+        """Wait for the whole answer.
+
+        Raises:
+            RequestError: The request failed.
+            GatewayUnreachableError: The connection was lost.
+        """
+        return collect(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.cancel()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> ChatEvent:
+        """Give the next event.
+
+        Raises:
+            RequestError: The request failed; the children of the class say how.
+            GatewayUnreachableError: The connection was lost.
+        """
+        event = self._client.call(self._next())
+        if event is None:
+            raise StopIteration
+        return event
+
+    async def _next(self) -> ChatEvent | None:
+        return await anext(self._answer, None)
+
+    async def _cancel(self) -> None:
+        self._answer.cancel()
+
+
+class GatewayClient:
+    """A connection to a gateway; use it with ``with``.  Any number of threads may share it.
+
+    Args:
+        address: ``tcp://HOST:PORT``.
+
+    Raises:
+        GatewayUnreachableError: Nobody answers at the address.
+        VersionError: The gateway speaks another version of the protocol.
+    """
+
+    def __init__(self, address: str = DEFAULT_ADDRESS) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="gateway-client", daemon=True)
+        self._thread.start()
+        self._client = AsyncGatewayClient(address)
+        try:
+            self.call(self._client.connect())
+        except BaseException:
+            self._stop()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def chat(self, prompt: Prompt, **options: Unpack[ChatOptions]) -> Answer:
+        """Send a request.
+
+        Args:
+            prompt: Text of the user, a conversation, or a whole request.
+            **options: See :class:`ChatOptions`.
+
+        Returns:
+            Its events; iterating raises what went wrong.
+
+        Raises:
+            GatewayUnreachableError: The connection was lost.
+        """
+
+        async def send() -> AsyncAnswer:
+            return self._client.chat(prompt, **options)
+
+        return Answer(self, self.call(send()))
+
+    def status(self) -> StatusReport:
+        """Ask how the stack is.
+
+        Raises:
+            GatewayUnreachableError: The connection was lost.
+        """
+        return self.call(self._client.status())
+
+    def close(self) -> None:
+        """Disconnect; requests that have not ended are cancelled by the gateway."""
+        if self._loop.is_closed():
+            return
+        self.call(self._client.close())
+        self._stop()
+
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the client's thread.  For the client's own use."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except KeyboardInterrupt:
+            future.cancel()
+            raise
+
+    def _stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()

@@ -1,0 +1,142 @@
+"""What a client gives and gets."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, TypedDict, Unpack
+
+import numpy as np
+import numpy.typing as npt
+
+from gateway.events import TextEvent
+from gateway.protocol import ChatMessage, GenerateRequest, SamplingOverrides
+from shared.messages import FinishReason
+
+DEFAULT_ADDRESS: Final = "tcp://127.0.0.1:5555"
+Samples = npt.NDArray[np.float32]
+
+
+class RequestOptions(TypedDict, total=False):
+    """Fields of :class:`gateway.protocol.GenerateRequest` beside the prompt."""
+
+    speech: bool
+    speaker: str | None
+    streaming: bool
+    text_sampling: SamplingOverrides
+    codec_sampling: SamplingOverrides
+    seed: int | None
+    priority: int
+    deadline_s: float | None
+
+
+class ChatOptions(RequestOptions, total=False):
+    """What may be said of a request beside the prompt.
+
+    ``system`` is the text of a system message before the prompt.
+    """
+
+    system: str | None
+
+
+Prompt = str | Sequence[ChatMessage] | GenerateRequest
+"""Text of the user, a conversation, or a whole request (then without options)."""
+
+
+def build_request(
+    prompt: Prompt, system: str | None = None, **options: Unpack[RequestOptions]
+) -> GenerateRequest:
+    """Give the request for a prompt.
+
+    Raises:
+        TypeError: A whole request was given, and options too.
+    """
+    if isinstance(prompt, GenerateRequest):
+        if options or system is not None:
+            raise TypeError("a GenerateRequest carries its options itself")
+        return prompt
+    messages = [ChatMessage("user", prompt)] if isinstance(prompt, str) else list(prompt)
+    if system is not None:
+        messages.insert(0, ChatMessage("system", system))
+    return GenerateRequest(messages=messages, **options)
+
+
+@dataclass(frozen=True)
+class AudioEvent:
+    """The next piece of the waveform.
+
+    Attributes:
+        seq: 0, 1, 2, …
+        samples: float32 in [-1, 1], mono, :data:`shared.messages.SAMPLE_RATE` a second.
+    """
+
+    seq: int
+    samples: Samples
+
+
+@dataclass(frozen=True)
+class DoneEvent:
+    """The answer is complete.  Times are measured by the client, from sending the request.
+
+    Attributes:
+        request_id: The gateway's name of the request.
+        text: The whole text.
+        prompt_token_ids: The prompt as the thinker saw it.
+        text_token_ids: All text tokens, the end token included.
+        codec_token_ids: All codec tokens; 50 make a second.
+        audio_seconds: Length of the waveform.
+        finish_reason: Why the text ended.
+        codec_finish_reason: Why the speech ended; none without speech.
+        seed: What makes the request repeatable.
+        speaker: The voice; none without speech.
+        state_seconds: Seconds from *received* until each state was entered, on the gateway's clock.
+        ttft_s: Seconds to the first text token.
+        ttfa_s: Seconds to the first audio; none without.
+        wall_s: Seconds to the end.
+    """
+
+    request_id: str
+    text: str
+    prompt_token_ids: list[int]
+    text_token_ids: list[int]
+    codec_token_ids: list[int]
+    audio_seconds: float
+    finish_reason: FinishReason
+    codec_finish_reason: FinishReason | None
+    seed: int
+    speaker: str | None
+    state_seconds: dict[str, float]
+    ttft_s: float | None
+    ttfa_s: float | None
+    wall_s: float
+
+
+ChatEvent = TextEvent | AudioEvent | DoneEvent
+
+
+@dataclass(frozen=True)
+class ChatResult:
+    """A whole answer.
+
+    Attributes:
+        text: The text.
+        audio: The waveform; empty without speech.
+        done: Everything else.
+    """
+
+    text: str
+    audio: Samples
+    done: DoneEvent
+
+
+def collect(events: Iterable[ChatEvent]) -> ChatResult:
+    """Put the events of a complete answer together."""
+    pieces: list[Samples] = []
+    done: DoneEvent | None = None
+    for event in events:
+        if isinstance(event, AudioEvent):
+            pieces.append(event.samples)
+        elif isinstance(event, DoneEvent):
+            done = event
+    if done is None:
+        raise ValueError("the answer has no end: its last event was taken elsewhere")
+    audio = np.concatenate(pieces) if pieces else np.zeros(0, np.float32)
+    return ChatResult(done.text, audio, done)

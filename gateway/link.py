@@ -1,0 +1,144 @@
+"""The gateway's sockets toward the stages, driven by the asyncio loop."""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable
+from typing import Final
+
+import zmq
+
+from shared.config import Config
+from shared.control import MAX_CONTROL_BYTES
+from shared.errors import MessageError
+from shared.messages import HEARTBEAT_SUFFIX, Abort, ControlToGateway, StageEvent, StageName, ThinkRequest
+from shared.queues import LINGER_MS, PullQueue, PushQueue, bind
+from shared.wire import Decoder, encode
+
+CONTROL_BURST: Final = 256
+PEER_CHECK_MS: Final = 2000
+"""How often ZeroMQ itself looks whether a peer's machine is still there."""
+log = logging.getLogger(__name__)
+
+
+class StageLink:
+    """Requests and aborts out; events, heartbeats and confirmations in.
+
+    Args:
+        config: The addresses.
+
+    Raises:
+        AddressInUseError: Another process listens on the events or control address.
+    """
+
+    def __init__(self, config: Config) -> None:
+        gateway = config.gateway
+        self._control_refused: Counter[str] = Counter()
+        self._decoder: Decoder[ControlToGateway] = Decoder(ControlToGateway, MAX_CONTROL_BYTES)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        try:
+            self._events: PullQueue[StageEvent] = PullQueue(self._context, gateway.events, StageEvent)
+            self._control = self._bind_control(gateway.control)
+        except Exception:
+            self._context.destroy(linger=0)
+            raise
+        self._thinker: PushQueue[ThinkRequest] = PushQueue(self._context, config.stages.thinker.inbox)
+        self._on_event: Callable[[StageEvent], None] | None = None
+        self._on_control: Callable[[ControlToGateway], None] | None = None
+
+    def start(
+        self, on_event: Callable[[StageEvent], None], on_control: Callable[[ControlToGateway], None]
+    ) -> None:
+        """Hand every message that can be believed to a callback, from now on, on the running loop."""
+        self._on_event, self._on_control = on_event, on_control
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._events.socket, self._read_events)
+        loop.add_reader(self._control, self._read_control)
+        self.poll()
+
+    def poll(self) -> None:
+        """Send what waits and read what is there.
+
+        ZeroMQ's descriptors tell of changes only, and a send may swallow one: so this is called after each
+        send on a socket that is also read, and now and then.
+        """
+        self._thinker.flush()
+        self._read_events()
+        self._read_control()
+
+    def think(self, request: ThinkRequest) -> None:
+        """Ask the thinker.
+
+        Raises:
+            QueueFullError: The thinker does not take its requests.
+        """
+        self._thinker.put(request)
+
+    def abort(self, stage: StageName, request_id: str) -> None:
+        """Tell a stage to drop a request, if it can be reached."""
+        try:
+            frames = encode(Abort(request_id=request_id))
+            self._control.send_multipart([stage.encode(), *frames], zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            log.info("abort of %s did not reach the %s: %s", request_id, stage, error)
+        asyncio.get_running_loop().call_soon(self._read_control)
+
+    def refused(self) -> Counter[str]:
+        """Messages of stages that were refused, by error code."""
+        return self._events.refused + self._control_refused
+
+    def close(self) -> None:
+        """Close all sockets; what was sent is delivered for at most half a second."""
+        if self._context.closed:
+            return
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._events.socket)
+        loop.remove_reader(self._control)
+        self._on_event = self._on_control = None
+        self._thinker.close()
+        self._events.close()
+        self._control.close()
+        self._context.term()
+
+    def _bind_control(self, address: str) -> zmq.Socket[bytes]:
+        socket = self._context.socket(zmq.ROUTER)
+        socket.set(zmq.LINGER, LINGER_MS)
+        # Without it an abort to a stage that is not there would vanish without a trace.
+        socket.set(zmq.ROUTER_MANDATORY, 1)
+        socket.set(zmq.MAXMSGSIZE, MAX_CONTROL_BYTES)
+        socket.set(zmq.HEARTBEAT_IVL, PEER_CHECK_MS)
+        bind(socket, address)
+        return socket
+
+    def _read_events(self) -> None:
+        if self._on_event is None:
+            return
+        for event in self._events.drain():
+            self._on_event(event)
+        if self._events.socket.poll(0):
+            asyncio.get_running_loop().call_soon(self._read_events)
+
+    def _read_control(self) -> None:
+        if self._on_control is None:
+            return
+        for _ in range(CONTROL_BURST):
+            try:
+                identity, *frames = self._control.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            message = self._decode_control(identity, frames)
+            if message is not None:
+                self._on_control(message)
+        asyncio.get_running_loop().call_soon(self._read_control)
+
+    def _decode_control(self, identity: bytes, frames: list[bytes]) -> ControlToGateway | None:
+        """Decode a message and check that it comes from the stage it names."""
+        try:
+            message = self._decoder.decode(frames)
+            if identity.removesuffix(HEARTBEAT_SUFFIX.encode()) != message.stage.encode():
+                raise MessageError(f"peer {identity[:64]!r} speaks for the {message.stage}")
+        except MessageError as error:
+            self._control_refused[error.code] += 1
+            log.warning("refused a control message: %s: %s", error.code, error)
+            return None
+        return message

@@ -1,0 +1,111 @@
+"""The gateway process: puts the parts together and runs them until it is told to stop."""
+
+import asyncio
+import logging
+import os
+import resource
+import signal
+import sys
+import time
+from collections import Counter
+from typing import Final
+
+from gateway.core import Gateway
+from gateway.link import StageLink
+from gateway.prompt import PromptBuilder
+from gateway.server import TcpServer
+from gateway.status import GatewayStatus, StatusReport
+from shared.checkpoints import TOKENIZER_FILES, resolve_model
+from shared.config import Config
+
+TICK_S: Final = 0.05
+log = logging.getLogger(__name__)
+
+
+class GatewayProcess:
+    """All parts of a gateway.
+
+    Args:
+        config: The whole stack's.
+
+    Raises:
+        CheckpointError: There is no checkpoint, or it lacks a file.
+        AddressInUseError: Another process listens on one of the gateway's addresses.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._started = time.monotonic()
+        self._prompts = PromptBuilder(resolve_model(config, TOKENIZER_FILES))
+        self._link = StageLink(config)
+        self.gateway: Final = Gateway(config.gateway, self._prompts, self._link)
+        self._server = TcpServer(self.gateway, config.gateway, self.status)
+        self._ticker: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Serve stages and clients.
+
+        Raises:
+            AddressInUseError: Another process listens for clients there.
+        """
+        try:
+            await self._server.start()
+        except Exception:
+            self._link.close()
+            raise
+        self._link.start(self.gateway.on_event, self.gateway.on_control)
+        self._ticker = asyncio.create_task(self._tick())
+
+    async def stop(self) -> None:
+        """End all requests, tell their clients and the stages, and close every socket."""
+        self.gateway.close()
+        await self._server.close()
+        if self._ticker is not None:
+            self._ticker.cancel()
+            await asyncio.gather(self._ticker, return_exceptions=True)
+        self._link.close()
+
+    def status(self) -> StatusReport:
+        """How the stack is."""
+        refused: Counter[str] = self._link.refused() + self._server.refused
+        return StatusReport(
+            gateway=GatewayStatus(
+                pid=os.getpid(),
+                uptime_s=time.monotonic() - self._started,
+                peak_memory_bytes=peak_memory_bytes(),
+                model=str(self._prompts.directory),
+            ),
+            stages=self.gateway.registry.report(),
+            requests=self.gateway.counts.report(),
+            refused=dict(refused),
+            dropped_events=self.gateway.dropped_events,
+        )
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._link.poll()
+            self.gateway.check_stages()
+
+
+def peak_memory_bytes() -> int:
+    """Largest resident set of this process so far."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+async def run(config: Config) -> None:
+    """Run a gateway until SIGTERM or SIGINT.
+
+    Raises:
+        OmniRelayError: It cannot start.
+    """
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    process = GatewayProcess(config)
+    await process.start()
+    log.info("listening on %s", config.gateway.listen)
+    await stop.wait()
+    log.info("stopping")
+    await process.stop()

@@ -1,0 +1,187 @@
+"""What clients and the gateway say to each other over TCP.
+
+A frame is four bytes of length, big-endian, and that many bytes of msgpack.  The client begins with
+:class:`Hello`, the gateway answers :class:`Welcome`; then any number of requests share the connection,
+each tagged by an id that the client chooses.
+"""
+
+import asyncio
+from typing import Annotated, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+from gateway.events import Event
+from gateway.status import StatusReport
+from shared.errors import ConfigError, MessageError
+
+PROTOCOL_VERSION: Final = 1
+LENGTH_BYTES: Final = 4
+
+ClientId = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+"""A client's name of a request, unique among its own requests on the connection."""
+Role = Literal["system", "user", "assistant"]
+
+
+class TextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="text"):
+    """Text as a part of a message's content."""
+
+    text: str
+
+
+class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One turn of the conversation.
+
+    Attributes:
+        role: Who speaks.
+        content: Text, or a list of parts.
+    """
+
+    role: Role
+    content: str | list[TextPart]
+
+
+class SamplingOverrides(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Changes to how tokens are drawn; none keeps the default of the released model.
+
+    The fields are those of :class:`shared.messages.Sampling`.
+    """
+
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    repetition_penalty: float | None = None
+
+
+class GenerateRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One request, whatever the way it came in.
+
+    Attributes:
+        messages: The conversation; the checkpoint's chat template makes the prompt of it.
+        prompt_token_ids: The prompt itself, instead of ``messages``.
+        speech: Answer with speech too.
+        speaker: Name of the voice; none takes the checkpoint's default.
+        streaming: Send audio while it is made; else in one piece at the end.
+        text_sampling: How text is drawn; the default is greedy.
+        codec_sampling: How speech is drawn; the default is that of the released model.
+        seed: Makes the request repeatable; none draws one.
+        priority: Smaller is served first.
+        deadline_s: The request expires when it has not ended by then; at most the gateway's own limit.
+    """
+
+    messages: list[ChatMessage] = []
+    prompt_token_ids: list[int] | None = None
+    speech: bool = True
+    speaker: str | None = None
+    streaming: bool = True
+    text_sampling: SamplingOverrides = SamplingOverrides()
+    codec_sampling: SamplingOverrides = SamplingOverrides()
+    seed: int | None = None
+    priority: int = 0
+    deadline_s: float | None = None
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """First message of a client; fields that a later version adds are ignored.
+
+    Attributes:
+        version: The :data:`PROTOCOL_VERSION` it speaks.
+        client: Name of its software, for the gateway's log.
+    """
+
+    version: int
+    client: Annotated[str, Meta(max_length=256)] = ""
+
+
+class Submit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="submit"):
+    """Answer this.
+
+    Attributes:
+        id: The client's name of the request.
+        request: A :class:`GenerateRequest`, read separately so that a wrong one ends only itself.
+    """
+
+    id: ClientId
+    request: msgspec.Raw
+
+
+class Cancel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="cancel"):
+    """Stop answering this; nothing happens if it has ended."""
+
+    id: ClientId
+
+
+class StatusQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="status"):
+    """Tell how the stack is."""
+
+    id: ClientId
+
+
+class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
+    """The gateway's answer to :class:`Hello`."""
+
+    version: int
+
+
+class Reply(msgspec.Struct, frozen=True, tag="reply"):
+    """The next event of a request."""
+
+    id: ClientId
+    event: Event
+
+
+class StatusReply(msgspec.Struct, frozen=True, tag="status_reply"):
+    """The answer to :class:`StatusQuery`."""
+
+    id: ClientId
+    report: StatusReport
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """A message of the client could not be understood.
+
+    Attributes:
+        code: The ``code`` of a class in :mod:`shared.errors`.
+        message: What was wrong.
+    """
+
+    code: str
+    message: str
+
+
+ClientMessage = Hello | Submit | Cancel | StatusQuery
+ServerMessage = Welcome | Reply | StatusReply | Refused
+
+
+def pack(message: ClientMessage | ServerMessage) -> bytes:
+    """Give the frame of a message."""
+    body = msgspec.msgpack.encode(message)
+    return len(body).to_bytes(LENGTH_BYTES, "big") + body
+
+
+async def read_frame(reader: asyncio.StreamReader, max_bytes: int) -> bytes:
+    """Read the body of the next frame.
+
+    Raises:
+        MessageError: It is announced to be longer than allowed; nothing was allocated for it.
+        asyncio.IncompleteReadError: The connection was closed.
+    """
+    length = int.from_bytes(await reader.readexactly(LENGTH_BYTES), "big")
+    if length > max_bytes:
+        raise MessageError(f"frame of {length} bytes, at most {max_bytes} are allowed")
+    return await reader.readexactly(length)
+
+
+def parse_tcp(address: str) -> tuple[str, int]:
+    """Split ``tcp://HOST:PORT``.
+
+    Raises:
+        ConfigError: It is nothing of the kind.
+    """
+    scheme, _, rest = address.partition("://")
+    host, _, port = rest.rpartition(":")
+    if scheme != "tcp" or not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+        raise ConfigError(f"{address!r} is not tcp://HOST:PORT")
+    return host.strip("[]"), int(port)

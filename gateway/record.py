@@ -1,0 +1,132 @@
+"""What the gateway knows of one request: its input and everything that came out of each stage.
+
+The tokens are kept until the request ends, so that it can be resumed from them on another stage.
+"""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from gateway.lifecycle import Lifecycle, RequestState
+from shared.errors import SequenceError
+from shared.messages import AudioChunk, CodecDelta, FinishReason, StageName, TextDelta, ThinkRequest
+
+Delta = TextDelta | CodecDelta | AudioChunk
+
+
+@dataclass
+class TokenStream:
+    """The tokens that one stage has sent for a request.
+
+    Attributes:
+        token_ids: In the order they were sent, without gap or repeat.
+        finish_reason: Why the stream ended; none while it goes on.
+        next_seq: The sequence number that must come next.
+    """
+
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    next_seq: int = 0
+
+    @property
+    def ended(self) -> bool:
+        """Nothing follows."""
+        return self.finish_reason is not None
+
+    def take(self, delta: TextDelta | CodecDelta) -> None:
+        """Append the next tokens.
+
+        Raises:
+            SequenceError: They are not the next ones.
+        """
+        _check_next("text" if isinstance(delta, TextDelta) else "codec", delta.seq, self.next_seq, self.ended)
+        self.next_seq += 1
+        self.token_ids += delta.token_ids
+        self.finish_reason = delta.finish_reason
+
+
+@dataclass
+class AudioStream:
+    """How much audio token2wav has sent for a request.
+
+    Attributes:
+        samples: Sum over all chunks.
+        ended: Nothing follows.
+        next_seq: The sequence number that must come next, which is the number of chunks.
+    """
+
+    samples: int = 0
+    ended: bool = False
+    next_seq: int = 0
+
+    def take(self, chunk: AudioChunk) -> None:
+        """Count the next chunk.
+
+        Raises:
+            SequenceError: It is not the next one.
+        """
+        _check_next("audio", chunk.seq, self.next_seq, self.ended)
+        self.next_seq += 1
+        self.samples += chunk.samples
+        self.ended = chunk.last
+
+
+class RequestRecord:
+    """One request at the stages.
+
+    Args:
+        think: What the thinker is asked.
+        lifecycle: Its state.
+    """
+
+    def __init__(self, think: ThinkRequest, lifecycle: Lifecycle) -> None:
+        self.think: Final = think
+        self.lifecycle: Final = lifecycle
+        self.text: Final = TokenStream()
+        self.codec: Final = TokenStream()
+        self.audio: Final = AudioStream()
+
+    @property
+    def request_id(self) -> str:
+        """The gateway's name of the request."""
+        return self.think.request_id
+
+    def needs(self, stage: StageName) -> bool:
+        """Something of this request is still to come from the stage."""
+        if stage == "thinker":
+            return not self.text.ended
+        if self.think.speech is None:
+            return False
+        return not (self.codec.ended if stage == "talker" else self.audio.ended)
+
+    def apply(self, delta: Delta) -> None:
+        """Take what a stage sent; :meth:`advance` then moves to the state that follows.
+
+        Raises:
+            SequenceError: It is not the next of its stream, or of a stream that was not asked for.
+        """
+        if isinstance(delta, TextDelta):
+            self.text.take(delta)
+        elif self.think.speech is None:
+            raise SequenceError("speech came for a request that asked for text only")
+        elif isinstance(delta, CodecDelta):
+            self.codec.take(delta)
+        else:
+            self.audio.take(delta)
+
+    def advance(self) -> None:
+        """Pass every state whose stage has finished; the streams may end in any order."""
+        lifecycle = self.lifecycle
+        if lifecycle.state is RequestState.THINKING and self.text.ended:
+            speech = self.think.speech is not None
+            lifecycle.move(RequestState.TALKING if speech else RequestState.COMPLETED)
+        if lifecycle.state is RequestState.TALKING and self.codec.ended:
+            lifecycle.move(RequestState.SYNTHESIZING)
+        if lifecycle.state is RequestState.SYNTHESIZING and self.audio.ended:
+            lifecycle.move(RequestState.COMPLETED)
+
+
+def _check_next(stream: str, seq: int, expected: int, ended: bool) -> None:
+    if ended:
+        raise SequenceError(f"{stream} message {seq} came after the last one")
+    if seq != expected:
+        raise SequenceError(f"{stream} message {seq} came where {expected} was due")

@@ -1,0 +1,307 @@
+"""The TCP server for clients: many connections, many requests on each."""
+
+import asyncio
+import errno
+import logging
+from collections import Counter
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from gateway import failures
+from gateway.core import Gateway
+from gateway.protocol import (
+    PROTOCOL_VERSION,
+    Cancel,
+    ClientMessage,
+    GenerateRequest,
+    Hello,
+    Refused,
+    Reply,
+    ServerMessage,
+    StatusQuery,
+    StatusReply,
+    Submit,
+    Welcome,
+    pack,
+    parse_tcp,
+    read_frame,
+)
+from gateway.status import StatusReport
+from gateway.stream import ClientAccount, ResponseStream
+from shared.config import GatewayConfig
+from shared.errors import (
+    AddressInUseError,
+    CancelledRequestError,
+    ConfigError,
+    InvalidRequestError,
+    MessageError,
+    OmniRelayError,
+    RequestError,
+    VersionError,
+)
+
+HELLO_TIMEOUT_S: Final = 10.0
+FAREWELL_S: Final = 1.0
+"""How long a closing server tries to deliver the last events."""
+log = logging.getLogger(__name__)
+
+
+class TcpServer:
+    """Listens for clients and serves each on a connection of its own.
+
+    Args:
+        gateway: Answers the requests.
+        config: The address and the limits.
+        status: Gives the answer to a status query.
+    """
+
+    def __init__(self, gateway: Gateway, config: GatewayConfig, status: Callable[[], StatusReport]) -> None:
+        self.refused: Final[Counter[str]] = Counter()
+        self._gateway = gateway
+        self._config = config
+        self._status = status
+        self._server: asyncio.Server | None = None
+        self._connections: dict[asyncio.Task[None], Connection] = {}
+        self._peers = 0
+
+    async def start(self) -> None:
+        """Listen.
+
+        Raises:
+            AddressInUseError: Another process listens there.
+            ConfigError: The address cannot be used at all.
+        """
+        host, port = parse_tcp(self._config.listen)
+        try:
+            self._server = await asyncio.start_server(self._serve, host, port)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise AddressInUseError(
+                    f"{self._config.listen} is in use: is another OmniRelay gateway running there? "
+                    "Stop it, or set another gateway.listen in the configuration."
+                ) from error
+            raise ConfigError(f"cannot listen on {self._config.listen}: {error}") from error
+
+    async def close(self) -> None:
+        """Take no more clients, deliver what is on its way for :data:`FAREWELL_S`, and hang up.
+
+        Close the gateway first: it ends the requests.
+        """
+        if self._server is None:
+            return
+        self._server.close()
+        connections = dict(self._connections)
+        farewells = [asyncio.create_task(each.answered()) for each in connections.values()]
+        if farewells:
+            await asyncio.wait(farewells, timeout=FAREWELL_S)
+        # Their tasks end by themselves when the transport is gone, which cancelling would not tell apart
+        # from a failure (asyncio.streams of Python 3.11).
+        for each in connections.values():
+            each.hang_up(abort=False)
+        if connections:
+            await asyncio.wait(connections, timeout=FAREWELL_S)
+        for each in connections.values():
+            each.hang_up(abort=True)
+        await asyncio.gather(*farewells, *connections, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        if task is None or self._server is None or not self._server.is_serving():
+            writer.close()
+            return
+        self._peers += 1
+        limits = self._config.limits
+        account = ClientAccount(
+            f"client {self._peers}", limits.max_queued_per_client, limits.client_backlog_bytes
+        )
+        connection = Connection(
+            self._gateway, reader, writer, account, limits.request_bytes, self._status, self.refused
+        )
+        self._connections[task] = connection
+        try:
+            await connection.serve()
+        finally:
+            del self._connections[task]
+            writer.close()
+
+
+class Connection:
+    """One client's connection.
+
+    A client that goes away, or closes its sending side, cancels all of its requests.
+
+    Args:
+        gateway: Answers the requests.
+        reader: From the client.
+        writer: To the client.
+        account: What the client may have open.
+        max_request_bytes: Longest frame that is read.
+        status: Gives the answer to a status query.
+        refused: Counts messages that could not be understood, by error code.
+    """
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        account: ClientAccount,
+        max_request_bytes: int,
+        status: Callable[[], StatusReport],
+        refused: Counter[str],
+    ) -> None:
+        self._gateway = gateway
+        self._reader = reader
+        self._writer = writer
+        self._account = account
+        self._max_request_bytes = max_request_bytes
+        self._status = status
+        self._refused = refused
+        self._decoder = msgspec.msgpack.Decoder(ClientMessage)
+        self._request_decoder = msgspec.msgpack.Decoder(GenerateRequest)
+        self._sending = asyncio.Lock()
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._streams: dict[int, ResponseStream] = {}
+
+    async def serve(self) -> None:
+        """Serve the client until it goes away or says something that cannot be followed."""
+        log.debug("%s connected", self._account.name)
+        try:
+            await self._greet()
+            while True:
+                await self._handle(await read_frame(self._reader, self._max_request_bytes))
+        except (asyncio.IncompleteReadError, ConnectionError) as error:
+            log.debug("%s went away: %s", self._account.name, error)
+        except (MessageError, TimeoutError) as error:
+            await self._say_why(error)
+        finally:
+            for task in self._tasks.values():
+                task.cancel()
+            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    async def _greet(self) -> None:
+        """Agree on the version.
+
+        Raises:
+            VersionError: The client speaks another one.
+            MessageError: It does not begin with a hello.
+            TimeoutError: It says nothing.
+        """
+        async with asyncio.timeout(HELLO_TIMEOUT_S):
+            message = self._decode(await read_frame(self._reader, self._max_request_bytes))
+        if not isinstance(message, Hello):
+            raise MessageError("a client must begin with a hello")
+        if message.version != PROTOCOL_VERSION:
+            raise VersionError(
+                f"the client speaks version {message.version} of the protocol, "
+                f"this gateway version {PROTOCOL_VERSION}"
+            )
+        await self._send(Welcome(PROTOCOL_VERSION))
+
+    async def _say_why(self, error: MessageError | TimeoutError) -> None:
+        """Say why, as far as the client listens, and read no further."""
+        known = error if isinstance(error, MessageError) else MessageError("no hello came")
+        log.warning("hung up on %s: %s", self._account.name, known)
+        self._refused[known.code] += 1
+        try:
+            async with asyncio.timeout(FAREWELL_S):
+                await self._send(Refused(known.code, str(known)))
+        except (ConnectionError, TimeoutError) as lost:
+            log.debug("%s did not hear why: %r", self._account.name, lost)
+
+    def _decode(self, body: bytes) -> ClientMessage:
+        try:
+            message: ClientMessage = self._decoder.decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise MessageError(f"message cannot be read: {error}") from error
+        return message
+
+    async def _handle(self, body: bytes) -> None:
+        """Follow one message; one that cannot be understood harms nothing else on the connection."""
+        try:
+            message = self._decode(body)
+            if isinstance(message, Submit):
+                await self._submit(message)
+            elif isinstance(message, Cancel):
+                self._cancel(message.id)
+            elif isinstance(message, StatusQuery):
+                await self._send(StatusReply(message.id, self._status()))
+            else:
+                raise MessageError("a second hello")
+        except MessageError as error:
+            self._refused[error.code] += 1
+            log.warning("refused a message of %s: %s", self._account.name, error)
+            await self._send(Refused(error.code, str(error)))
+        # A client that sends without pause must not keep the loop from its other work.
+        await asyncio.sleep(0)
+
+    def hang_up(self, abort: bool) -> None:
+        """Close the connection: after what has been written, or at once."""
+        if abort:
+            self._writer.transport.abort()
+        else:
+            self._writer.close()
+
+    async def answered(self) -> None:
+        """Wait until every request has got its last event."""
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    async def _submit(self, message: Submit) -> None:
+        if message.id in self._tasks:
+            raise MessageError(f"request {message.id} is still being answered")
+        if len(self._tasks) >= self._account.max_requests:
+            # Refused here, before anything is kept for it, so that a client that only writes is read no more.
+            await self._finish(message.id, self._account.busy())
+            return
+        task = asyncio.create_task(self._answer(message))
+        self._tasks[message.id] = task
+        task.add_done_callback(lambda _: self._tasks.pop(message.id, None))
+
+    def _cancel(self, client_id: int) -> None:
+        if stream := self._streams.get(client_id):
+            stream.cancel()
+        elif task := self._tasks.get(client_id):
+            task.cancel("by the client")
+
+    async def _answer(self, message: Submit) -> None:
+        """Send all events of one request."""
+        try:
+            stream = await self._gateway.submit(self._read_request(message.request), self._account)
+        except RequestError as error:
+            await self._finish(message.id, error)
+            return
+        except asyncio.CancelledError as cancelled:
+            if cancelled.args != ("by the client",):
+                raise
+            await self._finish(message.id, CancelledRequestError("the client cancelled the request"))
+            return
+        self._streams[message.id] = stream
+        try:
+            async for event in stream:
+                await self._send(Reply(message.id, event))
+        except ConnectionError as error:
+            log.debug("%s went away: %s", self._account.name, error)
+        finally:
+            del self._streams[message.id]
+            stream.close()
+
+    async def _finish(self, client_id: int, error: OmniRelayError) -> None:
+        try:
+            await self._send(Reply(client_id, failures.to_event(error)))
+        except ConnectionError as lost:
+            log.debug("%s went away: %s", self._account.name, lost)
+
+    def _read_request(self, raw: msgspec.Raw) -> GenerateRequest:
+        try:
+            return self._request_decoder.decode(raw)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise InvalidRequestError(f"the request is not valid: {error}") from error
+
+    async def _send(self, message: ServerMessage) -> None:
+        """Write a frame; one at a time, so that a slow client's frames wait where they are counted."""
+        frame = pack(message)
+        async with self._sending:
+            self._writer.write(frame)
+            await self._writer.drain()

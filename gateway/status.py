@@ -1,0 +1,70 @@
+"""What the gateway tells about itself and the stages."""
+
+from typing import Literal
+
+import msgspec
+
+from shared.messages import StageLimits, StageLoad, StageName
+
+StageState = Literal["starting", "ready", "down"]
+
+
+class StageStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One stage, as the gateway sees it.
+
+    Attributes:
+        name: Which stage.
+        state: ``starting`` before its first heartbeat, ``down`` when it fell silent.
+        heartbeat_age_s: Seconds since its last heartbeat; none before the first.
+        pid: Its process id, from the last heartbeat.
+        peak_memory_bytes: Its largest resident set so far.
+        load: What it held at the last heartbeat.
+        limits: What it allows.
+    """
+
+    name: StageName
+    state: StageState
+    heartbeat_age_s: float | None = None
+    pid: int | None = None
+    peak_memory_bytes: int = 0
+    load: StageLoad = StageLoad()
+    limits: StageLimits = StageLimits()
+
+
+class GatewayStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The gateway's own process.
+
+    Attributes:
+        pid: Its process id.
+        uptime_s: Seconds since it started.
+        peak_memory_bytes: Its largest resident set so far.
+        model: Directory of the checkpoint it takes the tokenizer from.
+    """
+
+    pid: int
+    uptime_s: float
+    peak_memory_bytes: int
+    model: str
+
+
+class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to a status query.
+
+    Attributes:
+        gateway: The gateway's own process.
+        stages: The three stages, in the order data flows.
+        requests: Requests by state: living ones now, ended ones since the start.
+        refused: Messages refused since the start, by error code.
+        dropped_events: Events of stages for requests that had ended; normal after a cancel.
+    """
+
+    gateway: GatewayStatus
+    stages: list[StageStatus]
+    requests: dict[str, int]
+    refused: dict[str, int]
+    dropped_events: int
+
+    @property
+    def ready(self) -> bool:
+        """All stages are ready."""
+        return all(stage.state == "ready" for stage in self.stages)

@@ -1,0 +1,99 @@
+"""A gateway with real sockets on free ports, and stages imitated at theirs."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Coroutine, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gateway.client import AsyncGatewayClient
+from gateway.process import GatewayProcess
+from gateway.prompt import PromptBuilder
+from shared.config import Config
+from shared.messages import STAGES, StageName
+from tests.gateway.fake_stages import FakeStages, until
+
+SCENARIO_S = 20.0
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+def make_config(directory: Path, gateway: dict[str, Any] | None = None, **limits: Any) -> Config:
+    listen, events, control, inbox = (f"tcp://127.0.0.1:{port}" for port in free_ports(4))
+    return Config.model_validate(
+        {
+            "model": str(directory),
+            "gateway": {
+                "listen": listen,
+                "events": events,
+                "control": control,
+                "limits": limits,
+                **(gateway or {}),
+            },
+            "stages": {"thinker": {"inbox": inbox}},
+        }
+    )
+
+
+@dataclass
+class Bench:
+    """A gateway that serves, its imitated stages, and a way to connect."""
+
+    config: Config
+    process: GatewayProcess
+    stages: FakeStages
+
+    @property
+    def listen(self) -> str:
+        return self.config.gateway.listen
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return self.process.status().requests
+
+    def client(self) -> AsyncGatewayClient:
+        return AsyncGatewayClient(self.listen)
+
+    def encode(self, text: str) -> list[int]:
+        prompts: PromptBuilder = self.process._prompts
+        return prompts._tokenizer.encode(text).ids
+
+
+@asynccontextmanager
+async def bench(
+    config: Config, ready: bool = True, alive: Iterable[StageName] = STAGES
+) -> AsyncIterator[Bench]:
+    """Run a gateway; wait for its stages to be ready, unless told not to."""
+    process = GatewayProcess(config)
+    await process.start()
+    stages = FakeStages(config)
+    stages.alive = set(alive)
+    try:
+        await stages.start()
+        if ready:
+            await until(lambda: process.status().ready, "readiness")
+        yield Bench(config, process, stages)
+    finally:
+        await stages.stop()
+        await process.stop()
+
+
+def run(scenario: Coroutine[Any, Any, None]) -> None:
+    """Run a scenario, which must end in time."""
+
+    async def bounded() -> None:
+        async with asyncio.timeout(SCENARIO_S):
+            await scenario
+
+    asyncio.run(bounded())

@@ -1,0 +1,199 @@
+"""The state machine, the record of a request, and the small objects around them."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.aborts import AbortLedger
+from gateway.admission import Admission
+from gateway.lifecycle import AT_STAGES, ENDED, TRANSITIONS, Lifecycle, RequestState, StateCounts
+from gateway.record import Delta, RequestRecord
+from shared.errors import BusyError, SequenceError, StateTransitionError
+from shared.messages import AudioChunk, Blob, CodecDelta, Sampling, SpeechSettings, TextDelta, ThinkRequest
+
+STATES = list(RequestState)
+
+
+def new_lifecycle() -> Lifecycle:
+    ticks = itertools.count()
+    return Lifecycle(StateCounts(), clock=lambda: float(next(ticks)))
+
+
+def reach(state: RequestState) -> Lifecycle:
+    """A lifecycle in a state, by the shortest way."""
+    paths = [[RequestState.RECEIVED]]
+    while paths[0][-1] is not state:
+        path = paths.pop(0)
+        paths += [[*path, following] for following in sorted(TRANSITIONS[path[-1]])]
+    lifecycle = new_lifecycle()
+    for each in paths[0][1:]:
+        lifecycle.move(each)
+    return lifecycle
+
+
+@pytest.mark.parametrize(("start", "end"), list(itertools.product(STATES, STATES)))
+def test_only_the_moves_of_the_table_are_possible(start: RequestState, end: RequestState) -> None:
+    lifecycle = reach(start)
+    if end in TRANSITIONS[start]:
+        lifecycle.move(end)
+        assert lifecycle.state is end
+        assert lifecycle.ended is (end in ENDED)
+        assert lifecycle.at_stages is (end in AT_STAGES)
+    else:
+        with pytest.raises(StateTransitionError, match=f"{start} cannot become {end}"):
+            lifecycle.move(end)
+        assert lifecycle.state is start
+
+
+def test_every_living_state_has_a_way_out_and_no_ended_one() -> None:
+    assert {state for state in STATES if not TRANSITIONS[state]} == set(ENDED)
+    for state in set(STATES) - ENDED:
+        assert {RequestState.FAILED, RequestState.CANCELLED, RequestState.EXPIRED} <= TRANSITIONS[state]
+
+
+@given(st.lists(st.sampled_from(STATES), max_size=12))
+def test_a_request_ends_once_and_is_counted_once(moves: list[RequestState]) -> None:
+    counts = StateCounts()
+    lifecycle = Lifecycle(counts)
+    endings = 0
+    for move in moves:
+        was_ended = lifecycle.ended
+        try:
+            lifecycle.move(move)
+        except StateTransitionError:
+            continue
+        assert not was_ended
+        endings += lifecycle.ended
+    assert endings <= 1
+    report = counts.report()
+    assert sum(report.values()) == 1
+    assert report[lifecycle.state] == 1
+
+
+def new_record(speech: bool) -> RequestRecord:
+    sampling = Sampling(max_tokens=8)
+    settings = SpeechSettings(speaker="Ethan", sampling=sampling, seed=1) if speech else None
+    think = ThinkRequest(request_id="r", prompt_token_ids=[1], sampling=sampling, seed=1, speech=settings)
+    record = RequestRecord(think, new_lifecycle())
+    record.lifecycle.move(RequestState.QUEUED)
+    record.lifecycle.move(RequestState.THINKING)
+    return record
+
+
+def deltas(kind: str, count: int) -> list[Delta]:
+    ends = [index == count - 1 for index in range(count)]
+    if kind == "audio":
+        return [
+            AudioChunk(request_id="r", seq=i, samples=1, data=Blob(bytes(4)), last=end)
+            for i, end in enumerate(ends)
+        ]
+    make = TextDelta if kind == "text" else CodecDelta
+    return [
+        make(request_id="r", seq=i, token_ids=[i], finish_reason="stop" if end else None)
+        for i, end in enumerate(ends)
+    ]
+
+
+@given(st.data())
+def test_any_interleaving_of_the_streams_completes_exactly_at_its_end(data: st.DataObject) -> None:
+    streams = {
+        kind: deltas(kind, data.draw(st.integers(1, 4), label=kind)) for kind in ("text", "codec", "audio")
+    }
+    order = data.draw(st.permutations([kind for kind, each in streams.items() for _ in each]), label="order")
+    record = new_record(speech=True)
+    for position, kind in enumerate(order):
+        record.apply(streams[kind].pop(0))
+        record.advance()
+        completed = record.lifecycle.state is RequestState.COMPLETED
+        assert completed is (position == len(order) - 1)
+        first_open = next((kind for kind, left in streams.items() if left), None)
+        state = {"text": "thinking", "codec": "talking", "audio": "synthesizing", None: "completed"}
+        assert record.lifecycle.state == state[first_open]
+    assert not any(record.needs(stage) for stage in ("thinker", "talker", "token2wav"))
+
+
+@given(st.data())
+def test_one_message_out_of_place_is_noticed(data: st.DataObject) -> None:
+    kind = data.draw(st.sampled_from(["text", "codec", "audio"]))
+    stream = deltas(kind, 4)
+    order = data.draw(st.permutations(range(4)).filter(lambda order: list(order) != [0, 1, 2, 3]))
+    record = new_record(speech=True)
+
+    def apply_all() -> None:
+        for index in order:
+            record.apply(stream[index])
+
+    with pytest.raises(SequenceError, match=kind):
+        apply_all()
+
+
+def test_nothing_may_follow_the_end_of_a_stream() -> None:
+    record = new_record(speech=False)
+    record.apply(deltas("text", 1)[0])
+    with pytest.raises(SequenceError, match="after the last"):
+        record.apply(deltas("text", 2)[1])
+    with pytest.raises(SequenceError, match="text only"):
+        record.apply(deltas("audio", 1)[0])
+
+
+@given(
+    st.integers(1, 3),
+    st.integers(0, 3),
+    st.lists(st.tuples(st.sampled_from(["enter", "leave"]), st.integers(-2, 2)), max_size=60),
+)
+def test_admission_never_exceeds_its_bounds(
+    max_active: int, max_queued: int, steps: list[tuple[str, int]]
+) -> None:
+    admission = Admission(max_active, max_queued)
+    active: list[str] = []
+    waiting: list[tuple[int, int, str]] = []
+    for number, (step, value) in enumerate(steps):
+        name = str(number)
+        if step == "enter":
+            if len(active) + len(waiting) >= max_active + max_queued:
+                with pytest.raises(BusyError):
+                    admission.enter(name, value)
+            else:
+                admission.enter(name, value)
+                waiting.append((value, number, name))
+        elif active or waiting:
+            everyone = active + [each[2] for each in waiting]
+            gone = everyone[value % len(everyone)]
+            admission.leave(gone)
+            active = [each for each in active if each != gone]
+            waiting = [each for each in waiting if each[2] != gone]
+        while (taken := admission.take()) is not None:
+            assert taken == min(waiting)[2]
+            waiting.remove(min(waiting))
+            active.append(taken)
+        assert len(active) <= max_active
+        assert not waiting or len(active) == max_active
+
+
+def test_retry_time_follows_what_requests_take() -> None:
+    admission = Admission(2, 0)
+    before = admission.retry_after_ms()
+    admission.enter("a", 0)
+    admission.take()
+    admission.leave("a", served_s=100.0)
+    assert before < admission.retry_after_ms() <= 60_000
+
+
+def test_aborts_are_bounded_and_forgotten_with_their_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.aborts.MAX_OPEN", 2)
+    sent: list[tuple[str, str]] = []
+    now = 0.0
+    ledger = AbortLedger(lambda stage, name: sent.append((stage, name)), clock=lambda: now)
+    for name in "abc":
+        ledger.abort(name)
+    sent.clear()
+    now = 10.0
+    ledger.confirmed("talker", "b")
+    ledger.forget("token2wav")
+    for stage in ("thinker", "talker", "token2wav"):
+        ledger.resend(stage)
+    assert sent == [("thinker", "b"), ("thinker", "c"), ("talker", "c")]
+    ledger.resend("thinker")
+    assert len(sent) == 3
