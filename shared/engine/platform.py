@@ -57,7 +57,11 @@ def build_engine(model: Path, config: EngineConfig, **specific: Any) -> LLMEngin
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
     }
-    return LLMEngine.from_engine_args(EngineArgs(**(arguments | specific)))
+    engine = LLMEngine.from_engine_args(EngineArgs(**(arguments | specific)))
+    # vLLM would add the end tokens of generation_config.json to every request's; those are text tokens,
+    # and mean something else to the talker.  Each request names its own end tokens.
+    engine.input_processor.generation_config_fields = {}
+    return engine
 
 
 def _checkpoint_dtype(model: Path) -> str:

@@ -1,0 +1,62 @@
+"""A stage's process without a model, for the launcher's tests: ``run(name)``.
+
+It speaks the real messages; the thinker answers for all three stages.  ``FAKE_<STAGE>`` in the
+environment makes a stage misbehave: ``fail`` ends it at once, ``stubborn`` lets it ignore SIGTERM.
+"""
+
+import os
+import signal
+import sys
+
+import zmq
+
+from shared.config import load_config
+from shared.control import ControlClient
+from shared.messages import (
+    AudioChunk,
+    Blob,
+    CodecDelta,
+    Heartbeat,
+    StageEvent,
+    StageLimits,
+    StageLoad,
+    StageName,
+    TextDelta,
+    ThinkRequest,
+)
+from shared.queues import PullQueue, PushQueue
+
+
+def run(name: StageName) -> None:
+    behaviour = os.environ.get(f"FAKE_{name.upper()}")
+    if behaviour == "fail":
+        sys.stderr.write(f"the {name} has no reason to live\n")
+        sys.exit(3)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if behaviour == "stubborn" else lambda *_: sys.exit(0))
+    config = load_config()
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    control = ControlClient(context, config.gateway.control, name)
+    events: PushQueue[StageEvent] = PushQueue(context, config.gateway.events)
+    inbox: PullQueue[ThinkRequest] = PullQueue(context, config.stage(name).inbox, ThinkRequest)
+    speakers = ["Chelsie"] if name == "token2wav" else []
+    limits = StageLimits(max_positions=4096, speakers=speakers)
+    sys.stdout.write(f"{name} says hello\n")
+    while True:
+        beat = Heartbeat(stage=name, pid=os.getpid(), limits=limits, load=StageLoad(), peak_memory_bytes=1)
+        control.send(beat)
+        control.receive()
+        for request in inbox.drain():
+            answer(events, request)
+        events.flush()
+        inbox.socket.poll(20)
+
+
+def answer(events: "PushQueue[StageEvent]", request: ThinkRequest) -> None:
+    name = request.request_id
+    events.put(
+        TextDelta(request_id=name, seq=0, token_ids=request.prompt_token_ids[:3], finish_reason="stop")
+    )
+    if request.speech is not None:
+        events.put(CodecDelta(request_id=name, seq=0, token_ids=[7] * 50, finish_reason="length"))
+        pcm = Blob(b"\0\0\0\x3f" * 24_000)
+        events.put(AudioChunk(request_id=name, seq=0, samples=24_000, data=pcm, last=True))

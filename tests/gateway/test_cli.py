@@ -1,0 +1,225 @@
+"""The command line: what it prints, what it writes, how it fails."""
+
+import asyncio
+import json
+import subprocess
+import sys
+import wave
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from gateway.cli import checkpoint
+from gateway.cli.main import main
+from gateway.client import ChatMessage, GatewayClient, GenerateRequest, TextEvent
+from shared import errors
+from shared.config import Config
+from tests.gateway.bench import Bench, bench, free_ports, run
+from tests.gateway.fake_stages import until
+
+Configure = Callable[..., Config]
+DONE_FIELDS = [
+    "request_id",
+    "text",
+    "prompt_token_ids",
+    "text_token_ids",
+    "codec_token_ids",
+    "audio_seconds",
+    "ttft_s",
+    "ttfa_s",
+    "wall_s",
+    "finish_reason",
+]
+
+
+def serving(configure: Configure, use: Callable[[Bench], Awaitable[None]]) -> None:
+    async def scenario() -> None:
+        async with bench(configure()) as b:
+            b.stages.serve(b.encode("Hello 😀 there"))
+            await use(b)
+
+    run(scenario())
+
+
+def test_chat_json_and_wav(configure: Configure, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "new" / "reply.wav"
+
+    async def use(b: Bench) -> None:
+        arguments = ["chat", "Hi", "--json", "--greedy", "--seed", "5", "--max-tokens", "9"]
+        arguments += [
+            "--max-codec-tokens",
+            "8",
+            "--speaker",
+            "Ethan",
+            "--system",
+            "Be brief.",
+            "--out",
+            str(out),
+        ]
+        assert await asyncio.to_thread(main, [*arguments, "--gateway", b.listen]) == 0
+        request = b.stages.requests[0]
+        assert (request.sampling.temperature, request.sampling.max_tokens, request.seed) == (0, 9, 5)
+        assert request.speech is not None
+        assert (request.speech.sampling.temperature, request.speech.sampling.max_tokens) == (0, 8)
+        assert request.speech.speaker == "Ethan"
+
+    serving(configure, use)
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    done = lines[-1]
+    assert done["event"] == "done"
+    assert set(DONE_FIELDS) <= set(done)
+    texts = [line for line in lines if line["event"] == "text"]
+    assert "".join(line["text"] for line in texts) == done["text"] == "Hello 😀 there"
+    assert [each for line in texts for each in line["token_ids"]] == done["text_token_ids"]
+    audio = [line for line in lines if line["event"] == "audio"]
+    assert audio == [
+        {"event": "audio", "seq": 0, "samples": 240},
+        {"event": "audio", "seq": 1, "samples": 120},
+    ]
+    with wave.open(str(out)) as file:
+        assert (file.getframerate(), file.getnchannels(), file.getsampwidth()) == (24_000, 1, 2)
+        frames = file.readframes(file.getnframes())
+    assert frames == bytes(480) + (16384).to_bytes(2, "little") * 120
+
+
+def test_chat_for_people(configure: Configure, capsys: pytest.CaptureFixture[str]) -> None:
+    async def use(b: Bench) -> None:
+        assert await asyncio.to_thread(main, ["chat", "Hi", "--text-only", "--gateway", b.listen]) == 0
+        assert b.stages.requests[0].speech is None
+
+    serving(configure, use)
+    shown = capsys.readouterr().out
+    assert shown.startswith("Hello 😀 there\n")
+    for label in ("time to first text", "time to first audio: none", "audio length", "wall time"):
+        assert label in shown
+
+
+def test_chat_errors(configure: Configure, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async def use(b: Bench) -> None:
+        wrong = ["chat", "Hi", "--speaker", "Nobody", "--gateway", b.listen]
+        assert await asyncio.to_thread(main, wrong) == 1
+        assert await asyncio.to_thread(main, [*wrong, "--json"]) == 1
+        (tmp_path / "file").write_text("")
+        unwritable = ["chat", "Hi", "--out", str(tmp_path / "file" / "x.wav"), "--gateway", b.listen]
+        assert await asyncio.to_thread(main, unwritable) == 1
+
+    serving(configure, use)
+    captured = capsys.readouterr()
+    told = captured.err.splitlines()
+    assert len(told) == 2
+    assert told[0].startswith("omnirelay: unknown_speaker: there is no speaker 'Nobody'")
+    assert "cannot write" in told[1]
+    error = json.loads(captured.out.splitlines()[0])
+    assert (error["event"], error["code"]) == ("error", "unknown_speaker")
+    assert "Chelsie" in error["message"]
+
+
+def test_no_gateway_and_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    nobody = f"tcp://127.0.0.1:{free_ports(1)[0]}"
+    assert main(["status", "--gateway", nobody]) == 1
+    assert capsys.readouterr().err.startswith("omnirelay: gateway_unreachable: no gateway answers at")
+    assert main(["chat", "Hi", "--json", "--gateway", nobody]) == 1
+    assert json.loads(capsys.readouterr().out)["code"] == "gateway_unreachable"
+    with pytest.raises(SystemExit) as raised:
+        main(["chat"])
+    assert raised.value.code == 2
+
+
+def test_status(configure: Configure, capsys: pytest.CaptureFixture[str]) -> None:
+    async def use(b: Bench) -> None:
+        async with b.client() as client:
+            await client.chat("Hi").result()
+        assert await asyncio.to_thread(main, ["status", "--gateway", b.listen]) == 0
+        assert await asyncio.to_thread(main, ["status", "--json", "--gateway", b.listen]) == 0
+
+    serving(configure, use)
+    *table, last = capsys.readouterr().out.splitlines()
+    report = json.loads(last)
+    assert [stage["name"] for stage in report["stages"]] == ["thinker", "talker", "token2wav"]
+    assert report["requests"]["completed"] == 1
+    assert report["gateway"]["peak_memory_bytes"] > 2**20
+    shown = "\n".join(table)
+    for word in ("gateway", "token2wav", "ready", "1 MiB", "completed"):
+        assert word in shown
+
+
+def test_status_while_stages_start(configure: Configure, capsys: pytest.CaptureFixture[str]) -> None:
+    async def scenario() -> None:
+        async with bench(configure(), ready=False, alive=()) as b:
+            assert await asyncio.to_thread(main, ["status", "--gateway", b.listen]) == 0
+
+    run(scenario())
+    assert capsys.readouterr().out.count("starting") == 3
+
+
+def test_sync_client_serves_many_threads_and_cancels(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with bench(configure()) as b:
+
+            def use(client: GatewayClient, text: str) -> str:
+                return client.chat(text, speech=False).result().text
+
+            client = await asyncio.to_thread(GatewayClient, b.listen)
+            waiting = [asyncio.create_task(asyncio.to_thread(use, client, "Hi")) for _ in range(4)]
+            for index in range(4):
+                await b.stages.answer(await b.stages.request(index), b.encode("Hello"))
+            assert await asyncio.gather(*waiting) == ["Hello"] * 4
+
+            def leave_early() -> str | None:
+                with client.chat([ChatMessage("user", "Hi")]) as answer:
+                    assert isinstance(next(answer), TextEvent)
+                    return answer.request_id
+
+            leaving = asyncio.create_task(asyncio.to_thread(leave_early))
+            request = await b.stages.request(4)
+            await b.stages.text(request.request_id, 0, [1])
+            assert await leaving == request.request_id
+            await b.stages.aborted(request.request_id)
+            assert (await asyncio.to_thread(client.status)).ready
+            with pytest.raises(TypeError):
+                await asyncio.to_thread(lambda: client.chat(GenerateRequest(), seed=1))
+            await asyncio.to_thread(client.close)
+            await asyncio.to_thread(client.close)
+            await until(lambda: b.counts["cancelled"] == 1)
+
+    run(scenario())
+
+
+def test_lost_connection_is_told(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with bench(configure()) as b, b.client() as client:
+            await b.process.stop()
+            report = asyncio.create_task(client.status())
+            with pytest.raises(errors.GatewayUnreachableError):
+                await report
+            with pytest.raises(errors.GatewayUnreachableError):
+                client.chat("Hi")
+
+    run(scenario())
+
+
+def test_small_checkpoint_is_made_once_and_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    made: list[list[str]] = []
+
+    def make(command: list[str], check: bool) -> "subprocess.CompletedProcess[bytes]":
+        assert not check
+        made.append(command)
+        directory = Path(command[3])
+        directory.mkdir(parents=True)
+        if len(made) > 1:
+            (directory / "config.json").write_text("{}")
+        return subprocess.CompletedProcess(command, 0 if len(made) > 1 else 1)
+
+    monkeypatch.setattr(subprocess, "run", make)
+    with pytest.raises(errors.CheckpointError, match="exit status 1"):
+        checkpoint.ensure(Config())
+    assert not list(Path(".cache/omnirelay").iterdir())
+    checkpoint.ensure(Config())
+    checkpoint.ensure(Config())
+    checkpoint.ensure(Config(model="elsewhere"))
+    assert len(made) == 2
+    assert [each.name for each in Path(".cache/omnirelay").iterdir()] == ["tiny"]
+    assert main(["checkpoint", "there", "--size", "bench", "--seed", "4"]) == 0
+    assert made[-1] == [sys.executable, "-m", "checkpoint", "there", "--size", "bench", "--seed", "4"]

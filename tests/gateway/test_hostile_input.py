@@ -1,0 +1,338 @@
+"""What is malformed, hostile or slow is refused, and harms nobody else."""
+
+import asyncio
+import os
+from collections.abc import Callable
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gateway.client import AsyncGatewayClient, ChatMessage, GenerateRequest
+from gateway.events import DoneEvent, ErrorEvent
+from gateway.protocol import (
+    PROTOCOL_VERSION,
+    Cancel,
+    ClientMessage,
+    Hello,
+    Refused,
+    Reply,
+    ServerMessage,
+    Submit,
+    Welcome,
+    pack,
+    parse_tcp,
+    read_frame,
+)
+from shared import errors
+from shared.config import Config
+from shared.messages import Abort, AudioChunk, Blob, TextDelta
+from shared.wire import Frame, encode
+from tests.gateway.bench import Bench, bench, run
+from tests.gateway.fake_stages import until
+
+Configure = Callable[..., Config]
+
+
+class RawClient:
+    """A TCP connection that says whatever the test wants."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    @classmethod
+    async def connect(cls, b: Bench, greet: bool = True) -> "RawClient":
+        client = cls(*await asyncio.open_connection(*parse_tcp(b.listen)))
+        if greet:
+            client.say(Hello(PROTOCOL_VERSION))
+            assert await client.hear() == Welcome(PROTOCOL_VERSION)
+        return client
+
+    def say(self, message: ClientMessage) -> None:
+        self.writer.write(pack(message))
+
+    def say_bytes(self, body: bytes) -> None:
+        self.writer.write(len(body).to_bytes(4, "big") + body)
+
+    async def hear(self) -> ServerMessage:
+        body = await read_frame(self.reader, 2**30)
+        return msgspec.msgpack.decode(body, type=ServerMessage)
+
+    async def closed(self) -> bool:
+        return await self.reader.read() == b""
+
+    async def close(self) -> None:
+        self.writer.close()
+        try:
+            await self.writer.wait_closed()
+        except ConnectionError:
+            # The gateway hung up first, as it should.
+            return
+
+
+async def serves(b: Bench) -> None:
+    """A well-behaved client is still served."""
+    async with b.client() as client:
+        index = len(b.stages.requests)
+        answer = client.chat("Hi")
+        await b.stages.answer(await b.stages.request(index), b.encode("Hello"))
+        assert (await answer.result()).text == "Hello"
+
+
+def submit(client_id: int, request: GenerateRequest) -> Submit:
+    return Submit(client_id, msgspec.Raw(msgspec.msgpack.encode(request)))
+
+
+HI = GenerateRequest(messages=[ChatMessage("user", "Hi")])
+
+
+def test_other_version_is_told_both_versions(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async with bench(configure()) as b:
+            raw = await RawClient.connect(b, greet=False)
+            raw.say(Hello(PROTOCOL_VERSION + 1))
+            refused = await raw.hear()
+            assert isinstance(refused, Refused)
+            assert refused.code == "version_unsupported"
+            assert str(PROTOCOL_VERSION + 1) in refused.message
+            assert await raw.closed()
+            await raw.close()
+            monkeypatch.setattr("gateway.client.aio.PROTOCOL_VERSION", 99)
+            with pytest.raises(errors.VersionError, match="99"):
+                await b.client().connect()
+            monkeypatch.undo()
+            await serves(b)
+
+    run(scenario())
+
+
+def test_client_must_begin_with_hello(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.server.HELLO_TIMEOUT_S", 0.05)
+
+    async def scenario() -> None:
+        async with bench(configure()) as b:
+            for first in (pack(Cancel(1)), b"\0\0\0\1\xc1", b""):
+                raw = await RawClient.connect(b, greet=False)
+                raw.writer.write(first)
+                assert isinstance(await raw.hear(), Refused)
+                assert await raw.closed()
+                await raw.close()
+            await serves(b)
+
+    run(scenario())
+
+
+def test_oversize_length_is_refused_before_it_is_read(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with bench(configure(request_bytes=1000)) as b:
+            raw = await RawClient.connect(b)
+            raw.say(submit(1, HI))
+            request = await b.stages.request(0)
+            raw.writer.write(b"\xff\xff\xff\xff")
+            while not isinstance(heard := await raw.hear(), Refused):
+                pass
+            assert "4294967295 bytes, at most 1000" in heard.message
+            await b.stages.aborted(request.request_id)
+            await raw.close()
+            await serves(b)
+
+    run(scenario())
+
+
+def test_wrong_messages_end_only_themselves(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with bench(configure()) as b:
+            raw = await RawClient.connect(b)
+            raw.say(submit(1, HI))
+            request = await b.stages.request(0)
+            for body in (b"\xc1", b"\x81\xa4type\xa7unknown", msgspec.msgpack.encode(Hello(1))):
+                raw.say_bytes(body)
+            raw.say(submit(1, HI))
+            raw.say(Submit(2, msgspec.Raw(msgspec.msgpack.encode({"speach": True}))))
+            raw.say(
+                Submit(3, msgspec.Raw(msgspec.msgpack.encode({"messages": [{"role": "x", "content": 1}]})))
+            )
+            refused: list[str] = []
+            wrong: list[str] = []
+            while len(refused) < 4 or len(wrong) < 2:
+                heard = await raw.hear()
+                if isinstance(heard, Refused):
+                    refused.append(heard.code)
+                elif isinstance(heard, Reply) and isinstance(heard.event, ErrorEvent):
+                    wrong.append(heard.event.code)
+            assert set(refused) == {"message_invalid"}
+            assert set(wrong) == {"invalid_request"}
+            await b.stages.answer(request, b.encode("Hello"))
+            while not (isinstance(heard := await raw.hear(), Reply) and isinstance(heard.event, DoneEvent)):
+                pass
+            assert heard.event.text == "Hello"
+            assert b.process.status().refused == {"message_invalid": 4}
+            await raw.close()
+
+    run(scenario())
+
+
+def test_cancel_before_acceptance(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with bench(configure()) as b:
+            raw = await RawClient.connect(b)
+            raw.writer.write(pack(submit(1, HI)) + pack(Cancel(1)) + pack(Cancel(77)))
+            while not (isinstance(heard := await raw.hear(), Reply) and hasattr(heard.event, "code")):
+                pass
+            assert heard.event.code == "cancelled"
+            await until(lambda: b.counts["cancelled"] == 1)
+            await raw.close()
+            await serves(b)
+
+    run(scenario())
+
+
+def test_slow_client_loses_its_requests_only(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with bench(configure(client_backlog_bytes=2**20)) as b:
+            raw = await RawClient.connect(b)
+            raw.say(submit(1, HI))
+            request = await b.stages.request(0)
+            for seq in range(64):
+                await b.stages.audio(request.request_id, seq, bytes(2**18))
+            await b.stages.aborted(request.request_id)
+            await until(lambda: b.counts["failed"] == 1)
+            await serves(b)
+            while not (isinstance(heard := await raw.hear(), Reply) and hasattr(heard.event, "code")):
+                pass
+            assert heard.event.code == "client_too_slow"
+            await raw.close()
+
+    run(scenario())
+
+
+def test_client_that_only_writes_is_not_read_without_end(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with bench(configure(max_queued_per_client=2)) as b:
+            raw = await RawClient.connect(b)
+            wrong = pack(Submit(5, msgspec.Raw(msgspec.msgpack.encode({"x" * 2000: 1}))))
+
+            async def write_without_end() -> None:
+                while True:
+                    raw.writer.write(wrong * 100)
+                    await raw.writer.drain()
+
+            writing = asyncio.create_task(write_without_end())
+            # Refused and not read by the client, they stop counting when the gateway stops reading.
+            seen = -1
+            while seen != (seen := b.counts["failed"] + sum(b.process.status().refused.values())) or not seen:
+                await asyncio.wait([writing], timeout=0.3)
+            assert not writing.done()
+            await serves(b)
+            writing.cancel()
+            raw.writer.transport.abort()
+
+    run(scenario())
+
+
+def test_stages_may_say_nonsense(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with bench(configure()) as b:
+            lying = AudioChunk(request_id="x", seq=0, samples=5, data=Blob(bytes(8)))
+            good = encode(TextDelta(request_id="gone", seq=0, token_ids=[1]))
+            nonsense: list[list[Frame]] = [
+                [b""],
+                [b"\x01"],
+                [b"\x02" + bytes(good[0])[1:]],
+                [*good, b"extra"],
+                [bytes(good[0])[:-1]],
+                encode(lying),
+                encode(Abort(request_id="x")),
+            ]
+            for frames in nonsense:
+                await b.stages.events.send_multipart(frames)
+            await b.stages.events.send_multipart(good)
+            thinker = b.stages.control["thinker"]
+            await thinker.send_multipart([b"\x01\xc1"])
+            await thinker.send_multipart(encode(b.stages.heartbeat("talker")))
+            await until(lambda: sum(b.process.status().refused.values()) == len(nonsense) + 2)
+            await until(lambda: b.process.status().dropped_events == 1)
+            await serves(b)
+
+    run(scenario())
+
+
+def fuzz_bytes() -> st.SearchStrategy[bytes]:
+    message = st.sampled_from([pack(Hello(1))[4:], pack(Cancel(1))[4:], pack(submit(1, HI))[4:]])
+    broken = st.builds(
+        lambda body, at, byte: body[:at] + bytes([byte]) + body[at + 1 :],
+        message,
+        st.integers(0, 60),
+        st.integers(0, 255),
+    )
+    return st.one_of(st.binary(max_size=64), broken)
+
+
+def test_fuzzed_sockets_leave_the_gateway_serving(configure: Configure) -> None:
+    """One gateway for all examples: whatever they leave behind, the next must still be served."""
+
+    async def scenario() -> None:
+        async with bench(configure()) as b:
+            loop = asyncio.get_running_loop()
+            await asyncio.to_thread(fuzz, b, loop)
+            await serves(b)
+            assert b.process.status().ready
+
+    run(scenario())
+
+
+def fuzz(b: Bench, loop: asyncio.AbstractEventLoop) -> None:
+    @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(
+        st.lists(fuzz_bytes(), max_size=4),
+        st.lists(st.binary(max_size=40), min_size=1, max_size=4),
+        st.booleans(),
+    )
+    def example(bodies: list[bytes], frames: list[bytes], greet: bool) -> None:
+        asyncio.run_coroutine_threadsafe(attack(b, bodies, frames, greet), loop).result(10)
+
+    example()
+
+
+async def attack(b: Bench, bodies: list[bytes], frames: list[bytes], greet: bool) -> None:
+    before = b.process.status().refused
+    raw = await RawClient.connect(b, greet)
+    for body in bodies:
+        raw.say_bytes(body)
+    raw.writer.write(os.urandom(3))
+    await raw.close()
+    await b.stages.events.send_multipart(frames)
+    await b.stages.control["talker"].send_multipart(frames)
+    total = sum(before.values()) + 2
+    await until(lambda: sum(b.process.status().refused.values()) >= total)
+
+
+def test_addresses_in_use_are_named(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with bench(configure()) as b:
+            from gateway.process import GatewayProcess  # noqa: PLC0415
+
+            with pytest.raises(errors.AddressInUseError, match=b.config.gateway.events):
+                GatewayProcess(b.config)
+            addresses = configure().gateway.model_copy(update={"listen": b.listen})
+            other = GatewayProcess(b.config.model_copy(update={"gateway": addresses}))
+            with pytest.raises(errors.AddressInUseError, match=b.listen):
+                await other.start()
+            await serves(b)
+
+    run(scenario())
+
+
+def test_client_without_gateway(configure: Configure) -> None:
+    async def scenario() -> None:
+        client = AsyncGatewayClient(configure().gateway.listen)
+        with pytest.raises(errors.GatewayUnreachableError, match="omnirelay up"):
+            await client.connect()
+        with pytest.raises(errors.GatewayUnreachableError):
+            client.chat("Hi")
+        with pytest.raises(errors.ConfigError):
+            await AsyncGatewayClient("http://example").connect()
+
+    run(scenario())

@@ -1,0 +1,223 @@
+"""The gateway as a process, and the launcher with processes in the place of the stages."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+import wave
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gateway.cli import child, launcher
+from gateway.cli.launcher import Stack, running
+from gateway.cli.main import main
+from shared.config import load_config
+from shared.errors import StageStartError
+from shared.messages import STAGES
+from tests.gateway.bench import free_ports, run
+
+ROOT = Path(__file__).resolve().parents[2]
+KEYS = ["GATEWAY__LISTEN", "GATEWAY__EVENTS", "GATEWAY__CONTROL"]
+KEYS += [f"STAGES__{stage.upper()}__INBOX" for stage in STAGES]
+
+
+@pytest.fixture
+def place(tmp_path: Path, checkpoint_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory whose ``services`` are imitations, and an environment of free ports."""
+    for stage in STAGES:
+        package = tmp_path / "services" / stage
+        package.mkdir(parents=True)
+        # A regular package, or the real one further down the path would be taken before it.
+        (package.parent / "__init__.py").touch()
+        (package / "__init__.py").touch()
+        (package / "__main__.py").write_text(
+            f"from tests.gateway.fake_stage_process import run\nrun({stage!r})\n"
+        )
+    for key, port in zip(KEYS, free_ports(len(KEYS)), strict=True):
+        monkeypatch.setenv(f"OMNIRELAY_{key}", f"tcp://127.0.0.1:{port}")
+    monkeypatch.setenv("OMNI_MODEL", str(checkpoint_dir))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def start(*arguments: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-m", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def read_until(process: "subprocess.Popen[str]", word: str) -> list[str]:
+    """Read lines up to one that holds a word; the test's own timeout bounds the wait."""
+    lines: list[str] = []
+    stdout = process.stdout
+    while stdout is not None and (line := stdout.readline()):
+        lines.append(line)
+        if word in line:
+            return lines
+    raise AssertionError(f"no {word!r} in {''.join(lines)}")
+
+
+def gone(pid: int) -> bool:
+    try:
+        return "Z" in Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except FileNotFoundError:
+        return True
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    async def waiting() -> None:
+        while not condition():
+            await asyncio.sleep(0.02)
+
+    run(waiting())
+
+
+def test_gateway_process_starts_and_stops(place: Path) -> None:
+    with start("gateway") as process:
+        read_until(process, "listening on")
+        with start("gateway") as second:
+            rest, _ = second.communicate(timeout=20)
+            assert second.returncode == 1
+            assert "address_in_use" in rest
+            assert "Traceback" not in rest
+        process.send_signal(signal.SIGTERM)
+        rest, _ = process.communicate(timeout=10)
+        assert process.returncode == 0
+        assert "Traceback" not in rest
+
+
+def test_gateway_process_without_checkpoint(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMNI_MODEL", "./nowhere")
+    with start("gateway") as process:
+        told, _ = process.communicate(timeout=20)
+        assert process.returncode == 1
+        assert "checkpoint_invalid: no checkpoint in nowhere" in told
+        assert "Traceback" not in told
+
+
+def test_gateway_loads_no_model_library(place: Path) -> None:
+    code = (
+        "import sys, gateway.process, gateway.__main__, gateway.cli.main;"
+        "names = {name.split('.')[0] for name in sys.modules};"
+        "print(names & {'torch', 'vllm', 'transformers', 'services', 'checkpoint', 'huggingface_hub'})"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert shown == "set()\n"
+
+
+def test_up_runs_until_told_to_stop(place: Path) -> None:
+    with start("gateway.cli", "up") as process:
+        lines = read_until(process, "ready: tcp://")
+        assert any(line.startswith("[thinker] thinker says hello") for line in lines)
+        process.send_signal(signal.SIGINT)
+        rest, _ = process.communicate(timeout=15)
+        assert process.returncode == 0, rest
+        assert "killed" not in rest
+        assert rest.endswith("stopped\n")
+
+
+def test_children_die_with_the_launcher(place: Path) -> None:
+    with start("gateway.cli", "up") as process:
+        read_until(process, "ready: tcp://")
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        assert len(children) == 4
+        process.kill()
+        process.wait()
+        wait_for(lambda: all(gone(int(each)) for each in children))
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def test_stage_that_cannot_start_is_named(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_TALKER", "fail")
+    with start("gateway.cli", "up") as process:
+        told, _ = process.communicate(timeout=30)
+        assert process.returncode == 1
+    assert "stage_start_failed: the talker ended with exit status 3 before all were ready" in told
+    assert "\n  [talker] the talker has no reason to live\n" in told
+    assert "Traceback" not in told
+
+
+def test_port_in_use_is_told_by_up(place: Path) -> None:
+    with start("gateway") as other:
+        read_until(other, "listening on")
+        with start("gateway.cli", "up") as process:
+            told, _ = process.communicate(timeout=30)
+            assert process.returncode == 1
+            assert "the gateway ended with exit status 1" in told
+            assert "address_in_use" in told.rsplit("stage_start_failed", 1)[1]
+        other.terminate()
+        other.communicate(timeout=10)
+
+
+def test_stage_that_dies_or_will_not_stop(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "STOP_S", 0.5)
+    monkeypatch.setenv("FAKE_TOKEN2WAV", "stubborn")
+    said: list[str] = []
+    monkeypatch.setattr(launcher, "say", said.append)
+
+    async def scenario() -> None:
+        stack = Stack(load_config(), None, lambda *_: None)
+        pids: list[int] = []
+
+        async def lose_the_thinker() -> None:
+            async with running(stack) as report:
+                pids.extend(stage.pid or 0 for stage in report.stages)
+                os.kill(pids[0], signal.SIGKILL)
+                await stack.watch()
+
+        with pytest.raises(StageStartError, match="the thinker was killed by SIGKILL while the stack"):
+            await lose_the_thinker()
+        assert any("the token2wav did not stop within" in line for line in said)
+        assert all(gone(pid) for pid in pids)
+
+    run(scenario())
+
+
+def test_demo(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo"]) == 0
+    shown = capsys.readouterr().out
+    for words in (
+        "the thinker is ready",
+        "answer:",
+        "time to first text",
+        "wall time",
+        "peak memory",
+        "stopped",
+    ):
+        assert words in shown
+    with wave.open(str(place / "out" / "reply.wav")) as file:
+        assert file.getnframes() == 24_000
+
+
+def test_long_and_broken_lines_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child, "MAX_LINE_BYTES", 100)
+    shown: list[str] = []
+    code = "import sys; sys.stdout.buffer.write(b'x' * 250 + b'\\n\\xff y\\n\\nlast')"
+
+    async def scenario() -> None:
+        started = await child.Child.start(
+            "odd", [sys.executable, "-c", code], lambda _, line: shown.append(line)
+        )
+        assert await started.wait(10)
+        assert started.ending == "ended with exit status 0"
+
+    run(scenario())
+    assert "".join(shown) == "x" * 250 + "\ufffd ylast"
+    assert shown[-2:] == ["\ufffd y", "last"]
+
+
+def test_gateway_starts_in_about_a_second(place: Path) -> None:
+    began = time.monotonic()
+    with start("gateway") as process:
+        read_until(process, "listening on")
+        took = time.monotonic() - began
+        process.terminate()
+        process.communicate(timeout=10)
+    # Generous, because the tests' machine is shared; a heavy import takes several seconds more.
+    assert took < 5

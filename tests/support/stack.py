@@ -1,0 +1,127 @@
+"""The whole stack in real processes, as ``omnirelay up`` starts it."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Self
+
+import yaml
+
+START_S = 150.0
+STOP_S = 20.0
+COMMAND = str(Path(sys.executable).with_name("omnirelay"))
+
+
+def free_addresses(count: int) -> list[str]:
+    """Addresses on the loopback that nobody listens on."""
+    with ExitStack() as sockets:
+        ports = []
+        for _ in range(count):
+            listener = sockets.enter_context(socket.socket())
+            listener.bind(("127.0.0.1", 0))
+            ports.append(listener.getsockname()[1])
+    return [f"tcp://127.0.0.1:{port}" for port in ports]
+
+
+def make_config(model: Path, **changes: Any) -> dict[str, Any]:
+    """A configuration on free addresses; ``changes`` are merged in, section by section."""
+    listen, events, control, *inboxes = free_addresses(6)
+    stages = ("thinker", "talker", "token2wav")
+    config: dict[str, Any] = {
+        "model": str(model),
+        "gateway": {"listen": listen, "events": events, "control": control},
+        "stages": {name: {"inbox": inbox, "threads": 1} for name, inbox in zip(stages, inboxes, strict=True)},
+    }
+    return merge(config, changes)
+
+
+def merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in changes.items():
+        known = merged.get(key)
+        merged[key] = merge(known, value) if isinstance(known, dict) and isinstance(value, dict) else value
+    return merged
+
+
+class RunningStack:
+    """``omnirelay up`` with a configuration of its own, from ready to stopped."""
+
+    def __init__(self, config: dict[str, Any], directory: Path) -> None:
+        self.config = config
+        self.address: str = config["gateway"]["listen"]
+        self.output: list[str] = []
+        self._path = directory / f"{self.address.rpartition(':')[2]}.yaml"
+        self._path.write_text(yaml.safe_dump(config), encoding="utf-8")
+        self.process = subprocess.Popen(
+            [COMMAND, "up", "--config", str(self._path)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={key: value for key, value in os.environ.items() if not key.startswith("OMNI")},
+        )
+        self._changed = threading.Condition()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def __enter__(self) -> Self:
+        self.wait_until_ready()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def wait_until_ready(self) -> None:
+        ready = f"ready: {self.address}"
+        with self._changed:
+            arrived = self._changed.wait_for(
+                lambda: any(ready in line for line in self.output) or not self._reader.is_alive(), START_S
+            )
+        if not arrived or not any(ready in line for line in self.output):
+            self.process.kill()
+            raise AssertionError("the stack is not ready:\n" + "".join(self.output))
+
+    def stop(self) -> float:
+        """Ask it to stop; gives the seconds it took, and leaves no process."""
+        started = time.monotonic()
+        self.process.terminate()
+        try:
+            self.process.wait(STOP_S)
+        finally:
+            self.process.kill()
+            self._reader.join(STOP_S)
+            if self.process.stdout is not None:
+                self.process.stdout.close()
+        return time.monotonic() - started
+
+    def _read(self) -> None:
+        if self.process.stdout is None:
+            return
+        for line in self.process.stdout:
+            with self._changed:
+                self.output.append(line)
+                self._changed.notify_all()
+        with self._changed:
+            self._changed.notify_all()
+
+
+def omnirelay(*arguments: str, timeout_s: float = 120.0) -> "subprocess.CompletedProcess[str]":
+    """Run the command line as a user does."""
+    return subprocess.run(
+        [COMMAND, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+
+
+def chat_events(stack: RunningStack, *arguments: str) -> list[dict[str, Any]]:
+    """The events that ``omnirelay chat --json`` prints."""
+    done = omnirelay("chat", *arguments, "--json", "--gateway", stack.address)
+    return [json.loads(line) for line in done.stdout.splitlines()]
