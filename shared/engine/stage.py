@@ -161,6 +161,8 @@ class StageLoop(Generic[M]):
                 if len(self._aborted) > REMEMBERED_ABORTS:
                     self._aborted.popitem(last=False)
                 self._service.abort(message.request_id)
+                for outbox in self._outboxes:
+                    outbox.discard(message.request_id)
                 self._control.send(AbortDone(request_id=message.request_id, stage=self._service.name))
 
     def _take_inbox(self) -> None:
