@@ -10,7 +10,7 @@ from shared.config import ThinkerConfig
 from shared.control import ControlClient
 from shared.engine.heartbeat import HeartbeatThread
 from shared.engine.stage import StageLoop
-from shared.errors import OmniRelayError
+from shared.errors import OmniRelayError, SequenceError, UnknownSpeakerError
 from shared.messages import (
     Abort,
     CodecTokens,
@@ -39,9 +39,10 @@ class Service:
         self.accepted: list[tuple[str, int]] = []
         self.on_accept: Callable[[CodecTokens], None] = lambda _: None
 
-    def accept(self, message: CodecTokens) -> None:
-        self.accepted.append((message.request_id, message.seq))
-        self.on_accept(message)
+    def accept(self, message: Token2WavInput) -> None:
+        if isinstance(message, CodecTokens):
+            self.accepted.append((message.request_id, message.seq))
+            self.on_accept(message)
 
     def abort(self, request_id: str) -> None:
         pass
@@ -55,7 +56,7 @@ class Service:
         return StageLoad()
 
     def holds(self, request_id: str) -> bool:
-        return True
+        return request_id != "unknown"
 
     def living(self) -> list[str]:
         return []
@@ -140,3 +141,38 @@ def test_an_abort_drops_what_waits_for_a_peer_that_is_away(bench: Bench) -> None
     bench.abort("dead")
     wait_until(lambda: bench.service.steps > 0)
     assert bench.absent.backlog_bytes == other_bytes
+
+
+def test_an_error_nobody_expected_ends_one_request_and_not_the_stage(bench: Bench) -> None:
+    def refuse(message: CodecTokens) -> None:
+        if message.request_id == "odd":
+            raise KeyError("no such thing")
+
+    bench.service.on_accept = refuse
+    bench.start()
+    bench.send("odd", 0)
+    failed = bench.failure()
+    assert (failed.request_id, failed.code) == ("odd", "stage_failed")
+    assert "KeyError" in failed.message
+    bench.send("good", 0)
+    wait_until(lambda: ("good", 0) in bench.service.accepted)
+
+
+def test_what_still_comes_for_a_failed_request_is_dropped_in_silence(bench: Bench) -> None:
+    """Its sender could not know better; only messages that are wrong in themselves count as refused."""
+
+    def refuse(message: CodecTokens) -> None:
+        if message.seq > 0:
+            raise SequenceError("not known here")
+        if message.request_id == "failing":
+            raise UnknownSpeakerError("no such voice")
+
+    bench.service.on_accept = refuse
+    bench.start()
+    for seq in range(3):
+        bench.send("failing", seq)
+    bench.send("after", 0)
+    assert bench.failure().code == "unknown_speaker"
+    wait_until(lambda: ("after", 0) in bench.service.accepted)
+    assert bench.service.accepted == [("failing", 0), ("after", 0)]
+    assert bench.inbox.refused.total() == 0
