@@ -121,6 +121,16 @@ def test_up_runs_until_told_to_stop(place: Path) -> None:
         assert rest.endswith("stopped\n")
 
 
+def test_up_stops_although_nobody_reads_what_it_says(place: Path) -> None:
+    """As with ``omnirelay up | tee log``, where Ctrl-C ends the reader too."""
+    with start("gateway.cli", "up") as process:
+        read_until(process, "ready: tcp://")
+        if process.stdout is not None:
+            process.stdout.close()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=15) == 0
+
+
 def test_children_die_with_the_launcher(place: Path) -> None:
     with start("gateway.cli", "up") as process:
         read_until(process, "ready: tcp://")
@@ -159,7 +169,7 @@ def test_stage_that_dies_or_will_not_stop(place: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(launcher, "STOP_S", 0.5)
     monkeypatch.setenv("FAKE_TOKEN2WAV", "stubborn")
     said: list[str] = []
-    monkeypatch.setattr(launcher, "say", said.append)
+    monkeypatch.setattr(launcher, "announce", said.append)
 
     async def scenario() -> None:
         stack = Stack(load_config(), None, lambda *_: None)
