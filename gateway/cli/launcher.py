@@ -12,7 +12,7 @@ from gateway.cli.child import Child
 from gateway.cli.output import announce
 from gateway.client import AsyncGatewayClient, StatusReport
 from shared.config import Config
-from shared.errors import GatewayUnreachableError, StageStartError
+from shared.errors import GatewayUnreachableError, MessageError, StageStartError
 from shared.messages import STAGES
 
 STOP_S: Final = 8.0
@@ -103,11 +103,11 @@ class Stack:
             await asyncio.sleep(POLL_S)
 
     async def _ask(self) -> StatusReport | None:
-        """Ask our own gateway; another one may answer while ours finds the address taken."""
+        """Ask our own gateway; another program may answer while ours finds the address taken."""
         try:
             async with AsyncGatewayClient(self._config.gateway.listen) as client:
                 report = await client.status()
-        except GatewayUnreachableError:
+        except (GatewayUnreachableError, MessageError):
             return None
         return report if report.gateway.pid == self._children[0].pid else None
 

@@ -32,7 +32,7 @@ def announce(line: str) -> None:
     try:
         say(line)
     except BrokenPipeError:
-        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - until the end
 
 
 def say_json(**fields: Any) -> None:

@@ -3,11 +3,14 @@
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 import wave
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -163,6 +166,28 @@ def test_port_in_use_is_told_by_up(place: Path) -> None:
             assert "address_in_use" in told.rsplit("stage_start_failed", 1)[1]
         other.terminate()
         other.communicate(timeout=10)
+
+
+def test_a_port_that_another_program_uses_is_told_by_up(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever that program answers, it is our gateway's word that counts."""
+    with ExitStack() as peers, socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+
+        def greet() -> None:
+            with suppress(OSError):
+                while True:
+                    peers.enter_context(other.accept()[0]).sendall(b"SSH-2.0-other\r\n")
+
+        greeter = threading.Thread(target=greet)
+        greeter.start()
+        monkeypatch.setenv("OMNIRELAY_GATEWAY__LISTEN", f"tcp://127.0.0.1:{port}")
+        with start("gateway.cli", "up") as process:
+            told, _ = process.communicate(timeout=30)
+            assert process.returncode == 1
+        other.shutdown(socket.SHUT_RDWR)
+        greeter.join()
+    assert "stage_start_failed: the gateway ended" in told
+    assert f"tcp://127.0.0.1:{port} is in use" in told
 
 
 def test_stage_that_dies_or_will_not_stop(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
