@@ -1,6 +1,8 @@
 """Who may be at the stages, who waits, and who is told to come back later."""
 
 import heapq
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import count
 from typing import Final
 
@@ -28,9 +30,24 @@ class Admission:
         self._max_queued = max_queued
         self._active: set[str] = set()
         self._queued: set[str] = set()
+        self._preparing = 0
         self._line: list[tuple[int, int, str]] = []
         self._arrival = count()
         self._mean_s = FIRST_GUESS_S
+
+    @contextmanager
+    def preparing(self) -> Iterator[None]:
+        """Keep a place for a request while its prompt is made; :meth:`enter` right after finds it free.
+
+        Raises:
+            BusyError: The line is full.
+        """
+        self._require_place()
+        self._preparing += 1
+        try:
+            yield
+        finally:
+            self._preparing -= 1
 
     def enter(self, request_id: str, priority: int) -> None:
         """Stand in line; :meth:`take` says whose turn it is.
@@ -38,12 +55,7 @@ class Admission:
         Raises:
             BusyError: The line is full.
         """
-        if len(self._active) + len(self._queued) >= self._max_active + self._max_queued:
-            raise BusyError(
-                f"{len(self._active)} requests are being served and {len(self._queued)} wait, "
-                "no more are taken: try again later",
-                self.retry_after_ms(),
-            )
+        self._require_place()
         self._queued.add(request_id)
         heapq.heappush(self._line, (priority, next(self._arrival), request_id))
 
@@ -77,3 +89,12 @@ class Admission:
     def retry_after_ms(self) -> int:
         """Milliseconds until a place in the line is likely to be free."""
         return round(min(max(1000 * self._mean_s / self._max_active, MIN_RETRY_MS), MAX_RETRY_MS))
+
+    def _require_place(self) -> None:
+        waiting = self._preparing + len(self._queued)
+        if len(self._active) + waiting >= self._max_active + self._max_queued:
+            raise BusyError(
+                f"{len(self._active)} requests are being served and {waiting} wait, "
+                "no more are taken: try again later",
+                self.retry_after_ms(),
+            )

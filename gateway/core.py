@@ -174,7 +174,8 @@ class Gateway:
         deadline_s = self._validator.deadline_s(request)
         loop = asyncio.get_running_loop()
         due = loop.time() + deadline_s
-        prompt = await loop.run_in_executor(self._prompt_thread, self._validator.prompt, request)
+        with self._admission.preparing():
+            prompt = await loop.run_in_executor(self._prompt_thread, self._validator.prompt, request)
         if self._closing:
             raise CancelledRequestError("the gateway is shutting down")
         self._validator.check_stages(request)

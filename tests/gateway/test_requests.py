@@ -1,6 +1,7 @@
 """Requests through a gateway with real sockets: the way of each to its one end."""
 
 import asyncio
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from gateway.client import AudioEvent, ChatMessage, DoneEvent, GenerateRequest, SamplingOverrides, TextEvent
+from gateway.prompt import PromptBuilder
 from shared import errors
 from shared.config import Config
 from tests.gateway.bench import bench, run
@@ -238,6 +240,34 @@ def test_busy_then_free_again(configure: Configure) -> None:
                 await client.chat("Hi").result()
             assert raised.value.retry_after_ms > 0
             for index, answer in enumerate((first, second)):
+                await b.stages.answer(await b.stages.request(index), b.encode("Hello"))
+                assert (await answer.result()).text == "Hello"
+
+    run(scenario())
+
+
+def test_busy_is_told_before_the_prompt_is_made(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a flood of long prompts would wait, unbounded, for the one thread that makes them."""
+    made = threading.Event()
+    build = PromptBuilder.build
+
+    def slow_build(builder: PromptBuilder, messages: list[ChatMessage]) -> list[int]:
+        made.wait(10)
+        return build(builder, messages)
+
+    monkeypatch.setattr(PromptBuilder, "build", slow_build)
+
+    async def scenario() -> None:
+        async with bench(configure(max_active=1, max_queued=1)) as b, b.client() as client:
+            taken = [client.chat("Hi") for _ in range(2)]
+            try:
+                with pytest.raises(errors.BusyError):
+                    await client.chat("Hi").result()
+            finally:
+                made.set()
+            for index, answer in enumerate(taken):
                 await b.stages.answer(await b.stages.request(index), b.encode("Hello"))
                 assert (await answer.result()).text == "Hello"
 
