@@ -24,8 +24,8 @@ from shared.messages import (
     SynthesisStart,
     Token2WavInput,
 )
-from tests.support.edges import Edge, MakeEdge
 from tests.support.answers import Answer
+from tests.support.edges import Edge, MakeEdge
 from tests.support.steps import StepRecord
 from tests.support.thinking import speech_of
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from tests.support.edges import MakeEdge
 from tests.support.answers import CODEC_ENDS, Reference
+from tests.support.edges import MakeEdge
 from tests.support.talking import TalkerRig
 
 BLOCK_SIZE = 32
