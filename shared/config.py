@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from shared.errors import ConfigError
 from shared.messages import StageName
@@ -24,13 +24,17 @@ DEFAULT_CHECKPOINT = Path(".cache/omnirelay/tiny")
 
 Bytes = Annotated[int, Field(gt=0)]
 
+_NOT_YAML = (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError)
+"""What PyYAML raises: its own error, and whatever escapes it, as for ``2024-99-99`` or ``!!bool x``."""
+
 
 def _check_address(address: str) -> str:
     scheme, _, rest = address.partition("://")
     if scheme == "ipc" and rest:
         return address
     host, _, port = rest.rpartition(":")
-    if scheme != "tcp" or not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+    written_well = address.isascii() and not any(character.isspace() for character in address)
+    if scheme != "tcp" or not written_well or not host or not port.isdecimal() or not 0 < int(port) < 2**16:
         raise ValueError(f"{address!r} is not tcp://HOST:PORT (nor ipc://PATH)")
     return address
 
@@ -38,8 +42,16 @@ def _check_address(address: str) -> str:
 Address = Annotated[str, AfterValidator(_check_address)]
 
 
+def _device_number(devices: object) -> object:
+    """A single device, ``devices: 0``, is a number to YAML."""
+    return str(devices) if type(devices) is int else devices
+
+
+DeviceList = Annotated[str, BeforeValidator(_device_number)]
+
+
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class Limits(_Section):
@@ -132,7 +144,7 @@ class StageConfig(_Section):
 
     inbox: Address
     threads: Annotated[int, Field(gt=0)] | None = None
-    devices: str | None = None
+    devices: DeviceList | None = None
     engine: EngineConfig = EngineConfig()
     max_payload_bytes: Bytes = DEFAULT_MAX_PAYLOAD_BYTES
     max_held_bytes: Bytes = 4 * 2**30
@@ -259,13 +271,17 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not YAML: {error}") from error
+    except _NOT_YAML as error:
+        raise ConfigError(f"{path} is not YAML: {_in_one_line(error)}") from error
     if values is None:
         return {}
     if not isinstance(values, dict):
         raise ConfigError(f"{path} must hold a mapping of keys, not a {type(values).__name__}")
     return values
+
+
+def _in_one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _apply_overrides(values: dict[str, Any], environment: dict[str, str]) -> None:
@@ -283,5 +299,5 @@ def _apply_overrides(values: dict[str, Any], environment: dict[str, str]) -> Non
                 raise ConfigError(f"{name}: {part} is a value, not a section")
         try:
             section[key] = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise ConfigError(f"{name}={text!r} is not a YAML value: {error}") from error
+        except _NOT_YAML as error:
+            raise ConfigError(f"{name}={text!r} is not a YAML value: {_in_one_line(error)}") from error

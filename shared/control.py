@@ -11,7 +11,7 @@ import zmq
 
 from shared.errors import MessageError
 from shared.messages import ControlToGateway, ControlToStage
-from shared.queues import LINGER_MS
+from shared.queues import LINGER_MS, connect
 from shared.wire import Decoder, encode
 
 MAX_CONTROL_BYTES: Final = 1 << 20
@@ -34,8 +34,10 @@ class ControlClient:
         self.socket.set(zmq.IDENTITY, identity.encode())
         self.socket.set(zmq.LINGER, LINGER_MS)
         self.socket.set(zmq.SNDHWM, 1000)
+        # Nothing is kept for a gateway that is not there: it would hear of the past when it starts.
+        self.socket.set(zmq.IMMEDIATE, 1)
         self.socket.set(zmq.MAXMSGSIZE, MAX_CONTROL_BYTES)
-        self.socket.connect(address)
+        connect(self.socket, address)
 
     def send(self, message: ControlToGateway) -> bool:
         """Send without waiting.

@@ -37,7 +37,7 @@ ITEM_SIZE: Final = {"float32": 4, "float16": 2, "bfloat16": 2, "int32": 4, "int6
 ROW_DTYPES: Final = ("float32", "float16", "bfloat16")
 """Dtypes that conditioning rows may have."""
 
-RequestId = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")]
+RequestId = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+\Z")]
 TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
 Count = Annotated[int, Meta(ge=0, lt=2**31)]
 PositiveCount = Annotated[int, Meta(ge=1, lt=2**31)]

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 def bind(socket: zmq.Socket[Any], address: str) -> None:
-    """Bind a socket and say clearly why it could not be bound.
+    """Bind a socket, or close it and say clearly why it could not be bound.
 
     Raises:
         AddressInUseError: Another process listens there.
@@ -37,12 +37,28 @@ def bind(socket: zmq.Socket[Any], address: str) -> None:
     try:
         socket.bind(address)
     except zmq.ZMQError as error:
+        socket.close()
         if error.errno == errno.EADDRINUSE:
             raise AddressInUseError(
                 f"{address} is in use: is another OmniRelay process running there? "
                 "Stop it, or set another address in the configuration."
             ) from error
         raise ConfigError(f"cannot listen on {address}: {error}") from error
+
+
+def connect(socket: zmq.Socket[Any], address: str) -> None:
+    """Connect a socket, or close it and say clearly why it could not be connected.
+
+    A peer that is not there yet is no error: ZeroMQ goes on trying.
+
+    Raises:
+        ConfigError: The address cannot be used at all.
+    """
+    try:
+        socket.connect(address)
+    except zmq.ZMQError as error:
+        socket.close()
+        raise ConfigError(f"cannot connect to {address}: {error}") from error
 
 
 class PushQueue(Generic[M]):
@@ -68,7 +84,7 @@ class PushQueue(Generic[M]):
         self._socket.set(zmq.SNDHWM, HIGH_WATER_MARK)
         self._socket.set(zmq.LINGER, LINGER_MS)
         self._socket.set(zmq.IMMEDIATE, 1)
-        self._socket.connect(address)
+        connect(self._socket, address)
 
     @property
     def backlog_bytes(self) -> int:

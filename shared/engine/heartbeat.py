@@ -35,7 +35,8 @@ class HeartbeatThread(threading.Thread):
         self._stage = stage
         self._interval_s = interval_s
         self._report: tuple[Heartbeat, float] | None = None
-        self._stop = threading.Event()
+        # Not _stop: that is a method of Thread, which join() calls.
+        self._stopping = threading.Event()
 
     def note(self, heartbeat: Heartbeat) -> None:
         """Take the loop's report of itself: it has just come round."""
@@ -43,7 +44,7 @@ class HeartbeatThread(threading.Thread):
 
     def stop(self) -> None:
         """End the thread and wait for it, so that its socket is closed."""
-        self._stop.set()
+        self._stopping.set()
         if self.is_alive():
             self.join()
 
@@ -51,7 +52,7 @@ class HeartbeatThread(threading.Thread):
         """Send until :meth:`stop`."""
         client = ControlClient(self._context, self._address, f"{self._stage}{HEARTBEAT_SUFFIX}")
         try:
-            while not self._stop.wait(self._interval_s):
+            while not self._stopping.wait(self._interval_s):
                 if self._report is not None:
                     heartbeat, since = self._report
                     busy_s = time.monotonic() - since

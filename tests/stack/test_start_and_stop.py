@@ -85,6 +85,7 @@ def test_the_stack_stops_within_ten_seconds_and_leaves_nothing(tiny_checkpoint: 
     assert len(children) >= 4
     assert running.stop() < 10
     assert running.process.returncode == 0
+    assert not [line for line in running.output if "killed" in line or "Traceback" in line]
     assert not [child for child in children if child.is_running()]
     for address in (running.address, *(each["inbox"] for each in running.config["stages"].values())):
         with closing(socket.socket()) as probe:

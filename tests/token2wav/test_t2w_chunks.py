@@ -91,6 +91,7 @@ def test_first_chunk_needs_its_block_and_look_ahead_only():
     planner = ChunkPlanner(ChunkingConfig(), GEOMETRY)
     assert planner.next_plan(2 * BLOCK - 1, False) is None
     plan = planner.next_plan(2 * BLOCK, False)
+    assert plan is not None
     assert (plan.window_end, plan.target_end, plan.is_last) == (2 * BLOCK, BLOCK, False)
 
 

@@ -1,5 +1,7 @@
 """The engine against transformers' Qwen2_5OmniToken2WavModel, for the same weights and noise."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -8,8 +10,8 @@ from vllm.v1.pool.metadata import PoolingMetadata, PoolingStates
 
 from services.token2wav.chunks import ChunkingConfig
 from services.token2wav.stream import AudioStream, VoiceSettings
-from services.token2wav.synthesis import CHUNK_KEY, unpack_result
-from tests.token2wav.conftest import run_all
+from services.token2wav.synthesis import CHUNK_KEY, SynthesisResult, unpack_result
+from tests.token2wav.support import run_all
 
 TOLERANCE = 1e-4
 
@@ -58,7 +60,7 @@ def test_offline_waveform_equals_the_reference(request, name):
 @pytest.mark.parametrize("name", ["oracle", "other_oracle"])
 def test_settings_of_the_solver_reach_it(request, name):
     oracle, engine = pair(request, name)
-    settings = [
+    settings: list[dict[str, Any]] = [
         {"guidance_scale": 0.0},
         {"guidance_scale": 2.0},
         {"sway_coefficient": None},
@@ -78,19 +80,27 @@ def test_settings_of_the_solver_reach_it(request, name):
 @pytest.mark.parametrize("name", ["oracle", "other_oracle"])
 def test_batched_at_different_steps_equals_the_reference(request, name):
     oracle, engine = pair(request, name)
-    changes = [{}, {"guidance_scale": 0.0}, {"speaker": "Chelsie"}, {"time_points": 6}, {}]
+    changes: list[dict[str, Any]] = [
+        {},
+        {"guidance_scale": 0.0},
+        {"speaker": "Chelsie"},
+        {"time_points": 6},
+        {},
+    ]
     chunks = {
         f"request-{index}": oracle.chunk(length, seed=index, **changes[index])
         for index, length in enumerate([oracle.block_codes + 5, 1, 30, oracle.block_codes, 3])
     }
-    results = {}
+    results: dict[str, SynthesisResult | None] = {}
     for request_id, chunk in chunks.items():
         engine.submit_chunk(request_id, chunk)
         results |= {outcome.request_id: outcome.result for outcome in engine.step()}
     results |= run_all(engine)
     assert results.keys() == chunks.keys()
     for request_id, chunk in chunks.items():
-        assert (results[request_id].waveform - oracle.waveform(chunk)).abs().max() < TOLERANCE, request_id
+        result = results[request_id]
+        assert result is not None
+        assert (result.waveform - oracle.waveform(chunk)).abs().max() < TOLERANCE, request_id
 
 
 def test_blocks_before_and_after_matter(oracle):

@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 from vllm import PoolingParams
 
+from services.token2wav.engine import ChunkOutcome
 from services.token2wav.synthesis import CHUNK_KEY
 from shared.errors import InvalidRequestError, StageFailedError, UnknownSpeakerError
-from tests.token2wav.conftest import MAX_BATCH_FRAMES, counting, run_all
+from tests.token2wav.support import MAX_BATCH_FRAMES, counting, run_all
 
 TOLERANCE = 1e-4
 
@@ -152,12 +153,14 @@ def test_bad_parameters_fail_only_themselves(oracle, idle, tokens, extra, reason
         raise error
     assert error.args[0] in propagate_logs.text
     if "good" in outcomes:
-        assert (outcomes["good"].result.waveform - oracle.waveform(good)).abs().max() < TOLERANCE
+        result = outcomes["good"].result
+        assert result is not None
+        assert (result.waveform - oracle.waveform(good)).abs().max() < TOLERANCE
     assert not idle.has_work
 
 
-def collect(engine) -> list:
-    outcomes = []
+def collect(engine) -> list[ChunkOutcome]:
+    outcomes: list[ChunkOutcome] = []
     while engine.has_work:
         outcomes += engine.step()
     return outcomes

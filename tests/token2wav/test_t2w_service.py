@@ -20,7 +20,7 @@ from shared.errors import (
 from shared.messages import AudioChunk, CodecTokens, StageEvent, SynthesisStart
 from tests.support.edges import Edge, MakeEdge
 from tests.support.thinking import speech_of
-from tests.token2wav.conftest import Oracle, counting
+from tests.token2wav.support import Oracle, counting
 
 TOLERANCE = 1e-4
 SAMPLES_PER_CODE = 480

@@ -47,6 +47,7 @@ def test_context_reaches_as_far_as_the_network_and_no_further(vocoder):
     mel = torch.full((1, bigvgan.config.mel_dim, 180), -3.0, dtype=torch.float64, requires_grad=True)
     middle = 90
     bigvgan(mel)[middle * vocoder.hop : (middle + 1) * vocoder.hop].sum().backward()
+    assert mel.grad is not None
     frames = mel.grad.abs().sum(dim=(0, 1)).nonzero().flatten()
     assert (middle - int(frames[0]), int(frames[-1]) - middle) == (left, right)
 

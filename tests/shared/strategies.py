@@ -1,0 +1,157 @@
+"""Hypothesis strategies: every message there is, with every value it may have."""
+
+import math
+from typing import Any
+
+from hypothesis import strategies as st
+
+from shared import messages
+from shared.messages import (
+    ITEM_SIZE,
+    ROW_DTYPES,
+    STAGES,
+    AdditionalInformationEntry,
+    AdditionalInformationPayload,
+    Blob,
+    PromptEmbedsPayload,
+    Sampling,
+    SpeechSettings,
+    StageLimits,
+    StageLoad,
+)
+
+request_ids = st.from_regex(r"[A-Za-z0-9_.-]{1,64}", fullmatch=True)
+counts = st.integers(0, 2**31 - 1)
+positive_counts = st.integers(1, 2**31 - 1)
+sizes = st.integers(0, 2**63 - 1)
+seeds = st.integers(0, 2**63 - 1)
+priorities = st.integers(-1000, 1000)
+names = st.text(min_size=1, max_size=128)
+token_lists = st.lists(counts, max_size=20)
+# NaN is not equal to itself, so it would only confuse comparisons.
+numbers = st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False)
+plain_values = st.none() | st.booleans() | st.text(max_size=8) | numbers
+
+samplings = st.builds(
+    Sampling,
+    max_tokens=positive_counts,
+    min_tokens=counts,
+    temperature=st.floats(0, 10),
+    top_k=st.integers(0, 2**20),
+    top_p=st.floats(0, 1, exclude_min=True),
+    repetition_penalty=st.floats(0, 10, exclude_min=True),
+)
+speech_settings = st.builds(
+    SpeechSettings, speaker=names, sampling=samplings, seed=seeds, streaming=st.booleans()
+)
+
+
+@st.composite
+def row_payloads(draw: st.DrawFn) -> PromptEmbedsPayload:
+    shape = (draw(st.integers(0, 4)), draw(st.integers(0, 6)))
+    dtype = draw(st.sampled_from(ROW_DTYPES))
+    size = math.prod(shape) * ITEM_SIZE[dtype]
+    data = Blob(draw(st.binary(min_size=size, max_size=size)))
+    return PromptEmbedsPayload(shape=shape, dtype=dtype, data=data)
+
+
+@st.composite
+def tensor_entries(draw: st.DrawFn) -> AdditionalInformationEntry:
+    shape = tuple(draw(st.lists(st.integers(0, 3), max_size=8)))
+    dtype = draw(st.sampled_from(sorted(ITEM_SIZE)))
+    if math.prod(shape) > 64:
+        shape = ()
+    size = math.prod(shape) * ITEM_SIZE[dtype]
+    data = Blob(draw(st.binary(min_size=size, max_size=size)))
+    return AdditionalInformationEntry(tensor_data=data, tensor_shape=shape, tensor_dtype=dtype)
+
+
+@st.composite
+def audio_chunks(draw: st.DrawFn) -> messages.AudioChunk:
+    samples = draw(st.integers(0, 12))
+    data = Blob(draw(st.binary(min_size=4 * samples, max_size=4 * samples)))
+    return messages.AudioChunk(
+        request_id=draw(request_ids), seq=draw(counts), samples=samples, data=data, last=draw(st.booleans())
+    )
+
+
+list_entries = st.builds(AdditionalInformationEntry, list_data=st.lists(plain_values, max_size=6))
+additional_payloads = st.builds(
+    AdditionalInformationPayload,
+    entries=st.dictionaries(names, list_entries | tensor_entries(), max_size=3),
+)
+deltas: dict[str, Any] = {
+    "request_id": request_ids,
+    "seq": counts,
+    "token_ids": token_lists,
+    "finish_reason": st.sampled_from([None, "stop", "length"]),
+}
+
+thinker_input: st.SearchStrategy[Any] = st.builds(
+    messages.ThinkRequest,
+    request_id=request_ids,
+    prompt_token_ids=st.lists(counts, min_size=1, max_size=20),
+    sampling=samplings,
+    seed=seeds,
+    priority=priorities,
+    speech=st.none() | speech_settings,
+)
+talker_input: st.SearchStrategy[Any] = st.builds(
+    messages.SpeechStart,
+    request_id=request_ids,
+    prompt_tokens=positive_counts,
+    priority=priorities,
+    speech=speech_settings,
+) | st.builds(
+    messages.ConditioningRows,
+    request_id=request_ids,
+    seq=counts,
+    start=counts,
+    rows=row_payloads(),
+    additional=additional_payloads,
+    last=st.booleans(),
+)
+token2wav_input: st.SearchStrategy[Any] = st.builds(
+    messages.SynthesisStart, request_id=request_ids, priority=priorities, speech=speech_settings
+) | st.builds(
+    messages.CodecTokens, request_id=request_ids, seq=counts, token_ids=token_lists, last=st.booleans()
+)
+stage_events: st.SearchStrategy[Any] = st.one_of(
+    st.builds(messages.TextDelta, **deltas),
+    st.builds(messages.CodecDelta, **deltas),
+    audio_chunks(),
+    st.builds(
+        messages.RequestFailed,
+        request_id=request_ids,
+        stage=st.sampled_from(STAGES),
+        code=names,
+        message=st.text(max_size=200),
+    ),
+)
+control_to_gateway: st.SearchStrategy[Any] = st.builds(
+    messages.Heartbeat,
+    stage=st.sampled_from(STAGES),
+    pid=positive_counts,
+    limits=st.builds(StageLimits, max_positions=counts, speakers=st.lists(names, max_size=3)),
+    load=st.builds(
+        StageLoad,
+        running=counts,
+        waiting=counts,
+        held_bytes=sizes,
+        outbox_bytes=sizes,
+        refused=sizes,
+        steps=sizes,
+    ),
+    peak_memory_bytes=sizes,
+) | st.builds(messages.AbortDone, request_id=request_ids, stage=st.sampled_from(STAGES))
+control_to_stage: st.SearchStrategy[Any] = st.builds(messages.Abort, request_id=request_ids)
+
+SOCKETS: dict[str, tuple[Any, st.SearchStrategy[Any]]] = {
+    "thinker": (messages.ThinkerInput, thinker_input),
+    "talker": (messages.TalkerInput, talker_input),
+    "token2wav": (messages.Token2WavInput, token2wav_input),
+    "events": (messages.StageEvent, stage_events),
+    "control at the gateway": (messages.ControlToGateway, control_to_gateway),
+    "control at a stage": (messages.ControlToStage, control_to_stage),
+}
+"""Of every kind of socket: the union its decoder takes, and a strategy for what it may carry."""

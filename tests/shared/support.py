@@ -1,0 +1,132 @@
+"""Real sockets for the tests: addresses, waiting with a deadline, and peers that misbehave."""
+
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+import zmq
+
+from shared.queues import PullQueue
+
+DEADLINE_S = 20.0
+ANY_PORT = "tcp://127.0.0.1:*"
+
+
+class Context(zmq.Context[zmq.Socket[bytes]]):
+    """A context that keeps its sockets, so that it can close those that a test leaves open."""
+
+    made: list[zmq.Socket[bytes]]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made = []
+
+    def socket(self, *arguments: Any, **options: Any) -> zmq.Socket[bytes]:
+        made = super().socket(*arguments, **options)
+        self.made.append(made)
+        return made
+
+
+def endpoint(bound: zmq.Socket[Any]) -> str:
+    """The address of a socket that was bound to :data:`ANY_PORT`."""
+    return bound.get_string(zmq.LAST_ENDPOINT)
+
+
+def free_address() -> str:
+    """An address that nobody listens on yet."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+
+
+def port_of(address: str) -> int:
+    return int(address.rpartition(":")[2])
+
+
+def wait_until(condition: Callable[[], bool], meanwhile: Callable[[], object] | None = None) -> None:
+    """Wait until something is so, and fail if it is not in time.
+
+    Args:
+        condition: What to wait for.
+        meanwhile: Called before each look at it.
+    """
+    deadline = time.monotonic() + DEADLINE_S
+    while True:
+        if meanwhile is not None:
+            meanwhile()
+        if condition():
+            return
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.002)
+
+
+def take(queue: PullQueue[Any], count: int, meanwhile: Callable[[], object] | None = None) -> list[Any]:
+    """Wait for exactly this many messages."""
+    messages: list[Any] = []
+
+    def look() -> None:
+        if meanwhile is not None:
+            meanwhile()
+        messages.extend(queue.drain())
+
+    wait_until(lambda: len(messages) >= count, look)
+    assert len(messages) == count
+    return messages
+
+
+def take_frames(receiver: zmq.Socket[bytes]) -> list[bytes]:
+    """Wait for a multipart message."""
+    assert receiver.poll(int(DEADLINE_S * 1000)), "nothing came in time"
+    return receiver.recv_multipart()
+
+
+class RawPeer:
+    """A TCP client that speaks just enough ZMTP 3.0 to be taken for a ZeroMQ socket.
+
+    It can say what no ZeroMQ socket would say, and it reads nothing unless it is told to.
+    """
+
+    def __init__(self, address: str | None, kind: bytes, accepted: socket.socket | None = None) -> None:
+        if accepted is None:
+            assert address is not None
+            accepted = socket.create_connection(("127.0.0.1", port_of(address)), timeout=DEADLINE_S)
+        self.connection = accepted
+        self.connection.settimeout(DEADLINE_S)
+        greeting = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+        self.connection.sendall(greeting)
+        self._read(64)
+        name = b"Socket-Type"
+        properties = bytes([len(name)]) + name + len(kind).to_bytes(4, "big") + kind
+        ready = b"\x05READY" + properties
+        self.connection.sendall(b"\x04" + bytes([len(ready)]) + ready)
+        flags, length = self._read(2)
+        assert flags == 0x04
+        assert self._read(length).startswith(b"\x05READY")
+
+    def send(self, frame: bytes, more: bool = False) -> None:
+        """Send a frame as ZeroMQ would."""
+        self.announce(len(frame), more)
+        self.connection.sendall(frame)
+
+    def announce(self, length: int, more: bool = False) -> None:
+        """Send the beginning of a frame of this length."""
+        self.connection.sendall(bytes([0x02 | more]) + length.to_bytes(8, "big"))
+
+    def is_dropped(self) -> bool:
+        """Wait until the other side has closed the connection."""
+        try:
+            return self.connection.recv(1) == b""
+        except ConnectionResetError:
+            return True
+
+    def close(self) -> None:
+        self.connection.close()
+
+    def _read(self, count: int) -> bytes:
+        data = b""
+        while len(data) < count:
+            part = self.connection.recv(count - len(data))
+            assert part, "the other side closed the connection"
+            data += part
+        return data

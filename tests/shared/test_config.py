@@ -1,0 +1,291 @@
+"""The configuration: what is taken, what is refused, and that nothing in it is ever executed."""
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from shared.config import Config, load_config
+from shared.errors import ConfigError
+from shared.messages import STAGES
+
+
+@pytest.fixture
+def write(tmp_path):
+    path = tmp_path / "config.yaml"
+
+    def write_text(text: str) -> Path:
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write_text
+
+
+def test_without_file_and_environment_the_defaults_serve():
+    config = load_config(None, {})
+    assert config == Config()
+    assert config.gateway.listen == "tcp://127.0.0.1:5555"
+    addresses = [config.stage(name).inbox for name in STAGES]
+    addresses += [config.gateway.listen, config.gateway.events, config.gateway.control]
+    assert len(set(addresses)) == 6
+    assert all(address.startswith("tcp://127.0.0.1:") for address in addresses)
+
+
+def test_an_empty_file_is_the_defaults(write):
+    assert load_config(write("# nothing yet\n"), {}) == Config()
+
+
+def test_values_of_the_file_are_taken(write):
+    path = write(
+        """
+        model: Qwen/Qwen2.5-Omni-3B
+        log_level: debug
+        gateway:
+          listen: tcp://0.0.0.0:7000
+          control: ipc:///run/omnirelay/control
+          limits: {max_active: 3, deadline_s: 5}
+        stages:
+          thinker: {engine: {dtype: bfloat16, max_model_len: 4096}}
+          talker: {prompt_mode: padded, devices: "0,1"}
+          token2wav: {synthesis: {sway_coefficient: null}}
+        """
+    )
+    config = load_config(path, {})
+    assert config.model == "Qwen/Qwen2.5-Omni-3B"
+    assert config.gateway.listen == "tcp://0.0.0.0:7000"
+    assert config.gateway.control == "ipc:///run/omnirelay/control"
+    assert (config.gateway.limits.max_active, config.gateway.limits.deadline_s) == (3, 5.0)
+    assert config.stages.thinker.engine.max_model_len == 4096
+    assert config.stages.talker.devices == "0,1"
+    assert config.stages.token2wav.synthesis.sway_coefficient is None
+    assert config.stages.thinker.inbox == Config().stages.thinker.inbox
+
+
+def test_every_problem_is_listed_at_once(write):
+    path = write(
+        """
+        modle: x
+        gateway: {limits: {max_active: many, max_queue: 3}}
+        stages:
+          thinker: {engine: {dtype: float64}}
+          talker: {threads: 0}
+          vocoder: {}
+        """
+    )
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, {})
+    message = str(caught.value)
+    assert str(path) in message
+    for key in (
+        "modle: Extra inputs",
+        "gateway.limits.max_active: Input should be a valid integer",
+        "gateway.limits.max_queue: Extra inputs",
+        "stages.thinker.engine.dtype: Input should be 'auto'",
+        "stages.talker.threads: Input should be greater than 0",
+        "stages.vocoder: Extra inputs",
+    ):
+        assert key in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "gateway: {limits: {max_active: true}}",
+        "gateway: {limits: {max_active: '3'}}",
+        "gateway: {limits: {max_active: 3.0}}",
+        "gateway: {heartbeat_timeout_s: .inf}",
+        "gateway: {heartbeat_timeout_s: .nan}",
+        "gateway: {listen: 5555}",
+        "gateway: tcp://127.0.0.1:5555",
+        "gateway:",
+        "stages: {talker: {engine: {enforce_eager: 'yes'}}}",
+        "stages: {talker: {devices: true}}",
+        "stages: {talker: {heartbeat_s: 0}}",
+        "stages: {token2wav: {synthesis: {time_points: 1}}}",
+        "stages: {thinker: {synthesis: {}}}",
+        "model: [a]",
+        "log_level: chatty",
+        "1: 2",
+    ],
+)
+def test_a_value_of_the_wrong_type_or_range_is_refused(write, text):
+    with pytest.raises(ConfigError, match="with environment overrides"):
+        load_config(write(text), {})
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "127.0.0.1:5555",
+        "tcp://127.0.0.1",
+        "tcp://:5555",
+        "tcp://127.0.0.1:0",
+        "tcp://127.0.0.1:65536",
+        "tcp://127.0.0.1:-1",
+        "tcp://127.0.0.1:http",
+        "tcp://127.0.0.1:\N{ARABIC-INDIC DIGIT FIVE}",
+        "tcp://two words:5555",
+        "tcp://127.0.0.1:5555\n",
+        "udp://127.0.0.1:5555",
+        "ipc://",
+        "",
+    ],
+)
+def test_an_address_that_is_none_is_refused_and_named(address):
+    with pytest.raises(ConfigError, match=r"gateway\.listen: .* is not tcp://HOST:PORT"):
+        load_config(None, {"OMNIRELAY_GATEWAY__LISTEN": f"{address!r}" if address.isascii() else address})
+
+
+@pytest.mark.parametrize("address", ["tcp://host-a:1", "tcp://[::1]:65535", "ipc:///tmp/x", "tcp://*:5555"])
+def test_an_address_that_is_one_is_taken(address):
+    assert load_config(None, {"OMNIRELAY_GATEWAY__LISTEN": f"'{address}'"}).gateway.listen == address
+
+
+def test_the_environment_overrides_the_file(write):
+    path = write("model: from-file\nlog_level: error\ngateway: {limits: {max_active: 3, max_queued: 7}}")
+    environment = {
+        "OMNIRELAY_GATEWAY__LIMITS__MAX_ACTIVE": "5",
+        "OMNIRELAY_STAGES__TALKER__ENGINE__ENFORCE_EAGER": "true",
+        "OMNIRELAY_STAGES__THINKER__ENGINE__MAX_MODEL_LEN": "null",
+        "OMNIRELAY_STAGES__THINKER__DEVICES": "0",
+        "OMNI_MODEL": "2024-99-99: any text, since it is no YAML",
+        "OTHER_LOG_LEVEL": "debug",
+    }
+    before = dict(environment)
+    config = load_config(path, environment)
+    assert config.model == environment["OMNI_MODEL"]
+    assert config.log_level == "error"
+    assert (config.gateway.limits.max_active, config.gateway.limits.max_queued) == (5, 7)
+    assert config.stages.talker.engine.enforce_eager is True
+    assert config.stages.thinker.engine.max_model_len is None
+    assert config.stages.thinker.devices == "0"
+    assert environment == before
+
+
+def test_the_process_environment_is_read_when_none_is_given(monkeypatch):
+    monkeypatch.setenv("OMNI_MODEL", "/models/omni")
+    assert load_config().model == "/models/omni"
+    monkeypatch.setenv("OMNI_MODEL", "")
+    assert load_config().model is None
+
+
+def test_a_device_number_may_be_written_as_a_number(write):
+    assert load_config(write("stages: {talker: {devices: 0}}"), {}).stages.talker.devices == "0"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "problem"),
+    [
+        ("OMNIRELAY_GATWAY__LISTEN", "x", r"gatway: Extra inputs"),
+        ("OMNIRELAY_", "x", r"Extra inputs"),
+        ("OMNIRELAY_MODEL__NAME", "x", r"OMNIRELAY_MODEL__NAME: model is a value, not a section"),
+        ("OMNIRELAY_LOG_LEVEL", "[", r"OMNIRELAY_LOG_LEVEL='\[' is not a YAML value"),
+        ("OMNIRELAY_LOG_LEVEL", "2024-99-99", r"is not a YAML value: month must be in"),
+        ("OMNIRELAY_LOG_LEVEL", "!!python/name:os.system", r"is not a YAML value"),
+    ],
+)
+def test_an_override_that_cannot_be_used_is_named(write, name, value, problem):
+    with pytest.raises(ConfigError, match=problem):
+        load_config(write("model: x"), {name: value})
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "!!python/object/apply:os.mkdir ['{target}']",
+        "!!python/object/new:os.mkdir ['{target}']",
+        "!!python/name:os.mkdir",
+        "!!python/module:antigravity",
+        "!import os",
+    ],
+)
+def test_a_tag_that_names_code_is_refused_and_not_executed(write, tmp_path, value):
+    target = tmp_path / "made"
+    text = value.replace("{target}", str(target))
+    with pytest.raises(ConfigError, match="is not YAML"):
+        load_config(write(f"model: {text}"), {})
+    with pytest.raises(ConfigError, match="is not a YAML value"):
+        load_config(None, {"OMNIRELAY_MODEL": text})
+    assert not target.exists()
+
+
+def test_an_import_path_stays_text(write):
+    assert load_config(write("model: os.getcwd"), {}).model == "os.getcwd"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: [",
+        "model: 2024-99-99",
+        "model: !!int x",
+        "model: !!bool x",
+        "model: !!timestamp x",
+        "model: " + "9" * 5000,
+        "a: " + "[" * 5000,
+        "? [a]\n: 1",
+        "\0",
+        "model: {<<: 1}",
+    ],
+)
+def test_a_file_that_is_not_yaml_is_refused_in_one_line(write, text):
+    with pytest.raises(ConfigError, match="is not YAML") as caught:
+        load_config(write(text), {})
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["- 1", "word", "3"])
+def test_a_file_that_holds_no_mapping_is_refused(write, text):
+    with pytest.raises(ConfigError, match="must hold a mapping of keys, not a"):
+        load_config(write(text), {})
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"cannot read .*missing\.yaml: No such file"):
+        load_config(tmp_path / "missing.yaml", {})
+    with pytest.raises(ConfigError, match=r"cannot read .*: Is a directory"):
+        load_config(tmp_path, {})
+
+
+def test_bytes_that_are_not_utf8_are_refused(tmp_path):
+    path = tmp_path / "latin.yaml"
+    path.write_bytes("model: Qualität".encode("latin-1"))
+    with pytest.raises(ConfigError, match="is not YAML"):
+        load_config(path, {})
+
+
+yaml_like = st.one_of(
+    st.binary(max_size=60),
+    st.text(alphabet="model:gatewy !&*<>{}[]?,-0123456789.'\"|#%@`~\n\t ", max_size=60).map(str.encode),
+)
+
+
+def outcome(path: Path | None, environment: dict[str, str]) -> Config | ConfigError:
+    """A configuration or why it was refused; any other exception is the test's failure."""
+    try:
+        return load_config(path, environment)
+    except ConfigError as error:
+        return error
+
+
+@given(data=yaml_like)
+@settings(deadline=None, max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_file_gives_a_configuration_or_a_config_error(tmp_path, data):
+    path = tmp_path / "any.yaml"
+    path.write_bytes(data)
+    assert isinstance(outcome(path, {}), Config | ConfigError)
+
+
+@given(name=st.text(alphabet="ABCGATEWLIS_09", max_size=20), value=st.text(max_size=20))
+@settings(deadline=None, max_examples=200)
+def test_any_override_gives_a_configuration_or_a_config_error(name, value):
+    assert isinstance(outcome(None, {f"OMNIRELAY_{name}": value}), Config | ConfigError)
+
+
+def test_reading_the_configuration_does_not_change_the_environment(write):
+    before = dict(os.environ)
+    load_config(write("model: x"), {"OMNIRELAY_LOG_LEVEL": "debug"})
+    assert dict(os.environ) == before

@@ -1,0 +1,196 @@
+"""The control channel: a stage's DEALER and heartbeats, and a ROUTER as the gateway has it."""
+
+import logging
+import os
+import threading
+import time
+
+import pytest
+import zmq
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from shared.control import MAX_CONTROL_BYTES, ControlClient
+from shared.engine.heartbeat import HeartbeatThread
+from shared.errors import ConfigError
+from shared.messages import (
+    HEARTBEAT_SUFFIX,
+    Abort,
+    AbortDone,
+    ControlToGateway,
+    Heartbeat,
+    StageLimits,
+    StageLoad,
+    TextDelta,
+)
+from shared.wire import Decoder, encode
+from tests.shared.support import ANY_PORT, Context, endpoint, free_address, take_frames, wait_until
+
+DECODER: Decoder[ControlToGateway] = Decoder(ControlToGateway)
+
+
+@pytest.fixture
+def router(context: Context) -> zmq.Socket[bytes]:
+    router = context.socket(zmq.ROUTER)
+    router.bind(ANY_PORT)
+    return router
+
+
+@pytest.fixture
+def client(context: Context, router: zmq.Socket[bytes]) -> ControlClient:
+    """A client that the router knows, as a stage's first message makes it."""
+    client = ControlClient(context, endpoint(router), "talker")
+    wait_until(lambda: client.send(heartbeat(steps=0)))
+    assert take_frames(router)[0] == b"talker"
+    return client
+
+
+def heartbeat(steps: int = 1) -> Heartbeat:
+    return Heartbeat(
+        stage="talker",
+        pid=os.getpid(),
+        limits=StageLimits(max_positions=100, speakers=["Chelsie"]),
+        load=StageLoad(running=2, steps=steps),
+        peak_memory_bytes=12345,
+    )
+
+
+def receive(client: ControlClient, count: int) -> list[Abort]:
+    messages: list[Abort] = []
+    wait_until(lambda: len(messages) >= count, lambda: messages.extend(client.receive()))
+    assert len(messages) == count
+    return messages
+
+
+def test_heartbeats_reach_the_gateway_with_the_name_of_the_stage(router, client):
+    assert client.send(heartbeat(steps=7))
+    identity, *frames = take_frames(router)
+    assert identity == b"talker"
+    assert DECODER.decode(frames) == heartbeat(steps=7)
+
+
+def test_aborts_reach_the_stage_they_are_for_and_are_answered(context, router, client):
+    other = ControlClient(context, endpoint(router), "thinker")
+    wait_until(lambda: other.send(heartbeat()))
+    assert take_frames(router)[0] == b"thinker"
+    for request_id in ("a", "b"):
+        router.send_multipart([b"talker", *encode(Abort(request_id=request_id))])
+    router.send_multipart([b"thinker", *encode(Abort(request_id="c"))])
+    assert receive(client, 2) == [Abort(request_id="a"), Abort(request_id="b")]
+    assert receive(other, 1) == [Abort(request_id="c")]
+    done = AbortDone(request_id="a", stage="talker")
+    assert client.send(done)
+    identity, *frames = take_frames(router)
+    assert (identity, DECODER.decode(frames)) == (b"talker", done)
+
+
+def test_receive_does_not_wait(client):
+    assert client.receive() == []
+
+
+def test_malformed_aborts_are_refused_and_later_ones_taken(router, client, caplog):
+    with caplog.at_level(logging.WARNING, logger="shared.control"):
+        for frames in (
+            [b""],
+            [b"\x09spam"],
+            [b"\x01spam"],
+            [*encode(Abort(request_id="a")), b"extra"],
+            encode(TextDelta(request_id="a", seq=0, token_ids=[])),
+            encode(Abort(request_id="not an id")),
+        ):
+            router.send_multipart([b"talker", *frames])
+        router.send_multipart([b"talker", *encode(Abort(request_id="a"))])
+        assert receive(client, 1) == [Abort(request_id="a")]
+    assert client.refused == len(caplog.records) == 6
+    assert "refused a control message: version_unsupported" in caplog.text
+
+
+def test_any_frames_leave_the_channel_serving(router, client):
+    sent = []
+
+    @given(frames=st.lists(st.binary(max_size=40), min_size=1, max_size=4))
+    @settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    def check(frames: list[bytes]) -> None:
+        sent.append(frames)
+        router.send_multipart([b"talker", *frames])
+        router.send_multipart([b"talker", *encode(Abort(request_id=str(len(sent))))])
+        assert receive(client, 1) == [Abort(request_id=str(len(sent)))]
+
+    check()
+    assert client.refused == len(sent) > 0
+
+
+def test_a_message_larger_than_allowed_ends_the_connection_and_is_not_taken(router, client):
+    router.send_multipart([b"talker", bytes(MAX_CONTROL_BYTES + 1)])
+    router.send_multipart([b"talker", *encode(Abort(request_id="a"))])
+    wait_until(lambda: not client.send(heartbeat()))
+    assert client.receive() == []
+    assert client.refused == 0
+
+
+def test_nothing_is_kept_for_a_gateway_that_is_not_there(context):
+    """A gateway that starts should hear how the stage is, not how it was."""
+    address = free_address()
+    client = ControlClient(context, address, "talker")
+    assert [client.send(heartbeat(steps)) for steps in range(5)] == [False] * 5
+    router = context.socket(zmq.ROUTER)
+    router.bind(address)
+    wait_until(lambda: client.send(heartbeat(steps=99)))
+    assert DECODER.decode(take_frames(router)[1:]) == heartbeat(steps=99)
+
+
+def test_an_address_that_cannot_be_connected_to_is_a_config_error(context):
+    with pytest.raises(ConfigError, match="cannot connect"):
+        ControlClient(context, "tcp://*:5999", "talker")
+
+
+def test_the_heartbeat_thread_repeats_the_last_report_with_the_time_since(context, router):
+    heart = HeartbeatThread(context, endpoint(router), "talker", interval_s=0.01)
+    started = time.monotonic()
+    heart.note(heartbeat(steps=1))
+    heart.start()
+    busy = []
+    for _ in range(5):
+        identity, *frames = take_frames(router)
+        message = DECODER.decode(frames)
+        assert identity == b"talker" + HEARTBEAT_SUFFIX.encode()
+        assert isinstance(message, Heartbeat)
+        assert (message.load.steps, message.peak_memory_bytes) == (1, 12345)
+        busy.append(message.busy_s)
+    assert busy == sorted(set(busy))
+    assert 0.04 < busy[-1] <= time.monotonic() - started
+    heart.note(heartbeat(steps=2))
+    seen: list[Heartbeat] = []
+
+    def look() -> None:
+        message = DECODER.decode(take_frames(router)[1:])
+        assert isinstance(message, Heartbeat)
+        seen.append(message)
+
+    wait_until(lambda: bool(seen) and seen[-1].load.steps == 2, look)
+    assert seen[-1].busy_s < busy[-1]
+    heart.stop()
+
+
+def test_the_heartbeat_thread_stops_at_once_and_closes_its_socket(context, router):
+    heart = HeartbeatThread(context, endpoint(router), "talker", interval_s=3600)
+    heart.start()
+    wait_until(lambda: len(context.made) == 2)
+    heart.stop()
+    assert not heart.is_alive()
+    assert [made.closed for made in context.made] == [False, True]
+    heart.stop()
+
+
+def test_the_heartbeat_thread_is_silent_before_the_first_report(context, router):
+    heart = HeartbeatThread(context, endpoint(router), "talker", interval_s=0.001)
+    heart.start()
+    assert not router.poll(50)
+    heart.note(heartbeat(steps=3))
+    assert DECODER.decode(take_frames(router)[1:]).load.steps == 3
+    heart.stop()
+
+
+def test_a_heartbeat_thread_that_never_started_can_be_stopped(context):
+    HeartbeatThread(context, free_address(), "talker", interval_s=1).stop()
+    assert not [thread for thread in threading.enumerate() if thread.name == "heartbeat"]
