@@ -1,8 +1,9 @@
 """What the two autoregressive stages share in driving their vLLM engine."""
 
-from typing import Any
+from typing import Any, Final
 
 from vllm import SamplingParams
+from vllm.exceptions import VLLMClientError
 from vllm.outputs import CompletionOutput
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -10,6 +11,9 @@ from vllm.v1.engine.llm_engine import LLMEngine
 
 from shared.errors import InvalidRequestError, PromptTooLongError, StageFailedError
 from shared.messages import FinishReason, Sampling, StageLoad
+
+REFUSALS: Final = (VLLMClientError, ValueError)
+"""What vLLM raises at a request it does not take; its own errors are no ValueErrors."""
 
 
 def sampling_params(
@@ -49,7 +53,7 @@ def sampling_params(
             output_kind=RequestOutputKind.DELTA,
             extra_args=extra_args,
         )
-    except ValueError as error:
+    except REFUSALS as error:
         raise InvalidRequestError(f"sampling: {error}") from error
 
 
@@ -68,7 +72,7 @@ def submit(
         return engine.add_request(
             request_id, {"prompt_token_ids": prompt_token_ids}, params, priority=priority
         )
-    except ValueError as error:
+    except REFUSALS as error:
         raise InvalidRequestError(str(error)) from error
 
 
