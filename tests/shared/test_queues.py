@@ -129,6 +129,8 @@ def test_a_queue_is_congested_above_half_of_its_bound(context):
 
 def test_a_receiver_that_does_not_read_fills_the_backlog_and_not_memory(inbox, connect):
     sender = connect(inbox, max_backlog_bytes=8_000_000)
+    sender.put(text(0))
+    wait_until(lambda: sender.backlog_bytes == 0, meanwhile=sender.flush)
     message = audio(250_000)
     put = 0
 
