@@ -1,5 +1,6 @@
 """Where the checkpoint is: a directory, or a copy of one from the Hugging Face hub."""
 
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from shared.errors import CheckpointError
 
 TOKENIZER_FILES: Final = ("*.json", "*.jinja")
 """Patterns of the files that a process without a model needs."""
+WEIGHT_INDEX: Final = "model.safetensors.index.json"
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -30,6 +32,30 @@ def resolve_model(config: Config, patterns: Sequence[str] | None = None) -> Path
     if directory.exists() or not _HUB_ID.fullmatch(config.model):
         return _checked(directory, "OMNI_MODEL is neither a checkpoint's directory nor a hub id")
     return _download(config.model, patterns)
+
+
+def require_model_files(directory: Path) -> None:
+    """Check, before minutes are spent on loading, that a checkpoint has the files that a stage reads.
+
+    Raises:
+        CheckpointError: Naming every file that is missing.
+    """
+    missing = [name for name in ("config.json", "spk_dict.pt") if not (directory / name).is_file()]
+    index = directory / WEIGHT_INDEX
+    if index.is_file():
+        missing += [name for name in _shards(index) if not (directory / name).is_file()]
+    elif not any(directory.glob("*.safetensors")):
+        missing.append("*.safetensors")
+    if missing:
+        raise CheckpointError(f"the checkpoint in {directory} lacks {', '.join(missing)}")
+
+
+def _shards(index: Path) -> list[str]:
+    try:
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise CheckpointError(f"{index} is not an index of weights: {error!r}") from error
+    return sorted(str(name) for name in names)
 
 
 def _checked(directory: Path, advice: str) -> Path:

@@ -1,15 +1,30 @@
 """Fixtures that several test packages need."""
 
+from __future__ import annotations
+
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import zmq
 
-from checkpoint import write_checkpoint
+from checkpoint import CheckpointShape, write_checkpoint
+from checkpoint.shape import TalkerShape, ThinkerShape
 from shared.config import ThinkerConfig
 from shared.engine.environment import prepare_environment
+from tests.support.edges import Edge, MakeEdge
+
+if TYPE_CHECKING:
+    from tests.support.answers import Reference
 
 # Before any test module imports vLLM, or something of transformers that imports torchvision.
 prepare_environment(ThinkerConfig(threads=1))
+
+OTHER_SHAPE = CheckpointShape(
+    thinker=ThinkerShape(hidden_size=192, heads=6, key_value_heads=1, layers=3),
+    talker=TalkerShape(hidden_size=112, heads=6, key_value_heads=3, head_dim=64, layers=3),
+)
 
 
 @pytest.fixture(scope="session")
@@ -18,3 +33,43 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("checkpoint") / "tiny"
     write_checkpoint(directory)
     return directory
+
+
+@pytest.fixture(scope="session")
+def other_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Directory of a checkpoint of other sizes, with another seed; tests must not write into it."""
+    directory = tmp_path_factory.mktemp("checkpoint") / "other"
+    write_checkpoint(directory, OTHER_SHAPE, seed=7)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def reference(tiny_checkpoint: Path) -> Reference:
+    """transformers, with the tiny checkpoint's weights."""
+    from tests.support.answers import Reference  # noqa: PLC0415 - loads transformers
+
+    return Reference(tiny_checkpoint)
+
+
+@pytest.fixture(scope="session")
+def other_reference(other_checkpoint: Path) -> Reference:
+    """transformers, with the other checkpoint's weights."""
+    from tests.support.answers import Reference  # noqa: PLC0415 - loads transformers
+
+    return Reference(other_checkpoint)
+
+
+@pytest.fixture(scope="session")
+def make_edge() -> Iterator[MakeEdge]:
+    """Makes edges that live as long as the session: engines are never destroyed before it ends."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    edges: list[Edge[Any]] = []
+
+    def make(union: Any) -> Edge[Any]:
+        edges.append(Edge(context, union))
+        return edges[-1]
+
+    yield make
+    for edge in edges:
+        edge.close()
+    context.term()

@@ -4,16 +4,14 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.sched.output import SchedulerOutput
 
-from shared.engine.platform import worker_base
+from shared.engine.worker import StageWorker
 
 if TYPE_CHECKING:
     from services.talker.scheduler import RowWrites
 
-_Worker: Any = worker_base()
 
-
-class TalkerWorker(_Worker):
-    """vLLM's worker of this platform, with one thing to do before each step."""
+class TalkerWorker(StageWorker):
+    """The stages' worker, with one thing to do before each step."""
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> Any:
         """Write the step's rows, then run the model on it."""

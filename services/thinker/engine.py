@@ -44,6 +44,7 @@ def build_thinker(model: Path, config: EngineConfig) -> LLMEngine:
         config,
         hf_overrides={"architectures": [ARCHITECTURE]},
         scheduler_cls=ThinkerScheduler,
+        worker_cls="shared.engine.worker.StageWorker",
         worker_extension_cls="services.thinker.worker.ConditioningReader",
         skip_tokenizer_init=True,
         limit_mm_per_prompt={"audio": 0, "image": 0, "video": 0},

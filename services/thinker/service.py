@@ -14,6 +14,7 @@ from services.thinker.track import TrackWriter
 from shared.config import StageConfig
 from shared.engine.generation import engine_load, finish_reason, sampling_params, submit
 from shared.errors import (
+    InvalidRequestError,
     OmniRelayError,
     PromptTooLongError,
     QueueFullError,
@@ -88,7 +89,7 @@ class ThinkerService:
             RepeatedMessageError: A request of that name is in work.
             UnknownSpeakerError: The checkpoint has no such voice.
             PromptTooLongError: The prompt leaves no room for an answer.
-            InvalidRequestError: vLLM refuses the prompt or a sampling parameter.
+            InvalidRequestError: A token has no embedding, or vLLM refuses a sampling parameter.
         """
         if message.request_id in self._thoughts:
             raise RepeatedMessageError(f"request {message.request_id} is in work already")
@@ -96,6 +97,12 @@ class ThinkerService:
         if length >= self.limits.max_positions:
             raise PromptTooLongError(
                 f"the prompt has {length} tokens, the thinker takes at most {self.limits.max_positions - 1}"
+            )
+        vocabulary = self._engine.model_config.get_vocab_size()
+        # vLLM checks this only where it has a tokenizer; here the engine would die of it.
+        if (largest := max(message.prompt_token_ids)) >= vocabulary:
+            raise InvalidRequestError(
+                f"token {largest} of the prompt lies outside the vocabulary of {vocabulary}"
             )
         track = self._new_track(message)
         engine_id = submit(

@@ -12,8 +12,8 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from shared.errors import InvalidRequestError, PromptTooLongError, StageFailedError
 from shared.messages import FinishReason, Sampling, StageLoad
 
-REFUSALS: Final = (VLLMClientError, ValueError)
-"""What vLLM raises at a request it does not take; its own errors are no ValueErrors."""
+REFUSALS: Final = (ValueError, VLLMClientError)
+"""What vLLM raises for a request that is wrong in itself."""
 
 
 def sampling_params(

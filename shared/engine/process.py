@@ -11,7 +11,7 @@ from typing import Any
 
 import zmq
 
-from shared.checkpoints import resolve_model
+from shared.checkpoints import require_model_files, resolve_model
 from shared.config import Config, load_config
 from shared.control import ControlClient
 from shared.engine.environment import prepare_environment
@@ -62,6 +62,7 @@ def run_stage(name: StageName, union: Any, build: Build) -> None:
 def _serve(name: StageName, config: Config, union: Any, build: Build) -> None:
     stage = config.stage(name)
     model = resolve_model(config)
+    require_model_files(model)
     prepare_environment(stage)
     context: Context = zmq.Context()
     # The address first: if it is taken, say so before a model is loaded.

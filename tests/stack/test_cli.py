@@ -1,0 +1,131 @@
+"""The command line against the real stack, as a user types it."""
+
+import json
+import wave
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support.stack import RunningStack, chat_events, omnirelay
+
+SHORT = ("--max-tokens", "12", "--max-codec-tokens", "40", "--seed", "5")
+
+
+def test_json_streams_text_and_audio_and_ends_with_everything(stack: RunningStack, tmp_path: Path) -> None:
+    out = tmp_path / "reply.wav"
+    *events, done = chat_events(stack, "Tell me a story.", *SHORT, "--out", str(out))
+    texts = [event for event in events if event["event"] == "text"]
+    audio = [event for event in events if event["event"] == "audio"]
+    assert len(texts) + len(audio) == len(events)
+    assert done["event"] == "done"
+    assert "".join(event["text"] for event in texts) == done["text"] != ""
+    assert [token for event in texts for token in event["token_ids"]] == done["text_token_ids"]
+    assert len(done["text_token_ids"]) <= 12
+    assert 0 < len(done["codec_token_ids"]) <= 40
+    assert [event["seq"] for event in audio] == list(range(len(audio)))
+    samples = sum(event["samples"] for event in audio)
+    assert samples == round(done["audio_seconds"] * 24_000) == len(done["codec_token_ids"]) * 480
+    assert 0 < done["ttft_s"] <= done["wall_s"]
+    assert 0 < done["ttfa_s"] <= done["wall_s"]
+    assert done["finish_reason"] in ("stop", "length")
+    assert done["prompt_token_ids"]
+    assert done["request_id"]
+    with wave.open(str(out)) as file:
+        assert (file.getframerate(), file.getnchannels(), file.getsampwidth()) == (24_000, 1, 2)
+        pcm = np.frombuffer(file.readframes(file.getnframes()), "<i2") / 32_767
+    assert pcm.size == samples
+    assert 0.01 < np.sqrt(np.mean(np.square(pcm))) < 0.5
+
+
+def test_a_seed_repeats_an_answer_and_another_changes_it(stack: RunningStack) -> None:
+    first, again, other = (
+        chat_events(stack, "Say something.", "--max-tokens", "8", "--max-codec-tokens", "30", "--seed", seed)[
+            -1
+        ]
+        for seed in ("1", "1", "2")
+    )
+    assert first["codec_token_ids"] == again["codec_token_ids"]
+    assert first["codec_token_ids"] != other["codec_token_ids"]
+
+
+def test_greedy_does_not_depend_on_the_seed(stack: RunningStack) -> None:
+    one, two = (
+        chat_events(stack, "Hi", "--greedy", "--max-tokens", "8", "--max-codec-tokens", "30", "--seed", seed)[
+            -1
+        ]
+        for seed in ("1", "2")
+    )
+    assert one["text_token_ids"] == two["text_token_ids"]
+    assert one["codec_token_ids"] == two["codec_token_ids"]
+
+
+def test_text_only_sends_no_audio(stack: RunningStack) -> None:
+    *events, done = chat_events(stack, "Hello", "--text-only", "--max-tokens", "6")
+    assert {event["event"] for event in events} == {"text"}
+    assert done["codec_token_ids"] == []
+    assert done["audio_seconds"] == 0
+    assert done["ttfa_s"] is None
+
+
+def test_system_and_speaker_change_the_answer(stack: RunningStack) -> None:
+    plain = chat_events(stack, "Hello", "--greedy", *SHORT)[-1]
+    with_system = chat_events(stack, "Hello", "--greedy", *SHORT, "--system", "Be brief.")[-1]
+    ethan = chat_events(stack, "Hello", "--greedy", *SHORT, "--speaker", "Ethan")[-1]
+    assert with_system["prompt_token_ids"] != plain["prompt_token_ids"]
+    assert ethan["text_token_ids"] == plain["text_token_ids"]
+    assert ethan["codec_token_ids"] != plain["codec_token_ids"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "named"),
+    [
+        (("Hello", "--speaker", "Nobody"), "unknown_speaker", "Chelsie"),
+        (("",), "prompt_empty", "no text"),
+        (("word " * 9000,), "prompt_too_long", "tokens"),
+        (("Hello", "--max-tokens", "0"), "invalid_request", "max_tokens"),
+    ],
+)
+def test_a_bad_request_gets_a_clear_error(
+    stack: RunningStack, arguments: tuple[str, ...], code: str, named: str
+) -> None:
+    done = omnirelay("chat", *arguments, "--json", "--gateway", stack.address)
+    (event,) = (json.loads(line) for line in done.stdout.splitlines())
+    assert done.returncode == 1
+    assert (event["event"], event["code"]) == ("error", code)
+    assert named in event["message"]
+    told = omnirelay("chat", *arguments, "--gateway", stack.address)
+    assert told.returncode == 1
+    assert code in told.stderr
+    assert "Traceback" not in told.stderr
+
+
+def test_status_names_stages_and_requests(stack: RunningStack) -> None:
+    chat_events(stack, "Hello", "--text-only", "--max-tokens", "2")
+    report = json.loads(omnirelay("status", "--json", "--gateway", stack.address).stdout)
+    assert {stage["name"]: stage["state"] for stage in report["stages"]} == dict.fromkeys(
+        ("thinker", "talker", "token2wav"), "ready"
+    )
+    assert report["requests"]["completed"] >= 1
+    assert report["requests"]["thinking"] == 0
+    table = omnirelay("status", "--gateway", stack.address)
+    assert table.returncode == 0
+    assert all(name in table.stdout for name in ("thinker", "talker", "token2wav", "completed"))
+
+
+def test_peak_memory_of_the_four_processes_is_known(
+    stack: RunningStack, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = json.loads(omnirelay("status", "--json", "--gateway", stack.address).stdout)
+    peaks = {stage["name"]: stage["peak_memory_bytes"] for stage in report["stages"]}
+    peaks["gateway"] = report["gateway"]["peak_memory_bytes"]
+    with capsys.disabled():
+        print("\npeak memory:", ", ".join(f"{name} {peak / 2**20:.0f} MiB" for name, peak in peaks.items()))
+    assert all(10 * 2**20 < peak < 4 * 2**30 for peak in peaks.values())
+    assert peaks["gateway"] < 200 * 2**20
+
+
+def test_no_gateway_is_an_error_that_says_what_to_do() -> None:
+    done = omnirelay("chat", "Hello", "--gateway", "tcp://127.0.0.1:9")
+    assert done.returncode == 1
+    assert "omnirelay up" in done.stderr

@@ -1,0 +1,208 @@
+"""Garbage on every socket of the running stack: it is refused, counted, and harms nobody."""
+
+import random
+import socket
+import time
+from collections.abc import Callable
+from contextlib import closing
+
+import msgspec
+import pytest
+import zmq
+
+from gateway.client import Answer, GatewayClient, SamplingOverrides, StatusReport
+from shared.messages import (
+    Abort,
+    AdditionalInformationPayload,
+    AudioChunk,
+    Blob,
+    CodecTokens,
+    ConditioningRows,
+    PromptEmbedsPayload,
+    Sampling,
+    SpeechSettings,
+    SpeechStart,
+    SynthesisStart,
+    TextDelta,
+    ThinkRequest,
+)
+from shared.wire import encode
+from tests.support.stack import RunningStack
+
+SETTLED_S = 30.0
+TEXT = SamplingOverrides(max_tokens=10)
+CODEC = SamplingOverrides(max_tokens=40)
+SPEECH = SpeechSettings(speaker="Chelsie", seed=1, sampling=Sampling(max_tokens=20))
+
+
+def inboxes(stack: RunningStack) -> dict[str, str]:
+    addresses = {name: each["inbox"] for name, each in stack.config["stages"].items()}
+    return addresses | {"events": stack.config["gateway"]["events"]}
+
+
+def push(address: str, messages: list[list[bytes]]) -> None:
+    """Send raw frames, and wait until the socket has taken them all."""
+    with zmq.Context() as context, context.socket(zmq.PUSH) as sender:
+        sender.set(zmq.LINGER, 5000)
+        sender.connect(address)
+        for frames in messages:
+            sender.send_multipart(frames)
+
+
+def until(client: GatewayClient, condition: Callable[[StatusReport], bool]) -> StatusReport:
+    deadline = time.monotonic() + SETTLED_S
+    while not condition(report := client.status()):
+        assert time.monotonic() < deadline, report
+    return report
+
+
+def refused(report: StatusReport) -> int:
+    at_stages = sum(stage.load.refused for stage in report.stages)
+    return at_stages + sum(report.refused.values())
+
+
+def lies() -> list[list[bytes]]:
+    """Well-formed frames whose content is not true, or is for nobody."""
+    nothing = AdditionalInformationPayload(entries={})
+
+    def rows(shape: tuple[int, int], dtype: str, data: bytes) -> list[bytes]:
+        payload = PromptEmbedsPayload(shape=shape, dtype=dtype, data=Blob(data))
+        message = ConditioningRows(request_id="x", seq=0, start=0, rows=payload, additional=nothing)
+        return [bytes(frame) for frame in encode(message)]
+
+    honest = rows((2, 4), "float32", bytes(32))
+    messages = [
+        rows((2, 4), "float32", bytes(31)),
+        rows((2, -4), "float32", bytes(32)),
+        rows((2**31, 2**31), "float32", bytes(32)),
+        rows((2, 4), "int64", bytes(64)),
+        rows((2, 4), "object", bytes(64)),
+        honest,
+        honest[:1],
+        [*honest, b"more"],
+        [b"\x02" + honest[0][1:], *honest[1:]],
+        [honest[0][:-5], *honest[1:]],
+    ]
+    for message in (
+        SynthesisStart(request_id="x", priority=0, speech=msgspec.structs.replace(SPEECH, speaker="Nobody")),
+        CodecTokens(request_id="nobody", seq=3, token_ids=[1, 2]),
+        SpeechStart(request_id="y", prompt_tokens=2**30, priority=0, speech=SPEECH),
+        ThinkRequest(request_id="z", prompt_token_ids=[2**30], sampling=Sampling(max_tokens=5), seed=1),
+        AudioChunk(request_id="x", seq=0, samples=9, data=Blob(b"1234")),
+        TextDelta(request_id="unknown", seq=0, token_ids=[1]),
+        Abort(request_id="x"),
+    ):
+        messages.append([bytes(frame) for frame in encode(message)])
+    return messages
+
+
+def noise(count: int, seed: int) -> list[list[bytes]]:
+    """Random frames, and true ones with some bytes changed."""
+    chance = random.Random(seed)
+    messages = []
+    for index in range(count):
+        if index % 2:
+            frames = [chance.randbytes(chance.randrange(200)) for _ in range(chance.randrange(1, 5))]
+        else:
+            frames = [damaged(frame, chance) for frame in chance.choice(lies())]
+        messages.append(frames)
+    return messages
+
+
+def damaged(frame: bytes, chance: random.Random) -> bytes:
+    changed = bytearray(frame)
+    for _ in range(chance.randrange(4) if frame else 0):
+        changed[chance.randrange(len(changed))] = chance.randrange(256)
+    return bytes(changed)
+
+
+def start(client: GatewayClient) -> Answer:
+    return client.chat("Who are you?", seed=3, text_sampling=TEXT, codec_sampling=CODEC)
+
+
+def ask(client: GatewayClient) -> tuple[list[int], list[int]]:
+    done = start(client).result().done
+    return done.text_token_ids, done.codec_token_ids
+
+
+@pytest.mark.parametrize("messages", [lies(), noise(300, seed=1)], ids=["lies", "noise"])
+def test_garbage_on_the_inboxes_changes_no_answer(stack: RunningStack, messages: list[list[bytes]]) -> None:
+    with GatewayClient(stack.address) as client:
+        expected = ask(client)
+        before = refused(client.status())
+        running = [
+            client.chat("Who are you?", seed=3, text_sampling=TEXT, codec_sampling=CODEC) for _ in "1234"
+        ]
+        for address in inboxes(stack).values():
+            push(address, messages)
+        for answer in running:
+            done = answer.result().done
+            assert (done.text_token_ids, done.codec_token_ids) == expected
+        report = until(client, lambda report: refused(report) >= before + len(messages))
+        assert {stage.state for stage in report.stages} == {"ready"}
+        assert ask(client) == expected
+
+
+def test_garbage_on_the_control_socket_is_refused(stack: RunningStack) -> None:
+    with GatewayClient(stack.address) as client:
+        before = refused(client.status())
+        for identity in (b"thinker-of-somebody", b"x" * 200):
+            with zmq.Context() as context, context.socket(zmq.DEALER) as peer:
+                peer.set(zmq.IDENTITY, identity)
+                peer.set(zmq.LINGER, 5000)
+                peer.connect(stack.config["gateway"]["control"])
+                for frames in noise(50, seed=2):
+                    peer.send_multipart(frames)
+        until(client, lambda report: refused(report) >= before + 100)
+        assert ask(client)[1]
+
+
+def test_a_peer_that_is_no_zeromq_is_shut_out(stack: RunningStack) -> None:
+    for address in [*inboxes(stack).values(), stack.config["gateway"]["control"], stack.address]:
+        with closing(socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])))) as peer:
+            peer.sendall(random.Random(3).randbytes(4096))
+    with GatewayClient(stack.address) as client:
+        assert ask(client)[1]
+
+
+def test_a_message_of_more_than_the_limit_is_not_taken(stack: RunningStack) -> None:
+    with GatewayClient(stack.address) as client:
+        expected = ask(client)
+        push(inboxes(stack)["talker"], [[b"\x01", bytes(101 * 10**6)]])
+        assert ask(client) == expected
+        peaks = {stage.name: stage.peak_memory_bytes for stage in client.status().stages}
+        assert peaks["talker"] < 2 * 2**30
+
+
+def test_a_cancelled_request_leaves_nothing_at_the_stages(stack: RunningStack) -> None:
+    long = SamplingOverrides(max_tokens=1000, min_tokens=900)
+    with GatewayClient(stack.address) as client:
+        answers = [
+            client.chat(f"Talk for ever, {index}", text_sampling=long, codec_sampling=long)
+            for index in range(4)
+        ]
+        for answer in answers:
+            next(iter(answer))
+            answer.cancel()
+        until(client, idle)
+        assert ask(client)[1]
+
+
+def test_a_client_that_goes_away_takes_its_requests_along(stack: RunningStack) -> None:
+    long = SamplingOverrides(max_tokens=1000, min_tokens=900)
+    with GatewayClient(stack.address) as leaving:
+        answer = leaving.chat("Talk for ever", text_sampling=long, codec_sampling=long)
+        next(iter(answer))
+    with GatewayClient(stack.address) as client:
+        report = until(client, idle)
+        assert report.requests["cancelled"] >= 1
+
+
+def idle(report: StatusReport) -> bool:
+    at_stages = sum(report.requests[state] for state in ("queued", "thinking", "talking", "synthesizing"))
+    held = [
+        stage.load.running + stage.load.waiting + stage.load.held_bytes
+        for stage in report.stages
+        if stage.load
+    ]
+    return at_stages == 0 and sum(held) == 0

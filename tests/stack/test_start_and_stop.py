@@ -1,0 +1,116 @@
+"""Starting the stack on a machine that is not right for it, and stopping it."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+from tests.support.stack import COMMAND, RunningStack, make_config
+
+
+def fail_to_start(config: dict[str, Any], directory: Path) -> str:
+    """The output of an ``omnirelay up`` that must not succeed."""
+    path = directory / "config.yaml"
+    path.write_text(yaml.safe_dump(config), encoding="utf-8")
+    done = subprocess.run(
+        [COMMAND, "up", "--config", str(path)], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 1
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("section", [("gateway", "listen"), ("gateway", "events"), ("stages", "talker")])
+def test_a_port_in_use_is_named(tiny_checkpoint: Path, tmp_path: Path, section: tuple[str, str]) -> None:
+    config = make_config(tiny_checkpoint)
+    place = config[section[0]]
+    address = place[section[1]]["inbox"] if section[0] == "stages" else place[section[1]]
+    with closing(socket.socket()) as taken:
+        taken.bind(("127.0.0.1", int(address.rpartition(":")[2])))
+        taken.listen()
+        output = fail_to_start(config, tmp_path)
+    assert "address_in_use" in output
+    assert f"{address} is in use" in output
+
+
+@pytest.mark.parametrize(
+    ("file", "process"),
+    [("tokenizer.json", "gateway"), ("model.safetensors", "thinker"), ("spk_dict.pt", "token2wav")],
+)
+def test_a_checkpoint_that_lacks_a_file_is_refused(
+    tiny_checkpoint: Path, tmp_path: Path, file: str, process: str
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny_checkpoint, model)
+    (model / file).unlink()
+    output = fail_to_start(make_config(model), tmp_path)
+    assert "checkpoint_invalid" in output
+    assert file.replace("model.", "*.") in output or file in output
+    assert process in output
+
+
+def test_an_unknown_key_in_the_configuration_is_named(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    output = fail_to_start(make_config(tiny_checkpoint, gateway={"lisen": "x"}), tmp_path)
+    assert "gateway.lisen" in output
+
+
+def test_a_second_thinker_on_the_same_address_ends_and_harms_nobody(
+    stack: RunningStack, tmp_path: Path
+) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(stack.config), encoding="utf-8")
+    second = subprocess.run(
+        [sys.executable, "-m", "services.thinker", "--config", str(path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert second.returncode == 1
+    assert "address_in_use" in second.stderr
+    assert stack.process.poll() is None
+
+
+def test_the_stack_stops_within_ten_seconds_and_leaves_nothing(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    running = RunningStack(make_config(tiny_checkpoint), tmp_path)
+    running.wait_until_ready()
+    children = psutil.Process(running.process.pid).children(recursive=True)
+    assert len(children) >= 4
+    assert running.stop() < 10
+    assert running.process.returncode == 0
+    assert not [line for line in running.output if "killed" in line or "Traceback" in line]
+    assert not [child for child in children if child.is_running()]
+    for address in (running.address, *(each["inbox"] for each in running.config["stages"].values())):
+        with closing(socket.socket()) as probe:
+            assert probe.connect_ex(("127.0.0.1", int(address.rpartition(":")[2]))) != 0
+
+
+def test_a_dead_stage_ends_the_stack_and_is_named(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    running = RunningStack(make_config(tiny_checkpoint), tmp_path)
+    running.wait_until_ready()
+    (talker,) = (
+        child
+        for child in psutil.Process(running.process.pid).children(recursive=True)
+        if "services.talker" in child.cmdline()
+    )
+    talker.kill()
+    assert running.process.wait(30) == 1
+    running.stop()
+    assert any("talker was killed by SIGKILL" in line for line in running.output)
+
+
+def test_children_do_not_survive_a_killed_launcher(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    running = RunningStack(make_config(tiny_checkpoint), tmp_path)
+    running.wait_until_ready()
+    children = psutil.Process(running.process.pid).children(recursive=True)
+    os.kill(running.process.pid, 9)
+    _, alive = psutil.wait_procs(children, timeout=20)
+    running.stop()
+    assert not alive

@@ -1,0 +1,151 @@
+"""transformers' own answers: what the thinker says, what the talker is given, what it says."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from transformers import Qwen2_5OmniForConditionalGeneration
+
+CODEC_ENDS = (8292, 8294)
+"""transformers' default for ``talker_eos_token_id``."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One prompt's answer.
+
+    Attributes:
+        prompt: Token ids.
+        text: Token ids of the reply, the end token included.
+        rows: ``[positions, hidden]``, the rows that the talker is given: those of its prompt, then those
+            that are added while it talks.
+        positions: int64 ``[3, positions]``, the rows' position ids.
+        codes: Codec ids, without the end token.
+        ended: The codes ended by an end token, not because there were enough.
+    """
+
+    prompt: list[int]
+    text: list[int]
+    rows: torch.Tensor
+    positions: torch.Tensor
+    codes: list[int]
+    ended: bool
+
+    @property
+    def prompt_positions(self) -> int:
+        """Positions of the talker's prompt."""
+        return len(self.prompt) + 2
+
+
+class Reference:
+    """``Qwen2_5OmniForConditionalGeneration`` with a checkpoint's weights, asked greedily."""
+
+    def __init__(self, directory: Path, dtype: torch.dtype = torch.float32) -> None:
+        self.model: Any = Qwen2_5OmniForConditionalGeneration.from_pretrained(directory, dtype=dtype).eval()
+        self._answers: dict[str, Answer] = {}
+
+    def answer(self, prompt: list[int], *, speaker: str = "Ethan", **options: Any) -> Answer:
+        """What transformers answers to one prompt, without padding."""
+        key = repr((prompt, speaker, sorted(options.items())))
+        if key not in self._answers:
+            ids = torch.tensor([prompt])
+            self._answers[key] = self._generate(ids, torch.ones_like(ids), speaker, options)[0]
+        return self._answers[key]
+
+    def padded(self, prompts: list[list[int]], *, speaker: str = "Ethan", **options: Any) -> list[Answer]:
+        """What it answers to prompts of different lengths in one batch, padded on the left."""
+        longest = max(map(len, prompts))
+        pad = self.model.config.thinker_config.pad_token_id
+        ids = torch.tensor([[pad] * (longest - len(prompt)) + prompt for prompt in prompts])
+        mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+        return self._generate(ids, mask, speaker, options)
+
+    def text(self, prompt: list[int], max_tokens: int) -> list[int]:
+        """The reply's token ids alone."""
+        ids = torch.tensor([prompt])
+        with torch.inference_mode():
+            sequence = self.model.thinker.generate(
+                input_ids=ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=max_tokens,
+                do_sample=False,
+            )
+        reply: list[int] = sequence[0, len(prompt) :].tolist()
+        return reply
+
+    def _generate(
+        self, ids: torch.Tensor, mask: torch.Tensor, speaker: str, options: dict[str, Any]
+    ) -> list[Answer]:
+        given: dict[str, torch.Tensor] = {}
+        generate = self.model.talker.generate
+
+        def listen(**arguments: Any) -> torch.Tensor:
+            for name in ("inputs_embeds", "thinker_reply_part", "input_text_ids"):
+                # The talker adds to its first argument in place.
+                given[name] = arguments[name].clone()
+            codes: torch.Tensor = generate(**arguments)
+            given["codes"] = codes[:, arguments["input_ids"].shape[1] :]
+            return codes
+
+        # The audio is token2wav's matter.
+        silent = mock.patch.object(self.model.token2wav, "forward", return_value=torch.zeros(1))
+        with torch.inference_mode(), mock.patch.object(self.model.talker, "generate", listen), silent:
+            sequences, _ = self.model.generate(
+                input_ids=ids,
+                attention_mask=mask,
+                speaker=speaker,
+                thinker_do_sample=False,
+                talker_do_sample=False,
+                **options,
+            )
+        with_voice = torch.cat([mask, mask.new_ones(mask.shape[0], 2)], dim=1)
+        positions, _ = self.model.talker.get_rope_index(given["input_text_ids"], None, None, with_voice)
+        return [self._one(row, ids, mask, sequences, positions[:, row], given) for row in range(ids.shape[0])]
+
+    def _one(
+        self,
+        row: int,
+        ids: torch.Tensor,
+        mask: torch.Tensor,
+        sequences: torch.Tensor,
+        positions: torch.Tensor,
+        given: dict[str, torch.Tensor],
+    ) -> Answer:
+        padding = int((mask[row] == 0).sum())
+        rows = torch.cat([given["inputs_embeds"][row, padding:], given["thinker_reply_part"][row]])
+        prompt_positions = positions[:, padding:]
+        following = torch.arange(given["thinker_reply_part"].shape[1]) + prompt_positions.max() + 1
+        codes = given["codes"][row].tolist()
+        end = next((index for index, code in enumerate(codes) if code in CODEC_ENDS), None)
+        return Answer(
+            prompt=ids[row, padding:].tolist(),
+            text=sequences[row, ids.shape[1] :].tolist(),
+            rows=rows,
+            positions=torch.cat([prompt_positions, following.expand(3, -1)], dim=1),
+            codes=codes if end is None else codes[:end],
+            ended=end is not None,
+        )
+
+
+def cut_padding(answer: Answer, end: int) -> Answer:
+    """An answer of a batch without what transformers added to bring the replies to one length."""
+    if end not in answer.text:
+        return answer
+    length = answer.text.index(end) + 1
+    # Its own reply has a row fewer than tokens; then come the rows of the text end and pad tokens.
+    kept = len(answer.prompt) + 1 + (length - 1) + 2
+    return replace(
+        answer,
+        text=answer.text[:length],
+        rows=answer.rows[:kept],
+        positions=answer.positions[:, :kept],
+    )
+
+
+def random_prompt(length: int, seed: int = 0, vocabulary: int = 1536) -> list[int]:
+    """Token ids of ordinary text."""
+    generator = torch.Generator().manual_seed(seed * 10_007 + length)
+    ids: list[int] = torch.randint(vocabulary, (length,), generator=generator).tolist()
+    return ids

@@ -1,0 +1,153 @@
+"""Drives a talker's service and checks the form of all that it sends."""
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from services.talker.scheduler import TalkerScheduler
+from services.talker.service import TalkerService
+from shared.config import EngineConfig, TalkerConfig
+from shared.engine.tensors import pack_positions, pack_rows
+from shared.errors import OmniRelayError
+from shared.messages import (
+    CodecDelta,
+    CodecTokens,
+    ConditioningRows,
+    FinishReason,
+    SpeechSettings,
+    SpeechStart,
+    StageEvent,
+    SynthesisStart,
+    Token2WavInput,
+)
+from tests.support.answers import Answer
+from tests.support.edges import Edge, MakeEdge
+from tests.support.steps import StepRecord
+from tests.support.thinking import speech_of
+
+
+def start_of(
+    request_id: str, answer: Answer, speech: SpeechSettings | None = None, priority: int = 0
+) -> SpeechStart:
+    """The message that announces an answer's rows."""
+    return SpeechStart(
+        request_id=request_id,
+        prompt_tokens=len(answer.prompt),
+        priority=priority,
+        speech=speech or speech_of(),
+    )
+
+
+def rows_of(request_id: str, answer: Answer, *cuts: int) -> Iterator[ConditioningRows]:
+    """An answer's rows, as messages cut at the given positions."""
+    borders = [0, *cuts, answer.rows.shape[0]]
+    for seq, (start, stop) in enumerate(itertools.pairwise(borders)):
+        yield rows_message(
+            request_id,
+            answer.rows[start:stop],
+            answer.positions[:, start:stop],
+            seq=seq,
+            start=start,
+            last=seq == len(cuts),
+        )
+
+
+def rows_message(
+    request_id: str, rows: torch.Tensor, positions: torch.Tensor, *, seq: int = 0, start: int = 0, last: bool
+) -> ConditioningRows:
+    """One message of rows."""
+    return ConditioningRows(
+        request_id=request_id,
+        seq=seq,
+        start=start,
+        rows=pack_rows(rows),
+        additional=pack_positions(positions),
+        last=last,
+    )
+
+
+class TalkerRig:
+    """A talker in the test's process, and all that came out of it."""
+
+    def __init__(
+        self, model: Path, make_edge: MakeEdge, prompt_mode: Any = "unpadded", **engine: Any
+    ) -> None:
+        values = {"max_model_len": 2304, "kv_cache_memory_bytes": 32 * 2**20} | engine
+        self._gateway: Edge[StageEvent] = make_edge(StageEvent)
+        self._token2wav: Edge[Token2WavInput] = make_edge(Token2WavInput)
+        config = TalkerConfig(engine=EngineConfig(**values), prompt_mode=prompt_mode)
+        self.service = TalkerService(model, config, self._gateway.push, self._token2wav.push)
+        self.engine = self.service._engine
+        self.forget()
+
+    def forget(self) -> None:
+        """Start anew: nothing may be in work."""
+        assert self.service.living() == []
+        assert self.scheduler.held_bytes == 0
+        self.steps = StepRecord(self.scheduler)
+        self.deltas: dict[str, list[CodecDelta]] = defaultdict(list)
+        self.starts: dict[str, SynthesisStart] = {}
+        self.sent: dict[str, list[CodecTokens]] = defaultdict(list)
+        self.finished: list[str] = []
+
+    @property
+    def scheduler(self) -> TalkerScheduler:
+        return self.service._scheduler
+
+    def take(self, request_id: str, answer: Answer, *cuts: int, **speech: Any) -> None:
+        """Announce an answer and give all its rows."""
+        self.service.accept(start_of(request_id, answer, speech_of(**speech)))
+        for message in rows_of(request_id, answer, *cuts):
+            self.service.accept(message)
+
+    def step(self) -> dict[str, OmniRelayError]:
+        """One step, and all that it sent; nothing may be computed whose row is not there."""
+        names = {speech.engine_id: name for name, speech in self.service._speeches.items()}
+        with self.steps.watch(names):
+            failures = self.service.step()
+        for engine_id, request in self.scheduler.requests.items():
+            assert request.num_computed_tokens <= self.scheduler._tracks[engine_id].available
+        self.collect()
+        return failures
+
+    def run(self) -> None:
+        """Step until all that was taken is spoken; nothing may fail."""
+        while self.service.ready:
+            assert self.step() == {}
+        self.check_empty()
+
+    def check_empty(self) -> None:
+        """Nothing is in work, and nothing is held."""
+        assert self.service.living() == []
+        assert self.scheduler.held_bytes == 0
+        assert self.steps.free_blocks == self.steps.blocks
+
+    def collect(self) -> None:
+        """Sort what was sent; both copies must be equal and numbered without gap."""
+        for event in self._gateway.take():
+            assert isinstance(event, CodecDelta)
+            assert event.seq == len(self.deltas[event.request_id])
+            assert event.request_id not in self.finished
+            self.deltas[event.request_id].append(event)
+            if event.finish_reason is not None:
+                self.finished.append(event.request_id)
+        for message in self._token2wav.take():
+            if isinstance(message, SynthesisStart):
+                assert message.request_id not in self.starts
+                self.starts[message.request_id] = message
+            else:
+                assert message.request_id in self.starts
+                copy = self.deltas[message.request_id][len(self.sent[message.request_id])]
+                assert (message.seq, message.token_ids) == (copy.seq, copy.token_ids)
+                assert message.last == (copy.finish_reason is not None)
+                self.sent[message.request_id].append(message)
+
+    def codes(self, request_id: str) -> list[int]:
+        return [code for delta in self.deltas[request_id] for code in delta.token_ids]
+
+    def reason(self, request_id: str) -> FinishReason | None:
+        return self.deltas[request_id][-1].finish_reason

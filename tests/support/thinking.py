@@ -1,0 +1,138 @@
+"""Drives a thinker's service and checks the form of all that it sends."""
+
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from services.thinker.scheduler import ThinkerScheduler
+from services.thinker.service import ThinkerService
+from shared.config import EngineConfig, ThinkerConfig
+from shared.engine.tensors import unpack_positions, unpack_rows
+from shared.errors import OmniRelayError
+from shared.messages import (
+    ConditioningRows,
+    FinishReason,
+    Sampling,
+    SpeechSettings,
+    SpeechStart,
+    StageEvent,
+    TalkerInput,
+    TextDelta,
+    ThinkRequest,
+)
+from tests.support.edges import Edge, MakeEdge
+from tests.support.steps import StepRecord
+
+
+def speech_of(
+    speaker: str = "Ethan", *, seed: int = 1, streaming: bool = True, **sampling: Any
+) -> SpeechSettings:
+    """Speech settings, greedy with the released repetition penalty unless told otherwise."""
+    values = {"max_tokens": 60, "repetition_penalty": 1.05} | sampling
+    return SpeechSettings(speaker=speaker, sampling=Sampling(**values), seed=seed, streaming=streaming)
+
+
+def thinker_request(
+    request_id: str,
+    prompt: list[int],
+    *,
+    speech: SpeechSettings | None = None,
+    seed: int = 1,
+    priority: int = 0,
+    **sampling: Any,
+) -> ThinkRequest:
+    """A request, greedy unless told otherwise."""
+    return ThinkRequest(
+        request_id=request_id,
+        prompt_token_ids=prompt,
+        sampling=Sampling(**({"max_tokens": 40} | sampling)),
+        seed=seed,
+        priority=priority,
+        speech=speech,
+    )
+
+
+class ThinkerRig:
+    """A thinker in the test's process, and all that came out of it."""
+
+    def __init__(self, model: Path, make_edge: MakeEdge, **engine: Any) -> None:
+        values = {"max_model_len": 2304, "kv_cache_memory_bytes": 32 * 2**20} | engine
+        self._gateway: Edge[StageEvent] = make_edge(StageEvent)
+        self._talker: Edge[TalkerInput] = make_edge(TalkerInput)
+        config = ThinkerConfig(engine=EngineConfig(**values))
+        self.service = ThinkerService(model, config, self._gateway.push, self._talker.push)
+        self.engine = self.service._engine
+        self.forget()
+
+    def forget(self) -> None:
+        """Start anew: nothing may be in work."""
+        assert self.service.living() == []
+        self.steps = StepRecord(self.scheduler)
+        self.texts: dict[str, list[TextDelta]] = defaultdict(list)
+        self.starts: dict[str, SpeechStart] = {}
+        self.tracks: dict[str, list[ConditioningRows]] = defaultdict(list)
+        self.finished: list[str] = []
+
+    @property
+    def scheduler(self) -> ThinkerScheduler:
+        return self.service._scheduler
+
+    def step(self) -> dict[str, OmniRelayError]:
+        """One step, and all that it sent."""
+        names = {engine_id: thought.request_id for engine_id, thought in self.service._by_engine_id.items()}
+        with self.steps.watch(names):
+            failures = self.service.step()
+        self.collect()
+        return failures
+
+    def run(self, *requests: ThinkRequest) -> None:
+        """Take requests and step until all is done; none may fail."""
+        for request in requests:
+            self.service.accept(request)
+        while self.service.ready:
+            assert self.step() == {}
+        assert self.service.living() == []
+        assert self.steps.free_blocks == self.steps.blocks
+
+    def collect(self) -> None:
+        """Sort what was sent; deltas, and rows of a request, must be numbered without gap."""
+        for event in self._gateway.take():
+            assert isinstance(event, TextDelta)
+            assert event.seq == len(self.texts[event.request_id])
+            assert event.request_id not in self.finished
+            self.texts[event.request_id].append(event)
+            if event.finish_reason is not None:
+                self.finished.append(event.request_id)
+        for message in self._talker.take():
+            if isinstance(message, SpeechStart):
+                assert message.request_id not in self.starts
+                self.starts[message.request_id] = message
+            else:
+                self._add_rows(message)
+
+    def text(self, request_id: str) -> list[int]:
+        return [token for delta in self.texts[request_id] for token in delta.token_ids]
+
+    def reason(self, request_id: str) -> FinishReason | None:
+        return self.texts[request_id][-1].finish_reason
+
+    def rows(self, request_id: str) -> torch.Tensor:
+        """The whole track, ``[positions, hidden]``."""
+        return torch.cat([unpack_rows(message.rows) for message in self.tracks[request_id]])
+
+    def positions(self, request_id: str) -> torch.Tensor:
+        """Its position ids, int32 ``[3, positions]``."""
+        parts = [
+            unpack_positions(message.additional, message.rows.shape[0]) for message in self.tracks[request_id]
+        ]
+        return torch.cat(parts, dim=1)
+
+    def _add_rows(self, message: ConditioningRows) -> None:
+        track = self.tracks[message.request_id]
+        assert message.request_id in self.starts
+        assert message.seq == len(track)
+        assert message.start == sum(earlier.rows.shape[0] for earlier in track)
+        assert not any(earlier.last for earlier in track)
+        track.append(message)

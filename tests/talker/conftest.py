@@ -1,0 +1,128 @@
+"""Talkers with real engines, which live as long as the session."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from tests.support.answers import CODEC_ENDS, Reference
+from tests.support.edges import MakeEdge
+from tests.support.talking import TalkerRig
+
+BLOCK_SIZE = 32
+BLOCK_BYTES = 3 * BLOCK_SIZE * 512
+"""A block of the tiny talker: two layers of keys and values, and the rows, 512 bytes a position each."""
+TIGHT_BLOCKS = 14
+CODEC_START = 8293
+
+
+def fresh(rig: TalkerRig) -> Iterator[TalkerRig]:
+    """A rig with nothing in it, before and after a test."""
+    rig.forget()
+    yield rig
+    for request_id in rig.service.living():
+        rig.service.abort(request_id)
+    while rig.service.ready:
+        rig.step()
+
+
+@pytest.fixture(scope="session")
+def plain_talker(tiny_checkpoint: Path, make_edge: MakeEdge) -> TalkerRig:
+    """A talker with room for everything; tests of one example take ``talker``."""
+    return TalkerRig(tiny_checkpoint, make_edge)
+
+
+@pytest.fixture
+def talker(plain_talker: TalkerRig) -> Iterator[TalkerRig]:
+    """A talker with room for everything."""
+    yield from fresh(plain_talker)
+
+
+@pytest.fixture(scope="session")
+def _tight(tiny_checkpoint: Path, make_edge: MakeEdge) -> TalkerRig:
+    rig = TalkerRig(
+        tiny_checkpoint,
+        make_edge,
+        block_size=BLOCK_SIZE,
+        max_model_len=320,
+        max_num_batched_tokens=96,
+        kv_cache_memory_bytes=(TIGHT_BLOCKS + 1) * BLOCK_BYTES,
+    )
+    # One block is vLLM's null block.
+    assert rig.steps.blocks == TIGHT_BLOCKS
+    return rig
+
+
+@pytest.fixture
+def tight_talker(_tight: TalkerRig) -> Iterator[TalkerRig]:
+    """A talker whose KV cache is too small for several requests, and which computes 96 tokens a step."""
+    yield from fresh(_tight)
+
+
+@pytest.fixture(scope="session")
+def _padded(tiny_checkpoint: Path, make_edge: MakeEdge) -> TalkerRig:
+    return TalkerRig(tiny_checkpoint, make_edge, prompt_mode="padded")
+
+
+@pytest.fixture
+def padded_talker(_padded: TalkerRig) -> Iterator[TalkerRig]:
+    """A talker whose prompt has codec embeddings at its two start positions."""
+    yield from fresh(_padded)
+
+
+@pytest.fixture(scope="session")
+def other_plain_talker(other_checkpoint: Path, make_edge: MakeEdge) -> TalkerRig:
+    """A talker of other sizes; tests of one example take ``other_talker``."""
+    return TalkerRig(other_checkpoint, make_edge, block_size=BLOCK_SIZE, max_num_batched_tokens=100)
+
+
+@pytest.fixture
+def other_talker(other_plain_talker: TalkerRig) -> Iterator[TalkerRig]:
+    """A talker of other sizes, which computes at most 100 tokens in a step."""
+    yield from fresh(other_plain_talker)
+
+
+@pytest.fixture(scope="session")
+def _half(tiny_checkpoint: Path, make_edge: MakeEdge) -> TalkerRig:
+    return TalkerRig(tiny_checkpoint, make_edge, dtype="bfloat16")
+
+
+@pytest.fixture
+def half_talker(_half: TalkerRig) -> Iterator[TalkerRig]:
+    """A talker in bfloat16."""
+    yield from fresh(_half)
+
+
+@pytest.fixture(scope="session")
+def odd_checkpoint(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny checkpoint with a talker that likes its start token best, and ends by the pad token."""
+    directory = tmp_path_factory.mktemp("checkpoint") / "odd"
+    shutil.copytree(tiny_checkpoint, directory)
+    weights = load_file(directory / "model.safetensors")
+    head = weights["talker.codec_head.weight"]
+    pad, end = CODEC_ENDS
+    head[[pad, end]] = head[[end, pad]]
+    head[CODEC_START] = 0
+    # The last dimension of the residual stream is one everywhere (checkpoint/language.py).
+    head[CODEC_START, -1] = 1000
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    return directory
+
+
+@pytest.fixture(scope="session")
+def odd_reference(odd_checkpoint: Path) -> Reference:
+    """transformers, with the odd checkpoint's weights."""
+    return Reference(odd_checkpoint)
+
+
+@pytest.fixture(scope="session")
+def _odd(odd_checkpoint: Path, make_edge: MakeEdge) -> TalkerRig:
+    return TalkerRig(odd_checkpoint, make_edge)
+
+
+@pytest.fixture
+def odd_talker(_odd: TalkerRig) -> Iterator[TalkerRig]:
+    """A talker that likes its start token best, and ends by the pad token."""
+    yield from fresh(_odd)

@@ -1,0 +1,275 @@
+"""The talker's codec ids equal transformers', however and whenever its rows arrive."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shared.messages import TalkerInput
+from tests.support.answers import Answer, Reference, cut_padding, random_prompt
+from tests.support.talking import TalkerRig, rows_of, start_of
+from tests.support.thinking import speech_of
+from tests.talker.conftest import BLOCK_SIZE, CODEC_START
+
+LENGTHS = (1, 7, 130, 2000)
+MIXED = (1, 7, 130, 2000, 33, 64, 300, 2)
+
+
+def ask(reference: Reference, length: int, seed: int = 0, **options: Any) -> Answer:
+    values = {"thinker_max_new_tokens": 20, "talker_max_new_tokens": 60} | options
+    return reference.answer(random_prompt(length, seed), **values)
+
+
+def check(rig: TalkerRig, name: str, answer: Answer) -> None:
+    assert rig.codes(name) == answer.codes
+    assert rig.reason(name) == ("stop" if answer.ended else "length")
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_greedy_codes_are_transformers_codes(talker: TalkerRig, reference: Reference, length: int) -> None:
+    answer = ask(reference, length)
+    speech = speech_of(seed=9)
+    talker.service.accept(start_of("a", answer, speech, priority=3))
+    for message in rows_of("a", answer):
+        talker.service.accept(message)
+    talker.run()
+    check(talker, "a", answer)
+    assert (talker.starts["a"].speech, talker.starts["a"].priority) == (speech, 3)
+
+
+def test_eight_at_once_each_get_their_own_codes(talker: TalkerRig, reference: Reference) -> None:
+    answers = {f"r{length}": ask(reference, length) for length in MIXED}
+    for name, answer in answers.items():
+        talker.take(name, answer)
+    talker.run()
+    assert max(len(step) for step in talker.steps.scheduled) == 8
+    for name, answer in answers.items():
+        check(talker, name, answer)
+    assert len({tuple(answer.codes) for answer in answers.values()}) == 8
+
+
+def test_heads_and_embeddings_of_other_sizes(other_talker: TalkerRig, other_reference: Reference) -> None:
+    config = other_talker.engine.model_config.hf_config
+    assert config.head_dim != config.hidden_size / config.num_attention_heads
+    assert config.num_key_value_heads < config.num_attention_heads
+    assert config.embedding_size != config.hidden_size
+    answers = {f"r{length}": ask(other_reference, length) for length in (1, 9, 350)}
+    for name, answer in answers.items():
+        other_talker.take(name, answer)
+    other_talker.run()
+    for name, answer in answers.items():
+        check(other_talker, name, answer)
+
+
+def test_rows_one_by_one_with_steps_in_between(talker: TalkerRig, reference: Reference) -> None:
+    answer = ask(reference, 33)
+    speak_one_by_one(talker, answer)
+    check(talker, "a", answer)
+    prompt, *decoded = talker.steps.of("a")
+    assert prompt == answer.prompt_positions
+    assert decoded == [1] * (len(decoded))
+
+
+def speak_one_by_one(rig: TalkerRig, answer: Answer) -> None:
+    rig.service.accept(start_of("a", answer))
+    cuts = range(1, answer.rows.shape[0])
+    for arrived, message in enumerate(rows_of("a", answer, *cuts), start=1):
+        rig.service.accept(message)
+        if arrived < answer.prompt_positions:
+            assert not rig.service.ready
+            assert rig.step() == {}
+            assert not rig.codes("a")
+        while not message.last and rig.service.ready:
+            assert rig.step() == {}
+        if answer.prompt_positions <= arrived and not message.last:
+            # Each row is worth one code, at once.
+            assert len(rig.codes("a")) == min(arrived - answer.prompt_positions + 1, len(answer.codes))
+    rig.run()
+
+
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_codes_do_not_depend_on_when_rows_arrive(
+    plain_talker: TalkerRig, reference: Reference, data: st.DataObject
+) -> None:
+    plain_talker.forget()
+    answers = {f"r{length}": ask(reference, length) for length in (7, 33, 64)}
+    queues: dict[str, list[TalkerInput]] = {}
+    for name, answer in answers.items():
+        cuts = data.draw(st.sets(st.integers(1, answer.rows.shape[0] - 1), max_size=12), label=name)
+        queues[name] = [start_of(name, answer), *rows_of(name, answer, *sorted(cuts))]
+    while queues:
+        name = data.draw(st.sampled_from(sorted(queues)))
+        plain_talker.service.accept(queues[name].pop(0))
+        if not queues[name]:
+            del queues[name]
+        for _ in range(data.draw(st.integers(0, 3))):
+            assert plain_talker.step() == {}
+    plain_talker.run()
+    for name, answer in answers.items():
+        check(plain_talker, name, answer)
+
+
+def test_codes_after_preemption(tight_talker: TalkerRig, reference: Reference) -> None:
+    # Of 14 blocks, three prompts take twelve; what is spoken needs more than the two that are left.
+    answers = {f"r{seed}": ask(reference, 100, seed=seed) for seed in range(4)}
+    for name, answer in answers.items():
+        tight_talker.take(name, answer)
+    tight_talker.run()
+    assert tight_talker.steps.preemptions.total() > 0
+    for name, answer in answers.items():
+        check(tight_talker, name, answer)
+    preempted, _ = tight_talker.steps.preemptions.most_common(1)[0]
+    assert sum(tight_talker.steps.of(preempted)) > 102 + 60 + 102
+
+
+def test_a_held_request_is_preempted_and_goes_on(tight_talker: TalkerRig, reference: Reference) -> None:
+    """One waits for rows, with its blocks, until others that go on need the memory."""
+    # No end before 100 codes: of 14 blocks, the two others want seven each in the end.
+    length: dict[str, Any] = {"talker_max_new_tokens": 100, "talker_min_new_tokens": 100}
+    held, *others = (ask(reference, 100, seed=seed, **length) for seed in range(3))
+    rows = list(rows_of("held", held, held.prompt_positions + 3))
+    rig, speech = tight_talker, speech_of(max_tokens=100, min_tokens=100)
+    rig.service.accept(start_of("held", held, speech, priority=9))
+    rig.service.accept(rows[0])
+    while rig.service.ready:
+        rig.step()
+    assert len(rig.codes("held")) == 4
+    for index, answer in enumerate(others):
+        rig.take(f"r{index}", answer, max_tokens=100, min_tokens=100)
+    while rig.service.ready:
+        rig.step()
+    assert rig.steps.preemptions["held"] > 0
+    assert rig.service.living() == ["held"]
+    assert len(rig.codes("held")) == 4
+    assert rig.steps.free_blocks == rig.steps.blocks
+    rig.service.accept(rows[1])
+    rig.run()
+    check(rig, "held", held)
+    for index, answer in enumerate(others):
+        check(rig, f"r{index}", answer)
+
+
+def test_the_repetition_penalty_counts_and_is_transformers(talker: TalkerRig, reference: Reference) -> None:
+    answers = {}
+    for penalty in (1.0, 1.05, 1.7):
+        answers[f"p{penalty}"] = ask(reference, 33, talker_repetition_penalty=penalty)
+        talker.take(f"p{penalty}", answers[f"p{penalty}"], repetition_penalty=penalty)
+    talker.run()
+    for name, answer in answers.items():
+        check(talker, name, answer)
+    assert len({tuple(answer.codes) for answer in answers.values()}) > 1
+
+
+def test_the_two_voices_say_different_codes(talker: TalkerRig, reference: Reference) -> None:
+    answers = {name: ask(reference, 33, speaker=name) for name in ("Chelsie", "Ethan")}
+    for name, answer in answers.items():
+        talker.take(name, answer)
+    talker.run()
+    for name, answer in answers.items():
+        check(talker, name, answer)
+    assert talker.codes("Chelsie") != talker.codes("Ethan")
+
+
+def test_the_last_row_repeats_when_the_text_is_used_up(talker: TalkerRig, reference: Reference) -> None:
+    answer = ask(reference, 7, thinker_max_new_tokens=3, talker_max_new_tokens=120)
+    talker.take("a", answer, max_tokens=120)
+    talker.run()
+    check(talker, "a", answer)
+    assert len(talker.codes("a")) > answer.rows.shape[0] - answer.prompt_positions + 40
+
+
+def test_the_end_token_stops_and_is_not_delivered(talker: TalkerRig, reference: Reference) -> None:
+    answer = ask(reference, 2000)
+    assert answer.ended
+    talker.take("a", answer)
+    talker.run()
+    check(talker, "a", answer)
+    assert 0 < len(answer.codes) < 60
+    assert (talker.sent["a"][-1].token_ids, talker.sent["a"][-1].last) == ([], True)
+
+
+def test_the_pad_token_stops_and_the_start_token_is_never_drawn(
+    odd_talker: TalkerRig, odd_reference: Reference, reference: Reference
+) -> None:
+    answers = {f"r{length}": ask(odd_reference, length) for length in (7, 2000)}
+    for name, answer in answers.items():
+        odd_talker.take(name, answer)
+    odd_talker.take("drawn", answers["r7"], temperature=2.0)
+    odd_talker.run()
+    for name, answer in answers.items():
+        check(odd_talker, name, answer)
+        assert answer.codes == ask(reference, len(answer.prompt)).codes
+    assert odd_talker.reason("r2000") == "stop"
+    assert CODEC_START not in odd_talker.codes("drawn")
+    # It would be drawn, if it could be.
+    rows = answers["r7"].rows[: answers["r7"].prompt_positions]
+    with torch.inference_mode():
+        logits = odd_reference.model.talker(inputs_embeds=rows.unsqueeze(0)).logits
+    assert int(logits[0, -1].argmax()) == CODEC_START
+
+
+def test_a_padded_prompt_has_codec_embeddings_at_its_start(
+    padded_talker: TalkerRig, talker: TalkerRig, reference: Reference
+) -> None:
+    end = reference.model.config.thinker_config.eos_token_id
+    prompts = [random_prompt(length) for length in (5, 9, 40)]
+    batch = reference.padded(prompts, thinker_max_new_tokens=20, talker_max_new_tokens=40)
+    answers = {f"r{len(answer.prompt)}": cut_padding(answer, end) for answer in batch}
+    for rig in (padded_talker, talker):
+        for name, answer in answers.items():
+            rig.take(name, answer, max_tokens=40)
+        rig.run()
+    for name, answer in answers.items():
+        check(padded_talker, name, answer)
+    assert any(talker.codes(name) != answer.codes for name, answer in answers.items())
+
+
+def test_a_seed_makes_sampling_repeatable(talker: TalkerRig, reference: Reference) -> None:
+    answer = ask(reference, 7)
+    drawn: dict[str, Any] = {"temperature": 0.9, "top_k": 40, "top_p": 0.8, "max_tokens": 40}
+    talker.take("alone", answer, seed=5, **drawn)
+    talker.run()
+    talker.take("again", answer, seed=5, **drawn)
+    talker.take("other", answer, seed=6, **drawn)
+    talker.take("neighbour", ask(reference, 33), seed=5, **drawn)
+    talker.take("greedy", answer, max_tokens=40)
+    talker.run()
+    assert talker.codes("again") == talker.codes("alone")
+    assert len({tuple(talker.codes(name)) for name in ("alone", "other", "neighbour", "greedy")}) == 4
+
+
+def test_a_seed_holds_through_pieces_and_preemption(
+    talker: TalkerRig, tight_talker: TalkerRig, reference: Reference
+) -> None:
+    answers = {f"r{seed}": ask(reference, 100, seed=seed) for seed in range(4)}
+    drawn: dict[str, Any] = {"temperature": 0.9, "top_k": 40, "top_p": 0.8, "min_tokens": 60}
+    for seed, (name, answer) in enumerate(answers.items()):
+        talker.take(name, answer, seed=seed, **drawn)
+        talker.run()
+        tight_talker.take(name, answer, seed=seed, **drawn)
+    tight_talker.run()
+    assert tight_talker.steps.preemptions.total() > 0
+    for name in answers:
+        assert tight_talker.codes(name) == talker.codes(name)
+        assert len(talker.codes(name)) == 60
+
+
+def test_a_long_prompt_waits_for_all_its_rows(tight_talker: TalkerRig, reference: Reference) -> None:
+    """The prompt is computed in pieces, but only when it is all there."""
+    answer = ask(reference, 200)
+    rig = tight_talker
+    rig.service.accept(start_of("a", answer))
+    messages = list(rows_of("a", answer, 150, answer.prompt_positions))
+    rig.service.accept(messages[0])
+    assert not rig.service.ready
+    rig.step()
+    assert rig.steps.of("a") == []
+    for message in messages[1:]:
+        rig.service.accept(message)
+    rig.run()
+    assert rig.steps.of("a")[:3] == [96, 96, 10]
+    check(rig, "a", answer)
+    assert answer.prompt_positions > BLOCK_SIZE

@@ -1,0 +1,321 @@
+"""The token2wav service: codec ids in, chunks of audio out, one request's trouble its own."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from services.token2wav.service import Token2WavService
+from shared.config import EngineConfig, SynthesisConfig, Token2WavConfig
+from shared.engine.tensors import from_blob
+from shared.errors import (
+    InvalidRequestError,
+    OmniRelayError,
+    RepeatedMessageError,
+    SequenceError,
+    StageFailedError,
+    UnknownSpeakerError,
+)
+from shared.messages import AudioChunk, CodecTokens, StageEvent, SynthesisStart
+from tests.support.edges import Edge, MakeEdge
+from tests.support.thinking import speech_of
+from tests.token2wav.support import Oracle, counting
+
+TOLERANCE = 1e-4
+SAMPLES_PER_CODE = 480
+
+
+class Rig:
+    """A token2wav service in the test's process, and all that came out of it."""
+
+    def __init__(self, oracle: Oracle, make_edge: MakeEdge) -> None:
+        self.oracle = oracle
+        self._gateway: Edge[StageEvent] = make_edge(StageEvent)
+        synthesis = SynthesisConfig(max_batch_frames=2000)
+        config = Token2WavConfig(
+            engine=EngineConfig(max_num_seqs=8, gpu_memory_utilization=0.3), synthesis=synthesis
+        )
+        self.service = Token2WavService(oracle.path, config, self._gateway.push)
+        self.forget()
+
+    def forget(self) -> None:
+        assert self.service.living() == []
+        self.chunks: dict[str, list[AudioChunk]] = defaultdict(list)
+
+    def start(self, name: str, *, seed: int = 1, speaker: str = "Ethan", streaming: bool = True) -> None:
+        speech = speech_of(speaker, seed=seed, streaming=streaming)
+        self.service.accept(SynthesisStart(request_id=name, priority=0, speech=speech))
+
+    def give(self, name: str, seq: int, codes: tuple[int, ...], *, last: bool = False) -> None:
+        self.service.accept(CodecTokens(request_id=name, seq=seq, token_ids=list(codes), last=last))
+        self.collect()
+
+    def step(self) -> dict[str, OmniRelayError]:
+        failures = self.service.step()
+        self.collect()
+        return failures
+
+    def run(self) -> None:
+        while self.service.ready:
+            assert self.step() == {}
+
+    def stream(self, name: str, codes: tuple[int, ...], piece: int, seed: int = 1) -> None:
+        """Codes in pieces, with a step after each."""
+        self.start(name, seed=seed)
+        for seq, first in enumerate(range(0, len(codes), piece)):
+            self.give(name, seq, codes[first : first + piece], last=first + piece >= len(codes))
+            if self.service.ready:
+                assert self.step() == {}
+        self.run()
+
+    def collect(self) -> None:
+        for event in self._gateway.take():
+            assert isinstance(event, AudioChunk)
+            chunks = self.chunks[event.request_id]
+            assert event.seq == len(chunks)
+            assert not any(chunk.last for chunk in chunks)
+            chunks.append(event)
+
+    def audio(self, name: str) -> torch.Tensor:
+        """The whole waveform; it must be complete."""
+        chunks = self.chunks[name]
+        assert chunks[-1].last
+        return torch.cat([from_blob(chunk.data, "float32", (chunk.samples,)) for chunk in chunks])
+
+    def offline(self, codes: tuple[int, ...], seed: int, speaker: str = "Ethan") -> torch.Tensor:
+        """transformers' waveform."""
+        chunk = self.oracle.chunk(len(codes), codes=codes, seed=seed, speaker=speaker)
+        return self.oracle.waveform(chunk)
+
+
+@pytest.fixture(scope="session")
+def _rig(oracle: Oracle, make_edge: MakeEdge) -> Rig:
+    return Rig(oracle, make_edge)
+
+
+@pytest.fixture
+def rig(_rig: Rig) -> Iterator[Rig]:
+    _rig.forget()
+    yield _rig
+    for name in _rig.service.living():
+        _rig.service.abort(name)
+    while _rig.service.ready:
+        _rig.step()
+
+
+def test_offline_is_one_chunk_and_transformers_waveform(rig: Rig) -> None:
+    codes = rig.oracle.codes(50, seed=1)
+    rig.start("a", seed=7, speaker="Chelsie", streaming=False)
+    rig.give("a", 0, codes[:30])
+    assert not rig.service.ready
+    rig.give("a", 1, codes[30:], last=True)
+    rig.run()
+    assert [(chunk.samples, chunk.last) for chunk in rig.chunks["a"]] == [(50 * SAMPLES_PER_CODE, True)]
+    assert (rig.audio("a") - rig.offline(codes, 7, "Chelsie")).abs().max() < TOLERANCE
+    assert rig.service.living() == []
+
+
+@pytest.mark.parametrize(
+    "sizes", [[1], [12], [13], [23], [12, 12], [12, 13], [12, 24, 14], [12, 24, 48, 47]], ids=str
+)
+def test_the_chunks_tile_the_stream(rig: Rig, sizes: list[int]) -> None:
+    """One block (12 codes), two, four; the last chunk takes what no block of look-ahead follows."""
+    length = sum(sizes)
+    codes = rig.oracle.codes(length, seed=2)
+    rig.stream("a", codes, piece=7)
+    chunks = rig.chunks["a"]
+    assert [chunk.last for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+    assert [chunk.samples for chunk in chunks] == [size * SAMPLES_PER_CODE for size in sizes]
+    assert rig.offline(codes, 1).numel() == length * SAMPLES_PER_CODE
+    assert rig.audio("a").abs().max() <= 1
+
+
+def test_the_first_chunk_leaves_before_the_last_code_came(rig: Rig) -> None:
+    codes = rig.oracle.codes(60, seed=3)
+    rig.start("a")
+    rig.give("a", 0, codes[:23])
+    assert not rig.service.ready
+    rig.give("a", 1, codes[23:24])
+    rig.run()
+    assert [(chunk.samples, chunk.last) for chunk in rig.chunks["a"]] == [(12 * SAMPLES_PER_CODE, False)]
+    rig.give("a", 2, codes[24:], last=True)
+    rig.run()
+    assert rig.audio("a").numel() == 60 * SAMPLES_PER_CODE
+
+
+def test_when_codes_arrive_does_not_change_the_audio(rig: Rig) -> None:
+    codes = rig.oracle.codes(70, seed=4)
+    for piece in (1, 13, 70):
+        rig.stream(f"p{piece}", codes, piece=piece, seed=5)
+    for piece in (1, 13):
+        assert [chunk.samples for chunk in rig.chunks[f"p{piece}"]] == [
+            chunk.samples for chunk in rig.chunks["p70"]
+        ]
+        assert (rig.audio(f"p{piece}") - rig.audio("p70")).abs().max() < TOLERANCE
+
+
+def test_two_streams_at_once_sound_as_alone(rig: Rig) -> None:
+    streams = {"a": (rig.oracle.codes(70, seed=5), 1), "b": (rig.oracle.codes(45, seed=6), 2)}
+    for name, (codes, seed) in streams.items():
+        rig.stream(f"{name}-alone", codes, piece=5, seed=seed)
+    for name, (_, seed) in streams.items():
+        rig.start(name, seed=seed)
+    together = False
+    for seq in range(14):
+        for name, (codes, _) in streams.items():
+            piece = codes[5 * seq : 5 * seq + 5]
+            if piece:
+                rig.give(name, seq, piece, last=5 * seq + 5 >= len(codes))
+        assert rig.step() == {}
+        together |= rig.service.load().running == 2
+    rig.run()
+    assert together
+    for name in streams:
+        assert (rig.audio(name) - rig.audio(f"{name}-alone")).abs().max() < TOLERANCE
+    assert rig.audio("a")[:1000].ne(rig.audio("b")[:1000]).any()
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_no_codes_are_one_empty_chunk(rig: Rig, streaming: bool) -> None:
+    rig.start("a", streaming=streaming)
+    rig.give("a", 0, (), last=True)
+    assert [(chunk.samples, chunk.last) for chunk in rig.chunks["a"]] == [(0, True)]
+    assert rig.service.living() == []
+    assert not rig.service.ready
+
+
+def test_an_end_without_codes_ends_the_stream(rig: Rig) -> None:
+    """As the talker sends it when it draws the end token."""
+    codes = rig.oracle.codes(30, seed=7)
+    rig.start("a")
+    rig.give("a", 0, codes)
+    rig.run()
+    rig.give("a", 1, (), last=True)
+    rig.run()
+    assert rig.audio("a").numel() == 30 * SAMPLES_PER_CODE
+    assert rig.service.living() == []
+
+
+def test_a_code_out_of_range_fails_only_its_request(rig: Rig) -> None:
+    codes = rig.oracle.codes(50, seed=8)
+    for name in ("bad", "good"):
+        rig.start(name, seed=3)
+        rig.give(name, 0, codes[:30])
+    rig.step()
+    with pytest.raises(InvalidRequestError, match="codec id 65"):
+        rig.give("bad", 1, (65,))
+    rig.service.abort("bad")
+    rig.give("good", 1, codes[30:], last=True)
+    rig.run()
+    rig.stream("alone", codes, piece=50, seed=3)
+    assert (rig.audio("good") - rig.audio("alone")).abs().max() < TOLERANCE
+    assert rig.chunks["bad"] == []
+
+
+def test_messages_must_come_in_order(rig: Rig) -> None:
+    codes = rig.oracle.codes(24, seed=9)
+    with pytest.raises(SequenceError, match="request a, which is not known here"):
+        rig.give("a", 0, codes)
+    rig.start("a")
+    with pytest.raises(RepeatedMessageError, match="a is in work already"):
+        rig.start("a")
+    with pytest.raises(SequenceError, match="number 1, expected number 0") as gap:
+        rig.give("a", 1, codes)
+    assert not isinstance(gap.value, RepeatedMessageError)
+    rig.give("a", 0, codes[:12])
+    with pytest.raises(RepeatedMessageError, match="number 0 came twice"):
+        rig.give("a", 0, codes[:12])
+    rig.give("a", 1, codes[12:], last=True)
+    with pytest.raises(SequenceError, match="after the end"):
+        rig.give("a", 2, codes)
+    rig.run()
+    # What was refused left no trace.
+    assert rig.audio("a").numel() == 24 * SAMPLES_PER_CODE
+    assert (rig.audio("a") - rig.offline(codes, 1)).abs().max() < TOLERANCE
+
+
+def test_an_unknown_voice_is_refused(rig: Rig) -> None:
+    with pytest.raises(UnknownSpeakerError, match="Chelsie, Ethan"):
+        rig.start("a", speaker="Nobody")
+    assert rig.service.living() == []
+
+
+def test_abort_in_the_middle_frees_the_state_and_spares_the_others(rig: Rig) -> None:
+    codes = rig.oracle.codes(24, seed=10)
+    model_runner = rig.service._engine._engine.engine_core.engine_core.model_executor.driver_worker.worker
+    pooler = model_runner.model_runner.model.pooler
+    for name in ("dropped", "kept"):
+        rig.start(name)
+        rig.give(name, 0, codes, last=True)
+    rig.step()
+    rig.step()
+    assert pooler.active_states == 2
+    assert (rig.service.load().running, rig.service.load().waiting) == (2, 0)
+    rig.service.abort("dropped")
+    rig.service.abort("unknown")
+    assert rig.service.living() == ["kept"]
+    rig.run()
+    assert pooler.active_states == 0
+    assert rig.chunks.keys() == {"kept"}
+    assert (rig.audio("kept") - rig.offline(codes, 1)).abs().max() < TOLERANCE
+    with pytest.raises(SequenceError, match="not known here"):
+        rig.give("dropped", 1, codes)
+
+
+def test_a_stream_too_long_to_be_made_in_one_piece_fails_alone(rig: Rig) -> None:
+    longest = rig.oracle.model.config.dit_config.max_position_embeddings // 2
+    codes = rig.oracle.codes(longest + 1, seed=11)
+    rig.start("long", streaming=False)
+    rig.start("good", streaming=False)
+    rig.give("good", 0, codes[:12], last=True)
+    with pytest.raises(InvalidRequestError, match="use stream mode or a shorter answer"):
+        rig.give("long", 0, codes, last=True)
+    rig.service.abort("long")
+    rig.run()
+    assert rig.chunks.keys() == {"good"}
+    # In stream mode the same codes are no trouble.
+    rig.stream("long", codes, piece=50)
+    assert rig.audio("long").numel() == len(codes) * SAMPLES_PER_CODE
+
+
+def test_a_chunk_that_breaks_fails_its_request_with_the_reason(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codes = rig.oracle.codes(24, seed=12)
+    runner = rig.service._engine._engine.engine_core.engine_core.model_executor.driver_worker.worker
+    conditioner = runner.model_runner.model.pooler._conditioner
+    prepare = conditioner.prepare
+
+    def break_one(chunk: object) -> object:
+        if getattr(chunk, "seed", None) == 13:
+            raise RuntimeError("broken on purpose")
+        return prepare(chunk)
+
+    monkeypatch.setattr(conditioner, "prepare", break_one)
+    for seed in (12, 13):
+        rig.start(f"s{seed}", seed=seed)
+        rig.give(f"s{seed}", 0, codes, last=True)
+    failures: dict[str, OmniRelayError] = {}
+    while rig.service.ready:
+        failures |= rig.step()
+    assert failures.keys() == {"s13"}
+    assert isinstance(failures["s13"], StageFailedError)
+    assert "broken on purpose" in str(failures["s13"])
+    assert rig.service.holds("s13")
+    rig.service.abort("s13")
+    assert rig.chunks.keys() == {"s12"}
+    assert (rig.audio("s12") - rig.offline(codes, 12)).abs().max() < TOLERANCE
+
+
+def test_one_chunk_of_a_stream_is_in_the_engine_at_a_time(rig: Rig) -> None:
+    codes = rig.oracle.codes(131, seed=14)
+    with counting(rig.service._engine, "submit_chunk") as submitted:
+        rig.start("a")
+        rig.give("a", 0, codes, last=True)
+        assert len(submitted) == 1
+        while rig.service.ready:
+            assert rig.step() == {}
+            done = len(rig.chunks["a"])
+            assert len(submitted) == min(done + 1, 4)
+    assert len(rig.chunks["a"]) == 4
