@@ -16,7 +16,7 @@ from vllm.outputs import CompletionOutput
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.request import RequestStatus
 
-from shared.checkpoints import resolve_model
+from shared.checkpoints import WEIGHT_INDEX, require_model_files, resolve_model
 from shared.config import DEFAULT_CHECKPOINT, Config, ThinkerConfig
 from shared.engine.generation import finish_reason, sampling_params, submit
 from shared.engine.scheduling import StageScheduler
@@ -221,6 +221,26 @@ def test_a_model_that_the_hub_does_not_give_is_named():
     assert os.environ["HF_HUB_OFFLINE"] == "1"
     with pytest.raises(CheckpointError, match="cannot get nobody/nothing from the Hugging Face hub"):
         resolve_model(Config(model="nobody/nothing"))
+
+
+def test_every_file_that_a_checkpoint_lacks_is_named(tmp_path, tiny_checkpoint):
+    require_model_files(tiny_checkpoint)
+    with pytest.raises(CheckpointError, match=r"lacks config\.json, spk_dict\.pt, \*\.safetensors$"):
+        require_model_files(tmp_path)
+    for name in ("config.json", "spk_dict.pt", "a.safetensors"):
+        (tmp_path / name).touch()
+    require_model_files(tmp_path)
+    index = tmp_path / WEIGHT_INDEX
+    index.write_text(json.dumps({"weight_map": {"x": "b.safetensors", "y": "a.safetensors"}}))
+    with pytest.raises(CheckpointError, match=r"lacks b\.safetensors$"):
+        require_model_files(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"weight_map": 3}', '{"weight_map": {"x": []}}', "\\xff"])
+def test_an_index_of_weights_that_cannot_be_read_is_named(tmp_path, text):
+    (tmp_path / WEIGHT_INDEX).write_text(text)
+    with pytest.raises(CheckpointError, match="is not an index of weights"):
+        require_model_files(tmp_path)
 
 
 PRINT_ENVIRONMENT = """
