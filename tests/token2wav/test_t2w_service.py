@@ -1,5 +1,6 @@
 """The token2wav service: codec ids in, chunks of audio out, one request's trouble its own."""
 
+import gc
 from collections import defaultdict
 from collections.abc import Iterator
 
@@ -255,6 +256,10 @@ def test_abort_in_the_middle_frees_the_state_and_spares_the_others(rig: Rig) -> 
     rig.service.abort("dropped")
     rig.service.abort("unknown")
     assert rig.service.living() == ["kept"]
+    assert rig.service.load().running == 1
+    rig.step()
+    gc.collect()
+    assert pooler.active_states == 1
     rig.run()
     assert pooler.active_states == 0
     assert rig.chunks.keys() == {"kept"}
