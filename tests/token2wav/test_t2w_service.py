@@ -246,23 +246,24 @@ def test_abort_in_the_middle_frees_the_state_and_spares_the_others(rig: Rig) -> 
     codes = rig.oracle.codes(24, seed=10)
     model_runner = rig.service._engine._engine.engine_core.engine_core.model_executor.driver_worker.worker
     pooler = model_runner.model_runner.model.pooler
-    for name in ("dropped", "kept"):
+    # One that is left alone would take all its steps at once.
+    for name in ("dropped", "kept", "third"):
         rig.start(name)
         rig.give(name, 0, codes, last=True)
     rig.step()
     rig.step()
-    assert pooler.active_states == 2
-    assert (rig.service.load().running, rig.service.load().waiting) == (2, 0)
+    assert pooler.active_states == 3
+    assert (rig.service.load().running, rig.service.load().waiting) == (3, 0)
     rig.service.abort("dropped")
     rig.service.abort("unknown")
-    assert rig.service.living() == ["kept"]
-    assert rig.service.load().running == 1
+    assert rig.service.living() == ["kept", "third"]
+    assert rig.service.load().running == 2
     rig.step()
     gc.collect()
-    assert pooler.active_states == 1
+    assert pooler.active_states == 2
     rig.run()
     assert pooler.active_states == 0
-    assert rig.chunks.keys() == {"kept"}
+    assert rig.chunks.keys() == {"kept", "third"}
     assert (rig.audio("kept") - rig.offline(codes, 1)).abs().max() < TOLERANCE
     with pytest.raises(SequenceError, match="not known here"):
         rig.give("dropped", 1, codes)
