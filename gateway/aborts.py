@@ -39,14 +39,16 @@ class AbortLedger:
         """A stage holds nothing of the request any more."""
         self._open[stage].pop(request_id, None)
 
-    def forget(self, stage: StageName) -> None:
-        """Another process has taken the stage's place: it holds none of the old requests."""
-        self._open[stage].clear()
+    def resend(self, stage: StageName, at_once: bool = False) -> None:
+        """The stage is alive: repeat what it has not confirmed.
 
-    def resend(self, stage: StageName) -> None:
-        """The stage is alive: repeat what it has not confirmed for :data:`RESEND_AFTER_S`."""
+        Args:
+            stage: Which.
+            at_once: Also what was sent less than :data:`RESEND_AFTER_S` ago.  A process that takes a stage's
+                place holds none of the old requests, but what others kept for it may bring them back.
+        """
         now = self._clock()
         for request_id, sent in self._open[stage].items():
-            if now - sent > RESEND_AFTER_S:
+            if at_once or now - sent > RESEND_AFTER_S:
                 self._open[stage][request_id] = now
                 self._send(stage, request_id)

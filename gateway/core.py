@@ -146,11 +146,11 @@ class Gateway:
         """Take a heartbeat, or the confirmation of an abort."""
         if not isinstance(message, Heartbeat):
             self._aborts.confirmed(message.stage, message.request_id)
-        elif self.registry.note(message):
-            self._aborts.forget(message.stage)
-            self._lose(message.stage, "was restarted")
         else:
-            self._aborts.resend(message.stage)
+            restarted = self.registry.note(message)
+            self._aborts.resend(message.stage, at_once=restarted)
+            if restarted:
+                self._lose(message.stage, "was restarted")
 
     def check_stages(self) -> None:
         """End the requests of stages that have fallen silent; to be called every now and then."""

@@ -76,6 +76,8 @@ class StageLink:
 
     def abort(self, stage: StageName, request_id: str) -> None:
         """Tell a stage to drop a request, if it can be reached."""
+        if stage == "thinker":
+            self._thinker.discard(request_id)
         try:
             frames = encode(Abort(request_id=request_id))
             self._control.send_multipart([stage.encode(), *frames], zmq.NOBLOCK)

@@ -78,7 +78,7 @@ class PushQueue(Generic[M]):
     ) -> None:
         self.address = address
         self._max_backlog_bytes = max_backlog_bytes
-        self._backlog: deque[tuple[list[Frame], int]] = deque()
+        self._backlog: deque[tuple[str, list[Frame], int]] = deque()
         self._backlog_bytes = 0
         self._socket = context.socket(zmq.PUSH)
         self._socket.set(zmq.SNDHWM, HIGH_WATER_MARK)
@@ -105,13 +105,14 @@ class PushQueue(Generic[M]):
         Raises:
             QueueFullError: The bound is reached; the message was not taken.
         """
+        request_id: str = message.request_id  # type: ignore[attr-defined]  # every message has one
         frames = encode(message)
         size = sum(len(frame) for frame in frames)
         if self._backlog_bytes + size > self._max_backlog_bytes:
             raise QueueFullError(
                 f"{self._backlog_bytes} bytes wait for {self.address}, no room for {size} more"
             )
-        self._backlog.append((frames, size))
+        self._backlog.append((request_id, frames, size))
         self._backlog_bytes += size
         self.flush()
         return size
@@ -119,11 +120,18 @@ class PushQueue(Generic[M]):
     def flush(self) -> None:
         """Send what waits, as far as the receiver takes it; never blocks."""
         while self._backlog:
-            frames, size = self._backlog[0]
+            _, frames, size = self._backlog[0]
             if not self._try_send(frames):
                 return
             self._backlog.popleft()
             self._backlog_bytes -= size
+
+    def discard(self, request_id: str) -> None:
+        """Drop what waits of a request that has ended: nobody wants it, and it takes the room of others."""
+        dropped = sum(size for owner, _, size in self._backlog if owner == request_id)
+        if dropped:
+            self._backlog = deque(entry for entry in self._backlog if entry[0] != request_id)
+            self._backlog_bytes -= dropped
 
     def close(self) -> None:
         """Close the socket; ZeroMQ delivers what it holds for at most :data:`LINGER_MS`."""

@@ -34,8 +34,8 @@ from shared.messages import (
 )
 from shared.queues import PullQueue, PushQueue
 
-REMEMBERED_ABORTS: Final = 10_000
-"""Aborted requests whose late messages are dropped in silence; older ones count as unknown."""
+REMEMBERED_ENDS: Final = 10_000
+"""Aborted and failed requests whose late messages are dropped in silence; older ones count as unknown."""
 CONGESTED_WAIT_MS: Final = 2
 
 M = TypeVar("M")
@@ -117,7 +117,7 @@ class StageLoop(Generic[M]):
         self._outboxes = outboxes
         self._report_s = config.heartbeat_s / 2
         self._next_report = 0.0
-        self._aborted: OrderedDict[str, None] = OrderedDict()
+        self._ended: OrderedDict[str, None] = OrderedDict()
         self._stopping = False
         self._poller = zmq.Poller()
         self._poller.register(inbox.socket, zmq.POLLIN)
@@ -165,16 +165,15 @@ class StageLoop(Generic[M]):
     def _take_control(self) -> None:
         for message in self._control.receive():
             if isinstance(message, Abort):
-                self._aborted[message.request_id] = None
-                if len(self._aborted) > REMEMBERED_ABORTS:
-                    self._aborted.popitem(last=False)
-                self._service.abort(message.request_id)
+                self._end(message.request_id)
+                for outbox in self._outboxes:
+                    outbox.discard(message.request_id)
                 self._control.send(AbortDone(request_id=message.request_id, stage=self._service.name))
 
     def _take_inbox(self) -> None:
         for message in self._inbox.drain():
             request_id: str = message.request_id  # type: ignore[attr-defined]  # every message has one
-            if request_id in self._aborted:
+            if request_id in self._ended:
                 continue
             try:
                 self._service.accept(message)
@@ -184,6 +183,10 @@ class StageLoop(Generic[M]):
                     self._fail(request_id, StageFailedError(f"{error.code}: {error}"))
             except (RequestError, QueueFullError) as error:
                 self._fail(request_id, error)
+            except Exception as error:
+                # Nothing was computed yet, so whatever is wrong is wrong with this request alone.
+                log.exception("a message of request %s could not be taken", request_id)
+                self._fail(request_id, StageFailedError(f"a message could not be taken: {error!r}"))
 
     def _step(self) -> None:
         for request_id, reason in self._service.step().items():
@@ -192,7 +195,7 @@ class StageLoop(Generic[M]):
     def _fail(self, request_id: str, error: OmniRelayError) -> None:
         """Drop a request and tell the gateway why."""
         log.warning("request %s failed: %s: %s", request_id, error.code, error)
-        self._service.abort(request_id)
+        self._end(request_id)
         self._tell_failure(request_id, error)
 
     def _tell_failure(self, request_id: str, error: OmniRelayError) -> None:
@@ -203,6 +206,13 @@ class StageLoop(Generic[M]):
             self._gateway.put(message)
         except QueueFullError as full:
             log.error("cannot report it, its deadline will end it: %s", full)
+
+    def _end(self, request_id: str) -> None:
+        """Drop a request, and what its sender may have sent before it hears of the end."""
+        self._ended[request_id] = None
+        if len(self._ended) > REMEMBERED_ENDS:
+            self._ended.popitem(last=False)
+        self._service.abort(request_id)
 
     def _flush(self) -> None:
         for outbox in self._outboxes:

@@ -181,7 +181,7 @@ def test_retry_time_follows_what_requests_take() -> None:
     assert before < admission.retry_after_ms() <= 60_000
 
 
-def test_aborts_are_bounded_and_forgotten_with_their_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_aborts_are_bounded_and_repeated_until_confirmed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.aborts.MAX_OPEN", 2)
     sent: list[tuple[str, str]] = []
     now = 0.0
@@ -191,9 +191,10 @@ def test_aborts_are_bounded_and_forgotten_with_their_stage(monkeypatch: pytest.M
     sent.clear()
     now = 10.0
     ledger.confirmed("talker", "b")
-    ledger.forget("token2wav")
-    for stage in ("thinker", "talker", "token2wav"):
+    for stage in ("thinker", "talker"):
         ledger.resend(stage)
     assert sent == [("thinker", "b"), ("thinker", "c"), ("talker", "c")]
     ledger.resend("thinker")
     assert len(sent) == 3
+    ledger.resend("thinker", at_once=True)
+    assert sent[3:] == [("thinker", "b"), ("thinker", "c")]

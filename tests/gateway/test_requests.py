@@ -344,6 +344,26 @@ def test_unconfirmed_aborts_are_repeated(configure: Configure, monkeypatch: pyte
     run(scenario())
 
 
+def test_a_stage_that_comes_back_hears_the_aborts_it_missed(configure: Configure) -> None:
+    """Messages that waited for the stage elsewhere would otherwise bring the dead request back to life."""
+
+    async def scenario() -> None:
+        async with bench(configure(gateway={"heartbeat_timeout_s": 0.3})) as b, b.client() as client:
+            b.stages.confirm = False
+            answer = client.chat("Hi")
+            name = (await b.stages.request(0)).request_id
+            b.stages.alive.discard("talker")
+            with pytest.raises(errors.StageUnavailableError, match="does not answer"):
+                await answer.result()
+            await b.stages.aborted(name)
+            heard = b.stages.aborts["talker"].count(name)
+            b.stages.pids["talker"] += 1000
+            b.stages.alive.add("talker")
+            await until(lambda: b.stages.aborts["talker"].count(name) > heard, "the abort at the new talker")
+
+    run(scenario())
+
+
 def test_starting_stages_refuse_by_name(configure: Configure) -> None:
     async def scenario() -> None:
         async with bench(configure(), ready=False, alive=()) as b, b.client() as client:
