@@ -74,7 +74,7 @@ def test_an_abort_may_come_before_the_request(harness):
 
 
 def test_only_the_latest_aborts_are_remembered(context, monkeypatch):
-    monkeypatch.setattr(stage, "REMEMBERED_ABORTS", 2)
+    monkeypatch.setattr(stage, "REMEMBERED_ENDS", 2)
     with running(context) as harness:
         for request_id in ("first", "second", "third"):
             harness.abort(request_id)
@@ -190,17 +190,6 @@ def test_every_living_request_is_reported_even_if_the_broken_engine_cannot_abort
     events = by_request(harness.take(2))
     assert events.keys() == {"a", "b"}
     assert harness.error is harness.service.step_error
-
-
-def test_an_unexpected_error_while_accepting_ends_the_loop_in_the_same_way(harness):
-    start_two(harness)
-    harness.service.accept_errors["b"] = error = TypeError("a bug")
-    harness.send("b", 1)
-    harness.thread.join(timeout=20)
-    events = by_request(harness.take(2))
-    assert events.keys() == {"a", "b"}
-    assert all("TypeError('a bug')" in failure.message for (failure,) in events.values())
-    assert harness.error is error
 
 
 def test_a_congested_outbox_pauses_the_work_and_it_resumes(context):
