@@ -430,6 +430,7 @@ class Heartbeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     Attributes:
         stage: Which stage.
         pid: Its process id.
+        instance: Drawn at random when the process starts; process ids are all alike in containers.
         limits: Fixed limits, repeated so that a gateway that starts later learns them.
         load: What it held when its loop last came round.
         peak_memory_bytes: Largest resident set of the process so far.
@@ -438,6 +439,7 @@ class Heartbeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     stage: StageName
     pid: PositiveCount
+    instance: Name
     limits: StageLimits
     load: StageLoad
     peak_memory_bytes: Annotated[int, Meta(ge=0)] = 0

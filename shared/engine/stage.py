@@ -3,6 +3,7 @@
 import logging
 import os
 import resource
+import secrets
 import signal
 import time
 from collections import OrderedDict
@@ -115,6 +116,7 @@ class StageLoop(Generic[M]):
         self._heart = heart
         self._gateway = gateway
         self._outboxes = outboxes
+        self._instance = secrets.token_hex(8)
         self._report_s = config.heartbeat_s / 2
         self._next_report = 0.0
         self._ended: OrderedDict[str, None] = OrderedDict()
@@ -232,6 +234,7 @@ class StageLoop(Generic[M]):
             Heartbeat(
                 stage=self._service.name,
                 pid=os.getpid(),
+                instance=self._instance,
                 limits=self._service.limits,
                 load=load,
                 peak_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,

@@ -49,6 +49,7 @@ def heartbeat(steps: int = 1) -> Heartbeat:
     return Heartbeat(
         stage="talker",
         pid=os.getpid(),
+        instance="one",
         limits=StageLimits(max_positions=100, speakers=["Chelsie"]),
         load=StageLoad(running=2, steps=steps),
         peak_memory_bytes=12345,

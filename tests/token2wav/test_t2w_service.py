@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from services.token2wav.service import Token2WavService
-from shared.config import EngineConfig, SynthesisConfig, Token2WavConfig
+from shared.config import SynthesisConfig, SynthesisEngineConfig, Token2WavConfig
 from shared.engine.tensors import from_blob
 from shared.errors import (
     InvalidRequestError,
@@ -35,7 +35,7 @@ class Rig:
         self._gateway: Edge[StageEvent] = make_edge(StageEvent)
         synthesis = SynthesisConfig(max_batch_frames=2000)
         config = Token2WavConfig(
-            engine=EngineConfig(max_num_seqs=8, gpu_memory_utilization=0.3), synthesis=synthesis
+            engine=SynthesisEngineConfig(max_num_seqs=8, gpu_memory_utilization=0.3), synthesis=synthesis
         )
         self.service = Token2WavService(oracle.path, config, self._gateway.push)
         self.forget()
