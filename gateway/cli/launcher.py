@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Final
 
 from gateway.cli.child import Child
-from gateway.cli.output import say
+from gateway.cli.output import announce
 from gateway.client import AsyncGatewayClient, StatusReport
 from shared.config import Config
-from shared.errors import GatewayUnreachableError, StageStartError
+from shared.errors import GatewayUnreachableError, MessageError, StageStartError
 from shared.messages import STAGES
 
 STOP_S: Final = 8.0
@@ -75,7 +75,7 @@ class Stack:
         late = time.monotonic() + STOP_S
         for child in self._children:
             if not await child.wait(max(0.0, late - time.monotonic())):
-                say(f"the {child.name} did not stop within {STOP_S:.0f} s: killed")
+                announce(f"the {child.name} did not stop within {STOP_S:.0f} s: killed")
                 child.kill()
         for child in self._children:
             await child.wait()
@@ -91,23 +91,23 @@ class Stack:
             states = {"gateway": report is not None}
             states |= {stage.name: stage.state == "ready" for stage in (report.stages if report else ())}
             for name in (name for name, is_ready in states.items() if is_ready and name not in ready):
-                say(f"the {name} is ready after {now - started:.1f} s")
+                announce(f"the {name} is ready after {now - started:.1f} s")
                 ready.add(name)
                 told = now
             if report is not None and report.ready:
                 return report
             if now - told > PROGRESS_S:
                 missing = [child.name for child in self._children if child.name not in ready]
-                say(f"waiting for {', '.join(missing)} ({now - started:.0f} s)")
+                announce(f"waiting for {', '.join(missing)} ({now - started:.0f} s)")
                 told = now
             await asyncio.sleep(POLL_S)
 
     async def _ask(self) -> StatusReport | None:
-        """Ask our own gateway; another one may answer while ours finds the address taken."""
+        """Ask our own gateway; another program may answer while ours finds the address taken."""
         try:
             async with AsyncGatewayClient(self._config.gateway.listen) as client:
                 report = await client.status()
-        except GatewayUnreachableError:
+        except (GatewayUnreachableError, MessageError):
             return None
         return report if report.gateway.pid == self._children[0].pid else None
 
@@ -124,7 +124,7 @@ def show_line(name: str, line: str) -> None:
     label = f"[{name}]"
     if sys.stdout.isatty():
         label = f"\x1b[{COLOURS[name]}m{label}\x1b[0m"
-    say(f"{label} {line}")
+    announce(f"{label} {line}")
 
 
 @asynccontextmanager

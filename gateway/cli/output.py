@@ -1,6 +1,7 @@
 """Lines for people, and for programs that read JSON."""
 
 import json
+import os
 import sys
 import wave
 from pathlib import Path
@@ -20,6 +21,18 @@ def say(line: str, end: str = "\n") -> None:
     """Write to standard output, at once."""
     sys.stdout.write(line + end)
     sys.stdout.flush()
+
+
+def announce(line: str) -> None:
+    """Write to standard output, if anyone still reads it.
+
+    For who looks after other processes: ``omnirelay up | tee log`` loses its reader to the same Ctrl-C that
+    asks it to stop, and must stop all the same.
+    """
+    try:
+        say(line)
+    except BrokenPipeError:
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - until the end
 
 
 def say_json(**fields: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from gateway.cli import checkpoint
 from gateway.cli.launcher import Stack, running
-from gateway.cli.output import say
+from gateway.cli.output import announce
 from shared.config import load_config
 
 
@@ -21,7 +21,7 @@ def run(arguments: argparse.Namespace) -> int:
     config = load_config(arguments.config)
     checkpoint.ensure(config)
     asyncio.run(until_told_to_stop(_serve(Stack(config, arguments.config), config.gateway.listen)))
-    say("stopped")
+    announce("stopped")
     return 0
 
 
@@ -36,7 +36,7 @@ async def until_told_to_stop(work: Coroutine[Any, Any, None]) -> bool:
 
     def stop(number: int) -> None:
         if not told:
-            say("stopping ...")
+            announce("stopping ...")
             task.cancel()
         told.append(number)
 
@@ -53,5 +53,5 @@ async def until_told_to_stop(work: Coroutine[Any, Any, None]) -> bool:
 
 async def _serve(stack: Stack, address: str) -> None:
     async with running(stack) as report:
-        say(f"ready: {address} (model {report.gateway.model})")
+        announce(f"ready: {address} (model {report.gateway.model})")
         await stack.watch()

@@ -75,6 +75,8 @@ class TalkerService:
         self._dtype = self._engine.model_config.dtype
         self._end_tokens = [self._codec.tts_codec_pad_token_id, self._codec.tts_codec_end_token_id]
         self._speeches: dict[str, _Speech] = {}
+        # Requests that were spoken to their end while the thinker still writes.
+        self._outspoken: set[str] = set()
         self._steps = 0
         self.limits = StageLimits(max_positions=self._engine.model_config.max_model_len)
 
@@ -98,6 +100,7 @@ class TalkerService:
 
     def abort(self, request_id: str) -> None:
         """Drop a request, if it is here."""
+        self._outspoken.discard(request_id)
         speech = self._speeches.pop(request_id, None)
         if speech is not None:
             self._engine.abort_request([speech.engine_id], internal=True)
@@ -134,7 +137,7 @@ class TalkerService:
         return list(self._speeches)
 
     def _start(self, message: SpeechStart) -> None:
-        if message.request_id in self._speeches:
+        if message.request_id in self._speeches or message.request_id in self._outspoken:
             raise RepeatedMessageError(f"request {message.request_id} is in work already")
         prompt_positions = message.prompt_tokens + 2
         params = sampling_params(
@@ -167,6 +170,10 @@ class TalkerService:
             )
 
     def _take_rows(self, message: ConditioningRows) -> None:
+        if message.request_id in self._outspoken:
+            if message.last:
+                self._outspoken.discard(message.request_id)
+            return
         speech = self._speeches.get(message.request_id)
         if speech is None:
             raise SequenceError(f"rows for request {message.request_id}, which is not known here")
@@ -191,6 +198,8 @@ class TalkerService:
         speech.seq += 1
         if reason is not None:
             del self._speeches[request_id]
+            if not speech.track.closed:
+                self._outspoken.add(request_id)
         self._token2wav.put(
             CodecTokens(request_id=request_id, seq=seq, token_ids=codes, last=reason is not None)
         )

@@ -3,11 +3,14 @@
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 import wave
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -121,6 +124,16 @@ def test_up_runs_until_told_to_stop(place: Path) -> None:
         assert rest.endswith("stopped\n")
 
 
+def test_up_stops_although_nobody_reads_what_it_says(place: Path) -> None:
+    """As with ``omnirelay up | tee log``, where Ctrl-C ends the reader too."""
+    with start("gateway.cli", "up") as process:
+        read_until(process, "ready: tcp://")
+        if process.stdout is not None:
+            process.stdout.close()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=15) == 0
+
+
 def test_children_die_with_the_launcher(place: Path) -> None:
     with start("gateway.cli", "up") as process:
         read_until(process, "ready: tcp://")
@@ -155,11 +168,33 @@ def test_port_in_use_is_told_by_up(place: Path) -> None:
         other.communicate(timeout=10)
 
 
+def test_a_port_that_another_program_uses_is_told_by_up(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever that program answers, it is our gateway's word that counts."""
+    with ExitStack() as peers, socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+
+        def greet() -> None:
+            with suppress(OSError):
+                while True:
+                    peers.enter_context(other.accept()[0]).sendall(b"SSH-2.0-other\r\n")
+
+        greeter = threading.Thread(target=greet)
+        greeter.start()
+        monkeypatch.setenv("OMNIRELAY_GATEWAY__LISTEN", f"tcp://127.0.0.1:{port}")
+        with start("gateway.cli", "up") as process:
+            told, _ = process.communicate(timeout=30)
+            assert process.returncode == 1
+        other.shutdown(socket.SHUT_RDWR)
+        greeter.join()
+    assert "stage_start_failed: the gateway ended" in told
+    assert f"tcp://127.0.0.1:{port} is in use" in told
+
+
 def test_stage_that_dies_or_will_not_stop(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launcher, "STOP_S", 0.5)
     monkeypatch.setenv("FAKE_TOKEN2WAV", "stubborn")
     said: list[str] = []
-    monkeypatch.setattr(launcher, "say", said.append)
+    monkeypatch.setattr(launcher, "announce", said.append)
 
     async def scenario() -> None:
         stack = Stack(load_config(), None, lambda *_: None)
