@@ -14,7 +14,6 @@ from shared.config import load_config
 from shared.control import ControlClient
 from shared.messages import (
     AudioChunk,
-    Blob,
     CodecDelta,
     Heartbeat,
     StageEvent,
@@ -24,6 +23,7 @@ from shared.messages import (
     TextDelta,
     ThinkRequest,
 )
+from shared.payloads import Blob
 from shared.queues import PullQueue, PushQueue
 
 

@@ -14,7 +14,6 @@ from shared.messages import (
     Abort,
     AbortDone,
     AudioChunk,
-    Blob,
     CodecDelta,
     FinishReason,
     Heartbeat,
@@ -25,6 +24,7 @@ from shared.messages import (
     TextDelta,
     ThinkRequest,
 )
+from shared.payloads import Blob
 from shared.wire import Decoder, encode
 
 DEADLINE_S = 10.0

@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shared.errors import AddressInUseError, ConfigError, PayloadError, QueueFullError
-from shared.messages import AudioChunk, Blob, StageEvent, TextDelta
+from shared.messages import AudioChunk, StageEvent, TextDelta
+from shared.payloads import Blob
 from shared.queues import ZERO_COPY_BYTES, PullQueue, PushQueue
 from shared.wire import Frame, encode
 from tests.shared.support import (

@@ -21,14 +21,13 @@ from shared.engine.tensors import (
     unpack_rows,
 )
 from shared.errors import PayloadError
-from shared.messages import (
+from shared.messages import ConditioningRows, TalkerInput
+from shared.payloads import (
     ITEM_SIZE,
     ROW_DTYPES,
     AdditionalInformationEntry,
     AdditionalInformationPayload,
     Blob,
-    ConditioningRows,
-    TalkerInput,
 )
 from shared.wire import Decoder, encode
 
