@@ -16,9 +16,9 @@ def build(
     """Make the thinker's service."""
     from services.thinker.service import ThinkerService  # noqa: PLC0415 - after the environment is prepared
 
-    stage = config.stages.thinker
-    talker: PushQueue[TalkerInput] = PushQueue(context, config.stages.talker.inbox, stage.max_backlog_bytes)
-    return ThinkerService(model, stage, gateway, talker), [talker]
+    stage, receiver = config.stages.thinker, config.stages.talker
+    talker: PushQueue[TalkerInput] = PushQueue(context, receiver.inbox, stage.max_backlog_bytes)
+    return ThinkerService(model, stage, gateway, talker, receiver.max_payload_bytes), [talker]
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ from shared.messages import (
     ThinkRequest,
 )
 from shared.queues import PushQueue
+from shared.wire import DEFAULT_MAX_PAYLOAD_BYTES
 
 
 @dataclass
@@ -53,6 +54,7 @@ class ThinkerService:
         config: The stage's configuration.
         gateway: Where text goes.
         talker: Where rows go.
+        max_payload_bytes: Largest tensor that the talker takes.
     """
 
     name: StageName = "thinker"
@@ -63,9 +65,11 @@ class ThinkerService:
         config: ThinkerConfig,
         gateway: PushQueue[StageEvent],
         talker: PushQueue[TalkerInput],
+        max_payload_bytes: int = DEFAULT_MAX_PAYLOAD_BYTES,
     ) -> None:
         self._gateway = gateway
         self._talker = talker
+        self._max_payload_bytes = max_payload_bytes
         self._engine: LLMEngine = build_thinker(model, config.engine)
         self._scheduler: ThinkerScheduler = self._engine.engine_core.engine_core.scheduler
         self._embeddings = read_speech_embeddings(self._engine, model)
@@ -192,14 +196,25 @@ class ThinkerService:
         for read in reads:
             last = first + read.slots.shape[0]
             thought = self._by_engine_id[read.engine_id]
-            if thought.track is not None:
-                message = thought.track.rows(read.start, rows[first:last], positions[:, first:last])
-                try:
-                    self._talker.put(message)
-                except QueueFullError as error:
-                    failures[thought.request_id] = error
+            try:
+                self._send_track(thought, read.start, rows[first:last], positions[:, first:last])
+            except QueueFullError as error:
+                failures[thought.request_id] = error
             first = last
         return failures
+
+    def _send_track(self, thought: _Thought, start: int, rows: torch.Tensor, positions: torch.Tensor) -> None:
+        """Send a request's next rows, in messages that the talker takes.
+
+        A step may bring many more rows than it computes: all that a long prompt finds in the prefix cache.
+        """
+        if thought.track is None:
+            return
+        # One less, for the track may add the voice's row.
+        most = max(1, self._max_payload_bytes // (rows.shape[1] * rows.dtype.itemsize) - 1)
+        for first in range(0, rows.shape[0], most):
+            last = first + most
+            self._talker.put(thought.track.rows(start + first, rows[first:last], positions[:, first:last]))
 
     def _send_text(self, thought: _Thought, output: RequestOutput) -> None:
         completion = output.outputs[0]
