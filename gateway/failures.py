@@ -14,6 +14,8 @@ def _family(base: type[RequestError]) -> Iterator[type[RequestError]]:
         yield from _family(child)
 
 
+RETRY_BUSY_STAGE_MS: Final = 1000
+"""When to come back after a stage had no room; it cannot say itself."""
 _BY_CODE: Final = {kind.code: kind for kind in _family(RequestError)}
 
 
@@ -37,6 +39,8 @@ def from_stage(failed: RequestFailed) -> RequestError:
     """Give the error that a stage told; codes that mean nothing to a client become ``stage_failed``."""
     message = f"{failed.stage}: {failed.message}"
     kind = _BY_CODE.get(failed.code)
-    if kind is None or kind is RequestError or issubclass(kind, BusyError):
+    if kind is not None and issubclass(kind, BusyError):
+        return kind(message, RETRY_BUSY_STAGE_MS)
+    if kind is None or kind is RequestError:
         return StageFailedError(f"{message} ({failed.code})")
     return kind(message)

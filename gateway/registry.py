@@ -36,7 +36,7 @@ class StageRegistry:
         self._last[heartbeat.stage] = (self._clock(), heartbeat)
         if not self._lost(heartbeat.stage):
             self._down.discard(heartbeat.stage)
-        return last is not None and last[1].pid != heartbeat.pid
+        return last is not None and last[1].instance != heartbeat.instance
 
     def newly_down(self) -> list[StageName]:
         """The stages that fell silent, or hang, since the last call."""

@@ -39,7 +39,14 @@ def _check_address(address: str) -> str:
     return address
 
 
+def _check_tcp(address: str) -> str:
+    if not address.startswith("tcp://"):
+        raise ValueError(f"{address!r} is not tcp://HOST:PORT")
+    return address
+
+
 Address = Annotated[str, AfterValidator(_check_address)]
+TcpAddress = Annotated[Address, AfterValidator(_check_tcp)]
 
 
 def _device_number(devices: object) -> object:
@@ -92,7 +99,7 @@ class GatewayConfig(_Section):
         limits: What is admitted.
     """
 
-    listen: Address = "tcp://127.0.0.1:5555"
+    listen: TcpAddress = "tcp://127.0.0.1:5555"
     events: Address = "tcp://127.0.0.1:5560"
     control: Address = "tcp://127.0.0.1:5561"
     heartbeat_timeout_s: Annotated[float, Field(gt=0)] = 10.0
@@ -100,32 +107,50 @@ class GatewayConfig(_Section):
     limits: Limits = Limits()
 
 
-class EngineConfig(_Section):
-    """The vLLM engine of a stage; field names follow vLLM's engine arguments.
+class SynthesisEngineConfig(_Section):
+    """The vLLM engine of token2wav, which has no KV cache and computes in float32.
+
+    Field names here and in :class:`EngineConfig` follow vLLM's engine arguments.
+
+    Attributes:
+        max_num_seqs: Most requests in one batch.
+        gpu_memory_utilization: Share of the device that vLLM may use when it measures.
+    """
+
+    max_num_seqs: Annotated[int, Field(gt=0)] = 16
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.85
+
+
+class EngineConfig(SynthesisEngineConfig):
+    """The vLLM engine of a stage that generates tokens.
 
     Attributes:
         dtype: Of weights and activations; ``auto`` takes the checkpoint's.
         max_model_len: Most positions of one request; none takes the checkpoint's.
-        max_num_seqs: Most requests in one batch.
         max_num_batched_tokens: Most tokens computed in one step.
         kv_cache_memory_bytes: Size of the KV cache; none lets vLLM measure (right on a GPU).
-        gpu_memory_utilization: Share of the device that vLLM may use when it measures.
         enforce_eager: No CUDA graphs, no compilation.
         tensor_parallel_size: GPUs of this stage.
-        enable_prefix_caching: Reuse the blocks of equal prompt beginnings (thinker only).
         block_size: Positions per KV block; none takes the platform's.
     """
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     max_model_len: Annotated[int, Field(gt=0)] | None = None
-    max_num_seqs: Annotated[int, Field(gt=0)] = 16
     max_num_batched_tokens: Annotated[int, Field(gt=0)] = 2048
     kv_cache_memory_bytes: Bytes | None = None
-    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.85
     enforce_eager: bool = False
     tensor_parallel_size: Annotated[int, Field(gt=0)] = 1
-    enable_prefix_caching: bool = True
     block_size: Annotated[int, Field(gt=0)] | None = None
+
+
+class ThinkerEngineConfig(EngineConfig):
+    """The vLLM engine of the thinker.
+
+    Attributes:
+        enable_prefix_caching: Reuse the blocks of equal prompt beginnings.
+    """
+
+    enable_prefix_caching: bool = True
 
 
 class StageConfig(_Section):
@@ -135,9 +160,7 @@ class StageConfig(_Section):
         inbox: Where the stage listens for its input.
         threads: CPU threads of the model; none takes OMP_NUM_THREADS, or else a third of the cores.
         devices: ``CUDA_VISIBLE_DEVICES`` of the process; none leaves the environment as it is.
-        engine: Its vLLM engine.
         max_payload_bytes: Largest tensor it takes from a socket.
-        max_held_bytes: Most bytes of rows or codes that it holds for its requests.
         max_backlog_bytes: Most bytes that may wait for the next stage.
         heartbeat_s: Time between two heartbeats.
     """
@@ -145,9 +168,7 @@ class StageConfig(_Section):
     inbox: Address
     threads: Annotated[int, Field(gt=0)] | None = None
     devices: DeviceList | None = None
-    engine: EngineConfig = EngineConfig()
     max_payload_bytes: Bytes = DEFAULT_MAX_PAYLOAD_BYTES
-    max_held_bytes: Bytes = 4 * 2**30
     max_backlog_bytes: Bytes = 256 * 2**20
     heartbeat_s: Annotated[float, Field(gt=0)] = 0.5
 
@@ -174,22 +195,29 @@ class SynthesisConfig(_Section):
     max_chunk_blocks: Annotated[int, Field(gt=0)] = 8
     left_context_blocks: Annotated[int, Field(ge=0)] = 2
     look_ahead_blocks: Annotated[int, Field(ge=0)] = 1
-    time_points: Annotated[int, Field(ge=2, le=1000)] = 10
+    time_points: Annotated[int, Field(ge=2, le=257)] = 10
     guidance_scale: Annotated[float, Field(ge=0)] = 0.5
     sway_coefficient: float | None = -1.0
     max_batch_frames: Annotated[int, Field(gt=0)] = 32_768
 
 
 class ThinkerConfig(StageConfig):
-    """The thinker stage."""
+    """The thinker stage.
+
+    Attributes:
+        engine: Its vLLM engine.
+    """
 
     inbox: Address = "tcp://127.0.0.1:5562"
+    engine: ThinkerEngineConfig = ThinkerEngineConfig()
 
 
 class TalkerConfig(StageConfig):
     """The talker stage.
 
     Attributes:
+        engine: Its vLLM engine.
+        max_held_bytes: Most bytes of conditioning rows that it holds; a request more is refused.
         prompt_mode: What the talker's prompt looks like to the model.  transformers 5.19 has two answers:
             ``unpadded``, for a prompt without padding: no codec embedding at the two start positions
             (its ``generate`` drops an all-ones attention mask, and the talker with it the embeddings);
@@ -199,6 +227,8 @@ class TalkerConfig(StageConfig):
     """
 
     inbox: Address = "tcp://127.0.0.1:5563"
+    engine: EngineConfig = EngineConfig()
+    max_held_bytes: Bytes = 4 * 2**30
     prompt_mode: Literal["unpadded", "padded"] = "unpadded"
 
 
@@ -206,10 +236,12 @@ class Token2WavConfig(StageConfig):
     """The token2wav stage.
 
     Attributes:
+        engine: Its vLLM engine.
         synthesis: Chunking and solver.
     """
 
     inbox: Address = "tcp://127.0.0.1:5564"
+    engine: SynthesisEngineConfig = SynthesisEngineConfig()
     synthesis: SynthesisConfig = SynthesisConfig()
 
 

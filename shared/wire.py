@@ -11,7 +11,7 @@ from typing import Any, Final, Generic, TypeVar
 import msgspec
 
 from shared.errors import MessageError, PayloadError, VersionError
-from shared.messages import Blob
+from shared.payloads import Blob
 
 WIRE_VERSION: Final = 1
 MAX_HEADER_BYTES: Final = 8 * 2**20

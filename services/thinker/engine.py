@@ -10,7 +10,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 
 from services.thinker.model import SpeakingThinker
 from services.thinker.scheduler import ThinkerScheduler
-from shared.config import EngineConfig
+from shared.config import ThinkerEngineConfig
 from shared.engine.platform import build_engine
 from shared.engine.speakers import load_speakers
 from shared.errors import CheckpointError
@@ -31,7 +31,7 @@ class SpeechEmbeddings:
     closing: torch.Tensor
 
 
-def build_thinker(model: Path, config: EngineConfig) -> LLMEngine:
+def build_thinker(model: Path, config: ThinkerEngineConfig) -> LLMEngine:
     """Make the thinker's engine.
 
     Args:
@@ -47,6 +47,7 @@ def build_thinker(model: Path, config: EngineConfig) -> LLMEngine:
         worker_cls="shared.engine.worker.StageWorker",
         worker_extension_cls="services.thinker.worker.ConditioningReader",
         skip_tokenizer_init=True,
+        enable_prefix_caching=config.enable_prefix_caching,
         limit_mm_per_prompt={"audio": 0, "image": 0, "video": 0},
     )
 

@@ -11,7 +11,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from services.thinker.engine import build_thinker, end_token_ids, read_speech_embeddings
 from services.thinker.scheduler import SPEECH, ThinkerScheduler
 from services.thinker.track import TrackWriter
-from shared.config import StageConfig
+from shared.config import ThinkerConfig
 from shared.engine.generation import engine_load, finish_reason, sampling_params, submit
 from shared.errors import (
     InvalidRequestError,
@@ -62,7 +62,7 @@ class ThinkerService:
     def __init__(
         self,
         model: Path,
-        config: StageConfig,
+        config: ThinkerConfig,
         gateway: PushQueue[StageEvent],
         talker: PushQueue[TalkerInput],
         max_payload_bytes: int = DEFAULT_MAX_PAYLOAD_BYTES,

@@ -73,7 +73,6 @@ def build_token2wav(
         max_num_batched_tokens=max(max_num_seqs, MAX_TIME_POINTS),
         gpu_memory_utilization=gpu_memory_utilization,
         enforce_eager=True,
-        enable_prefix_caching=False,
     )
     return build_engine(
         model_dir,
@@ -82,6 +81,7 @@ def build_token2wav(
         hf_overrides=_token2wav_config,
         scheduler_cls=DiffusionScheduler,
         skip_tokenizer_init=True,
+        enable_prefix_caching=False,
         additional_config={MAX_BATCH_FRAMES_KEY: max_batch_frames},
     )
 

@@ -20,7 +20,6 @@ from shared.errors import (
 )
 from shared.messages import (
     AudioChunk,
-    Blob,
     CodecTokens,
     SpeechSettings,
     StageEvent,
@@ -30,6 +29,7 @@ from shared.messages import (
     SynthesisStart,
     Token2WavInput,
 )
+from shared.payloads import Blob
 from shared.queues import PushQueue
 
 

@@ -51,7 +51,6 @@ def build_engine(model: Path, config: EngineConfig, **specific: Any) -> LLMEngin
         "enforce_eager": config.enforce_eager or on_cpu,
         "tensor_parallel_size": config.tensor_parallel_size,
         "block_size": config.block_size,
-        "enable_prefix_caching": config.enable_prefix_caching,
         "scheduling_policy": "priority",
         "async_scheduling": False,
         "disable_log_stats": True,

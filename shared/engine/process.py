@@ -3,6 +3,7 @@
 import argparse
 import gc
 import logging
+import multiprocessing
 import os
 import sys
 from collections.abc import Callable
@@ -52,7 +53,7 @@ def run_stage(name: StageName, union: Any, build: Build) -> None:
     except OmniRelayError as error:
         log.error("%s: %s", error.code, error)
         sys.exit(1)
-    if config.stage(name).engine.tensor_parallel_size == 1:
+    if not multiprocessing.active_children():
         # Taking down torch and vLLM piece by piece lasts seconds, and nothing depends on it any more:
         # the sockets are closed and all is sent.  Only workers in further processes need an orderly end.
         logging.shutdown()

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
+from vllm.exceptions import VLLMClientError
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
@@ -17,6 +18,7 @@ EXPECTED: Final = (
     RuntimeError,
     TypeError,
     ValueError,
+    VLLMClientError,
 )
 """What preparing one request may raise: its inputs may be wrong in any way."""
 

@@ -5,7 +5,6 @@ text token ``bos_token`` and token2wav is conditioned on ``cond`` and ``ref_mel`
 ``Qwen2_5OmniForConditionalGeneration.load_speakers``).
 """
 
-import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,7 +48,7 @@ def load_speakers(path: Path) -> dict[str, Speaker]:
         raise CheckpointError(f"{file}: the speaker file of the checkpoint is missing")
     try:
         voices = torch.load(file, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+    except Exception as error:
         raise CheckpointError(f"{file}: not a file of plain tensors: {error}") from error
     if not isinstance(voices, Mapping) or not voices:
         raise CheckpointError(f"{file}: expected a dictionary with at least one voice")

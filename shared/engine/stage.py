@@ -3,6 +3,7 @@
 import logging
 import os
 import resource
+import secrets
 import signal
 import time
 from collections import OrderedDict
@@ -115,6 +116,7 @@ class StageLoop(Generic[M]):
         self._heart = heart
         self._gateway = gateway
         self._outboxes = outboxes
+        self._instance = secrets.token_hex(8)
         self._report_s = config.heartbeat_s / 2
         self._next_report = 0.0
         self._ended: OrderedDict[str, None] = OrderedDict()
@@ -133,14 +135,22 @@ class StageLoop(Generic[M]):
         Raises:
             Exception: Whatever the engine raised; every request in work has been reported failed.
         """
-        while not self._stopping:
-            self._wait()
-            self._take_control()
-            self._take_inbox()
-            if self._service.ready and not self._congested:
-                self._step()
-            self._flush()
-            self._report()
+        try:
+            while not self._stopping:
+                self._wait()
+                self._take_control()
+                self._take_inbox()
+                if self._service.ready and not self._congested:
+                    self._step()
+                self._flush()
+                self._report()
+        except Exception as error:
+            log.exception("the engine failed; this stage ends")
+            reason = StageFailedError(f"the {self._service.name}'s engine failed: {error!r}")
+            for request_id in self._service.living():
+                # Nothing is asked of the engine any more: it is broken.
+                self._tell_failure(request_id, reason)
+            raise
 
     @property
     def _congested(self) -> bool:
@@ -181,22 +191,16 @@ class StageLoop(Generic[M]):
                 self._fail(request_id, StageFailedError(f"a message could not be taken: {error!r}"))
 
     def _step(self) -> None:
-        try:
-            failures = self._service.step()
-        except Exception as error:
-            log.exception("the engine failed in a step; this stage ends")
-            for request_id in self._service.living():
-                self._fail(
-                    request_id, StageFailedError(f"the {self._service.name}'s engine failed: {error!r}")
-                )
-            raise
-        for request_id, reason in failures.items():
+        for request_id, reason in self._service.step().items():
             self._fail(request_id, reason)
 
     def _fail(self, request_id: str, error: OmniRelayError) -> None:
         """Drop a request and tell the gateway why."""
         log.warning("request %s failed: %s: %s", request_id, error.code, error)
         self._end(request_id)
+        self._tell_failure(request_id, error)
+
+    def _tell_failure(self, request_id: str, error: OmniRelayError) -> None:
         message = RequestFailed(
             request_id=request_id, stage=self._service.name, code=error.code, message=str(error)[:4096]
         )
@@ -230,6 +234,7 @@ class StageLoop(Generic[M]):
             Heartbeat(
                 stage=self._service.name,
                 pid=os.getpid(),
+                instance=self._instance,
                 limits=self._service.limits,
                 load=load,
                 peak_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from shared.errors import PayloadError
-from shared.messages import (
+from shared.payloads import (
     AdditionalInformationEntry,
     AdditionalInformationPayload,
     Blob,

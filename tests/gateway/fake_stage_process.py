@@ -14,7 +14,6 @@ from shared.config import load_config
 from shared.control import ControlClient
 from shared.messages import (
     AudioChunk,
-    Blob,
     CodecDelta,
     Heartbeat,
     StageEvent,
@@ -24,6 +23,7 @@ from shared.messages import (
     TextDelta,
     ThinkRequest,
 )
+from shared.payloads import Blob
 from shared.queues import PullQueue, PushQueue
 
 
@@ -42,7 +42,14 @@ def run(name: StageName) -> None:
     limits = StageLimits(max_positions=4096, speakers=speakers)
     sys.stdout.write(f"{name} says hello\n")
     while True:
-        beat = Heartbeat(stage=name, pid=os.getpid(), limits=limits, load=StageLoad(), peak_memory_bytes=1)
+        beat = Heartbeat(
+            stage=name,
+            pid=os.getpid(),
+            instance="one",
+            limits=limits,
+            load=StageLoad(),
+            peak_memory_bytes=1,
+        )
         control.send(beat)
         control.receive()
         for request in inbox.drain():

@@ -14,7 +14,6 @@ from shared.messages import (
     Abort,
     AbortDone,
     AudioChunk,
-    Blob,
     CodecDelta,
     FinishReason,
     Heartbeat,
@@ -25,6 +24,7 @@ from shared.messages import (
     TextDelta,
     ThinkRequest,
 )
+from shared.payloads import Blob
 from shared.wire import Decoder, encode
 
 DEADLINE_S = 10.0
@@ -50,6 +50,7 @@ class FakeStages:
         self.aborts: dict[StageName, list[str]] = {stage: [] for stage in STAGES}
         self.confirm = True
         self.pids: dict[StageName, int] = {stage: 100 + index for index, stage in enumerate(STAGES)}
+        self.instances: dict[StageName, str] = dict.fromkeys(STAGES, "first")
         self.max_positions = 512
         self.alive: set[StageName] = set(STAGES)
         self._tasks: list[asyncio.Task[None]] = []
@@ -130,6 +131,7 @@ class FakeStages:
         return Heartbeat(
             stage=stage,
             pid=self.pids[stage],
+            instance=self.instances[stage],
             limits=StageLimits(max_positions=self.max_positions, speakers=speakers),
             load=StageLoad(running=1),
             peak_memory_bytes=2**20,

@@ -27,7 +27,8 @@ from gateway.protocol import (
 )
 from shared import errors
 from shared.config import Config
-from shared.messages import Abort, AudioChunk, Blob, TextDelta
+from shared.messages import Abort, AudioChunk, TextDelta
+from shared.payloads import Blob
 from shared.wire import Frame, encode
 from tests.gateway.bench import Bench, bench, run
 from tests.gateway.fake_stages import until

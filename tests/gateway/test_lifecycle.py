@@ -11,7 +11,8 @@ from gateway.admission import Admission
 from gateway.lifecycle import AT_STAGES, ENDED, TRANSITIONS, Lifecycle, RequestState, StateCounts
 from gateway.record import Delta, RequestRecord
 from shared.errors import BusyError, SequenceError, StateTransitionError
-from shared.messages import AudioChunk, Blob, CodecDelta, Sampling, SpeechSettings, TextDelta, ThinkRequest
+from shared.messages import AudioChunk, CodecDelta, Sampling, SpeechSettings, TextDelta, ThinkRequest
+from shared.payloads import Blob
 
 STATES = list(RequestState)
 

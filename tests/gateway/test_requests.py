@@ -347,7 +347,7 @@ def test_restarted_stage_fails_what_it_held(configure: Configure) -> None:
             by_seed = {request.seed: request.request_id for request in b.stages.requests}
             await b.stages.text(by_seed[2], 0, b.encode("Yes"), "stop")
             await anext(done_with)
-            b.stages.pids["thinker"] += 1000
+            b.stages.instances["thinker"] = "second"
             with pytest.raises(errors.StageUnavailableError, match="restarted"):
                 await needs.result()
             await b.stages.codec(by_seed[2], 0, [1], "stop")
@@ -387,7 +387,7 @@ def test_a_stage_that_comes_back_hears_the_aborts_it_missed(configure: Configure
                 await answer.result()
             await b.stages.aborted(name)
             heard = b.stages.aborts["talker"].count(name)
-            b.stages.pids["talker"] += 1000
+            b.stages.instances["talker"] = "second"
             b.stages.alive.add("talker")
             await until(lambda: b.stages.aborts["talker"].count(name) > heard, "the abort at the new talker")
 

@@ -6,18 +6,14 @@ from typing import Any
 from hypothesis import strategies as st
 
 from shared import messages
-from shared.messages import (
+from shared.messages import STAGES, Sampling, SpeechSettings, StageLimits, StageLoad
+from shared.payloads import (
     ITEM_SIZE,
     ROW_DTYPES,
-    STAGES,
     AdditionalInformationEntry,
     AdditionalInformationPayload,
     Blob,
     PromptEmbedsPayload,
-    Sampling,
-    SpeechSettings,
-    StageLimits,
-    StageLoad,
 )
 
 request_ids = st.from_regex(r"[A-Za-z0-9_.-]{1,64}", fullmatch=True)

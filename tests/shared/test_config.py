@@ -141,7 +141,12 @@ def test_an_address_that_is_none_is_refused_and_named(address):
 
 @pytest.mark.parametrize("address", ["tcp://host-a:1", "tcp://[::1]:65535", "ipc:///tmp/x", "tcp://*:5555"])
 def test_an_address_that_is_one_is_taken(address):
-    assert load_config(None, {"OMNIRELAY_GATEWAY__LISTEN": f"'{address}'"}).gateway.listen == address
+    assert load_config(None, {"OMNIRELAY_GATEWAY__EVENTS": f"'{address}'"}).gateway.events == address
+
+
+def test_clients_are_served_over_tcp_only():
+    with pytest.raises(ConfigError, match=r"gateway\.listen: .* is not tcp://HOST:PORT"):
+        load_config(None, {"OMNIRELAY_GATEWAY__LISTEN": "ipc:///tmp/x"})
 
 
 def test_the_environment_overrides_the_file(write):

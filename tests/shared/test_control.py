@@ -49,6 +49,7 @@ def heartbeat(steps: int = 1) -> Heartbeat:
     return Heartbeat(
         stage="talker",
         pid=os.getpid(),
+        instance="one",
         limits=StageLimits(max_positions=100, speakers=["Chelsie"]),
         load=StageLoad(running=2, steps=steps),
         peak_memory_bytes=12345,
@@ -187,7 +188,9 @@ def test_the_heartbeat_thread_is_silent_before_the_first_report(context, router)
     heart.start()
     assert not router.poll(50)
     heart.note(heartbeat(steps=3))
-    assert DECODER.decode(take_frames(router)[1:]).load.steps == 3
+    message = DECODER.decode(take_frames(router)[1:])
+    assert isinstance(message, Heartbeat)
+    assert message.load.steps == 3
     heart.stop()
 
 

@@ -12,9 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shared.errors import AddressInUseError, ConfigError, PayloadError, QueueFullError
-from shared.messages import AudioChunk, Blob, StageEvent, TextDelta
+from shared.messages import AudioChunk, StageEvent, TextDelta
+from shared.payloads import Blob
 from shared.queues import ZERO_COPY_BYTES, PullQueue, PushQueue
-from shared.wire import encode
+from shared.wire import Frame, encode
 from tests.shared.support import (
     ANY_PORT,
     DEADLINE_S,
@@ -129,6 +130,8 @@ def test_a_queue_is_congested_above_half_of_its_bound(context):
 
 def test_a_receiver_that_does_not_read_fills_the_backlog_and_not_memory(inbox, connect):
     sender = connect(inbox, max_backlog_bytes=8_000_000)
+    sender.put(text(0))
+    wait_until(lambda: sender.backlog_bytes == 0, meanwhile=sender.flush)
     message = audio(250_000)
     put = 0
 
@@ -175,7 +178,12 @@ def test_a_small_blob_is_copied_so_that_its_memory_is_free_at_once(context):
 def test_a_received_blob_is_the_frame_of_the_socket(inbox, connect, monkeypatch):
     buffers = []
     decode = inbox._decoder.decode
-    monkeypatch.setattr(inbox._decoder, "decode", lambda frames: buffers.append(frames[1]) or decode(frames))
+
+    def remember(frames: list[Frame]) -> object:
+        buffers.append(frames[1])
+        return decode(frames)
+
+    monkeypatch.setattr(inbox._decoder, "decode", remember)
     sender = connect(inbox)
     sender.put(audio(100_000))
     (message,) = take(inbox, 1, meanwhile=sender.flush)
@@ -250,7 +258,7 @@ def test_a_refusal_of_the_stage_is_counted_with_the_others(inbox):
 
 
 def test_any_frames_leave_the_queue_serving(inbox, raw):
-    served = []
+    served: list[TextDelta] = []
 
     @given(frames=st.lists(st.binary(max_size=60), min_size=1, max_size=5), well_begun=st.booleans())
     @settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -12,12 +12,8 @@ from hypothesis import strategies as st
 from shared.errors import MessageError, PayloadError, VersionError
 from shared.messages import (
     Abort,
-    AdditionalInformationEntry,
-    AdditionalInformationPayload,
     AudioChunk,
-    Blob,
     ConditioningRows,
-    PromptEmbedsPayload,
     RequestFailed,
     Sampling,
     StageEvent,
@@ -25,6 +21,12 @@ from shared.messages import (
     TextDelta,
     ThinkerInput,
     ThinkRequest,
+)
+from shared.payloads import (
+    AdditionalInformationEntry,
+    AdditionalInformationPayload,
+    Blob,
+    PromptEmbedsPayload,
 )
 from shared.wire import MAX_FRAMES, MAX_HEADER_BYTES, WIRE_VERSION, Decoder, Frame, encode
 from tests.shared.strategies import SOCKETS

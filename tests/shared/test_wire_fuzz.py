@@ -12,7 +12,7 @@ from shared.wire import MAX_FRAMES, WIRE_VERSION, Decoder, encode
 from tests.shared.strategies import SOCKETS
 
 VERSION = bytes([WIRE_VERSION])
-EXAMPLES = settings(deadline=None, max_examples=400)
+EXAMPLES = settings(deadline=None, max_examples=200)
 
 # Values that a header may hold instead of what it should, as msgpack: some no encoder would write.
 odd_values = st.sampled_from(

@@ -13,12 +13,9 @@ import zmq
 from gateway.client import Answer, GatewayClient, SamplingOverrides, StatusReport
 from shared.messages import (
     Abort,
-    AdditionalInformationPayload,
     AudioChunk,
-    Blob,
     CodecTokens,
     ConditioningRows,
-    PromptEmbedsPayload,
     Sampling,
     SpeechSettings,
     SpeechStart,
@@ -26,6 +23,7 @@ from shared.messages import (
     TextDelta,
     ThinkRequest,
 )
+from shared.payloads import AdditionalInformationPayload, Blob, PromptEmbedsPayload
 from shared.wire import encode
 from tests.support.stack import RunningStack
 

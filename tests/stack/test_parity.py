@@ -9,7 +9,7 @@ import torch
 
 from checkpoint import RELEASED_VOCABULARY, TINY, CheckpointShape, write_checkpoint
 from gateway.client import ChatResult, GatewayClient, GenerateRequest, SamplingOverrides
-from tests.support.reference import Reference
+from tests.support.answers import Reference
 from tests.support.stack import RunningStack, make_config
 
 TEXT_TOKENS = 24
@@ -71,12 +71,13 @@ def request_for(prompt: list[int], speaker: str, streaming: bool = False) -> Gen
 
 def check(reference: Reference, prompt: list[int], speaker: str, result: ChatResult) -> None:
     expected = reference.answer(
-        prompt, speaker, max_tokens=TEXT_TOKENS, max_codec_tokens=CODEC_TOKENS, seed=SEED
+        prompt, speaker=speaker, thinker_max_new_tokens=TEXT_TOKENS, talker_max_new_tokens=CODEC_TOKENS
     )
-    assert result.done.text_token_ids == expected.text_ids
-    assert result.done.codec_token_ids == expected.codec_ids
-    assert result.audio.shape == expected.waveform.shape
-    assert np.abs(result.audio - expected.waveform).max() < WAVEFORM_TOLERANCE
+    assert result.done.text_token_ids == expected.text
+    assert result.done.codec_token_ids == expected.codes
+    waveform = reference.waveform(expected.codes, speaker=speaker, seed=SEED).numpy()
+    assert result.audio.shape == waveform.shape
+    assert np.abs(result.audio - waveform).max() < WAVEFORM_TOLERANCE
     assert np.sqrt(np.mean(np.square(result.audio))) > 0.01
 
 

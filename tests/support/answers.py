@@ -1,4 +1,4 @@
-"""transformers' own answers: what the thinker says, what the talker is given, what it says."""
+"""transformers' own answers: what the thinker says, what the talker is given and says, how it sounds."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -7,6 +7,8 @@ from unittest import mock
 
 import torch
 from transformers import Qwen2_5OmniForConditionalGeneration
+
+from services.token2wav.noise import initial_noise
 
 CODEC_ENDS = (8292, 8294)
 """transformers' default for ``talker_eos_token_id``."""
@@ -74,6 +76,22 @@ class Reference:
             )
         reply: list[int] = sequence[0, len(prompt) :].tolist()
         return reply
+
+    def waveform(self, codes: list[int], *, speaker: str, seed: int) -> torch.Tensor:
+        """The codes as sound, float32 ``[samples]``, from the noise that the seed gives.
+
+        transformers draws its own noise from an unseeded generator.
+        """
+
+        def randn(shape: list[int], **_: Any) -> torch.Tensor:
+            return initial_noise(seed, *shape[1:]).unsqueeze(0)
+
+        voice = self.model.speaker_map[speaker]
+        with torch.inference_mode(), mock.patch.object(torch, "randn", randn):
+            sound: torch.Tensor = self.model.token2wav(
+                torch.tensor([codes]), conditioning=voice["cond"], reference_mel=voice["ref_mel"]
+            )
+        return sound.reshape(-1)
 
     def _generate(
         self, ids: torch.Tensor, mask: torch.Tensor, speaker: str, options: dict[str, Any]

@@ -8,7 +8,7 @@ import torch
 
 from services.thinker.scheduler import ThinkerScheduler
 from services.thinker.service import ThinkerService
-from shared.config import EngineConfig, ThinkerConfig
+from shared.config import ThinkerConfig, ThinkerEngineConfig
 from shared.engine.tensors import unpack_positions, unpack_rows
 from shared.errors import OmniRelayError
 from shared.messages import (
@@ -61,7 +61,7 @@ class ThinkerRig:
         values = {"max_model_len": 2304, "kv_cache_memory_bytes": 32 * 2**20} | engine
         self._gateway: Edge[StageEvent] = make_edge(StageEvent)
         self._talker: Edge[TalkerInput] = make_edge(TalkerInput)
-        config = ThinkerConfig(engine=EngineConfig(**values))
+        config = ThinkerConfig(engine=ThinkerEngineConfig(**values))
         self.service = ThinkerService(model, config, self._gateway.push, self._talker.push)
         self.engine = self.service._engine
         self.forget()

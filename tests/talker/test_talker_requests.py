@@ -20,7 +20,8 @@ from shared.errors import (
     SequenceError,
     StageFailedError,
 )
-from shared.messages import AdditionalInformationPayload, ConditioningRows
+from shared.messages import ConditioningRows
+from shared.payloads import AdditionalInformationPayload
 from tests.support.answers import Answer, Reference, random_prompt
 from tests.support.talking import TalkerRig, rows_message, rows_of, start_of
 from tests.support.thinking import speech_of

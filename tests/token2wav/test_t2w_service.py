@@ -1,5 +1,6 @@
 """The token2wav service: codec ids in, chunks of audio out, one request's trouble its own."""
 
+import gc
 from collections import defaultdict
 from collections.abc import Iterator
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 from services.token2wav.service import Token2WavService
-from shared.config import EngineConfig, SynthesisConfig, Token2WavConfig
+from shared.config import SynthesisConfig, SynthesisEngineConfig, Token2WavConfig
 from shared.engine.tensors import from_blob
 from shared.errors import (
     InvalidRequestError,
@@ -34,7 +35,7 @@ class Rig:
         self._gateway: Edge[StageEvent] = make_edge(StageEvent)
         synthesis = SynthesisConfig(max_batch_frames=2000)
         config = Token2WavConfig(
-            engine=EngineConfig(max_num_seqs=8, gpu_memory_utilization=0.3), synthesis=synthesis
+            engine=SynthesisEngineConfig(max_num_seqs=8, gpu_memory_utilization=0.3), synthesis=synthesis
         )
         self.service = Token2WavService(oracle.path, config, self._gateway.push)
         self.forget()
@@ -245,19 +246,24 @@ def test_abort_in_the_middle_frees_the_state_and_spares_the_others(rig: Rig) -> 
     codes = rig.oracle.codes(24, seed=10)
     model_runner = rig.service._engine._engine.engine_core.engine_core.model_executor.driver_worker.worker
     pooler = model_runner.model_runner.model.pooler
-    for name in ("dropped", "kept"):
+    # One that is left alone would take all its steps at once.
+    for name in ("dropped", "kept", "third"):
         rig.start(name)
         rig.give(name, 0, codes, last=True)
     rig.step()
     rig.step()
-    assert pooler.active_states == 2
-    assert (rig.service.load().running, rig.service.load().waiting) == (2, 0)
+    assert pooler.active_states == 3
+    assert (rig.service.load().running, rig.service.load().waiting) == (3, 0)
     rig.service.abort("dropped")
     rig.service.abort("unknown")
-    assert rig.service.living() == ["kept"]
+    assert rig.service.living() == ["kept", "third"]
+    assert rig.service.load().running == 2
+    rig.step()
+    gc.collect()
+    assert pooler.active_states == 2
     rig.run()
     assert pooler.active_states == 0
-    assert rig.chunks.keys() == {"kept"}
+    assert rig.chunks.keys() == {"kept", "third"}
     assert (rig.audio("kept") - rig.offline(codes, 1)).abs().max() < TOLERANCE
     with pytest.raises(SequenceError, match="not known here"):
         rig.give("dropped", 1, codes)

@@ -1,0 +1,199 @@
+"""A stage in a thread of its own, with a service in memory, and the gateway's side of its sockets."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import zmq
+
+from shared.config import TalkerConfig
+from shared.control import ControlClient
+from shared.engine.heartbeat import HeartbeatThread
+from shared.engine.stage import StageLoop
+from shared.errors import OmniRelayError
+from shared.messages import (
+    HEARTBEAT_SUFFIX,
+    Abort,
+    AbortDone,
+    CodecTokens,
+    ControlToGateway,
+    Heartbeat,
+    RequestFailed,
+    StageEvent,
+    StageLimits,
+    StageLoad,
+    StageName,
+    TextDelta,
+    Token2WavInput,
+)
+from shared.queues import PullQueue, PushQueue
+from shared.wire import Decoder, encode
+from tests.shared.support import ANY_PORT, Context, endpoint, free_address, take, take_frames, wait_until
+
+STAGE: StageName = "token2wav"
+
+
+class EchoService:
+    """Tells the gateway the tokens it was given, one message a step.
+
+    Attributes:
+        refusals: By request: what its next message, or its next step, is answered with.
+    """
+
+    name: StageName = STAGE
+    limits = StageLimits(max_positions=77, speakers=["Chelsie"])
+
+    def __init__(self) -> None:
+        self.gateway: PushQueue[StageEvent]
+        self.work: dict[str, list[CodecTokens]] = {}
+        self.aborts: list[str] = []
+        self.accept_errors: dict[str, Exception] = {}
+        self.step_failures: dict[str, OmniRelayError] = {}
+        self.step_error: Exception | None = None
+        self.abort_error: Exception | None = None
+        self.steps = 0
+
+    @property
+    def ready(self) -> bool:
+        return any(self.work.values())
+
+    def accept(self, message: CodecTokens) -> None:
+        if error := self.accept_errors.pop(message.request_id, None):
+            raise error
+        self.work.setdefault(message.request_id, []).append(message)
+
+    def abort(self, request_id: str) -> None:
+        if self.abort_error is not None:
+            raise self.abort_error
+        self.aborts.append(request_id)
+        self.work.pop(request_id, None)
+
+    def step(self) -> dict[str, OmniRelayError]:
+        if self.step_error is not None:
+            raise self.step_error
+        self.steps += 1
+        for request_id, messages in list(self.work.items()):
+            if messages and request_id not in self.step_failures:
+                message = messages.pop(0)
+                self.gateway.put(
+                    TextDelta(request_id=request_id, seq=message.seq, token_ids=message.token_ids)
+                )
+                if message.last:
+                    del self.work[request_id]
+        failures, self.step_failures = self.step_failures, {}
+        return failures
+
+    def load(self) -> StageLoad:
+        return StageLoad(running=len(self.work), held_bytes=123, steps=self.steps)
+
+    def holds(self, request_id: str) -> bool:
+        return request_id in self.work
+
+    def living(self) -> list[str]:
+        return list(self.work)
+
+
+class Harness:
+    """The loop, and what the other processes would hold of its sockets."""
+
+    def __init__(self, context: Context, max_backlog_bytes: int = 2**20, heartbeat_s: float = 0.05) -> None:
+        self.service = EchoService()
+        self.context = context
+        self.router = context.socket(zmq.ROUTER)
+        self.router.bind(ANY_PORT)
+        self.heartbeats = 0
+        self._decoder: Decoder[ControlToGateway] = Decoder(ControlToGateway)
+        self._done: list[AbortDone] = []
+        self._heard: list[Heartbeat] = []
+        self._events_address = free_address()
+        self.config = TalkerConfig(heartbeat_s=heartbeat_s)
+        self.inbox = PullQueue[Any](context, ANY_PORT, Token2WavInput)
+        control_address = endpoint(self.router)
+        self._control = ControlClient(context, control_address, STAGE)
+        gateway = PushQueue[StageEvent](context, self._events_address, max_backlog_bytes)
+        self.service.gateway = gateway
+        self.gateway = gateway
+        self.heart = HeartbeatThread(context, control_address, STAGE, heartbeat_s)
+        self.loop: StageLoop[Any] = StageLoop(
+            self.service, self.config, self.inbox, self._control, self.heart, gateway, [gateway]
+        )
+        self.sender = PushQueue[Any](context, endpoint(self.inbox.socket))
+        self.raw = context.socket(zmq.PUSH)
+        self.raw.connect(endpoint(self.inbox.socket))
+        self.events: PullQueue[Any] | None = None
+        self.error: Exception | None = None
+        self.thread = threading.Thread(target=self._run, name="stage", daemon=True)
+
+    def _run(self) -> None:
+        try:
+            self.loop.run()
+        except Exception as error:  # noqa: BLE001 - the test looks at it
+            self.error = error
+
+    def start(self) -> None:
+        # The stage speaks first, as a heartbeat does: a ROUTER knows whom it has heard of.
+        hello = AbortDone(request_id="hello", stage=STAGE)
+        wait_until(lambda: self._control.send(hello))
+        assert take_frames(self.router)[0] == STAGE.encode()
+        self.heart.start()
+        self.thread.start()
+
+    def listen(self) -> None:
+        """Start to take the stage's events."""
+        self.events = PullQueue[Any](self.context, self._events_address, StageEvent)
+
+    def stop(self) -> None:
+        self.loop.stop()
+        self.thread.join(timeout=20)
+        assert not self.thread.is_alive()
+        self.heart.stop()
+
+    def send(self, request_id: str, seq: int = 0, last: bool = False, tokens: int = 1) -> None:
+        message = CodecTokens(request_id=request_id, seq=seq, token_ids=[seq] * tokens, last=last)
+        self.sender.put(message)
+        wait_until(lambda: self.sender.backlog_bytes == 0, meanwhile=self.sender.flush)
+
+    def take(self, count: int) -> list[Any]:
+        """Wait for exactly this many events."""
+        assert self.events is not None
+        return take(self.events, count)
+
+    def take_failure(self) -> RequestFailed:
+        (failure,) = self.take(1)
+        assert isinstance(failure, RequestFailed)
+        return failure
+
+    def abort(self, request_id: str) -> AbortDone:
+        """Abort a request and wait for the answer."""
+        self.router.send_multipart([STAGE.encode(), *encode(Abort(request_id=request_id))])
+        wait_until(lambda: bool(self._done), self._hear)
+        return self._done.pop()
+
+    def next_heartbeat(self) -> Heartbeat:
+        self._heard.clear()
+        wait_until(lambda: bool(self._heard), self._hear)
+        return self._heard[-1]
+
+    def _hear(self) -> None:
+        identity, *frames = take_frames(self.router)
+        message = self._decoder.decode(frames)
+        if isinstance(message, Heartbeat):
+            assert identity == (STAGE + HEARTBEAT_SUFFIX).encode()
+            self._heard.append(message)
+        else:
+            assert identity == STAGE.encode()
+            self._done.append(message)
+
+
+@contextmanager
+def running(context: Context, listening: bool = True, **options: Any) -> Iterator[Harness]:
+    """A running stage."""
+    harness = Harness(context, **options)
+    if listening:
+        harness.listen()
+    harness.start()
+    try:
+        yield harness
+    finally:
+        harness.stop()

@@ -1,0 +1,110 @@
+"""``python -m services.STAGE``: one line of explanation when it cannot start, a clean stop when it can."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.shared.support import free_address
+
+ROOT = Path(__file__).parents[2]
+
+ECHO = """
+from shared.engine.process import run_stage
+from shared.messages import Token2WavInput
+from tests.shared.stages import EchoService
+
+def build(config, model, context, gateway):
+    service = EchoService()
+    service.gateway = gateway
+    return service, []
+
+run_stage("token2wav", Token2WavInput, build)
+"""
+
+
+def environment(model: Path | str, **overrides: str) -> dict[str, str]:
+    return (
+        os.environ | {"OMNI_MODEL": str(model), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | overrides
+    )
+
+
+def run_talker(*arguments: str, model: Path | str, **overrides: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "services.talker", *arguments],
+        env=environment(model, **overrides),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_an_address_in_use_ends_the_stage_with_one_line(tiny_checkpoint):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        ended = run_talker(model=tiny_checkpoint, OMNIRELAY_STAGES__TALKER__INBOX=address)
+    assert ended.returncode == 1
+    (line,) = ended.stderr.splitlines()
+    assert f"address_in_use: {address} is in use" in line
+    assert " ERROR talker " in line
+    assert ended.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("stages: {talker: {inbox: nowhere}}", "config_invalid: {path} .*'nowhere' is not tcp://HOST:PORT"),
+        ("a: [\nb: {", "config_invalid: {path} is not YAML: while parsing a flow"),
+        ("gateway: {control: 'tcp://*:5561'}", r"config_invalid: cannot connect to tcp://\*:5561"),
+        ("model: /no/such/place", "checkpoint_invalid: no checkpoint in /no/such/place"),
+    ],
+)
+def test_a_bad_configuration_ends_the_stage_with_one_line(tmp_path, tiny_checkpoint, text, problem):
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    inbox = free_address()
+    # An empty OMNI_MODEL is none.
+    model = "" if "model" in text else tiny_checkpoint
+    overrides = {} if "inbox" in text or "[" in text else {"OMNIRELAY_STAGES__TALKER__INBOX": inbox}
+    ended = run_talker("--config", str(path), model=model, **overrides)
+    assert ended.returncode == 1
+    (line,) = ended.stderr.splitlines()
+    assert re.search(problem.format(path=re.escape(str(path))), line)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_a_stage_cleanly(tiny_checkpoint: Path, number: int) -> None:
+    inbox = free_address()
+    process = subprocess.Popen(
+        [sys.executable, "-c", ECHO],
+        env=environment(
+            tiny_checkpoint,
+            OMNIRELAY_STAGES__TOKEN2WAV__INBOX=inbox,
+            OMNIRELAY_STAGES__TOKEN2WAV__HEARTBEAT_S="0.05",
+            OMNIRELAY_GATEWAY__EVENTS=free_address(),
+            OMNIRELAY_GATEWAY__CONTROL=free_address(),
+        ),
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        assert process.stderr is not None
+        seen = []
+        for line in process.stderr:
+            seen.append(line)
+            if line.endswith(f"ready on {inbox}\n"):
+                break
+        process.send_signal(number)
+        seen += process.stderr.readlines()
+        assert process.wait(timeout=30) == 0, seen
+    assert f"loading {tiny_checkpoint}" in seen[0]
+    assert [line.rpartition(": ")[2] for line in seen[-2:]] == ["stopping\n", "stopped\n"]
+    assert len(seen) == 4

@@ -1,0 +1,258 @@
+"""The loop of a stage, over real sockets: what it takes, refuses, reports and survives."""
+
+import os
+import time
+from typing import Any
+
+import pytest
+
+from shared.engine import stage
+from shared.errors import (
+    InvalidRequestError,
+    PayloadError,
+    QueueFullError,
+    RepeatedMessageError,
+    SequenceError,
+    UnknownSpeakerError,
+)
+from shared.messages import AbortDone, RequestFailed, TextDelta
+from tests.shared.stages import STAGE, Harness, running
+from tests.shared.support import wait_until
+
+
+@pytest.fixture
+def harness(context):
+    with running(context) as harness:
+        yield harness
+
+
+def delta(request_id: str, seq: int) -> TextDelta:
+    return TextDelta(request_id=request_id, seq=seq, token_ids=[seq])
+
+
+def by_request(events: list[Any]) -> dict[str, list[Any]]:
+    found: dict[str, list[Any]] = {}
+    for event in events:
+        found.setdefault(event.request_id, []).append(event)
+    return found
+
+
+def test_messages_are_worked_on_and_answered_in_order(harness):
+    for seq in range(20):
+        harness.send("a", seq)
+        harness.send("b", seq)
+    events = by_request(harness.take(40))
+    assert events == {name: [delta(name, seq) for seq in range(20)] for name in ("a", "b")}
+    assert harness.error is None
+
+
+def test_an_abort_drops_the_request_and_is_acknowledged(harness):
+    harness.send("a", 0)
+    assert harness.take(1) == [delta("a", 0)]
+    assert harness.abort("a") == AbortDone(request_id="a", stage=STAGE)
+    assert harness.service.aborts == ["a"]
+    assert harness.service.living() == []
+
+
+def test_messages_of_an_aborted_request_are_dropped_in_silence(harness):
+    harness.send("a", 0)
+    harness.take(1)
+    harness.abort("a")
+    harness.send("a", 1)
+    harness.send("b", 0)
+    assert harness.take(1) == [delta("b", 0)]
+    assert harness.service.living() == ["b"]
+    assert not harness.inbox.refused
+
+
+def test_an_abort_may_come_before_the_request(harness):
+    assert harness.abort("early").request_id == "early"
+    harness.send("early", 0)
+    harness.send("b", 0)
+    assert harness.take(1) == [delta("b", 0)]
+    assert not harness.service.holds("early")
+
+
+def test_only_the_latest_aborts_are_remembered(context, monkeypatch):
+    monkeypatch.setattr(stage, "REMEMBERED_ENDS", 2)
+    with running(context) as harness:
+        for request_id in ("first", "second", "third"):
+            harness.abort(request_id)
+        for request_id in ("third", "second", "first"):
+            harness.send(request_id, 0)
+        assert harness.take(1) == [delta("first", 0)]
+        assert harness.service.living() == ["first"]
+
+
+@pytest.mark.parametrize(
+    "error", [UnknownSpeakerError("no voice Bob"), InvalidRequestError("no"), QueueFullError("full")]
+)
+def test_a_request_that_cannot_be_served_fails_with_its_reason_and_alone(harness, error):
+    harness.send("good", 0)
+    harness.take(1)
+    harness.service.accept_errors["bad"] = error
+    harness.send("bad", 0)
+    assert harness.take_failure() == RequestFailed(
+        request_id="bad", stage=STAGE, code=error.code, message=str(error)
+    )
+    harness.send("good", 1)
+    assert harness.take(1) == [delta("good", 1)]
+    assert harness.service.aborts == ["bad"]
+    assert not harness.inbox.refused
+
+
+def test_a_refused_message_fails_its_own_living_request_only(harness):
+    for request_id in ("a", "b"):
+        harness.send(request_id, 0)
+    harness.take(2)
+    harness.service.accept_errors["a"] = PayloadError("rows.shape", "rows are 3 wide, this stage takes 4")
+    harness.send("a", 1)
+    failure = harness.take_failure()
+    assert (failure.request_id, failure.code) == ("a", "stage_failed")
+    assert failure.message == "payload_invalid: rows.shape: rows are 3 wide, this stage takes 4"
+    harness.send("b", 1)
+    assert harness.take(1) == [delta("b", 1)]
+    assert harness.service.living() == ["b"]
+    assert harness.inbox.refused == {"payload_invalid": 1}
+
+
+def test_a_refused_message_of_an_unknown_request_is_counted_and_fails_nobody(harness):
+    harness.send("a", 0)
+    harness.take(1)
+    harness.service.accept_errors["ghost"] = SequenceError("request ghost is not known here")
+    harness.send("ghost", 5)
+    harness.send("a", 1)
+    assert harness.take(1) == [delta("a", 1)]
+    assert harness.inbox.refused == {"sequence_invalid": 1}
+    assert harness.service.aborts == []
+
+
+def test_a_repeated_message_is_refused_and_harms_nothing(harness):
+    harness.send("a", 0)
+    harness.take(1)
+    harness.service.accept_errors["a"] = RepeatedMessageError("message 0 came twice")
+    harness.send("a", 0)
+    harness.send("a", 1)
+    assert harness.take(1) == [delta("a", 1)]
+    assert harness.service.living() == ["a"]
+    assert harness.inbox.refused == {"message_repeated": 1}
+
+
+def test_frames_that_cannot_be_read_leave_the_stage_serving(harness):
+    for frames in ([b""], [b"\x01spam"], [b"\x63"], [b"\x01\x80", b"blob"]):
+        harness.raw.send_multipart(frames)
+    wait_until(lambda: harness.inbox.refused.total() == 4)
+    harness.send("a", 0)
+    assert harness.take(1) == [delta("a", 0)]
+
+
+def test_a_request_that_fails_in_a_step_is_reported_and_the_others_go_on(harness):
+    harness.service.step_failures = {"bad": InvalidRequestError("codec id 9000 is out of range")}
+    harness.send("bad", 0)
+    failure = harness.take_failure()
+    assert (failure.request_id, failure.code) == ("bad", "invalid_request")
+    assert failure.message == "codec id 9000 is out of range"
+    harness.send("good", 0)
+    assert harness.take(1) == [delta("good", 0)]
+    assert harness.service.living() == ["good"]
+
+
+def test_a_reason_longer_than_a_message_may_be_is_cut(harness):
+    harness.service.accept_errors["a"] = InvalidRequestError("x" * 10_000)
+    harness.send("a", 0)
+    assert harness.take_failure().message == "x" * 4096
+
+
+def start_two(harness: Harness) -> None:
+    for request_id in ("a", "b"):
+        harness.send(request_id, 0)
+    harness.take(2)
+
+
+def test_a_step_that_raises_ends_the_loop_and_every_living_request_is_reported(harness):
+    start_two(harness)
+    harness.service.step_error = MemoryError("the device is full")
+    harness.send("a", 1)
+    harness.thread.join(timeout=20)
+    events = by_request(harness.take(2))
+    assert events.keys() == {"a", "b"}
+    for (failure,) in events.values():
+        assert (failure.stage, failure.code) == (STAGE, "stage_failed")
+        assert "engine failed: MemoryError('the device is full')" in failure.message
+    assert harness.error is harness.service.step_error
+
+
+def test_every_living_request_is_reported_even_if_the_broken_engine_cannot_abort(harness):
+    start_two(harness)
+    harness.service.step_error = harness.service.abort_error = RuntimeError("the engine is dead")
+    harness.send("a", 1)
+    harness.thread.join(timeout=20)
+    events = by_request(harness.take(2))
+    assert events.keys() == {"a", "b"}
+    assert harness.error is harness.service.step_error
+
+
+def test_a_congested_outbox_pauses_the_work_and_it_resumes(context):
+    with running(context, listening=False, max_backlog_bytes=4000) as harness:
+        for seq in range(100):
+            harness.send("a", seq, tokens=20)
+        wait_until(lambda: harness.gateway.congested)
+        steps = harness.service.steps
+        assert 0 < steps < 100
+        # Controls and inbox are served while the work pauses.
+        harness.send("late", 0)
+        assert harness.abort("late").request_id == "late"
+        assert harness.next_heartbeat().load.outbox_bytes > 2000
+        assert harness.service.steps == steps
+        harness.listen()
+        events = harness.take(100)
+    assert [event.seq for event in events] == list(range(100))
+    assert harness.service.steps == 100
+
+
+def test_a_failure_that_cannot_be_reported_does_not_end_the_stage(context):
+    with running(context, listening=False, max_backlog_bytes=10) as harness:
+        harness.service.accept_errors["a"] = InvalidRequestError("no")
+        harness.send("a", 0)
+        wait_until(lambda: harness.service.aborts == ["a"])
+        assert harness.abort("b").request_id == "b"
+        assert harness.error is None
+
+
+def test_an_idle_stage_sends_heartbeats_that_say_what_it_holds(harness):
+    first = harness.next_heartbeat()
+    assert (first.stage, first.pid) == (STAGE, os.getpid())
+    assert first.limits == harness.service.limits
+    assert first.load.running == 0
+    assert first.peak_memory_bytes > 10_000_000
+    harness.raw.send(b"\x01spam")
+    harness.router.send_multipart([STAGE.encode(), b"\x01spam"])
+    harness.send("a", 0)
+    harness.take(1)
+    seen = [first.load]
+    wait_until(
+        lambda: (seen[-1].refused, seen[-1].steps, seen[-1].outbox_bytes) == (2, 1, 0),
+        meanwhile=lambda: seen.append(harness.next_heartbeat().load),
+    )
+    assert (seen[-1].running, seen[-1].held_bytes) == (1, 123)
+
+
+def test_stop_ends_an_idle_loop_within_a_heartbeat(context):
+    with running(context, heartbeat_s=3) as harness:
+        harness.send("a", 0)
+        harness.take(1)
+        started = time.monotonic()
+        harness.loop.stop()
+        harness.thread.join(timeout=20)
+        assert not harness.thread.is_alive()
+        assert time.monotonic() - started < 3
+        assert harness.error is None
+
+
+def test_an_idle_loop_does_not_spin(context):
+    with running(context, heartbeat_s=0.2) as harness:
+        harness.next_heartbeat()
+        wall, used = time.monotonic(), time.process_time()
+        for _ in range(3):
+            harness.next_heartbeat()
+        assert time.process_time() - used < 0.5 * (time.monotonic() - wall)

@@ -1,0 +1,158 @@
+"""The documentation says what the code says."""
+
+import argparse
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+import pytest
+import yaml
+from pydantic import BaseModel
+
+from gateway import events, protocol, status
+from gateway.cli.main import _parser
+from shared.config import Config, StageConfig
+from shared.errors import OmniRelayError
+from shared.messages import StageLimits, StageLoad
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
+ROW = re.compile(r"^\| `([a-zA-Z0-9_.]+)` \| `([^`]+)` \| .+ \|$", re.MULTILINE)
+
+
+def read(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def schema(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every key of the configuration with its default; keys that all stages have are named once."""
+    for name, field in section.model_fields.items():
+        default = field.default
+        if isinstance(default, BaseModel):
+            yield from schema(type(default), f"{prefix}{name}.")
+        elif issubclass(section, StageConfig) and name in StageConfig.model_fields and name != "inbox":
+            yield f"stages.STAGE.{name}", default
+        else:
+            yield re.sub(r"^stages\.\w+\.engine\.", "stages.STAGE.engine.", prefix + name), default
+
+
+def family(base: type[OmniRelayError]) -> Iterator[type[OmniRelayError]]:
+    yield base
+    for child in base.__subclasses__():
+        yield from family(child)
+
+
+def headings(page: Path) -> set[str]:
+    """The anchors that GitHub makes of a page's headings."""
+    titles = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_the_configuration_page_has_every_key_with_its_default_and_no_other() -> None:
+    told = ROW.findall(read("docs/configuration.md"))
+    assert len(told) == len(dict(told))
+    assert {key: yaml.safe_load(value) for key, value in told} == dict(schema(Config))
+
+
+def test_every_error_code_is_in_the_architecture_page_and_no_other() -> None:
+    section = read("docs/architecture.md").partition("\n## Errors\n")[2].partition("\n## ")[0]
+    told = re.findall(r"^\| `(\w+)` \| `(\w+)` \|", section, re.MULTILINE)
+    assert sorted(told) == sorted((kind.code, kind.__name__) for kind in family(OmniRelayError))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)]+)\)", page.read_text(encoding="utf-8"))
+    for link in links:
+        if re.match(r"https?://", link):
+            continue
+        name, _, anchor = link.partition("#")
+        target = page.parent / name if name else page
+        assert target.exists(), link
+        assert not anchor or anchor in headings(target), link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_named_in_the_text_exist(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    named = re.findall(r"`((?:shared|services|gateway|checkpoint|tests|docs|requirements)/[\w./*-]+)`", text)
+    assert [name for name in named if not list(ROOT.glob(name.rstrip("/")))] == []
+
+
+def test_the_readme_shows_every_command_and_only_options_that_exist() -> None:
+    commands = next(
+        action.choices for action in _parser()._actions if isinstance(action, argparse._SubParsersAction)
+    )
+    shown: dict[str, set[str]] = {name: set() for name in commands}
+    one_line_each = re.sub(r"\n +\[", " [", read("README.md"))
+    for name, rest in re.findall(r"\bomnirelay ([a-z]+)\b([^`#\n]*)", one_line_each):
+        assert name in commands, name
+        shown[name].update(re.findall(r"--[a-z-]+", rest))
+    for name, parser in commands.items():
+        assert shown[name] == {option for option in parser._option_string_actions if option[:2] == "--"} - {
+            "--help"
+        }, name
+
+
+def test_the_readme_names_targets_of_the_makefile() -> None:
+    targets = set(re.findall(r"^([a-z]+):", read("Makefile"), re.MULTILINE))
+    code = re.findall(r"`[^`\n]+`|^ {4}.+$", read("README.md"), re.MULTILINE)
+    named = {target for piece in code for target in re.findall(r"\bmake ([a-z]+)\b", piece)}
+    assert {"demo", "test", "up", "check"} <= named <= targets
+
+
+STRUCTS = [
+    *get_args(protocol.ClientMessage),
+    *get_args(protocol.ServerMessage),
+    *get_args(events.Event),
+    protocol.GenerateRequest,
+    protocol.ChatMessage,
+    protocol.SamplingOverrides,
+    status.StatusReport,
+    status.StageStatus,
+    status.GatewayStatus,
+    StageLoad,
+    StageLimits,
+]
+
+
+@pytest.mark.parametrize("struct", STRUCTS, ids=lambda struct: struct.__name__)
+def test_the_protocol_page_names_every_message_and_field(struct: type[msgspec.Struct]) -> None:
+    page = read("docs/protocol.md")
+    config = struct.__struct_config__
+    names = [field.encode_name for field in msgspec.structs.fields(struct)]
+    assert [name for name in [*names, *([config.tag] if config.tag else [])] if f"`{name}`" not in page] == []
+
+
+def test_the_protocol_pages_example_is_what_the_gateway_and_a_client_say() -> None:
+    blocks = re.findall(r"```hex (client|gateway)\n(.*?)```", read("docs/protocol.md"), re.DOTALL)
+    decoders = {
+        "client": msgspec.msgpack.Decoder(protocol.ClientMessage),
+        "gateway": msgspec.msgpack.Decoder(protocol.ServerMessage),
+    }
+    messages = []
+    for side, digits in blocks:
+        frame = bytes.fromhex(digits)
+        size, body = int.from_bytes(frame[: protocol.LENGTH_BYTES], "big"), frame[protocol.LENGTH_BYTES :]
+        assert size == len(body)
+        messages.append(decoders[side].decode(body))
+    submit = messages.pop(2)
+    assert messages == [
+        protocol.Hello(protocol.PROTOCOL_VERSION, "doc"),
+        protocol.Welcome(protocol.PROTOCOL_VERSION),
+        protocol.Reply(7, events.AcceptedEvent(request_id="a1")),
+        protocol.Reply(7, events.TextEvent(token_ids=[5], text=" hi")),
+    ]
+    assert submit.id == 7
+    assert msgspec.msgpack.decode(submit.request, type=protocol.GenerateRequest) == protocol.GenerateRequest(
+        messages=[protocol.ChatMessage("user", "Hello")], speech=False
+    )
+
+
+def test_the_python_in_the_readme_compiles() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", read("README.md"), re.DOTALL)
+    assert len(blocks) >= 2
+    for block in blocks:
+        compile(block, "README.md", "exec")
