@@ -39,7 +39,13 @@ from gateway.protocol import (
     read_frame,
 )
 from gateway.status import StatusReport
-from shared.errors import GatewayUnreachableError, MessageError, OmniRelayError, VersionError
+from shared.errors import (
+    GatewayUnreachableError,
+    InvalidRequestError,
+    MessageError,
+    OmniRelayError,
+    VersionError,
+)
 
 MAX_REPLY_BYTES: Final = 512 * 2**20
 CONNECT_TIMEOUT_S: Final = 5.0
@@ -207,9 +213,14 @@ class AsyncGatewayClient:
 
         Raises:
             GatewayUnreachableError: There is no connection.
+            InvalidRequestError: A text is not Unicode (a command line's need not be), or a number is beyond
+                64 bits.
         """
         client_id = next(self._ids)
-        request = msgspec.msgpack.encode(build_request(prompt, **options))
+        try:
+            request = msgspec.msgpack.encode(build_request(prompt, **options))
+        except (UnicodeEncodeError, OverflowError) as error:
+            raise InvalidRequestError(f"the request cannot be sent: {error}") from error
         answer = AsyncAnswer(self, client_id)
         self._send(Submit(client_id, msgspec.Raw(request)))
         self._answers[client_id] = answer

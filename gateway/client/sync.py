@@ -108,6 +108,7 @@ class GatewayClient:
 
         Raises:
             GatewayUnreachableError: The connection was lost.
+            InvalidRequestError: A text is not Unicode, or a number is beyond 64 bits.
         """
 
         async def send() -> AsyncAnswer:

@@ -115,6 +115,22 @@ def test_chat_errors(configure: Configure, tmp_path: Path, capsys: pytest.Captur
     assert "Chelsie" in error["message"]
 
 
+@pytest.mark.parametrize(
+    "wrong", [["\udcff"], ["Hi", "--seed", str(2**70)], ["Hi", "--max-tokens", str(-(2**70))]]
+)
+def test_what_cannot_be_sent_is_an_error_like_others(
+    configure: Configure, capsys: pytest.CaptureFixture[str], wrong: list[str]
+) -> None:
+    async def use(b: Bench) -> None:
+        assert await asyncio.to_thread(main, ["chat", *wrong, "--json", "--gateway", b.listen]) == 1
+        assert await asyncio.to_thread(main, ["chat", *wrong, "--gateway", b.listen]) == 1
+
+    serving(configure, use)
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["code"] == "invalid_request"
+    assert captured.err.startswith("omnirelay: invalid_request: the request cannot be sent")
+
+
 def test_no_gateway_and_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
     nobody = f"tcp://127.0.0.1:{free_ports(1)[0]}"
     assert main(["status", "--gateway", nobody]) == 1
