@@ -277,6 +277,11 @@ class Connection:
                 raise
             await self._finish(message.id, CancelledRequestError("the client cancelled the request"))
             return
+        except Exception as error:
+            # As a checkpoint's chat template may raise; without an answer the client would wait for ever.
+            log.exception("a request of %s could not be taken", self._account.name)
+            await self._finish(message.id, OmniRelayError(f"the request could not be taken: {error!r}"))
+            return
         self._streams[message.id] = stream
         try:
             async for event in stream:

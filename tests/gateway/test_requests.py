@@ -246,6 +246,25 @@ def test_busy_then_free_again(configure: Configure) -> None:
     run(scenario())
 
 
+def test_an_error_nobody_expected_is_told_to_the_client(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_: PromptBuilder, messages: list[ChatMessage]) -> list[int]:
+        raise ZeroDivisionError(f"of {len(messages)}")
+
+    async def scenario() -> None:
+        async with bench(configure()) as b, b.client() as client:
+            with monkeypatch.context() as patch:
+                patch.setattr(PromptBuilder, "build", broken)
+                with pytest.raises(errors.RequestError, match=r"internal: .*ZeroDivisionError"):
+                    await client.chat("Hi").result()
+            again = client.chat("Hi")
+            await b.stages.answer(await b.stages.request(0), b.encode("Hello"))
+            assert (await again.result()).text == "Hello"
+
+    run(scenario())
+
+
 def test_busy_is_told_before_the_prompt_is_made(
     configure: Configure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
