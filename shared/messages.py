@@ -13,7 +13,7 @@ Edges (the direction data flows)::
     control, both ways      Heartbeat, AbortDone (stage -> gateway); Abort (gateway -> stage)
 """
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -317,6 +317,3 @@ Token2WavInput = SynthesisStart | CodecTokens
 StageEvent = TextDelta | CodecDelta | AudioChunk | RequestFailed
 ControlToGateway = Heartbeat | AbortDone
 ControlToStage = Abort
-
-Message = Any
-"""Any struct above; sockets are typed by the unions."""
