@@ -128,6 +128,7 @@ control_to_gateway: st.SearchStrategy[Any] = st.builds(
     messages.Heartbeat,
     stage=st.sampled_from(STAGES),
     pid=positive_counts,
+    instance=names,
     limits=st.builds(StageLimits, max_positions=counts, speakers=st.lists(names, max_size=3)),
     load=st.builds(
         StageLoad,
@@ -139,6 +140,7 @@ control_to_gateway: st.SearchStrategy[Any] = st.builds(
         steps=sizes,
     ),
     peak_memory_bytes=sizes,
+    busy_s=st.floats(0, 1e6),
 ) | st.builds(messages.AbortDone, request_id=request_ids, stage=st.sampled_from(STAGES))
 control_to_stage: st.SearchStrategy[Any] = st.builds(messages.Abort, request_id=request_ids)
 
