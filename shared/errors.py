@@ -27,6 +27,12 @@ class CheckpointError(OmniRelayError):
     code = "checkpoint_invalid"
 
 
+class OutputError(OmniRelayError):
+    """A file that a command was to write cannot be written."""
+
+    code = "output_unwritable"
+
+
 class AddressInUseError(OmniRelayError):
     """Another process already listens on an address of the configuration."""
 

@@ -28,4 +28,6 @@ def configure_logging(process: str, level: str) -> None:
     for package in _OURS:
         logging.getLogger(package).setLevel(level.upper())
     if level != "debug":
+        # PyTorch gives its loggers a level of their own; this one tells of every machine without a GPU.
+        logging.getLogger("torch._library.triton").setLevel(logging.ERROR)
         warnings.simplefilter("ignore")

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from gateway.client.types import DoneEvent, Samples
-from shared.errors import ConfigError, OmniRelayError
+from shared.errors import OmniRelayError, OutputError
 from shared.messages import SAMPLE_RATE
 
 PCM_PEAK: Final = 32_767
@@ -50,7 +50,7 @@ def write_wav(path: Path, samples: Samples) -> None:
     """Write a waveform as 24 kHz mono PCM16, making its directory if need be.
 
     Raises:
-        ConfigError: The file cannot be written.
+        OutputError: The file cannot be written.
     """
     pcm = np.rint(np.clip(samples, -1, 1) * PCM_PEAK).astype("<i2")
     try:
@@ -61,7 +61,7 @@ def write_wav(path: Path, samples: Samples) -> None:
             file.setframerate(SAMPLE_RATE)
             file.writeframes(pcm.tobytes())
     except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
+        raise OutputError(f"cannot write {path}: {error.strerror}") from error
 
 
 def timing_lines(done: DoneEvent) -> list[str]:
