@@ -10,7 +10,7 @@ import zmq
 
 from shared.config import Config
 from shared.control import MAX_CONTROL_BYTES
-from shared.errors import MessageError
+from shared.errors import MessageError, OmniRelayError
 from shared.messages import HEARTBEAT_SUFFIX, Abort, ControlToGateway, StageEvent, StageName, ThinkRequest
 from shared.queues import LINGER_MS, PullQueue, PushQueue, bind
 from shared.wire import Decoder, encode
@@ -39,7 +39,7 @@ class StageLink:
         try:
             self._events: PullQueue[StageEvent] = PullQueue(self._context, gateway.events, StageEvent)
             self._control = self._bind_control(gateway.control)
-        except Exception:
+        except OmniRelayError:
             self._context.destroy(linger=0)
             raise
         self._thinker: PushQueue[ThinkRequest] = PushQueue(self._context, config.stages.thinker.inbox)

@@ -17,6 +17,7 @@ from gateway.server import TcpServer
 from gateway.status import GatewayStatus, StatusReport
 from shared.checkpoints import TOKENIZER_FILES, resolve_model
 from shared.config import Config
+from shared.errors import OmniRelayError
 
 TICK_S: Final = 0.05
 log = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ class GatewayProcess:
         """
         try:
             await self._server.start()
-        except Exception:
+        except OmniRelayError:
             self._link.close()
             raise
         self._link.start(self.gateway.on_event, self.gateway.on_control)
