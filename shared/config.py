@@ -221,8 +221,8 @@ class TalkerConfig(StageConfig):
         prompt_mode: What the talker's prompt looks like to the model.  transformers 5.19 has two answers:
             ``unpadded``, for a prompt without padding: no codec embedding at the two start positions
             (its ``generate`` drops an all-ones attention mask, and the talker with it the embeddings);
-            ``padded``, for one with padding: pad and start embeddings are added, as when the released
-            weights were published.  The default equals the reference run as most people run it; see
+            ``padded``, for one with padding: pad and start embeddings are added, as transformers 4 did
+            always.  The default equals the reference run as most people run it; see
             docs/adr/0005.
     """
 

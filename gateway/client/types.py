@@ -7,9 +7,9 @@ from typing import Final, TypedDict, Unpack
 import numpy as np
 import numpy.typing as npt
 
+from gateway import events
 from gateway.events import TextEvent
 from gateway.protocol import ChatMessage, GenerateRequest, SamplingOverrides
-from shared.messages import FinishReason
 
 DEFAULT_ADDRESS: Final = "tcp://127.0.0.1:5555"
 Samples = npt.NDArray[np.float32]
@@ -72,38 +72,15 @@ class AudioEvent:
     samples: Samples
 
 
-@dataclass(frozen=True)
-class DoneEvent:
-    """The answer is complete.  Times are measured by the client, from sending the request.
+class DoneEvent(events.DoneEvent, frozen=True, kw_only=True, tag=False):
+    """The answer is complete: what the gateway tells, and times that the client measured.
 
     Attributes:
-        request_id: The gateway's name of the request.
-        text: The whole text.
-        prompt_token_ids: The prompt as the thinker saw it.
-        text_token_ids: All text tokens, the end token included.
-        codec_token_ids: All codec tokens; 50 make a second.
-        audio_seconds: Length of the waveform.
-        finish_reason: Why the text ended.
-        codec_finish_reason: Why the speech ended; none without speech.
-        seed: What makes the request repeatable.
-        speaker: The voice; none without speech.
-        state_seconds: Seconds from *received* until each state was entered, on the gateway's clock.
-        ttft_s: Seconds to the first text token.
+        ttft_s: Seconds from sending the request to the first text token.
         ttfa_s: Seconds to the first audio; none without.
         wall_s: Seconds to the end.
     """
 
-    request_id: str
-    text: str
-    prompt_token_ids: list[int]
-    text_token_ids: list[int]
-    codec_token_ids: list[int]
-    audio_seconds: float
-    finish_reason: FinishReason
-    codec_finish_reason: FinishReason | None
-    seed: int
-    speaker: str | None
-    state_seconds: dict[str, float]
     ttft_s: float | None
     ttfa_s: float | None
     wall_s: float
