@@ -8,13 +8,21 @@ Unknown keys are refused.  No value is ever imported or executed.
 
 import os
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from shared.errors import ConfigError
-from shared.messages import StageName
+from shared.messages import MAX_MEDIA_ITEMS, StageName
 from shared.wire import DEFAULT_MAX_PAYLOAD_BYTES
 
 ENV_PREFIX = "OMNIRELAY_"
@@ -71,7 +79,8 @@ class Limits(_Section):
         max_prompt_tokens: Longest prompt, chat template included.
         max_text_tokens: Most text tokens of one reply, and the default.
         max_codec_tokens: Most codec tokens of one reply, and the default; 50 make a second.
-        request_bytes: Largest request from a client.
+        request_bytes: Largest request from a client, media included.
+        held_bytes: Most bytes of media that all requests together may hold; one more is answered "busy".
         client_backlog_bytes: Most bytes of answer that wait for a client that does not read.
         deadline_s: A request that has not ended by then expires.
     """
@@ -82,7 +91,8 @@ class Limits(_Section):
     max_prompt_tokens: Annotated[int, Field(gt=0)] = 32_768
     max_text_tokens: Annotated[int, Field(gt=0)] = 1024
     max_codec_tokens: Annotated[int, Field(gt=0)] = 4096
-    request_bytes: Bytes = 4 * 2**20
+    request_bytes: Bytes = 100 * 2**20
+    held_bytes: Bytes = 2**30
     client_backlog_bytes: Bytes = 64 * 2**20
     deadline_s: Annotated[float, Field(gt=0)] = 600.0
 
@@ -105,6 +115,49 @@ class GatewayConfig(_Section):
     heartbeat_timeout_s: Annotated[float, Field(gt=0)] = 10.0
     step_timeout_s: Annotated[float, Field(gt=0)] = 300.0
     limits: Limits = Limits()
+
+
+class MediaConfig(_Section):
+    """What sounds, pictures and videos a request may bring; checked before anything large is made of them.
+
+    Attributes:
+        max_item_bytes: Largest file.
+        max_request_bytes: All files of a request together.
+        max_audios: Most sounds of a request.
+        max_images: Most pictures of a request.
+        max_videos: Most videos of a request.
+        max_audio_seconds: Longest sound; the checkpoint may allow less.
+        min_image_side: A picture or video frame with a shorter side is refused; in pixels.
+        max_image_pixels: Largest picture, and largest frame of a video.
+        max_video_seconds: Longest video.
+        max_video_frames: Most frames of a video after sampling, two a second.
+        max_decoded_bytes: Most bytes of one item decoded; the frames of a video that would need more are
+            scaled down while it is decoded.
+        max_held_bytes: Most bytes of decoded items that the thinker holds; more items wait.
+        decoders: Processes of the thinker that decode.
+        decode_timeout_s: An item that takes longer to decode is refused.
+        cache_bytes: Decoded items that are kept for the next request with the same file; 0 keeps none.
+        url_hosts: Hosts from which the gateway may fetch media by https; none means by value only.
+        url_timeout_s: Longest time for fetching one item.
+    """
+
+    max_item_bytes: Bytes = 64 * 2**20
+    max_request_bytes: Bytes = 96 * 2**20
+    max_audios: Annotated[int, Field(ge=0, le=MAX_MEDIA_ITEMS)] = 8
+    max_images: Annotated[int, Field(ge=0, le=MAX_MEDIA_ITEMS)] = 16
+    max_videos: Annotated[int, Field(ge=0, le=MAX_MEDIA_ITEMS)] = 4
+    max_audio_seconds: Annotated[float, Field(gt=0)] = 300.0
+    min_image_side: Annotated[int, Field(gt=0)] = 8
+    max_image_pixels: Annotated[int, Field(gt=0)] = 50_000_000
+    max_video_seconds: Annotated[float, Field(gt=0)] = 300.0
+    max_video_frames: Annotated[int, Field(ge=2)] = 600
+    max_decoded_bytes: Bytes = 384 * 2**20
+    max_held_bytes: Bytes = 2**30
+    decoders: Annotated[int, Field(gt=0)] = 2
+    decode_timeout_s: Annotated[float, Field(gt=0)] = 20.0
+    cache_bytes: Annotated[int, Field(ge=0)] = 256 * 2**20
+    url_hosts: list[str] = []
+    url_timeout_s: Annotated[float, Field(gt=0)] = 10.0
 
 
 class SynthesisEngineConfig(_Section):
@@ -261,13 +314,23 @@ class Config(_Section):
             checkpoint in :data:`DEFAULT_CHECKPOINT`.
         log_level: Of OmniRelay's own log lines.
         gateway: The gateway.
+        media: Sounds, pictures and videos of requests.
         stages: The stages.
     """
 
     model: str | None = None
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     gateway: GatewayConfig = GatewayConfig()
+    media: MediaConfig = MediaConfig()
     stages: StagesConfig = StagesConfig()
+
+    @model_validator(mode="after")
+    def _media_fit_the_sockets(self) -> Self:
+        if self.media.max_item_bytes > self.stages.thinker.max_payload_bytes:
+            raise ValueError("media.max_item_bytes must not exceed stages.thinker.max_payload_bytes")
+        if self.media.max_request_bytes > self.gateway.limits.request_bytes:
+            raise ValueError("media.max_request_bytes must not exceed gateway.limits.request_bytes")
+        return self
 
     def stage(self, name: StageName) -> StageConfig:
         """The configuration of one stage."""

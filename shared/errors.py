@@ -118,6 +118,24 @@ class PromptTooLongError(InvalidRequestError):
     code = "prompt_too_long"
 
 
+class MediaError(InvalidRequestError):
+    """A sound, picture or video of the request cannot be used; the message names the item and the reason."""
+
+    code = "media_invalid"
+
+
+class MediaTooLargeError(MediaError):
+    """A sound, picture or video is larger or longer than allowed, or there are too many."""
+
+    code = "media_too_large"
+
+
+class MediaUnreachableError(MediaError):
+    """The address of a sound, picture or video may not be, or cannot be, fetched."""
+
+    code = "media_unreachable"
+
+
 class UnknownSpeakerError(InvalidRequestError):
     """The checkpoint has no voice of that name."""
 

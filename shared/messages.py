@@ -28,6 +28,11 @@ HEARTBEAT_SUFFIX: Final = ".heartbeat"
 """On the control socket a stage goes by its name, and its heartbeats by its name with this behind."""
 STAGES: Final[tuple[StageName, ...]] = ("thinker", "talker", "token2wav")
 
+MediaKind = Literal["audio", "image", "video"]
+MEDIA_KINDS: Final[tuple[MediaKind, ...]] = ("audio", "image", "video")
+MAX_MEDIA_ITEMS: Final = 256
+"""Most sounds, pictures and videos of one request, whatever the configuration allows."""
+
 FinishReason = Literal["stop", "length"]
 """Why a token stream ended: an end token was sampled, or the limit on tokens was reached."""
 
@@ -78,16 +83,31 @@ class SpeechSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     streaming: bool = True
 
 
+class MediaItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A sound, picture or video, as its file has it.
+
+    Attributes:
+        kind: What it is to the model; the format is found in the data.
+        data: The bytes of the file, compressed as they came.
+    """
+
+    kind: MediaKind
+    data: Blob
+
+
 class ThinkRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="think"):
     """Gateway to thinker: answer this prompt.
 
     Attributes:
         request_id: Chosen by the gateway, unique among all living requests.
-        prompt_token_ids: The whole prompt, chat template applied.
+        prompt_token_ids: The whole prompt, chat template applied; each item of ``media`` is one
+            placeholder token in it.
         sampling: How text tokens are drawn.
         seed: Seeds the draws.
         priority: Smaller is served first.
         speech: None for an answer in text only.
+        media: What the prompt's placeholders stand for, in their order.
+        use_audio_in_video: The sound of the videos is heard, interleaved with their pictures.
     """
 
     request_id: RequestId
@@ -96,6 +116,8 @@ class ThinkRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     seed: Seed
     priority: Priority = 0
     speech: SpeechSettings | None = None
+    media: Annotated[list[MediaItem], Meta(max_length=MAX_MEDIA_ITEMS)] = []
+    use_audio_in_video: bool = False
 
 
 class SpeechStart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="speech_start"):
@@ -103,8 +125,8 @@ class SpeechStart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     Attributes:
         request_id: As in :class:`ThinkRequest`.
-        prompt_tokens: Length of the thinker's prompt, n.  The talker's own prompt is n + 2 positions:
-            the prompt, the voice's start token and the first token of the reply.
+        prompt_tokens: Length of the thinker's prompt, n, every placeholder replaced.  The talker's own
+            prompt is n + 2 positions: the prompt, the voice's start token and the first token of the reply.
         priority: As in :class:`ThinkRequest`.
         speech: The settings, unchanged.
     """
@@ -170,6 +192,18 @@ class CodecTokens(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     last: bool = False
 
 
+class PromptUsage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a prompt came to.
+
+    Attributes:
+        tokens: Its length, with every placeholder replaced by the tokens of its item.
+        cached_tokens: How many of them were found in the prefix cache.
+    """
+
+    tokens: PositiveCount
+    cached_tokens: Count = 0
+
+
 class TextDelta(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="text"):
     """Thinker to gateway: the next text tokens, the end token included.
 
@@ -178,12 +212,14 @@ class TextDelta(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         seq: 0, 1, 2, … per request.
         token_ids: The tokens.
         finish_reason: Set in the last delta of the request.
+        prompt: Set in the first delta of the request.
     """
 
     request_id: RequestId
     seq: Count
     token_ids: Annotated[list[TokenId], Meta(max_length=65_536)]
     finish_reason: FinishReason | None = None
+    prompt: PromptUsage | None = None
 
 
 class CodecDelta(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="codec"):

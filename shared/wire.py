@@ -11,12 +11,13 @@ from typing import Any, Final, Generic, TypeVar
 import msgspec
 
 from shared.errors import MessageError, PayloadError, VersionError
+from shared.messages import MAX_MEDIA_ITEMS
 from shared.payloads import Blob
 
 WIRE_VERSION: Final = 1
 MAX_HEADER_BYTES: Final = 8 * 2**20
 """A header larger than this is refused; the longest legal prompt needs about 5 MiB."""
-MAX_FRAMES: Final = 32
+MAX_FRAMES: Final = 1 + MAX_MEDIA_ITEMS
 _VERSION_BYTE: Final = bytes([WIRE_VERSION])
 DEFAULT_MAX_PAYLOAD_BYTES: Final = 100 * 10**6
 
