@@ -1,0 +1,84 @@
+"""What a media file may come to when it is decoded."""
+
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta
+
+from shared.errors import MediaError, MediaTooLargeError
+
+MAX_SIDES_RATIO: Final = 200
+"""The processors of Qwen2.5-Omni refuse pictures that are longer than this (``smart_resize``)."""
+MAX_FRAME_RATE: Final = 240
+"""Frames a second of the fastest video, as phones film in slow motion; bounds what is demultiplexed."""
+
+_Positive = Annotated[int, Meta(gt=0)]
+_Seconds = Annotated[float, Meta(gt=0)]
+
+
+class DecodeLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Limits from the configuration, and what the checkpoint's processors want.
+
+    Attributes:
+        max_audio_seconds: Longest sound.
+        min_image_side: Shortest side of a picture or of a video's frames, in pixels.
+        max_image_pixels: Largest picture, and largest frame of a video.
+        max_video_seconds: Longest video.
+        max_video_frames: Most frames of a video after sampling.
+        max_decoded_bytes: Most bytes of a picture's pixels or of a video's frames.
+        timeout_s: Longest time for one item.
+        sampling_rate: Samples a second that the audio encoder takes.
+        frames_per_second: Frames that are sampled from a second of video.
+        min_frames: Least frames that are sampled from a video that has as many.
+        temporal_patch_size: The number of sampled frames is a multiple of this.
+    """
+
+    max_audio_seconds: _Seconds
+    min_image_side: _Positive
+    max_image_pixels: _Positive
+    max_video_seconds: _Seconds
+    max_video_frames: _Positive
+    max_decoded_bytes: _Positive
+    timeout_s: _Seconds
+    sampling_rate: _Positive = 16_000
+    frames_per_second: _Seconds = 2.0
+    min_frames: _Positive = 4
+    temporal_patch_size: _Positive = 2
+
+    def check_sides(self, width: int, height: int) -> None:
+        """Refuse a picture, or a video's frames, for its size.
+
+        Raises:
+            MediaError: It is too small, or too long for its width.
+            MediaTooLargeError: It has too many pixels.
+        """
+        shorter, longer = sorted((width, height))
+        if shorter < self.min_image_side:
+            raise MediaError(
+                f"it is {width} by {height} pixels; each side must have {self.min_image_side} at least"
+            )
+        if width * height > self.max_image_pixels:
+            raise MediaTooLargeError(
+                f"it is {width} by {height} pixels, {width * height:,} in all; "
+                f"at most {self.max_image_pixels:,} are taken"
+            )
+        if longer > MAX_SIDES_RATIO * shorter:
+            raise MediaError(
+                f"it is {width} by {height} pixels; one side may be {MAX_SIDES_RATIO} times the other at most"
+            )
+
+
+def check_seconds(seconds: float, most: float, *, so_far: bool = False) -> None:
+    """Refuse what lasts too long.
+
+    Args:
+        seconds: How long it lasts.
+        most: How long it may last.
+        so_far: It may last longer than ``seconds``.
+
+    Raises:
+        MediaTooLargeError: It lasts longer than ``most``.
+    """
+    if seconds > most:
+        length = f"more than {most:g} s" if so_far else f"{seconds:,.2f} s"
+        raise MediaTooLargeError(f"it lasts {length}; at most {most:g} s are taken")

@@ -1,0 +1,22 @@
+"""Limits for decoding in tests."""
+
+from typing import Any
+
+import msgspec
+
+from services.thinker.media.limits import DecodeLimits
+
+LIMITS = DecodeLimits(
+    max_audio_seconds=60.0,
+    min_image_side=8,
+    max_image_pixels=50_000_000,
+    max_video_seconds=60.0,
+    max_video_frames=120,
+    max_decoded_bytes=160_000_000,
+    timeout_s=60.0,
+)
+
+
+def limits(**changes: Any) -> DecodeLimits:
+    """The limits, but for some of them."""
+    return msgspec.structs.replace(LIMITS, **changes)
