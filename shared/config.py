@@ -133,10 +133,10 @@ class MediaConfig(_Section):
         max_video_frames: Most frames of a video after sampling, two a second.
         max_decoded_bytes: Most bytes of one item decoded; the frames of a video that would need more are
             scaled down while it is decoded.
-        max_held_bytes: Most bytes of decoded items that the thinker holds; more items wait.
+        max_held_bytes: While the thinker holds more bytes of prepared items, further requests wait.
         decoders: Processes of the thinker that decode.
         decode_timeout_s: An item that takes longer to decode is refused.
-        cache_bytes: Decoded items that are kept for the next request with the same file; 0 keeps none.
+        cache_bytes: Prepared items kept for the next request with the same file; 0 keeps none.
         url_hosts: Hosts from which the gateway may fetch media by https; none means by value only.
         url_timeout_s: Longest time for fetching one item.
     """
@@ -154,8 +154,8 @@ class MediaConfig(_Section):
     max_decoded_bytes: Bytes = 384 * 2**20
     max_held_bytes: Bytes = 2**30
     decoders: Annotated[int, Field(gt=0)] = 2
-    decode_timeout_s: Annotated[float, Field(gt=0)] = 20.0
-    cache_bytes: Annotated[int, Field(ge=0)] = 256 * 2**20
+    decode_timeout_s: Annotated[float, Field(gt=0)] = 60.0
+    cache_bytes: Annotated[int, Field(ge=0)] = 64 * 2**20
     url_hosts: list[str] = []
     url_timeout_s: Annotated[float, Field(gt=0)] = 10.0
 
@@ -330,6 +330,8 @@ class Config(_Section):
             raise ValueError("media.max_item_bytes must not exceed stages.thinker.max_payload_bytes")
         if self.media.max_request_bytes > self.gateway.limits.request_bytes:
             raise ValueError("media.max_request_bytes must not exceed gateway.limits.request_bytes")
+        if self.media.max_request_bytes > self.gateway.limits.held_bytes:
+            raise ValueError("media.max_request_bytes must not exceed gateway.limits.held_bytes")
         return self
 
     def stage(self, name: StageName) -> StageConfig:

@@ -17,6 +17,7 @@ from tests.support.edges import Edge, MakeEdge
 
 if TYPE_CHECKING:
     from tests.support.answers import Reference
+    from tests.support.conversations import Processor
 
 # Before any test module imports vLLM, or something of transformers that imports torchvision.
 prepare_environment(ThinkerConfig(threads=1))
@@ -49,6 +50,14 @@ def reference(tiny_checkpoint: Path) -> Reference:
     from tests.support.answers import Reference  # noqa: PLC0415 - loads transformers
 
     return Reference(tiny_checkpoint)
+
+
+@pytest.fixture(scope="session")
+def processor(tiny_checkpoint: Path) -> Processor:
+    """transformers' processor of the tiny checkpoint."""
+    from tests.support.conversations import Processor  # noqa: PLC0415 - loads transformers
+
+    return Processor(tiny_checkpoint)
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+from vllm.inputs import tokens_input
 from vllm.outputs import RequestOutput
 from vllm.v1.engine.llm_engine import LLMEngine
 
@@ -58,6 +60,7 @@ class TalkerService:
     """
 
     name: StageName = "talker"
+    wake_fd: int | None = None
 
     def __init__(
         self,
@@ -73,6 +76,7 @@ class TalkerService:
         self._scheduler: TalkerScheduler = self._engine.engine_core.engine_core.scheduler
         self._codec = self._engine.model_config.hf_config
         self._dtype = self._engine.model_config.dtype
+        self._plain_positions = config.prompt_mode == "unpadded"
         self._end_tokens = [self._codec.tts_codec_pad_token_id, self._codec.tts_codec_end_token_id]
         self._speeches: dict[str, _Speech] = {}
         # Requests that were spoken to their end while the thinker still writes.
@@ -136,6 +140,9 @@ class TalkerService:
         """The requests in work."""
         return list(self._speeches)
 
+    def close(self) -> None:
+        """Nothing outlives the process."""
+
     def _start(self, message: SpeechStart) -> None:
         if message.request_id in self._speeches or message.request_id in self._outspoken:
             raise RepeatedMessageError(f"request {message.request_id} is in work already")
@@ -153,7 +160,7 @@ class TalkerService:
             self._codec.tts_codec_pad_token_id,
             self._codec.tts_codec_start_token_id,
         ]
-        engine_id = submit(self._engine, message.request_id, prompt, params, message.priority)
+        engine_id = submit(self._engine, message.request_id, tokens_input(prompt), params, message.priority)
         self._scheduler.attach(engine_id, track)
         self._speeches[message.request_id] = _Speech(message.request_id, engine_id, track)
         self._token2wav.put(
@@ -182,6 +189,9 @@ class TalkerService:
         message.rows.check_fits(self._codec.embedding_size, DTYPE_NAMES[self._dtype])
         count = message.rows.shape[0]
         positions = unpack_positions(message.additional, count)
+        if self._plain_positions:
+            # The reference computes no M-RoPE positions for a prompt without padding (docs/adr/0005).
+            positions = torch.arange(message.start, message.start + count, dtype=torch.int32).expand(3, -1)
         track.append(unpack_rows(message.rows), positions, message.last)
         if not track.speakable:
             self._engine.abort_request([speech.engine_id], internal=True)

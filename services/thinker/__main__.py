@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from shared.config import Config
+from shared.engine.environment import give_back_large_blocks
 from shared.engine.process import Context, run_stage
 from shared.engine.stage import StageService
 from shared.messages import StageEvent, TalkerInput, ThinkerInput
@@ -16,9 +17,10 @@ def build(
     """Make the thinker's service."""
     from services.thinker.service import ThinkerService  # noqa: PLC0415 - after the environment is prepared
 
+    give_back_large_blocks()
     stage, receiver = config.stages.thinker, config.stages.talker
     talker: PushQueue[TalkerInput] = PushQueue(context, receiver.inbox, stage.max_backlog_bytes)
-    return ThinkerService(model, stage, gateway, talker, receiver.max_payload_bytes), [talker]
+    return ThinkerService(model, stage, gateway, talker, config.media, receiver.max_payload_bytes), [talker]
 
 
 if __name__ == "__main__":

@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 from vllm.model_executor.models import ModelRegistry
+from vllm.platforms import current_platform
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from services.thinker.model import SpeakingThinker
 from services.thinker.scheduler import ThinkerScheduler
-from shared.config import ThinkerEngineConfig
+from shared.config import MediaConfig, ThinkerEngineConfig
 from shared.engine.platform import build_engine
 from shared.engine.speakers import load_speakers
 from shared.errors import CheckpointError
@@ -31,12 +32,13 @@ class SpeechEmbeddings:
     closing: torch.Tensor
 
 
-def build_thinker(model: Path, config: ThinkerEngineConfig) -> LLMEngine:
+def build_thinker(model: Path, config: ThinkerEngineConfig, media: MediaConfig) -> LLMEngine:
     """Make the thinker's engine.
 
     Args:
         model: Directory of the checkpoint.
         config: The stage's engine configuration.
+        media: What a request may bring.
     """
     ModelRegistry.register_model(ARCHITECTURE, SpeakingThinker)
     return build_engine(
@@ -46,9 +48,17 @@ def build_thinker(model: Path, config: ThinkerEngineConfig) -> LLMEngine:
         scheduler_cls=ThinkerScheduler,
         worker_cls="shared.engine.worker.StageWorker",
         worker_extension_cls="services.thinker.worker.ConditioningReader",
-        skip_tokenizer_init=True,
         enable_prefix_caching=config.enable_prefix_caching,
-        limit_mm_per_prompt={"audio": 0, "image": 0, "video": 0},
+        # A video may bring its sound.
+        limit_mm_per_prompt={
+            "audio": media.max_audios + media.max_videos,
+            "image": media.max_images,
+            "video": media.max_videos,
+        },
+        # Items are kept before they get to vLLM, by their files' digests (services.thinker.media.preparer).
+        mm_processor_cache_gb=0,
+        # There is no memory to be measured on a CPU: its KV cache has the size it is given.
+        skip_mm_profiling=current_platform.is_cpu(),
     )
 
 

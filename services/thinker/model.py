@@ -9,11 +9,15 @@ from vllm.model_executor.models.qwen2_5_omni_thinker import (
     Qwen2_5OmniThinkerForConditionalGeneration,
     Qwen2_5OmniThinkerMultiModalProcessor,
     Qwen2_5OmniThinkerProcessingInfo,
+    merge_interleaved_embeddings,
 )
 from vllm.multimodal import MULTIMODAL_REGISTRY
+from vllm.multimodal.inputs import MultiModalFeatureSpec
 from vllm.sequence import IntermediateTensors
 
+from services.thinker.media.spans import Clock, Grid, VisualSpan, mrope_positions
 from shared.engine.conditioning import ConditioningStore
+from shared.errors import StageFailedError
 
 
 @MULTIMODAL_REGISTRY.register_processor(
@@ -51,14 +55,35 @@ class SpeakingThinker(Qwen2_5OmniThinkerForConditionalGeneration):
         is_multimodal: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Embed the tokens of a step ``[n]`` as ``[n, hidden]``, and note the text part for the rows."""
-        embeds: torch.Tensor = super().embed_input_ids(
-            input_ids, multimodal_embeddings, is_multimodal=is_multimodal
-        )
+        embeds = self._merge_media(input_ids, multimodal_embeddings, is_multimodal)
         text = embeds
         if is_multimodal is not None:
             text = torch.where(is_multimodal.to(embeds.device).unsqueeze(-1), 0, embeds)
         self.text_embeds[: embeds.shape[0]] = text
         return embeds
+
+    def get_mrope_input_positions(
+        self, input_tokens: list[int], mm_features: list[MultiModalFeatureSpec]
+    ) -> tuple[torch.Tensor, int]:
+        """M-RoPE position ids int64 ``[3, n]`` of a prompt, and what a token behind it adds to its index.
+
+        vLLM's own differ from the reference's where the sound of a video is heard.
+        """
+        clock = Clock.of(self.config)
+        sounds = {
+            each.mm_position.offset: each.mm_position.get_num_embeds()
+            for each in mm_features
+            if each.modality == "audio"
+        }
+        spans = [
+            VisualSpan(
+                feature.mm_position.offset, _grid(feature, clock), sounds.get(feature.mm_position.offset)
+            )
+            for feature in sorted(mm_features, key=lambda each: each.mm_position.offset)
+            if feature.modality != "audio"
+        ]
+        positions = mrope_positions(len(input_tokens), spans, clock)
+        return torch.from_numpy(positions), int(positions.max()) + 1 - len(input_tokens)
 
     def forward(
         self,
@@ -75,3 +100,29 @@ class SpeakingThinker(Qwen2_5OmniThinkerForConditionalGeneration):
         if isinstance(hidden, torch.Tensor):
             self.conditioning.write_batch(hidden + self.text_embeds[: hidden.shape[0]], positions)
         return hidden
+
+    def _merge_media(
+        self, input_ids: torch.Tensor, media: Any, is_multimodal: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Text embeddings with those of media in their places."""
+        if media and is_multimodal is not None:
+            ids = input_ids.to(is_multimodal.device)
+            is_video = is_multimodal & (ids == self.config.video_token_index)
+            is_audio = is_multimodal & (ids == self.config.audio_token_index)
+            if is_video.any() and is_audio.any():
+                # vLLM puts embeddings in place kind by kind only where it sees the kinds alternate within the
+                # step, which a step that cuts a video with sound may hide from it.
+                embeds: torch.Tensor = self._embed_text_input_ids(
+                    input_ids, self.get_language_model().embed_input_ids, is_multimodal=is_multimodal
+                )
+                return merge_interleaved_embeddings(embeds, media, is_video, is_audio, is_multimodal)
+        return super().embed_input_ids(input_ids, media, is_multimodal=is_multimodal)
+
+
+def _grid(feature: MultiModalFeatureSpec, clock: Clock) -> Grid:
+    """The grid of a picture or video, from what its encoder is given."""
+    if feature.data is None:
+        raise StageFailedError("the engine has lost the features of an item")
+    patches = feature.data[f"{feature.modality}_grid_thw"].data.tolist()
+    is_video = feature.modality == "video"
+    return Grid.of(patches, float(feature.data["second_per_grid_ts"].data) if is_video else 0.0, clock)

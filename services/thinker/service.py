@@ -3,15 +3,21 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import torch
 from vllm import SamplingParams
+from vllm.inputs import MultiModalInput, TokensInput, tokens_input
 from vllm.outputs import RequestOutput
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from services.thinker.engine import build_thinker, end_token_ids, read_speech_embeddings
+from services.thinker.media.features import FeatureExtractor
+from services.thinker.media.layout import check_placeholders
+from services.thinker.media.marks import Marks
+from services.thinker.media.preparer import MediaPreparer
 from services.thinker.scheduler import SPEECH, ThinkerScheduler
 from services.thinker.track import TrackWriter
-from shared.config import ThinkerConfig
+from shared.config import MediaConfig, ThinkerConfig
 from shared.engine.generation import engine_load, finish_reason, sampling_params, submit
 from shared.errors import (
     InvalidRequestError,
@@ -19,10 +25,12 @@ from shared.errors import (
     PromptTooLongError,
     QueueFullError,
     RepeatedMessageError,
+    RequestError,
     StageFailedError,
     UnknownSpeakerError,
 )
 from shared.messages import (
+    PromptUsage,
     SpeechStart,
     StageEvent,
     StageLimits,
@@ -38,10 +46,11 @@ from shared.wire import DEFAULT_MAX_PAYLOAD_BYTES
 
 @dataclass
 class _Thought:
-    """A request in work."""
+    """A request in the engine."""
 
     request_id: str
     engine_id: str
+    prompt_tokens: int
     track: TrackWriter | None
     seq: int = 0
 
@@ -54,6 +63,7 @@ class ThinkerService:
         config: The stage's configuration.
         gateway: Where text goes.
         talker: Where rows go.
+        media: What sounds, pictures and videos a request may bring.
         max_payload_bytes: Largest tensor that the talker takes.
     """
 
@@ -65,15 +75,27 @@ class ThinkerService:
         config: ThinkerConfig,
         gateway: PushQueue[StageEvent],
         talker: PushQueue[TalkerInput],
+        media: MediaConfig | None = None,
         max_payload_bytes: int = DEFAULT_MAX_PAYLOAD_BYTES,
     ) -> None:
+        media = media or MediaConfig()
         self._gateway = gateway
         self._talker = talker
         self._max_payload_bytes = max_payload_bytes
-        self._engine: LLMEngine = build_thinker(model, config.engine)
+        self._engine: LLMEngine = build_thinker(model, config.engine, media)
         self._scheduler: ThinkerScheduler = self._engine.engine_core.engine_core.scheduler
         self._embeddings = read_speech_embeddings(self._engine, model)
-        self._end_tokens = end_token_ids(self._engine.model_config.hf_config)
+        hf_config = self._engine.model_config.hf_config
+        self._end_tokens = end_token_ids(hf_config)
+        self._marks = Marks.of(hf_config.thinker_config)
+        self._preparer = MediaPreparer(
+            FeatureExtractor(self._engine, self._marks),
+            self._marks,
+            media,
+            self._engine.model_config.max_model_len,
+        )
+        self.wake_fd: int | None = self._preparer.wake_fd
+        self._preparing: dict[str, ThinkRequest] = {}
         self._thoughts: dict[str, _Thought] = {}
         self._by_engine_id: dict[str, _Thought] = {}
         self._steps = 0
@@ -83,8 +105,8 @@ class ThinkerService:
 
     @property
     def ready(self) -> bool:
-        """A step would compute something."""
-        return self._scheduler.has_requests()
+        """A step would do something."""
+        return self._scheduler.has_requests() or self._preparer.has_outcomes
 
     def accept(self, message: ThinkRequest) -> None:
         """Take a prompt.
@@ -93,53 +115,42 @@ class ThinkerService:
             RepeatedMessageError: A request of that name is in work.
             UnknownSpeakerError: The checkpoint has no such voice.
             PromptTooLongError: The prompt leaves no room for an answer.
-            InvalidRequestError: A token has no embedding, or vLLM refuses a sampling parameter.
+            InvalidRequestError: A token has no embedding, vLLM refuses a sampling parameter, or the media are
+                not those that the prompt has places for.
         """
-        if message.request_id in self._thoughts:
+        if self.holds(message.request_id):
             raise RepeatedMessageError(f"request {message.request_id} is in work already")
-        length = len(message.prompt_token_ids)
-        if length >= self.limits.max_positions:
-            raise PromptTooLongError(
-                f"the prompt has {length} tokens, the thinker takes at most {self.limits.max_positions - 1}"
-            )
+        self._check_length(len(message.prompt_token_ids))
         vocabulary = self._engine.model_config.get_vocab_size()
-        # vLLM checks this only where it has a tokenizer; here the engine would die of it.
+        # vLLM checks this only where it makes the prompt itself; here the engine would die of it.
         if (largest := max(message.prompt_token_ids)) >= vocabulary:
             raise InvalidRequestError(
                 f"token {largest} of the prompt lies outside the vocabulary of {vocabulary}"
             )
-        track = self._new_track(message)
-        engine_id = submit(
-            self._engine,
-            message.request_id,
-            message.prompt_token_ids,
-            self._params(message),
-            message.priority,
-        )
-        thought = _Thought(message.request_id, engine_id, track)
-        self._thoughts[message.request_id] = thought
-        self._by_engine_id[engine_id] = thought
-        if message.speech is not None:
-            self._talker.put(
-                SpeechStart(
-                    request_id=message.request_id,
-                    prompt_tokens=length,
-                    priority=message.priority,
-                    speech=message.speech,
-                )
-            )
+        self._voice_row(message)
+        if message.media:
+            check_placeholders(message.prompt_token_ids, message.media, self._marks)
+            self._preparing[message.request_id] = message
+            self._preparer.submit(message)
+        else:
+            self._begin(message, tokens_input(message.prompt_token_ids))
 
     def abort(self, request_id: str) -> None:
         """Drop a request, if it is here."""
+        if self._preparing.pop(request_id, None) is not None:
+            self._preparer.release(request_id)
         thought = self._forget(request_id)
         if thought is not None:
             self._engine.abort_request([thought.engine_id], internal=True)
 
     def step(self) -> dict[str, OmniRelayError]:
         """Compute one step and send what came out of it; gives the requests that failed, with reasons."""
+        failures = self._begin_prepared()
+        if not self._scheduler.has_requests():
+            return failures
         outputs = self._engine.step()
         self._steps += 1
-        failures = self._send_rows()
+        failures |= self._send_rows()
         for output in outputs:
             thought = self._thoughts.get(output.request_id)
             if thought is None or thought.request_id in failures or not isinstance(output, RequestOutput):
@@ -155,17 +166,64 @@ class ThinkerService:
 
     def load(self) -> StageLoad:
         """What the stage holds now."""
-        return engine_load(self._scheduler, self._steps)
+        load = engine_load(self._scheduler, self._steps, self._preparer.held_bytes)
+        return msgspec.structs.replace(load, waiting=load.waiting + len(self._preparing))
 
     def holds(self, request_id: str) -> bool:
         """Whether a request is in work here."""
-        return request_id in self._thoughts
+        return request_id in self._thoughts or request_id in self._preparing
 
     def living(self) -> list[str]:
         """The requests in work."""
-        return list(self._thoughts)
+        return [*self._preparing, *self._thoughts]
 
-    def _new_track(self, message: ThinkRequest) -> TrackWriter | None:
+    def close(self) -> None:
+        """End the processes that decode media."""
+        self._preparer.close()
+
+    def _begin_prepared(self) -> dict[str, OmniRelayError]:
+        """Give the engine the requests whose media are ready; gives those that cannot be served."""
+        failures: dict[str, OmniRelayError] = {}
+        for outcome in self._preparer.take():
+            request = outcome.request
+            try:
+                self._begin(request, outcome.prompt)
+            except (RequestError, QueueFullError) as error:
+                failures[request.request_id] = error
+        return failures
+
+    def _begin(self, message: ThinkRequest, prompt: TokensInput | MultiModalInput) -> None:
+        """Give a request to the engine, and tell the talker of it."""
+        length = len(prompt["prompt_token_ids"])
+        self._check_length(length)
+        voice = self._voice_row(message)
+        track = None
+        if voice is not None:
+            track = TrackWriter(message.request_id, length, voice, self._embeddings.closing)
+        params = self._params(message, length)
+        engine_id = submit(self._engine, message.request_id, prompt, params, message.priority)
+        thought = _Thought(message.request_id, engine_id, length, track)
+        self._thoughts[message.request_id] = thought
+        self._by_engine_id[engine_id] = thought
+        self._preparing.pop(message.request_id, None)
+        if message.speech is not None:
+            self._talker.put(
+                SpeechStart(
+                    request_id=message.request_id,
+                    prompt_tokens=length,
+                    priority=message.priority,
+                    speech=message.speech,
+                )
+            )
+
+    def _check_length(self, length: int) -> None:
+        if length >= self.limits.max_positions:
+            raise PromptTooLongError(
+                f"the prompt has {length} tokens, the thinker takes at most {self.limits.max_positions - 1}"
+            )
+
+    def _voice_row(self, message: ThinkRequest) -> torch.Tensor | None:
+        """The row of the voice's start token; none without speech."""
         if message.speech is None:
             return None
         voice = self._embeddings.voices.get(message.speech.speaker)
@@ -173,14 +231,14 @@ class ThinkerService:
             raise UnknownSpeakerError(
                 f"no voice {message.speech.speaker!r}, this checkpoint has {', '.join(self.limits.speakers)}"
             )
-        return TrackWriter(message.request_id, len(message.prompt_token_ids), voice, self._embeddings.closing)
+        return voice
 
-    def _params(self, message: ThinkRequest) -> SamplingParams:
+    def _params(self, message: ThinkRequest, length: int) -> SamplingParams:
         return sampling_params(
             message.sampling,
             seed=message.seed,
             stop_token_ids=self._end_tokens,
-            room=self.limits.max_positions - len(message.prompt_token_ids),
+            room=self.limits.max_positions - length,
             extra_args={SPEECH: message.speech is not None},
         )
 
@@ -219,12 +277,14 @@ class ThinkerService:
     def _send_text(self, thought: _Thought, output: RequestOutput) -> None:
         completion = output.outputs[0]
         reason = finish_reason(completion) if output.finished else None
+        usage = PromptUsage(tokens=thought.prompt_tokens, cached_tokens=output.num_cached_tokens or 0)
         self._gateway.put(
             TextDelta(
                 request_id=thought.request_id,
                 seq=thought.seq,
                 token_ids=list(completion.token_ids),
                 finish_reason=reason,
+                prompt=usage if thought.seq == 0 else None,
             )
         )
         thought.seq += 1
@@ -236,5 +296,6 @@ class ThinkerService:
     def _forget(self, request_id: str) -> _Thought | None:
         thought = self._thoughts.pop(request_id, None)
         if thought is not None:
+            self._preparer.release(request_id)
             del self._by_engine_id[thought.engine_id]
         return thought

@@ -11,8 +11,10 @@ class TrackWriter:
 
     The talker's positions are: the prompt's n tokens, the voice's start token, then the reply's tokens
     (all but the last, which is never computed), the text end token and the text pad token; the last
-    row repeats for as long as the talker talks.  Position ids run on by one where no token of the
-    thinker stands.
+    row repeats for as long as the talker talks.
+
+    Position ids are the thinker's in the prompt, and run on by one behind its last token for the two start
+    positions; from then on they count from the largest so far, which may be that of a picture or video.
 
     Args:
         request_id: The request.
@@ -31,6 +33,7 @@ class TrackWriter:
         self._seq = 0
         self._written = 0
         self._next_position = 0
+        self._largest_position = 0
 
     def rows(self, start: int, rows: torch.Tensor, positions: torch.Tensor) -> ConditioningRows:
         """The message for the thinker's next rows.
@@ -43,13 +46,14 @@ class TrackWriter:
         in_prompt = max(0, min(self._prompt_tokens - start, rows.shape[0]))
         parts, part_positions = [rows[:in_prompt]], [positions[:, :in_prompt]]
         if in_prompt:
-            self._next_position = max(self._next_position, int(positions[:, :in_prompt].max()) + 1)
+            self._next_position = int(positions[:, in_prompt - 1].max()) + 1
+            self._largest_position = max(self._largest_position, int(positions[:, :in_prompt].max()))
         if in_prompt and start + in_prompt == self._prompt_tokens:
             parts.append(self._voice_row.unsqueeze(0))
             part_positions.append(self._run_on(1))
         if in_prompt < rows.shape[0]:
             parts.append(rows[in_prompt:])
-            part_positions.append(self._run_on(rows.shape[0] - in_prompt))
+            part_positions.append(self._reply_positions(start + in_prompt, rows.shape[0] - in_prompt))
         return self._message(torch.cat(parts), torch.cat(part_positions, dim=1), last=False)
 
     def close(self) -> ConditioningRows:
@@ -60,6 +64,14 @@ class TrackWriter:
         has_reply = self._written > self._prompt_tokens + 1
         rows = self._closing_rows if has_reply else self._closing_rows[:0]
         return self._message(rows, self._run_on(rows.shape[0]), last=True)
+
+    def _reply_positions(self, start: int, count: int) -> torch.Tensor:
+        """Position ids of reply tokens ``[3, count]``, the first of which stands at ``start``."""
+        if start > self._prompt_tokens:
+            return self._run_on(count)
+        first = self._run_on(1)
+        self._next_position = max(self._next_position, self._largest_position + 1)
+        return torch.cat([first, self._run_on(count - 1)], dim=1)
 
     def _run_on(self, count: int) -> torch.Tensor:
         first = self._next_position

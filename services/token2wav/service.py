@@ -56,6 +56,7 @@ class Token2WavService:
     """
 
     name: StageName = "token2wav"
+    wake_fd: int | None = None
 
     def __init__(self, model: Path, config: Token2WavConfig, gateway: PushQueue[StageEvent]) -> None:
         self._gateway = gateway
@@ -128,6 +129,9 @@ class Token2WavService:
     def living(self) -> list[str]:
         """The requests in work."""
         return list(self._voices)
+
+    def close(self) -> None:
+        """Nothing outlives the process."""
 
     def _start(self, message: SynthesisStart) -> None:
         if message.request_id in self._voices:

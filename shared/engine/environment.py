@@ -1,9 +1,17 @@
 """Process-wide switches that must be set before torch or vLLM is imported."""
 
+import ctypes
+import logging
 import os
+from typing import Final
 
 from shared.config import StageConfig
 from shared.messages import STAGES
+
+_M_MMAP_THRESHOLD: Final = -3
+_M_ARENA_MAX: Final = -8
+"""Of mallopt(3)."""
+log = logging.getLogger(__name__)
 
 
 def prepare_environment(config: StageConfig) -> None:
@@ -24,6 +32,9 @@ def prepare_environment(config: StageConfig) -> None:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    # oneDNN keeps compiled code for each shape of a matrix product, up to 1,024: prompts of ever new lengths
+    # would let a stage on a CPU grow for hours.
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
     if config.threads is not None:
         os.environ["OMP_NUM_THREADS"] = str(config.threads)
     elif not os.environ.get("OMP_NUM_THREADS"):
@@ -34,3 +45,15 @@ def prepare_environment(config: StageConfig) -> None:
     from shared.engine.torchvision_compat import declare_missing_operators  # noqa: PLC0415 - imports torch
 
     declare_missing_operators()
+
+
+def give_back_large_blocks(threshold: int = 2**20) -> None:
+    """Let this process return every freed block of at least ``threshold`` bytes to the system.
+
+    Without it glibc raises its own threshold to the largest block that was ever freed, and a process that
+    takes and frees blocks of all sizes, as decoded media are, keeps the holes between them.  Each such block
+    costs page faults, so this is not for processes that do nothing else.  Nothing happens without glibc.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None or not (mallopt(_M_MMAP_THRESHOLD, threshold) and mallopt(_M_ARENA_MAX, 2)):
+        log.info("the allocator cannot be told to give memory back")

@@ -4,6 +4,7 @@ from typing import Any, Final
 
 from vllm import SamplingParams
 from vllm.exceptions import VLLMClientError
+from vllm.inputs import MultiModalInput, TokensInput
 from vllm.outputs import CompletionOutput
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -58,7 +59,11 @@ def sampling_params(
 
 
 def submit(
-    engine: LLMEngine, request_id: str, prompt_token_ids: list[int], params: SamplingParams, priority: int
+    engine: LLMEngine,
+    request_id: str,
+    prompt: TokensInput | MultiModalInput,
+    params: SamplingParams,
+    priority: int,
 ) -> str:
     """Give a request to the engine.
 
@@ -69,9 +74,7 @@ def submit(
         InvalidRequestError: vLLM refuses it; the message is vLLM's.
     """
     try:
-        return engine.add_request(
-            request_id, {"prompt_token_ids": prompt_token_ids}, params, priority=priority
-        )
+        return engine.add_request(request_id, prompt, params, priority=priority)
     except REFUSALS as error:
         raise InvalidRequestError(str(error)) from error
 

@@ -84,6 +84,7 @@ def _serve(name: StageName, config: Config, union: Any, build: Build) -> None:
         loop.run()
     finally:
         heart.stop()
+        service.close()
         inbox.close()
         control.close()
         for outbox in outboxes:

@@ -50,10 +50,13 @@ class StageService(Protocol[M_contra]):
     Attributes:
         name: The stage.
         limits: What its checkpoint and engine allow.
+        wake_fd: An eventfd that is written to when :attr:`ready` may have become true other than by a
+            message; none if it never does.
     """
 
     name: StageName
     limits: StageLimits
+    wake_fd: int | None
 
     @property
     def ready(self) -> bool:
@@ -85,6 +88,9 @@ class StageService(Protocol[M_contra]):
 
     def living(self) -> list[str]:
         """All requests in work."""
+
+    def close(self) -> None:
+        """End whatever would outlive the process."""
 
 
 class StageLoop(Generic[M]):
@@ -124,6 +130,8 @@ class StageLoop(Generic[M]):
         self._poller = zmq.Poller()
         self._poller.register(inbox.socket, zmq.POLLIN)
         self._poller.register(control.socket, zmq.POLLIN)
+        if service.wake_fd is not None:
+            self._poller.register(service.wake_fd, zmq.POLLIN)
 
     def stop(self) -> None:
         """End the loop after the current step; safe to call from a signal handler."""
@@ -162,7 +170,10 @@ class StageLoop(Generic[M]):
             return
         waiting_to_send = any(outbox.backlog_bytes for outbox in self._outboxes)
         until_report = max(0, int((self._next_report - time.monotonic()) * 1000) + 1)
-        self._poller.poll(min(CONGESTED_WAIT_MS, until_report) if waiting_to_send else until_report)
+        woken = self._poller.poll(min(CONGESTED_WAIT_MS, until_report) if waiting_to_send else until_report)
+        wake_fd = self._service.wake_fd
+        if wake_fd is not None and (wake_fd, zmq.POLLIN) in woken:
+            os.eventfd_read(wake_fd)
 
     def _take_control(self) -> None:
         for message in self._control.receive():

@@ -43,6 +43,7 @@ class EchoService:
 
     name: StageName = STAGE
     limits = StageLimits(max_positions=77, speakers=["Chelsie"])
+    wake_fd: int | None = None
 
     def __init__(self) -> None:
         self.gateway: PushQueue[StageEvent]
@@ -92,6 +93,9 @@ class EchoService:
 
     def living(self) -> list[str]:
         return list(self.work)
+
+    def close(self) -> None:
+        pass
 
 
 class Harness:

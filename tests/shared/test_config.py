@@ -149,6 +149,19 @@ def test_clients_are_served_over_tcp_only():
         load_config(None, {"OMNIRELAY_GATEWAY__LISTEN": "ipc:///tmp/x"})
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "other"),
+    [
+        ("MEDIA__MAX_ITEM_BYTES", 2**27, "stages.thinker.max_payload_bytes"),
+        ("GATEWAY__LIMITS__REQUEST_BYTES", 2**20, "gateway.limits.request_bytes"),
+        ("GATEWAY__LIMITS__HELD_BYTES", 2**20, "gateway.limits.held_bytes"),
+    ],
+)
+def test_media_must_fit_where_they_are_kept_and_sent(key, value, other):
+    with pytest.raises(ConfigError, match=rf"media\.max_\w+_bytes must not exceed {other}"):
+        load_config(None, {f"OMNIRELAY_{key}": str(value)})
+
+
 def test_the_environment_overrides_the_file(write):
     path = write("model: from-file\nlog_level: error\ngateway: {limits: {max_active: 3, max_queued: 7}}")
     environment = {

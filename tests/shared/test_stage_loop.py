@@ -32,6 +32,7 @@ class Service:
 
     name: StageName = "token2wav"
     limits = StageLimits()
+    wake_fd: int | None = None
 
     def __init__(self) -> None:
         self.ready = False
@@ -60,6 +61,9 @@ class Service:
 
     def living(self) -> list[str]:
         return []
+
+    def close(self) -> None:
+        pass
 
 
 class Bench:

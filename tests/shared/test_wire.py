@@ -170,7 +170,11 @@ def test_a_value_without_a_place_in_a_message_is_not_encoded():
         ([pack(audio_header(data=[0, 16, 0])), bytes(16)], PayloadError, "index and its size"),
         ([pack(audio_header(data=bytes(16)))], PayloadError, "index and its size"),
         ([pack(audio_header(data=None)), bytes(16)], PayloadError, "index and its size"),
-        ([pack(audio_header()), *[b""] * MAX_FRAMES], MessageError, f"message of {MAX_FRAMES + 1} frames, at most {MAX_FRAMES}"),
+        (
+            [pack(audio_header()), *[b""] * MAX_FRAMES],
+            MessageError,
+            f"message of {MAX_FRAMES + 1} frames, at most {MAX_FRAMES}",
+        ),
         ([VERSION + b"\x91" * 100_000], MessageError, "cannot be read"),
         ([VERSION + b"\x81\xa4type\xa1\xff"], MessageError, "cannot be read"),
     ],

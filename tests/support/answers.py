@@ -53,7 +53,8 @@ class Reference:
         key = repr((prompt, speaker, sorted(options.items())))
         if key not in self._answers:
             ids = torch.tensor([prompt])
-            self._answers[key] = self._generate(ids, torch.ones_like(ids), speaker, options)[0]
+            inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+            self._answers[key] = self.answers_to(inputs, speaker=speaker, **options)[0]
         return self._answers[key]
 
     def padded(self, prompts: list[list[int]], *, speaker: str = "Ethan", **options: Any) -> list[Answer]:
@@ -62,6 +63,25 @@ class Reference:
         pad = self.model.config.thinker_config.pad_token_id
         ids = torch.tensor([[pad] * (longest - len(prompt)) + prompt for prompt in prompts])
         mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+        return self.answers_to({"input_ids": ids, "attention_mask": mask}, speaker=speaker, **options)
+
+    def answers_to(
+        self,
+        inputs: dict[str, torch.Tensor],
+        *,
+        speaker: str = "Ethan",
+        use_audio_in_video: bool = False,
+        **options: Any,
+    ) -> list[Answer]:
+        """What it answers to a processor's inputs, one conversation or a batch."""
+        ids, mask = inputs["input_ids"], inputs["attention_mask"]
+        # transformers' generate would hand pixels to the talker too, which refuses them.
+        media = {
+            f"thinker_{name}" if name.startswith("pixel_values") else name: value
+            for name, value in inputs.items()
+            if name not in ("input_ids", "attention_mask")
+        }
+        options |= media | {"use_audio_in_video": use_audio_in_video}
         return self._generate(ids, mask, speaker, options)
 
     def text(self, prompt: list[int], max_tokens: int) -> list[int]:
@@ -119,7 +139,16 @@ class Reference:
                 **options,
             )
         with_voice = torch.cat([mask, mask.new_ones(mask.shape[0], 2)], dim=1)
-        positions, _ = self.model.talker.get_rope_index(given["input_text_ids"], None, None, with_voice)
+        audio_mask = options.get("feature_attention_mask")
+        positions, _ = self.model.talker.get_rope_index(
+            given["input_text_ids"],
+            options.get("image_grid_thw"),
+            options.get("video_grid_thw"),
+            with_voice,
+            options.get("use_audio_in_video", False),
+            None if audio_mask is None else audio_mask.sum(dim=1),
+            options.get("video_second_per_grid"),
+        )
         return [self._one(row, ids, mask, sequences, positions[:, row], given) for row in range(ids.shape[0])]
 
     def _one(

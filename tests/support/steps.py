@@ -1,7 +1,7 @@
 """What a scheduler did, step by step."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -31,17 +31,17 @@ class StepRecord:
         return count
 
     @contextmanager
-    def watch(self, names: dict[str, str]) -> Iterator[None]:
-        """Record the step that is made in this context; ``names`` are the clients', by the engine's."""
+    def watch(self, name_of: Callable[[str], str]) -> Iterator[None]:
+        """Record the step made in this context; ``name_of`` gives the client's name for the engine's."""
         schedule = self._scheduler.schedule
 
         def note(*arguments: Any) -> Any:
             output = schedule(*arguments)
             counts = output.num_scheduled_tokens
-            self.scheduled.append({names[engine_id]: count for engine_id, count in counts.items()})
+            self.scheduled.append({name_of(engine_id): count for engine_id, count in counts.items()})
             for engine_id, request in self._scheduler.requests.items():
                 if request.num_preemptions:
-                    self.preemptions[names[engine_id]] = request.num_preemptions
+                    self.preemptions[name_of(engine_id)] = request.num_preemptions
             return output
 
         with mock.patch.object(self._scheduler, "schedule", note):

@@ -107,7 +107,7 @@ class TalkerRig:
     def step(self) -> dict[str, OmniRelayError]:
         """One step, and all that it sent; nothing may be computed whose row is not there."""
         names = {speech.engine_id: name for name, speech in self.service._speeches.items()}
-        with self.steps.watch(names):
+        with self.steps.watch(names.__getitem__):
             failures = self.service.step()
         for engine_id, request in self.scheduler.requests.items():
             assert request.num_computed_tokens <= self.scheduler._tracks[engine_id].available

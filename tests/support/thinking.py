@@ -1,5 +1,7 @@
 """Drives a thinker's service and checks the form of all that it sends."""
 
+import os
+import select
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -8,12 +10,13 @@ import torch
 
 from services.thinker.scheduler import ThinkerScheduler
 from services.thinker.service import ThinkerService
-from shared.config import ThinkerConfig, ThinkerEngineConfig
+from shared.config import MediaConfig, ThinkerConfig, ThinkerEngineConfig
 from shared.engine.tensors import unpack_positions, unpack_rows
-from shared.errors import OmniRelayError
+from shared.errors import OmniRelayError, RequestError
 from shared.messages import (
     ConditioningRows,
     FinishReason,
+    MediaItem,
     Sampling,
     SpeechSettings,
     SpeechStart,
@@ -24,6 +27,8 @@ from shared.messages import (
 )
 from tests.support.edges import Edge, MakeEdge
 from tests.support.steps import StepRecord
+
+PREPARED_S = 60.0
 
 
 def speech_of(
@@ -41,6 +46,8 @@ def thinker_request(
     speech: SpeechSettings | None = None,
     seed: int = 1,
     priority: int = 0,
+    media: list[MediaItem] | None = None,
+    use_audio_in_video: bool = False,
     **sampling: Any,
 ) -> ThinkRequest:
     """A request, greedy unless told otherwise."""
@@ -51,18 +58,22 @@ def thinker_request(
         seed=seed,
         priority=priority,
         speech=speech,
+        media=media or [],
+        use_audio_in_video=use_audio_in_video,
     )
 
 
 class ThinkerRig:
     """A thinker in the test's process, and all that came out of it."""
 
-    def __init__(self, model: Path, make_edge: MakeEdge, **engine: Any) -> None:
+    def __init__(
+        self, model: Path, make_edge: MakeEdge, *, media: MediaConfig | None = None, **engine: Any
+    ) -> None:
         values = {"max_model_len": 2304, "kv_cache_memory_bytes": 32 * 2**20} | engine
         self._gateway: Edge[StageEvent] = make_edge(StageEvent)
         self._talker: Edge[TalkerInput] = make_edge(TalkerInput)
         config = ThinkerConfig(engine=ThinkerEngineConfig(**values))
-        self.service = ThinkerService(model, config, self._gateway.push, self._talker.push)
+        self.service = ThinkerService(model, config, self._gateway.push, self._talker.push, media)
         self.engine = self.service._engine
         self.forget()
 
@@ -79,22 +90,46 @@ class ThinkerRig:
     def scheduler(self) -> ThinkerScheduler:
         return self.service._scheduler
 
+    @property
+    def model(self) -> Any:
+        """The model that the engine runs."""
+        return self.engine.model_executor.driver_worker.worker.model_runner.model
+
     def step(self) -> dict[str, OmniRelayError]:
         """One step, and all that it sent."""
-        names = {engine_id: thought.request_id for engine_id, thought in self.service._by_engine_id.items()}
-        with self.steps.watch(names):
+        # Asked during the step, which begins the requests whose media are ready.
+        with self.steps.watch(lambda engine_id: self.service._by_engine_id[engine_id].request_id):
             failures = self.service.step()
         self.collect()
         return failures
 
     def run(self, *requests: ThinkRequest) -> None:
-        """Take requests and step until all is done; none may fail."""
+        """Take requests, wait until all media are prepared, and step until all is done; none may fail."""
         for request in requests:
             self.service.accept(request)
-        while self.service.ready:
+        while len(self.service._preparer._outcomes) < len(self.service._preparing):
+            self._wait_for_media()
+        while self.service.living():
+            self.wait()
             assert self.step() == {}
-        assert self.service.living() == []
         assert self.steps.free_blocks == self.steps.blocks
+        assert self.service.load().held_bytes == 0
+
+    def wait(self) -> None:
+        """Wait until a step would do something, as the stage's loop does."""
+        while not self.service.ready:
+            self._wait_for_media()
+
+    def failure(self, request: ThinkRequest) -> OmniRelayError:
+        """The error with which a request ends that cannot be served."""
+        try:
+            self.service.accept(request)
+        except RequestError as error:
+            return error
+        self.wait()
+        failed = self.step()[request.request_id]
+        self.service.abort(request.request_id)
+        return failed
 
     def collect(self) -> None:
         """Sort what was sent; deltas, and rows of a request, must be numbered without gap."""
@@ -128,6 +163,12 @@ class ThinkerRig:
             unpack_positions(message.additional, message.rows.shape[0]) for message in self.tracks[request_id]
         ]
         return torch.cat(parts, dim=1)
+
+    def _wait_for_media(self) -> None:
+        assert self.service.wake_fd is not None
+        readable, _, _ = select.select([self.service.wake_fd], [], [], PREPARED_S)
+        assert readable, f"no media were prepared within {PREPARED_S} s"
+        os.eventfd_read(self.service.wake_fd)
 
     def _add_rows(self, message: ConditioningRows) -> None:
         track = self.tracks[message.request_id]

@@ -1,0 +1,123 @@
+"""The prompt with every placeholder replaced by the tokens of its item."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from vllm.inputs import MultiModalInput, mm_input
+from vllm.multimodal.inputs import MultiModalKwargsItem, MultiModalKwargsItems, PlaceholderRange
+
+from services.thinker.media.features import Features
+from services.thinker.media.marks import Marks
+from services.thinker.media.spans import Clock, interleave
+from shared.errors import InvalidRequestError
+from shared.messages import MediaItem
+
+
+@dataclass(frozen=True)
+class PreparedItem:
+    """An item of a request.
+
+    Attributes:
+        digest: Names the file and how it was read: equal digests have equal features.
+        features: Of the item; two for a video whose sound is heard, the pictures first.
+    """
+
+    digest: str
+    features: tuple[Features, ...]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that it is in the prompt."""
+        return sum(features.tokens for features in self.features)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return sum(features.nbytes for features in self.features)
+
+
+def check_placeholders(prompt: Sequence[int], items: Sequence[MediaItem], marks: Marks) -> None:
+    """Refuse a prompt whose placeholders are not those of its items.
+
+    Raises:
+        InvalidRequestError: They differ in number, kind or order.
+    """
+    kind_of = {token: kind for kind, token in marks.placeholders.items()}
+    found = [kind_of[token] for token in prompt if token in kind_of]
+    given = [item.kind for item in items]
+    if found != given:
+        raise InvalidRequestError(
+            f"the prompt has places for {_listed(found)}, but {_listed(given)} came with it"
+        )
+
+
+def lay_out(
+    prompt: Sequence[int], items: Sequence[PreparedItem], marks: Marks, clock: Clock
+) -> MultiModalInput:
+    """The engine's input for a prompt with media.
+
+    Args:
+        prompt: Token ids, one placeholder for each item.
+        items: What the placeholders stand for, in their order.
+        marks: The checkpoint's.
+        clock: The checkpoint's.
+    """
+    waiting = iter(items)
+    placeholders = set(marks.placeholders.values())
+    laid = _Layout()
+    for token in prompt:
+        if token not in placeholders:
+            laid.token_ids.append(token)
+            continue
+        item = next(waiting)
+        if len(item.features) == 1:
+            laid.add(item.digest, item.features[0], token)
+        else:
+            pictures, sound = item.features
+            laid.token_ids.append(marks.audio_begin)
+            laid.add_alternating(item.digest, pictures, sound, marks, clock)
+            laid.token_ids.append(marks.audio_end)
+    return laid.as_input()
+
+
+@dataclass
+class _Layout:
+    """A prompt in the making."""
+
+    token_ids: list[int] = field(default_factory=list)
+    data: dict[str, list[MultiModalKwargsItem]] = field(default_factory=dict)
+    hashes: dict[str, list[str]] = field(default_factory=dict)
+    ranges: dict[str, list[PlaceholderRange]] = field(default_factory=dict)
+
+    def add(self, digest: str, features: Features, token: int) -> None:
+        place = PlaceholderRange(offset=len(self.token_ids), length=features.tokens)
+        self._note(features, digest, place)
+        self.token_ids += [token] * features.tokens
+
+    def add_alternating(
+        self, digest: str, pictures: Features, sound: Features, marks: Marks, clock: Clock
+    ) -> None:
+        """Both items have one range, and say which of its tokens are theirs, as vLLM has it."""
+        if pictures.grid is None:
+            raise InvalidRequestError("a video has no pictures")
+        offset = len(self.token_ids)
+        for kind, first, last in interleave(pictures.grid, sound.tokens, clock):
+            self.token_ids += [marks.placeholders[kind]] * (last - first)
+        tokens = torch.tensor(self.token_ids[offset:])
+        for features in (pictures, sound):
+            own = tokens == marks.placeholders[features.kind]
+            place = PlaceholderRange(offset=offset, length=len(tokens), is_embed=own)
+            self._note(features, f"{digest}.{features.kind}", place)
+
+    def as_input(self) -> MultiModalInput:
+        return mm_input(self.token_ids, MultiModalKwargsItems(self.data), self.hashes, self.ranges)
+
+    def _note(self, features: Features, digest: str, place: PlaceholderRange) -> None:
+        self.data.setdefault(features.kind, []).append(features.data)
+        self.hashes.setdefault(features.kind, []).append(digest)
+        self.ranges.setdefault(features.kind, []).append(place)
+
+
+def _listed(kinds: Iterable[str]) -> str:
+    return ", ".join(kinds) or "none"

@@ -1,0 +1,261 @@
+"""Prepares prompts with media on threads of its own, so that the step loop never waits for a file."""
+
+import hashlib
+import logging
+import os
+import threading
+from collections import Counter, deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final
+
+from cachetools import LRUCache
+from vllm.inputs import MultiModalInput
+
+from services.thinker.media.decoder import MediaDecoder
+from services.thinker.media.features import FeatureExtractor
+from services.thinker.media.layout import PreparedItem, lay_out
+from services.thinker.media.limits import DecodeLimits
+from services.thinker.media.marks import Marks
+from shared.config import MediaConfig
+from shared.errors import (
+    CancelledRequestError,
+    MediaError,
+    PromptTooLongError,
+    RequestError,
+    StageFailedError,
+)
+from shared.messages import MediaItem, MediaKind, ThinkRequest
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a request's media: the engine's input, or why there is none."""
+
+    request: ThinkRequest
+    result: MultiModalInput | RequestError
+
+    @property
+    def prompt(self) -> MultiModalInput:
+        """The engine's input.
+
+        Raises:
+            RequestError: There is none; the error says why.
+        """
+        if isinstance(self.result, RequestError):
+            raise self.result
+        return self.result
+
+
+class MediaPreparer:
+    """Decodes the files of requests, makes features of them and lays out the prompts.
+
+    One thread and one decoder process for each item that is decoded at a time.  :attr:`wake_fd`, an
+    eventfd, is written to when there is something to :meth:`take`.
+
+    Args:
+        extractor: Makes features.
+        marks: The checkpoint's tokens for media.
+        config: The limits.
+        max_positions: Of a request, in the thinker.
+    """
+
+    def __init__(
+        self, extractor: FeatureExtractor, marks: Marks, config: MediaConfig, max_positions: int
+    ) -> None:
+        self._extractor = extractor
+        self._marks = marks
+        self._max_positions = max_positions
+        self._closed = False
+        self._budget: Final = _ByteBudget(config.max_held_bytes)
+        self._cache = _ItemCache(config.cache_bytes)
+        self._limits = _decode_limits(config, extractor)
+        self._threads = ThreadPoolExecutor(config.decoders, "media", self._start_thread)
+        self._own = threading.local()
+        self._lock = threading.Lock()
+        self._decoders: list[MediaDecoder] = []
+        self._waiting: set[str] = set()
+        self._outcomes: deque[Outcome] = deque()
+        self.wake_fd: Final = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        # The first file should not have to wait until a process has started; the others start when needed.
+        self._threads.submit(self._start_decoder)
+
+    @property
+    def has_outcomes(self) -> bool:
+        """There is something to take."""
+        return bool(self._outcomes)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of features held for requests."""
+        return self._budget.held_bytes
+
+    def submit(self, request: ThinkRequest) -> None:
+        """Begin with a request; its outcome will be there to take, unless it is released before."""
+        self._waiting.add(request.request_id)
+        self._threads.submit(self._prepare, request)
+
+    def take(self) -> list[Outcome]:
+        """Whatever has been finished since the last call, of requests that were not released."""
+        with self._lock:
+            outcomes, self._outcomes = list(self._outcomes), deque()
+            taken = [outcome for outcome in outcomes if outcome.request.request_id in self._waiting]
+            self._waiting.difference_update(outcome.request.request_id for outcome in taken)
+        return taken
+
+    def release(self, request_id: str) -> None:
+        """Let go of a request, whether its outcome was taken or not."""
+        with self._lock:
+            self._waiting.discard(request_id)
+            self._budget.release(request_id)
+
+    def close(self) -> None:
+        """End all threads and decoders; nothing is taken any more."""
+        with self._lock:
+            self._closed = True
+            self._waiting.clear()
+            decoders = list(self._decoders)
+        self._budget.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for decoder in decoders:
+            decoder.close()
+        self._threads.shutdown(wait=True)
+        os.close(self.wake_fd)
+
+    def _start_thread(self) -> None:
+        self._own.decoder = MediaDecoder(self._limits)
+        with self._lock:
+            self._decoders.append(self._own.decoder)
+
+    def _start_decoder(self) -> None:
+        try:
+            self._own.decoder.start()
+        except MediaError as error:
+            log.warning("%s; it is tried again with the first file", error)
+
+    def _prepare(self, request: ThinkRequest) -> None:
+        """The body of a thread for one request; whatever happens, there is an outcome."""
+        try:
+            outcome = Outcome(request, self._lay_out(request))
+        except RequestError as error:
+            outcome = Outcome(request, error)
+        except Exception as error:
+            # As from a C library; without an outcome the request would wait for its deadline.
+            log.exception("the media of request %s could not be prepared", request.request_id)
+            outcome = Outcome(request, StageFailedError(f"the media could not be prepared: {error!r}"))
+        with self._lock:
+            if request.request_id not in self._waiting:
+                self._budget.release(request.request_id)
+            elif not self._closed:
+                self._outcomes.append(outcome)
+                os.eventfd_write(self.wake_fd, 1)
+
+    def _lay_out(self, request: ThinkRequest) -> MultiModalInput:
+        self._budget.wait_for_room(lambda: self._require_wanted(request))
+        numbers: Counter[MediaKind] = Counter()
+        items: list[PreparedItem] = []
+        length = len(request.prompt_token_ids) - len(request.media)
+        for item in request.media:
+            self._require_wanted(request)
+            numbers[item.kind] += 1
+            with_audio = request.use_audio_in_video and item.kind == "video"
+            prepared = self._item(item, f"{item.kind} {numbers[item.kind]}", with_audio)
+            self._budget.charge(request.request_id, prepared.nbytes)
+            items.append(prepared)
+            length += prepared.tokens
+            if length >= self._max_positions:
+                raise PromptTooLongError(
+                    f"the prompt has {length} tokens up to {item.kind} {numbers[item.kind]}, "
+                    f"the thinker takes at most {self._max_positions - 1}"
+                )
+        return lay_out(request.prompt_token_ids, items, self._marks, self._extractor.clock)
+
+    def _item(self, item: MediaItem, name: str, with_audio: bool) -> PreparedItem:
+        hasher = hashlib.sha256(item.data.view)
+        hasher.update(f"{item.kind} {with_audio}".encode())
+        digest = hasher.hexdigest()
+        prepared = self._cache.get(digest)
+        if prepared is None:
+            decoded = self._own.decoder.decode(item.kind, item.data.view, name=name, with_audio=with_audio)
+            prepared = PreparedItem(digest, self._extractor.extract(decoded, name))
+            self._cache.put(prepared)
+        return prepared
+
+    def _require_wanted(self, request: ThinkRequest) -> None:
+        """Stop the work for a request that was released."""
+        if request.request_id not in self._waiting:
+            raise CancelledRequestError("the request was released")
+
+
+class _ItemCache:
+    """The items used last, bounded in bytes."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._lock = threading.Lock()
+        self._items: LRUCache[str, PreparedItem] = LRUCache(max_bytes, getsizeof=lambda item: item.nbytes)
+
+    def get(self, digest: str) -> PreparedItem | None:
+        with self._lock:
+            return self._items.get(digest)
+
+    def put(self, item: PreparedItem) -> None:
+        with self._lock:
+            if item.nbytes <= self._items.maxsize:
+                self._items[item.digest] = item
+
+
+class _ByteBudget:
+    """Counts the bytes that requests hold; new work waits while they are too many."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._changed = threading.Condition()
+        self._held: dict[str, int] = {}
+        self._closed = False
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(self._held.values())
+
+    def charge(self, request_id: str, size: int) -> None:
+        with self._changed:
+            self._held[request_id] = self._held.get(request_id, 0) + size
+
+    def release(self, request_id: str) -> None:
+        with self._changed:
+            self._held.pop(request_id, None)
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def wait_for_room(self, still_wanted: Callable[[], None]) -> None:
+        """Wait until less is held than may be; the callback raises when waiting is pointless."""
+        with self._changed:
+            while not self._closed and self.held_bytes >= self._max_bytes:
+                still_wanted()
+                self._changed.wait()
+        still_wanted()
+
+
+def _decode_limits(config: MediaConfig, extractor: FeatureExtractor) -> DecodeLimits:
+    """What may be decoded: the operator's limits, and what the checkpoint can take."""
+    sampling = extractor.sampling
+    return DecodeLimits(
+        max_audio_seconds=min(config.max_audio_seconds, extractor.longest_audio_s),
+        min_image_side=config.min_image_side,
+        max_image_pixels=config.max_image_pixels,
+        max_video_seconds=config.max_video_seconds,
+        max_video_frames=min(config.max_video_frames, sampling.max_frames),
+        max_decoded_bytes=config.max_decoded_bytes,
+        timeout_s=config.decode_timeout_s,
+        sampling_rate=extractor.sampling_rate,
+        frames_per_second=sampling.frames_per_second,
+        min_frames=sampling.min_frames,
+        temporal_patch_size=sampling.temporal_patch_size,
+    )

@@ -1,0 +1,168 @@
+"""Where media stand in the thinker's prompt: the order of their tokens and their M-RoPE position ids.
+
+The rules are those of transformers' ``Qwen2_5OmniProcessor`` (tokens) and of ``get_rope_index`` of its
+``Qwen2_5OmniPreTrainedModelForConditionalGeneration`` (positions).
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any, Literal, Self
+
+import numpy as np
+import numpy.typing as npt
+
+Positions = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Clock:
+    """How time becomes position ids.
+
+    Attributes:
+        positions_per_second: Position ids of one second, of sound as of video.
+        chunk: Position ids of a chunk, the unit in which the sound and the frames of a video alternate.
+        merge: Patches that become one token, along each side.
+    """
+
+    positions_per_second: float
+    chunk: int
+    merge: int
+
+    @classmethod
+    def of(cls, thinker_config: Any) -> Self:
+        """The clock that a checkpoint's ``thinker_config`` describes."""
+        per_second = float(thinker_config.position_id_per_seconds)
+        return cls(
+            positions_per_second=per_second,
+            chunk=int(per_second * thinker_config.seconds_per_chunk),
+            merge=int(thinker_config.vision_config.spatial_merge_size),
+        )
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The tokens of a picture or a video.
+
+    Attributes:
+        times: Position id of each temporal patch, from 0 on.
+        height: Rows of tokens.
+        width: Tokens of a row.
+    """
+
+    times: tuple[int, ...]
+    height: int
+    width: int
+
+    @classmethod
+    def of(cls, patches: Sequence[int], seconds_per_grid: float, clock: Clock) -> Self:
+        """The grid of ``patches`` (temporal, rows, columns), each temporal one as long as told."""
+        step = np.float32(seconds_per_grid)
+        times = (np.arange(patches[0], dtype=np.float32) * step * clock.positions_per_second).astype(np.int64)
+        return cls(tuple(times.tolist()), patches[1] // clock.merge, patches[2] // clock.merge)
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens."""
+        return len(self.times) * self.height * self.width
+
+    @property
+    def token_times(self) -> Positions:
+        """Temporal position id of each token, ``[tokens]``."""
+        return np.repeat(np.asarray(self.times, dtype=np.int64), self.height * self.width)
+
+    def positions(self, start: int) -> Positions:
+        """Position ids ``[3, tokens]``: time, row and column, all counted from ``start``."""
+        rows = np.repeat(np.arange(self.height), self.width)
+        columns = np.tile(np.arange(self.width), self.height)
+        frames = len(self.times)
+        return np.stack([self.token_times, np.tile(rows, frames), np.tile(columns, frames)]) + start
+
+
+@dataclass(frozen=True)
+class VisualSpan:
+    """Tokens of a picture or video in the prompt, with the sound of the video if it is heard.
+
+    Attributes:
+        offset: Index of the first token.
+        grid: Its pictures.
+        audio_tokens: Tokens of the sound that alternates with them; none if it is not heard.
+    """
+
+    offset: int
+    grid: Grid
+    audio_tokens: int | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens, of both."""
+        return self.grid.tokens + (self.audio_tokens or 0)
+
+
+Run = tuple[Literal["video", "audio"], int, int]
+"""Consecutive tokens of one kind: the index of the first among its kind, and that behind the last."""
+
+
+def interleave(grid: Grid, audio_tokens: int, clock: Clock) -> Iterator[Run]:
+    """The order of the tokens of a video whose sound is heard: chunk by chunk, pictures first."""
+    video = _chunks(grid.token_times.tolist(), clock.chunk)
+    audio = _chunks(range(audio_tokens), clock.chunk)
+    for pictures, sound in zip_longest(video, audio):
+        if pictures is not None:
+            yield "video", *pictures
+        if sound is not None:
+            yield "audio", *sound
+
+
+def mrope_positions(length: int, spans: Iterable[VisualSpan], clock: Clock) -> Positions:
+    """M-RoPE position ids int64 ``[3, length]`` of a prompt.
+
+    Args:
+        length: Tokens of the prompt.
+        spans: All pictures and videos, in order.  Sound alone counts like text.
+        clock: The checkpoint's.
+    """
+    pieces: list[Positions] = []
+    done = 0
+    for span in spans:
+        if span.audio_tokens is None:
+            pieces.append(_text(span.offset - done, _next(pieces)))
+            pieces.append(span.grid.positions(_next(pieces)))
+            done = span.offset + span.tokens
+        else:
+            # Both begin marks share a position, and so do both end marks, each one token beyond the span.
+            pieces.append(_text(span.offset - 2 - done, _next(pieces)))
+            pieces.append(np.full((3, 2), _next(pieces)))
+            pieces += _alternating(span.grid, span.audio_tokens, _next(pieces), clock)
+            pieces.append(np.full((3, 2), _next(pieces)))
+            done = span.offset + span.tokens + 2
+    pieces.append(_text(length - done, _next(pieces)))
+    return np.concatenate(pieces, axis=1)
+
+
+def _alternating(grid: Grid, audio_tokens: int, start: int, clock: Clock) -> Iterator[Positions]:
+    of_kind = {"video": grid.positions(start), "audio": _text(audio_tokens, start)}
+    for kind, first, last in interleave(grid, audio_tokens, clock):
+        yield of_kind[kind][:, first:last]
+
+
+def _text(count: int, start: int) -> Positions:
+    return np.broadcast_to(np.arange(start, start + count, dtype=np.int64), (3, count))
+
+
+def _next(pieces: Sequence[Positions]) -> int:
+    """What follows the last piece, as the reference has it: the largest id of that piece, plus one."""
+    last = next((piece for piece in reversed(pieces) if piece.size), None)
+    return 0 if last is None else int(last.max()) + 1
+
+
+def _chunks(times: Sequence[int], width: int) -> Iterator[tuple[int, int]]:
+    """Cut ascending times where the next multiple of ``width`` is reached (``get_chunked_index``)."""
+    start = 0
+    limit = width
+    for index, time in enumerate(times):
+        if time >= limit:
+            yield start, index
+            start = index
+            limit += width
+    yield start, len(times)

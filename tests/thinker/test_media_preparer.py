@@ -1,0 +1,251 @@
+"""Preparing media beside the step loop: order, limits, letting go, and failures of one request alone."""
+
+import itertools
+import os
+import select
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import psutil
+import pytest
+
+from services.thinker.media.decoder import MediaDecoder
+from services.thinker.media.features import FeatureExtractor
+from services.thinker.media.marks import Marks
+from services.thinker.media.preparer import MediaPreparer, Outcome
+from shared.config import MediaConfig
+from shared.errors import InvalidRequestError, MediaError, RepeatedMessageError, StageFailedError
+from shared.messages import ThinkRequest
+from tests.support.conversations import Conversation, Item, Processor, asks
+from tests.support.media import encode_audio, picture, speech, spoken
+from tests.support.thinking import PREPARED_S, ThinkerRig, thinker_request
+
+_seeds = itertools.count(1000)
+
+
+def new_picture() -> Conversation:
+    """A question about a picture that no cache knows."""
+    return asks(Item("image", picture("png", next(_seeds))), "What is this?")
+
+
+def request_of(name: str, conversation: Conversation, processor: Processor, **options: Any) -> ThinkRequest:
+    return thinker_request(
+        name, processor.prompt(conversation), media=conversation.media, max_tokens=2, **options
+    )
+
+
+@contextmanager
+def preparer_of(rig: ThinkerRig, **limits: Any) -> Iterator[MediaPreparer]:
+    """A preparer of its own, with the rig's engine to make features."""
+    marks = Marks.of(rig.engine.model_config.hf_config.thinker_config)
+    extractor = FeatureExtractor(rig.engine, marks)
+    preparer = MediaPreparer(extractor, marks, MediaConfig(**limits), rig.service.limits.max_positions)
+    try:
+        yield preparer
+    finally:
+        preparer.close()
+
+
+def wait_for(preparer: MediaPreparer, seconds: float = PREPARED_S) -> list[Outcome]:
+    """The next outcomes; none after so many seconds."""
+    readable, _, _ = select.select([preparer.wake_fd], [], [], seconds)
+    if readable:
+        os.eventfd_read(preparer.wake_fd)
+    return preparer.take()
+
+
+@contextmanager
+def held_decoder() -> Iterator[threading.Event]:
+    """Decoding waits until the event is set; that it has begun is told by ``event.begun``."""
+    go, begun = threading.Event(), threading.Event()
+    decode = MediaDecoder.decode
+
+    def wait(self: MediaDecoder, *args: Any, **kwargs: Any) -> Any:
+        begun.set()
+        assert go.wait(PREPARED_S)
+        return decode(self, *args, **kwargs)
+
+    go.begun = begun  # type: ignore[attr-defined]
+    with mock.patch.object(MediaDecoder, "decode", wait):
+        try:
+            yield go
+        finally:
+            go.set()
+
+
+def test_text_goes_on_while_media_are_prepared(thinker: ThinkerRig, processor: Processor) -> None:
+    with held_decoder() as go:
+        thinker.service.accept(request_of("picture", new_picture(), processor))
+        assert thinker.service.living() == ["picture"]
+        assert thinker.service.load().waiting == 1
+        assert not thinker.service.ready
+        thinker.service.accept(thinker_request("text", [5, 6, 7], max_tokens=9))
+        while "text" not in thinker.finished:
+            assert thinker.step() == {}
+        assert thinker.service.living() == ["picture"]
+        go.set()
+        thinker.run()
+    assert thinker.finished == ["text", "picture"]
+
+
+def test_a_request_that_is_prepared_counts_as_in_work(thinker: ThinkerRig, processor: Processor) -> None:
+    with held_decoder():
+        thinker.service.accept(request_of("a", new_picture(), processor))
+        assert thinker.service.holds("a")
+        with pytest.raises(RepeatedMessageError):
+            thinker.service.accept(request_of("a", new_picture(), processor))
+        with pytest.raises(RepeatedMessageError):
+            thinker.service.accept(thinker_request("a", [5, 6, 7]))
+        thinker.service.abort("a")
+    assert not thinker.service.holds("a")
+
+
+@pytest.mark.parametrize("when", ["before it is decoded", "while it is decoded", "when it is ready"])
+def test_an_aborted_request_leaves_nothing(thinker: ThinkerRig, processor: Processor, when: str) -> None:
+    service = thinker.service
+    with held_decoder() as go:
+        for name in ("x", "y", "a") if when == "before it is decoded" else ("a",):
+            service.accept(request_of(name, new_picture(), processor))
+        assert go.begun.wait(PREPARED_S)  # type: ignore[attr-defined]
+        if when == "when it is ready":
+            go.set()
+            thinker.wait()
+        service.abort("a")
+    thinker.run()
+    service.accept(request_of("after", new_picture(), processor))
+    thinker.run()
+    assert "a" not in thinker.finished
+    assert service.load().held_bytes == 0
+
+
+def test_errors_name_the_item_among_its_kind(thinker: ThinkerRig, processor: Processor) -> None:
+    good, bad = Item("image", picture("png", 31)), Item("image", b"no picture at all")
+    error = thinker.failure(
+        request_of("a", asks(Item("audio", spoken("wav")), good, "and", bad, good), processor)
+    )
+    assert isinstance(error, MediaError)
+    assert str(error).startswith("image 2: ")
+    assert thinker.service.living() == []
+    error = thinker.failure(request_of("b", asks(good, Item("audio", b"ID3 nothing")), processor))
+    assert str(error).startswith("audio 1: ")
+    thinker.run(request_of("c", asks(good, "Well?"), processor))
+    assert thinker.finished == ["c"]
+
+
+def test_sound_too_short_for_a_token_is_refused(thinker: ThinkerRig, processor: Processor) -> None:
+    blip = Item("audio", encode_audio(speech()[:300], 16_000, "wav"))
+    error = thinker.failure(request_of("a", asks(blip), processor))
+    assert isinstance(error, MediaError)
+    assert str(error).startswith("audio 1: ")
+    assert "too short" in str(error)
+
+
+def test_what_nobody_expected_fails_that_request_alone(thinker: ThinkerRig, processor: Processor) -> None:
+    with mock.patch.object(MediaDecoder, "decode", side_effect=ZeroDivisionError("odd")):
+        error = thinker.failure(request_of("a", new_picture(), processor))
+    assert isinstance(error, StageFailedError)
+    assert "odd" in str(error)
+    thinker.run(request_of("b", new_picture(), processor))
+
+
+def test_a_prompt_that_gets_too_long_stops_the_work(thinker: ThinkerRig, processor: Processor) -> None:
+    # Each picture is 99 tokens, and the thinker takes 2,303.
+    many = asks(*(Item("image", picture("png", seed)) for seed in range(2000, 2030)), "Which is best?")
+    decode = MediaDecoder.decode
+    with mock.patch.object(MediaDecoder, "decode", autospec=True, side_effect=decode) as calls:
+        error = thinker.failure(request_of("a", many, processor))
+    assert error.code == "prompt_too_long"
+    assert "image 23" in str(error)
+    assert calls.call_count == 23
+
+
+def test_places_that_are_not_the_items_are_refused_at_once(thinker: ThinkerRig, processor: Processor) -> None:
+    prompt = processor.prompt(asks(Item("image", b""), Item("audio", b"")))
+    with pytest.raises(InvalidRequestError, match="places for image, audio, but image came"):
+        thinker.service.accept(thinker_request("a", prompt, media=new_picture().media))
+    assert thinker.service.living() == []
+
+
+def test_a_file_is_decoded_once(thinker: ThinkerRig, processor: Processor) -> None:
+    decode = MediaDecoder.decode
+    with (
+        preparer_of(thinker) as preparer,
+        mock.patch.object(MediaDecoder, "decode", autospec=True, side_effect=decode) as calls,
+    ):
+        same = new_picture()
+        digests = set()
+        for name in "abc":
+            preparer.submit(request_of(name, same, processor))
+            (outcome,) = wait_for(preparer)
+            digests |= set(outcome.prompt["mm_hashes"]["image"])
+        assert calls.call_count == len(digests) == 1
+
+
+def test_without_a_cache_it_is_decoded_each_time(thinker: ThinkerRig, processor: Processor) -> None:
+    decode = MediaDecoder.decode
+    with (
+        preparer_of(thinker, cache_bytes=0) as preparer,
+        mock.patch.object(MediaDecoder, "decode", autospec=True, side_effect=decode) as calls,
+    ):
+        same = new_picture()
+        for name in "ab":
+            preparer.submit(request_of(name, same, processor))
+            wait_for(preparer)
+        assert calls.call_count == 2
+
+
+def test_the_cache_keeps_no_more_than_it_may(thinker: ThinkerRig, processor: Processor) -> None:
+    with preparer_of(thinker, cache_bytes=3 * 2**20) as preparer:
+        for seed in range(80, 86):
+            preparer.submit(request_of(f"r{seed}", asks(Item("image", picture("png", seed))), processor))
+            wait_for(preparer)
+            assert preparer._cache._items.currsize <= 3 * 2**20
+        assert preparer._cache._items.currsize > 0
+
+
+def test_requests_wait_while_too_much_is_held(thinker: ThinkerRig, processor: Processor) -> None:
+    with preparer_of(thinker, max_held_bytes=1, decoders=1) as preparer:
+        preparer.submit(request_of("a", new_picture(), processor))
+        preparer.submit(request_of("b", new_picture(), processor))
+        assert [outcome.request.request_id for outcome in wait_for(preparer)] == ["a"]
+        assert preparer.held_bytes > 0
+        assert wait_for(preparer, seconds=0.2) == []
+        preparer.release("a")
+        assert [outcome.request.request_id for outcome in wait_for(preparer)] == ["b"]
+        preparer.release("b")
+        assert preparer.held_bytes == 0
+
+
+def test_a_waiting_request_can_be_released(thinker: ThinkerRig, processor: Processor) -> None:
+    with preparer_of(thinker, max_held_bytes=1, decoders=1) as preparer:
+        for name in "abc":
+            preparer.submit(request_of(name, new_picture(), processor))
+        wait_for(preparer)
+        preparer.release("b")
+        preparer.release("a")
+        assert [outcome.request.request_id for outcome in wait_for(preparer)] == ["c"]
+        preparer.release("c")
+        assert preparer.held_bytes == 0
+
+
+@pytest.mark.parametrize("busy", [True, False])
+def test_closing_ends_threads_and_processes(thinker: ThinkerRig, processor: Processor, busy: bool) -> None:
+    before = set(psutil.Process().children(recursive=True))
+    with preparer_of(thinker) as preparer:
+        preparer.submit(request_of("a", new_picture(), processor))
+        if not busy:
+            wait_for(preparer)
+    assert set(psutil.Process().children(recursive=True)) <= before
+    assert not [thread for thread in preparer._threads._threads if thread.is_alive()]
+
+
+def test_a_checkpoints_window_bounds_the_sound(thinker: ThinkerRig, tiny_checkpoint: Path) -> None:
+    assert tiny_checkpoint.is_dir()
+    with preparer_of(thinker, max_audio_seconds=1000.0) as preparer:
+        assert preparer._limits.max_audio_seconds == 60
+    with preparer_of(thinker, max_audio_seconds=2.0) as preparer:
+        assert preparer._limits.max_audio_seconds == 2
