@@ -50,7 +50,7 @@ class Admission:
             self._preparing -= 1
 
     def enter(self, request_id: str, priority: int) -> None:
-        """Stand in line; :meth:`take` says whose turn it is.
+        """Stand in line; :meth:`next` says whose turn it is.
 
         Raises:
             BusyError: The line is full.
@@ -59,17 +59,18 @@ class Admission:
         self._queued.add(request_id)
         heapq.heappush(self._line, (priority, next(self._arrival), request_id))
 
-    def take(self) -> str | None:
-        """Give the next request its place at the stages, if one is free and one waits."""
+    def next(self) -> str | None:
+        """Say whose turn it is, if a place at the stages is free and one waits."""
         if len(self._active) >= self._max_active:
             return None
-        while self._line:
-            request_id = heapq.heappop(self._line)[2]
-            if request_id in self._queued:
-                self._queued.discard(request_id)
-                self._active.add(request_id)
-                return request_id
-        return None
+        while self._line and self._line[0][2] not in self._queued:
+            heapq.heappop(self._line)
+        return self._line[0][2] if self._line else None
+
+    def start(self, request_id: str) -> None:
+        """Give the one whose turn it is its place at the stages."""
+        self._queued.remove(request_id)
+        self._active.add(request_id)
 
     def leave(self, request_id: str, served_s: float | None = None) -> None:
         """Free the place of a request, at the stages or in the line.

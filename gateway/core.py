@@ -3,22 +3,28 @@
 import asyncio
 import logging
 import secrets
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
+
+import msgspec
 
 from gateway import failures
 from gateway.aborts import AbortLedger
 from gateway.admission import Admission
 from gateway.detokenizer import Detokenizer
 from gateway.events import AudioEvent, DoneEvent, TextEvent
+from gateway.held import HeldBytes, Hold
 from gateway.lifecycle import Lifecycle, RequestState, StateCounts
+from gateway.media import Fetch, MediaIntake
+from gateway.parts import media_of
 from gateway.prompt import PromptBuilder
 from gateway.protocol import GenerateRequest
 from gateway.record import Delta, RequestRecord
 from gateway.registry import StageRegistry
 from gateway.stream import ClientAccount, ResponseStream
 from gateway.validation import SEED_BITS, Validator
-from shared.config import GatewayConfig
+from shared.config import Config
 from shared.errors import (
     CancelledRequestError,
     DeadlineError,
@@ -41,6 +47,7 @@ from shared.messages import (
     ThinkRequest,
 )
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
@@ -48,7 +55,7 @@ class StagePort(Protocol):
     """The way to the stages, see :class:`gateway.link.StageLink`."""
 
     def think(self, request: ThinkRequest) -> None:
-        """Ask the thinker."""
+        """Ask the thinker; raises QueueFullError if it has no room for the request now."""
         ...
 
     def abort(self, stage: StageName, request_id: str) -> None:
@@ -65,7 +72,9 @@ class _Active:
         stream: ResponseStream,
         detokenizer: Detokenizer,
         timer: asyncio.TimerHandle,
+        hold: Hold,
     ) -> None:
+        self.hold: Final = hold
         self.record: Final = record
         self.stream: Final = stream
         self.detokenizer: Final = detokenizer
@@ -75,26 +84,35 @@ class _Active:
 class Gateway:
     """Owns every request from the first byte to the last.
 
-    Everything but the making of prompts runs on the event loop's thread, so nothing here is locked.
+    Everything but the making of prompts and the decoding of data URLs runs on the event loop's thread, so
+    nothing here is locked.
 
     Args:
-        config: The gateway's.
+        config: The whole stack's.
         prompts: Makes prompts and text for the checkpoint.
         stages: The way to the stages.
+        fetch: Fetches media by https; none if no host is allowed.
     """
 
-    def __init__(self, config: GatewayConfig, prompts: PromptBuilder, stages: StagePort) -> None:
-        self.registry: Final = StageRegistry(config.heartbeat_timeout_s, config.step_timeout_s)
+    def __init__(
+        self, config: Config, prompts: PromptBuilder, stages: StagePort, fetch: Fetch | None = None
+    ) -> None:
+        timeouts = config.gateway
+        limits = config.gateway.limits
+        self.registry: Final = StageRegistry(timeouts.heartbeat_timeout_s, timeouts.step_timeout_s)
         self.counts: Final = StateCounts()
         self.dropped_events = 0
         self._prompts = prompts
         self._stages = stages
-        self._validator = Validator(config.limits, self.registry, prompts)
-        self._admission = Admission(config.limits.max_active, config.limits.max_queued)
+        self._validator = Validator(limits, self.registry, prompts)
+        self._admission = Admission(limits.max_active, limits.max_queued)
+        self.held: Final = HeldBytes(limits.held_bytes, self._admission.retry_after_ms)
+        self._media = MediaIntake(config.media, fetch, self._in_thread)
         self._aborts = AbortLedger(stages.abort)
         self._active: dict[str, _Active] = {}
         # One thread: tokenizing a long prompt must not hold up the streams, and prompts wait in line.
         self._prompt_thread = ThreadPoolExecutor(1, "prompts")
+        self._prompt_turn = asyncio.Lock()
         self._closing = False
 
     async def submit(self, request: GenerateRequest, account: ClientAccount) -> ResponseStream:
@@ -111,16 +129,17 @@ class Gateway:
             RequestError: It is refused; one of its children says why.
         """
         lifecycle = Lifecycle(self.counts)
+        hold = Hold(self.held)
         account_open = False
         try:
             account.open()
             account_open = True
-            return await self._admit(request, account, lifecycle)
+            return await self._admit(request, account, lifecycle, hold)
         except BaseException as error:
+            hold.release()
             if account_open:
                 account.open_requests -= 1
-            gone = isinstance(error, asyncio.CancelledError | CancelledRequestError)
-            lifecycle.move(RequestState.CANCELLED if gone else RequestState.FAILED)
+            lifecycle.move(_state_after(error))
             log.info("refused a request of %s: %s", account.name, error or "it was cancelled")
             raise
 
@@ -152,6 +171,19 @@ class Gateway:
             if restarted:
                 self._lose(message.stage, "was restarted")
 
+    def start_waiting(self) -> None:
+        """Give free places at the stages to those who wait; to be called every now and then."""
+        while not self._closing and (request_id := self._admission.next()) is not None:
+            active = self._active[request_id]
+            try:
+                self._stages.think(active.record.think)
+            except QueueFullError as error:
+                # It keeps its place in the line.
+                log.debug("request %s waits: %s", request_id, error)
+                return
+            self._admission.start(request_id)
+            active.record.lifecycle.move(RequestState.THINKING)
+
     def check_stages(self) -> None:
         """End the requests of stages that have fallen silent; to be called every now and then."""
         for stage in self.registry.newly_down():
@@ -167,7 +199,7 @@ class Gateway:
         self._prompt_thread.shutdown(wait=False, cancel_futures=True)
 
     async def _admit(
-        self, request: GenerateRequest, account: ClientAccount, lifecycle: Lifecycle
+        self, request: GenerateRequest, account: ClientAccount, lifecycle: Lifecycle, hold: Hold
     ) -> ResponseStream:
         self._validator.check_stages(request)
         self._validator.speaker(request)
@@ -175,12 +207,15 @@ class Gateway:
         loop = asyncio.get_running_loop()
         due = loop.time() + deadline_s
         with self._admission.preparing():
-            prompt = await loop.run_in_executor(self._prompt_thread, self._validator.prompt, request)
+            try:
+                async with asyncio.timeout_at(due):
+                    think = await self._prepare(request, hold)
+            except TimeoutError as error:
+                raise _late(lifecycle.state, deadline_s) from error
         if self._closing:
             raise CancelledRequestError("the gateway is shutting down")
         self._validator.check_stages(request)
-        request_id = secrets.token_hex(8)
-        think = self._validator.think_request(request_id, request, prompt, secrets.randbits(SEED_BITS))
+        request_id = think.request_id
         self._admission.enter(request_id, think.priority)
         lifecycle.move(RequestState.QUEUED)
         active = _Active(
@@ -188,21 +223,34 @@ class Gateway:
             ResponseStream(request_id, account, self.cancel),
             self._prompts.detokenizer(),
             loop.call_at(due, self._expire, request_id, deadline_s),
+            hold,
         )
         self._active[request_id] = active
-        self._start_waiting()
+        self.start_waiting()
         return active.stream
 
-    def _start_waiting(self) -> None:
-        """Give free places at the stages to those who wait."""
-        while not self._closing and (request_id := self._admission.take()) is not None:
-            active = self._active[request_id]
-            active.record.lifecycle.move(RequestState.THINKING)
-            try:
-                self._stages.think(active.record.think)
-            except QueueFullError as error:
-                unavailable = StageUnavailableError(f"the thinker takes no requests: {error}")
-                self._give_up(active, RequestState.FAILED, unavailable)
+    async def _prepare(self, request: GenerateRequest, hold: Hold) -> ThinkRequest:
+        """Give what the thinker is asked: what is cheap to refuse is refused before media are fetched."""
+        items = media_of(request.messages)
+        self._media.check(items, hold)
+        prompt = await self._in_thread(self._validator.prompt, request)
+        drawn_seed = secrets.randbits(SEED_BITS)
+        think = self._validator.think_request(secrets.token_hex(8), request, prompt, drawn_seed)
+        return msgspec.structs.replace(think, media=await self._media.load(items, hold))
+
+    async def _in_thread(self, function: Callable[..., T], *arguments: object) -> T:
+        """Run something that takes long on the one thread for it.
+
+        It waits for its turn here and not in the executor, which would keep what it works on of a request
+        that has been cancelled meanwhile.
+        """
+        await self._prompt_turn.acquire()
+        if self._closing:
+            self._prompt_turn.release()
+            raise CancelledRequestError("the gateway is shutting down")
+        job = asyncio.get_running_loop().run_in_executor(self._prompt_thread, function, *arguments)
+        job.add_done_callback(lambda _: self._prompt_turn.release())
+        return await asyncio.shield(job)
 
     def _take(self, active: _Active, delta: Delta) -> None:
         record = active.record
@@ -242,6 +290,8 @@ class Gateway:
             seed=record.think.seed,
             speaker=speech.speaker if speech else None,
             state_seconds=seconds,
+            prompt_tokens=record.prompt.tokens,
+            cached_prompt_tokens=record.prompt.cached_tokens,
         )
         log.info("request %s completed after %.3f s", record.request_id, seconds["completed"])
         served_s = seconds["completed"] - seconds["thinking"]
@@ -261,17 +311,17 @@ class Gateway:
 
     def _remove(self, active: _Active, served_s: float | None) -> None:
         active.timer.cancel()
+        active.hold.release()
         del self._active[active.record.request_id]
         self._admission.leave(active.record.request_id, served_s)
         # Not at once: when a stage is lost, all of its requests end before others take their places.
-        asyncio.get_running_loop().call_soon(self._start_waiting)
+        asyncio.get_running_loop().call_soon(self.start_waiting)
 
     def _expire(self, request_id: str, deadline_s: float) -> None:
         active = self._active.get(request_id)
         if active is not None:
             state = active.record.lifecycle.state
-            error = DeadlineError(f"the request was still {state} after {deadline_s:g} s")
-            self._give_up(active, RequestState.EXPIRED, error)
+            self._give_up(active, RequestState.EXPIRED, _late(state, deadline_s))
 
     def _lose(self, stage: StageName, what: str) -> None:
         """A stage is gone, and what it held of the requests with it."""
@@ -282,3 +332,14 @@ class Gateway:
             gone = record.lifecycle.at_stages or self.registry.state(stage) != "ready"
             if gone and record.needs(stage):
                 self._give_up(active, RequestState.FAILED, StageUnavailableError(f"the {stage} {what}"))
+
+
+def _late(state: RequestState, deadline_s: float) -> DeadlineError:
+    return DeadlineError(f"the request was still {state} after {deadline_s:g} s")
+
+
+def _state_after(error: BaseException) -> RequestState:
+    """How a request ended that was refused."""
+    if isinstance(error, asyncio.CancelledError | CancelledRequestError):
+        return RequestState.CANCELLED
+    return RequestState.EXPIRED if isinstance(error, DeadlineError) else RequestState.FAILED

@@ -48,7 +48,10 @@ class DoneEvent(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
     Attributes:
         request_id: The gateway's name of the request.
         text: The whole text.
-        prompt_token_ids: The prompt as the thinker saw it.
+        prompt_token_ids: The prompt; each sound, picture and video is one placeholder in it.
+        prompt_tokens: Its length as the thinker saw it, every placeholder replaced; 0 from a gateway that
+            does not tell.
+        cached_prompt_tokens: How many of them the thinker had computed before.
         text_token_ids: All text tokens, the end token included.
         codec_token_ids: All codec tokens; 50 make a second.
         audio_seconds: Length of the waveform.
@@ -70,6 +73,8 @@ class DoneEvent(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
     seed: int
     speaker: str | None
     state_seconds: dict[str, float]
+    prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
 
 
 class ErrorEvent(msgspec.Struct, frozen=True, kw_only=True, tag="error"):

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from gateway.events import ErrorEvent
-from shared.errors import BusyError, OmniRelayError, RequestError, StageFailedError
+from shared.errors import BusyError, MediaError, OmniRelayError, RequestError, StageFailedError
 from shared.messages import RequestFailed
 
 
@@ -37,8 +37,11 @@ def from_event(event: ErrorEvent) -> RequestError:
 
 def from_stage(failed: RequestFailed) -> RequestError:
     """Give the error that a stage told; codes that mean nothing to a client become ``stage_failed``."""
-    message = f"{failed.stage}: {failed.message}"
     kind = _BY_CODE.get(failed.code)
+    if kind is not None and issubclass(kind, MediaError):
+        # Begins with the name of the item, wherever it is found.
+        return kind(failed.message)
+    message = f"{failed.stage}: {failed.message}"
     if kind is not None and issubclass(kind, BusyError):
         return kind(message, RETRY_BUSY_STAGE_MS)
     if kind is None or kind is RequestError:

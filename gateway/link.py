@@ -12,8 +12,8 @@ from shared.config import Config
 from shared.control import MAX_CONTROL_BYTES
 from shared.errors import MessageError, OmniRelayError
 from shared.messages import HEARTBEAT_SUFFIX, Abort, ControlToGateway, StageEvent, StageName, ThinkRequest
-from shared.queues import LINGER_MS, PullQueue, PushQueue, bind
-from shared.wire import Decoder, encode
+from shared.queues import DEFAULT_MAX_BACKLOG_BYTES, LINGER_MS, PullQueue, PushQueue, bind
+from shared.wire import MAX_HEADER_BYTES, Decoder, encode
 
 CONTROL_BURST: Final = 256
 PEER_CHECK_MS: Final = 2000
@@ -42,7 +42,11 @@ class StageLink:
         except OmniRelayError:
             self._context.destroy(linger=0)
             raise
-        self._thinker: PushQueue[ThinkRequest] = PushQueue(self._context, config.stages.thinker.inbox)
+        # The largest request must fit, or it would wait for ever.
+        backlog = max(DEFAULT_MAX_BACKLOG_BYTES, config.media.max_request_bytes + MAX_HEADER_BYTES)
+        self._thinker: PushQueue[ThinkRequest] = PushQueue(
+            self._context, config.stages.thinker.inbox, backlog
+        )
         self._on_event: Callable[[StageEvent], None] | None = None
         self._on_control: Callable[[ControlToGateway], None] | None = None
 

@@ -12,11 +12,12 @@ from typing import Final
 
 from gateway.core import Gateway
 from gateway.link import StageLink
+from gateway.media import Fetch
 from gateway.prompt import PromptBuilder
 from gateway.server import TcpServer
 from gateway.status import GatewayStatus, StatusReport
 from shared.checkpoints import TOKENIZER_FILES, resolve_model
-from shared.config import Config
+from shared.config import Config, MediaConfig
 from shared.errors import OmniRelayError
 
 TICK_S: Final = 0.05
@@ -28,18 +29,21 @@ class GatewayProcess:
 
     Args:
         config: The whole stack's.
+        fetch: How media are fetched; none takes what the configuration says.
 
     Raises:
         CheckpointError: There is no checkpoint, or it lacks a file.
+        ConfigError: A host of ``media.url_hosts`` is not written like one.
         AddressInUseError: Another process listens on one of the gateway's addresses.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, fetch: Fetch | None = None) -> None:
         self._started = time.monotonic()
         self._prompts = PromptBuilder(resolve_model(config, TOKENIZER_FILES))
+        fetch = fetch or _fetcher(config.media)
         self._link = StageLink(config)
-        self.gateway: Final = Gateway(config.gateway, self._prompts, self._link)
-        self._server = TcpServer(self.gateway, config.gateway, self.status)
+        self.gateway: Final = Gateway(config, self._prompts, self._link, fetch)
+        self._server = TcpServer(self.gateway, config, self.status)
         self._ticker: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -85,7 +89,17 @@ class GatewayProcess:
         while True:
             await asyncio.sleep(TICK_S)
             self._link.poll()
+            self.gateway.start_waiting()
             self.gateway.check_stages()
+
+
+def _fetcher(config: MediaConfig) -> Fetch | None:
+    """What fetches media, where it is allowed at all: a gateway without need not load an HTTP library."""
+    if not config.url_hosts:
+        return None
+    from gateway.fetch import Fetcher  # noqa: PLC0415 - see above
+
+    return Fetcher(config)
 
 
 def peak_memory_bytes() -> int:

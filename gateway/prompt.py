@@ -20,10 +20,17 @@ import jinja2.sandbox
 from tokenizers import Tokenizer
 
 from gateway.detokenizer import Detokenizer
-from gateway.protocol import ChatMessage, TextPart
+from gateway.parts import ChatMessage, ContentPart, MediaPart, TextPart, media_of, parts_of
 from shared.errors import CheckpointError, InvalidRequestError
+from shared.messages import MediaKind
 
 Span = tuple[int, int]
+PLACEHOLDERS: Final[dict[str, MediaKind]] = {
+    "<|AUDIO|>": "audio",
+    "<|IMAGE|>": "image",
+    "<|VIDEO|>": "video",
+}
+"""The special tokens that stand for one sound, picture or video each."""
 TEMPLATE_FILES: Final = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
 
 
@@ -49,6 +56,9 @@ class PromptBuilder:
         }
         self._special_ids = frozenset(special)
         self._id_of = {content: token_id for token_id, content in special.items()}
+        self.placeholders: Final[dict[int, MediaKind]] = {
+            self._id_of[content]: kind for content, kind in PLACEHOLDERS.items() if content in self._id_of
+        }
         longest_first = sorted(self._id_of, key=len, reverse=True)
         self._special_pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
@@ -59,9 +69,23 @@ class PromptBuilder:
     def build(self, messages: Sequence[ChatMessage]) -> list[int]:
         """Give the prompt of a conversation, ready for the assistant's turn.
 
+        Each sound, picture and video is one placeholder token, in the order of the parts.
+
         Raises:
-            InvalidRequestError: The checkpoint's chat template refuses the conversation.
+            InvalidRequestError: The checkpoint's chat template refuses the conversation, or does not keep its
+                sounds, pictures and videos as they are.
         """
+        ids = self._encode(messages)
+        given = [part.kind for _, part in media_of(messages)]
+        kept = [self.placeholders[each] for each in ids if each in self.placeholders]
+        if kept != given:
+            raise InvalidRequestError(
+                f"the checkpoint's chat template makes {_listed(kept)} of {_listed(given)}: "
+                "it drops or moves sounds, pictures or videos"
+            )
+        return ids
+
+    def _encode(self, messages: Sequence[ChatMessage]) -> list[int]:
         prompt = self._render(messages)
         ids: list[int] = self._tokenizer.encode(prompt, add_special_tokens=False).ids
         mark = f"mark{secrets.token_hex(16)}x"
@@ -78,7 +102,7 @@ class PromptBuilder:
                 "role": message.role,
                 "content": message.content
                 if isinstance(message.content, str)
-                else [{"type": "text", "text": part.text} for part in message.content],
+                else [_plain(part) for part in message.content],
             }
             for message in messages
         ]
@@ -116,20 +140,30 @@ class PromptBuilder:
             start = user_end
 
 
+def _plain(part: ContentPart) -> dict[str, str]:
+    """A part as chat templates know it; what is in a file is no business of theirs."""
+    return {"type": part.kind} if isinstance(part, MediaPart) else {"type": "text", "text": part.text}
+
+
 def _texts(messages: Iterable[ChatMessage]) -> Iterator[str]:
     """Every text that the user wrote, in order."""
     for message in messages:
-        if isinstance(message.content, str):
-            yield message.content
-        else:
-            yield from (part.text for part in message.content)
+        yield from (part.text for part in parts_of(message) if not isinstance(part, MediaPart))
 
 
 def _with_marks(message: ChatMessage, mark: str, numbers: Iterator[int]) -> ChatMessage:
     """The same message with a numbered mark in place of each text."""
     if isinstance(message.content, str):
         return ChatMessage(message.role, f"{mark}{next(numbers)}x")
-    return ChatMessage(message.role, [TextPart(f"{mark}{next(numbers)}x") for _ in message.content])
+    marked = [
+        part if isinstance(part, MediaPart) else TextPart(f"{mark}{next(numbers)}x")
+        for part in message.content
+    ]
+    return ChatMessage(message.role, marked)
+
+
+def _listed(kinds: Sequence[MediaKind]) -> str:
+    return ", ".join(kinds[:8]) + (", …" if len(kinds) > 8 else "") or "nothing"
 
 
 def _user_spans(prompt: str, marked: str, mark: str, texts: Sequence[str]) -> list[Span]:

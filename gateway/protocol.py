@@ -6,39 +6,25 @@ each tagged by an id that the client chooses.
 """
 
 import asyncio
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta
 
 from gateway.events import Event
+from gateway.parts import MAX_MESSAGES, ChatMessage
 from gateway.status import StatusReport
 from shared.errors import ConfigError, MessageError
 
 PROTOCOL_VERSION: Final = 1
 LENGTH_BYTES: Final = 4
+PIECE_BYTES: Final = 2**18
+"""Of a large frame, how much is read or written at once, so that everybody gets a turn."""
+MAX_PROMPT_IDS: Final = 2**20
+"""As many as the thinker could ever be given."""
 
 ClientId = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 """A client's name of a request, unique among its own requests on the connection."""
-Role = Literal["system", "user", "assistant"]
-
-
-class TextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="text"):
-    """Text as a part of a message's content."""
-
-    text: str
-
-
-class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One turn of the conversation.
-
-    Attributes:
-        role: Who speaks.
-        content: Text, or a list of parts.
-    """
-
-    role: Role
-    content: str | list[TextPart]
 
 
 class SamplingOverrides(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -55,8 +41,12 @@ class SamplingOverrides(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     repetition_penalty: float | None = None
 
 
-class GenerateRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class GenerateRequest(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True
+):
     """One request, whatever the way it came in.
+
+    Defaults are not sent, so that a gateway that does not know a field yet takes requests that do without it.
 
     Attributes:
         messages: The conversation; the checkpoint's chat template makes the prompt of it.
@@ -69,10 +59,11 @@ class GenerateRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         seed: Makes the request repeatable; none draws one.
         priority: Smaller is served first.
         deadline_s: The request expires when it has not ended by then; at most the gateway's own limit.
+        use_audio_in_video: The sound of the videos is heard too.
     """
 
-    messages: list[ChatMessage] = []
-    prompt_token_ids: list[int] | None = None
+    messages: Annotated[list[ChatMessage], Meta(max_length=MAX_MESSAGES)] = []
+    prompt_token_ids: Annotated[list[int], Meta(max_length=MAX_PROMPT_IDS)] | None = None
     speech: bool = True
     speaker: str | None = None
     streaming: bool = True
@@ -81,6 +72,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     seed: int | None = None
     priority: int = 0
     deadline_s: float | None = None
+    use_audio_in_video: bool = False
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
@@ -120,9 +112,21 @@ class StatusQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
-    """The gateway's answer to :class:`Hello`."""
+    """The gateway's answer to :class:`Hello`: what a client can check before it sends.
+
+    A gateway that takes no media does not tell the limits.
+
+    Attributes:
+        version: The :data:`PROTOCOL_VERSION` it speaks.
+        max_frame_bytes: Longest frame that it reads.
+        max_item_bytes: Largest file of a sound, picture or video.
+        max_media_bytes: All files of a request together.
+    """
 
     version: int
+    max_frame_bytes: int | None = None
+    max_item_bytes: int | None = None
+    max_media_bytes: int | None = None
 
 
 class Reply(msgspec.Struct, frozen=True, tag="reply"):
@@ -161,17 +165,42 @@ def pack(message: ClientMessage | ServerMessage) -> bytes:
     return len(body).to_bytes(LENGTH_BYTES, "big") + body
 
 
-async def read_frame(reader: asyncio.StreamReader, max_bytes: int) -> bytes:
+async def read_length(reader: asyncio.StreamReader, max_bytes: int) -> int:
+    """Read how long the body of the next frame is.
+
+    Raises:
+        MessageError: Longer than allowed; nothing was allocated for it.
+        asyncio.IncompleteReadError: The connection was closed.
+    """
+    length = int.from_bytes(await reader.readexactly(LENGTH_BYTES), "big")
+    if length > max_bytes:
+        raise MessageError(f"frame of {length} bytes, at most {max_bytes} are allowed")
+    return length
+
+
+async def read_body(reader: asyncio.StreamReader, length: int) -> bytearray:
+    """Read the body of a frame, piece by piece: what has not come takes no memory.
+
+    Raises:
+        asyncio.IncompleteReadError: The connection was closed.
+    """
+    body = bytearray()
+    while len(body) < length:
+        piece = await reader.read(min(length - len(body), PIECE_BYTES))
+        if not piece:
+            raise asyncio.IncompleteReadError(b"", length - len(body))
+        body += piece
+    return body
+
+
+async def read_frame(reader: asyncio.StreamReader, max_bytes: int) -> bytearray:
     """Read the body of the next frame.
 
     Raises:
         MessageError: It is announced to be longer than allowed; nothing was allocated for it.
         asyncio.IncompleteReadError: The connection was closed.
     """
-    length = int.from_bytes(await reader.readexactly(LENGTH_BYTES), "big")
-    if length > max_bytes:
-        raise MessageError(f"frame of {length} bytes, at most {max_bytes} are allowed")
-    return await reader.readexactly(length)
+    return await read_body(reader, await read_length(reader, max_bytes))
 
 
 def parse_tcp(address: str) -> tuple[str, int]:

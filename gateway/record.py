@@ -8,7 +8,15 @@ from typing import Final
 
 from gateway.lifecycle import Lifecycle, RequestState
 from shared.errors import SequenceError
-from shared.messages import AudioChunk, CodecDelta, FinishReason, StageName, TextDelta, ThinkRequest
+from shared.messages import (
+    AudioChunk,
+    CodecDelta,
+    FinishReason,
+    PromptUsage,
+    StageName,
+    TextDelta,
+    ThinkRequest,
+)
 
 Delta = TextDelta | CodecDelta | AudioChunk
 
@@ -84,6 +92,8 @@ class RequestRecord:
         self.text: Final = TokenStream()
         self.codec: Final = TokenStream()
         self.audio: Final = AudioStream()
+        self.prompt = PromptUsage(tokens=len(think.prompt_token_ids))
+        """As the thinker tells it; until then, as if the prompt had no placeholder."""
 
     @property
     def request_id(self) -> str:
@@ -105,7 +115,10 @@ class RequestRecord:
             SequenceError: It is not the next of its stream, or of a stream that was not asked for.
         """
         if isinstance(delta, TextDelta):
+            if delta.prompt is not None and delta.seq > 0:
+                raise SequenceError(f"what the prompt came to was told with text message {delta.seq}, not 0")
             self.text.take(delta)
+            self.prompt = delta.prompt or self.prompt
         elif self.think.speech is None:
             raise SequenceError("speech came for a request that asked for text only")
         elif isinstance(delta, CodecDelta):

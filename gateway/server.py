@@ -11,7 +11,10 @@ import msgspec
 
 from gateway import failures
 from gateway.core import Gateway
+from gateway.events import ErrorEvent
+from gateway.held import UploadRoom
 from gateway.protocol import (
+    PIECE_BYTES,
     PROTOCOL_VERSION,
     Cancel,
     ClientMessage,
@@ -26,11 +29,13 @@ from gateway.protocol import (
     Welcome,
     pack,
     parse_tcp,
+    read_body,
     read_frame,
+    read_length,
 )
 from gateway.status import StatusReport
 from gateway.stream import ClientAccount, ResponseStream
-from shared.config import GatewayConfig
+from shared.config import Config
 from shared.errors import (
     AddressInUseError,
     CancelledRequestError,
@@ -43,6 +48,9 @@ from shared.errors import (
 )
 
 HELLO_TIMEOUT_S: Final = 10.0
+UPLOAD_GRACE_S: Final = 10.0
+MIN_UPLOAD_BYTES_PER_S: Final = 2**17
+"""A large frame that comes more slowly is given up: it keeps memory from others."""
 FAREWELL_S: Final = 1.0
 """How long a closing server tries to deliver the last events."""
 log = logging.getLogger(__name__)
@@ -53,14 +61,22 @@ class TcpServer:
 
     Args:
         gateway: Answers the requests.
-        config: The address and the limits.
+        config: The whole stack's: the address and the limits.
         status: Gives the answer to a status query.
     """
 
-    def __init__(self, gateway: Gateway, config: GatewayConfig, status: Callable[[], StatusReport]) -> None:
+    def __init__(self, gateway: Gateway, config: Config, status: Callable[[], StatusReport]) -> None:
         self.refused: Final[Counter[str]] = Counter()
         self._gateway = gateway
-        self._config = config
+        self._listen = config.gateway.listen
+        self._limits = config.gateway.limits
+        self._welcome = Welcome(
+            PROTOCOL_VERSION,
+            self._limits.request_bytes,
+            config.media.max_item_bytes,
+            config.media.max_request_bytes,
+        )
+        self._uploads = UploadRoom(self._limits.held_bytes)
         self._status = status
         self._server: asyncio.Server | None = None
         self._connections: dict[asyncio.Task[None], Connection] = {}
@@ -73,16 +89,16 @@ class TcpServer:
             AddressInUseError: Another process listens there.
             ConfigError: The address cannot be used at all.
         """
-        host, port = parse_tcp(self._config.listen)
+        host, port = parse_tcp(self._listen)
         try:
             self._server = await asyncio.start_server(self._serve, host, port)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 raise AddressInUseError(
-                    f"{self._config.listen} is in use: is another OmniRelay gateway running there? "
+                    f"{self._listen} is in use: is another OmniRelay gateway running there? "
                     "Stop it, or set another gateway.listen in the configuration."
                 ) from error
-            raise ConfigError(f"cannot listen on {self._config.listen}: {error}") from error
+            raise ConfigError(f"cannot listen on {self._listen}: {error}") from error
 
     async def close(self) -> None:
         """Take no more clients, deliver what is on its way for :data:`FAREWELL_S`, and hang up.
@@ -112,12 +128,11 @@ class TcpServer:
             writer.close()
             return
         self._peers += 1
-        limits = self._config.limits
         account = ClientAccount(
-            f"client {self._peers}", limits.max_queued_per_client, limits.client_backlog_bytes
+            f"client {self._peers}", self._limits.max_queued_per_client, self._limits.client_backlog_bytes
         )
         connection = Connection(
-            self._gateway, reader, writer, account, limits.request_bytes, self._status, self.refused
+            self._gateway, reader, writer, account, self._welcome, self._uploads, self._status, self.refused
         )
         self._connections[task] = connection
         try:
@@ -137,7 +152,8 @@ class Connection:
         reader: From the client.
         writer: To the client.
         account: What the client may have open.
-        max_request_bytes: Longest frame that is read.
+        welcome: What the client is told of the limits, which are kept here.
+        uploads: Memory for large frames, shared by all connections.
         status: Gives the answer to a status query.
         refused: Counts messages that could not be understood, by error code.
     """
@@ -148,7 +164,8 @@ class Connection:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         account: ClientAccount,
-        max_request_bytes: int,
+        welcome: Welcome,
+        uploads: UploadRoom,
         status: Callable[[], StatusReport],
         refused: Counter[str],
     ) -> None:
@@ -156,7 +173,9 @@ class Connection:
         self._reader = reader
         self._writer = writer
         self._account = account
-        self._max_request_bytes = max_request_bytes
+        self._welcome = welcome
+        self._max_frame_bytes = welcome.max_frame_bytes or 0
+        self._uploads = uploads
         self._status = status
         self._refused = refused
         self._decoder = msgspec.msgpack.Decoder(ClientMessage)
@@ -171,7 +190,7 @@ class Connection:
         try:
             await self._greet()
             while True:
-                await self._handle(await read_frame(self._reader, self._max_request_bytes))
+                await self._handle(await self._read())
         except (asyncio.IncompleteReadError, ConnectionError) as error:
             log.debug("%s went away: %s", self._account.name, error)
         except (MessageError, TimeoutError) as error:
@@ -190,7 +209,7 @@ class Connection:
             TimeoutError: It says nothing.
         """
         async with asyncio.timeout(HELLO_TIMEOUT_S):
-            message = self._decode(await read_frame(self._reader, self._max_request_bytes))
+            message = self._decode(await read_frame(self._reader, PIECE_BYTES))
         if not isinstance(message, Hello):
             raise MessageError("a client must begin with a hello")
         if message.version != PROTOCOL_VERSION:
@@ -198,7 +217,24 @@ class Connection:
                 f"the client speaks version {message.version} of the protocol, "
                 f"this gateway version {PROTOCOL_VERSION}"
             )
-        await self._send(Welcome(PROTOCOL_VERSION))
+        await self._send(self._welcome)
+
+    async def _read(self) -> bytearray:
+        """Read the next frame; a large one when there is memory for it.
+
+        Raises:
+            MessageError: It is too long, or comes too slowly.
+        """
+        length = await read_length(self._reader, self._max_frame_bytes)
+        if length <= PIECE_BYTES:
+            return await read_body(self._reader, length)
+        limit_s = UPLOAD_GRACE_S + length / MIN_UPLOAD_BYTES_PER_S
+        async with self._uploads.take(length):
+            try:
+                async with asyncio.timeout(limit_s):
+                    return await read_body(self._reader, length)
+            except TimeoutError as error:
+                raise MessageError(f"a frame of {length} bytes did not come in {limit_s:.0f} s") from error
 
     async def _say_why(self, error: MessageError | TimeoutError) -> None:
         """Say why, as far as the client listens, and read no further."""
@@ -211,14 +247,14 @@ class Connection:
         except (ConnectionError, TimeoutError) as lost:
             log.debug("%s did not hear why: %r", self._account.name, lost)
 
-    def _decode(self, body: bytes) -> ClientMessage:
+    def _decode(self, body: bytearray) -> ClientMessage:
         try:
             message: ClientMessage = self._decoder.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise MessageError(f"message cannot be read: {error}") from error
         return message
 
-    async def _handle(self, body: bytes) -> None:
+    async def _handle(self, body: bytearray) -> None:
         """Follow one message; one that cannot be understood harms nothing else on the connection."""
         try:
             message = self._decode(body)
@@ -253,11 +289,12 @@ class Connection:
             raise MessageError(f"request {message.id} is still being answered")
         if len(self._tasks) >= self._account.max_requests:
             # Refused here, before anything is kept for it, so that a client that only writes is read no more.
-            await self._finish(message.id, self._account.busy())
+            await self._finish(message.id, failures.to_event(self._account.busy()))
             return
-        task = asyncio.create_task(self._answer(message))
+        task = asyncio.create_task(self._answer(message.id, message.request))
         self._tasks[message.id] = task
-        task.add_done_callback(lambda _: self._tasks.pop(message.id, None))
+        client_id = message.id
+        task.add_done_callback(lambda _: self._tasks.pop(client_id, None))
 
     def _cancel(self, client_id: int) -> None:
         if stream := self._streams.get(client_id):
@@ -265,36 +302,44 @@ class Connection:
         elif task := self._tasks.get(client_id):
             task.cancel("by the client")
 
-    async def _answer(self, message: Submit) -> None:
+    async def _answer(self, client_id: int, raw: msgspec.Raw) -> None:
         """Send all events of one request."""
-        try:
-            stream = await self._gateway.submit(self._read_request(message.request), self._account)
-        except RequestError as error:
-            await self._finish(message.id, error)
+        opening = self._open(raw)
+        # The request's own part from here on: its files must be let go of when it ends, and not only when
+        # the client has read the last of the answer.
+        del raw
+        stream = await opening
+        if isinstance(stream, ErrorEvent):
+            await self._finish(client_id, stream)
             return
-        except asyncio.CancelledError as cancelled:
-            if cancelled.args != ("by the client",):
-                raise
-            await self._finish(message.id, CancelledRequestError("the client cancelled the request"))
-            return
-        except Exception as error:
-            # As a checkpoint's chat template may raise; without an answer the client would wait for ever.
-            log.exception("a request of %s could not be taken", self._account.name)
-            await self._finish(message.id, OmniRelayError(f"the request could not be taken: {error!r}"))
-            return
-        self._streams[message.id] = stream
+        self._streams[client_id] = stream
         try:
             async for event in stream:
-                await self._send(Reply(message.id, event))
+                await self._send(Reply(client_id, event))
         except ConnectionError as error:
             log.debug("%s went away: %s", self._account.name, error)
         finally:
-            del self._streams[message.id]
+            del self._streams[client_id]
             stream.close()
 
-    async def _finish(self, client_id: int, error: OmniRelayError) -> None:
+    async def _open(self, raw: msgspec.Raw) -> ResponseStream | ErrorEvent:
+        """Give a request to the gateway; an event says why it was not taken."""
         try:
-            await self._send(Reply(client_id, failures.to_event(error)))
+            return await self._gateway.submit(self._read_request(raw), self._account)
+        except RequestError as error:
+            return failures.to_event(error)
+        except asyncio.CancelledError as cancelled:
+            if cancelled.args != ("by the client",):
+                raise
+            return failures.to_event(CancelledRequestError("the client cancelled the request"))
+        except Exception as error:
+            # As a checkpoint's chat template may raise; without an answer the client would wait for ever.
+            log.exception("a request of %s could not be taken", self._account.name)
+            return failures.to_event(OmniRelayError(f"the request could not be taken: {error!r}"))
+
+    async def _finish(self, client_id: int, event: ErrorEvent) -> None:
+        try:
+            await self._send(Reply(client_id, event))
         except ConnectionError as lost:
             log.debug("%s went away: %s", self._account.name, lost)
 

@@ -1,10 +1,12 @@
 """A client's request to the thinker's: everything is checked before a stage hears of it."""
 
+from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
 import msgspec
 
-from gateway.protocol import ChatMessage, GenerateRequest, SamplingOverrides
+from gateway.parts import ChatMessage, MediaPart, parts_of
+from gateway.protocol import GenerateRequest, SamplingOverrides
 from gateway.registry import StageRegistry
 from shared.config import Limits
 from shared.errors import (
@@ -13,13 +15,15 @@ from shared.errors import (
     PromptTooLongError,
     UnknownSpeakerError,
 )
-from shared.messages import STAGES, StageName, ThinkRequest
+from shared.messages import STAGES, MediaKind, StageName, ThinkRequest
 
 DEFAULT_SPEAKER: Final = "Chelsie"
 """The released model's, if the checkpoint has it; else its first."""
 CODEC_DEFAULTS: Final = {"temperature": 0.9, "top_k": 40, "top_p": 0.8, "repetition_penalty": 1.05}
 TALKER_EXTRA_POSITIONS: Final = 2
 """Positions of the talker's prompt beyond the thinker's."""
+MAX_TEXT_CHARACTERS: Final = 4 * 2**20
+"""Of a whole conversation: more than any prompt holds, and little enough to be tokenized."""
 SEED_BITS: Final = 32
 """Of seeds that the gateway draws: short enough to be typed again."""
 
@@ -30,6 +34,11 @@ class Prompts(Protocol):
     @property
     def vocab_size(self) -> int:
         """Every token id is smaller."""
+        ...
+
+    @property
+    def placeholders(self) -> Mapping[int, MediaKind]:
+        """The tokens that stand for a sound, picture or video."""
         ...
 
     def build(self, messages: list[ChatMessage]) -> list[int]:
@@ -86,13 +95,19 @@ class Validator:
 
         Raises:
             EmptyPromptError: There is none.
+            PromptTooLongError: It has more characters than could ever be tokens.
             InvalidRequestError: It is not one.
         """
         if request.prompt_token_ids is not None:
             return self._given_prompt(request)
         asked = [message for message in request.messages if message.role != "system"]
-        if not any(_has_text(message) for message in asked):
-            raise EmptyPromptError("the prompt holds no text")
+        if not any(_has_content(message) for message in asked):
+            raise EmptyPromptError("the prompt holds no text, and no sound, picture or video")
+        length = sum(_characters(message) for message in request.messages)
+        if length > MAX_TEXT_CHARACTERS:
+            raise PromptTooLongError(
+                f"the prompt has {length} characters of text, at most {MAX_TEXT_CHARACTERS} are taken"
+            )
         return self._prompts.build(request.messages)
 
     def think_request(
@@ -128,6 +143,7 @@ class Validator:
             "seed": seed,
             "priority": request.priority,
             "speech": speech,
+            "use_audio_in_video": request.use_audio_in_video,
         }
         try:
             return msgspec.convert({"type": "think", **fields}, ThinkRequest)
@@ -156,6 +172,13 @@ class Validator:
             raise InvalidRequestError(
                 f"prompt_token_ids must be from 0 to {self._prompts.vocab_size - 1}, "
                 f"not {min(prompt)} to {max(prompt)}"
+            )
+        if kinds := {
+            self._prompts.placeholders[each] for each in prompt if each in self._prompts.placeholders
+        }:
+            raise InvalidRequestError(
+                f"prompt_token_ids hold the placeholder of {', '.join(sorted(kinds))}: "
+                "sounds, pictures and videos are given as parts of messages"
             )
         return prompt
 
@@ -200,7 +223,9 @@ def _merge(
     return merged
 
 
-def _has_text(message: ChatMessage) -> bool:
-    if isinstance(message.content, str):
-        return bool(message.content.strip())
-    return any(part.text.strip() for part in message.content)
+def _has_content(message: ChatMessage) -> bool:
+    return any(isinstance(part, MediaPart) or part.text.strip() for part in parts_of(message))
+
+
+def _characters(message: ChatMessage) -> int:
+    return sum(len(part.text) for part in parts_of(message) if not isinstance(part, MediaPart))

@@ -59,10 +59,13 @@ def run(arguments: argparse.Namespace) -> int:
 
     Raises:
         OmniRelayError: It failed; with ``--json`` it is told as JSON instead.
+        SystemExit: There is nothing to send.
     """
+    if arguments.text is None and not (arguments.audio or arguments.image or arguments.video):
+        arguments.refuse_usage("give TEXT, --audio, --image or --video")
     try:
         printer = JsonPrinter() if arguments.json else HumanPrinter()
-        stream(arguments.gateway, arguments.text, _options(arguments), printer, arguments.out)
+        stream(arguments.gateway, arguments.text or "", _options(arguments), printer, arguments.out)
     except OmniRelayError as error:
         if not arguments.json:
             raise
@@ -92,6 +95,10 @@ def _options(arguments: argparse.Namespace) -> ChatOptions:
     temperature = 0.0 if arguments.greedy else None
     return ChatOptions(
         system=arguments.system,
+        audio=arguments.audio,
+        images=arguments.image,
+        videos=arguments.video,
+        use_audio_in_video=arguments.use_audio_in_video,
         speech=not arguments.text_only,
         speaker=arguments.speaker,
         seed=arguments.seed,

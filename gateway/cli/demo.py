@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+from importlib import resources
 from pathlib import Path
 from typing import Final
 
@@ -13,11 +14,14 @@ from gateway.cli.up import until_told_to_stop
 from gateway.client import AsyncGatewayClient, ChatOptions, SamplingOverrides
 from shared.config import load_config
 
-PROMPT: Final = "Hello! Who are you, and what can you do?"
-OPTIONS: Final = ChatOptions(
-    seed=1, text_sampling=SamplingOverrides(max_tokens=48), codec_sampling=SamplingOverrides(max_tokens=256)
-)
-"""Bounded, because a random checkpoint does not know when to stop."""
+PROMPT: Final = "Answer the question that you hear."
+QUESTION: Final = "question.ogg"
+PICTURE: Final = "picture.png"
+DESCRIBED: Final = {
+    QUESTION: 'Ogg Opus, 2.2 s, "What can you see in this picture?"',
+    PICTURE: "PNG, 336 x 252 pixels, a house, a tree and the sun",
+}
+"""What the files of ``assets`` hold, which ``scripts/make_demo_media.py`` made."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -37,9 +41,21 @@ def run(arguments: argparse.Namespace) -> int:
 
 async def _demonstrate(stack: Stack, address: str, out: Path) -> None:
     async with running(stack):
-        say(f"\nprompt: {PROMPT}\nanswer: ", end="")
+        files = {name: _read(name) for name in DESCRIBED}
+        say("")
+        for label, name in (("audio: ", QUESTION), ("image: ", PICTURE)):
+            say(f"{label} {name}, {DESCRIBED[name]}, {len(files[name]):,} bytes")
+        say(f"prompt: {PROMPT}\nanswer: ", end="")
+        options = ChatOptions(
+            audio=files[QUESTION],
+            images=files[PICTURE],
+            seed=1,
+            # Bounded, because a random checkpoint does not know when to stop.
+            text_sampling=SamplingOverrides(max_tokens=48),
+            codec_sampling=SamplingOverrides(max_tokens=256),
+        )
         # In a thread, because the plain client waits; the loop goes on reading the processes' output.
-        talk = asyncio.create_task(asyncio.to_thread(stream, address, PROMPT, OPTIONS, HumanPrinter(), out))
+        talk = asyncio.create_task(asyncio.to_thread(stream, address, PROMPT, options, HumanPrinter(), out))
         watch = asyncio.create_task(stack.watch())
         done, _ = await asyncio.wait([talk, watch], return_when=asyncio.FIRST_COMPLETED)
         # If a process died, that is why the request failed, and what is to be told.
@@ -57,6 +73,10 @@ async def _show_memory(address: str) -> None:
     peaks |= {stage.name: stage.peak_memory_bytes for stage in report.stages}
     shown = ", ".join(f"{name} {mebibytes(peak)}" for name, peak in peaks.items())
     say(f"peak memory:         {shown}; together {mebibytes(sum(peaks.values()))}")
+
+
+def _read(name: str) -> bytes:
+    return resources.files("gateway.cli").joinpath("assets", name).read_bytes()
 
 
 def _hide(name: str, line: str) -> None:

@@ -40,7 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="omnirelay", description="Serve Qwen2.5-Omni: text in, text and speech out."
+        prog="omnirelay",
+        description="Serve Qwen2.5-Omni: text, sound, pictures and video in, text and speech out.",
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_checkpoint(commands)
@@ -70,7 +71,16 @@ def _add_up(commands: "_Commands[argparse.ArgumentParser]") -> None:
 
 def _add_chat(commands: "_Commands[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser("chat", help="send one request and stream the answer")
-    parser.add_argument("text", metavar="TEXT")
+    parser.add_argument("text", nargs="?", metavar="TEXT", help="may be left out beside a FILE")
+    for kind, what in (("audio", "sound"), ("image", "picture"), ("video", "video")):
+        parser.add_argument(
+            f"--{kind}",
+            action="append",
+            default=[],
+            metavar="FILE",
+            help=f"a {what} that goes before the text, or its https: URL; may be given several times",
+        )
+    parser.add_argument("--use-audio-in-video", action="store_true", help="the videos' sound is heard too")
     parser.add_argument("--speaker", metavar="NAME", help="the voice; the checkpoint's default without it")
     parser.add_argument("--system", metavar="TEXT", help="system message; the chat template's without it")
     parser.add_argument("--text-only", action="store_true", help="no speech")
@@ -81,7 +91,7 @@ def _add_chat(commands: "_Commands[argparse.ArgumentParser]") -> None:
     parser.add_argument("--out", type=Path, metavar="FILE.wav", help="where to write the speech")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     parser.add_argument("--gateway", default=DEFAULT_ADDRESS, metavar="tcp://HOST:PORT")
-    parser.set_defaults(run=chat.run)
+    parser.set_defaults(run=chat.run, refuse_usage=parser.error)
 
 
 def _add_status(commands: "_Commands[argparse.ArgumentParser]") -> None:

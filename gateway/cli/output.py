@@ -71,6 +71,7 @@ def timing_lines(done: DoneEvent) -> list[str]:
         f"time to first audio: {_seconds(done.ttfa_s)}",
         f"audio length:        {_seconds(done.audio_seconds)}",
         f"wall time:           {_seconds(done.wall_s)}",
+        f"prompt tokens:       {done.prompt_tokens:,}, {done.cached_prompt_tokens:,} of them cached",
     ]
 
 

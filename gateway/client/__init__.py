@@ -6,13 +6,18 @@ Example::
         for event in client.chat("Hello", speaker="Chelsie"):
             if isinstance(event, TextEvent):
                 print(event.text, end="", flush=True)
+
+Sounds, pictures and videos go with the text, ``client.chat("What is this?", images="cat.jpg")``, or as
+parts into the messages of a conversation: :func:`audio`, :func:`image`, :func:`video`.
 """
 
 from gateway.client.aio import AsyncAnswer, AsyncGatewayClient
+from gateway.client.media import audio, image, video
 from gateway.client.sync import Answer, GatewayClient
 from gateway.client.types import AudioEvent, ChatEvent, ChatOptions, ChatResult, DoneEvent
 from gateway.events import TextEvent
-from gateway.protocol import ChatMessage, GenerateRequest, SamplingOverrides, TextPart
+from gateway.parts import AudioPart, ChatMessage, ImagePart, TextPart, VideoPart
+from gateway.protocol import GenerateRequest, SamplingOverrides
 from gateway.status import StatusReport
 
 __all__ = [
@@ -20,6 +25,7 @@ __all__ = [
     "AsyncAnswer",
     "AsyncGatewayClient",
     "AudioEvent",
+    "AudioPart",
     "ChatEvent",
     "ChatMessage",
     "ChatOptions",
@@ -27,8 +33,13 @@ __all__ = [
     "DoneEvent",
     "GatewayClient",
     "GenerateRequest",
+    "ImagePart",
     "SamplingOverrides",
     "StatusReport",
     "TextEvent",
     "TextPart",
+    "VideoPart",
+    "audio",
+    "image",
+    "video",
 ]

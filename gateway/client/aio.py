@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from gateway import events, failures
+from gateway.client.outbox import Outbox, Pieces, submit_pieces
 from gateway.client.types import (
     DEFAULT_ADDRESS,
     AudioEvent,
@@ -25,14 +26,12 @@ from gateway.client.types import (
 from gateway.protocol import (
     PROTOCOL_VERSION,
     Cancel,
-    ClientMessage,
     Hello,
     Refused,
     Reply,
     ServerMessage,
     StatusQuery,
     StatusReply,
-    Submit,
     Welcome,
     pack,
     parse_tcp,
@@ -41,7 +40,6 @@ from gateway.protocol import (
 from gateway.status import StatusReport
 from shared.errors import (
     GatewayUnreachableError,
-    InvalidRequestError,
     MessageError,
     OmniRelayError,
     VersionError,
@@ -156,7 +154,9 @@ class AsyncGatewayClient:
         self._decoder = msgspec.msgpack.Decoder(ServerMessage)
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
-        self._receiving: asyncio.Task[None] | None = None
+        self._outbox: Outbox | None = None
+        self._limits = Welcome(PROTOCOL_VERSION)
+        self._tasks: list[asyncio.Task[None]] = []
         self._lost: OmniRelayError | None = None
 
     async def __aenter__(self) -> Self:
@@ -177,7 +177,7 @@ class AsyncGatewayClient:
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 self._reader, self._writer = await asyncio.open_connection(host, port)
-                await self._greet(self._reader)
+                self._limits = await self._greet(self._reader, self._writer)
         except (OSError, TimeoutError, asyncio.IncompleteReadError) as error:
             await self.close()
             raise GatewayUnreachableError(
@@ -186,13 +186,17 @@ class AsyncGatewayClient:
         except OmniRelayError:
             await self.close()
             raise
-        self._receiving = asyncio.create_task(self._receive(self._reader))
+        self._outbox = Outbox(self._writer)
+        self._tasks = [
+            asyncio.create_task(self._receive(self._reader)),
+            asyncio.create_task(self._outbox.run()),
+        ]
 
     async def close(self) -> None:
         """Disconnect; requests that have not ended are cancelled by the gateway."""
-        if self._receiving is not None:
-            self._receiving.cancel()
-            await asyncio.gather(self._receiving, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         self._fail_all(GatewayUnreachableError("the client was closed"))
         if self._writer is not None:
             self._writer.close()
@@ -201,8 +205,11 @@ class AsyncGatewayClient:
             except ConnectionError as error:
                 log.debug("the connection was lost before it was closed: %s", error)
 
-    def chat(self, prompt: Prompt, **options: Unpack[ChatOptions]) -> AsyncAnswer:
+    def chat(self, prompt: Prompt = "", **options: Unpack[ChatOptions]) -> AsyncAnswer:
         """Send a request.
+
+        Files are read, and samples and pixels encoded, before this returns.  What takes long can be made in a
+        thread: ``await asyncio.to_thread(video, frames, fps=2.0)``.
 
         Args:
             prompt: Text of the user, a conversation, or a whole request.
@@ -213,22 +220,20 @@ class AsyncGatewayClient:
 
         Raises:
             GatewayUnreachableError: There is no connection.
-            InvalidRequestError: A text is not Unicode (a command line's need not be), or a number is beyond
-                64 bits.
+            MediaError: A sound, picture or video cannot be read, or is more than the gateway takes.
+            InvalidRequestError: A text is not Unicode (a command line's need not be), a number is beyond 64
+                bits, or the request is longer than the gateway reads.
         """
         client_id = next(self._ids)
-        try:
-            request = msgspec.msgpack.encode(build_request(prompt, **options))
-        except (UnicodeEncodeError, OverflowError) as error:
-            raise InvalidRequestError(f"the request cannot be sent: {error}") from error
+        frame = submit_pieces(client_id, build_request(prompt, **options), self._limits)
         answer = AsyncAnswer(self, client_id)
-        self._send(Submit(client_id, msgspec.Raw(request)))
+        self._send(frame)
         self._answers[client_id] = answer
         return answer
 
     def cancel(self, client_id: int) -> None:
         """Ask the gateway to stop answering a request of this client."""
-        self._send(Cancel(client_id))
+        self._send([pack(Cancel(client_id))])
 
     async def status(self) -> StatusReport:
         """Ask how the stack is.
@@ -238,27 +243,28 @@ class AsyncGatewayClient:
         """
         client_id = next(self._ids)
         report: asyncio.Future[StatusReport] = asyncio.get_running_loop().create_future()
-        self._send(StatusQuery(client_id))
+        self._send([pack(StatusQuery(client_id))])
         self._reports[client_id] = report
         return await report
 
-    def _send(self, message: ClientMessage) -> None:
+    def _send(self, frame: Pieces) -> None:
         if self._lost is not None:
             raise self._lost
-        if self._writer is None:
+        if self._outbox is None:
             raise GatewayUnreachableError("the client is not connected")
-        self._writer.write(pack(message))
+        self._outbox.put(frame)
 
-    async def _greet(self, reader: asyncio.StreamReader) -> None:
-        self._send(Hello(PROTOCOL_VERSION, "omnirelay-python"))
+    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Welcome:
+        writer.write(pack(Hello(PROTOCOL_VERSION, "omnirelay-python")))
         answer = self._decode(await read_frame(reader, MAX_REPLY_BYTES))
         if isinstance(answer, Refused):
             refused = VersionError if answer.code == VersionError.code else MessageError
             raise refused(answer.message)
         if not isinstance(answer, Welcome):
             raise MessageError("the gateway did not answer the hello")
+        return answer
 
-    def _decode(self, body: bytes) -> ServerMessage:
+    def _decode(self, body: bytearray) -> ServerMessage:
         try:
             message: ServerMessage = self._decoder.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:

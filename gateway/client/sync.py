@@ -6,7 +6,15 @@ from collections.abc import Coroutine
 from typing import Any, Self, TypeVar, Unpack
 
 from gateway.client.aio import AsyncAnswer, AsyncGatewayClient
-from gateway.client.types import DEFAULT_ADDRESS, ChatEvent, ChatOptions, ChatResult, Prompt, collect
+from gateway.client.types import (
+    DEFAULT_ADDRESS,
+    ChatEvent,
+    ChatOptions,
+    ChatResult,
+    Prompt,
+    build_request,
+    collect,
+)
 from gateway.status import StatusReport
 
 T = TypeVar("T")
@@ -96,8 +104,8 @@ class GatewayClient:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def chat(self, prompt: Prompt, **options: Unpack[ChatOptions]) -> Answer:
-        """Send a request.
+    def chat(self, prompt: Prompt = "", **options: Unpack[ChatOptions]) -> Answer:
+        """Send a request; files are read, and samples and pixels encoded, on the thread that calls.
 
         Args:
             prompt: Text of the user, a conversation, or a whole request.
@@ -108,11 +116,14 @@ class GatewayClient:
 
         Raises:
             GatewayUnreachableError: The connection was lost.
-            InvalidRequestError: A text is not Unicode, or a number is beyond 64 bits.
+            MediaError: A sound, picture or video cannot be read, or is more than the gateway takes.
+            InvalidRequestError: A text is not Unicode, a number is beyond 64 bits, or the request is longer
+                than the gateway reads.
         """
+        request = build_request(prompt, **options)
 
         async def send() -> AsyncAnswer:
-            return self._client.chat(prompt, **options)
+            return self._client.chat(request)
 
         return Answer(self, self.call(send()))
 

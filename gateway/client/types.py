@@ -8,8 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from gateway import events
+from gateway.client.media import AudioSource, ImageSource, VideoSource, content
 from gateway.events import TextEvent
-from gateway.protocol import ChatMessage, GenerateRequest, SamplingOverrides
+from gateway.parts import ChatMessage
+from gateway.protocol import GenerateRequest, SamplingOverrides
 
 DEFAULT_ADDRESS: Final = "tcp://127.0.0.1:5555"
 Samples = npt.NDArray[np.float32]
@@ -26,15 +28,21 @@ class RequestOptions(TypedDict, total=False):
     seed: int | None
     priority: int
     deadline_s: float | None
+    use_audio_in_video: bool
 
 
 class ChatOptions(RequestOptions, total=False):
     """What may be said of a request beside the prompt.
 
-    ``system`` is the text of a system message before the prompt.
+    ``system`` is the text of a system message before the prompt.  ``audio``, ``images`` and ``videos`` are
+    sounds, pictures and videos, each one source or several (see :mod:`gateway.client.media`); they stand
+    in this order before the text of the user, in the same message.
     """
 
     system: str | None
+    audio: AudioSource | Sequence[AudioSource]
+    images: ImageSource | Sequence[ImageSource]
+    videos: VideoSource | Sequence[VideoSource]
 
 
 Prompt = str | Sequence[ChatMessage] | GenerateRequest
@@ -42,18 +50,30 @@ Prompt = str | Sequence[ChatMessage] | GenerateRequest
 
 
 def build_request(
-    prompt: Prompt, system: str | None = None, **options: Unpack[RequestOptions]
+    prompt: Prompt,
+    system: str | None = None,
+    audio: AudioSource | Sequence[AudioSource] = (),
+    images: ImageSource | Sequence[ImageSource] = (),
+    videos: VideoSource | Sequence[VideoSource] = (),
+    **options: Unpack[RequestOptions],
 ) -> GenerateRequest:
-    """Give the request for a prompt.
+    """Give the request for a prompt; reads the files that it names.
 
     Raises:
-        TypeError: A whole request was given, and options too.
+        MediaError: A sound, picture or video cannot be read.
+        TypeError: A whole request was given, and options too; or a conversation, and media besides.
     """
+    media = any(not isinstance(each, list | tuple) or each for each in (audio, images, videos))
     if isinstance(prompt, GenerateRequest):
-        if options or system is not None:
+        if options or media or system is not None:
             raise TypeError("a GenerateRequest carries its options itself")
         return prompt
-    messages = [ChatMessage("user", prompt)] if isinstance(prompt, str) else list(prompt)
+    if isinstance(prompt, str):
+        messages = [ChatMessage("user", content(prompt, audio, images, videos))]
+    elif media:
+        raise TypeError("a conversation carries its sounds, pictures and videos in its messages")
+    else:
+        messages = list(prompt)
     if system is not None:
         messages.insert(0, ChatMessage("system", system))
     return GenerateRequest(messages=messages, **options)

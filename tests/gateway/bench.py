@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.client import AsyncGatewayClient
+from gateway.media import Fetch
 from gateway.process import GatewayProcess
 from gateway.prompt import PromptBuilder
 from shared.config import Config
@@ -29,7 +30,12 @@ def free_ports(count: int) -> list[int]:
             each.close()
 
 
-def make_config(directory: Path, gateway: dict[str, Any] | None = None, **limits: Any) -> Config:
+def make_config(
+    directory: Path,
+    gateway: dict[str, Any] | None = None,
+    media: dict[str, Any] | None = None,
+    **limits: Any,
+) -> Config:
     listen, events, control, inbox = (f"tcp://127.0.0.1:{port}" for port in free_ports(4))
     return Config.model_validate(
         {
@@ -41,6 +47,7 @@ def make_config(directory: Path, gateway: dict[str, Any] | None = None, **limits
                 "limits": limits,
                 **(gateway or {}),
             },
+            "media": media or {},
             "stages": {"thinker": {"inbox": inbox}},
         }
     )
@@ -72,14 +79,23 @@ class Bench:
 
 @asynccontextmanager
 async def bench(
-    config: Config, ready: bool = True, alive: Iterable[StageName] = STAGES
+    config: Config,
+    ready: bool = True,
+    alive: Iterable[StageName] = STAGES,
+    listening: bool = True,
+    fetch: Fetch | None = None,
 ) -> AsyncIterator[Bench]:
-    """Run a gateway; wait for its stages to be ready, unless told not to."""
-    process = GatewayProcess(config)
+    """Run a gateway; wait for its stages to be ready, unless told not to.
+
+    With ``listening=False`` the thinker takes no requests before it is told to.
+    """
+    process = GatewayProcess(config, fetch)
     await process.start()
     stages = FakeStages(config)
     stages.alive = set(alive)
     try:
+        if listening:
+            stages.listen()
         await stages.start()
         if ready:
             await until(lambda: process.status().ready, "readiness")

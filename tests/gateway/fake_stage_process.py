@@ -16,6 +16,7 @@ from shared.messages import (
     AudioChunk,
     CodecDelta,
     Heartbeat,
+    RequestFailed,
     StageEvent,
     StageLimits,
     StageLoad,
@@ -25,6 +26,7 @@ from shared.messages import (
 )
 from shared.payloads import Blob
 from shared.queues import PullQueue, PushQueue
+from tests.gateway.fake_stages import placeholder_ids, problem_of, usage
 
 
 def run(name: StageName) -> None:
@@ -40,6 +42,7 @@ def run(name: StageName) -> None:
     inbox: PullQueue[ThinkRequest] = PullQueue(context, config.stage(name).inbox, ThinkRequest)
     speakers = ["Chelsie"] if name == "token2wav" else []
     limits = StageLimits(max_positions=4096, speakers=speakers)
+    placeholders = placeholder_ids(config.model or "")
     sys.stdout.write(f"{name} says hello\n")
     while True:
         beat = Heartbeat(
@@ -53,16 +56,21 @@ def run(name: StageName) -> None:
         control.send(beat)
         control.receive()
         for request in inbox.drain():
-            answer(events, request)
+            if problem := problem_of(request, placeholders):
+                failed = RequestFailed(
+                    request_id=request.request_id, stage=name, code="stage_failed", message=problem
+                )
+                events.put(failed)
+            else:
+                answer(events, request)
         events.flush()
         inbox.socket.poll(20)
 
 
 def answer(events: "PushQueue[StageEvent]", request: ThinkRequest) -> None:
     name = request.request_id
-    events.put(
-        TextDelta(request_id=name, seq=0, token_ids=request.prompt_token_ids[:3], finish_reason="stop")
-    )
+    ids = request.prompt_token_ids[:3]
+    events.put(TextDelta(request_id=name, seq=0, token_ids=ids, finish_reason="stop", prompt=usage(request)))
     if request.speech is not None:
         events.put(CodecDelta(request_id=name, seq=0, token_ids=[7] * 50, finish_reason="length"))
         pcm = Blob(b"\0\0\0\x3f" * 24_000)

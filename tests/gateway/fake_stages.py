@@ -3,10 +3,12 @@
 import asyncio
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import zmq
 import zmq.asyncio
+from tokenizers import Tokenizer
 
 from shared.config import Config
 from shared.messages import (
@@ -17,6 +19,8 @@ from shared.messages import (
     CodecDelta,
     FinishReason,
     Heartbeat,
+    MediaKind,
+    PromptUsage,
     RequestFailed,
     StageLimits,
     StageLoad,
@@ -29,6 +33,10 @@ from shared.wire import Decoder, encode
 
 DEADLINE_S = 10.0
 SPEAKERS = ["Ethan", "Chelsie"]
+PLACEHOLDERS: dict[str, MediaKind] = {"<|AUDIO|>": "audio", "<|IMAGE|>": "image", "<|VIDEO|>": "video"}
+TOKENS_OF_ITEM = 10
+"""What each sound, picture or video comes to in the imitated thinker's prompt."""
+CACHED = 3
 
 
 async def until(condition: Callable[[], Any], what: str = "the condition") -> None:
@@ -40,8 +48,30 @@ async def until(condition: Callable[[], Any], what: str = "the condition") -> No
         await asyncio.sleep(0.005)
 
 
+def problem_of(request: ThinkRequest, placeholders: dict[int, MediaKind]) -> str | None:
+    """What the thinker would find wrong with a request; none if it is as agreed."""
+    asked = [placeholders[each] for each in request.prompt_token_ids if each in placeholders]
+    given = [item.kind for item in request.media]
+    if asked != given:
+        return f"{request.request_id}: placeholders of {asked} for {given}"
+    if not all(item.data.nbytes for item in request.media):
+        return f"{request.request_id}: an empty item"
+    return None
+
+
+def placeholder_ids(checkpoint: str) -> dict[int, MediaKind]:
+    tokenizer = Tokenizer.from_file(str(Path(checkpoint) / "tokenizer.json"))
+    ids = {tokenizer.token_to_id(token): kind for token, kind in PLACEHOLDERS.items()}
+    return {token_id: kind for token_id, kind in ids.items() if token_id is not None}
+
+
+def usage(request: ThinkRequest) -> PromptUsage:
+    length = len(request.prompt_token_ids) + (TOKENS_OF_ITEM - 1) * len(request.media)
+    return PromptUsage(tokens=length, cached_tokens=CACHED)
+
+
 class FakeStages:
-    """Records what the gateway asks, and sends what the test tells it to."""
+    """Records what the gateway asks and checks it, and sends what the test tells it to."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -53,15 +83,20 @@ class FakeStages:
         self.instances: dict[StageName, str] = dict.fromkeys(STAGES, "first")
         self.max_positions = 512
         self.alive: set[StageName] = set(STAGES)
+        self.problems: list[str] = []
+        self._placeholders = placeholder_ids(config.model or "")
         self._tasks: list[asyncio.Task[None]] = []
         self.events = self.context.socket(zmq.PUSH)
         self.events.connect(config.gateway.events)
         self._inbox = self.context.socket(zmq.PULL)
-        self._inbox.bind(config.stages.thinker.inbox)
         self.control: dict[StageName, zmq.asyncio.Socket] = {}
 
-    async def start(self) -> None:
+    def listen(self) -> None:
+        """The thinker takes requests from now on."""
+        self._inbox.bind(self._config.stages.thinker.inbox)
         self._tasks.append(asyncio.create_task(self._take_requests()))
+
+    async def start(self) -> None:
         for stage in STAGES:
             socket = self.context.socket(zmq.DEALER)
             socket.set(zmq.IDENTITY, stage.encode())
@@ -75,6 +110,7 @@ class FakeStages:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self.context.destroy(linger=0)
+        assert self.problems == []
 
     async def request(self, index: int) -> ThinkRequest:
         await until(lambda: len(self.requests) > index, f"request {index}")
@@ -89,7 +125,11 @@ class FakeStages:
         await self.events.send_multipart(encode(message))
 
     async def text(self, request_id: str, seq: int, ids: list[int], end: FinishReason | None = None) -> None:
-        await self.send(TextDelta(request_id=request_id, seq=seq, token_ids=ids, finish_reason=end))
+        asked = next((each for each in self.requests if each.request_id == request_id), None)
+        prompt = usage(asked) if asked is not None and seq == 0 else None
+        await self.send(
+            TextDelta(request_id=request_id, seq=seq, token_ids=ids, finish_reason=end, prompt=prompt)
+        )
 
     async def codec(self, request_id: str, seq: int, ids: list[int], end: FinishReason | None = None) -> None:
         await self.send(CodecDelta(request_id=request_id, seq=seq, token_ids=ids, finish_reason=end))
@@ -146,7 +186,10 @@ class FakeStages:
     async def _take_requests(self) -> None:
         decoder: Decoder[ThinkRequest] = Decoder(ThinkRequest)
         while True:
-            self.requests.append(decoder.decode(await self._inbox.recv_multipart()))
+            request = decoder.decode(await self._inbox.recv_multipart())
+            problem = problem_of(request, self._placeholders)
+            self.problems += [problem] if problem else []
+            self.requests.append(request)
 
     async def _take_aborts(self, stage: StageName) -> None:
         decoder: Decoder[Abort] = Decoder(Abort)

@@ -1,16 +1,20 @@
 """The command line: what it prints, what it writes, how it fails."""
 
 import asyncio
+import io
 import json
+import re
 import subprocess
 import sys
 import wave
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import av
 import pytest
+from PIL import Image
 
-from gateway.cli import checkpoint
+from gateway.cli import checkpoint, demo
 from gateway.cli.main import main
 from gateway.client import ChatMessage, GatewayClient, GenerateRequest, TextEvent
 from shared import errors
@@ -30,6 +34,8 @@ DONE_FIELDS = [
     "ttfa_s",
     "wall_s",
     "finish_reason",
+    "prompt_tokens",
+    "cached_prompt_tokens",
 ]
 
 
@@ -93,6 +99,37 @@ def test_chat_for_people(configure: Configure, capsys: pytest.CaptureFixture[str
     assert shown.startswith("Hello 😀 there\n")
     for label in ("time to first text", "time to first audio: none", "audio length", "wall time"):
         assert label in shown
+    assert re.search(r"^prompt tokens: +\d+, 3 of them cached$", shown, re.MULTILINE)
+
+
+def test_chat_with_files(configure: Configure, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a.ogg", "b.ogg", "c.png", "d.mp4"):
+        (tmp_path / name).write_bytes(name.encode())
+
+    async def use(b: Bench) -> None:
+        files = ["--audio", "a.ogg", "--image", "c.png", "--video", "d.mp4", "--audio", "b.ogg"]
+        paths = [each if each[:2] == "--" else str(tmp_path / each) for each in files]
+        common = ["--text-only", "--json", "--gateway", b.listen]
+        assert await asyncio.to_thread(main, ["chat", "Hi", *paths, "--use-audio-in-video", *common]) == 0
+        assert await asyncio.to_thread(main, ["chat", *paths[:2], *common]) == 0
+        missing = ["chat", "--image", str(tmp_path / "none.png"), *common]
+        assert await asyncio.to_thread(main, missing) == 1
+        with_text, alone = b.stages.requests
+        assert [(each.kind, bytes(each.data.view)) for each in with_text.media] == [
+            ("audio", b"a.ogg"),
+            ("audio", b"b.ogg"),
+            ("image", b"c.png"),
+            ("video", b"d.mp4"),
+        ]
+        assert with_text.use_audio_in_video
+        assert [each.kind for each in alone.media] == ["audio"]
+        assert not alone.use_audio_in_video
+
+    serving(configure, use)
+    *_, done, error = map(json.loads, capsys.readouterr().out.splitlines())
+    assert done["prompt_tokens"] > len(done["prompt_token_ids"])
+    assert error["code"] == "media_invalid"
+    assert error["message"] == f"image 1: cannot read {tmp_path / 'none.png'}: No such file or directory"
 
 
 def test_chat_errors(configure: Configure, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -140,6 +177,19 @@ def test_no_gateway_and_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as raised:
         main(["chat"])
     assert raised.value.code == 2
+    assert capsys.readouterr().err.endswith("error: give TEXT, --audio, --image or --video\n")
+
+
+def test_the_files_of_the_demo_are_what_is_said_of_them() -> None:
+    question, picture = (demo._read(name) for name in (demo.QUESTION, demo.PICTURE))
+    assert max(len(question), len(picture)) < 40_000
+    with av.open(io.BytesIO(question), "r") as file:
+        assert (file.format.name, file.streams.audio[0].codec.name) == ("ogg", "opus")
+        seconds = sum(frame.samples for frame in file.decode(audio=0)) / 48_000
+    assert f"Ogg Opus, {seconds:.1f} s," in demo.DESCRIBED[demo.QUESTION]
+    with Image.open(io.BytesIO(picture)) as drawing:
+        said = f"{drawing.format}, {drawing.width} x {drawing.height} pixels,"
+    assert said in demo.DESCRIBED[demo.PICTURE]
 
 
 def test_status(configure: Configure, capsys: pytest.CaptureFixture[str]) -> None:

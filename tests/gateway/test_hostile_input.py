@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.client import AsyncGatewayClient, ChatMessage, GenerateRequest
+from gateway.client import AsyncGatewayClient, ChatMessage, GenerateRequest, audio, image
 from gateway.events import DoneEvent, ErrorEvent
 from gateway.protocol import (
     PROTOCOL_VERSION,
@@ -18,12 +18,8 @@ from gateway.protocol import (
     Hello,
     Refused,
     Reply,
-    ServerMessage,
     Submit,
-    Welcome,
     pack,
-    parse_tcp,
-    read_frame,
 )
 from shared import errors
 from shared.config import Config
@@ -32,61 +28,9 @@ from shared.payloads import Blob
 from shared.wire import Frame, encode
 from tests.gateway.bench import Bench, bench, run
 from tests.gateway.fake_stages import until
+from tests.gateway.raw_client import HI, RawClient, serves, submit
 
 Configure = Callable[..., Config]
-
-
-class RawClient:
-    """A TCP connection that says whatever the test wants."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader = reader
-        self.writer = writer
-
-    @classmethod
-    async def connect(cls, b: Bench, greet: bool = True) -> "RawClient":
-        client = cls(*await asyncio.open_connection(*parse_tcp(b.listen)))
-        if greet:
-            client.say(Hello(PROTOCOL_VERSION))
-            assert await client.hear() == Welcome(PROTOCOL_VERSION)
-        return client
-
-    def say(self, message: ClientMessage) -> None:
-        self.writer.write(pack(message))
-
-    def say_bytes(self, body: bytes) -> None:
-        self.writer.write(len(body).to_bytes(4, "big") + body)
-
-    async def hear(self) -> ServerMessage:
-        body = await read_frame(self.reader, 2**30)
-        return msgspec.msgpack.decode(body, type=ServerMessage)
-
-    async def closed(self) -> bool:
-        return await self.reader.read() == b""
-
-    async def close(self) -> None:
-        self.writer.close()
-        try:
-            await self.writer.wait_closed()
-        except ConnectionError:
-            # The gateway hung up first, as it should.
-            return
-
-
-async def serves(b: Bench) -> None:
-    """A well-behaved client is still served."""
-    async with b.client() as client:
-        index = len(b.stages.requests)
-        answer = client.chat("Hi")
-        await b.stages.answer(await b.stages.request(index), b.encode("Hello"))
-        assert (await answer.result()).text == "Hello"
-
-
-def submit(client_id: int, request: GenerateRequest) -> Submit:
-    return Submit(client_id, msgspec.Raw(msgspec.msgpack.encode(request)))
-
-
-HI = GenerateRequest(messages=[ChatMessage("user", "Hi")])
 
 
 def test_other_version_is_told_both_versions(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +71,7 @@ def test_client_must_begin_with_hello(configure: Configure, monkeypatch: pytest.
 
 def test_oversize_length_is_refused_before_it_is_read(configure: Configure) -> None:
     async def scenario() -> None:
-        async with bench(configure(request_bytes=1000)) as b:
+        async with bench(configure(media={"max_request_bytes": 1000}, request_bytes=1000)) as b:
             raw = await RawClient.connect(b)
             raw.say(submit(1, HI))
             request = await b.stages.request(0)
@@ -261,11 +205,13 @@ def test_stages_may_say_nonsense(configure: Configure) -> None:
 
 
 def fuzz_bytes() -> st.SearchStrategy[bytes]:
-    message = st.sampled_from([pack(Hello(1))[4:], pack(Cancel(1))[4:], pack(submit(1, HI))[4:]])
+    seen = GenerateRequest(messages=[ChatMessage("user", [image(b"x"), audio("data:;base64,eA==")])])
+    said: list[ClientMessage] = [Hello(1), Cancel(1), submit(1, HI), submit(1, seen)]
+    message = st.sampled_from([pack(each)[4:] for each in said])
     broken = st.builds(
         lambda body, at, byte: body[:at] + bytes([byte]) + body[at + 1 :],
         message,
-        st.integers(0, 60),
+        st.integers(0, 120),
         st.integers(0, 255),
     )
     return st.one_of(st.binary(max_size=64), broken)

@@ -11,7 +11,15 @@ from gateway.admission import Admission
 from gateway.lifecycle import AT_STAGES, ENDED, TRANSITIONS, Lifecycle, RequestState, StateCounts
 from gateway.record import Delta, RequestRecord
 from shared.errors import BusyError, SequenceError, StateTransitionError
-from shared.messages import AudioChunk, CodecDelta, Sampling, SpeechSettings, TextDelta, ThinkRequest
+from shared.messages import (
+    AudioChunk,
+    CodecDelta,
+    PromptUsage,
+    Sampling,
+    SpeechSettings,
+    TextDelta,
+    ThinkRequest,
+)
 from shared.payloads import Blob
 
 STATES = list(RequestState)
@@ -139,6 +147,23 @@ def test_nothing_may_follow_the_end_of_a_stream() -> None:
         record.apply(deltas("audio", 1)[0])
 
 
+def test_what_the_prompt_came_to_is_told_once_with_the_first_text() -> None:
+    told = PromptUsage(tokens=40, cached_tokens=16)
+    record = new_record(speech=False)
+    first, second = (TextDelta(request_id="r", seq=seq, token_ids=[1], prompt=told) for seq in (0, 1))
+    assert record.prompt == PromptUsage(tokens=1)
+    record.apply(first)
+    assert record.prompt == told
+    with pytest.raises(SequenceError, match="text message 1"):
+        record.apply(second)
+    late = new_record(speech=False)
+    late.apply(TextDelta(request_id="r", seq=0, token_ids=[1]))
+    with pytest.raises(SequenceError, match="text message 1"):
+        late.apply(second)
+    late.apply(TextDelta(request_id="r", seq=1, token_ids=[1]))
+    assert late.prompt == PromptUsage(tokens=1)
+
+
 @given(
     st.integers(1, 3),
     st.integers(0, 3),
@@ -165,7 +190,8 @@ def test_admission_never_exceeds_its_bounds(
             admission.leave(gone)
             active = [each for each in active if each != gone]
             waiting = [each for each in waiting if each[2] != gone]
-        while (taken := admission.take()) is not None:
+        while (taken := admission.next()) is not None:
+            admission.start(taken)
             assert taken == min(waiting)[2]
             waiting.remove(min(waiting))
             active.append(taken)
@@ -177,7 +203,7 @@ def test_retry_time_follows_what_requests_take() -> None:
     admission = Admission(2, 0)
     before = admission.retry_after_ms()
     admission.enter("a", 0)
-    admission.take()
+    admission.start("a")
     admission.leave("a", served_s=100.0)
     assert before < admission.retry_after_ms() <= 60_000
 

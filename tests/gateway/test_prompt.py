@@ -1,17 +1,20 @@
 """Prompts equal transformers', special tokens cannot be smuggled, text comes out piece by piece."""
 
+import itertools
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
-from transformers import AutoTokenizer
+from transformers import AutoProcessor, AutoTokenizer
 
-from gateway.prompt import PromptBuilder
-from gateway.protocol import ChatMessage, TextPart
+from gateway.parts import AudioPart, ChatMessage, ContentPart, ImagePart, TextPart, VideoPart
+from gateway.prompt import PLACEHOLDERS, PromptBuilder
 from shared.checkpoints import resolve_model
 from shared.config import Config
 from shared.errors import CheckpointError, InvalidRequestError
@@ -112,6 +115,103 @@ def test_template_that_changes_text_refuses_special_tokens(checkpoint_dir: Path,
     assert builder.build([ChatMessage("user", "fine")])
     with pytest.raises(InvalidRequestError, match="special token"):
         builder.build([ChatMessage("user", "<|audio|>")])
+
+
+DATA = memoryview(b"x")
+PARTS: dict[str, ContentPart] = {
+    "audio": AudioPart(data=DATA),
+    "image": ImagePart(data=DATA),
+    "video": VideoPart(data=DATA),
+}
+CONVERSATION = [
+    ("system", ["Be brief."]),
+    ("user", ["audio", "What does she say, and what is this", "image", "?"]),
+    ("assistant", ["She asks about the house."]),
+    ("user", ["video", "video", "image", "audio", "And now? 😀"]),
+    ("assistant", ["It rains."]),
+    ("user", ["image"]),
+]
+
+
+def chat_messages(conversation: list[tuple[str, list[str]]]) -> list[ChatMessage]:
+    return [
+        ChatMessage(role, [PARTS.get(each, TextPart(each)) for each in content])  # type: ignore[arg-type]
+        for role, content in conversation
+    ]
+
+
+@pytest.mark.parametrize("turns", [slice(None), slice(1, 2), slice(3, None)])
+def test_prompt_with_media_equals_the_processors(tiny_checkpoint: Path, turns: slice) -> None:
+    """But for the lengths: the processor repeats a placeholder as often as its item has tokens."""
+    processor = AutoProcessor.from_pretrained(tiny_checkpoint)
+    real = {
+        "audio": np.zeros(4000, np.float32),
+        "image": np.zeros((3, 56, 56), np.uint8),
+        "video": np.zeros((4, 56, 56, 3), np.uint8),
+    }
+    asked: list[dict[str, Any]] = [
+        {
+            "role": role,
+            "content": [
+                {"type": each, each: real[each]} if each in real else {"type": "text", "text": each}
+                for each in content
+            ],
+        }
+        for role, content in CONVERSATION[turns]
+    ]
+    made = processor.apply_chat_template(
+        asked, tokenize=True, return_dict=True, add_generation_prompt=True, do_sample_frames=False
+    )
+    placeholders = {processor.tokenizer.convert_tokens_to_ids(each) for each in PLACEHOLDERS}
+    expected = [
+        token
+        for token, same in itertools.groupby(made["input_ids"][0])
+        for _ in ([token] if token in placeholders else same)
+    ]
+    assert len(expected) < len(made["input_ids"][0])
+    assert PromptBuilder(tiny_checkpoint).build(chat_messages(CONVERSATION[turns])) == expected
+
+
+@given(
+    st.lists(
+        st.lists(st.one_of(st.sampled_from(list(PARTS)), st.sampled_from(SPECIAL), st.text(max_size=9))),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_placeholders_are_those_of_the_parts_whatever_users_type(
+    checkpoint_dir: Path, contents: list[list[str]]
+) -> None:
+    builder = PromptBuilder(checkpoint_dir)
+    ids = builder.build(chat_messages([("user", content) for content in contents]))
+    kept = [builder.placeholders[each] for each in ids if each in builder.placeholders]
+    assert kept == [each for content in contents for each in content if each in PARTS]
+
+
+@pytest.mark.parametrize(
+    ("found", "made", "told"),
+    [
+        ("<|vision_bos|><|IMAGE|><|vision_eos|>", "", "makes audio of audio, image"),
+        ("<|AUDIO|>", "<|AUDIO|><|AUDIO|>", "makes audio, audio, image of"),
+        ("message['content'] %}", "message['content'] | reverse %}", "makes image, audio of"),
+    ],
+)
+def test_template_that_drops_or_moves_media_is_refused(
+    checkpoint_dir: Path, tmp_path: Path, found: str, made: str, told: str
+) -> None:
+    directory = copy(checkpoint_dir, tmp_path)
+    assert found in TEMPLATE
+    (directory / "chat_template.jinja").write_text(TEMPLATE.replace(found, made))
+    with pytest.raises(InvalidRequestError, match=told):
+        PromptBuilder(directory).build(chat_messages([("user", ["audio", "hm", "image"])]))
+
+
+def test_a_checkpoint_without_a_placeholder_takes_no_such_media(checkpoint_dir: Path, tmp_path: Path) -> None:
+    directory = copy(checkpoint_dir, tmp_path)
+    tokenizer = (directory / "tokenizer.json").read_text()
+    (directory / "tokenizer.json").write_text(tokenizer.replace("<|VIDEO|>", "<|OTHER|>"))
+    with pytest.raises(InvalidRequestError, match="makes nothing of video"):
+        PromptBuilder(directory).build(chat_messages([("user", ["video"])]))
 
 
 def test_template_is_found_and_may_refuse(checkpoint_dir: Path, tmp_path: Path) -> None:

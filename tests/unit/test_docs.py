@@ -11,7 +11,7 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from gateway import events, protocol, status
+from gateway import events, parts, protocol, status
 from gateway.cli.main import _parser
 from shared.config import Config, StageConfig
 from shared.errors import OmniRelayError
@@ -108,7 +108,8 @@ STRUCTS = [
     *get_args(protocol.ServerMessage),
     *get_args(events.Event),
     protocol.GenerateRequest,
-    protocol.ChatMessage,
+    *get_args(parts.ContentPart),
+    parts.ChatMessage,
     protocol.SamplingOverrides,
     status.StatusReport,
     status.StageStatus,
@@ -141,13 +142,18 @@ def test_the_protocol_pages_example_is_what_the_gateway_and_a_client_say() -> No
     submit = messages.pop(2)
     assert messages == [
         protocol.Hello(protocol.PROTOCOL_VERSION, "doc"),
-        protocol.Welcome(protocol.PROTOCOL_VERSION),
+        protocol.Welcome(
+            protocol.PROTOCOL_VERSION,
+            Config().gateway.limits.request_bytes,
+            Config().media.max_item_bytes,
+            Config().media.max_request_bytes,
+        ),
         protocol.Reply(7, events.AcceptedEvent(request_id="a1")),
         protocol.Reply(7, events.TextEvent(token_ids=[5], text=" hi")),
     ]
     assert submit.id == 7
     assert msgspec.msgpack.decode(submit.request, type=protocol.GenerateRequest) == protocol.GenerateRequest(
-        messages=[protocol.ChatMessage("user", "Hello")], speech=False
+        messages=[parts.ChatMessage("user", "Hello")], speech=False
     )
 
 

@@ -1,0 +1,403 @@
+"""Sounds, pictures and videos through a gateway with real sockets: what arrives, waits, is refused."""
+
+import asyncio
+import base64
+import gc
+import itertools
+import weakref
+from collections.abc import Callable
+from urllib.parse import quote_from_bytes
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway import protocol
+from gateway.client import (
+    AsyncAnswer,
+    AudioPart,
+    ChatMessage,
+    GenerateRequest,
+    ImagePart,
+    TextPart,
+    VideoPart,
+    audio,
+    image,
+    video,
+)
+from gateway.fetch import Fetcher
+from gateway.parts import MediaPart
+from shared import errors
+from shared.config import Config
+from tests.gateway.bench import Bench, bench, run
+from tests.gateway.fake_stages import CACHED, TOKENS_OF_ITEM, until
+from tests.gateway.https_server import HOST, Authority, https_server
+
+Configure = Callable[..., Config]
+SOUND, PICTURE, FILM = b"sound" * 50_000, b"picture" * 30_000, b"film" * 100_000
+
+
+def data_url(content: bytes) -> str:
+    return "data:image/png;base64," + base64.b64encode(content).decode()
+
+
+def asking(*parts: TextPart | AudioPart | ImagePart | VideoPart) -> GenerateRequest:
+    return GenerateRequest(messages=[ChatMessage("user", list(parts))])
+
+
+def test_media_reach_the_thinker_as_they_are_in_the_order_of_the_prompt(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with bench(configure()) as b, b.client() as client:
+            conversation = [
+                ChatMessage("system", "Be brief."),
+                ChatMessage("user", [image(PICTURE), audio(SOUND), TextPart("Who is this?")]),
+                ChatMessage("assistant", "A friend."),
+                ChatMessage("user", [TextPart("And"), video(data_url(FILM)), audio(data_url(b"short"))]),
+            ]
+            answer = client.chat(conversation, use_audio_in_video=True)
+            request = await b.stages.request(0)
+            assert [(item.kind, bytes(item.data.view)) for item in request.media] == [
+                ("image", PICTURE),
+                ("audio", SOUND),
+                ("video", FILM),
+                ("audio", b"short"),
+            ]
+            assert request.use_audio_in_video
+            await b.stages.answer(request, b.encode("Hello"))
+            done = (await answer.result()).done
+            assert done.prompt_token_ids == request.prompt_token_ids
+            assert done.prompt_tokens == len(request.prompt_token_ids) + 4 * (TOKENS_OF_ITEM - 1)
+            assert done.cached_prompt_tokens == CACHED
+
+    run(scenario())
+
+
+def test_media_alone_are_a_prompt(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with bench(configure()) as b, b.client() as client:
+            client.chat(audio=SOUND)
+            assert [item.kind for item in (await b.stages.request(0)).media] == ["audio"]
+            client.chat("", audio=[SOUND, SOUND], images=PICTURE, videos=[FILM], system="Listen.")
+            request = await b.stages.request(1)
+            assert [item.kind for item in request.media] == ["audio", "audio", "image", "video"]
+            assert not request.use_audio_in_video
+
+    run(scenario())
+
+
+def test_media_that_are_refused_are_named(configure: Configure) -> None:
+    media = {
+        "max_item_bytes": 1000,
+        "max_request_bytes": 2500,
+        "max_audios": 2,
+        "max_images": 3,
+        "max_videos": 0,
+    }
+    full = data_url(bytes(1000))
+    cases: list[tuple[list[MediaPart], type[Exception], str]] = [
+        ([ImagePart(), AudioPart(data=memoryview(b"x"))], errors.MediaError, "image 1: give either"),
+        ([AudioPart(data=memoryview(b"x"), url="data:,x")], errors.MediaError, "audio 1: give either"),
+        ([ImagePart(url=full), ImagePart(data=memoryview(b""))], errors.MediaError, "image 2: it is empty"),
+        ([ImagePart(url=full), AudioPart(url="data:,")], errors.MediaError, "audio 1: it is empty"),
+        (
+            [AudioPart(url=full), AudioPart(url=data_url(bytes(1001)))],
+            errors.MediaTooLargeError,
+            r"audio 2: 1001 bytes, at most 1000 are allowed \(media\.max_item_bytes\)",
+        ),
+        ([AudioPart(url=full)] * 3, errors.MediaTooLargeError, "3 items of kind audio, at most 2"),
+        ([VideoPart(url=full)], errors.MediaTooLargeError, "1 items of kind video, at most 0"),
+        (
+            [ImagePart(url=full)] * 3,
+            errors.MediaTooLargeError,
+            r"3000 bytes of media together, at most 2500 are allowed \(media\.max_request_bytes\)",
+        ),
+        ([AudioPart(url="https://example.com/x")], errors.MediaUnreachableError, "audio 1: .* no host"),
+        ([AudioPart(url="/etc/passwd")], errors.MediaUnreachableError, "audio 1: .*neither a data: URL"),
+        ([AudioPart(url="data:;base64,x")], errors.MediaError, "audio 1: its data URL cannot be decoded"),
+    ]
+
+    async def scenario() -> None:
+        async with bench(configure(media=media)) as b, b.client() as client:
+            for parts, kind, match in cases:
+                with pytest.raises(kind, match=match) as raised:
+                    await client.chat(asking(TextPart("Hi"), *parts)).result()  # type: ignore[arg-type]
+                assert type(raised.value) is kind
+                assert b.process.gateway.held.total == 0
+            ids = b.encode("<|audio_bos|><|AUDIO|><|audio_eos|>")
+            with pytest.raises(errors.InvalidRequestError, match="placeholder of audio"):
+                await client.chat(GenerateRequest(prompt_token_ids=ids)).result()
+            mixed = msgspec.structs.replace(asking(AudioPart(url=full)), prompt_token_ids=[1])
+            with pytest.raises(errors.InvalidRequestError, match="not both"):
+                await client.chat(mixed).result()
+            with pytest.raises(errors.PromptTooLongError, match="characters of text"):
+                await client.chat("x" * (4 * 2**20 + 1)).result()
+            assert b.stages.requests == []
+
+    run(scenario())
+
+
+def test_by_value_the_gateway_checks_what_a_client_might_not(configure: Configure) -> None:
+    """Our client refuses first; another need not."""
+    media = {"max_item_bytes": 1000, "max_request_bytes": 1500}
+
+    async def scenario() -> None:
+        async with bench(configure(media=media)) as b, b.client() as ours, b.client() as other:
+            other._limits = protocol.Welcome(1)
+            for sizes, told in (([10, 1001], "audio 2: 1001 bytes, at"), ([800, 701], "1501 bytes of")):
+                asked = asking(*(AudioPart(data=memoryview(bytes(size))) for size in sizes))
+                with pytest.raises(errors.MediaTooLargeError, match="the gateway takes at most"):
+                    ours.chat(asked)
+                with pytest.raises(errors.MediaTooLargeError, match=told):
+                    await other.chat(asked).result()
+
+    run(scenario())
+
+
+def test_more_than_is_held_is_busy_at_once(configure: Configure) -> None:
+    media = {"max_item_bytes": 400, "max_request_bytes": 1000}
+
+    async def scenario() -> None:
+        async with bench(configure(media=media, held_bytes=1000)) as b, b.client() as client:
+            first = client.chat(images=[bytes(400), bytes(400)])
+            request = await b.stages.request(0)
+            assert b.process.gateway.held.total == 800
+            with pytest.raises(
+                errors.BusyError, match="800 bytes of media are held, no room for 201"
+            ) as raised:
+                await client.chat(images=bytes(201)).result()
+            assert raised.value.retry_after_ms > 0
+            # What a URL holds is only known when it is there, and counted like the rest.
+            with pytest.raises(errors.BusyError, match="no room"):
+                await client.chat(images=data_url(bytes(150))).result()
+            client.chat("no media")
+            await b.stages.request(1)
+            second = client.chat(images=bytes(200))
+            await b.stages.request(2)
+            await b.stages.answer(request, b.encode("Hello"))
+            await first.result()
+            assert b.process.gateway.held.total == 200
+            second.cancel()
+            with pytest.raises(errors.CancelledRequestError):
+                await second.result()
+            assert b.process.gateway.held.total == 0
+
+    run(scenario())
+
+
+ENDINGS = ["finish", "fail", "cancel", "cancel early", "expire", "refuse", "leave"]
+
+
+def test_held_bytes_return_to_zero_however_requests_end(configure: Configure) -> None:
+    """One gateway for all examples, each a few requests at once."""
+    seeds = itertools.count()
+
+    async def scenario() -> None:
+        async with bench(configure(max_active=100)) as b:
+            held = b.process.gateway.held
+            loop = asyncio.get_running_loop()
+
+            async def all_end(requests: list[tuple[str, list[int]]]) -> None:
+                await asyncio.gather(*(end(b, next(seeds), *each) for each in requests))
+                await until(lambda: held.total == 0, f"nothing held after {requests}")
+
+            @settings(max_examples=25, deadline=None)
+            @given(
+                st.lists(
+                    st.tuples(
+                        st.sampled_from(ENDINGS), st.lists(st.integers(1, 5000), min_size=1, max_size=3)
+                    ),
+                    min_size=1,
+                    max_size=6,
+                )
+            )
+            def example(requests: list[tuple[str, list[int]]]) -> None:
+                asyncio.run_coroutine_threadsafe(all_end(requests), loop).result(10)
+
+            await asyncio.to_thread(example)
+            async with b.client() as client:
+                answers = [client.chat(images=bytes(1000)) for _ in range(3)]
+                await until(lambda: held.total == 3000)
+                await b.process.stop()
+                assert held.total == 0
+                await asyncio.gather(*map(ended, answers))
+
+    run(scenario())
+
+
+async def end(b: Bench, seed: int, ending: str, sizes: list[int]) -> None:
+    """Send a request with files of these sizes, every second one in a URL, and let it end."""
+    parts: list[AudioPart | ImagePart] = []
+    for index, size in enumerate(sizes):
+        parts.append(audio(data_url(bytes(size))) if index % 2 else image(bytes(size)))
+    if ending == "refuse":
+        parts.append(ImagePart(url="data:;base64,?"))
+    deadline_s = 0.02 if ending == "expire" else None
+    async with b.client() as client:
+        answer = client.chat(msgspec.structs.replace(asking(*parts), seed=seed, deadline_s=deadline_s))
+        if ending == "cancel early":
+            answer.cancel()
+        elif ending not in ("expire", "refuse"):
+            await until(lambda: any(each.seed == seed for each in b.stages.requests), "the request")
+            asked = next(each for each in b.stages.requests if each.seed == seed)
+            if ending == "finish":
+                await b.stages.answer(asked, b.encode("Hello"))
+            elif ending == "fail":
+                await b.stages.fail(asked.request_id, "talker", "stage_failed", "broke")
+            elif ending == "cancel":
+                answer.cancel()
+        if ending != "leave":
+            await ended(answer)
+
+
+async def ended(answer: AsyncAnswer) -> None:
+    code = "none"
+    try:
+        await answer.result()
+    except errors.OmniRelayError as error:
+        code = error.code
+    assert code != "internal"
+
+
+@pytest.mark.parametrize("how", ["cancel", "finish", "refuse"])
+def test_files_of_an_ended_request_are_let_go_of(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    bodies: list[weakref.ref[bytearray]] = []
+
+    class Body(bytearray):
+        """Unlike its base class, it can be watched."""
+
+    read_body = protocol.read_body
+
+    async def watched(reader: asyncio.StreamReader, length: int) -> bytearray:
+        body = Body(await read_body(reader, length))
+        bodies.append(weakref.ref(body))
+        return body
+
+    monkeypatch.setattr("gateway.server.read_body", watched)
+
+    async def scenario() -> None:
+        async with bench(configure()) as b, b.client() as client:
+            parts: list[AudioPart | ImagePart] = [image(SOUND)]
+            parts += [audio("data:;base64,?")] if how == "refuse" else []
+            answer = client.chat(asking(*parts))
+            if how != "refuse":
+                request = await b.stages.request(0)
+                assert bodies[0]() is not None
+            if how == "cancel":
+                client.cancel(1)
+            elif how == "finish":
+                await b.stages.answer(request, b.encode("Hello"))
+            await ended(answer)
+
+            def gone() -> bool:
+                gc.collect()
+                return bodies[0]() is None
+
+            await until(gone, "the end of the file")
+            assert b.process.gateway.held.total == 0
+
+    run(scenario())
+
+
+def test_requests_wait_in_line_while_the_thinkers_queue_is_full(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    media = {"max_item_bytes": 100_000, "max_request_bytes": 100_000}
+    monkeypatch.setattr("gateway.link.DEFAULT_MAX_BACKLOG_BYTES", 250_000)
+    monkeypatch.setattr("gateway.link.MAX_HEADER_BYTES", 1000)
+
+    async def scenario() -> None:
+        async with bench(configure(media=media), listening=False) as b, b.client() as client:
+            answers = [client.chat(images=bytes(100_000), seed=seed) for seed in range(6)]
+            await until(lambda: b.counts["queued"] == 4)
+            assert b.counts["thinking"] == 2
+            answers[0].cancel()
+            # Its place in the queue goes to the next in line.
+            await until(lambda: (b.counts["queued"], b.counts["thinking"]) == (3, 2))
+            urgent = client.chat(images=bytes(100_000), seed=6, priority=-1)
+            await until(lambda: b.counts["queued"] == 4)
+            b.stages.listen()
+            for index in range(6):
+                await b.stages.answer(await b.stages.request(index), b.encode("Hello"))
+            for answer in (*answers[1:], urgent):
+                assert (await answer.result()).text == "Hello"
+            assert [request.seed for request in b.stages.requests] == [1, 2, 6, 3, 4, 5]
+            assert b.counts["failed"] == 0
+
+    run(scenario())
+
+
+def test_a_request_waits_no_longer_than_its_deadline(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    media = {"max_item_bytes": 100_000, "max_request_bytes": 100_000}
+    monkeypatch.setattr("gateway.link.DEFAULT_MAX_BACKLOG_BYTES", 100_000)
+    monkeypatch.setattr("gateway.link.MAX_HEADER_BYTES", 1000)
+
+    async def scenario() -> None:
+        async with bench(configure(media=media), listening=False) as b, b.client() as client:
+            client.chat(images=bytes(100_000))
+            await until(lambda: b.counts["thinking"] == 1)
+            with pytest.raises(errors.DeadlineError, match="still queued"):
+                await client.chat(images=bytes(100_000), deadline_s=0.1).result()
+
+    run(scenario())
+
+
+def test_files_are_fetched_for_the_thinker(configure: Configure, tmp_path: object) -> None:
+    authority = Authority(tmp_path)  # type: ignore[arg-type]
+
+    async def scenario() -> None:
+        async with https_server(authority) as server:
+            server.give("/a.png", PICTURE)
+            server.give("/b.ogg", SOUND)
+            never = asyncio.Event()
+            server.answers["/never"] = lambda _: never.wait()  # type: ignore[assignment,return-value]
+            config = configure(media={"url_hosts": [f"{HOST}:{server.port}"]})
+
+            async def here(host: str, port: int) -> list[str]:
+                return ["127.0.0.1"]
+
+            fetcher = Fetcher(config.media, here, lambda _: True, authority.trusting)
+            place = f"https://{HOST}:{server.port}"
+            async with bench(config, fetch=fetcher) as b, b.client() as client:
+                client.chat(images=[f"{place}/a.png", FILM], audio=f"{place}/b.ogg")
+                request = await b.stages.request(0)
+                assert [bytes(item.data.view) for item in request.media] == [SOUND, PICTURE, FILM]
+                with pytest.raises(errors.MediaUnreachableError, match=r"image 2: media\.test answered 404"):
+                    await client.chat(images=[FILM, f"{place}/c.png"], audio=f"{place}/never").result()
+                with pytest.raises(errors.MediaUnreachableError, match=r"audio 1: .* fetch from example"):
+                    await client.chat(audio="https://example.com/").result()
+                with pytest.raises(errors.DeadlineError, match="still received"):
+                    await client.chat(audio=f"{place}/never", deadline_s=0.1).result()
+                assert b.counts["expired"] == 1
+                asked = len(server.asked)
+                answer = client.chat(audio=f"{place}/never")
+                await until(lambda: len(server.asked) > asked)
+                answer.cancel()
+                with pytest.raises(errors.CancelledRequestError):
+                    await answer.result()
+                never.set()
+
+    run(scenario())
+
+
+def test_the_process_fetches_only_where_hosts_are_allowed(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with bench(configure(media={"url_hosts": ["media.invalid"]})) as b, b.client() as client:
+            with pytest.raises(errors.MediaUnreachableError, match=r"media\.invalid has no address"):
+                await client.chat(images="https://media.invalid/x").result()
+
+    run(scenario())
+
+
+def test_percent_encoded_urls_and_long_ones(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with bench(configure()) as b, b.client() as client:
+            content = bytes(range(256)) * 4000
+            client.chat(images=["data:," + quote_from_bytes(content), data_url(content)])
+            assert [bytes(each.data.view) for each in (await b.stages.request(0)).media] == [content] * 2
+
+    run(scenario())
