@@ -1,0 +1,189 @@
+"""Sounds, pictures and videos through the whole stack: transformers' answers, and bad files harm nobody."""
+
+import time
+from collections.abc import Callable, Iterator
+from io import BytesIO
+
+import numpy as np
+import pytest
+import soundfile
+from PIL import Image
+
+from gateway.client import (
+    Answer,
+    AudioPart,
+    ChatMessage,
+    ChatResult,
+    GatewayClient,
+    GenerateRequest,
+    ImagePart,
+    SamplingOverrides,
+    TextPart,
+    VideoPart,
+)
+from gateway.parts import ContentPart
+from shared.errors import MediaError, OmniRelayError
+from shared.messages import MediaKind
+from tests.support.answers import Answer as Expected
+from tests.support.answers import Reference
+from tests.support.conversations import Conversation, Item, Processor, Turn, asks, examples
+from tests.support.media import clip, encode_image, picture, spoken
+from tests.support.stack import RunningStack
+
+TEXT_TOKENS = 16
+CODEC_TOKENS = 40
+SEED = 5
+REFUSED_WITHIN_S = 1.0
+PARTS: dict[MediaKind, Callable[..., ContentPart]] = {
+    "audio": AudioPart,
+    "image": ImagePart,
+    "video": VideoPart,
+}
+
+
+def request_of(conversation: Conversation, codec_tokens: int = CODEC_TOKENS) -> GenerateRequest:
+    return GenerateRequest(
+        messages=[
+            ChatMessage(
+                turn.role,
+                [
+                    TextPart(part) if isinstance(part, str) else PARTS[part.kind](data=memoryview(part.data))
+                    for part in turn.parts
+                ],
+            )
+            for turn in conversation.turns
+        ],
+        use_audio_in_video=conversation.use_audio_in_video,
+        speaker="Ethan",
+        streaming=False,
+        text_sampling=SamplingOverrides(max_tokens=TEXT_TOKENS, temperature=0.0),
+        codec_sampling=SamplingOverrides(max_tokens=codec_tokens, temperature=0.0),
+        seed=SEED,
+    )
+
+
+def ask(client: GatewayClient, conversation: Conversation) -> Answer:
+    return client.chat(request_of(conversation))
+
+
+def expected(conversation: Conversation, processor: Processor, reference: Reference) -> Expected:
+    (answer,) = reference.answers_to(
+        processor.inputs(conversation),
+        use_audio_in_video=conversation.use_audio_in_video,
+        thinker_max_new_tokens=TEXT_TOKENS,
+        talker_max_new_tokens=CODEC_TOKENS,
+    )
+    return answer
+
+
+def check(result: ChatResult, answer: Expected) -> None:
+    assert result.done.prompt_tokens == len(answer.prompt)
+    assert result.done.text_token_ids == answer.text
+    assert result.done.codec_token_ids == answer.codes
+
+
+@pytest.fixture(scope="module")
+def answers(processor: Processor, reference: Reference) -> dict[str, Expected]:
+    return {name: expected(each, processor, reference) for name, each in examples().items()}
+
+
+@pytest.fixture(scope="module")
+def client(stack: RunningStack) -> Iterator[GatewayClient]:
+    with GatewayClient(stack.address) as connected:
+        yield connected
+
+
+@pytest.mark.parametrize("name", examples())
+def test_text_and_codec_tokens_are_transformers(
+    client: GatewayClient, answers: dict[str, Expected], name: str
+) -> None:
+    check(ask(client, examples()[name]).result(), answers[name])
+
+
+def test_the_waveform_too(client: GatewayClient, answers: dict[str, Expected], reference: Reference) -> None:
+    name = "image, audio and text"
+    result = ask(client, examples()[name]).result()
+    waveform = reference.waveform(answers[name].codes, speaker="Ethan", seed=SEED).numpy()
+    assert result.audio.shape == waveform.shape
+    assert np.abs(result.audio - waveform).max() < 1e-4
+
+
+def test_eight_different_ones_at_once(client: GatewayClient, answers: dict[str, Expected]) -> None:
+    names = list(examples())[-8:]
+    asked = {name: ask(client, examples()[name]) for name in names}
+    for name, answer in asked.items():
+        check(answer.result(), answers[name])
+
+
+def test_a_second_turn_over_the_same_files_is_mostly_cached(
+    client: GatewayClient, processor: Processor, reference: Reference
+) -> None:
+    files = (Item("image", picture("webp", 41)), Item("audio", spoken("ogg", "Look at the picture.")))
+    first = (Turn("user", files),)
+    ask(client, Conversation(first)).result()
+    second = Conversation((*first, Turn("assistant", ("Yes.",)), Turn("user", ("And what else?",))))
+    result = ask(client, second).result()
+    check(result, expected(second, processor, reference))
+    assert result.done.cached_prompt_tokens >= 128
+
+
+def black(width: int, height: int) -> bytes:
+    return encode_image(Image.new("1", (width, height)), "png")
+
+
+def silence(hours: float) -> bytes:
+    """Hours of silence in a small file."""
+    file = BytesIO()
+    soundfile.write(file, np.zeros(round(hours * 3600 * 8000), np.int16), 8000, format="FLAC")
+    return file.getvalue()
+
+
+BAD: dict[str, Item] = {
+    "an empty file": Item("audio", b""),
+    "text named .mp3": Item("audio", b"This is a text, whatever its name says. " * 100),
+    "a truncated wav": Item("audio", spoken("wav")[:20_000]),
+    "a truncated flac": Item("audio", spoken("flac")[:-4_000]),
+    "a truncated m4a": Item("audio", spoken("m4a")[:-4_000]),
+    "ten hours of silence": Item("audio", silence(10)),
+    "a picture as sound": Item("audio", picture("png", 1)),
+    "a sound as picture": Item("image", spoken("wav")),
+    "a truncated png": Item("image", picture("png", 1)[:-2_000]),
+    "a truncated jpeg": Item("image", picture("jpeg", 1)[:3_000]),
+    "one pixel": Item("image", black(1, 1)),
+    "400 million pixels": Item("image", black(20_000, 20_000)),
+    "a truncated mp4": Item("video", clip("mp4")[:-5_000]),
+    "a sound as video": Item("video", spoken("mp3")),
+    "a thousand frames": Item("video", clip("mp4", 1000.0, 1, 64, 48)),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_file_is_refused_by_name_within_a_second(
+    client: GatewayClient, answers: dict[str, Expected], name: str
+) -> None:
+    good, bad = Item(BAD[name].kind, good_file(BAD[name].kind)), BAD[name]
+    started = time.monotonic()
+    with pytest.raises(MediaError, match=rf"^{bad.kind} 2: ") as refusal:
+        ask(client, asks(good, bad, "What is this?")).result()
+    # Measured, because a second is what the user was promised; a refusal takes some milliseconds.
+    assert time.monotonic() - started < REFUSED_WITHIN_S, str(refusal.value)
+    check(ask(client, examples()["image"]).result(), answers["image"])
+
+
+def good_file(kind: MediaKind) -> bytes:
+    return {"audio": spoken("wav"), "image": picture("png", 1), "video": clip("mp4")}[kind]
+
+
+def test_more_of_everything_than_is_allowed(client: GatewayClient) -> None:
+    too_many = asks(*[Item("image", picture("png", 1))] * 17, "Which?")
+    with pytest.raises(OmniRelayError, match="image") as refusal:
+        ask(client, too_many).result()
+    assert refusal.value.code == "media_too_large"
+    with pytest.raises(MediaError, match=r"audio 1: .*max_item_bytes"):
+        ask(client, asks(Item("audio", bytes(70 * 2**20)))).result()
+
+
+def test_a_video_without_sound_cannot_be_heard(client: GatewayClient) -> None:
+    silent = asks(Item("video", clip("mp4")), "What?", use_audio_in_video=True)
+    with pytest.raises(MediaError, match=r"video 1: .*sound"):
+        ask(client, silent).result()
