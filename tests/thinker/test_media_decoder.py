@@ -70,8 +70,22 @@ def start():
 """Beginning of a child of the test's."""
 
 
+_OTHERS: set[psutil.Process] = set()
+"""Children of other tests, such as a whole stack that lives as long as the session."""
+
+
+@pytest.fixture(autouse=True)
+def _know_the_others() -> None:
+    _OTHERS.clear()
+    _OTHERS.update(psutil.Process().children())
+
+
 def children() -> list[psutil.Process]:
-    return [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+    return [
+        child
+        for child in psutil.Process().children()
+        if child not in _OTHERS and child.status() != psutil.STATUS_ZOMBIE
+    ]
 
 
 def only_child() -> psutil.Process:

@@ -16,7 +16,7 @@ _RATES: Final = range(1_000, 1_000_001)
 """Samples a second of the sounds that are taken."""
 _FULL_SCALE: Final = {"uint8": 2.0**7, "int16": 2.0**15, "int32": 2.0**31}
 """By dtype of the samples; of others, full scale is 1."""
-_LOUDEST: Final = 1e6
+_LOUDEST: Final = 1e10
 """Times full scale: far beyond files that hold integers as floats, and within what mel features can be."""
 
 

@@ -42,8 +42,7 @@ class DecoderProcess:
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],
-                    # Nothing here multiplies matrices, and threads for it would take memory.
-                    env=os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+                    env=_environment(),
                 )
         except OSError:
             ours.close()
@@ -97,3 +96,10 @@ class DecoderProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+
+def _environment() -> dict[str, str]:
+    """The thinker's, for a process that multiplies no matrices: threads for that would take memory."""
+    # On a CPU, vLLM has libraries of PyTorch preloaded into every child.
+    own = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    return own | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
