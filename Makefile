@@ -6,10 +6,10 @@ READY := $(VENV)/.ready
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo up test check format clean
+.PHONY: help env demo up test test-compose test-monitoring test-page check format clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo "  DEVICE=gpu with any of them: the CUDA build instead of the CPU one"
 
 env: $(READY) ## create the environment in .venv, if it is missing or out of date
@@ -29,6 +29,29 @@ up: env ## run the stack in the foreground until Ctrl-C
 test: export COVERAGE_FILE := $(CURDIR)/.coverage
 test: env ## run every test, with coverage of all processes
 	@$(BIN)/python -m pytest --cov --cov-report=term
+
+test-compose: env ## test docker compose up for real: build, start, send, crash, stop
+	@$(BIN)/python -m pytest --capture=no -m compose tests/compose
+
+# RUNLEVEL keeps Debian from starting a Prometheus of its own.
+test-monitoring: env ## let the real Prometheus read the running stack; check alert rules and dashboard
+	@{ command -v prometheus && command -v promtool; } >/dev/null || { \
+		[ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null || { \
+			echo "prometheus and promtool are missing: install Debian's package prometheus, or run this as root."; \
+			exit 1; }; \
+		apt-get update -qq && RUNLEVEL=1 apt-get install -y -qq --no-install-recommends prometheus; }
+	@$(BIN)/python -m pytest -m monitoring tests/monitoring
+
+# PICTURE=docs/images/page.png keeps a picture of a conversation: look at it before it is committed.
+test-page: export TEST_PAGE := 1
+test-page: export PAGE_PICTURE := $(PICTURE)
+test-page: env ## test the web page in Chromium, which is installed if it can be
+	@command -v chromium >/dev/null || { \
+	  test "$$(id -u)" = 0 && command -v apt-get >/dev/null || { \
+	    echo "Chromium is missing: install it (Debian: sudo apt-get install chromium)."; exit 1; }; \
+	  apt-get update -qq && \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core; }
+	@$(BIN)/python -m pytest tests/page
 
 check: env ## lint, formatting, types, and the direction of imports
 	@echo "[1/4] ruff check"

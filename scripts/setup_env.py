@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Create the virtual environment that everything in this repository runs in.
 
-    python3.11 scripts/setup_env.py [--device cpu|gpu] [--venv FOLDER]
+    python3.11 scripts/setup_env.py [--device cpu|gpu] [--venv FOLDER] [--runtime]
 
 Needs Python 3.11 and pip's access to a package index, nothing else.  It may be run again at any time:
 what is already there stays.  The Makefile calls it only when a file it depends on is newer than the
-environment.
+environment.  With ``--runtime`` it gets only what the stages need to run: the image of the stages is made so.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -134,8 +135,8 @@ def index_answers(url: str) -> bool:
     return bool(answers)
 
 
-def install_cpu(environment: Environment) -> None:
-    """Install the locked CPU set and the tools."""
+def install_cpu(environment: Environment, tools: Sequence[Path]) -> None:
+    """Install the locked CPU set, and the lock files of the tools."""
     locked = pins(CPU_LOCK)
     torch = [locked[name] for name in TORCH_PACKAGES]
     say(f"[2/{STEPS}] {' and '.join(torch)}, CPU builds")
@@ -154,15 +155,20 @@ def install_cpu(environment: Environment) -> None:
             f"pip found only a CUDA build of {torch[0]}.  Let it reach {TORCH_CPU_INDEX}\n"
             f"or another source of a CPU build, remove {environment.folder.name}/, and try again."
         )
-    say(f"[3/{STEPS}] {len(locked) + len(pins(DEV_LOCK))} locked packages")
-    environment.pip_install("installing the locked packages", "--no-deps", "-r", CPU_LOCK, "-r", DEV_LOCK)
+    locks = (CPU_LOCK, *tools)
+    say(f"[3/{STEPS}] {sum(len(pins(lock)) for lock in locks)} locked packages")
+    environment.pip_install("installing the locked packages", "--no-deps", *_from_files(locks))
 
 
-def install_gpu(environment: Environment) -> None:
+def install_gpu(environment: Environment, tools: Sequence[Path]) -> None:
     """Install vLLM's official build with the CUDA build of PyTorch that it asks for, and the tools."""
     say(f"[2/{STEPS}] PyTorch: vLLM brings the CUDA build it was made for")
     say(f"[3/{STEPS}] vLLM and the other pinned packages (several GB)")
-    environment.pip_install("installing the GPU packages", "-r", GPU_PINS, "-r", DEV_LOCK)
+    environment.pip_install("installing the GPU packages", *_from_files((GPU_PINS, *tools)))
+
+
+def _from_files(files: Sequence[Path]) -> list[str | Path]:
+    return [part for file in files for part in ("-r", file)]
 
 
 def main() -> int:
@@ -170,6 +176,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Create the virtual environment of OmniRelay.")
     parser.add_argument("--device", choices=["cpu", "gpu"], default="cpu")
     parser.add_argument("--venv", type=Path, default=ROOT / ".venv", metavar="FOLDER")
+    parser.add_argument("--runtime", action="store_true", help="neither the tools nor OmniRelay itself")
     arguments = parser.parse_args()
 
     if sys.version_info[:2] != PYTHON:
@@ -183,9 +190,11 @@ def main() -> int:
     try:
         say(f"[1/{STEPS}] the environment in {arguments.venv.name}/")
         environment.create()
-        (install_gpu if arguments.device == "gpu" else install_cpu)(environment)
-        say(f"[4/{STEPS}] OmniRelay itself")
-        environment.pip_install("installing OmniRelay", "--no-deps", "--no-build-isolation", "-e", ROOT)
+        install = install_gpu if arguments.device == "gpu" else install_cpu
+        install(environment, [] if arguments.runtime else [DEV_LOCK])
+        say(f"[4/{STEPS}] OmniRelay itself{': left out' if arguments.runtime else ''}")
+        if not arguments.runtime:
+            environment.pip_install("installing OmniRelay", "--no-deps", "--no-build-isolation", "-e", ROOT)
         say(f"[5/{STEPS}] loading vLLM once")
         environment.run("loading vLLM", "-c", "import torch, transformers, vllm")
     except SetupError as error:

@@ -1,6 +1,7 @@
 """Where the checkpoint is: a directory, or a copy of one from the Hugging Face hub."""
 
 import json
+import logging
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +12,10 @@ from shared.errors import CheckpointError
 
 TOKENIZER_FILES: Final = ("*.json", "*.jinja")
 """Patterns of the files that a process without a model needs."""
+MODEL_FILES: Final = ("config.json", "preprocessor_config.json", "spk_dict.pt")
+"""What the stages read beside the weights and the tokenizer."""
 WEIGHT_INDEX: Final = "model.safetensors.index.json"
+log = logging.getLogger(__name__)
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -29,9 +33,37 @@ def resolve_model(config: Config, patterns: Sequence[str] | None = None) -> Path
     if config.model is None:
         return _checked(DEFAULT_CHECKPOINT, "run `omnirelay checkpoint` to make it, or set OMNI_MODEL")
     directory = Path(config.model).expanduser()
-    if directory.exists() or not _HUB_ID.fullmatch(config.model):
+    if directory.exists() or not is_hub_id(config.model):
         return _checked(directory, "OMNI_MODEL is neither a checkpoint's directory nor a hub id")
     return _download(config.model, patterns)
+
+
+def find_model(config: Config) -> Path | None:
+    """Give the directory of the configured checkpoint as far as it is on this machine; nothing is fetched.
+
+    Args:
+        config: As for :func:`resolve_model`.
+
+    Returns:
+        A directory, perhaps without some of its files; none if there is none.
+    """
+    if config.model is None:
+        return DEFAULT_CHECKPOINT if DEFAULT_CHECKPOINT.is_dir() else None
+    directory = Path(config.model).expanduser()
+    if directory.exists() or not is_hub_id(config.model):
+        return directory if directory.is_dir() else None
+    from huggingface_hub import snapshot_download  # noqa: PLC0415 - see below
+
+    try:
+        return Path(snapshot_download(config.model, local_files_only=True))
+    except (OSError, ValueError) as error:
+        log.debug("no copy of %s: %s", config.model, error)
+        return None
+
+
+def is_hub_id(model: str) -> bool:
+    """It has the form of a checkpoint's id on the Hugging Face hub."""
+    return _HUB_ID.fullmatch(model) is not None
 
 
 def require_model_files(directory: Path) -> None:
@@ -40,22 +72,37 @@ def require_model_files(directory: Path) -> None:
     Raises:
         CheckpointError: Naming every file that is missing.
     """
-    missing = [name for name in ("config.json", "spk_dict.pt") if not (directory / name).is_file()]
-    index = directory / WEIGHT_INDEX
-    if index.is_file():
-        missing += [name for name in _shards(index) if not (directory / name).is_file()]
-    elif not any(directory.glob("*.safetensors")):
-        missing.append("*.safetensors")
+    missing = [name for name in MODEL_FILES if not (directory / name).is_file()]
+    missing += [path.name for path in weight_files(directory) if not path.is_file()]
     if missing:
         raise CheckpointError(f"the checkpoint in {directory} lacks {', '.join(missing)}")
 
 
-def _shards(index: Path) -> list[str]:
+def weight_files(directory: Path) -> list[Path]:
+    """The files that hold a checkpoint's weights, whether they are there or not.
+
+    Raises:
+        CheckpointError: The index that names them cannot be read.
+    """
+    index = directory / WEIGHT_INDEX
+    if not index.is_file():
+        return sorted(directory.glob("*.safetensors")) or [directory / "*.safetensors"]
+    return [directory / name for name in sorted(set(weight_map(index).values()))]
+
+
+def weight_map(index: Path) -> dict[str, str]:
+    """The file of each tensor, as an index of weights has it.
+
+    Raises:
+        CheckpointError: It cannot be read, or names a file elsewhere.
+    """
     try:
-        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        files: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        if outside := [file for file in files.values() if Path(file).name != file]:
+            raise ValueError(f"{outside[0]!r} is no file beside it")
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise CheckpointError(f"{index} is not an index of weights: {error!r}") from error
-    return sorted(str(name) for name in names)
+    return files
 
 
 def _checked(directory: Path, advice: str) -> Path:

@@ -7,6 +7,7 @@ Unknown keys are refused.  No value is ever imported or executed.
 """
 
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -32,6 +33,7 @@ DEFAULT_CHECKPOINT = Path(".cache/omnirelay/tiny")
 
 Bytes = Annotated[int, Field(gt=0)]
 
+_ORIGIN = re.compile(r"https?://[a-z0-9.\[\]:-]+")
 _NOT_YAML = (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError)
 """What PyYAML raises: its own error, and whatever escapes it, as for ``2024-99-99`` or ``!!bool x``."""
 
@@ -55,6 +57,15 @@ def _check_tcp(address: str) -> str:
 
 Address = Annotated[str, AfterValidator(_check_address)]
 TcpAddress = Annotated[Address, AfterValidator(_check_tcp)]
+
+
+def _check_origin(origin: str) -> str:
+    if not _ORIGIN.fullmatch(origin):
+        raise ValueError(f"{origin!r} is not http[s]://HOST[:PORT] in lower case, without a path")
+    return origin
+
+
+Origin = Annotated[str, AfterValidator(_check_origin)]
 
 
 def _device_number(devices: object) -> object:
@@ -104,6 +115,8 @@ class GatewayConfig(_Section):
         listen: Where clients connect, ``tcp://HOST:PORT``.
         events: Where the stages push what comes out.
         control: Where the stages connect for heartbeats and aborts.
+        http: Where HTTP is served, written like the others; none switches it off.
+        http_origins: Origins, besides the gateway's own, whose pages a browser may let use it.
         heartbeat_timeout_s: A stage that is silent for longer counts as gone.
         step_timeout_s: A stage whose loop has been in one step for longer counts as hung.
         limits: What is admitted.
@@ -112,6 +125,8 @@ class GatewayConfig(_Section):
     listen: TcpAddress = "tcp://127.0.0.1:5555"
     events: Address = "tcp://127.0.0.1:5560"
     control: Address = "tcp://127.0.0.1:5561"
+    http: TcpAddress | None = "tcp://127.0.0.1:8000"
+    http_origins: list[Origin] = []
     heartbeat_timeout_s: Annotated[float, Field(gt=0)] = 10.0
     step_timeout_s: Annotated[float, Field(gt=0)] = 300.0
     limits: Limits = Limits()
@@ -216,9 +231,11 @@ class StageConfig(_Section):
         max_payload_bytes: Largest tensor it takes from a socket.
         max_backlog_bytes: Most bytes that may wait for the next stage.
         heartbeat_s: Time between two heartbeats.
+        http: Where ``/metrics``, ``/livez`` and ``/readyz`` are served; none serves none.
     """
 
     inbox: Address
+    http: TcpAddress | None
     threads: Annotated[int, Field(gt=0)] | None = None
     devices: DeviceList | None = None
     max_payload_bytes: Bytes = DEFAULT_MAX_PAYLOAD_BYTES
@@ -262,6 +279,7 @@ class ThinkerConfig(StageConfig):
     """
 
     inbox: Address = "tcp://127.0.0.1:5562"
+    http: TcpAddress | None = "tcp://127.0.0.1:5572"
     engine: ThinkerEngineConfig = ThinkerEngineConfig()
 
 
@@ -280,6 +298,7 @@ class TalkerConfig(StageConfig):
     """
 
     inbox: Address = "tcp://127.0.0.1:5563"
+    http: TcpAddress | None = "tcp://127.0.0.1:5573"
     engine: EngineConfig = EngineConfig()
     max_held_bytes: Bytes = 4 * 2**30
     prompt_mode: Literal["unpadded", "padded"] = "unpadded"
@@ -294,6 +313,7 @@ class Token2WavConfig(StageConfig):
     """
 
     inbox: Address = "tcp://127.0.0.1:5564"
+    http: TcpAddress | None = "tcp://127.0.0.1:5574"
     engine: SynthesisEngineConfig = SynthesisEngineConfig()
     synthesis: SynthesisConfig = SynthesisConfig()
 

@@ -5,6 +5,7 @@ binds a ROUTER, each stage connects a DEALER.
 """
 
 import logging
+from collections import Counter
 from typing import Final
 
 import zmq
@@ -25,11 +26,14 @@ class ControlClient:
         context: ZeroMQ context of the process.
         address: The gateway's control address.
         identity: The stage's name on that socket, unique among its peers.
+
+    Attributes:
+        refused: Messages that were refused, by error code.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, identity: str) -> None:
         self._decoder: Decoder[ControlToStage] = Decoder(ControlToStage, MAX_CONTROL_BYTES)
-        self.refused = 0
+        self.refused: Counter[str] = Counter()
         self.socket = context.socket(zmq.DEALER)
         self.socket.set(zmq.IDENTITY, identity.encode())
         self.socket.set(zmq.LINGER, LINGER_MS)
@@ -62,7 +66,7 @@ class ControlClient:
             try:
                 messages.append(self._decoder.decode(frames))
             except MessageError as error:
-                self.refused += 1
+                self.refused[error.code] += 1
                 log.warning("refused a control message: %s: %s", error.code, error)
 
     def close(self) -> None:

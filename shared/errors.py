@@ -101,9 +101,34 @@ class RequestError(OmniRelayError):
 
 
 class InvalidRequestError(RequestError):
-    """The request itself is wrong: a missing, unknown or out-of-range value."""
+    """The request itself is wrong: a missing, unknown or out-of-range value.
+
+    ``param`` names the part of the request, where that is known.
+    """
 
     code = "invalid_request"
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class UnsupportedError(InvalidRequestError):
+    """The request asks for something that this server does not do."""
+
+    code = "unsupported"
+
+
+class UnsupportedFormatError(UnsupportedError):
+    """The answer's audio cannot be written in the format that was asked for."""
+
+    code = "unsupported_format"
+
+
+class UnknownModelError(InvalidRequestError):
+    """The request names a model that is not served here."""
+
+    code = "model_not_found"
 
 
 class EmptyPromptError(InvalidRequestError):
@@ -140,6 +165,30 @@ class UnknownSpeakerError(InvalidRequestError):
     """The checkpoint has no voice of that name."""
 
     code = "unknown_speaker"
+
+
+class RequestTooLargeError(RequestError):
+    """The body of an HTTP request has more bytes than are read."""
+
+    code = "request_too_large"
+
+
+class SlowUploadError(RequestError):
+    """The body of an HTTP request comes too slowly."""
+
+    code = "upload_too_slow"
+
+
+class UnknownRequestError(RequestError):
+    """No request of that name is known, or it ended too long ago."""
+
+    code = "request_not_found"
+
+
+class OriginError(RequestError):
+    """A browser sends the request for a page of another origin."""
+
+    code = "origin_refused"
 
 
 class BusyError(RequestError):

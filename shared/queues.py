@@ -8,11 +8,13 @@ import errno
 import logging
 from collections import Counter, deque
 from collections.abc import Iterator
+from time import perf_counter
 from typing import Any, Final, Generic, TypeVar
 
 import zmq
 
 from shared.errors import AddressInUseError, ConfigError, MessageError, QueueFullError
+from shared.metrics import WAIT_BUCKETS, Distribution, Traffic
 from shared.wire import DEFAULT_MAX_PAYLOAD_BYTES, MAX_HEADER_BYTES, Decoder, Frame, encode
 
 HIGH_WATER_MARK: Final = 64
@@ -27,6 +29,14 @@ M = TypeVar("M")
 log = logging.getLogger(__name__)
 
 
+def address_in_use(address: str) -> AddressInUseError:
+    """The error for an address of the configuration on which somebody else listens."""
+    return AddressInUseError(
+        f"{address} is in use: is another OmniRelay process running there? "
+        "Stop it, or set another address in the configuration."
+    )
+
+
 def bind(socket: zmq.Socket[Any], address: str) -> None:
     """Bind a socket, or close it and say clearly why it could not be bound.
 
@@ -39,10 +49,7 @@ def bind(socket: zmq.Socket[Any], address: str) -> None:
     except zmq.ZMQError as error:
         socket.close()
         if error.errno == errno.EADDRINUSE:
-            raise AddressInUseError(
-                f"{address} is in use: is another OmniRelay process running there? "
-                "Stop it, or set another address in the configuration."
-            ) from error
+            raise address_in_use(address) from error
         raise ConfigError(f"cannot listen on {address}: {error}") from error
 
 
@@ -68,6 +75,10 @@ class PushQueue(Generic[M]):
         context: ZeroMQ context of the process.
         address: Where the receiving end is bound, e.g. ``tcp://127.0.0.1:5611``.
         max_backlog_bytes: Most bytes that may wait here while the receiver does not keep up.
+
+    Attributes:
+        sent: What ZeroMQ took.
+        waited: Seconds from encoding until then, of each message.
     """
 
     def __init__(
@@ -78,7 +89,10 @@ class PushQueue(Generic[M]):
     ) -> None:
         self.address = address
         self._max_backlog_bytes = max_backlog_bytes
-        self._backlog: deque[tuple[str, list[Frame], int]] = deque()
+        self.sent = Traffic()
+        self.waited = Distribution(WAIT_BUCKETS)
+        # Whose request, what, its size, and since when it waits.
+        self._backlog: deque[tuple[str, list[Frame], int, float]] = deque()
         self._backlog_bytes = 0
         self._socket = context.socket(zmq.PUSH)
         self._socket.set(zmq.SNDHWM, HIGH_WATER_MARK)
@@ -106,29 +120,37 @@ class PushQueue(Generic[M]):
             QueueFullError: The bound is reached; the message was not taken.
         """
         request_id: str = message.request_id  # type: ignore[attr-defined]  # every message has one
+        started = perf_counter()
         frames = encode(message)
-        size = sum(len(frame) for frame in frames)
+        encoded = perf_counter()
+        self.sent.codec_seconds.observe(encoded - started)
+        size = sum(map(len, frames))
         if self._backlog_bytes + size > self._max_backlog_bytes:
             raise QueueFullError(
                 f"{self._backlog_bytes} bytes wait for {self.address}, no room for {size} more"
             )
-        self._backlog.append((request_id, frames, size))
-        self._backlog_bytes += size
         self.flush()
+        if not self._backlog and self._try_send(frames, size):
+            # It did not wait: no clock is needed to say so.
+            self.waited.counts[0] += 1
+        else:
+            self._backlog.append((request_id, frames, size, encoded))
+            self._backlog_bytes += size
         return size
 
     def flush(self) -> None:
         """Send what waits, as far as the receiver takes it; never blocks."""
         while self._backlog:
-            _, frames, size = self._backlog[0]
-            if not self._try_send(frames):
+            _, frames, size, since = self._backlog[0]
+            if not self._try_send(frames, size):
                 return
             self._backlog.popleft()
             self._backlog_bytes -= size
+            self.waited.observe(perf_counter() - since)
 
     def discard(self, request_id: str) -> None:
         """Drop what waits of a request that has ended: nobody wants it, and it takes the room of others."""
-        dropped = sum(size for owner, _, size in self._backlog if owner == request_id)
+        dropped = sum(size for owner, _, size, _ in self._backlog if owner == request_id)
         if dropped:
             self._backlog = deque(entry for entry in self._backlog if entry[0] != request_id)
             self._backlog_bytes -= dropped
@@ -138,7 +160,7 @@ class PushQueue(Generic[M]):
         self.flush()
         self._socket.close()
 
-    def _try_send(self, frames: list[Frame]) -> bool:
+    def _try_send(self, frames: list[Frame], size: int) -> bool:
         last = len(frames) - 1
         for index, frame in enumerate(frames):
             more = zmq.SNDMORE if index < last else 0
@@ -147,20 +169,25 @@ class PushQueue(Generic[M]):
             except zmq.Again:
                 # Only a first part can be refused: ZeroMQ takes a multipart message whole.
                 return False
+        self.sent.messages += 1
+        self.sent.bytes += size
         return True
 
 
 class PullQueue(Generic[M]):
     """The receiving end of an edge.
 
-    A message that cannot be believed is refused, logged and counted in :attr:`refused`, by error
-    code; it never reaches the caller.
+    A message that cannot be believed is refused, logged and counted; it never reaches the caller.
 
     Args:
         context: ZeroMQ context of the process.
         address: Where to listen.
         union: The message types that this edge carries.
         max_payload_bytes: Most bytes of one tensor.
+
+    Attributes:
+        received: What arrived.
+        refused: How much of it was refused, by error code.
     """
 
     def __init__(
@@ -171,6 +198,7 @@ class PullQueue(Generic[M]):
         max_payload_bytes: int = DEFAULT_MAX_PAYLOAD_BYTES,
     ) -> None:
         self.address = address
+        self.received = Traffic()
         self.refused: Counter[str] = Counter()
         self._decoder: Decoder[M] = Decoder(union, max_payload_bytes)
         self.socket = context.socket(zmq.PULL)
@@ -201,8 +229,14 @@ class PullQueue(Generic[M]):
         self.socket.close()
 
     def _decode(self, frames: list[Frame]) -> M | None:
+        received = self.received
+        received.messages += 1
+        received.bytes += sum(map(len, frames))
+        started = perf_counter()
         try:
-            return self._decoder.decode(frames)
+            message = self._decoder.decode(frames)
         except MessageError as error:
             self.refuse(error)
             return None
+        received.codec_seconds.observe(perf_counter() - started)
+        return message

@@ -12,7 +12,7 @@ from shared.queues import PushQueue
 
 def build(
     config: Config, model: Path, context: Context, gateway: PushQueue[StageEvent]
-) -> tuple[StageService[Any], list[PushQueue[Any]]]:
+) -> tuple[StageService[Any], dict[str, PushQueue[Any]]]:
     """Make the talker's service."""
     from services.talker.service import TalkerService  # noqa: PLC0415 - after the environment is prepared
 
@@ -20,7 +20,7 @@ def build(
     token2wav: PushQueue[Token2WavInput] = PushQueue(
         context, config.stages.token2wav.inbox, stage.max_backlog_bytes
     )
-    return TalkerService(model, stage, gateway, token2wav), [token2wav]
+    return TalkerService(model, stage, gateway, token2wav), {"token2wav": token2wav}
 
 
 if __name__ == "__main__":

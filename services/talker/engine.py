@@ -25,8 +25,10 @@ def build_talker(model: Path, config: TalkerConfig) -> LLMEngine:
     """
     ModelRegistry.register_model(ARCHITECTURE, ConditionedTalker)
     return build_engine(
+        "talker",
         model,
         config.engine,
+        log_stats=config.http is not None,
         hf_overrides=partial(_talker_config, prompt_mode=config.prompt_mode),
         scheduler_cls=TalkerScheduler,
         worker_cls="services.talker.worker.TalkerWorker",

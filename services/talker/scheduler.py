@@ -56,6 +56,11 @@ class TalkerScheduler(StageScheduler):
         """Bytes of all tracks."""
         return sum(track.nbytes for track in self._tracks.values())
 
+    @property
+    def held_rows(self) -> int:
+        """Rows of all tracks; may be asked by another thread."""
+        return sum(track.length for track in tuple(self._tracks.values()))
+
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         """Schedule a step of the requests that have their rows, and attach those rows."""
         upcoming = self.current_step + 1

@@ -1,9 +1,11 @@
 """The talker's work: conditioning rows in, codec tokens to token2wav and the gateway."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from prometheus_client.core import Metric
 from vllm.inputs import tokens_input
 from vllm.outputs import RequestOutput
 from vllm.v1.engine.llm_engine import LLMEngine
@@ -36,6 +38,7 @@ from shared.messages import (
     TalkerInput,
     Token2WavInput,
 )
+from shared.metrics import gauge
 from shared.queues import PushQueue
 
 
@@ -142,6 +145,15 @@ class TalkerService:
 
     def close(self) -> None:
         """Nothing outlives the process."""
+
+    def collect(self) -> Iterator[Metric]:
+        """What the talker tells Prometheus besides what all stages do."""
+        yield from self._scheduler.collect(self.name)
+        yield gauge(
+            "omnirelay_conditioning_rows_held",
+            "Conditioning rows that the talker holds for its requests now.",
+            [({"stage": self.name}, self._scheduler.held_rows)],
+        )
 
     def _start(self, message: SpeechStart) -> None:
         if message.request_id in self._speeches or message.request_id in self._outspoken:

@@ -13,14 +13,15 @@ from shared.queues import PushQueue
 
 def build(
     config: Config, model: Path, context: Context, gateway: PushQueue[StageEvent]
-) -> tuple[StageService[Any], list[PushQueue[Any]]]:
+) -> tuple[StageService[Any], dict[str, PushQueue[Any]]]:
     """Make the thinker's service."""
     from services.thinker.service import ThinkerService  # noqa: PLC0415 - after the environment is prepared
 
     give_back_large_blocks()
     stage, receiver = config.stages.thinker, config.stages.talker
     talker: PushQueue[TalkerInput] = PushQueue(context, receiver.inbox, stage.max_backlog_bytes)
-    return ThinkerService(model, stage, gateway, talker, config.media, receiver.max_payload_bytes), [talker]
+    service = ThinkerService(model, stage, gateway, talker, config.media, receiver.max_payload_bytes)
+    return service, {"talker": talker}
 
 
 if __name__ == "__main__":

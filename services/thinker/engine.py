@@ -11,7 +11,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 
 from services.thinker.model import SpeakingThinker
 from services.thinker.scheduler import ThinkerScheduler
-from shared.config import MediaConfig, ThinkerEngineConfig
+from shared.config import MediaConfig, ThinkerConfig
 from shared.engine.platform import build_engine
 from shared.engine.speakers import load_speakers
 from shared.errors import CheckpointError
@@ -32,23 +32,25 @@ class SpeechEmbeddings:
     closing: torch.Tensor
 
 
-def build_thinker(model: Path, config: ThinkerEngineConfig, media: MediaConfig) -> LLMEngine:
+def build_thinker(model: Path, config: ThinkerConfig, media: MediaConfig) -> LLMEngine:
     """Make the thinker's engine.
 
     Args:
         model: Directory of the checkpoint.
-        config: The stage's engine configuration.
+        config: The stage's configuration.
         media: What a request may bring.
     """
     ModelRegistry.register_model(ARCHITECTURE, SpeakingThinker)
     return build_engine(
+        "thinker",
         model,
-        config,
+        config.engine,
+        log_stats=config.http is not None,
         hf_overrides={"architectures": [ARCHITECTURE]},
         scheduler_cls=ThinkerScheduler,
         worker_cls="shared.engine.worker.StageWorker",
         worker_extension_cls="services.thinker.worker.ConditioningReader",
-        enable_prefix_caching=config.enable_prefix_caching,
+        enable_prefix_caching=config.engine.enable_prefix_caching,
         # A video may bring its sound.
         limit_mm_per_prompt={
             "audio": media.max_audios + media.max_videos,

@@ -1,10 +1,12 @@
 """The thinker's work: prompts in, text tokens to the gateway, conditioning rows to the talker."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import torch
+from prometheus_client.core import Metric
 from vllm import SamplingParams
 from vllm.inputs import MultiModalInput, TokensInput, tokens_input
 from vllm.outputs import RequestOutput
@@ -30,6 +32,7 @@ from shared.errors import (
     UnknownSpeakerError,
 )
 from shared.messages import (
+    ConditioningRows,
     PromptUsage,
     SpeechStart,
     StageEvent,
@@ -40,6 +43,7 @@ from shared.messages import (
     TextDelta,
     ThinkRequest,
 )
+from shared.metrics import counter
 from shared.queues import PushQueue
 from shared.wire import DEFAULT_MAX_PAYLOAD_BYTES
 
@@ -82,7 +86,7 @@ class ThinkerService:
         self._gateway = gateway
         self._talker = talker
         self._max_payload_bytes = max_payload_bytes
-        self._engine: LLMEngine = build_thinker(model, config.engine, media)
+        self._engine: LLMEngine = build_thinker(model, config, media)
         self._scheduler: ThinkerScheduler = self._engine.engine_core.engine_core.scheduler
         self._embeddings = read_speech_embeddings(self._engine, model)
         hf_config = self._engine.model_config.hf_config
@@ -99,6 +103,9 @@ class ThinkerService:
         self._thoughts: dict[str, _Thought] = {}
         self._by_engine_id: dict[str, _Thought] = {}
         self._steps = 0
+        self._rows_sent = 0
+        self._prompt_tokens = 0
+        self._cached_tokens = 0
         self.limits = StageLimits(
             max_positions=self._engine.model_config.max_model_len, speakers=sorted(self._embeddings.voices)
         )
@@ -180,6 +187,27 @@ class ThinkerService:
     def close(self) -> None:
         """End the processes that decode media."""
         self._preparer.close()
+
+    def collect(self) -> Iterator[Metric]:
+        """What the thinker tells Prometheus besides what all stages do."""
+        labels = {"stage": self.name}
+        yield from self._scheduler.collect(self.name)
+        yield counter(
+            "omnirelay_prefix_cache_queried_tokens_total",
+            "Tokens of the prompts whose answers began: what the prefix cache could have held.",
+            [(labels, self._prompt_tokens)],
+        )
+        yield counter(
+            "omnirelay_prefix_cache_hit_tokens_total",
+            "Those of them that were found in the prefix cache and not computed.",
+            [(labels, self._cached_tokens)],
+        )
+        yield counter(
+            "omnirelay_conditioning_rows_sent_total",
+            "Conditioning rows sent to the talker.",
+            [(labels, self._rows_sent)],
+        )
+        yield from self._preparer.metrics.collect()
 
     def _begin_prepared(self) -> dict[str, OmniRelayError]:
         """Give the engine the requests whose media are ready; gives those that cannot be served."""
@@ -272,26 +300,36 @@ class ThinkerService:
         most = max(1, self._max_payload_bytes // (rows.shape[1] * rows.dtype.itemsize) - 1)
         for first in range(0, rows.shape[0], most):
             last = first + most
-            self._talker.put(thought.track.rows(start + first, rows[first:last], positions[:, first:last]))
+            self._put_rows(thought.track.rows(start + first, rows[first:last], positions[:, first:last]))
+
+    def _put_rows(self, message: ConditioningRows) -> None:
+        self._talker.put(message)
+        self._rows_sent += message.rows.shape[0]
 
     def _send_text(self, thought: _Thought, output: RequestOutput) -> None:
         completion = output.outputs[0]
         reason = finish_reason(completion) if output.finished else None
-        usage = PromptUsage(tokens=thought.prompt_tokens, cached_tokens=output.num_cached_tokens or 0)
+        usage = self._usage(thought, output) if thought.seq == 0 else None
         self._gateway.put(
             TextDelta(
                 request_id=thought.request_id,
                 seq=thought.seq,
                 token_ids=list(completion.token_ids),
                 finish_reason=reason,
-                prompt=usage if thought.seq == 0 else None,
+                prompt=usage,
             )
         )
         thought.seq += 1
         if reason is not None:
             if thought.track is not None:
-                self._talker.put(thought.track.close())
+                self._put_rows(thought.track.close())
             self._forget(thought.request_id)
+
+    def _usage(self, thought: _Thought, output: RequestOutput) -> PromptUsage:
+        cached = output.num_cached_tokens or 0
+        self._prompt_tokens += thought.prompt_tokens
+        self._cached_tokens += cached
+        return PromptUsage(tokens=thought.prompt_tokens, cached_tokens=cached)
 
     def _forget(self, request_id: str) -> _Thought | None:
         thought = self._thoughts.pop(request_id, None)

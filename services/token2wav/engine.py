@@ -45,6 +45,7 @@ def build_token2wav(
     max_batch_frames: int,
     max_num_seqs: int,
     gpu_memory_utilization: float = 0.3,
+    log_stats: bool = False,
 ) -> LLMEngine:
     """Build the vLLM engine of the token2wav stage in this process.
 
@@ -53,6 +54,7 @@ def build_token2wav(
         max_batch_frames: mel frames that the windows of the running chunks may have together.
         max_num_seqs: chunks that may run together.
         gpu_memory_utilization: share of the device's memory that vLLM checks for at the start.
+        log_stats: keep vLLM's own metrics.
 
     Raises:
         ConfigError: a bound is not positive.
@@ -75,8 +77,10 @@ def build_token2wav(
         enforce_eager=True,
     )
     return build_engine(
+        "token2wav",
         model_dir,
         config,
+        log_stats=log_stats,
         runner="pooling",
         hf_overrides=_token2wav_config,
         scheduler_cls=DiffusionScheduler,

@@ -1,7 +1,10 @@
 """Token2wav's work: codec tokens in, audio chunks to the gateway while the talker still talks."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from prometheus_client.core import Metric
 
 from services.token2wav.chunks import ChunkingConfig
 from services.token2wav.engine import SynthesisEngine, build_token2wav
@@ -19,6 +22,7 @@ from shared.errors import (
     UnknownSpeakerError,
 )
 from shared.messages import (
+    SAMPLE_RATE,
     AudioChunk,
     CodecTokens,
     SpeechSettings,
@@ -29,6 +33,7 @@ from shared.messages import (
     SynthesisStart,
     Token2WavInput,
 )
+from shared.metrics import counter
 from shared.payloads import Blob
 from shared.queues import PushQueue
 
@@ -67,10 +72,13 @@ class Token2WavService:
                 max_batch_frames=config.synthesis.max_batch_frames,
                 max_num_seqs=config.engine.max_num_seqs,
                 gpu_memory_utilization=config.engine.gpu_memory_utilization,
+                log_stats=config.http is not None,
             )
         )
         self._voices: dict[str, _Voice] = {}
         self._steps = 0
+        self._chunks = 0
+        self._samples = 0
         self.limits = StageLimits(speakers=sorted(load_speakers(model)))
 
     @property
@@ -111,6 +119,8 @@ class Token2WavService:
                     raise outcome.error
                 if outcome.result is not None:
                     samples = voice.stream.accept(outcome.result)
+                    self._chunks += 1
+                    self._samples += samples.numel()
                     self._send(voice, to_blob(samples), samples.numel())
                     self._advance(voice)
             except (OmniRelayError, QueueFullError) as error:
@@ -132,6 +142,28 @@ class Token2WavService:
 
     def close(self) -> None:
         """Nothing outlives the process."""
+
+    def collect(self) -> Iterator[Metric]:
+        """What token2wav tells Prometheus besides what all stages do."""
+        labels = {"stage": self.name}
+        scheduler = self._engine.scheduler
+        yield from scheduler.collect(self.name)
+        yield counter(
+            "omnirelay_solver_steps_total",
+            "Solver steps of all chunks: nine a chunk with ten time points.",
+            # A token of this engine is a solver step.
+            [(labels, scheduler.scheduled_tokens)],
+        )
+        yield counter(
+            "omnirelay_synthesis_chunks_total",
+            "Chunks that became audio.",
+            [(labels, self._chunks)],
+        )
+        yield counter(
+            "omnirelay_synthesis_audio_seconds_total",
+            "Seconds of audio made.",
+            [(labels, self._samples / SAMPLE_RATE)],
+        )
 
     def _start(self, message: SynthesisStart) -> None:
         if message.request_id in self._voices:

@@ -24,12 +24,18 @@ class HeartbeatThread(threading.Thread):
         address: The gateway's control address.
         stage: The stage.
         interval_s: Time between two heartbeats.
+
+    Attributes:
+        sent: Heartbeats that the gateway's socket took.
+        late: Times that the thread came round more than an interval late: it did not get to run.
     """
 
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], address: str, stage: StageName, interval_s: float
     ) -> None:
         super().__init__(name="heartbeat", daemon=True)
+        self.sent = 0
+        self.late = 0
         self._context = context
         self._address = address
         self._stage = stage
@@ -42,6 +48,14 @@ class HeartbeatThread(threading.Thread):
         """Take the loop's report of itself: it has just come round."""
         self._report = (heartbeat, time.monotonic())
 
+    @property
+    def report(self) -> Heartbeat | None:
+        """The loop's last report, with the time that has passed since; none before the first."""
+        if self._report is None:
+            return None
+        heartbeat, since = self._report
+        return msgspec.structs.replace(heartbeat, busy_s=time.monotonic() - since)
+
     def stop(self) -> None:
         """End the thread and wait for it, so that its socket is closed."""
         self._stopping.set()
@@ -51,11 +65,14 @@ class HeartbeatThread(threading.Thread):
     def run(self) -> None:
         """Send until :meth:`stop`."""
         client = ControlClient(self._context, self._address, f"{self._stage}{HEARTBEAT_SUFFIX}")
+        previous = time.monotonic()
         try:
             while not self._stopping.wait(self._interval_s):
-                if self._report is not None:
-                    heartbeat, since = self._report
-                    busy_s = time.monotonic() - since
-                    client.send(msgspec.structs.replace(heartbeat, busy_s=busy_s))
+                now = time.monotonic()
+                self.late += now - previous > 2 * self._interval_s
+                previous = now
+                report = self.report
+                if report is not None:
+                    self.sent += client.send(report)
         finally:
             client.close()

@@ -10,6 +10,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 
 from shared.config import EngineConfig
 from shared.errors import CheckpointError
+from shared.messages import StageName
 
 CPU_KV_CACHE_BYTES: Final = 256 * 2**20
 """KV cache of a stage on a CPU, unless configured: vLLM's own default claims most of the machine."""
@@ -26,12 +27,16 @@ def worker_base() -> type[Any]:
     return Worker
 
 
-def build_engine(model: Path, config: EngineConfig, **specific: Any) -> LLMEngine:
+def build_engine(
+    stage: StageName, model: Path, config: EngineConfig, *, log_stats: bool, **specific: Any
+) -> LLMEngine:
     """Make a vLLM engine in this process.
 
     Args:
+        stage: Whose engine it is; vLLM's metrics have it as the name of the model.
         model: Directory of the checkpoint.
         config: The stage's engine configuration.
+        log_stats: Keep vLLM's own metrics, in prometheus_client's default registry.
         specific: Further engine arguments: architecture, scheduler, worker.
 
     Returns:
@@ -42,6 +47,7 @@ def build_engine(model: Path, config: EngineConfig, **specific: Any) -> LLMEngin
     kv_cache_bytes = config.kv_cache_memory_bytes or (CPU_KV_CACHE_BYTES if on_cpu else None)
     arguments: dict[str, Any] = {
         "model": str(model),
+        "served_model_name": stage,
         "dtype": _checkpoint_dtype(model) if config.dtype == "auto" else config.dtype,
         "max_model_len": config.max_model_len,
         "max_num_seqs": config.max_num_seqs,
@@ -53,7 +59,7 @@ def build_engine(model: Path, config: EngineConfig, **specific: Any) -> LLMEngin
         "block_size": config.block_size,
         "scheduling_policy": "priority",
         "async_scheduling": False,
-        "disable_log_stats": True,
+        "disable_log_stats": not log_stats,
         "use_tqdm_on_load": False,
     }
     engine = LLMEngine.from_engine_args(EngineArgs(**(arguments | specific)))

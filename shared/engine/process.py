@@ -7,27 +7,33 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import zmq
+from prometheus_client import REGISTRY
 
 from shared.checkpoints import require_model_files, resolve_model
 from shared.config import Config, load_config
 from shared.control import ControlClient
+from shared.engine.endpoint import HttpEndpoint
 from shared.engine.environment import prepare_environment
+from shared.engine.health import StageHealth
 from shared.engine.heartbeat import HeartbeatThread
+from shared.engine.metrics import StageMetrics
 from shared.engine.stage import StageLoop, StageService, stop_on_signals
 from shared.errors import OmniRelayError
 from shared.log import configure_logging
 from shared.messages import StageEvent, StageName
+from shared.metrics import EdgeMetrics
 from shared.queues import PullQueue, PushQueue
 
 Context = zmq.Context[zmq.Socket[bytes]]
 Build = Callable[
-    [Config, Path, Context, PushQueue[StageEvent]], tuple[StageService[Any], list[PushQueue[Any]]]
+    [Config, Path, Context, PushQueue[StageEvent]], tuple[StageService[Any], dict[str, PushQueue[Any]]]
 ]
-"""Makes the stage's service and the queues it sends to, besides the gateway's."""
+"""Makes the stage's service and the queues it sends to, by receiver, besides the gateway's."""
 
 log = logging.getLogger(__name__)
 
@@ -66,28 +72,36 @@ def _serve(name: StageName, config: Config, union: Any, build: Build) -> None:
     require_model_files(model)
     prepare_environment(stage)
     context: Context = zmq.Context()
-    # The address first: if it is taken, say so before a model is loaded.
-    inbox: PullQueue[Any] = PullQueue(context, stage.inbox, union, stage.max_payload_bytes)
-    control = ControlClient(context, config.gateway.control, name)
-    gateway: PushQueue[StageEvent] = PushQueue(context, config.gateway.events, stage.max_backlog_bytes)
-    log.info("loading %s", model)
-    service, outboxes = build(config, model, context, gateway)
-    outboxes = [gateway, *outboxes]
-    # What was loaded stays until the end: no garbage collection needs to look at it again.
-    gc.freeze()
-    heart = HeartbeatThread(context, config.gateway.control, name, stage.heartbeat_s)
-    loop = StageLoop(service, stage, inbox, control, heart, gateway, outboxes)
-    stop_on_signals(loop)
-    log.info("ready on %s", stage.inbox)
-    heart.start()
-    try:
-        loop.run()
-    finally:
-        heart.stop()
-        service.close()
-        inbox.close()
-        control.close()
-        for outbox in outboxes:
-            outbox.close()
-        context.term()
+    health = StageHealth(config.gateway.step_timeout_s)
+    with ExitStack() as closing:
+        # The addresses first: if one is taken, say so before a model is loaded.
+        inbox: PullQueue[Any] = PullQueue(context, stage.inbox, union, stage.max_payload_bytes)
+        if stage.http is not None:
+            closing.enter_context(HttpEndpoint(stage.http, health.why_not_live, health.why_not_ready))
+        control = ControlClient(context, config.gateway.control, name)
+        gateway: PushQueue[StageEvent] = PushQueue(context, config.gateway.events, stage.max_backlog_bytes)
+        log.info("loading %s", model)
+        service, receivers = build(config, model, context, gateway)
+        outboxes = {"gateway": gateway, **receivers}
+        # What was loaded stays until the end: no garbage collection needs to look at it again.
+        gc.freeze()
+        heart = HeartbeatThread(context, config.gateway.control, name, stage.heartbeat_s)
+        loop = StageLoop(service, stage, inbox, control, heart, gateway, list(outboxes.values()))
+        REGISTRY.register(StageMetrics(service, loop, heart))
+        REGISTRY.register(EdgeMetrics(name, outboxes, {name: inbox}, {"control": control.refused}))
+        stop_on_signals(loop)
+        log.info("ready on %s", stage.inbox)
+        heart.start()
+        health.loaded(heart)
+        try:
+            loop.run()
+        finally:
+            health.ended()
+            heart.stop()
+            service.close()
+            inbox.close()
+            control.close()
+            for outbox in outboxes.values():
+                outbox.close()
+            context.term()
     log.info("stopped")

@@ -6,11 +6,13 @@ import resource
 import secrets
 import signal
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from collections.abc import Iterator
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 import msgspec
 import zmq
+from prometheus_client.core import Metric
 
 from shared.config import StageConfig
 from shared.control import ControlClient
@@ -33,11 +35,14 @@ from shared.messages import (
     StageLoad,
     StageName,
 )
+from shared.metrics import Distribution
 from shared.queues import PullQueue, PushQueue
 
 REMEMBERED_ENDS: Final = 10_000
 """Aborted and failed requests whose late messages are dropped in silence; older ones count as unknown."""
 CONGESTED_WAIT_MS: Final = 2
+STEP_BUCKETS: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+"""Seconds of a step."""
 
 M = TypeVar("M")
 M_contra = TypeVar("M_contra", contravariant=True)
@@ -92,6 +97,9 @@ class StageService(Protocol[M_contra]):
     def close(self) -> None:
         """End whatever would outlive the process."""
 
+    def collect(self) -> Iterator[Metric]:
+        """What the service tells Prometheus; asked by another thread, at any time."""
+
 
 class StageLoop(Generic[M]):
     """Runs a service until it is told to stop.
@@ -104,6 +112,10 @@ class StageLoop(Generic[M]):
         heart: Tells the gateway that the stage lives.
         gateway: Where failures are reported.
         outboxes: All queues the service sends to, the gateway's among them.
+
+    Attributes:
+        failures: Requests that failed here, by error code.
+        step_seconds: How long each step took, with what it sent.
     """
 
     def __init__(
@@ -116,6 +128,8 @@ class StageLoop(Generic[M]):
         gateway: PushQueue[StageEvent],
         outboxes: list[PushQueue[Any]],
     ) -> None:
+        self.failures: Counter[str] = Counter()
+        self.step_seconds = Distribution(STEP_BUCKETS)
         self._service = service
         self._inbox = inbox
         self._control = control
@@ -202,7 +216,10 @@ class StageLoop(Generic[M]):
                 self._fail(request_id, StageFailedError(f"a message could not be taken: {error!r}"))
 
     def _step(self) -> None:
-        for request_id, reason in self._service.step().items():
+        started = time.perf_counter()
+        failures = self._service.step()
+        self.step_seconds.observe(time.perf_counter() - started)
+        for request_id, reason in failures.items():
             self._fail(request_id, reason)
 
     def _fail(self, request_id: str, error: OmniRelayError) -> None:
@@ -212,6 +229,7 @@ class StageLoop(Generic[M]):
         self._tell_failure(request_id, error)
 
     def _tell_failure(self, request_id: str, error: OmniRelayError) -> None:
+        self.failures[error.code] += 1
         message = RequestFailed(
             request_id=request_id, stage=self._service.name, code=error.code, message=str(error)[:4096]
         )
@@ -239,7 +257,7 @@ class StageLoop(Generic[M]):
         load = msgspec.structs.replace(
             self._service.load(),
             outbox_bytes=sum(outbox.backlog_bytes for outbox in self._outboxes),
-            refused=self._inbox.refused.total() + self._control.refused,
+            refused=self._inbox.refused.total() + self._control.refused.total(),
         )
         self._heart.note(
             Heartbeat(

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import zmq
+from prometheus_client.core import Metric
 
 from shared.config import TalkerConfig
 from shared.control import ControlClient
@@ -96,6 +97,9 @@ class EchoService:
 
     def close(self) -> None:
         pass
+
+    def collect(self) -> Iterator[Metric]:
+        return iter(())
 
 
 class Harness:

@@ -29,8 +29,17 @@ def test_without_file_and_environment_the_defaults_serve():
     assert config.gateway.listen == "tcp://127.0.0.1:5555"
     addresses = [config.stage(name).inbox for name in STAGES]
     addresses += [config.gateway.listen, config.gateway.events, config.gateway.control]
-    assert len(set(addresses)) == 6
+    addresses += [config.gateway.http or "", *(config.stage(name).http or "" for name in STAGES)]
+    assert len(set(addresses)) == 10
     assert all(address.startswith("tcp://127.0.0.1:") for address in addresses)
+
+
+def test_a_stage_can_do_without_an_http_endpoint():
+    config = load_config(None, {"OMNIRELAY_STAGES__TALKER__HTTP": "null"})
+    assert config.stages.talker.http is None
+    assert config.stages.thinker.http is not None
+    with pytest.raises(ConfigError, match=r"stages\.talker\.http"):
+        load_config(None, {"OMNIRELAY_STAGES__TALKER__HTTP": "ipc:///tmp/talker"})
 
 
 def test_an_empty_file_is_the_defaults(write):

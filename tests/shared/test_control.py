@@ -102,7 +102,7 @@ def test_malformed_aborts_are_refused_and_later_ones_taken(router, client, caplo
             router.send_multipart([b"talker", *frames])
         router.send_multipart([b"talker", *encode(Abort(request_id="a"))])
         assert receive(client, 1) == [Abort(request_id="a")]
-    assert client.refused == len(caplog.records) == 6
+    assert client.refused.total() == len(caplog.records) == 6
     assert "refused a control message: version_unsupported" in caplog.text
 
 
@@ -118,7 +118,7 @@ def test_any_frames_leave_the_channel_serving(router, client):
         assert receive(client, 1) == [Abort(request_id=str(len(sent)))]
 
     check()
-    assert client.refused == len(sent) > 0
+    assert client.refused.total() == len(sent) > 0
 
 
 def test_a_message_larger_than_allowed_ends_the_connection_and_is_not_taken(router, client):
@@ -126,7 +126,7 @@ def test_a_message_larger_than_allowed_ends_the_connection_and_is_not_taken(rout
     router.send_multipart([b"talker", *encode(Abort(request_id="a"))])
     wait_until(lambda: not client.send(heartbeat()))
     assert client.receive() == []
-    assert client.refused == 0
+    assert not client.refused
 
 
 def test_nothing_is_kept_for_a_gateway_that_is_not_there(context):

@@ -225,9 +225,11 @@ def test_a_model_that_the_hub_does_not_give_is_named():
 
 def test_every_file_that_a_checkpoint_lacks_is_named(tmp_path, tiny_checkpoint):
     require_model_files(tiny_checkpoint)
-    with pytest.raises(CheckpointError, match=r"lacks config\.json, spk_dict\.pt, \*\.safetensors$"):
+    with pytest.raises(
+        CheckpointError, match=r"lacks config\.json, preprocessor_config\.json, spk_dict\.pt, \*\."
+    ):
         require_model_files(tmp_path)
-    for name in ("config.json", "spk_dict.pt", "a.safetensors"):
+    for name in ("config.json", "preprocessor_config.json", "spk_dict.pt", "a.safetensors"):
         (tmp_path / name).touch()
     require_model_files(tmp_path)
     index = tmp_path / WEIGHT_INDEX
@@ -236,7 +238,18 @@ def test_every_file_that_a_checkpoint_lacks_is_named(tmp_path, tiny_checkpoint):
         require_model_files(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"weight_map": 3}', '{"weight_map": {"x": []}}', "\\xff"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"weight_map": 3}',
+        '{"weight_map": {"x": []}}',
+        '{"weight_map": {"x": "../a"}}',
+        "\\xff",
+    ],
+)
 def test_an_index_of_weights_that_cannot_be_read_is_named(tmp_path, text):
     (tmp_path / WEIGHT_INDEX).write_text(text)
     with pytest.raises(CheckpointError, match="is not an index of weights"):

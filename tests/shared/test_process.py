@@ -10,28 +10,33 @@ from pathlib import Path
 
 import pytest
 
-from tests.shared.support import free_address
+from shared.messages import STAGES
+from tests.shared.support import free_address, wait_until
+from tests.support.http import get
 
 ROOT = Path(__file__).parents[2]
 
 ECHO = """
+import sys
 from shared.engine.process import run_stage
 from shared.messages import Token2WavInput
 from tests.shared.stages import EchoService
 
 def build(config, model, context, gateway):
+    # Until the test closes its end.
+    sys.stdin.read()
     service = EchoService()
     service.gateway = gateway
-    return service, []
+    return service, {}
 
 run_stage("token2wav", Token2WavInput, build)
 """
 
 
 def environment(model: Path | str, **overrides: str) -> dict[str, str]:
-    return (
-        os.environ | {"OMNI_MODEL": str(model), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | overrides
-    )
+    no_endpoints = {f"OMNIRELAY_STAGES__{name.upper()}__HTTP": "null" for name in STAGES}
+    ours = {"OMNI_MODEL": str(model), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return os.environ | no_endpoints | ours | overrides
 
 
 def run_talker(*arguments: str, model: Path | str, **overrides: str) -> subprocess.CompletedProcess[str]:
@@ -46,10 +51,13 @@ def run_talker(*arguments: str, model: Path | str, **overrides: str) -> subproce
     )
 
 
-def test_an_address_in_use_ends_the_stage_with_one_line(tiny_checkpoint):
+@pytest.mark.parametrize("key", ["INBOX", "HTTP"])
+def test_an_address_in_use_ends_the_stage_with_one_line(tiny_checkpoint, key):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
-        ended = run_talker(model=tiny_checkpoint, OMNIRELAY_STAGES__TALKER__INBOX=address)
+        places = {"INBOX": free_address(), key: address}
+        overrides = {f"OMNIRELAY_STAGES__TALKER__{name}": place for name, place in places.items()}
+        ended = run_talker(model=tiny_checkpoint, **overrides)
     assert ended.returncode == 1
     (line,) = ended.stderr.splitlines()
     assert f"address_in_use: {address} is in use" in line
@@ -80,31 +88,40 @@ def test_a_bad_configuration_ends_the_stage_with_one_line(tmp_path, tiny_checkpo
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_stops_a_stage_cleanly(tiny_checkpoint: Path, number: int) -> None:
-    inbox = free_address()
+def test_a_stage_answers_while_it_loads_serves_and_stops_cleanly(tiny_checkpoint: Path, number: int) -> None:
+    inbox, http = free_address(), free_address()
     process = subprocess.Popen(
         [sys.executable, "-c", ECHO],
         env=environment(
             tiny_checkpoint,
             OMNIRELAY_STAGES__TOKEN2WAV__INBOX=inbox,
+            OMNIRELAY_STAGES__TOKEN2WAV__HTTP=http,
             OMNIRELAY_STAGES__TOKEN2WAV__HEARTBEAT_S="0.05",
             OMNIRELAY_GATEWAY__EVENTS=free_address(),
             OMNIRELAY_GATEWAY__CONTROL=free_address(),
         ),
         cwd=ROOT,
+        stdin=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
     with process:
+        assert process.stdin is not None
         assert process.stderr is not None
-        seen = []
-        for line in process.stderr:
-            seen.append(line)
-            if line.endswith(f"ready on {inbox}\n"):
-                break
+        seen = [process.stderr.readline()]
+        assert get(http, "/livez").status == 200
+        loading = get(http, "/readyz")
+        assert (loading.status, loading.json["reason"]) == (503, "the model is being loaded")
+        process.stdin.close()
+        seen.append(process.stderr.readline())
+        wait_until(lambda: get(http, "/readyz").status == 200)
+        told = get(http, "/metrics").metrics
+        assert {"omnirelay_stage_info", "omnirelay_edge_backlog_bytes", "process_cpu_seconds_total"} <= set(
+            told
+        )
         process.send_signal(number)
         seen += process.stderr.readlines()
         assert process.wait(timeout=30) == 0, seen
     assert f"loading {tiny_checkpoint}" in seen[0]
-    assert [line.rpartition(": ")[2] for line in seen[-2:]] == ["stopping\n", "stopped\n"]
-    assert len(seen) == 4
+    assert seen[1].endswith(f"ready on {inbox}\n")
+    assert [line.rpartition(": ")[2] for line in seen[2:]] == ["stopping\n", "stopped\n"]

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import zmq
+from prometheus_client.core import Metric
 
 from shared.config import ThinkerConfig
 from shared.control import ControlClient
@@ -64,6 +65,9 @@ class Service:
 
     def close(self) -> None:
         pass
+
+    def collect(self) -> Iterator[Metric]:
+        return iter(())
 
 
 class Bench:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from services.token2wav.engine import SynthesisEngine
 from services.token2wav.service import Token2WavService
 from shared.config import SynthesisConfig, SynthesisEngineConfig, Token2WavConfig
 from shared.engine.tensors import from_blob
@@ -20,6 +21,7 @@ from shared.errors import (
 )
 from shared.messages import AudioChunk, CodecTokens, StageEvent, SynthesisStart
 from tests.support.edges import Edge, MakeEdge
+from tests.support.http import Change
 from tests.support.thinking import speech_of
 from tests.token2wav.support import Oracle, counting
 
@@ -325,3 +327,39 @@ def test_one_chunk_of_a_stream_is_in_the_engine_at_a_time(rig: Rig) -> None:
             done = len(rig.chunks["a"])
             assert len(submitted) == min(done + 1, 4)
     assert len(rig.chunks["a"]) == 4
+
+
+def test_chunks_steps_and_seconds_of_audio_are_told(rig: Rig) -> None:
+    change = Change(rig.service.collect)
+    codes = rig.oracle.codes(100)
+    rig.stream("a", codes, 10)
+    rig.start("alone", streaming=False)
+    rig.give("alone", 0, codes[:50], last=True)
+    rig.run()
+    chunks = len(rig.chunks["a"]) + 1
+    assert chunks > 2
+    ours = {"stage": "token2wav"}
+    assert change("omnirelay_synthesis_chunks_total", **ours) == chunks
+    assert change("omnirelay_synthesis_audio_seconds_total", **ours) == pytest.approx(150 / 50)
+    assert change("omnirelay_solver_steps_total", **ours) == 9 * chunks
+    # Alone, a chunk takes all its steps at once.
+    assert change("omnirelay_stage_batch_requests_count", **ours) == chunks
+    assert not [metric for metric in rig.service.collect() if "kv_cache" in metric.name]
+
+
+def test_vllm_keeps_its_metrics_only_where_they_can_be_asked_for(rig: Rig, engine: SynthesisEngine) -> None:
+    assert rig.service._engine._engine.logger_manager is not None
+    # Built without a word on it.
+    assert engine._engine.logger_manager is None
+
+
+def test_the_batch_of_a_step_is_told(rig: Rig) -> None:
+    change = Change(rig.service.collect)
+    for name in "abc":
+        rig.start(name, streaming=False)
+        rig.give(name, 0, rig.oracle.codes(30), last=True)
+    rig.run()
+    ours = {"stage": "token2wav"}
+    assert change("omnirelay_stage_batch_requests_sum", **ours) == 3 * 9
+    assert change("omnirelay_stage_batch_requests_bucket", **ours, le="2.0") == 0
+    assert change("omnirelay_stage_batch_requests_bucket", **ours, le="4.0") == 9

@@ -32,7 +32,7 @@ def schema(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, An
         default = field.default
         if isinstance(default, BaseModel):
             yield from schema(type(default), f"{prefix}{name}.")
-        elif issubclass(section, StageConfig) and name in StageConfig.model_fields and name != "inbox":
+        elif issubclass(section, StageConfig) and name in StageConfig.model_fields.keys() - {"inbox", "http"}:
             yield f"stages.STAGE.{name}", default
         else:
             yield re.sub(r"^stages\.\w+\.engine\.", "stages.STAGE.engine.", prefix + name), default
@@ -97,9 +97,9 @@ def test_the_readme_shows_every_command_and_only_options_that_exist() -> None:
 
 
 def test_the_readme_names_targets_of_the_makefile() -> None:
-    targets = set(re.findall(r"^([a-z]+):", read("Makefile"), re.MULTILINE))
+    targets = set(re.findall(r"^([a-z-]+):", read("Makefile"), re.MULTILINE))
     code = re.findall(r"`[^`\n]+`|^ {4}.+$", read("README.md"), re.MULTILINE)
-    named = {target for piece in code for target in re.findall(r"\bmake ([a-z]+)\b", piece)}
+    named = {target for piece in code for target in re.findall(r"\bmake ([a-z-]+)", piece)}
     assert {"demo", "test", "up", "check"} <= named <= targets
 
 

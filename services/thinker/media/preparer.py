@@ -8,6 +8,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Final
 
 from cachetools import LRUCache
@@ -18,6 +19,7 @@ from services.thinker.media.features import FeatureExtractor
 from services.thinker.media.layout import PreparedItem, lay_out
 from services.thinker.media.limits import DecodeLimits
 from services.thinker.media.marks import Marks
+from services.thinker.media.metrics import MediaMetrics
 from shared.config import MediaConfig
 from shared.errors import (
     CancelledRequestError,
@@ -61,6 +63,9 @@ class MediaPreparer:
         marks: The checkpoint's tokens for media.
         config: The limits.
         max_positions: Of a request, in the thinker.
+
+    Attributes:
+        metrics: What was prepared, and how long it took.
     """
 
     def __init__(
@@ -70,6 +75,7 @@ class MediaPreparer:
         self._marks = marks
         self._max_positions = max_positions
         self._closed = False
+        self.metrics: Final = MediaMetrics()
         self._budget: Final = _ByteBudget(config.max_held_bytes)
         self._cache = _ItemCache(config.cache_bytes)
         self._limits = _decode_limits(config, extractor)
@@ -96,7 +102,7 @@ class MediaPreparer:
     def submit(self, request: ThinkRequest) -> None:
         """Begin with a request; its outcome will be there to take, unless it is released before."""
         self._waiting.add(request.request_id)
-        self._threads.submit(self._prepare, request)
+        self._threads.submit(self._prepare, request, perf_counter())
 
     def take(self) -> list[Outcome]:
         """Whatever has been finished since the last call, of requests that were not released."""
@@ -136,7 +142,7 @@ class MediaPreparer:
         except MediaError as error:
             log.warning("%s; it is tried again with the first file", error)
 
-    def _prepare(self, request: ThinkRequest) -> None:
+    def _prepare(self, request: ThinkRequest, since: float) -> None:
         """The body of a thread for one request; whatever happens, there is an outcome."""
         try:
             outcome = Outcome(request, self._lay_out(request))
@@ -150,6 +156,7 @@ class MediaPreparer:
             if request.request_id not in self._waiting:
                 self._budget.release(request.request_id)
             elif not self._closed:
+                self.metrics.preparing().observe(perf_counter() - since)
                 self._outcomes.append(outcome)
                 os.eventfd_write(self.wake_fd, 1)
 
@@ -178,10 +185,17 @@ class MediaPreparer:
         hasher.update(f"{item.kind} {with_audio}".encode())
         digest = hasher.hexdigest()
         prepared = self._cache.get(digest)
-        if prepared is None:
-            decoded = self._own.decoder.decode(item.kind, item.data.view, name=name, with_audio=with_audio)
+        if prepared is not None:
+            self.metrics.items(item.kind, "cached").inc()
+            return prepared
+        with self.metrics.items(item.kind, "failed").count_exceptions():
+            with self.metrics.decoding(item.kind).time():
+                decoded = self._own.decoder.decode(
+                    item.kind, item.data.view, name=name, with_audio=with_audio
+                )
             prepared = PreparedItem(digest, self._extractor.extract(decoded, name))
-            self._cache.put(prepared)
+        self.metrics.items(item.kind, "decoded").inc()
+        self._cache.put(prepared)
         return prepared
 
     def _require_wanted(self, request: ThinkRequest) -> None:

@@ -1,0 +1,70 @@
+#!/usr/bin/env python3
+"""Derive ``requirements/gateway.lock`` from ``requirements/cpu.lock``.
+
+    .venv/bin/python scripts/lock_gateway.py
+
+The gateway's lock holds the packages of ``[project] dependencies`` in pyproject.toml and what those need in
+turn, as the metadata of the installed packages say it, each with its line of cpu.lock.  So there is one
+place where a version is chosen.  ``tests/unit/test_requirements.py`` holds the file to what this gives.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parent.parent
+CPU_LOCK = ROOT / "requirements" / "cpu.lock"
+GATEWAY_LOCK = ROOT / "requirements" / "gateway.lock"
+HEADER = """\
+# Every package of the gateway's image, pinned: what OmniRelay needs where no stage runs, without PyTorch.
+# Derived from cpu.lock by scripts/lock_gateway.py; not edited by hand.  Installed with `--no-deps`.
+"""
+
+
+def closure(requirements: Iterable[str]) -> set[str]:
+    """Give the canonical names of the required packages and of all that they need on this platform.
+
+    Raises:
+        importlib.metadata.PackageNotFoundError: One of them is not installed here.
+    """
+    waiting = [Requirement(each) for each in requirements]
+    done: set[tuple[str, frozenset[str]]] = set()
+    while waiting:
+        requirement = waiting.pop()
+        package = (canonicalize_name(requirement.name), frozenset(requirement.extras))
+        if package in done:
+            continue
+        done.add(package)
+        for text in metadata.requires(package[0]) or []:
+            needed = Requirement(text)
+            if needed.marker is None or any(
+                needed.marker.evaluate({"extra": extra}) for extra in (*package[1], "")
+            ):
+                waiting.append(needed)
+    return {name for name, _ in done}
+
+
+def derive() -> str:
+    """Give what gateway.lock must hold.
+
+    Raises:
+        ValueError: A package is needed that cpu.lock does not pin.
+    """
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    names = closure(project["dependencies"])
+    lines = CPU_LOCK.read_text(encoding="utf-8").splitlines()
+    pins = {canonicalize_name(line.split("==")[0]): line for line in lines if line[:1] not in ("", "#")}
+    if missing := names - pins.keys():
+        raise ValueError(f"cpu.lock does not pin {', '.join(sorted(missing))}")
+    return HEADER + "".join(f"{line}\n" for name, line in pins.items() if name in names)
+
+
+if __name__ == "__main__":
+    GATEWAY_LOCK.write_text(derive(), encoding="utf-8")
+    print(f"{GATEWAY_LOCK.relative_to(ROOT)} is written")

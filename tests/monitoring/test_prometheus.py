@@ -1,0 +1,103 @@
+"""The real Prometheus reads the running stack, takes the rules, and has an answer to every panel.
+
+Run by ``make test-monitoring``: Debian's package ``prometheus`` must be installed.
+"""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import zmq
+
+from shared.messages import STAGES
+from tests.shared.support import wait_until
+from tests.support.http import get
+from tests.support.monitoring import RULES, Query, alerts, panel_queries
+from tests.support.prometheus import Prometheus
+from tests.support.stack import RunningStack
+from tests.support.traffic import Traffic
+
+pytestmark = pytest.mark.monitoring
+
+WINDOW = "15s"
+"""What stands for Grafana's ``$__rate_interval``: several scrapes."""
+PANELS = list(panel_queries())
+
+
+def run(*command: str, told: str = "") -> None:
+    done = subprocess.run(command, input=told, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_promtool_accepts_the_rules(promtool: str) -> None:
+    run(promtool, "check", "rules", str(RULES))
+
+
+def test_every_alert_fires_when_it_should(promtool: str) -> None:
+    tests = Path(__file__).with_name("rules_test.yml")
+    told = tests.read_text(encoding="utf-8")
+    assert [rule["alert"] for rule in alerts() if rule["alert"] not in told] == []
+    run(promtool, "test", "rules", str(tests))
+
+
+def test_promtool_accepts_the_configuration_with_the_rules(promtool: str, prometheus: Prometheus) -> None:
+    run(promtool, "check", "config", str(prometheus.config))
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_promtool_finds_no_fault_with_our_names_and_words(
+    promtool: str, stack: RunningStack, stage: str
+) -> None:
+    lines = get(stack.config["stages"][stage]["http"], "/metrics").body.decode().splitlines(keepends=True)
+    ours = [line for line in lines if re.match("(# (HELP|TYPE) )?omnirelay_", line)]
+    assert ours
+    run(promtool, "check", "metrics", told="".join(ours))
+
+
+def test_every_process_is_read_without_an_error(prometheus: Prometheus) -> None:
+    wait_until(lambda: {target["health"] for target in prometheus.targets()} == {"up"})
+    assert [target["lastError"] for target in prometheus.targets() if target["lastError"]] == []
+    assert prometheus.values('sum(up{job="omnirelay"})') == [4]
+
+
+def test_every_rule_is_evaluated_without_an_error(prometheus: Prometheus) -> None:
+    wait_until(lambda: {rule["health"] for rule in prometheus.rules()} == {"ok"})
+    assert len(prometheus.rules()) == len(alerts())
+
+
+@pytest.mark.parametrize(
+    "query",
+    PANELS,
+    ids=lambda query: f"{query.owner}: {query.text}"[:90],
+)
+def test_a_panel_has_data(prometheus: Prometheus, traffic: Traffic, query: Query) -> None:
+    text = query.text.replace("$__rate_interval", WINDOW)
+    wait_until(lambda: prometheus.values(text) != [])
+
+
+@pytest.mark.parametrize(
+    "metric",
+    [
+        "omnirelay_synthesis_audio_seconds_total",
+        'omnirelay_media_items_total{kind="image", outcome="decoded"}',
+        'omnirelay_media_items_total{kind="audio", outcome="cached"}',
+        'omnirelay_edge_sent_bytes_total{stage="thinker", edge="talker"}',
+        'vllm:generation_tokens_total{model_name="talker"}',
+    ],
+)
+def test_traffic_is_seen_where_it_should_be(prometheus: Prometheus, traffic: Traffic, metric: str) -> None:
+    wait_until(lambda: prometheus.values(f"rate({metric}[{WINDOW}]) > 0") != [])
+
+
+def test_a_message_that_no_stage_believes_raises_its_alert_and_no_other(
+    prometheus: Prometheus, stack: RunningStack, traffic: Traffic
+) -> None:
+    firing = 'ALERTS{alertstate="firing"}'
+    assert prometheus.query(firing) == []
+    with zmq.Context() as context, context.socket(zmq.PUSH) as push:
+        push.connect(stack.config["stages"]["talker"]["inbox"])
+        push.send_multipart([b"\x01 no message"])
+        wait_until(lambda: prometheus.query(firing) != [])
+    (alert,) = (series["metric"] for series in prometheus.query(firing))
+    assert (alert["alertname"], alert["edge"]) == ("OmniRelayMessagesRefused", "talker")

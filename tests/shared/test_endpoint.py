@@ -1,0 +1,251 @@
+"""A stage's HTTP endpoint: real sockets, clients that behave and clients that do not."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Counter
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from shared.engine import endpoint
+from shared.engine.endpoint import HttpEndpoint
+from shared.errors import AddressInUseError, ConfigError
+from shared.metrics import counter
+from tests.shared.support import DEADLINE_S, free_address, port_of, wait_until
+from tests.support.http import get
+
+Reason = str | None
+LARGE = 32 * 2**20
+"""Bytes of an answer that the buffers of two sockets do not hold."""
+
+
+class Large(Collector):
+    def collect(self) -> Iterator[Metric]:
+        yield counter("large_total", "x" * LARGE, [])
+
+
+class Served:
+    """An endpoint, and what it is to say."""
+
+    def __init__(self) -> None:
+        self.address = free_address()
+        self.live: Reason = None
+        self.ready: Reason = "the model is being loaded"
+        self.registry = CollectorRegistry()
+        self.counter = Counter("vllm:things", "Things.", registry=self.registry)
+        self.endpoint = HttpEndpoint(self.address, lambda: self.live, lambda: self.ready, self.registry)
+
+    def connect(self) -> socket.socket:
+        connection = socket.create_connection(("127.0.0.1", port_of(self.address)), timeout=DEADLINE_S)
+        connection.settimeout(DEADLINE_S)
+        return connection
+
+    def exchange(self, data: bytes) -> bytes:
+        """Send bytes and read until the endpoint hangs up."""
+        with self.connect() as connection:
+            connection.sendall(data)
+            return read_all(connection)
+
+
+def read_all(connection: socket.socket) -> bytes:
+    received = b""
+    try:
+        while part := connection.recv(65536):
+            received += part
+    except ConnectionResetError:
+        pass
+    return received
+
+
+def is_dropped(connection: socket.socket) -> bool:
+    """Wait until the endpoint has hung up."""
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    served = Served()
+    with served.endpoint:
+        yield served
+
+
+def test_health_is_told_as_json_with_the_reason(served: Served) -> None:
+    live, ready = get(served.address, "/livez"), get(served.address, "/readyz")
+    assert (live.status, live.json) == (200, {"status": "ok"})
+    assert ready.status == 503
+    assert ready.json == {"status": "unavailable", "reason": "the model is being loaded"}
+    assert ready.headers["Content-Type"] == "application/json"
+    served.live, served.ready = "it hangs", None
+    assert get(served.address, "/livez").json["reason"] == "it hangs"
+    assert get(served.address, "/readyz?verbose").status == 200
+
+
+@pytest.mark.parametrize("accept", ["", "*/*", "application/openmetrics-text;version=1.0.0,text/plain;q=0.5"])
+def test_metrics_are_told_in_prometheus_format_whatever_is_asked_for(served: Served, accept: str) -> None:
+    """In OpenMetrics, the library would take the colon out of vLLM's names."""
+    served.counter.inc(3)
+    answer = get(served.address, "/metrics?why", headers={"Accept": accept})
+    assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+    # One sample a counter: no time stamp beside it.
+    (sample,) = answer.metrics["vllm:things_total"].samples
+    assert (sample.name, sample.value) == ("vllm:things_total", 3)
+
+
+@pytest.mark.parametrize("method", ["POST", "HEAD", "PUT", "OPTIONS"])
+def test_nothing_but_get_is_taken(served: Served, method: str) -> None:
+    answer = get(served.address, "/metrics", method)
+    assert (answer.status, answer.headers["Allow"]) == (405, "GET")
+
+
+@pytest.mark.parametrize("path", ["/", "/metrics/", "/livez2", "/favicon.ico", "//metrics"])
+def test_another_path_is_not_found(served: Served, path: str) -> None:
+    assert get(served.address, path).status == 404
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"",
+        b"GET /metrics",
+        b"GET /metrics HTTP/2.0",
+        b"GET  /metrics HTTP/1.1",
+        b"get /metrics HTTP/1.1",
+        b"GET http://127.0.0.1/metrics HTTP/1.1",
+        b"GET /met\xffrics HTTP/1.1",
+        b"GET /livez\nX: y HTTP/1.1",
+    ],
+)
+def test_a_request_that_cannot_be_read_is_refused(served: Served, head: bytes) -> None:
+    assert served.exchange(head + b"\r\n\r\n").startswith(b"HTTP/1.1 400 Bad Request\r\n")
+
+
+def test_a_head_that_is_too_large_is_refused(served: Served) -> None:
+    head = b"GET /livez HTTP/1.1\r\nX: " + b"x" * endpoint.MAX_HEAD_BYTES
+    assert served.exchange(head + b"\r\n\r\n").startswith(b"HTTP/1.1 431 ")
+    assert get(served.address, "/livez").status == 200
+
+
+def test_any_bytes_leave_it_serving(served: Served) -> None:
+    @given(data=st.binary(max_size=200))
+    @settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    def check(data: bytes) -> None:
+        answer = served.exchange(data + b"\r\n\r\n")
+        assert answer.startswith((b"HTTP/1.1 4", b"HTTP/1.1 2"))
+
+    check()
+    assert get(served.address, "/livez").status == 200
+
+
+def test_a_client_that_breaks_off_harms_nobody(served: Served) -> None:
+    with served.connect() as connection:
+        connection.sendall(b"GET /li")
+    assert get(served.address, "/livez").status == 200
+
+
+def test_silent_clients_keep_nobody_out(served: Served) -> None:
+    with ExitStack() as stack:
+        silent = [stack.enter_context(served.connect()) for _ in range(endpoint.MAX_CONNECTIONS + 1)]
+        assert get(served.address, "/livez").status == 200
+        assert is_dropped(silent[0])
+
+
+def test_a_silent_client_is_dropped_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "TIMEOUT_S", 0.05)
+    served = Served()
+    with served.endpoint, served.connect() as connection:
+        connection.sendall(b"GET /metrics HTTP/1.1\r\n")
+        assert is_dropped(connection)
+
+
+def test_a_client_that_does_not_read_keeps_nobody_waiting_and_is_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(endpoint, "TIMEOUT_S", 0.5)
+    served = Served()
+    served.registry.register(Large())
+    with served.endpoint, served.connect() as connection:
+        connection.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+        assert connection.recv(12) == b"HTTP/1.1 200"
+        assert get(served.address, "/livez").status == 200
+        wait_until(lambda: not served.endpoint._open)
+        assert len(read_all(connection)) < LARGE
+
+
+def test_a_metric_that_cannot_be_read_is_told_and_health_is_still_answered(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = threading.Event()
+
+    class Broken(Collector):
+        def collect(self) -> Iterator[Metric]:
+            if broken.is_set():
+                raise ZeroDivisionError("no such number")
+            return iter(())
+
+    served.registry.register(Broken())
+    broken.set()
+    assert get(served.address, "/metrics").status == 500
+    assert "no such number" in caplog.text
+    assert get(served.address, "/livez").status == 200
+
+
+def test_an_address_in_use_is_named(served: Served) -> None:
+    with pytest.raises(AddressInUseError, match=f"{served.address} is in use: is another OmniRelay"):
+        HttpEndpoint(served.address, lambda: None, lambda: None)
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"])
+def test_an_address_that_cannot_be_used_is_named(host: str) -> None:
+    with pytest.raises(ConfigError, match=f"cannot listen on tcp://{host}:5572"):
+        HttpEndpoint(f"tcp://{host}:5572", lambda: None, lambda: None)
+
+
+def has_ipv6() -> bool:
+    try:
+        with closing(socket.create_server(("::1", 0), family=socket.AF_INET6)):
+            return True
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("host", ["*", "127.0.0.1", "localhost", "[::1]"])
+def test_every_way_to_write_a_host_is_understood(host: str) -> None:
+    if host == "[::1]" and not has_ipv6():
+        pytest.skip("this machine has no IPv6")
+    port = port_of(free_address())
+    with HttpEndpoint(f"tcp://{host}:{port}", lambda: None, lambda: None):
+        asked = host if "::" in host else "127.0.0.1"
+        assert get(f"tcp://{asked}:{port}", "/livez").status == 200
+
+
+def test_closing_frees_the_address_and_drops_who_is_there(served: Served) -> None:
+    with served.connect() as connection:
+        get(served.address, "/livez")
+        served.endpoint.close()
+        assert is_dropped(connection)
+        with HttpEndpoint(served.address, lambda: None, lambda: None):
+            assert get(served.address, "/livez").status == 200
+
+
+def test_scrapes_at_once_all_come_back(served: Served) -> None:
+    served.registry.register(Large())
+    sizes: list[int] = []
+
+    def scrape() -> None:
+        sizes.append(len(get(served.address, "/metrics").body))
+
+    threads = [threading.Thread(target=scrape) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DEADLINE_S)
+    assert len(sizes) == 3
+    assert len(set(sizes)) == 1

@@ -1,0 +1,176 @@
+"""compose.yaml, the images and their programs say what the configuration and the package say.
+
+What needs Docker itself is in ``tests/compose``.
+"""
+
+import http.server
+import re
+import subprocess
+import sys
+import threading
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from shared.config import Config, load_config
+from shared.messages import STAGES
+
+ROOT = Path(__file__).resolve().parents[2]
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))
+GPU: dict[str, Any] = yaml.safe_load((ROOT / "compose.gpu.yaml").read_text(encoding="utf-8"))
+SERVICES: dict[str, Any] = COMPOSE["services"]
+OURS = (*STAGES, "gateway")
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+
+
+def config_of(service: str, *files: dict[str, Any]) -> Config:
+    """What the process of a service reads from its environment; unknown keys are errors."""
+    environment: dict[str, str] = {}
+    for file in files:
+        values = file["services"].get(service, {}).get("environment", {})
+        environment |= {key: str(value) for key, value in values.items()}
+    return load_config(environment=environment)
+
+
+def port(address: str | None) -> int:
+    assert address is not None
+    return int(address.rpartition(":")[2])
+
+
+def listening(service: str, config: Config) -> dict[str, str | None]:
+    """The addresses that a service binds."""
+    if service == "gateway":
+        gateway = config.gateway
+        return {name: getattr(gateway, name) for name in ("listen", "http", "events", "control")}
+    stage = config.stage(service)  # type: ignore[arg-type]
+    return {"inbox": stage.inbox, "http": stage.http}
+
+
+@pytest.mark.parametrize("files", [(COMPOSE,), (COMPOSE, GPU)], ids=["cpu", "gpu"])
+@pytest.mark.parametrize("service", OURS)
+def test_a_service_listens_for_the_others_and_reaches_them_by_their_names(
+    service: str, files: tuple[dict[str, Any], ...]
+) -> None:
+    config = config_of(service, *files)
+    defaults = Config()
+    bound = listening(service, config)
+    assert bound == {
+        name: f"tcp://0.0.0.0:{port(address)}" for name, address in listening(service, defaults).items()
+    }
+    for stage in set(STAGES) - {service}:
+        assert config.stage(stage).inbox == f"tcp://{stage}:{port(defaults.stage(stage).inbox)}"
+    if service != "gateway":
+        assert config.gateway.events == f"tcp://gateway:{port(defaults.gateway.events)}"
+        assert config.gateway.control == f"tcp://gateway:{port(defaults.gateway.control)}"
+
+
+@pytest.mark.parametrize("service", OURS)
+def test_a_health_check_asks_the_port_of_its_service(service: str) -> None:
+    expected = port(listening(service, config_of(service, COMPOSE))["http"])
+    assert SERVICES[service]["healthcheck"]["test"][-1] == f"http://127.0.0.1:{expected}/readyz"
+
+
+def test_prometheus_scrapes_the_four_processes() -> None:
+    scraped = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text(encoding="utf-8"))
+    targets = scraped["scrape_configs"][0]["static_configs"][0]["targets"]
+    expected = {name: port(listening(name, config_of(name, COMPOSE))["http"]) for name in OURS}
+    assert sorted(targets) == sorted(f"{name}:{number}" for name, number in expected.items())
+
+
+def test_only_this_machine_reaches_what_is_published() -> None:
+    published = [entry for service in SERVICES.values() for entry in service.get("ports", [])]
+    assert all(re.fullmatch(r"127\.0\.0\.1:\$\{[A-Z_]+:-\d+\}:\d+", entry) for entry in published)
+    gateway = Config().gateway
+    assert [port(entry) for entry in SERVICES["gateway"]["ports"]] == [
+        port(gateway.listen),
+        port(gateway.http),
+    ]
+    assert not [name for name in STAGES if "ports" in SERVICES[name]]
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_every_container_is_bounded(service: str) -> None:
+    settings = SERVICES[service]
+    assert settings["read_only"]
+    assert settings["cap_drop"] == ["ALL"]
+    assert settings["security_opt"] == ["no-new-privileges"]
+    assert set(settings["deploy"]["resources"]["limits"]) == {"memory", "pids"}
+    assert settings["restart"] == ("no" if service == "checkpoint" else "unless-stopped")
+
+
+def test_images_are_named_by_a_version() -> None:
+    images = [
+        each["image"] for file in (COMPOSE, GPU) for each in file["services"].values() if "image" in each
+    ]
+    dockerfile = (ROOT / "deploy/Dockerfile").read_text(encoding="utf-8")
+    stages = set(re.findall(r"^FROM \S+ AS (\S+)$", dockerfile, re.MULTILINE))
+    images += [
+        name
+        for name in re.findall(r"^FROM (\S+)", dockerfile, re.MULTILINE)
+        if name not in stages and name != "scratch" and "$" not in name
+    ]
+    assert images
+    for image in images:
+        name, _, tag = image.partition(":")
+        assert re.match(r"v?\d", tag), image
+        assert not name.startswith("omnirelay-") or tag.removesuffix("-gpu") == VERSION, image
+
+
+def run(program: str, *arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    """Run one of the programs that the images have."""
+    return subprocess.run(
+        [sys.executable, ROOT / "deploy" / program, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env={"PYTHONPATH": str(ROOT), **environment},
+    )
+
+
+@pytest.fixture
+def endpoint() -> Iterator[str]:
+    """An HTTP server that says in its path which status it gives."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(int(self.path[1:]))
+            self.end_headers()
+            self.wfile.write(b"the reason")
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Say nothing."""
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize(("status", "exit_code"), [(200, 0), (503, 1), (404, 1)])
+def test_health_is_the_status_of_the_answer(endpoint: str, status: int, exit_code: int) -> None:
+    told = run("health.py", f"{endpoint}/{status}")
+    assert (told.returncode, told.stdout) == (exit_code, f"{status} the reason\n")
+
+
+def test_nobody_there_is_not_healthy() -> None:
+    told = run("health.py", "http://127.0.0.1:1/readyz")
+    assert told.returncode == 1
+    assert told.stdout.startswith("no answer: ")
+
+
+def test_a_complete_checkpoint_is_left_as_it_is(tiny_checkpoint: Path) -> None:
+    told = run("prepare.py", OMNI_MODEL=str(tiny_checkpoint))
+    assert (told.returncode, told.stdout) == (0, f"the checkpoint in {tiny_checkpoint} is complete\n")
+
+
+def test_a_missing_checkpoint_is_told(tmp_path: Path) -> None:
+    told = run("prepare.py", OMNI_MODEL=str(tmp_path / "none"))
+    assert told.returncode == 1
+    assert told.stderr.startswith(f"omnirelay: checkpoint_invalid: no checkpoint in {tmp_path}/none")
