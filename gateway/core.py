@@ -15,8 +15,10 @@ from gateway.admission import Admission
 from gateway.detokenizer import Detokenizer
 from gateway.events import AudioEvent, DoneEvent, TextEvent
 from gateway.held import HeldBytes, Hold
+from gateway.history import RequestHistory, RequestReport, report_of
 from gateway.lifecycle import Lifecycle, RequestState, StateCounts
 from gateway.media import Fetch, MediaIntake
+from gateway.metrics import GatewayMetrics, RequestMeter
 from gateway.parts import media_of
 from gateway.prompt import PromptBuilder
 from gateway.protocol import GenerateRequest
@@ -73,7 +75,9 @@ class _Active:
         detokenizer: Detokenizer,
         timer: asyncio.TimerHandle,
         hold: Hold,
+        meter: RequestMeter,
     ) -> None:
+        self.meter: Final = meter
         self.hold: Final = hold
         self.record: Final = record
         self.stream: Final = stream
@@ -97,10 +101,12 @@ class Gateway:
     def __init__(
         self, config: Config, prompts: PromptBuilder, stages: StagePort, fetch: Fetch | None = None
     ) -> None:
+        self._config = config
         timeouts = config.gateway
         limits = config.gateway.limits
         self.registry: Final = StageRegistry(timeouts.heartbeat_timeout_s, timeouts.step_timeout_s)
         self.counts: Final = StateCounts()
+        self.metrics: Final = GatewayMetrics(self.counts, self.registry)
         self.dropped_events = 0
         self._prompts = prompts
         self._stages = stages
@@ -110,10 +116,11 @@ class Gateway:
         self._media = MediaIntake(config.media, fetch, self._in_thread)
         self._aborts = AbortLedger(stages.abort)
         self._active: dict[str, _Active] = {}
+        self._history = RequestHistory()
         # One thread: tokenizing a long prompt must not hold up the streams, and prompts wait in line.
         self._prompt_thread = ThreadPoolExecutor(1, "prompts")
         self._prompt_turn = asyncio.Lock()
-        self._closing = False
+        self.closing = False
 
     async def submit(self, request: GenerateRequest, account: ClientAccount) -> ResponseStream:
         """Take a request.
@@ -140,14 +147,28 @@ class Gateway:
             if account_open:
                 account.open_requests -= 1
             lifecycle.move(_state_after(error))
+            self.metrics.ended(lifecycle.state, error)
             log.info("refused a request of %s: %s", account.name, error or "it was cancelled")
             raise
+
+    def check_speaker(self, request: GenerateRequest) -> None:
+        """Refuse a voice that there is not, before anything is asked.
+
+        Raises:
+            UnknownSpeakerError: Listing the known ones.
+        """
+        self._validator.speaker(request)
 
     def cancel(self, request_id: str, reason: str = "the client cancelled the request") -> None:
         """Cancel a request; nothing happens if it has ended."""
         active = self._active.get(request_id)
         if active is not None:
             self._give_up(active, RequestState.CANCELLED, CancelledRequestError(reason))
+
+    def report(self, request_id: str) -> RequestReport | None:
+        """Tell of a request; none if it is unknown, or ended too long ago."""
+        active = self._active.get(request_id)
+        return report_of(active.record) if active is not None else self._history.get(request_id)
 
     def on_event(self, event: StageEvent) -> None:
         """Take what a stage tells about a request."""
@@ -166,14 +187,18 @@ class Gateway:
         if not isinstance(message, Heartbeat):
             self._aborts.confirmed(message.stage, message.request_id)
         else:
+            stage = message.stage
+            age_s = self.registry.heartbeat_age_s(stage)
+            self.metrics.heartbeat(stage, age_s, self._config.stage(stage).heartbeat_s)
             restarted = self.registry.note(message)
-            self._aborts.resend(message.stage, at_once=restarted)
+            self._aborts.resend(stage, at_once=restarted)
             if restarted:
-                self._lose(message.stage, "was restarted")
+                self.metrics.restarted(stage)
+                self._lose(stage, "was restarted")
 
     def start_waiting(self) -> None:
         """Give free places at the stages to those who wait; to be called every now and then."""
-        while not self._closing and (request_id := self._admission.next()) is not None:
+        while not self.closing and (request_id := self._admission.next()) is not None:
             active = self._active[request_id]
             try:
                 self._stages.think(active.record.think)
@@ -183,6 +208,7 @@ class Gateway:
                 return
             self._admission.start(request_id)
             active.record.lifecycle.move(RequestState.THINKING)
+            active.meter.started()
 
     def check_stages(self) -> None:
         """End the requests of stages that have fallen silent; to be called every now and then."""
@@ -191,7 +217,7 @@ class Gateway:
 
     def close(self) -> None:
         """End all requests and take no more."""
-        self._closing = True
+        self.closing = True
         for active in list(self._active.values()):
             self._give_up(
                 active, RequestState.CANCELLED, CancelledRequestError("the gateway is shutting down")
@@ -212,7 +238,7 @@ class Gateway:
                     think = await self._prepare(request, hold)
             except TimeoutError as error:
                 raise _late(lifecycle.state, deadline_s) from error
-        if self._closing:
+        if self.closing:
             raise CancelledRequestError("the gateway is shutting down")
         self._validator.check_stages(request)
         request_id = think.request_id
@@ -224,6 +250,7 @@ class Gateway:
             self._prompts.detokenizer(),
             loop.call_at(due, self._expire, request_id, deadline_s),
             hold,
+            RequestMeter(self.metrics, lifecycle),
         )
         self._active[request_id] = active
         self.start_waiting()
@@ -245,7 +272,7 @@ class Gateway:
         that has been cancelled meanwhile.
         """
         await self._prompt_turn.acquire()
-        if self._closing:
+        if self.closing:
             self._prompt_turn.release()
             raise CancelledRequestError("the gateway is shutting down")
         job = asyncio.get_running_loop().run_in_executor(self._prompt_thread, function, *arguments)
@@ -256,6 +283,7 @@ class Gateway:
         record = active.record
         try:
             record.apply(delta)
+            active.meter.take(delta)
             self._forward(active, delta)
             record.advance()
         except SequenceError as error:
@@ -295,7 +323,7 @@ class Gateway:
         )
         log.info("request %s completed after %.3f s", record.request_id, seconds["completed"])
         served_s = seconds["completed"] - seconds["thinking"]
-        self._remove(active, served_s)
+        self._remove(active, served_s, None)
         active.stream.finish(done)
 
     def _give_up(self, active: _Active, state: RequestState, error: OmniRelayError) -> None:
@@ -304,12 +332,14 @@ class Gateway:
         was_at_stages = record.lifecycle.at_stages
         log.info("request %s %s from %s: %s", record.request_id, state, record.lifecycle.state, error)
         record.lifecycle.move(state)
-        self._remove(active, None)
+        self._remove(active, None, error)
         if was_at_stages:
             self._aborts.abort(record.request_id)
         active.stream.finish(failures.to_event(error), drop_waiting=isinstance(error, SlowClientError))
 
-    def _remove(self, active: _Active, served_s: float | None) -> None:
+    def _remove(self, active: _Active, served_s: float | None, error: OmniRelayError | None) -> None:
+        active.meter.ended(error)
+        self._history.add(report_of(active.record, error.code if error else None))
         active.timer.cancel()
         active.hold.release()
         del self._active[active.record.request_id]

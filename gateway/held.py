@@ -1,4 +1,4 @@
-"""How many bytes of clients' files the gateway holds: for requests, and for frames that are still coming."""
+"""How many bytes of clients' files the gateway holds: for requests, and for uploads that are still coming."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -6,6 +6,10 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 from shared.errors import BusyError
+
+UPLOAD_GRACE_S: Final = 10.0
+MIN_UPLOAD_BYTES_PER_S: Final = 2**17
+"""What comes more slowly is given up: it keeps memory from others."""
 
 
 class HeldBytes:
@@ -63,10 +67,10 @@ class Hold:
 
 
 class UploadRoom:
-    """Memory for large frames while they are read: who finds none waits, in order, and is not read.
+    """Memory for large uploads while they are read: who finds none waits, in order, and is not read.
 
     Args:
-        limit: Most bytes; a frame alone is always read.
+        limit: Most bytes; an upload alone is always read.
     """
 
     def __init__(self, limit: int) -> None:
@@ -74,6 +78,11 @@ class UploadRoom:
         self._used = 0
         self._freed = asyncio.Event()
         self._line = asyncio.Lock()
+
+    @staticmethod
+    def limit_s(size: int) -> float:
+        """Seconds that an upload of so many bytes may take."""
+        return UPLOAD_GRACE_S + size / MIN_UPLOAD_BYTES_PER_S
 
     @asynccontextmanager
     async def take(self, size: int) -> AsyncIterator[None]:

@@ -75,6 +75,8 @@ class Lifecycle:
         self._clock = clock
         self.state = RequestState.RECEIVED
         self.entered: dict[RequestState, float] = {RequestState.RECEIVED: clock()}
+        self.received_at: Final = time.time()
+        """Unix time, for people."""
         counts.moved(None, self.state)
 
     @property

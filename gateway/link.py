@@ -12,6 +12,7 @@ from shared.config import Config
 from shared.control import MAX_CONTROL_BYTES
 from shared.errors import MessageError, OmniRelayError
 from shared.messages import HEARTBEAT_SUFFIX, Abort, ControlToGateway, StageEvent, StageName, ThinkRequest
+from shared.metrics import EdgeMetrics
 from shared.queues import DEFAULT_MAX_BACKLOG_BYTES, LINGER_MS, PullQueue, PushQueue, bind
 from shared.wire import MAX_HEADER_BYTES, Decoder, encode
 
@@ -92,6 +93,15 @@ class StageLink:
     def refused(self) -> Counter[str]:
         """Messages of stages that were refused, by error code."""
         return self._events.refused + self._control_refused
+
+    def edges(self) -> EdgeMetrics:
+        """What goes through these sockets, for Prometheus."""
+        return EdgeMetrics(
+            "gateway",
+            {"thinker": self._thinker},
+            {"gateway": self._events},
+            {"control": self._control_refused},
+        )
 
     def close(self) -> None:
         """Close all sockets; what was sent is delivered for at most half a second."""

@@ -8,9 +8,10 @@ import signal
 import sys
 import time
 from collections import Counter
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from gateway.core import Gateway
+from gateway.held import UploadRoom
 from gateway.link import StageLink
 from gateway.media import Fetch
 from gateway.prompt import PromptBuilder
@@ -19,6 +20,9 @@ from gateway.status import GatewayStatus, StatusReport
 from shared.checkpoints import TOKENIZER_FILES, resolve_model
 from shared.config import Config, MediaConfig
 from shared.errors import OmniRelayError
+
+if TYPE_CHECKING:
+    from gateway.http.server import HttpServer
 
 TICK_S: Final = 0.05
 log = logging.getLogger(__name__)
@@ -43,7 +47,10 @@ class GatewayProcess:
         fetch = fetch or _fetcher(config.media)
         self._link = StageLink(config)
         self.gateway: Final = Gateway(config, self._prompts, self._link, fetch)
-        self._server = TcpServer(self.gateway, config, self.status)
+        self.gateway.metrics.registry.register(self._link.edges())
+        uploads = UploadRoom(config.gateway.limits.held_bytes)
+        self._server = TcpServer(self.gateway, config, self.status, uploads)
+        self._http = self._http_server(config, uploads)
         self._ticker: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -54,7 +61,10 @@ class GatewayProcess:
         """
         try:
             await self._server.start()
+            if self._http is not None:
+                await self._http.start()
         except OmniRelayError:
+            await self._server.close()
             self._link.close()
             raise
         self._link.start(self.gateway.on_event, self.gateway.on_control)
@@ -63,7 +73,7 @@ class GatewayProcess:
     async def stop(self) -> None:
         """End all requests, tell their clients and the stages, and close every socket."""
         self.gateway.close()
-        await self._server.close()
+        await asyncio.gather(self._server.close(), *([self._http.close()] if self._http is not None else []))
         if self._ticker is not None:
             self._ticker.cancel()
             await asyncio.gather(self._ticker, return_exceptions=True)
@@ -84,6 +94,16 @@ class GatewayProcess:
             refused=dict(refused),
             dropped_events=self.gateway.dropped_events,
         )
+
+    def _http_server(self, config: Config, uploads: UploadRoom) -> "HttpServer | None":
+        """What serves HTTP, where it is wanted: a gateway without need not load its libraries."""
+        if config.gateway.http is None:
+            return None
+        from gateway.http.context import HttpContext, served_name  # noqa: PLC0415 - see above
+        from gateway.http.server import HttpServer  # noqa: PLC0415
+
+        context = HttpContext(self.gateway, config, self.status, uploads, served_name(config))
+        return HttpServer(config.gateway.http, context)
 
     async def _tick(self) -> None:
         while True:
@@ -120,7 +140,7 @@ async def run(config: Config) -> None:
         loop.add_signal_handler(number, stop.set)
     process = GatewayProcess(config)
     await process.start()
-    log.info("listening on %s", config.gateway.listen)
+    log.info("listening on %s", ", ".join(filter(None, [config.gateway.listen, config.gateway.http])))
     await stop.wait()
     log.info("stopping")
     await process.stop()

@@ -51,6 +51,11 @@ class StageRegistry:
             return "starting"
         return "down" if stage in self._down or self._lost(stage) else "ready"
 
+    def heartbeat_age_s(self, stage: StageName) -> float | None:
+        """Seconds since the last heartbeat of a stage; none before the first."""
+        last = self._last.get(stage)
+        return self._clock() - last[0] if last else None
+
     def require(self, stages: Iterable[StageName]) -> None:
         """Check that stages are ready.
 

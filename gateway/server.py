@@ -48,9 +48,6 @@ from shared.errors import (
 )
 
 HELLO_TIMEOUT_S: Final = 10.0
-UPLOAD_GRACE_S: Final = 10.0
-MIN_UPLOAD_BYTES_PER_S: Final = 2**17
-"""A large frame that comes more slowly is given up: it keeps memory from others."""
 FAREWELL_S: Final = 1.0
 """How long a closing server tries to deliver the last events."""
 log = logging.getLogger(__name__)
@@ -63,9 +60,12 @@ class TcpServer:
         gateway: Answers the requests.
         config: The whole stack's: the address and the limits.
         status: Gives the answer to a status query.
+        uploads: Memory for large frames, shared with the other servers.
     """
 
-    def __init__(self, gateway: Gateway, config: Config, status: Callable[[], StatusReport]) -> None:
+    def __init__(
+        self, gateway: Gateway, config: Config, status: Callable[[], StatusReport], uploads: UploadRoom
+    ) -> None:
         self.refused: Final[Counter[str]] = Counter()
         self._gateway = gateway
         self._listen = config.gateway.listen
@@ -76,7 +76,7 @@ class TcpServer:
             config.media.max_item_bytes,
             config.media.max_request_bytes,
         )
-        self._uploads = UploadRoom(self._limits.held_bytes)
+        self._uploads = uploads
         self._status = status
         self._server: asyncio.Server | None = None
         self._connections: dict[asyncio.Task[None], Connection] = {}
@@ -228,7 +228,7 @@ class Connection:
         length = await read_length(self._reader, self._max_frame_bytes)
         if length <= PIECE_BYTES:
             return await read_body(self._reader, length)
-        limit_s = UPLOAD_GRACE_S + length / MIN_UPLOAD_BYTES_PER_S
+        limit_s = self._uploads.limit_s(length)
         async with self._uploads.take(length):
             try:
                 async with asyncio.timeout(limit_s):
@@ -240,7 +240,7 @@ class Connection:
         """Say why, as far as the client listens, and read no further."""
         known = error if isinstance(error, MessageError) else MessageError("no hello came")
         log.warning("hung up on %s: %s", self._account.name, known)
-        self._refused[known.code] += 1
+        self._count(known)
         try:
             async with asyncio.timeout(FAREWELL_S):
                 await self._send(Refused(known.code, str(known)))
@@ -267,7 +267,7 @@ class Connection:
             else:
                 raise MessageError("a second hello")
         except MessageError as error:
-            self._refused[error.code] += 1
+            self._count(error)
             log.warning("refused a message of %s: %s", self._account.name, error)
             await self._send(Refused(error.code, str(error)))
         # A client that sends without pause must not keep the loop from its other work.
@@ -289,7 +289,7 @@ class Connection:
             raise MessageError(f"request {message.id} is still being answered")
         if len(self._tasks) >= self._account.max_requests:
             # Refused here, before anything is kept for it, so that a client that only writes is read no more.
-            await self._finish(message.id, failures.to_event(self._account.busy()))
+            await self._finish(message.id, self._told(self._account.busy()))
             return
         task = asyncio.create_task(self._answer(message.id, message.request))
         self._tasks[message.id] = task
@@ -315,6 +315,8 @@ class Connection:
         self._streams[client_id] = stream
         try:
             async for event in stream:
+                if isinstance(event, ErrorEvent):
+                    self._gateway.metrics.told("tcp", event.code)
                 await self._send(Reply(client_id, event))
         except ConnectionError as error:
             log.debug("%s went away: %s", self._account.name, error)
@@ -327,7 +329,7 @@ class Connection:
         try:
             return await self._gateway.submit(self._read_request(raw), self._account)
         except RequestError as error:
-            return failures.to_event(error)
+            return self._told(error)
         except asyncio.CancelledError as cancelled:
             if cancelled.args != ("by the client",):
                 raise
@@ -335,7 +337,17 @@ class Connection:
         except Exception as error:
             # As a checkpoint's chat template may raise; without an answer the client would wait for ever.
             log.exception("a request of %s could not be taken", self._account.name)
-            return failures.to_event(OmniRelayError(f"the request could not be taken: {error!r}"))
+            return self._told(OmniRelayError(f"the request could not be taken: {error!r}"))
+
+    def _told(self, error: OmniRelayError) -> ErrorEvent:
+        """The event that refuses a request."""
+        self._gateway.metrics.told("tcp", error.code)
+        return failures.to_event(error)
+
+    def _count(self, error: MessageError) -> None:
+        """Note that a message could not be understood."""
+        self._refused[error.code] += 1
+        self._gateway.metrics.told("tcp", error.code)
 
     async def _finish(self, client_id: int, event: ErrorEvent) -> None:
         try:

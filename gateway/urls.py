@@ -114,7 +114,7 @@ def decode_data_url(name: str, url: str, max_bytes: int) -> bytearray:
         )
     try:
         pieces = _percent_decoded(url, start)
-        return _base64_decoded(pieces) if base64 else bytearray().join(pieces)
+        return decode_base64(pieces) if base64 else bytearray().join(pieces)
     except ValueError as error:
         # binascii.Error, UnicodeEncodeError, and ours.
         raise MediaError(f"{name}: its data URL cannot be decoded: {_reason(error)}") from error
@@ -136,8 +136,15 @@ def _percent_decoded(url: str, start: int) -> Iterator[bytes]:
         yield piece
 
 
-def _base64_decoded(pieces: Iterator[bytes]) -> bytearray:
-    """Decode base64, with or without padding."""
+def decode_base64(pieces: Iterator[bytes]) -> bytearray:
+    """Decode base64, with or without padding.
+
+    Args:
+        pieces: Of the text; none may be so long that other threads would wait for it.
+
+    Raises:
+        ValueError: It is not base64.
+    """
     decoded, rest, padded = bytearray(), b"", False
     for piece in pieces:
         rest += piece

@@ -1,0 +1,109 @@
+"""The answer to one HTTP request, on its way from the gateway."""
+
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+from starlette.types import Receive
+
+from gateway import failures
+from gateway.core import Gateway
+from gateway.events import AcceptedEvent, AudioEvent, DoneEvent, ErrorEvent, TextEvent
+from gateway.http.connection import while_connected
+from gateway.protocol import GenerateRequest
+from gateway.stream import ClientAccount, ResponseStream
+
+AnswerEvent = TextEvent | AudioEvent | DoneEvent
+
+
+class Answer:
+    """The events of a request that say something; errors are raised.  Close it in any case.
+
+    Args:
+        stream: The gateway's.
+    """
+
+    def __init__(self, stream: ResponseStream) -> None:
+        self.request_id: Final = stream.request_id
+        self._stream = stream
+        self._first: AnswerEvent | None = None
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Headers that name the request."""
+        return {"X-Request-Id": self.request_id}
+
+    async def begin(self) -> None:
+        """Wait for the first event, so that an error until then can still become the answer's status.
+
+        Raises:
+            RequestError: The request ended with it.
+        """
+        self._first = await self._next()
+
+    async def __aiter__(self) -> AsyncIterator[AnswerEvent]:
+        """Give the events, :class:`gateway.events.DoneEvent` last.
+
+        Raises:
+            RequestError: The request ended with it.
+        """
+        event = self._first or await self._next()
+        while True:
+            yield event
+            if isinstance(event, DoneEvent):
+                return
+            event = await self._next()
+
+    def close(self) -> None:
+        """Let go of the request; it is cancelled if it has not ended."""
+        self._stream.close()
+
+    async def _next(self) -> AnswerEvent:
+        event = await anext(self._stream)
+        while isinstance(event, AcceptedEvent):
+            event = await anext(self._stream)
+        if isinstance(event, ErrorEvent):
+            raise failures.from_event(event)
+        return event
+
+
+async def begin(
+    gateway: Gateway, request: GenerateRequest, account: ClientAccount, receive: Receive
+) -> Answer:
+    """Ask the gateway, and wait for the answer to begin.
+
+    Args:
+        gateway: Answers.
+        request: What is asked.
+        account: Who asks.
+        receive: Tells when the client goes away.
+
+    Raises:
+        RequestError: The request is refused, or failed before anything came.
+        ClientGoneError: The client went away.
+    """
+    async with while_connected(receive):
+        answer = Answer(await gateway.submit(request, account))
+        try:
+            await answer.begin()
+        except BaseException:
+            answer.close()
+            raise
+    return answer
+
+
+def usage_of(done: DoneEvent) -> dict[str, Any]:
+    """Give the numbers of tokens; of the speech, codec tokens are counted."""
+    prompt = done.prompt_tokens or len(done.prompt_token_ids)
+    text, codec = len(done.text_token_ids), len(done.codec_token_ids)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": text + codec,
+        "total_tokens": prompt + text + codec,
+        "prompt_tokens_details": {"cached_tokens": done.cached_prompt_tokens},
+        "completion_tokens_details": {"text_tokens": text, "audio_tokens": codec},
+    }
+
+
+def finish_reason(done: DoneEvent) -> str:
+    """Why the answer ended: ``length`` if the text or the speech was cut."""
+    return "length" if "length" in (done.finish_reason, done.codec_finish_reason) else "stop"

@@ -1,0 +1,95 @@
+"""The ASGI application: which path leads where, and what all of them have in common."""
+
+from typing import Final
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route, WebSocketRoute
+
+from gateway.http.chat import ChatApi
+from gateway.http.connection import ClientGoneError
+from gateway.http.context import HttpContext
+from gateway.http.errors import http_response, response_of
+from gateway.http.guard import AccessLog, OriginGuard
+from gateway.http.health import HealthApi
+from gateway.http.host import HostGuard, on_loopback
+from gateway.http.models import ModelsApi
+from gateway.http.monitor import MonitorApi
+from gateway.http.page import PageApi
+from gateway.http.realtime.endpoint import RealtimeApi
+from gateway.http.speech import SpeechApi
+from shared.errors import OmniRelayError
+
+CLIENT_GONE: Final = 499
+"""nginx's status for it; only the log sees it."""
+
+
+def make_app(context: HttpContext) -> Starlette:
+    """Put the application together.
+
+    Args:
+        context: The gateway's parts.
+    """
+    origins = context.config.gateway.http_origins
+
+    async def answer(request: Request, error: Exception) -> Response:
+        """Answer with an error that was raised on purpose, or by the router."""
+        if isinstance(error, HTTPException):
+            return http_response(error)
+        if isinstance(error, ClientGoneError):
+            return Response(status_code=CLIENT_GONE)
+        del request
+        known = error if isinstance(error, OmniRelayError) else OmniRelayError("see the gateway's log")
+        context.told(known)
+        return response_of(known)
+
+    middleware = [Middleware(AccessLog), Middleware(OriginGuard, origins, context.told)]
+    if on_loopback(context.config.gateway.http or ""):
+        middleware.insert(1, Middleware(HostGuard, origins, context.told))
+    if origins:
+        exposed = ["X-Request-Id", "Retry-After"]
+        methods = ["GET", "POST"]
+        middleware.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=origins,
+                allow_methods=methods,
+                allow_headers=["*"],
+                expose_headers=exposed,
+            )
+        )
+    app = Starlette(
+        routes=_routes(context),
+        middleware=middleware,
+        exception_handlers={
+            HTTPException: answer,
+            OmniRelayError: answer,
+            ClientGoneError: answer,
+            Exception: answer,
+        },
+    )
+    app.router.redirect_slashes = False
+    return app
+
+
+def _routes(context: HttpContext) -> list[BaseRoute]:
+    health, models, monitor = HealthApi(context), ModelsApi(context), MonitorApi(context)
+    page = PageApi()
+    return [
+        Route("/", page.index),
+        Route("/page/{name}", page.file),
+        Route("/v1/chat/completions", ChatApi(context).create, methods=["POST"]),
+        Route("/v1/audio/speech", SpeechApi(context).create, methods=["POST"]),
+        WebSocketRoute("/v1/realtime", RealtimeApi(context).serve),
+        Route("/v1/requests/{request_id}", monitor.request),
+        Route("/metrics", monitor.metrics),
+        Route("/livez", health.livez),
+        Route("/readyz", health.readyz),
+        Route("/health", health.health),
+        Route("/v1/models", models.list),
+        Route("/v1/models/{model:path}", models.get),
+    ]

@@ -1,0 +1,72 @@
+"""What the endpoints share."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Final
+
+from gateway.core import Gateway
+from gateway.held import UploadRoom
+from gateway.http.audio import AudioPool
+from gateway.status import StatusReport
+from gateway.stream import ClientAccount
+from shared.config import DEFAULT_CHECKPOINT, Config
+from shared.errors import OmniRelayError, UnknownModelError
+
+ALIAS: Final = "omnirelay"
+"""A name that whatever model is served goes by."""
+
+
+@dataclass(frozen=True)
+class HttpContext:
+    """The gateway's parts that answer HTTP requests.
+
+    Attributes:
+        gateway: Answers requests.
+        config: The whole stack's.
+        status: Says how the stack is.
+        uploads: Memory for large bodies, shared with the other servers.
+        model: What clients call the served model.
+        audio: Encodes speech.
+        started: Unix time of the gateway's start.
+    """
+
+    gateway: Gateway
+    config: Config
+    status: Callable[[], StatusReport]
+    uploads: UploadRoom
+    model: str
+    audio: AudioPool = field(default_factory=AudioPool)
+    started: int = field(default_factory=lambda: int(time.time()))
+    _clients: "count[int]" = field(default_factory=lambda: count(1))
+
+    def account(self) -> ClientAccount:
+        """Open an account for one HTTP request: without keys, nobody knows which of them are one client's."""
+        limits = self.config.gateway.limits
+        name = f"HTTP client {next(self._clients)}"
+        return ClientAccount(name, limits.max_queued_per_client, limits.client_backlog_bytes)
+
+    def told(self, error: OmniRelayError) -> None:
+        """Count an error that a client is told."""
+        self.gateway.metrics.told("http", error.code)
+
+    def require_model(self, name: str) -> None:
+        """Check that a request means the model that is served.
+
+        Raises:
+            UnknownModelError: It names another one.
+        """
+        if name not in {self.model, ALIAS}:
+            raise UnknownModelError(
+                f"there is no model {name[:128]!r} here, only {self.model!r} (or {ALIAS!r})", "model"
+            )
+
+
+def served_name(config: Config) -> str:
+    """Give the name of the served model: a hub id, or the name of the checkpoint's directory."""
+    if config.model is None:
+        return DEFAULT_CHECKPOINT.name
+    directory = Path(config.model).expanduser()
+    return directory.resolve().name if directory.exists() else config.model

@@ -1,0 +1,142 @@
+"""The fields of a request, sorted: what is honoured, what changes nothing, and what is refused.
+
+Nothing that would change the answer is passed over in silence.
+"""
+
+import re
+from collections.abc import Collection, Mapping
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from shared.errors import InvalidRequestError, UnsupportedError
+
+IGNORED: Final = frozenset(
+    {
+        "metadata",
+        "parallel_tool_calls",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "request_id",
+        "safety_identifier",
+        "service_tier",
+        "store",
+        "user",
+    }
+)
+"""Fields that change nothing of the answer."""
+NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
+    "add_generation_prompt": (True,),
+    "add_special_tokens": (False,),
+    "allowed_token_ids": (),
+    "bad_words": ([],),
+    "best_of": (1,),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "continue_final_message": (False,),
+    "documents": ([],),
+    "echo": (False,),
+    "frequency_penalty": (0,),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "include_reasoning": (True, False),
+    "include_stop_str_in_output": (False,),
+    "length_penalty": (1,),
+    "logit_bias": ({},),
+    "logprobs": (False,),
+    "min_p": (0,),
+    "moderation": (),
+    "n": (1,),
+    "prediction": (),
+    "presence_penalty": (0,),
+    "prompt_logprobs": (0,),
+    "reasoning_effort": ("none",),
+    "response_format": ({"type": "text"},),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "stop": ([], ""),
+    "stop_token_ids": ([],),
+    "structured_outputs": (),
+    "thinking_token_budget": (),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "top_logprobs": (0,),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+}
+"""Fields of OpenAI's API and of vLLM's that are taken with these values, and with null, alone."""
+_PATH: Final = re.compile(r" - at `\$\.?([^`]*)`\Z")
+
+T = TypeVar("T")
+
+
+def read_fields(
+    values: Mapping[str, Any], kind: type[T], neutral: Mapping[str, tuple[Any, ...]] = NEUTRAL
+) -> T:
+    """Read a request.
+
+    Args:
+        values: The JSON object.
+        kind: A struct with the fields that are honoured.
+        neutral: Fields that are taken with values alone that change nothing.
+
+    Raises:
+        UnsupportedError: A field asks for what is not done here.
+        InvalidRequestError: A field is unknown, missing, or has a value that it cannot have.
+    """
+    honoured = {field.encode_name for field in msgspec.structs.fields(kind)}  # type: ignore[arg-type]
+    for name, value in values.items():
+        if name not in honoured and name not in IGNORED:
+            _require_neutral(name, value, neutral)
+    given = {name: value for name, value in values.items() if name in honoured and value is not None}
+    return convert(given, kind)
+
+
+def convert(value: Any, kind: type[T], where: str = "") -> T:
+    """Give a value the form that it should have.
+
+    Args:
+        value: From JSON.
+        kind: The form.
+        where: Its place in the request.
+
+    Raises:
+        InvalidRequestError: It has another form; ``param`` says where.
+    """
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        found = _PATH.search(str(error))
+        inside = found[1] if found else ""
+        joint = "." if where and inside and not inside.startswith("[") else ""
+        place = where + joint + inside
+        problem = str(error)[: found.start()] if found else str(error)
+        raise InvalidRequestError(f"{place or 'the body'}: {problem}", place or None) from error
+
+
+def require_one_of(name: str, value: str | None, allowed: Collection[str]) -> None:
+    """Check a word.
+
+    Raises:
+        UnsupportedError: It is none of those that are allowed; none at all is fine.
+    """
+    if value is not None and value not in allowed:
+        raise UnsupportedError(f"{name} can be {', '.join(sorted(allowed))}, not {value[:64]!r}", name)
+
+
+def _require_neutral(name: str, value: Any, neutral: Mapping[str, tuple[Any, ...]]) -> None:
+    if name not in neutral:
+        raise InvalidRequestError(f"there is no field {name[:64]!r}", name[:64])
+    # 1 == True in Python, and not to those who ask for one or the other.
+    if value is not None and not any(value == each and _kind(value) is _kind(each) for each in neutral[name]):
+        allowed = " or ".join(msgspec.json.encode(each).decode() for each in (*neutral[name], None))
+        raise UnsupportedError(f"{name} is not supported: it can only be {allowed}, or be left out", name)
+
+
+def _kind(value: Any) -> type:
+    return float if type(value) is int else type(value)

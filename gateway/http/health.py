@@ -1,0 +1,66 @@
+"""Whether the gateway lives, and whether the stack can serve."""
+
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.http.context import HttpContext
+from gateway.http.errors import json_response
+
+
+class HealthApi:
+    """Endpoints for those who watch the stack.
+
+    Args:
+        context: The gateway's parts.
+    """
+
+    def __init__(self, context: HttpContext) -> None:
+        self._context = context
+
+    async def livez(self, request: Request) -> Response:
+        """The event loop runs, or nobody would hear this."""
+        del request
+        return json_response({"status": "ok"})
+
+    async def readyz(self, request: Request) -> Response:
+        """All stages are ready; else 503 and the reason."""
+        del request
+        reasons = self._reasons()
+        return json_response(_verdict(reasons), 503 if reasons else 200)
+
+    async def health(self, request: Request) -> Response:
+        """The same, with what is known of each stage."""
+        del request
+        reasons = self._reasons()
+        report = self._context.status()
+        stages = [
+            {
+                "name": stage.name,
+                "state": stage.state,
+                "heartbeat_age_s": stage.heartbeat_age_s,
+                "load": msgspec.to_builtins(stage.load),
+            }
+            for stage in report.stages
+        ]
+        body = {
+            **_verdict(reasons),
+            "model": self._context.model,
+            "uptime_s": report.gateway.uptime_s,
+            "stages": stages,
+            "requests": report.requests,
+        }
+        return json_response(body, 503 if reasons else 200)
+
+    def _reasons(self) -> list[str]:
+        """Why the stack cannot serve now."""
+        if self._context.gateway.closing:
+            return ["the gateway is shutting down"]
+        stages = self._context.gateway.registry.report()
+        return [f"the {stage.name} is {stage.state}" for stage in stages if stage.state != "ready"]
+
+
+def _verdict(reasons: list[str]) -> dict[str, Any]:
+    return {"status": "unavailable" if reasons else "ok", "reasons": reasons}

@@ -1,0 +1,45 @@
+"""``/v1/models``: the one model that is served."""
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.http.context import HttpContext
+from gateway.http.errors import json_response
+
+
+class ModelsApi:
+    """Endpoints that tell what is served.
+
+    Args:
+        context: The gateway's parts.
+    """
+
+    def __init__(self, context: HttpContext) -> None:
+        self._context = context
+
+    async def list(self, request: Request) -> Response:
+        """All models."""
+        del request
+        return json_response({"object": "list", "data": [self._card()]})
+
+    async def get(self, request: Request) -> Response:
+        """One model.
+
+        Raises:
+            UnknownModelError: It is not served.
+        """
+        self._context.require_model(request.path_params["model"])
+        return json_response(self._card())
+
+    def _card(self) -> dict[str, Any]:
+        registry = self._context.gateway.registry
+        return {
+            "id": self._context.model,
+            "object": "model",
+            "created": self._context.started,
+            "owned_by": "omnirelay",
+            "max_model_len": registry.max_positions("thinker"),
+            "voices": registry.speakers(),
+        }

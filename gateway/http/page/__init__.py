@@ -1,0 +1,63 @@
+"""The page at ``/``: files that a browser loads from here and from nowhere else."""
+
+import hashlib
+from importlib.resources import files
+from pathlib import PurePath
+from typing import Final
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+TYPES: Final = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; media-src blob:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS: Final = {
+    "Cache-Control": "no-cache",
+    "Content-Security-Policy": POLICY,
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=(self)",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+
+
+class PageApi:
+    """The endpoints.  The files are few and small, and are read once."""
+
+    def __init__(self) -> None:
+        folder = files(__name__) / "static"
+        self._files = {
+            each.name: each.read_bytes() for each in folder.iterdir() if PurePath(each.name).suffix in TYPES
+        }
+
+    async def index(self, request: Request) -> Response:
+        """The page."""
+        return self._answer(request, "index.html")
+
+    async def file(self, request: Request) -> Response:
+        """A file of the page.
+
+        Raises:
+            HTTPException: There is none of that name.
+        """
+        return self._answer(request, request.path_params["name"])
+
+    def _answer(self, request: Request, name: str) -> Response:
+        if name not in self._files:
+            raise HTTPException(404)
+        body = self._files[name]
+        tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+        headers = {**HEADERS, "ETag": tag}
+        if request.headers.get("if-none-match") == tag:
+            return Response(status_code=304, headers=headers)
+        return Response(body, headers={**headers, "Content-Type": TYPES[PurePath(name).suffix]})

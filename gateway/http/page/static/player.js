@@ -1,0 +1,111 @@
+// Plays samples while they arrive: each piece begins on the very sample at which the one before it ends.
+
+import { RATE } from "./pcm.js";
+
+const LEAD_S = 0.2; // how much later than it could the first piece begins, so that the next ones are in time
+const MOST_LEAD_S = 1.2;
+
+let context = null;
+
+/** The sound output; to be called from something the user does, or browsers keep it silent. */
+export function output() {
+  context ??= new AudioContext({ sampleRate: RATE, latencyHint: "interactive" });
+  if (context.state === "suspended") context.resume();
+  return context;
+}
+
+/** One answer that is played. */
+export class Playback {
+  #context = output();
+  #gain = this.#context.createGain();
+  #meter = this.#context.createAnalyser();
+  #sources = new Set();
+  #spans = []; // when which samples are heard: [time, first sample, samples]
+  #next = 0;
+  #lead = LEAD_S;
+  #ended = false;
+  #samples = new Float32Array(1024);
+
+  scheduled = 0; // samples
+  gaps = 0; // how often the next piece came too late
+  heard = 0; // the loudest that went to the output
+
+  /** @param {() => void} onEnd called when all was played, or it was stopped */
+  constructor(onEnd) {
+    this.onEnd = onEnd;
+    this.#gain.connect(this.#meter).connect(this.#context.destination);
+  }
+
+  push(samples) {
+    if (this.#ended || !samples.length) return;
+    const buffer = this.#context.createBuffer(1, samples.length, RATE);
+    buffer.copyToChannel(samples, 0);
+    const source = this.#context.createBufferSource();
+    source.buffer = buffer;
+    source.connect(this.#gain);
+    source.onended = () => {
+      this.#sources.delete(source);
+      this.#finish();
+    };
+    this.#sources.add(source);
+    const at = this.#time();
+    source.start(at);
+    this.#spans.push([at, this.scheduled, samples.length]);
+    this.#next = at + samples.length / RATE;
+    this.scheduled += samples.length;
+  }
+
+  /** Nothing more will come. */
+  end() {
+    this.#ended = true;
+    this.#finish();
+  }
+
+  stop() {
+    this.#ended = true;
+    for (const source of this.#sources) {
+      source.onended = null;
+      source.stop();
+    }
+    this.#sources.clear();
+    this.#finish();
+  }
+
+  /** How many samples have been heard. */
+  position() {
+    const now = this.#context.currentTime;
+    let heard = 0;
+    for (const [at, first, count] of this.#spans) {
+      if (now >= at) heard = Math.min(first + (now - at) * RATE, first + count);
+    }
+    return heard;
+  }
+
+  /** How loud it is now, from 0 to 1. */
+  level() {
+    this.#meter.getFloatTimeDomainData(this.#samples);
+    const level = this.#samples.reduce((most, sample) => Math.max(most, Math.abs(sample)), 0);
+    this.heard = Math.max(this.heard, level);
+    return level;
+  }
+
+  #time() {
+    const now = this.#context.currentTime;
+    if (this.#next === 0) return Math.round((now + this.#lead) * RATE) / RATE;
+    if (this.#next >= now) return this.#next;
+    // Heard as a pause.  Waiting longer now makes another one less likely.
+    this.gaps += 1;
+    this.#lead = Math.min(2 * this.#lead, MOST_LEAD_S);
+    return Math.round((now + this.#lead) * RATE) / RATE;
+  }
+
+  #finish() {
+    if (!this.#ended || this.#sources.size || !this.onEnd) return;
+    const onEnd = this.onEnd;
+    this.onEnd = null;
+    // The meter's last view, before it falls silent.
+    this.#gain.disconnect();
+    this.#meter.disconnect();
+    onEnd();
+  }
+}

@@ -1,0 +1,94 @@
+// The microphone, while the user talks.
+
+export class RecorderError extends Error {}
+
+const WORDS = {
+  NotAllowedError: "The browser does not allow the microphone. Allow it in the address bar, and try again.",
+  NotFoundError: "There is no microphone.",
+  NotReadableError: "Another program uses the microphone.",
+};
+
+/** One recording. */
+export class Recording {
+  #pieces = [];
+
+  /** @returns {Promise<Recording>} one that is recording already */
+  static async begin() {
+    if (!navigator.mediaDevices?.getUserMedia) {
+      throw new RecorderError("Browsers give the microphone only to pages on localhost or by https.");
+    }
+    try {
+      const audio = { channelCount: 1, echoCancellation: true, noiseSuppression: true };
+      return new Recording(await navigator.mediaDevices.getUserMedia({ audio }));
+    } catch (error) {
+      throw new RecorderError(WORDS[error.name] ?? `The microphone cannot be used: ${error.message}`);
+    }
+  }
+
+  constructor(stream) {
+    this.stream = stream;
+    this.began = performance.now();
+    this.recorder = new MediaRecorder(stream, { audioBitsPerSecond: 64000 });
+    this.recorder.ondataavailable = (event) => this.#pieces.push(event.data);
+    this.recorder.start();
+    // A context of its own: the microphone's rate need not be that of the answers.
+    this.context = new AudioContext();
+    this.meter = this.context.createAnalyser();
+    this.context.createMediaStreamSource(stream).connect(this.meter);
+  }
+
+  get seconds() {
+    return (performance.now() - this.began) / 1000;
+  }
+
+  /** Draw what is heard, until it ends. */
+  show(canvas, clock) {
+    const samples = new Float32Array(2048);
+    const draw = () => {
+      if (this.recorder.state !== "recording") return;
+      this.meter.getFloatTimeDomainData(samples);
+      const levels = (this.levels ??= new Float32Array(60));
+      levels.copyWithin(0, 1);
+      levels[59] = samples.reduce((most, sample) => Math.max(most, Math.abs(sample)), 0);
+      bars(canvas, levels);
+      clock.textContent = `${this.seconds.toFixed(1)} s`;
+      requestAnimationFrame(draw);
+    };
+    draw();
+  }
+
+  /** End it. @returns {Promise<File>} what was said */
+  finish() {
+    return new Promise((resolve) => {
+      this.recorder.onstop = () => {
+        const type = this.recorder.mimeType.split(";")[0] || "audio/webm";
+        resolve(new File(this.#pieces, "what you said", { type }));
+      };
+      this.#close();
+    });
+  }
+
+  /** End it, and forget what was said. */
+  discard() {
+    this.#close();
+  }
+
+  #close() {
+    if (this.recorder.state !== "inactive") this.recorder.stop();
+    for (const track of this.stream.getTracks()) track.stop();
+    this.context.close();
+  }
+}
+
+function bars(canvas, levels) {
+  const scale = devicePixelRatio || 1;
+  canvas.width = canvas.clientWidth * scale;
+  canvas.height = canvas.clientHeight * scale;
+  const pen = canvas.getContext("2d");
+  pen.fillStyle = getComputedStyle(canvas).getPropertyValue("--accent");
+  const step = canvas.width / levels.length;
+  levels.forEach((level, i) => {
+    const tall = Math.max(2 * scale, Math.min(1, 1.5 * Math.sqrt(level)) * canvas.height);
+    pen.fillRect(i * step, (canvas.height - tall) / 2, step * 0.6, tall);
+  });
+}

@@ -1,0 +1,1 @@
+"""``/v1/realtime``: conversations over a WebSocket, with OpenAI's events."""

@@ -1,0 +1,121 @@
+"""The endpoint: WebSockets that are taken, read, written and closed."""
+
+import asyncio
+import logging
+from typing import Any, Final
+
+import msgspec
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from gateway.http.connection import ClientGoneError
+from gateway.http.context import HttpContext
+from gateway.http.errors import response_of
+from gateway.http.realtime.events import EventError, read_event
+from gateway.http.realtime.session import Session
+from gateway.protocol import PIECE_BYTES
+from shared.errors import BusyError, InvalidRequestError, OmniRelayError
+
+MAX_SESSIONS: Final = 64
+"""Open at once."""
+RETRY_MS: Final = 5000
+IDLE_S: Final = 600.0
+"""How long a client may say nothing while nothing is answered."""
+SUBPROTOCOL: Final = "realtime"
+NORMAL: Final = 1000
+POLICY: Final = 1008
+
+log = logging.getLogger(__name__)
+
+
+class RealtimeApi:
+    """The endpoint.
+
+    Args:
+        context: The gateway's parts.
+        idle_s: How long a client may say nothing while nothing is answered.
+    """
+
+    def __init__(self, context: HttpContext, idle_s: float = IDLE_S) -> None:
+        self._context = context
+        self._idle_s = idle_s
+        self._open = 0
+        self._events = 0
+
+    async def serve(self, socket: WebSocket) -> None:
+        """Serve one client until it goes away."""
+        try:
+            self._check(socket)
+        except OmniRelayError as error:
+            self._context.told(error)
+            await socket.send_denial_response(response_of(error))
+            return
+        self._open += 1
+        try:
+            offered = socket.scope["subprotocols"]
+            await socket.accept(SUBPROTOCOL if SUBPROTOCOL in offered else None)
+            log.info("a realtime client comes")
+            await self._converse(socket)
+        except (ClientGoneError, WebSocketDisconnect) as error:
+            log.debug("a realtime client went away: %s", error)
+        finally:
+            self._open -= 1
+
+    def _check(self, socket: WebSocket) -> None:
+        self._context.require_model(socket.query_params.get("model", self._context.model))
+        if self._context.gateway.closing or self._open >= MAX_SESSIONS:
+            raise BusyError(f"{self._open} sessions are open, no more are taken: try again later", RETRY_MS)
+
+    async def _converse(self, socket: WebSocket) -> None:
+        async def send(kind: str, fields: dict[str, Any]) -> None:
+            self._events += 1
+            event = {"type": kind, "event_id": f"event_{self._events:x}", **fields}
+            try:
+                await socket.send_text(msgspec.json.encode(event).decode())
+            except (WebSocketDisconnect, RuntimeError) as error:
+                # The latter is Starlette's for a connection that was closed from here meanwhile.
+                raise ClientGoneError from error
+
+        session = Session(self._context, send)
+        reading = asyncio.create_task(self._read(socket, session))
+        slow = asyncio.create_task(session.too_slow.wait())
+        try:
+            await asyncio.wait({reading, slow}, return_when=asyncio.FIRST_COMPLETED)
+            if slow.done():
+                await socket.close(POLICY, "client_too_slow")
+            else:
+                reading.result()
+        finally:
+            reading.cancel()
+            slow.cancel()
+            await asyncio.gather(reading, slow, return_exceptions=True)
+            await session.close()
+
+    async def _read(self, socket: WebSocket, session: Session) -> None:
+        await session.begin()
+        while True:
+            try:
+                async with asyncio.timeout(self._idle_s):
+                    message = await socket.receive()
+            except TimeoutError:
+                if session.answering:
+                    continue
+                log.info("closing %s: its client said nothing for %.0f s", session.id, self._idle_s)
+                await socket.close(NORMAL, "idle")
+                return
+            if message["type"] == "websocket.disconnect":
+                return
+            await self._handle(message.get("text"), session)
+
+    async def _handle(self, text: str | None, session: Session) -> None:
+        event_id = None
+        try:
+            if text is None:
+                raise InvalidRequestError("events are sent as text, not as bytes")
+            large = len(text) > PIECE_BYTES
+            event = await asyncio.to_thread(read_event, text) if large else read_event(text)
+            event_id = event.event_id
+            await session.handle(event)
+        except EventError as error:
+            await session.tell(error.error, error.event_id)
+        except OmniRelayError as error:
+            await session.tell(error, event_id)

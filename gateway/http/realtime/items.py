@@ -1,0 +1,200 @@
+"""The items of a conversation: what was said, shown and answered."""
+
+import secrets
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal
+
+import msgspec
+
+from gateway.held import HeldBytes, Hold
+from gateway.http.fields import convert, require_one_of
+from gateway.parts import AudioPart, ChatMessage, ContentPart, ImagePart, MediaPart, Role, TextPart
+from shared.errors import InvalidRequestError, UnsupportedError
+from shared.messages import SAMPLE_RATE
+
+MAX_PARTS: Final = 64
+BYTES_PER_S: Final = 2 * SAMPLE_RATE
+"""Of the samples that clients send and get: 16 bits each."""
+HEADER_BYTES: Final = 44
+
+Status = Literal["in_progress", "completed", "incomplete"]
+
+
+class _Content(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    type: str
+    text: str | None = None
+    audio: bytes | None = None
+    transcript: str | None = None
+    image_url: str | None = None
+    detail: str | None = None
+
+
+class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    role: Role
+    content: list[_Content]
+    type: Literal["message"] = "message"
+    id: str | None = None
+    object: str | None = None
+    status: str | None = None
+
+
+class Item:
+    """One message of the conversation.
+
+    Args:
+        role: Who speaks.
+        parts: What the model reads of it.
+        content: How clients see it.
+        item_id: Its name; none draws one.
+    """
+
+    def __init__(
+        self,
+        role: Role,
+        parts: Sequence[ContentPart],
+        content: list[dict[str, Any]],
+        item_id: str | None = None,
+    ) -> None:
+        self.id: Final = item_id or f"item_{secrets.token_hex(10)}"
+        self.role: Final = role
+        self.parts = parts
+        self.content = content
+        self.status: Status = "completed"
+        self.audio_bytes = 0
+        """Of an answer: how much of its speech was sent."""
+        self.hold: Hold | None = None
+
+    @property
+    def weight(self) -> int:
+        """Bytes that it keeps in memory, roughly."""
+        return sum(
+            len(part.text) if isinstance(part, TextPart) else part.nbytes + len(part.url or "")
+            for part in self.parts
+        )
+
+    def keep(self, held: HeldBytes, hold: Hold | None = None) -> None:
+        """Count its bytes, as long as it is not forgotten.
+
+        Raises:
+            BusyError: There is no room for them.
+        """
+        self.hold = hold or Hold(held)
+        self.hold.grow(max(0, self.weight - self.hold.size))
+
+    def forget(self) -> None:
+        """Count its bytes no more."""
+        if self.hold is not None:
+            self.hold.release()
+
+    def message(self) -> ChatMessage:
+        """Give it in the gateway's form."""
+        return ChatMessage(self.role, list(self.parts))
+
+    def shown(self) -> dict[str, Any]:
+        """Give it as clients see it; sounds and pictures are not sent back."""
+        return {
+            "id": self.id,
+            "object": "realtime.item",
+            "type": "message",
+            "status": self.status,
+            "role": self.role,
+            "content": self.content,
+        }
+
+    def truncate(self, content_index: int, audio_end_ms: int) -> None:
+        """Forget the rest of a spoken answer: as large a share of its words as of its speech.
+
+        Raises:
+            InvalidRequestError: It was not spoken, or not for so long.
+        """
+        if not self.audio_bytes or content_index != 0:
+            raise InvalidRequestError(
+                f"{self.id} has no speech at content_index {content_index} that could be cut", "content_index"
+            )
+        length_ms = 1000 * self.audio_bytes // BYTES_PER_S
+        if not 0 <= audio_end_ms <= length_ms:
+            raise InvalidRequestError(
+                f"audio_end_ms is {audio_end_ms}, the speech of {self.id} has {length_ms} ms", "audio_end_ms"
+            )
+        text = "".join(part.text for part in self.parts if isinstance(part, TextPart))
+        words = text.split(" ")
+        heard = " ".join(words[: len(words) * audio_end_ms // max(length_ms, 1)])
+        self.audio_bytes = audio_end_ms * BYTES_PER_S // 1000 // 2 * 2
+        self.parts = [TextPart(heard)] if heard else []
+        self.content = [{"type": "output_audio", "transcript": heard}]
+
+
+def read_item(values: Mapping[str, Any], where: str) -> Item:
+    """Read an item that a client sends.
+
+    Args:
+        values: From the event.
+        where: Its place in the event, for errors.
+
+    Raises:
+        UnsupportedError: It has to do with tools.
+        InvalidRequestError: It is not a message.
+    """
+    kind = values.get("type", "message")
+    if kind != "message":
+        raise UnsupportedError(f"{where}: items are messages, not {str(kind)[:64]!r}", f"{where}.type")
+    message = convert(values, _Message, where)
+    if not message.content or len(message.content) > MAX_PARTS:
+        raise InvalidRequestError(f"{where}.content has 1 to {MAX_PARTS} parts", f"{where}.content")
+    if message.id is not None and not 0 < len(message.id) <= 64:
+        raise InvalidRequestError(f"{where}.id has 1 to 64 characters", f"{where}.id")
+    parts = [
+        _part(message.role, content, f"{where}.content[{at}]") for at, content in enumerate(message.content)
+    ]
+    return Item(message.role, parts, [_shown(each) for each in message.content], message.id)
+
+
+def sound_item(wav: bytearray) -> Item:
+    """Give the item of what a user said."""
+    content = [{"type": "input_audio", "transcript": None}]
+    return Item("user", [AudioPart(data=memoryview(wav))], content)
+
+
+def wav_header(size: int) -> bytes:
+    """Give what stands before so many bytes of samples in a file."""
+    shape = struct.pack("<IHHIIHH", 16, 1, 1, SAMPLE_RATE, BYTES_PER_S, 2, 16)
+    return struct.pack("<4sI8s", b"RIFF", size + 36, b"WAVEfmt ") + shape + struct.pack("<4sI", b"data", size)
+
+
+def _part(role: Role, content: _Content, where: str) -> ContentPart:
+    if role == "assistant":
+        said = content.transcript if content.type in {"output_audio", "audio"} else content.text
+        require_one_of(f"{where}.type", content.type, {"output_text", "text", "output_audio", "audio"})
+        return TextPart(_given(said, f"{where}: its words"))
+    require_one_of(f"{where}.type", content.type, _USER if role == "user" else {"input_text"})
+    if content.type == "input_text":
+        return TextPart(_given(content.text, f"{where}.text"))
+    if content.type == "input_image":
+        require_one_of(f"{where}.detail", content.detail, {"auto", "high"})
+        return ImagePart(url=_given(content.image_url, f"{where}.image_url"))
+    samples = content.audio or b""
+    if not samples or len(samples) % 2:
+        raise InvalidRequestError(
+            f"{where}.audio: {len(samples)} bytes are not samples of 16 bits", f"{where}.audio"
+        )
+    return AudioPart(data=memoryview(wav_header(len(samples)) + samples))
+
+
+_USER: Final = frozenset({"input_text", "input_audio", "input_image"})
+
+
+def _given(value: str | None, where: str) -> str:
+    if value is None:
+        raise InvalidRequestError(f"{where} is missing", where)
+    return value
+
+
+def _shown(content: _Content) -> dict[str, Any]:
+    values = {"type": content.type, "text": content.text, "transcript": content.transcript}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def media_kinds(item: Item) -> list[str]:
+    """The kinds of its sounds and pictures."""
+    return [part.kind for part in item.parts if isinstance(part, MediaPart)]

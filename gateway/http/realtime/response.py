@@ -1,0 +1,231 @@
+"""One answer within a session, from the first event to ``response.done``."""
+
+import asyncio
+import binascii
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final
+
+from gateway.events import AudioEvent, DoneEvent, TextEvent
+from gateway.http.answer import Answer, finish_reason
+from gateway.http.connection import ClientGoneError
+from gateway.http.context import HttpContext
+from gateway.http.errors import body_of
+from gateway.http.realtime.conversation import Conversation
+from gateway.http.realtime.items import Item
+from gateway.http.realtime.settings import PCM, Settings
+from gateway.parts import ChatMessage, TextPart
+from gateway.protocol import GenerateRequest, SamplingOverrides
+from gateway.stream import ClientAccount
+from shared.errors import OmniRelayError
+
+Send = Callable[[str, dict[str, Any]], Awaitable[None]]
+"""Sends an event of this type with these fields."""
+log = logging.getLogger(__name__)
+
+
+class Response:
+    """One answer.
+
+    Args:
+        context: The gateway's parts.
+        account: Who asks.
+        send: Sends events.
+        settings: How it is made.
+        messages: What is answered.
+        conversation: Where the answer is added; none for an answer that is not.
+        metadata: Told back.
+    """
+
+    def __init__(
+        self,
+        context: HttpContext,
+        account: ClientAccount,
+        send: Send,
+        settings: Settings,
+        messages: Sequence[ChatMessage],
+        conversation: Conversation | None,
+        metadata: dict[str, str] | None,
+    ) -> None:
+        self.id: Final = f"resp_{secrets.token_hex(10)}"
+        self.error: OmniRelayError | None = None
+        self._context = context
+        self._account = account
+        self._send = send
+        self._settings = settings
+        self._messages = messages
+        self._conversation = conversation
+        self._metadata = metadata
+        self._item = Item("assistant", [], [])
+        self._item.status = "in_progress"
+        self._texts: list[str] = []
+        self._request_id: str | None = None
+        self._begun = False
+        self._cancelled = False
+        self._done: DoneEvent | None = None
+        self._work: asyncio.Task[None] | None = None
+
+    @property
+    def item_id(self) -> str:
+        """The name of the item that it becomes."""
+        return self._item.id
+
+    def cancel(self) -> None:
+        """Stop answering; the events that end it are sent still."""
+        self._cancelled = True
+        if self._work is not None:
+            self._work.cancel()
+
+    async def run(self) -> None:
+        """Answer.
+
+        Raises:
+            ClientGoneError: Nobody listens any more.
+        """
+        await self._send("response.created", {"response": self._shown("in_progress")})
+        if not self._cancelled:
+            await self._answer()
+        status = self._status()
+        if self._begun:
+            await self._end_item("completed" if status == "completed" else "incomplete")
+        self._messages = []
+        await self._send("response.done", {"response": self._shown(status)})
+
+    async def _answer(self) -> None:
+        self._work = asyncio.create_task(self._generate())
+        try:
+            await asyncio.wait({self._work})
+        finally:
+            self._work.cancel()
+        if self._work.cancelled():
+            return
+        error = self._work.exception()
+        if isinstance(error, OmniRelayError):
+            log.info("response %s ends with an error: %s: %s", self.id, error.code, error)
+            self.error = error
+        elif isinstance(error, ClientGoneError):
+            raise error
+        elif error is not None:
+            log.error("response %s failed", self.id, exc_info=error)
+            self.error = OmniRelayError("see the gateway's log")
+        if self.error is not None:
+            self._context.told(self.error)
+
+    async def _generate(self) -> None:
+        settings = self._settings
+        sampling = SamplingOverrides(max_tokens=settings.max_output_tokens, temperature=settings.temperature)
+        request = GenerateRequest(
+            messages=list(self._messages),
+            speech=settings.speech,
+            speaker=settings.voice,
+            text_sampling=sampling,
+        )
+        answer = Answer(await self._context.gateway.submit(request, self._account))
+        self._request_id = answer.request_id
+        try:
+            await self._begin_item()
+            await self._forward(answer)
+        finally:
+            answer.close()
+
+    async def _forward(self, answer: Answer) -> None:
+        audio = self._context.audio.start("pcm16", streamed=True)
+        transcript = "response.output_audio_transcript.delta" if self._settings.speech else _TEXT_DELTA
+        async for event in answer:
+            if isinstance(event, TextEvent):
+                if event.text:
+                    self._texts.append(event.text)
+                    await self._send(transcript, {**self._place(), "delta": event.text})
+            elif isinstance(event, AudioEvent):
+                data = await audio.push(event.pcm)
+                # Some kilobytes, whole samples: each piece can be decoded by itself.
+                delta = binascii.b2a_base64(data, newline=False).decode()
+                self._item.audio_bytes += len(data)
+                await self._send("response.output_audio.delta", {**self._place(), "delta": delta})
+            else:
+                self._done = event
+
+    async def _begin_item(self) -> None:
+        self._begun = True
+        item = {"item": self._item.shown()}
+        place = {"response_id": self.id, "output_index": 0}
+        await self._send("response.output_item.added", {**place, **item})
+        if self._conversation is not None:
+            before = self._conversation.add(self._item)
+            await self._send("conversation.item.added", {"previous_item_id": before, **item})
+        await self._send("response.content_part.added", {**self._place(), "part": self._part("")})
+
+    async def _end_item(self, status: Any) -> None:
+        text = "".join(self._texts)
+        kind, word = ("output_audio", "transcript") if self._settings.speech else ("output_text", "text")
+        self._item.status = status
+        self._item.parts = [TextPart(text)] if text else []
+        self._item.content = [{"type": kind, word: text}]
+        if self._settings.speech:
+            await self._send("response.output_audio.done", self._place())
+            end = {**self._place(), "transcript": text}
+            await self._send("response.output_audio_transcript.done", end)
+        else:
+            await self._send("response.output_text.done", {**self._place(), "text": text})
+        await self._send("response.content_part.done", {**self._place(), "part": self._part(text)})
+        item = {"item": self._item.shown()}
+        if self._conversation is not None:
+            await self._send("conversation.item.done", item)
+        await self._send("response.output_item.done", {"response_id": self.id, "output_index": 0, **item})
+
+    def _place(self) -> dict[str, Any]:
+        return {"response_id": self.id, "item_id": self._item.id, "output_index": 0, "content_index": 0}
+
+    def _part(self, text: str) -> dict[str, str]:
+        if self._settings.speech:
+            return {"type": "audio", "transcript": text}
+        return {"type": "text", "text": text}
+
+    def _status(self) -> str:
+        if self.error is not None:
+            return "failed"
+        if self._done is None:
+            return "cancelled"
+        return "incomplete" if finish_reason(self._done) == "length" else "completed"
+
+    def _shown(self, status: str) -> dict[str, Any]:
+        settings = self._settings
+        return {
+            "object": "realtime.response",
+            "id": self.id,
+            "status": status,
+            "status_details": self._details(status),
+            "output": [self._item.shown()] if self._begun else [],
+            "conversation_id": None,
+            "output_modalities": settings.modalities,
+            "audio": {"output": {"format": PCM, "voice": settings.voice}},
+            "max_output_tokens": settings.most,
+            "metadata": self._metadata,
+            "usage": _usage(self._done) if self._done is not None else None,
+            "request_id": self._request_id,
+        }
+
+    def _details(self, status: str) -> dict[str, Any] | None:
+        if status == "cancelled":
+            return {"type": status, "reason": "client_cancelled"}
+        if status == "incomplete":
+            return {"type": status, "reason": "max_output_tokens"}
+        if self.error is None:
+            return None
+        return {"type": status, "error": body_of(self.error)["error"]}
+
+
+_TEXT_DELTA: Final = "response.output_text.delta"
+
+
+def _usage(done: DoneEvent) -> dict[str, Any]:
+    prompt = done.prompt_tokens or len(done.prompt_token_ids)
+    text, codec = len(done.text_token_ids), len(done.codec_token_ids)
+    return {
+        "total_tokens": prompt + text + codec,
+        "input_tokens": prompt,
+        "output_tokens": text + codec,
+        "input_token_details": {"cached_tokens": done.cached_prompt_tokens},
+        "output_token_details": {"text_tokens": text, "audio_tokens": codec},
+    }

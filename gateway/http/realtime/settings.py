@@ -1,0 +1,202 @@
+"""The settings of a session: OpenAI's fields, and those of its beta version."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Literal
+
+import msgspec
+from msgspec.structs import replace
+
+from gateway.http.chat_request import Voice, voice_name
+from gateway.http.fields import convert, read_fields
+from shared.errors import InvalidRequestError, UnsupportedError
+from shared.messages import SAMPLE_RATE
+
+MAX_INSTRUCTIONS: Final = 2**20
+"""Characters."""
+PCM: Final = {"type": "audio/pcm", "rate": SAMPLE_RATE}
+NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
+    "include": ([],),
+    "input_audio_noise_reduction": (),
+    "input_audio_transcription": (),
+    "prompt": (),
+    "reasoning": (),
+    "speed": (1,),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "tracing": (),
+    "truncation": ("auto",),
+}
+"""Fields that are taken with these values, and with null, alone."""
+
+
+class _Format(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    type: Literal["audio/pcm"] = "audio/pcm"
+    rate: Literal[24000] = 24000
+
+
+class _Input(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    format: _Format | None = None
+    turn_detection: Any = None
+    transcription: Any = None
+    noise_reduction: Any = None
+
+
+class _Output(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    format: _Format | None = None
+    voice: Voice | None = None
+    speed: float = 1.0
+
+
+class _Audio(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    input: _Input = _Input()
+    output: _Output = _Output()
+
+
+class _Fields(msgspec.Struct, frozen=True, kw_only=True):
+    """What is honoured; the last seven are the beta's."""
+
+    type: Literal["realtime"] = "realtime"
+    model: str | None = None
+    output_modalities: list[str] | None = None
+    instructions: str | None = None
+    audio: _Audio = _Audio()
+    max_output_tokens: int | Literal["inf"] | None = None
+    temperature: float | None = None
+    modalities: list[str] | None = None
+    voice: Voice | None = None
+    input_audio_format: Literal["pcm16"] = "pcm16"
+    output_audio_format: Literal["pcm16"] = "pcm16"
+    turn_detection: Any = None
+    max_response_output_tokens: int | Literal["inf"] | None = None
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """How answers are made.
+
+    Attributes:
+        speech: They are spoken.
+        instructions: What the model is told before the conversation.
+        voice: Who speaks; none takes the default.
+        max_output_tokens: Most text tokens of an answer; none takes the gateway's limit.
+        temperature: Of the text; none takes the default.
+    """
+
+    speech: bool = True
+    instructions: str = ""
+    voice: str | None = None
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+
+    @property
+    def modalities(self) -> list[str]:
+        """OpenAI's word for whether answers are spoken."""
+        return ["audio"] if self.speech else ["text"]
+
+    @property
+    def most(self) -> int | str:
+        """OpenAI's word for the most tokens."""
+        return "inf" if self.max_output_tokens is None else self.max_output_tokens
+
+    def changed(
+        self, values: Mapping[str, Any], where: str, require_model: Callable[[str], None]
+    ) -> "Settings":
+        """Give the settings with those changed that an event names.
+
+        Args:
+            values: From the event.
+            where: Their place in it, for errors.
+            require_model: Refuses a model that is not served.
+
+        Raises:
+            UnsupportedError: They ask for what is not done here.
+            InvalidRequestError: They cannot be followed.
+        """
+        fields = read_fields(values, _Fields, NEUTRAL)
+        if fields.model is not None:
+            require_model(fields.model)
+        _refuse_detection(fields, where)
+        changes: dict[str, Any] = {}
+        asked = fields.modalities if fields.output_modalities is None else fields.output_modalities
+        if asked is not None:
+            changes["speech"] = _speech(asked, f"{where}.output_modalities")
+        if fields.instructions is not None:
+            if len(fields.instructions) > MAX_INSTRUCTIONS:
+                raise InvalidRequestError(
+                    f"{where}.instructions: at most {MAX_INSTRUCTIONS} characters", f"{where}.instructions"
+                )
+            changes["instructions"] = fields.instructions
+        if (voice := voice_name(fields.audio.output.voice or fields.voice)) is not None:
+            changes["voice"] = voice
+        most = fields.max_output_tokens
+        if most is None:
+            most = fields.max_response_output_tokens
+        if most is not None:
+            changes["max_output_tokens"] = _tokens(most, f"{where}.max_output_tokens")
+        if fields.temperature is not None:
+            changes["temperature"] = fields.temperature
+        return replace(self, **changes)
+
+    def shown(self, session_id: str, model: str) -> dict[str, Any]:
+        """Give the session as clients see it."""
+        listening = {"format": PCM, "turn_detection": None, "transcription": None, "noise_reduction": None}
+        return {
+            "type": "realtime",
+            "object": "realtime.session",
+            "id": session_id,
+            "model": model,
+            "output_modalities": self.modalities,
+            "instructions": self.instructions,
+            "audio": {"input": listening, "output": {"format": PCM, "voice": self.voice, "speed": 1.0}},
+            "max_output_tokens": self.most,
+            "temperature": self.temperature,
+            "tools": [],
+            "tool_choice": "none",
+            "truncation": "auto",
+            "tracing": None,
+        }
+
+
+def split(values: Mapping[str, Any], names: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Separate the fields with these names from the others."""
+    return (
+        {name: value for name, value in values.items() if name in names},
+        {name: value for name, value in values.items() if name not in names},
+    )
+
+
+def read_options(values: Mapping[str, Any], kind: type[Any], where: str) -> Any:
+    """Give the form to fields that were separated; null counts as not given."""
+    return convert({name: value for name, value in values.items() if value is not None}, kind, where)
+
+
+def _refuse_detection(fields: _Fields, where: str) -> None:
+    listening = fields.audio.input
+    if fields.turn_detection or listening.turn_detection:
+        raise UnsupportedError(
+            "turn detection is not done here: set it to null, commit the input audio buffer when the user "
+            "has finished, and create the response",
+            f"{where}.audio.input.turn_detection",
+        )
+    for name in ("transcription", "noise_reduction"):
+        if getattr(listening, name):
+            raise UnsupportedError(
+                f"{name} of the input is not supported: set it to null", f"{where}.audio.input.{name}"
+            )
+    if fields.audio.output.speed != 1:
+        raise UnsupportedError(
+            "speed is not supported: the model speaks as fast as it does", f"{where}.audio.output.speed"
+        )
+
+
+def _speech(asked: list[str], where: str) -> bool:
+    if not asked or not set(asked) <= {"text", "audio"}:
+        raise UnsupportedError(f'{where} can be ["audio"] or ["text"]', where)
+    return "audio" in asked
+
+
+def _tokens(most: int | str, where: str) -> int | None:
+    if isinstance(most, str):
+        return None
+    if most < 1:
+        raise InvalidRequestError(f"{where} must be positive, not {most}", where)
+    return most

@@ -1,0 +1,112 @@
+"""uvicorn inside the gateway's event loop."""
+
+import asyncio
+import errno
+import socket
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Final
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from gateway.http.app import make_app
+from gateway.http.context import HttpContext
+from gateway.http.protocol import KEEP_ALIVE_S, MAX_HEAD_BYTES, BoundedProtocol
+from gateway.http.realtime.protocol import MAX_MESSAGE_BYTES, BoundedWebSocket
+from gateway.protocol import parse_tcp
+from shared.errors import AddressInUseError, ConfigError
+
+FAREWELL_S: Final = 1
+"""How long a closing server tries to deliver the last events; a whole number, as uvicorn wants it."""
+BACKLOG: Final = 256
+
+
+class HttpServer:
+    """Serves the application.
+
+    Args:
+        address: Where to listen, ``tcp://HOST:PORT``.
+        context: The gateway's parts.
+    """
+
+    def __init__(self, address: str, context: HttpContext) -> None:
+        self._address = address
+        self._context = context
+        self._server = _Server(make_app(context))
+        self._serving: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Listen.
+
+        Raises:
+            AddressInUseError: Another process listens there.
+            ConfigError: The address cannot be used at all.
+        """
+        sockets = await self._listen()
+        self._serving = asyncio.create_task(self._server.serve(sockets))
+
+    async def close(self) -> None:
+        """Take no more requests, deliver what is on its way for :data:`FAREWELL_S`, and hang up.
+
+        Close the gateway first: it ends the requests.
+        """
+        if self._serving is None:
+            return
+        self._server.should_exit = True
+        await self._serving
+        self._server.hang_up()
+        self._context.audio.close()
+
+    async def _listen(self) -> list[socket.socket]:
+        host, port = parse_tcp(self._address)
+        sockets: list[socket.socket] = []
+        try:
+            found = await asyncio.get_running_loop().getaddrinfo(
+                host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )
+            for family, _, _, _, address in dict.fromkeys(found):
+                sockets.append(socket.create_server(address[:2], family=family, backlog=BACKLOG))
+        except OSError as error:
+            for each in sockets:
+                each.close()
+            if error.errno == errno.EADDRINUSE:
+                raise AddressInUseError(
+                    f"{self._address} is in use: does another program serve HTTP there? "
+                    "Stop it, or set another gateway.http in the configuration."
+                ) from error
+            raise ConfigError(f"cannot listen on {self._address} (gateway.http): {error}") from error
+        return sockets
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, which here is a part of a process and not the process."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=BoundedProtocol,
+                ws=BoundedWebSocket,
+                ws_max_size=MAX_MESSAGE_BYTES,
+                ws_per_message_deflate=False,
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_graceful_shutdown=FAREWELL_S,
+                h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+            )
+        )
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Leave signals to the process."""
+        yield
+
+    def hang_up(self) -> None:
+        """Close what clients have left open."""
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()

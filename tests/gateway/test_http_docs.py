@@ -1,0 +1,117 @@
+"""The pages on HTTP say what the code does."""
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+from starlette.routing import Route, WebSocketRoute
+
+from gateway.held import UploadRoom
+from gateway.history import RequestReport
+from gateway.http.app import make_app
+from gateway.http.chat_request import ChatFields
+from gateway.http.context import HttpContext
+from gateway.http.encoders import FORMATS
+from gateway.http.errors import CODES, status_of
+from gateway.http.fields import IGNORED, NEUTRAL
+from gateway.http.speech import SpeechFields
+from gateway.lifecycle import StateCounts
+from gateway.metrics import GatewayMetrics
+from gateway.registry import StageRegistry
+from shared.config import Config
+from shared.errors import BusyError, MessageError, OmniRelayError, RequestError
+from tests.gateway.http_bench import http_gateway
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGE = (DOCS / "api.md").read_text(encoding="utf-8")
+
+
+def section(title: str) -> str:
+    """What stands under a heading, up to the next."""
+    found = re.search(rf"^#+ {re.escape(title)}\n(.*?)(?=^#|\Z)", PAGE, re.MULTILINE | re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+def words(text: str) -> set[str]:
+    return set(re.findall(r"`([a-z0-9_]+)`", text))
+
+
+def first_cells(text: str) -> set[str]:
+    return {
+        word for line in text.splitlines() for word in words(line[1:].partition(" | ")[0]) if line[:1] == "|"
+    }
+
+
+def names(struct: type[msgspec.Struct]) -> set[str]:
+    return {field.encode_name for field in msgspec.structs.fields(struct)}
+
+
+def family(base: type[OmniRelayError]) -> Iterator[type[OmniRelayError]]:
+    yield base
+    for child in base.__subclasses__():
+        yield from family(child)
+
+
+def test_fields_of_a_chat() -> None:
+    honoured = section("Fields that are honoured").partition("Those that OpenAI's client")[0]
+    assert first_cells(honoured) == names(ChatFields)
+    assert words(section("Fields that change nothing")) == IGNORED
+    refused = section("Fields that are refused").partition("otherwise:")[2].partition("Also refused")[0]
+    assert words(refused) == set(NEUTRAL)
+
+
+def test_fields_of_speech_and_of_reports() -> None:
+    assert first_cells(section("Speech")) == names(SpeechFields)
+    assert first_cells(section("Requests")) == names(RequestReport)
+
+
+def test_formats() -> None:
+    assert first_cells(section("Formats")) == set(FORMATS)
+
+
+def test_errors() -> None:
+    told: dict[str, int] = {}
+    for status, codes in re.findall(r"^\| (\d+) \| (.+?) \|", section("Errors"), re.MULTILINE):
+        told |= dict.fromkeys(words(codes), int(status))
+    kinds = [kind for kind in family(RequestError) if kind is not RequestError]
+    expected = {code: status for status, code in CODES.items()} | {"internal": 500}
+    for kind in kinds:
+        error = kind("x", 1) if issubclass(kind, BusyError) else kind("x")
+        expected[kind.code] = status_of(error)
+    assert told == expected
+    assert status_of(MessageError("x")) == 500
+
+
+def test_paths(configure: Callable[..., Config]) -> None:
+    context = HttpContext(None, configure(http_gateway()), lambda: None, UploadRoom(1), "m")  # type: ignore[arg-type,return-value]
+    routes = [route for route in make_app(context).routes if isinstance(route, Route | WebSocketRoute)]
+    table = PAGE.partition("\n\nWith the official client")[0]
+    assert {route.path.replace(":path", "") for route in routes} == set(re.findall(r"(/[\w/{}]*)`", table))
+
+
+def test_metrics() -> None:
+    metrics = GatewayMetrics(StateCounts(), StageRegistry(1, 1))
+    metrics.told("http", "busy")
+    page = (DOCS / "metrics.md").read_text(encoding="utf-8").partition("\n## Gateway\n")[2]
+    told = {
+        name: (kind, set(re.findall(r"`(\w+)`", labels)))
+        for name, kind, labels in re.findall(
+            r"^\| `(omnirelay_\w+)` \| (\w+) \| (.*?) \|", page, re.MULTILINE
+        )
+    }
+    found = {}
+    for metric in metrics.registry.collect():
+        if metric.name.startswith("omnirelay_"):
+            name = f"{metric.name}_total" if metric.type == "counter" else metric.name
+            labels = {label for sample in metric.samples for label in sample.labels} - {"le"}
+            found[name] = (metric.type, labels)
+    assert told == found
+
+
+def test_the_python_on_the_page_compiles() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    assert len(blocks) >= 4
+    for block in blocks:
+        compile(block, "api.md", "exec")

@@ -1,0 +1,369 @@
+"""HTTP clients that go away, do not read, do not write, or write what is no HTTP; and stages that die."""
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway import held
+from gateway.http import protocol, streams
+from shared.config import Config
+from tests.gateway.bench import run
+from tests.gateway.fake_stages import until
+from tests.gateway.http_bench import HI, MODEL, HttpBench, http_bench, http_gateway
+
+Configure = Callable[..., Config]
+SPEECH = {"model": MODEL, "messages": HI, "stream": True, "modalities": ["text", "audio"]}
+
+
+@asynccontextmanager
+async def raw(
+    b: HttpBench, limit: int = 2**16
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    reader, writer = await asyncio.open_connection(*b.address, limit=limit)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+
+
+def http(path: str, body: bytes = b"", *headers: str, method: str = "POST") -> bytes:
+    head = [f"{method} {path} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}", *headers]
+    return "\r\n".join([*head, "", ""]).encode() + body
+
+
+def chat(**fields: Any) -> bytes:
+    return http("/v1/chat/completions", json.dumps({**SPEECH, **fields}).encode())
+
+
+async def events_of(response: httpx.Response) -> list[Any]:
+    """The objects of a stream, which must end as it should."""
+    lines = [line async for line in response.aiter_lines() if line.startswith("data:")]
+    assert lines.pop() == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_client_that_hangs_up_cancels(configure: Configure, stream: bool, begun: bool) -> None:
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b:
+            async with raw(b) as (reader, writer):
+                writer.write(chat(stream=stream))
+                request = await b.stages.request(0)
+                if begun:
+                    await b.stages.text(request.request_id, 0, b.encode("Hello"))
+                if begun and stream:
+                    await reader.readuntil(b"Hello")
+            await b.stages.aborted(request.request_id)
+            assert b.counts["cancelled"] == 1
+            assert (await b.http.get(f"/v1/requests/{request.request_id}")).json()["state"] == "cancelled"
+
+    run(scenario())
+
+
+def test_a_client_that_does_not_read_loses_its_request(configure: Configure) -> None:
+    async def scenario() -> None:
+        config = configure(http_gateway(), client_backlog_bytes=1_000_000)
+        async with http_bench(config) as b, raw(b, limit=2**10) as (reader, writer):
+            writer.write(chat(audio={"format": "pcm16"}))
+            request = await b.stages.request(0)
+            await b.stages.text(request.request_id, 0, b.encode("Hello"))
+            await reader.readuntil(b"Hello")
+            for seq in range(1000):
+                await b.stages.audio(request.request_id, seq, bytes(400_000))
+                await asyncio.sleep(0)
+                if b.counts["failed"]:
+                    break
+            await b.stages.aborted(request.request_id)
+            assert b"client_too_slow" in await tail(reader)
+
+    run(scenario())
+
+
+async def tail(reader: asyncio.StreamReader) -> bytes:
+    """The end of a stream, however long it is."""
+    last = b""
+    while b"[DONE]" not in last:
+        piece = await reader.read(2**16)
+        assert piece
+        last = last[-2000:] + piece
+    return last
+
+
+def test_a_deaf_client_is_hung_up_on(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "STALL_S", 0.2)
+
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b, raw(b, limit=2**10) as (_, writer):
+            writer.write(chat(audio={"format": "pcm16"}))
+            request = await b.stages.request(0)
+            for seq in range(100):
+                await b.stages.audio(request.request_id, seq, bytes(400_000))
+                if b.counts["cancelled"]:
+                    break
+                await asyncio.sleep(0.01)
+            await b.stages.aborted(request.request_id)
+
+    run(scenario())
+
+
+def test_a_stage_that_falls_silent_ends_the_stream(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway(heartbeat_timeout_s=0.4))) as b:
+            answer = asyncio.create_task(whole_stream(b))
+            request = await b.stages.request(0)
+            await b.stages.text(request.request_id, 0, b.encode("Hello"))
+            b.stages.alive.discard("talker")
+            *events, error = await answer
+            assert events[1]["choices"][0]["delta"]["audio"]["transcript"] == "Hello"
+            assert error["error"]["code"] == "stage_unavailable"
+            assert "talker" in error["error"]["message"]
+            ready = await b.http.get("/readyz")
+            assert ready.status_code == 503
+            assert ready.json() == {"status": "unavailable", "reasons": ["the talker is down"]}
+            assert (await b.http.get("/health")).status_code == 503
+            assert (await b.http.get("/livez")).status_code == 200
+            refused = await b.post(modalities=["text", "audio"])
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "stage_unavailable")
+            assert await b.metric('omnirelay_stage_up{stage="talker"}') == 0
+            # Text alone does without the talker.
+            b.stages.serve(b.encode("Hi"))
+            assert (await b.post()).status_code == 200
+            b.stages.alive.add("talker")
+            await until(lambda: b.process.status().ready)
+            assert (await b.http.get("/readyz")).status_code == 200
+
+    run(scenario())
+
+
+async def whole_stream(b: HttpBench) -> list[Any]:
+    async with b.http.stream("POST", "/v1/chat/completions", json=SPEECH) as response:
+        assert response.status_code == 200
+        return await events_of(response)
+
+
+def test_many_streams_at_once(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway(), max_active=64)) as b:
+            answers = [asyncio.create_task(whole_stream(b)) for _ in range(64)]
+            await b.stages.request(63)
+            assert b.counts["thinking"] == 64
+            b.stages.serve(b.encode("Hello world"))
+            for answer in await asyncio.gather(*answers):
+                said = [each["choices"][0]["delta"].get("audio", {}).get("transcript", "") for each in answer]
+                assert "".join(said) == "Hello world"
+            assert b.counts["completed"] == 64
+
+    run(scenario())
+
+
+def test_a_gateway_that_stops_tells_its_clients(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b:
+            answer = asyncio.create_task(whole_stream(b))
+            waiting = asyncio.create_task(b.post())
+            request = await b.stages.request(0)
+            await b.stages.request(1)
+            await b.stages.text(request.request_id, 0, b.encode("Hello"))
+            await until(lambda: b.process.gateway.report(request.request_id).text_tokens > 0)  # type: ignore[union-attr]
+            b.process.gateway.close()
+            assert (await b.http.get("/readyz")).json()["reasons"] == ["the gateway is shutting down"]
+            http = b.process._http
+            assert http is not None
+            await http.close()
+            assert (await answer)[-1]["error"]["code"] == "cancelled"
+            assert (await waiting).status_code == 503
+            with pytest.raises(httpx.ConnectError):
+                await b.http.get("/livez")
+
+    run(scenario())
+
+
+def test_a_quiet_stream_says_that_it_is_there(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "PING_S", 0.02)
+
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b, raw(b) as (reader, writer):
+            writer.write(chat())
+            request = await b.stages.request(0)
+            await b.stages.text(request.request_id, 0, b.encode("Hello"))
+            assert b"Hello" in await reader.readuntil(b": still here\n\n")
+
+    run(scenario())
+
+
+def test_what_nobody_expected_is_answered_too(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b:
+
+            async def fail(*_: object) -> None:
+                raise ZeroDivisionError("inside")
+
+            monkeypatch.setattr(b.process.gateway, "submit", fail)
+            answer = await b.post()
+            assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal")
+            assert "inside" not in answer.text
+
+    with caplog.at_level(logging.ERROR):
+        run(scenario())
+    assert "ZeroDivisionError: inside" in caplog.text
+
+
+NOWHERE: list[tuple[str, str, bytes, int, str]] = [
+    ("/nowhere", "GET", b"", 404, "not_found"),
+    ("/v1/chat/completions", "GET", b"", 405, "method_not_allowed"),
+    ("/v1/chat/completions", "POST", b"{", 400, "invalid_request"),
+    ("/v1/chat/completions", "POST", b"", 400, "invalid_request"),
+    ("/v1/chat/completions", "POST", b'{"model": "m\xff"}', 400, "invalid_request"),
+    ("/v1/audio/speech", "POST", b"[]", 400, "invalid_request"),
+    ("/v1/requests/nobody", "GET", b"", 404, "request_not_found"),
+    ("/v1/models/gpt-4o", "GET", b"", 404, "model_not_found"),
+]
+
+
+def test_requests_that_lead_nowhere(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b:
+            for path, method, body, status, code in NOWHERE:
+                answer = await b.http.request(method, path, content=body)
+                assert answer.status_code == status, path
+                error = answer.json()["error"]
+                assert set(error) == {"message", "type", "param", "code"}
+                assert (error["code"], error["type"]) == (code, "invalid_request_error")
+                assert status != 405 or answer.headers["allow"] == "POST"
+
+    run(scenario())
+
+
+def test_bodies_over_the_limit(configure: Configure) -> None:
+    async def scenario() -> None:
+        media = {"max_item_bytes": 50_000, "max_request_bytes": 100_000}
+        async with http_bench(configure(http_gateway(), media, request_bytes=400_000)) as b:
+            content = b"x" * 400_001
+            announced = await b.http.post("/v1/chat/completions", content=content)
+
+            async def pieces() -> AsyncIterator[bytes]:
+                for start in range(0, len(content), 2**16):
+                    yield content[start : start + 2**16]
+
+            chunked = await b.http.post("/v1/chat/completions", content=pieces())
+            for answer in (announced, chunked):
+                assert answer.status_code == 413
+                assert answer.json()["error"]["code"] == "request_too_large"
+            # As large as allowed is read; it is not a request, though.
+            assert (await b.http.post("/v1/chat/completions", content=content[1:])).status_code == 400
+            url = "data:;base64," + "A" * 80_000
+            parts = [{"type": "image_url", "image_url": {"url": url}}]
+            large = await b.post(messages=[{"role": "user", "content": parts}])
+            assert (large.status_code, large.json()["error"]["code"]) == (413, "media_too_large")
+            b.stages.serve(b.encode("Hi"))
+            assert (await b.post()).status_code == 200
+            assert b.process.gateway.held.total == 0
+
+    run(scenario())
+
+
+async def hung_up_on(reader: asyncio.StreamReader) -> bytes:
+    """What came until the other side closed."""
+    try:
+        return await reader.read()
+    except ConnectionResetError:
+        return b""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        [b"GET /livez HTTP/1.1\r\nHost: localhost\r\nX-Slow: "],
+        [http("/livez", method="GET"), b"GET /livez HT"],
+    ],
+    ids=["silent", "in a header", "in the second request"],
+)
+def test_slow_heads_are_not_waited_for(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch, words: list[bytes]
+) -> None:
+    monkeypatch.setattr(protocol, "HEAD_S", 0.2)
+
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b, raw(b) as (reader, writer):
+            for word in words:
+                writer.write(word)
+                await asyncio.sleep(0.05)
+            assert b"408" not in await hung_up_on(reader)
+
+    run(scenario())
+
+
+def test_slow_bodies_are_not_waited_for(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(held, "UPLOAD_GRACE_S", 0.1)
+    monkeypatch.setattr(protocol, "DRAIN_S", 0.1)
+
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b, raw(b) as (reader, writer):
+            writer.write(http("/v1/chat/completions", b"x" * 5000)[:-1])
+            answer = await hung_up_on(reader)
+            assert answer.startswith(b"HTTP/1.1 408")
+            assert b"upload_too_slow" in answer
+
+    run(scenario())
+
+
+def test_a_client_that_breaks_off_its_body_harms_nobody(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b:
+            async with raw(b) as (_, writer):
+                writer.write(http("/v1/chat/completions", b"x" * 400_000)[:-1])
+                await writer.drain()
+            b.stages.serve(b.encode("Hi"))
+            assert (await b.post()).status_code == 200
+
+    run(scenario())
+
+
+NO_HTTP = [
+    b"\x16\x03\x01 this is TLS\r\n\r\n",
+    b"GET /livez\r\n\r\n",
+    b"GET /livez HTTP/1.1\r\n" + b"X: " + b"y" * 40_000,
+    b"GET /livez HTTP/1.1\r\n" + b"X: y\r\n" * 10_000 + b"\r\n",
+    b"POST /livez HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+    b"POST /livez HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
+    b"GET /livez HTTP/1.1\r\n\r\n",
+]
+
+
+def test_what_is_not_http_is_refused(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b:
+            for words in NO_HTTP:
+                async with raw(b) as (reader, writer):
+                    writer.write(words)
+                    head, _, body = (await hung_up_on(reader)).partition(b"\r\n\r\n")
+                    assert head.startswith(b"HTTP/1.1 400"), words[:40]
+                    assert json.loads(body)["error"]["type"] == "invalid_request_error"
+            assert (await b.http.get("/livez")).status_code == 200
+
+    run(scenario())
+
+
+def test_no_more_connections_than_there_are_places(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocol, "MAX_CONNECTIONS", 2)
+
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b, raw(b) as (reader, writer):
+            async with raw(b), raw(b) as (one_too_many, _):
+                assert await hung_up_on(one_too_many) == b""
+            writer.write(http("/livez", method="GET"))
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+
+    run(scenario())

@@ -1,0 +1,296 @@
+"""Bodies of requests: what is honoured, what is passed over, what is refused and how."""
+
+import base64
+import json
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.http import body as body_module
+from gateway.http.chat_request import ChatOptions, read_chat
+from gateway.http.fields import IGNORED, NEUTRAL
+from gateway.http.speech import read_speech
+from gateway.parts import AudioPart, ChatMessage, ImagePart, TextPart, VideoPart
+from gateway.protocol import GenerateRequest, SamplingOverrides
+from shared.errors import InvalidRequestError, UnsupportedError, UnsupportedFormatError
+
+HI = [{"role": "user", "content": "Hi"}]
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def read(**fields: Any) -> tuple[ChatOptions, GenerateRequest]:
+    body = {"model": "m", "messages": HI, **fields}
+    return read_chat(bytearray(json.dumps(body).encode()), 100, 10**6)
+
+
+def asked(*parts: Any, role: str = "user") -> Any:
+    """The gateway's parts of one message."""
+    _, request = read(messages=[{"role": role, "content": list(parts)}])
+    return request.messages[0].content
+
+
+def refused(**fields: Any) -> InvalidRequestError:
+    with pytest.raises(InvalidRequestError) as raised:
+        read(**fields)
+    return raised.value
+
+
+def test_a_plain_chat() -> None:
+    options, request = read()
+    assert options == ChatOptions("m", stream=False, include_usage=False, audio=None)
+    assert request == GenerateRequest(messages=[ChatMessage("user", "Hi")], speech=False)
+
+
+def test_every_honoured_field() -> None:
+    options, request = read(
+        messages=[
+            {"role": "system", "content": "Be brief."},
+            {"role": "developer", "content": [{"type": "text", "text": "Be kind."}]},
+            *HI,
+            {"role": "assistant", "content": "Hello", "refusal": None, "tool_calls": []},
+        ],
+        modalities=["audio", "text"],
+        audio={"voice": {"id": "Ethan"}, "format": "flac"},
+        stream=True,
+        stream_options={"include_usage": True},
+        max_completion_tokens=9,
+        max_tokens=9,
+        min_tokens=2,
+        temperature=0.5,
+        top_p=0.9,
+        top_k=-1,
+        repetition_penalty=1.1,
+        seed=7,
+        priority=-3,
+        deadline_s=5,
+        mm_processor_kwargs={"use_audio_in_video": True},
+        codec_sampling={"temperature": 0},
+    )
+    assert options == ChatOptions("m", stream=True, include_usage=True, audio="flac")
+    assert request == GenerateRequest(
+        messages=[
+            ChatMessage("system", "Be brief."),
+            ChatMessage("system", [TextPart("Be kind.")]),
+            ChatMessage("user", "Hi"),
+            ChatMessage("assistant", "Hello"),
+        ],
+        speaker="Ethan",
+        text_sampling=SamplingOverrides(
+            max_tokens=9, min_tokens=2, temperature=0.5, top_p=0.9, top_k=0, repetition_penalty=1.1
+        ),
+        codec_sampling=SamplingOverrides(temperature=0),
+        seed=7,
+        priority=-3,
+        deadline_s=5,
+        use_audio_in_video=True,
+    )
+
+
+def test_parts_of_every_kind() -> None:
+    data = base64.b64encode(b"sound").decode()
+    assert asked(
+        {"type": "text", "text": "What is it?"},
+        {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}},
+        {"type": "input_audio", "input_audio": {"data": f"data:audio/mp3;base64,{data}", "format": "mp3"}},
+        {"type": "audio_url", "audio_url": {"url": "https://a.example/x"}},
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA", "detail": "high"}},
+        {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}},
+    ) == [
+        TextPart("What is it?"),
+        AudioPart(url=f"data:;base64,{data}"),
+        AudioPart(url=f"data:audio/mp3;base64,{data}"),
+        AudioPart(url="https://a.example/x"),
+        ImagePart(url="data:image/png;base64,AAAA"),
+        VideoPart(url="data:video/mp4;base64,AAAA"),
+    ]
+
+
+def test_an_earlier_spoken_answer_is_its_transcript() -> None:
+    """As the message of an answer is sent back by those who keep the conversation."""
+    audio = {"id": "audio_1", "data": "AAAA", "expires_at": 1, "transcript": "Hello"}
+    answer = {"role": "assistant", "content": None, "audio": audio, "annotations": None}
+    assert read(messages=[*HI, answer, *HI])[1].messages[1] == ChatMessage("assistant", "Hello")
+    error = refused(messages=[*HI, {"role": "assistant", "audio": {"id": "audio_1"}}])
+    assert error.param == "messages[1].audio"
+    assert "transcript" in str(error)
+
+
+def test_no_end_before_the_last_token() -> None:
+    assert read(ignore_eos=True, max_tokens=5)[1].text_sampling == SamplingOverrides(
+        max_tokens=5, min_tokens=5
+    )
+    assert read(ignore_eos=True)[1].text_sampling == SamplingOverrides(min_tokens=100)
+
+
+def test_what_changes_nothing_is_passed_over() -> None:
+    harmless = {name: values[0] for name, values in NEUTRAL.items() if values}
+    anything = {name: {"any": ["thing"]} for name in IGNORED}
+    nothing = {name: None for name in (*NEUTRAL, "temperature", "audio", "modalities", "max_tokens")}
+    for fields in (harmless, anything, nothing):
+        assert read(**fields) == read()
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"n": 2}, "n"),
+        ({"n": True}, "n"),
+        ({"stop": ["."]}, "stop"),
+        ({"frequency_penalty": 0.5}, "frequency_penalty"),
+        ({"logprobs": True}, "logprobs"),
+        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"modalities": ["audio"]}, "modalities"),
+        ({"modalities": []}, "modalities"),
+        ({"modalities": ["text", "image"]}, "modalities"),
+        ({"modalities": ["text", "audio"], "audio": {"format": "ogg"}}, "audio.format"),
+        ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, None),
+        ({"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]}, None),
+        ({"messages": [{"role": "function", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": "x", "name": "Bob"}]}, "messages[0].name"),
+        (
+            {
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": [{"type": "image_url", "image_url": {"url": "data:,", "detail": "low"}}],
+                    }
+                ]
+            },
+            "messages[0].content[0].image_url.detail",
+        ),
+        (
+            {
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": [{"type": "input_audio", "input_audio": {"data": "", "format": "pcm16"}}],
+                    }
+                ]
+            },
+            "messages[0].content[0].input_audio.format",
+        ),
+    ],
+    ids=str,
+)
+def test_what_is_not_done_is_refused(fields: dict[str, Any], param: str | None) -> None:
+    error = refused(**fields)
+    assert isinstance(error, UnsupportedError)
+    assert not isinstance(error, UnsupportedFormatError)
+    assert param is None or error.param == param
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"model": None}, None),
+        ({"model": 5}, "model"),
+        ({"messages": []}, "messages"),
+        ({"messages": "Hi"}, "messages"),
+        ({"messages": HI * 2049}, "messages"),
+        ({"messages": ["Hi"]}, "messages[0]"),
+        ({"messages": [{"content": "Hi"}]}, "messages[0]"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [{"role": "robot", "content": "Hi"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": "Hi", "mood": "good"}]}, "messages[0]"),
+        ({"messages": [{"role": "user", "content": [{}]}]}, "messages[0].content[0].type"),
+        ({"messages": [{"role": "user", "content": [{"type": ["x"]}]}]}, "messages[0].content[0].type"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0]"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "data:,"}]}]},
+            "messages[0].content[0].image_url",
+        ),
+        ({"temperature": "hot"}, "temperature"),
+        ({"max_tokens": 5.5}, "max_tokens"),
+        ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
+        ({"audio": {"voice": "Ethan"}}, "audio"),
+        ({"modalities": ["text", "audio"], "audio": {"speed": 2}}, "audio"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"mm_processor_kwargs": {"fps": 1}}, "mm_processor_kwargs"),
+        ({"max_tokns": 5}, "max_tokns"),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_what_is_wrong_is_refused_and_named(fields: dict[str, Any], param: str | None) -> None:
+    error = refused(**fields)
+    assert type(error) is InvalidRequestError
+    assert error.param == param
+    assert param is None or param.split("[")[0].split(".")[0] in str(error)
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"5", b"\xff", b'{"a": NaN}', b"[" * 100_000])
+def test_what_is_no_object_is_refused(body: bytes) -> None:
+    with pytest.raises(InvalidRequestError, match="the body"):
+        read_chat(bytearray(body), 100, 10**6)
+
+
+def test_bodies_that_would_swell_are_refused_before_they_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body_module, "MAX_VALUES", 1000)
+    monkeypatch.setattr(body_module, "COUNT_PIECE", 100)
+    body = json.dumps({"model": "m", "messages": HI, "user": [{}] * 2000}).encode()
+    with pytest.raises(InvalidRequestError, match="more than 1000 values"):
+        read_chat(bytearray(body), 100, 10**6)
+
+
+@given(st.dictionaries(st.sampled_from([*NEUTRAL, *IGNORED, "messages", "audio", "stream"]), JSON_VALUES))
+@settings(max_examples=100, deadline=None)
+def test_anything_is_read_or_refused(fields: dict[str, Any]) -> None:
+    body = json.dumps({"model": "m", "messages": HI, **fields}).encode()
+    with suppress(InvalidRequestError):
+        options, request = read_chat(bytearray(body), 100, 10**6)
+        assert (options.model, request.speech) == ("m", False)
+
+
+@given(st.lists(JSON_VALUES, max_size=3))
+@settings(max_examples=100, deadline=None)
+def test_any_messages_are_read_or_refused(messages: list[Any]) -> None:
+    whole = [{"role": "user", "content": [each]} for each in messages]
+    for given_messages in (messages, whole):
+        with suppress(InvalidRequestError):
+            read(messages=given_messages)
+
+
+def speak(**fields: Any) -> Any:
+    body = {"model": "m", "input": "Good morning", **fields}
+    return read_speech(bytearray(json.dumps(body).encode()))
+
+
+def test_a_text_to_speak() -> None:
+    options, request = speak(voice="Ethan", instructions="Whisper.", response_format="pcm", seed=3)
+    assert (options.model, options.format, options.events) == ("m", "pcm16", False)
+    system, user = request.messages
+    assert system.role == "system"
+    assert "word for word" in system.content
+    assert system.content.endswith("Whisper.")
+    assert user == ChatMessage("user", "Good morning")
+    assert (request.speaker, request.seed, request.speech) == ("Ethan", 3, True)
+    assert speak(speed=1, stream_format="sse", user="me")[0].events
+    assert speak()[0].format == "mp3"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"speed": 1.5}, "speed"),
+        ({"response_format": "ogg"}, "response_format"),
+        ({"stream_format": "json"}, "stream_format"),
+        ({"input": ""}, "input"),
+        ({"input": "x" * 4097}, "input"),
+        ({"temperature": 0.5}, "temperature"),
+    ],
+    ids=str,
+)
+def test_speech_that_is_refused(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequestError) as raised:
+        speak(**fields)
+    assert raised.value.param == param

@@ -1,0 +1,288 @@
+"""What operators and browsers see of the gateway over HTTP."""
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from gateway import history
+from gateway.history import RequestHistory, RequestReport
+from gateway.http.context import served_name
+from gateway.lifecycle import Lifecycle, RequestState, StateCounts
+from gateway.metrics import GatewayMetrics, RequestMeter
+from gateway.process import GatewayProcess
+from gateway.registry import StageRegistry
+from shared.config import Config, load_config
+from shared.errors import AddressInUseError, ConfigError
+from shared.messages import SAMPLE_RATE, AudioChunk
+from shared.payloads import Blob
+from tests.gateway.bench import run
+from tests.gateway.fake_stages import SPEAKERS, until
+from tests.gateway.http_bench import MODEL, HttpBench, cut, http_bench, http_gateway, melody, speaking
+
+Configure = Callable[..., Config]
+CHUNKS = cut(melody(0.5), [5760])
+SPOKEN = {"modalities": ["text", "audio"]}
+
+
+def test_health_before_and_after_the_stages(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway()), ready=False, alive=["thinker"]) as b:
+            await until(lambda: b.process.gateway.registry.state("thinker") == "ready")
+            assert (await b.http.get("/livez")).json() == {"status": "ok"}
+            ready = await b.http.get("/readyz")
+            assert ready.status_code == 503
+            assert ready.json()["reasons"] == ["the talker is starting", "the token2wav is starting"]
+            b.stages.alive |= {"talker", "token2wav"}
+            await until(lambda: b.process.status().ready)
+            assert (await b.http.get("/readyz")).json() == {"status": "ok", "reasons": []}
+            health = (await b.http.get("/health")).json()
+            assert (health["status"], health["model"]) == ("ok", MODEL)
+            assert [stage["name"] for stage in health["stages"]] == ["thinker", "talker", "token2wav"]
+            assert health["stages"][0]["load"]["running"] == 1
+            assert (await b.http.head("/livez")).status_code == 200
+
+    run(scenario())
+
+
+def test_the_served_model(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b:
+            [card] = (await b.http.get("/v1/models")).json()["data"]
+            assert abs(card.pop("created") - time.time()) < 60
+            assert card == {
+                "id": MODEL,
+                "object": "model",
+                "owned_by": "omnirelay",
+                "max_model_len": 512,
+                "voices": SPEAKERS,
+            }
+            assert (await b.http.get(f"/v1/models/{MODEL}")).json()["id"] == MODEL
+            assert (await b.http.get("/v1/models/omnirelay")).json()["id"] == MODEL
+
+    run(scenario())
+
+
+def test_names_of_models(configure: Configure) -> None:
+    assert served_name(configure()) == MODEL
+    assert served_name(load_config(environment={})) == "tiny"
+    assert (
+        served_name(load_config(environment={"OMNI_MODEL": "Qwen/Qwen2.5-Omni-7B"})) == "Qwen/Qwen2.5-Omni-7B"
+    )
+
+
+def test_what_became_of_requests(configure: Configure) -> None:
+    async def report(b: HttpBench, name: str) -> dict[str, Any]:
+        answer = await b.http.get(f"/v1/requests/{name}")
+        assert "secret" not in answer.text
+        return dict(answer.json())
+
+    async def scenario() -> None:
+        secret = {"messages": [{"role": "user", "content": "a secret"}], **SPOKEN}
+        async with http_bench(configure(http_gateway(), max_active=1)) as b:
+            answers = [asyncio.create_task(b.post(**secret)) for _ in range(2)]
+            name = (await b.stages.request(0)).request_id
+            await b.stages.text(name, 0, b.encode("a secret"), "stop")
+            await until(lambda: b.counts["talking"])
+            talking = await report(b, name)
+            assert (talking["state"], talking["stage"], talking["error"]) == ("talking", "talker", None)
+            assert talking["text_tokens"] == len(b.encode("a secret"))
+            assert abs(talking["received"] - time.time()) < 60
+            await b.stages.fail(name, "talker", "stage_failed", "it broke")
+            assert (await answers[0]).status_code == 500
+            failed = await report(b, name)
+            assert (failed["state"], failed["stage"], failed["error"]) == ("failed", "talker", "stage_failed")
+            assert list(failed["state_seconds"])[-1] == "failed"
+            name = (await b.stages.request(1)).request_id
+            await b.stages.answer(b.stages.requests[1], b.encode("a secret"))
+            done = (await answers[1]).json()
+            assert done["id"] == f"chatcmpl-{name}"
+            completed = await report(b, done["id"])
+            assert (completed["id"], completed["state"], completed["stage"]) == (name, "completed", None)
+            assert completed["audio_seconds"] == pytest.approx(360 / SAMPLE_RATE)
+            assert completed["codec_tokens"] == 4
+
+    run(scenario())
+
+
+def test_old_requests_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history, "MAX_ENDED", 2)
+    kept = RequestHistory()
+    for name in "abc":
+        counts = {"prompt_tokens": 1, "text_tokens": 1, "codec_tokens": 0, "audio_seconds": 0.0}
+        kept.add(
+            RequestReport(
+                id=name,
+                state="failed",
+                stage=None,
+                speech=False,
+                received=0,
+                state_seconds={},
+                **counts,  # type: ignore[arg-type]
+            )
+        )
+    assert [kept.get(name) is None for name in "abc"] == [True, False, False]
+
+
+def test_metrics_count_what_happens(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway(heartbeat_timeout_s=0.5))) as b:
+            async with speaking(b, "Hello world", CHUNKS):
+                assert (await b.post(**SPOKEN)).status_code == 200
+                assert (await b.post()).status_code == 200
+            assert (await b.post(n=2)).status_code == 400
+            assert (await b.post(temperature=99)).status_code == 400
+            async with b.client() as client:
+                with pytest.raises(Exception, match="no text"):
+                    await client.chat(" ").result()
+            b.stages.instances["talker"] = "second"
+            await until(lambda: b.process.gateway.registry._last["talker"][1].instance == "second")
+            requests = b.stages.requests[:2]
+            for line, value in {
+                'omnirelay_requests_total{outcome="completed"}': 2,
+                'omnirelay_requests_total{outcome="failed"}': 0,
+                # The gateway's own refusals; one request was wrong before it became one.
+                'omnirelay_requests_total{outcome="refused"}': 2,
+                'omnirelay_requests{state="thinking"}': 0,
+                'omnirelay_client_errors_total{code="unsupported",interface="http"}': 1,
+                'omnirelay_client_errors_total{code="invalid_request",interface="http"}': 1,
+                'omnirelay_client_errors_total{code="prompt_empty",interface="tcp"}': 1,
+                'omnirelay_stage_up{stage="talker"}': 1,
+                'omnirelay_stage_restarts_total{stage="talker"}': 1,
+                'omnirelay_stage_restarts_total{stage="thinker"}': 0,
+                "omnirelay_queue_seconds_count": 2,
+                "omnirelay_time_to_first_text_seconds_count": 2,
+                "omnirelay_time_to_first_audio_seconds_count": 1,
+                "omnirelay_request_seconds_count": 2,
+                "omnirelay_real_time_factor_count": 1,
+                "omnirelay_audio_seconds_total": 0.5,
+                "omnirelay_prompt_tokens_total": sum(len(each.prompt_token_ids) for each in requests),
+                "omnirelay_text_tokens_total": 2 * len(b.encode("Hello world")),
+                "omnirelay_codec_tokens_total": 10,
+            }.items():
+                assert await b.metric(line) == value, line
+            text = (await b.http.get("/metrics")).text
+            families = {family.name for family in text_string_to_metric_families(text)}
+            assert {"omnirelay_requests", "process_resident_memory_bytes"} <= families
+
+    run(scenario())
+
+
+def test_gaps_in_speech_are_counted() -> None:
+    now = 0.0
+
+    def clock() -> float:
+        return now
+
+    counts = StateCounts()
+    metrics = GatewayMetrics(counts, StageRegistry(1, 1))
+    meter = RequestMeter(metrics, Lifecycle(counts, clock), clock)
+    # Half a second each: the third comes late, and is heard late too, so that the fourth is in time.
+    for seq, now in enumerate([1.0, 1.2, 2.1, 2.5]):  # noqa: B007 - the clock reads it
+        samples = SAMPLE_RATE // 2
+        data = Blob(np.zeros(samples, np.float32).tobytes())
+        meter.take(AudioChunk(request_id="a", seq=seq, samples=samples, data=data))
+    assert metrics.registry.get_sample_value("omnirelay_playback_underruns_total") == 1
+    assert metrics.registry.get_sample_value("omnirelay_audio_seconds_total") == 2
+    assert metrics.registry.get_sample_value("omnirelay_time_to_first_audio_seconds_sum") == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"), [(None, "failed"), (ConfigError("x"), "failed"), (ValueError("x"), "failed")]
+)
+def test_failures_that_nobody_asked_for(error: Exception | None, outcome: str) -> None:
+    metrics = GatewayMetrics(StateCounts(), StageRegistry(1, 1))
+    metrics.ended(RequestState.FAILED, error)
+    assert metrics.registry.get_sample_value("omnirelay_requests_total", {"outcome": outcome}) == 1
+
+
+def test_heartbeats_that_come_late() -> None:
+    metrics = GatewayMetrics(StateCounts(), StageRegistry(1, 1))
+    for since_last_s in (None, 0.5, 0.9, 1.1):
+        metrics.heartbeat("talker", since_last_s, 0.5)
+    assert metrics.registry.get_sample_value("omnirelay_heartbeats_late_total", {"stage": "talker"}) == 1
+
+
+def test_browsers_of_other_origins_are_refused(configure: Configure) -> None:
+    async def scenario() -> None:
+        friend = "https://chat.example.com"
+        async with http_bench(configure(http_gateway(http_origins=[friend]))) as b:
+            port = b.address[1]
+            own = f"http://127.0.0.1:{port}"
+            b.stages.serve(b.encode("Hi"))
+            for origin, host, status in [
+                (own, None, 200),
+                (f"http://localhost:{port}", f"localhost:{port}", 200),
+                (friend, None, 200),
+                ("https://evil.example.com", None, 403),
+                ("null", None, 403),
+                (f"http://127.0.0.1:{port + 1}", None, 403),
+                # A name that its owner has made to stand for this machine.
+                (f"http://evil.example.com:{port}", f"evil.example.com:{port}", 403),
+            ]:
+                headers = {"Origin": origin, **({"Host": host} if host else {})}
+                answer = await b.http.post("/v1/chat/completions", json=chat_body(), headers=headers)
+                assert answer.status_code == status, origin
+                allowed = answer.headers.get("access-control-allow-origin")
+                assert allowed == (friend if origin == friend else None)
+                if status == 403:
+                    assert answer.json()["error"]["code"] == "origin_refused"
+            preflight = await b.http.options(
+                "/v1/chat/completions",
+                headers={
+                    "Origin": friend,
+                    "Access-Control-Request-Method": "POST",
+                    "Access-Control-Request-Headers": "authorization,content-type",
+                },
+            )
+            assert preflight.status_code == 200
+            assert "authorization" in preflight.headers["access-control-allow-headers"]
+            assert len(b.stages.requests) == 3
+
+    run(scenario())
+
+
+def chat_body() -> dict[str, Any]:
+    return {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
+
+
+def test_the_log_holds_no_secrets(configure: Configure, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b:
+            b.stages.serve(b.encode("Hi"))
+            content = json.dumps({**chat_body(), "user": "secret"}).encode()
+            await b.http.post("/v1/chat/completions?key=secret", content=content)
+            await b.http.get("/nowhere%0d%0aforged")
+
+    with caplog.at_level(logging.INFO, "gateway.http"):
+        run(scenario())
+    lines = [record.getMessage() for record in caplog.records if record.name == "gateway.http.guard"]
+    assert len(lines) == 2
+    assert lines[0].startswith("POST '/v1/chat/completions' 200 ")
+    assert lines[1].startswith("GET '/nowhere\\r\\nforged' 404 ")
+    assert "secret" not in caplog.text
+
+
+def test_an_address_that_is_taken(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b:
+            taken = configure({"http": b.config.gateway.http})
+            with pytest.raises(AddressInUseError, match=r"gateway\.http"):
+                await GatewayProcess(taken).start()
+            foreign = configure({"http": "tcp://192.0.2.1:8000"})
+            with pytest.raises(ConfigError, match=r"gateway\.http"):
+                await GatewayProcess(foreign).start()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("origin", ["*", "chat.example.com", "https://x.y/", "https://X.y", "ftp://x"])
+def test_origins_are_written_like_origins(origin: str) -> None:
+    with pytest.raises(ConfigError, match=r"gateway\.http_origins"):
+        load_config(environment={"OMNIRELAY_GATEWAY__HTTP_ORIGINS": f"['{origin}']"})

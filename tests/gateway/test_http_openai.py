@@ -1,0 +1,324 @@
+"""OpenAI's own client against the gateway: what it expects, it gets."""
+
+import asyncio
+import base64
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+from openai.types.chat import ChatCompletionChunk
+
+from gateway.http.encoders import FORMATS, AudioFormat
+from shared.config import Config
+from tests.gateway.bench import run
+from tests.gateway.http_bench import (
+    HI,
+    MODEL,
+    HttpBench,
+    cut,
+    decoded,
+    from_base64,
+    http_bench,
+    http_gateway,
+    likeness,
+    melody,
+    speaking,
+)
+
+Configure = Callable[..., Config]
+SAID = melody(1.2)
+CHUNKS = cut(SAID, [5760, 11520])
+ANSWER = "How are you? 😀"
+BOTH: Any = {"modalities": ["text", "audio"]}
+
+
+async def chunks_of(b: HttpBench, **fields: Any) -> list[ChatCompletionChunk]:
+    stream = await b.ai.chat.completions.create(model=MODEL, messages=HI, stream=True, **fields)
+    return [chunk async for chunk in stream]
+
+
+def test_a_text_answer(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b, speaking(b, ANSWER, CHUNKS):
+            raw = await b.ai.chat.completions.with_raw_response.create(
+                model=MODEL, messages=HI, temperature=0.5, seed=7, extra_body={"top_k": 5, "priority": 2}
+            )
+            answer = raw.parse()
+            request = b.stages.requests[0]
+            assert (request.sampling.temperature, request.sampling.top_k) == (0.5, 5)
+            assert (request.seed, request.priority, request.speech) == (7, 2, None)
+            assert answer.id == f"chatcmpl-{request.request_id}"
+            assert raw.request_id == request.request_id
+            assert (answer.object, answer.model) == ("chat.completion", MODEL)
+            [choice] = answer.choices
+            assert (choice.message.role, choice.message.content) == ("assistant", ANSWER)
+            assert (choice.finish_reason, choice.message.audio) == ("stop", None)
+            usage = answer.usage
+            assert usage is not None
+            tokens = len(b.encode(ANSWER))
+            assert (usage.prompt_tokens, usage.completion_tokens) == (len(request.prompt_token_ids), tokens)
+            assert usage.total_tokens == usage.prompt_tokens + tokens
+            assert usage.prompt_tokens_details is not None
+            assert usage.prompt_tokens_details.cached_tokens == 3
+            assert usage.completion_tokens_details is not None
+            assert usage.completion_tokens_details.text_tokens == tokens
+            assert usage.completion_tokens_details.audio_tokens == 0
+
+    run(scenario())
+
+
+def test_a_text_answer_streamed(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b:
+            stream = await asyncio.gather(
+                b.ai.chat.completions.create(
+                    model="omnirelay", messages=HI, stream=True, stream_options={"include_usage": True}
+                ),
+                b.stages.request(0),
+                first_words(b, ["How", " are"]),
+            )
+            chunks = stream[0].__aiter__()
+            head = await anext(chunks)
+            assert head.choices[0].delta.role == "assistant"
+            assert [(await anext(chunks)).choices[0].delta.content for _ in "12"] == ["How", " are"]
+            # What follows is made only now: nothing waits for the end.
+            await b.stages.text(b.stages.requests[0].request_id, 2, b.encode(" you?"), "length")
+            rest = [chunk async for chunk in chunks]
+            assert [chunk.choices[0].delta.content for chunk in rest[:-2]] == [" you?"]
+            assert rest[-2].choices[0].finish_reason == "length"
+            assert rest[-1].choices == []
+            assert rest[-1].usage is not None
+            assert rest[-1].usage.completion_tokens == len(b.encode("How are you?"))
+            assert all(chunk.usage is None for chunk in (head, *rest[:-1]))
+            assert {chunk.id for chunk in (head, *rest)} == {f"chatcmpl-{b.stages.requests[0].request_id}"}
+
+    run(scenario())
+
+
+async def first_words(b: HttpBench, words: list[str]) -> None:
+    request = await b.stages.request(0)
+    for seq, word in enumerate(words):
+        await b.stages.text(request.request_id, seq, b.encode(word))
+
+
+def test_a_spoken_answer_in_every_format(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b, speaking(b, ANSWER, CHUNKS):
+            for form in FORMATS:
+                await whole(b, form)
+                await streamed(b, form)
+
+    run(scenario())
+
+
+async def whole(b: HttpBench, form: AudioFormat) -> None:
+    audio: Any = {"voice": "Ethan", "format": form}
+    answer = await b.ai.chat.completions.create(model=MODEL, messages=HI, audio=audio, **BOTH)
+    speech = b.stages.requests[-1].speech
+    assert speech is not None
+    assert speech.speaker == "Ethan"
+    message = answer.choices[0].message
+    assert message.content is None
+    assert message.audio is not None
+    assert message.audio.transcript == ANSWER
+    assert message.audio.expires_at == answer.created
+    check(base64.b64decode(message.audio.data, validate=True), form)
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens_details is not None
+    assert answer.usage.completion_tokens_details.audio_tokens == 10
+
+
+async def streamed(b: HttpBench, form: AudioFormat) -> None:
+    chunks = await chunks_of(b, audio={"voice": "Ethan", "format": form}, **BOTH)
+    deltas: list[dict[str, Any]] = [
+        each.model_dump()["choices"][0]["delta"]["audio"] or {} for each in chunks
+    ]
+    name = f"audio_{b.stages.requests[-1].request_id}"
+    assert {delta["id"] for delta in deltas if delta} == {name}
+    assert "".join(delta.get("transcript") or "" for delta in deltas) == ANSWER
+    pieces = [delta["data"] for delta in deltas if delta.get("data")]
+    assert len(pieces) >= 3
+    check(from_base64(pieces), form)
+    assert [bool(delta.get("expires_at")) for delta in deltas[-3:]] == [False, True, False]
+    assert chunks[-1].choices[0].finish_reason == "stop"
+    assert all(chunk.choices[0].delta.content is None for chunk in chunks)
+
+
+def check(data: bytes, form: str) -> None:
+    shift, alike = likeness(decoded(data, form), SAID)
+    assert alike > 0.98
+    if form in {"wav", "flac", "pcm16"}:
+        assert (shift, decoded(data, form).size) == (0, SAID.size)
+
+
+def test_speech_cut_short_is_told(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b:
+            b.stages.serve(b.encode("Hello"))
+            answer = await b.ai.chat.completions.create(model=MODEL, messages=HI, **BOTH)
+            # The text ended by itself, the speech of the imitated talker did not.
+            assert answer.choices[0].finish_reason == "length"
+
+    run(scenario())
+
+
+def test_media_reach_the_thinker(configure: Configure) -> None:
+    sound, picture, video = b"a sound", b"a picture" * 40_000, b"a video"
+
+    def url(data: bytes) -> str:
+        return f"data:;base64,{base64.b64encode(data).decode()}"
+
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b, speaking(b, ANSWER, CHUNKS):
+            content: Any = [
+                {"type": "text", "text": "What are these?"},
+                {
+                    "type": "input_audio",
+                    "input_audio": {"data": base64.b64encode(sound).decode(), "format": "wav"},
+                },
+                {"type": "image_url", "image_url": {"url": url(picture)}},
+                {"type": "video_url", "video_url": {"url": url(video)}},
+                {"type": "audio_url", "audio_url": {"url": url(sound)}},
+            ]
+            await b.ai.chat.completions.create(
+                model=MODEL,
+                messages=[{"role": "user", "content": content}],
+                extra_body={"mm_processor_kwargs": {"use_audio_in_video": True}},
+            )
+            request = b.stages.requests[0]
+            items = [(item.kind, bytes(item.data.view)) for item in request.media]
+            assert items == [("audio", sound), ("image", picture), ("video", video), ("audio", sound)]
+            assert request.use_audio_in_video
+            assert b.process.gateway.held.total == 0
+
+    run(scenario())
+
+
+def test_text_to_speech(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b, speaking(b, ANSWER, CHUNKS):
+            for form in ("mp3", "opus", "aac", "flac", "wav", "pcm"):
+                how: Any = {"model": MODEL, "input": "Hi", "voice": "Chelsie", "response_format": form}
+                async with b.ai.audio.speech.with_streaming_response.create(**how) as response:
+                    pieces = [piece async for piece in response.iter_bytes()]
+                assert response.headers["content-type"].startswith("audio/")
+                assert len(pieces) >= 2
+                check(b"".join(pieces), form)
+            check((await b.ai.audio.speech.create(**how)).content, form)
+
+    run(scenario())
+
+
+def test_text_to_speech_as_events(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b, speaking(b, ANSWER, CHUNKS):
+            async with b.ai.audio.speech.with_streaming_response.create(
+                model=MODEL, input="Good morning", voice="Ethan", response_format="wav", stream_format="sse"
+            ) as response:
+                lines = [line async for line in response.iter_lines() if line.startswith("data: {")]
+            events = [json.loads(line.removeprefix("data: ")) for line in lines]
+            assert {event["type"] for event in events[:-1]} == {"speech.audio.delta"}
+            check(from_base64(event["audio"] for event in events[:-1]), "wav")
+            assert events[-1]["type"] == "speech.audio.done"
+            assert events[-1]["usage"]["output_tokens"] == 10 + len(b.encode(ANSWER))
+
+    run(scenario())
+
+
+def test_the_client_without_asyncio(configure: Configure) -> None:
+    def converse(url: str) -> None:
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as ai:
+            assert [model.id for model in ai.models.list()] == [MODEL]
+            assert ai.models.retrieve(MODEL).owned_by == "omnirelay"
+            answer = ai.chat.completions.create(model=MODEL, messages=HI)
+            assert answer.choices[0].message.content == ANSWER
+            with ai.chat.completions.create(model=MODEL, messages=HI, stream=True) as stream:
+                assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == ANSWER
+            spoken = ai.chat.completions.create(
+                model=MODEL, messages=HI, audio={"voice": "Ethan", "format": "wav"}, **BOTH
+            )
+            again: Any = [*HI, spoken.choices[0].message, *HI]
+            assert (
+                ai.chat.completions.create(model=MODEL, messages=again).choices[0].message.content == ANSWER
+            )
+            with ai.audio.speech.with_streaming_response.create(
+                model=MODEL, input="Hi", voice="Ethan", response_format="pcm"
+            ) as speech:
+                samples = np.frombuffer(b"".join(speech.iter_bytes()), "<i2")
+            assert samples.size == SAID.size
+            with pytest.raises(openai.BadRequestError, match="Nobody"):
+                ai.audio.speech.create(model=MODEL, input="Hi", voice="Nobody")
+
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b, speaking(b, ANSWER, CHUNKS):
+            await asyncio.to_thread(converse, b.url)
+
+    run(scenario())
+
+
+def test_errors_are_the_clients_own_classes(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway(), max_active=1, max_queued=0)) as b:
+            create = b.ai.chat.completions.create
+            for kind, code, fields in [
+                (openai.NotFoundError, "model_not_found", {"model": "gpt-4o"}),
+                (openai.BadRequestError, "unsupported", {"n": 2}),
+                (openai.BadRequestError, "prompt_empty", {"messages": [{"role": "user", "content": " "}]}),
+                (openai.BadRequestError, "unknown_speaker", {**BOTH, "audio": {"voice": "No"}}),
+                (openai.BadRequestError, "invalid_request", {"temperature": 99}),
+                (openai.BadRequestError, "media_unreachable", with_picture("https://a.example/x.png")),
+                (openai.BadRequestError, "media_invalid", with_picture("data:image/png;base64,?")),
+                (openai.APITimeoutError, None, {"timeout": 0.2}),
+            ]:
+                given: Any = {"model": MODEL, "messages": HI, **fields}  # type: ignore[dict-item]
+                with pytest.raises(kind) as raised:
+                    await create(**given)
+                assert code is None or getattr(raised.value, "code", None) == code
+            request = await b.stages.request(0)
+            # The client that did not wait any longer cancelled its request.
+            await b.stages.aborted(request.request_id)
+            waiting = asyncio.create_task(create(model=MODEL, messages=HI))
+            await b.stages.request(1)
+            with pytest.raises(openai.RateLimitError) as busy:
+                await create(model=MODEL, messages=HI)
+            assert busy.value.code == "busy"
+            assert busy.value.type == "rate_limit_error"
+            assert int(busy.value.response.headers["retry-after"]) >= 1
+            assert int(busy.value.response.headers["retry-after-ms"]) >= 100
+            failed = b.stages.requests[1]
+            await b.stages.fail(failed.request_id, "thinker", "stage_failed", "it broke")
+            with pytest.raises(openai.InternalServerError, match="it broke") as broken:
+                await waiting
+            assert broken.value.status_code == 500
+            with pytest.raises(openai.InternalServerError) as late:
+                await create(model=MODEL, messages=HI, extra_body={"deadline_s": 0.05})
+            assert (late.value.status_code, late.value.code) == (504, "deadline_exceeded")
+
+    run(scenario())
+
+
+def with_picture(url: str) -> dict[str, Any]:
+    content = [{"type": "image_url", "image_url": {"url": url}}]
+    return {"messages": [{"role": "user", "content": content}]}
+
+
+def test_an_error_in_a_stream_is_raised(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b:
+            fields: Any = {"model": MODEL, "messages": HI, "stream": True, **BOTH}
+            opening = asyncio.create_task(b.ai.chat.completions.create(**fields))
+            request = await b.stages.request(0)
+            await b.stages.text(request.request_id, 0, b.encode("Hel"))
+            stream = await opening
+            assert (await anext(stream)).choices[0].delta.role == "assistant"
+            await b.stages.fail(request.request_id, "talker", "stage_failed", "it broke")
+            with pytest.raises(openai.APIError, match="talker: it broke") as raised:
+                async for _ in stream:
+                    pass
+            assert raised.value.code == "stage_failed"
+            await b.stages.aborted(request.request_id)
+
+    run(scenario())

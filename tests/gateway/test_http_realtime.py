@@ -1,0 +1,400 @@
+"""OpenAI's own realtime client against the gateway: conversations, interruptions, errors, limits."""
+
+import asyncio
+import base64
+import io
+import wave
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from openai.resources.realtime.realtime import AsyncRealtimeConnection
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed, ConnectionClosedOK, InvalidStatus
+
+from gateway.http.realtime.endpoint import RealtimeApi
+from shared.config import Config
+from tests.gateway.bench import run
+from tests.gateway.fake_stages import until
+from tests.gateway.http_bench import (
+    MODEL,
+    HttpBench,
+    cut,
+    decoded,
+    http_bench,
+    http_gateway,
+    melody,
+    speaking,
+)
+
+Configure = Callable[..., Config]
+SAID = melody(1.2)
+CHUNKS = cut(SAID, [5760, 11520])
+ANSWER = "How are you? 😀"
+TONE = (np.sin(np.arange(12_000) / 20) * 8000).astype("<i2").tobytes()
+HELLO: Any = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hello"}]}
+
+
+@asynccontextmanager
+async def talking(b: HttpBench, **how: Any) -> AsyncIterator[AsyncRealtimeConnection]:
+    async with b.ai.realtime.connect(model=MODEL, **how) as connection:
+        assert (await connection.recv()).type == "session.created"
+        yield connection
+
+
+async def take(connection: AsyncRealtimeConnection, last: str) -> list[Any]:
+    """The events up to the first of this type; each is of the type that the client has for it."""
+    events: list[Any] = []
+    while not events or events[-1].type != last:
+        events.append(await connection.recv())
+        assert type(events[-1]).__name__ != "BaseModel"
+        assert events[-1].event_id
+    return events
+
+
+async def ask(connection: AsyncRealtimeConnection, **response: Any) -> list[Any]:
+    await connection.response.create(response=response or None)  # type: ignore[arg-type]
+    return await take(connection, "response.done")
+
+
+def of_type(events: list[Any], kind: str) -> list[Any]:
+    return [event for event in events if event.type == kind]
+
+
+async def idle(b: HttpBench) -> None:
+    """Nothing is held for anybody any more."""
+    await until(lambda: not b.process.gateway._active and b.process.gateway.held.total == 0, "nothing held")
+
+
+def test_a_spoken_answer_to_a_typed_question(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b, speaking(b, ANSWER, CHUNKS):
+            async with talking(b, websocket_connection_options={"subprotocols": ["realtime"]}) as c:
+                await c.session.update(
+                    session={
+                        "type": "realtime",
+                        "instructions": "Be brief.",
+                        "max_output_tokens": 50,
+                        "audio": {"output": {"voice": "Ethan"}},
+                    }
+                )
+                updated = await c.recv()
+                assert updated.type == "session.updated"
+                assert updated.session.type == "realtime"
+                assert updated.session.instructions == "Be brief."
+                await c.conversation.item.create(item=HELLO)
+                added, done = await take(c, "conversation.item.done")
+                assert added.item.content[0].text == done.item.content[0].text == "Hello"
+                events = await ask(c)
+            kinds = [event.type for event in events]
+            assert list(dict.fromkeys(kinds)) == [
+                "response.created",
+                "response.output_item.added",
+                "conversation.item.added",
+                "response.content_part.added",
+                "response.output_audio_transcript.delta",
+                "response.output_audio.delta",
+                "response.output_audio.done",
+                "response.output_audio_transcript.done",
+                "response.content_part.done",
+                "conversation.item.done",
+                "response.output_item.done",
+                "response.done",
+            ]
+            deltas = of_type(events, "response.output_audio.delta")
+            pieces = [base64.b64decode(event.delta, validate=True) for event in deltas]
+            assert [len(piece) for piece in pieces] == [2 * chunk.size for chunk in CHUNKS]
+            assert np.abs(decoded(b"".join(pieces), "pcm16") - SAID).max() < 1e-4
+            words = of_type(events, "response.output_audio_transcript.delta")
+            assert "".join(event.delta for event in words) == ANSWER
+            response = events[-1].response
+            assert (response.status, response.output[0].content[0].transcript) == ("completed", ANSWER)
+            tokens = len(b.encode(ANSWER))
+            assert response.usage.output_tokens == tokens + 10
+            assert response.usage.input_token_details.cached_tokens == 3
+            request = b.stages.requests[0]
+            assert request.speech is not None
+            assert (request.speech.speaker, request.sampling.max_tokens) == ("Ethan", 50)
+            await idle(b)
+
+    run(scenario())
+
+
+def test_what_is_said_reaches_the_thinker_and_the_whole_conversation_with_it(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b, speaking(b, ANSWER, CHUNKS), talking(b) as c:
+            for piece in (TONE[:9001], TONE[9001:]):
+                await c.input_audio_buffer.append(audio=base64.b64encode(piece).decode())
+            await c.input_audio_buffer.commit()
+            committed, added, _ = await take(c, "conversation.item.done")
+            assert committed.item_id == added.item.id
+            assert added.item.content[0].type == "input_audio"
+            await ask(c, output_modalities=["text"])
+            [item] = b.stages.requests[0].media
+            with wave.open(io.BytesIO(bytes(item.data.view))) as file:
+                assert file.getparams()[:3] == (1, 2, 24_000)
+                assert file.readframes(file.getnframes()) == TONE
+            assert b.stages.requests[0].speech is None
+            picture = {"type": "input_image", "image_url": "data:image/png;base64,aGk="}
+            sound = {"type": "input_audio", "audio": base64.b64encode(TONE).decode()}
+            shown: Any = {"type": "message", "role": "user", "content": [picture, sound]}
+            await c.conversation.item.create(item=shown)
+            events = await ask(c)
+            again = b.stages.requests[1]
+            assert [item.kind for item in again.media] == ["audio", "image", "audio"]
+            first = b.stages.requests[0].prompt_token_ids
+            # The earlier prompt is the beginning of this one: the prefix cache serves it.
+            assert again.prompt_token_ids[: len(first)] == first
+            assert of_type(events, "conversation.item.added")[0].previous_item_id
+            await c.conversation.item.delete(item_id=added.item.id)
+            assert (await take(c, "conversation.item.deleted"))[-1].item_id == added.item.id
+            await ask(c)
+            assert [item.kind for item in b.stages.requests[2].media] == ["image", "audio"]
+            await ask(c, conversation="none", input=[HELLO], metadata={"a": "b"})
+            assert b.stages.requests[3].media == []
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("how", ["cancel", "create", "commit", "leave"])
+def test_an_interruption_reaches_every_stage(configure: Configure, how: str) -> None:
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b:
+            async with talking(b) as c:
+                await c.conversation.item.create(item=HELLO)
+                await take(c, "conversation.item.done")
+                await c.response.create()
+                request = await b.stages.request(0)
+                await b.stages.text(request.request_id, 0, b.encode("One two"))
+                await b.stages.audio(request.request_id, 0, CHUNKS[0].tobytes())
+                await take(c, "response.output_audio.delta")
+                if how == "cancel":
+                    await c.response.cancel()
+                if how == "create":
+                    await c.response.create()
+                if how == "commit":
+                    await c.input_audio_buffer.append(audio=base64.b64encode(TONE).decode())
+                    await c.input_audio_buffer.commit()
+                if how != "leave":
+                    done = (await take(c, "response.done"))[-1].response
+                    assert (done.status, done.status_details.reason) == ("cancelled", "client_cancelled")
+                    assert done.output[0].status == "incomplete"
+                    assert done.output[0].content[0].transcript == "One two"
+                    report = await b.http.get(f"/v1/requests/{request.request_id}")
+                    assert report.json()["state"] == "cancelled"
+                if how == "create":
+                    second = await b.stages.request(1)
+                    assert len(second.prompt_token_ids) > len(request.prompt_token_ids)
+                    await c.response.cancel()
+                    await take(c, "response.done")
+                    await b.stages.aborted(second.request_id)
+            await b.stages.aborted(request.request_id)
+            await idle(b)
+
+    run(scenario())
+
+
+def test_truncating_forgets_what_was_not_heard(configure: Configure) -> None:
+    async def scenario() -> None:
+        words = "one two three four five six"
+        async with http_bench(configure(http_gateway())) as b, speaking(b, words, CHUNKS), talking(b) as c:
+            await c.conversation.item.create(item=HELLO)
+            events = await ask(c)
+            item = events[-1].response.output[0]
+            await c.conversation.item.truncate(item_id=item.id, content_index=0, audio_end_ms=9000)
+            [error] = (await take(c, "error"))[-1:]
+            assert (error.error.param, "1200 ms" in error.error.message) == ("audio_end_ms", True)
+            await c.conversation.item.truncate(item_id=item.id, content_index=0, audio_end_ms=600)
+            await take(c, "conversation.item.truncated")
+            await c.conversation.item.create(item=HELLO)
+            await ask(c)
+            prompt = b.stages.requests[1].prompt_token_ids
+            text = b.process._prompts._tokenizer.decode(prompt, skip_special_tokens=False)
+            assert "one two three" in text
+            assert "four" not in text
+
+    run(scenario())
+
+
+def test_errors_are_told_and_the_session_goes_on(configure: Configure) -> None:
+    refused: list[tuple[Any, str, str | None]] = [
+        ("no json", "invalid_request", None),
+        ({"type": "session.nothing"}, "invalid_request", "type"),
+        ({"type": "conversation.item.retrieve", "item_id": "x"}, "unsupported", "type"),
+        ({"type": "input_audio_buffer.append", "audio": "?"}, "invalid_request", "audio"),
+        ({"type": "input_audio_buffer.append", "sound": "aGk="}, "invalid_request", None),
+        ({"type": "input_audio_buffer.commit"}, "invalid_request", None),
+        ({"type": "response.cancel"}, "invalid_request", None),
+        ({"type": "conversation.item.delete", "item_id": "x"}, "invalid_request", "item_id"),
+        ({"type": "conversation.item.create", "item": {"type": "function_call"}}, "unsupported", "item.type"),
+        ({"type": "response.create", "response": {"tools": [{"type": "function"}]}}, "unsupported", "tools"),
+    ]
+    for session, code, param in [
+        ({"turn_detection": {"type": "server_vad"}}, "unsupported", "session.audio.input.turn_detection"),
+        ({"audio": {"input": {"turn_detection": {"type": "server_vad"}}}}, "unsupported", None),
+        ({"audio": {"input": {"transcription": {"model": "x"}}}}, "unsupported", None),
+        (
+            {"audio": {"input": {"format": {"type": "audio/pcmu"}}}},
+            "invalid_request",
+            "audio.input.format.type",
+        ),
+        ({"voice": "Nobody"}, "unknown_speaker", None),
+        ({"model": "gpt-realtime"}, "model_not_found", "model"),
+        ({"output_modalities": ["smell"]}, "unsupported", "session.output_modalities"),
+        ({"type": "transcription"}, "invalid_request", "type"),
+        ({"output_modalities": []}, "unsupported", "session.output_modalities"),
+        ({"max_output_tokens": 0}, "invalid_request", "session.max_output_tokens"),
+        ({"max_output_tokens": -1}, "invalid_request", "session.max_output_tokens"),
+    ]:
+        refused.append(({"type": "session.update", "session": session}, code, param))
+
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b, speaking(b, ANSWER, CHUNKS), talking(b) as c:
+            for at, (event, code, param) in enumerate(refused):
+                if isinstance(event, str):
+                    await c._connection.send(event)
+                else:
+                    named: Any = {**event, "event_id": f"mine_{at}"}
+                    await c.send(named)
+                [told] = await take(c, "error")
+                assert told.error.code == code, event
+                assert told.error.message
+                if param is not None:
+                    assert told.error.param == param
+                assert told.error.event_id == (None if isinstance(event, str) else f"mine_{at}")
+            # An empty conversation cannot be answered: the response fails, and says why.
+            failed = (await ask(c))[-1].response
+            assert (failed.status, failed.status_details.error.code) == ("failed", "prompt_empty")
+            beta: Any = {"type": "session.update", "session": {"modalities": ["text"], "voice": "Ethan"}}
+            await c.send(beta)
+            assert (await take(c, "session.updated"))[-1].session.output_modalities == ["text"]
+            await c.conversation.item.create(item=HELLO)
+            assert (await ask(c))[-1].response.output[0].content[0].text == ANSWER
+
+    run(scenario())
+
+
+def test_limits(configure: Configure) -> None:
+    async def scenario() -> None:
+        media = {"max_audio_seconds": 1.0, "max_audios": 2}
+        async with http_bench(configure(http_gateway(), media)) as b, speaking(b, ANSWER, CHUNKS):
+            async with talking(b) as c:
+                second = base64.b64encode(bytes(48_000)).decode()
+                await c.input_audio_buffer.append(audio=second)
+                await c.input_audio_buffer.append(audio="AAA=")
+                [error] = await take(c, "error")
+                assert error.error.code == "media_too_large"
+                await c.input_audio_buffer.commit()
+                first = (await take(c, "conversation.item.done"))[-1].item.id
+                for _ in "12":
+                    await c.input_audio_buffer.append(audio=base64.b64encode(TONE).decode())
+                    await c.input_audio_buffer.commit()
+                    events = await take(c, "conversation.item.done")
+                # A request may have two sounds: the oldest is forgotten, and the client is told.
+                assert [event.item_id for event in of_type(events, "conversation.item.deleted")] == [first]
+                await ask(c)
+                assert len(b.stages.requests[0].media) == 2
+                with pytest.raises(ConnectionClosed):
+                    await asyncio.gather(c._connection.send("x" * (17 * 2**20)), take(c, "never"))
+            await idle(b)
+
+    run(scenario())
+
+
+def test_who_may_not_come_is_told_why(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b:
+            url = b.url.replace("http:", "ws:") + "/v1/realtime"
+            with pytest.raises(InvalidStatus) as unknown:
+                await connect(f"{url}?model=gpt-realtime")
+            assert unknown.value.response.status_code == 404
+            assert b"model_not_found" in (unknown.value.response.body or b"")
+            for headers in ({"Origin": "https://evil.example"}, {"Host": "evil.example"}):
+                with pytest.raises(InvalidStatus) as elsewhere:
+                    await connect(url, additional_headers=headers)
+                assert elsewhere.value.response.status_code in (400, 403)
+
+    run(scenario())
+
+
+def test_the_gateways_end_is_the_sessions_end(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b:
+            async with b.ai.realtime.connect(model=MODEL) as c:
+                await c.recv()
+                await c.conversation.item.create(item=HELLO)
+                await c.response.create()
+                request = await b.stages.request(0)
+                stopping = asyncio.create_task(b.process.stop())
+                with pytest.raises(ConnectionClosed):
+                    await take(c, "never")
+                await stopping
+            assert b.counts["cancelled"] == 1
+            assert request.request_id
+
+    run(scenario())
+
+
+def test_other_hosts_are_refused_everywhere(configure: Configure) -> None:
+    async def scenario() -> None:
+        origins = {"http_origins": ["https://chat.example"]}
+        async with http_bench(configure(http_gateway(**origins))) as b:
+            port = b.address[1]
+            for host, status in [
+                ("evil.example", 403),
+                (f"127.0.0.1.evil.example:{port}", 403),
+                ("[::1]:80", 200),
+                (f"LOCALHOST:{port}", 200),
+                ("127.9.9.9", 200),
+                ("chat.example", 200),
+            ]:
+                answer = await b.http.get("/v1/models", headers={"Host": host})
+                assert answer.status_code == status, host
+                assert status == 200 or answer.json()["error"]["code"] == "origin_refused"
+
+    run(scenario())
+
+
+def test_an_idle_client_is_let_go_and_a_busy_one_is_not(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RealtimeApi.__init__, "__defaults__", (0.3,))
+
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b, talking(b) as c:
+            await c.conversation.item.create(item=HELLO)
+            await c.response.create()
+            request = await b.stages.request(0)
+            await asyncio.sleep(0.7)
+            await b.stages.fail(request.request_id, "talker", "stage_failed", "it broke")
+            done = (await take(c, "response.done"))[-1].response
+            assert (done.status, "it broke" in done.status_details.error.message) == ("failed", True)
+            with pytest.raises(ConnectionClosedOK):
+                await take(c, "never")
+
+    run(scenario())
+
+
+def test_a_client_that_does_not_read_is_hung_up_on(configure: Configure) -> None:
+    async def scenario() -> None:
+        config = configure(http_gateway(), client_backlog_bytes=2**20)
+        async with http_bench(config) as b:
+            options: Any = {"max_queue": 1, "ping_interval": None}
+            async with b.ai.realtime.connect(model=MODEL, websocket_connection_options=options) as c:
+                await c.recv()
+                await c.conversation.item.create(item=HELLO)
+                await c.response.create()
+                request = await b.stages.request(0)
+                for seq in range(200):
+                    await b.stages.audio(request.request_id, seq, bytes(96_000))
+                await b.stages.aborted(request.request_id)
+                # What was sent before it was given up is there to read; then comes the end.
+                with pytest.raises(ConnectionClosed) as closed:
+                    await take(c, "never")
+                assert closed.value.rcvd is not None
+                assert closed.value.rcvd.reason == "client_too_slow"
+            await idle(b)
+
+    run(scenario())

@@ -1,0 +1,137 @@
+"""Whatever a realtime client says is either understood or refused with an error that is meant for it."""
+
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.held import HeldBytes
+from gateway.http.realtime.conversation import MAX_ITEMS, Conversation
+from gateway.http.realtime.events import _KINDS, EventError, read_event
+from gateway.http.realtime.input_audio import InputAudio
+from gateway.http.realtime.items import BYTES_PER_S, HEADER_BYTES, Item, read_item
+from gateway.http.realtime.settings import NEUTRAL, Settings
+from gateway.parts import AudioPart, TextPart
+from shared.config import MediaConfig
+from shared.errors import BusyError, InvalidRequestError, MediaTooLargeError, OmniRelayError
+
+NAMES = st.sampled_from(
+    ["type", "role", "content", "audio", "text", "input", "output", "voice", "format", "turn_detection", "id"]
+)
+WORDS = st.sampled_from(
+    ["message", "user", "assistant", "input_text", "input_audio", "input_image", "AAAA", "?"]
+)
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-5, 5)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | WORDS
+    | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES | st.sampled_from([*NEUTRAL]), inner),
+    max_leaves=12,
+)
+
+
+def held(limit: int = 10**9) -> HeldBytes:
+    return HeldBytes(limit, lambda: 100)
+
+
+@given(st.text(max_size=40))
+def test_any_text(text: str) -> None:
+    with pytest.raises(EventError):
+        read_event(text)
+
+
+@given(st.sampled_from([*_KINDS]), st.dictionaries(NAMES | st.just("item_id"), JSON), st.text(max_size=9))
+def test_any_fields(kind: str, fields: dict[str, Any], name: str) -> None:
+    try:
+        told = read_event(json.dumps({**fields, "type": kind, "event_id": name})).event_id
+    except EventError as error:
+        told = error.event_id
+    assert told == name
+
+
+@given(st.dictionaries(NAMES | st.sampled_from(["instructions", "temperature", *NEUTRAL]), JSON))
+def test_any_settings(values: dict[str, Any]) -> None:
+    try:
+        settings = Settings().changed(values, "session", lambda _: None)
+    except InvalidRequestError:
+        return
+    assert isinstance(settings.speech, bool)
+    assert settings.shown("sess_1", "model")["audio"]["input"]["turn_detection"] is None
+
+
+@given(st.dictionaries(NAMES, JSON), st.sampled_from(["user", "assistant", "system"]))
+def test_any_item(values: dict[str, Any], role: str) -> None:
+    try:
+        item = read_item({**values, "role": role, "type": "message"}, "item")
+    except InvalidRequestError:
+        return
+    assert item.parts
+    assert item.message().role == role
+
+
+@given(st.lists(st.integers(0, 3000), max_size=12), st.integers(1, 8000))
+def test_what_is_appended_is_committed_or_refused(sizes: list[int], limit: int) -> None:
+    room = held()
+    audio = InputAudio(MediaConfig(max_audio_seconds=limit / BYTES_PER_S), room)
+    kept = b""
+    for at, size in enumerate(sizes):
+        piece = bytes([at + 1]) * size
+        try:
+            audio.append(piece)
+        except MediaTooLargeError:
+            assert len(kept) + size > math.floor(limit / BYTES_PER_S * BYTES_PER_S)
+        else:
+            kept += piece
+        assert room.total == len(kept)
+    if not kept or len(kept) % 2:
+        with pytest.raises(InvalidRequestError):
+            audio.commit()
+        audio.clear()
+    else:
+        wav, hold = audio.commit()
+        assert bytes(wav[HEADER_BYTES:]) == kept
+        hold.release()
+    assert room.total == 0
+
+
+@given(st.lists(st.sampled_from(["text", "sound", "drop"]), max_size=30))
+def test_a_conversation_always_fits_into_a_request(steps: list[str]) -> None:
+    room = held(5000)
+    media = MediaConfig(max_audios=2, max_request_bytes=1000, max_item_bytes=1000)
+    conversation = Conversation(media, room)
+    items: list[Item] = []
+    for step in steps:
+        if step == "drop" and items:
+            conversation.remove(items.pop(0).id)
+            continue
+        part = AudioPart(data=memoryview(bytes(300))) if step == "sound" else TextPart("x" * 100)
+        item = Item("user", [part], [])
+        assert conversation.add(item) == (items[-1].id if items else None)
+        items.append(item)
+        forgotten = conversation.make_room()
+        assert forgotten == items[: len(forgotten)]
+        items = items[len(forgotten) :]
+        assert len(conversation.messages()) == len(items) <= MAX_ITEMS
+        assert room.total == sum(each.weight for each in items) <= 1000
+        assert sum(isinstance(each.parts[0], AudioPart) for each in items) <= 2
+    conversation.clear()
+    assert room.total == 0
+
+
+def test_no_more_is_kept_than_there_is_room_for_all() -> None:
+    room = held(500)
+    first, second = Conversation(MediaConfig(), room), Conversation(MediaConfig(), room)
+    first.add(Item("user", [TextPart("x" * 400)], []))
+    with pytest.raises(BusyError):
+        second.add(Item("user", [TextPart("x" * 400)], []))
+    with pytest.raises(OmniRelayError):
+        first.get("nobody")
+    first.clear()
+    second.add(Item("user", [TextPart("x" * 400)], []))
+    assert room.total == 400

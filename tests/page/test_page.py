@@ -1,0 +1,292 @@
+"""The page in a real Chromium, before the real stack."""
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.page.browser import Page, browser
+
+SCENARIO_S = 120.0
+PICTURE = os.environ.get("PAGE_PICTURE")
+ANSWER = "document.querySelector('.assistant:last-of-type')"
+IDLE = "document.getElementById('stop').hidden"
+READY = "document.getElementById('stack').dataset.state === 'ready'"
+
+Open = Callable[[], Any]
+
+
+def run(scenario: Coroutine[Any, Any, None]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(SCENARIO_S):
+            await scenario
+
+    asyncio.run(bounded())
+
+
+@pytest.fixture
+def opened(url: str, microphone: Path, tmp_path: Path) -> Open:
+    """Opens the page; at its end nothing must have gone wrong."""
+
+    @asynccontextmanager
+    async def open_page() -> AsyncIterator[Page]:
+        async with browser(tmp_path, microphone) as page:
+            await page.resize(1200, 800)
+            await page.open(url)
+            await page.until(READY)
+            yield page
+            assert page.problems == []
+            assert [each for each in page.requests if not each.startswith((url, "blob:", "data:"))] == []
+
+    return open_page
+
+
+async def said(page: Page) -> dict[str, Any]:
+    """Wait until the last answer was made and played; gives what the page knows of it."""
+    await page.until(f"{ANSWER}?.dataset.state && {IDLE}")
+    facts: dict[str, Any] = json.loads(await page.js(f"JSON.stringify({ANSWER}.dataset)"))
+    facts["text"] = await page.js(f"{ANSWER}.querySelector('.words').textContent")
+    return facts
+
+
+async def check_spoken(page: Page, url: str) -> dict[str, Any]:
+    """The last answer was written, and played to the last sample."""
+    facts = await said(page)
+    assert facts["state"] == "done", facts
+    assert facts["text"]
+    assert int(facts["scheduled"]) == int(facts["samples"]) > 0
+    assert float(facts["heard"]) > 0.01
+    assert int(facts["firstAudioMs"]) > 0
+    report = await report_of(url, facts["request"])
+    assert report["state"] == "completed"
+    assert round(report["audio_seconds"] * 24_000) == int(facts["samples"])
+    print(f"first audio after {facts['firstAudioMs']} ms, {facts['gaps']} gaps, {facts['samples']} samples")
+    return {**facts, **report}
+
+
+async def report_of(url: str, request: str) -> dict[str, Any]:
+    async with httpx.AsyncClient(base_url=url, trust_env=False) as http:
+        report: dict[str, Any] = (await http.get(f"/v1/requests/{request}")).json()
+        return report
+
+
+async def drop(page: Page, path: Path) -> None:
+    x, y = await page.place("main")
+    data = {"items": [], "files": [str(path)], "dragOperationsMask": 1}
+    for kind in ("dragEnter", "dragOver", "drop"):
+        await page.call("Input.dispatchDragEvent", type=kind, x=x, y=y, data=data)
+    await page.until("document.querySelector('#files li') !== null")
+
+
+async def sideways(page: Page) -> int:
+    """By how many pixels the page is too wide."""
+    width: int = await page.js("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+    return width
+
+
+def test_pieces_of_all_sizes_are_played_as_one(opened: Open) -> None:
+    sizes = [5760, 1, 2879, 11520, 37, 480, 24_000, 3]
+    play = """(async () => {
+        const { Playback, output } = await import('/page/player.js');
+        await new Promise((ended) => {
+            window.played = new Playback(ended);
+            const piece = (size) => new Float32Array(size).fill(0.5);
+            SIZES.forEach((size, at) => setTimeout(() => window.played.push(piece(size)), 20 * at));
+            setTimeout(() => window.played.end(), 20 * SIZES.length + 100);
+        });
+        const { scheduled, gaps } = window.played;
+        return [scheduled, gaps, Math.round(window.played.position())];
+    })()"""
+
+    async def scenario() -> None:
+        async with opened() as page:
+            await page.click("#text")
+            await page.js("import('/page/player.js').then(({ output }) => { output(); })")
+            assert await page.js(play.replace("SIZES", str(sizes))) == [sum(sizes), 0, sum(sizes)]
+
+    run(scenario())
+
+
+def test_a_typed_question_is_answered_in_writing_and_aloud(opened: Open, url: str) -> None:
+    async def scenario() -> None:
+        async with opened() as page:
+            assert await page.js("[...document.querySelectorAll('#voice option')].map(o => o.value)") == [
+                "Chelsie",
+                "Ethan",
+                "(text only)",
+            ]
+            await page.click("#text")
+            await page.write("Good morning")
+            await page.click("#send")
+            await page.until(f"{ANSWER}?.querySelector('.words').textContent")
+            # Written and heard while it comes, not at the end.
+            await page.until(f"Number({ANSWER}.dataset.scheduled) > 0")
+            facts = await check_spoken(page, url)
+            await page.click(".assistant .play")
+            await page.until(f"!{IDLE} || document.querySelector('.play').ariaLabel.startsWith('Stop')")
+            await page.until("document.querySelector('.play').ariaLabel.startsWith('Play')")
+            await page.js("document.getElementById('voice').value = '(text only)'")
+            await page.click("#text")
+            await page.write("And now?")
+            await page.press("Enter")
+            await page.until("document.querySelectorAll('.assistant').length === 2")
+            quiet = await said(page)
+            assert quiet["state"] == "done"
+            assert int(quiet["samples"]) == 0
+            report = await report_of(url, quiet["request"])
+            # The first question and its answer were sent again.
+            assert report["prompt_tokens"] > facts["prompt_tokens"] + facts["text_tokens"]
+
+    run(scenario())
+
+
+def test_a_dropped_picture_and_speech_are_sent_and_shown(opened: Open, url: str, picture: Path) -> None:
+    async def scenario() -> None:
+        async with opened() as page:
+            await drop(page, picture)
+            await page.click("#text")
+            await page.write("What can you see in this picture?")
+            await page.press("Enter")
+            first = await check_spoken(page, url)
+            assert first["prompt_tokens"] > 60
+            assert await page.js("document.querySelector('.user img.media').naturalWidth") == 224
+            await hold_to_talk(page)
+            second = await check_spoken(page, url)
+            # Others may keep the machine from making sound as fast as it is heard, but not both times.
+            assert min(int(first["gaps"]), int(second["gaps"])) == 0
+            assert second["prompt_tokens"] > first["prompt_tokens"] + 30
+            await page.until("document.querySelector('.user audio.media').duration > 1")
+            await page.js("scrollTo(0, 1e6)")
+            assert await sideways(page) == 0
+            if PICTURE:
+                await page.resize(1100, 920)
+                await page.js("scrollTo(0, 1e6)")
+                await page.pointer("mouseMoved", 5, 300)
+                await page.picture(Path(PICTURE))
+            for width in (390, 320):
+                await page.resize(width, 844, phone=True)
+                assert await sideways(page) == 0
+            await page.click("#reset")
+            await page.until("document.querySelectorAll('.turn').length === 0")
+            assert await sideways(page) == 0
+
+    run(scenario())
+
+
+async def hold_to_talk(page: Page) -> None:
+    x, y = await page.place("#talk")
+    await page.pointer("mousePressed", x, y)
+    await page.until("parseFloat(document.getElementById('clock').textContent) >= 2")
+    assert await page.js("document.getElementById('talk').ariaPressed") == "true"
+    before = await page.js("document.querySelectorAll('.assistant').length")
+    await page.pointer("mouseReleased", x, y)
+    await page.until(f"document.querySelectorAll('.assistant').length === {before + 1}")
+
+
+def test_escape_cancels_at_every_stage(opened: Open, url: str) -> None:
+    async def scenario() -> None:
+        async with opened() as page, httpx.AsyncClient(base_url=url, trust_env=False) as http:
+            await page.click("#text")
+            await page.write("Tell me everything.")
+            await page.press("Enter")
+            await page.until(f"{ANSWER}?.querySelector('.words').textContent && {ANSWER}.dataset.request")
+            await page.press("Escape")
+            facts = await said(page)
+            assert facts["state"] == "stopped"
+            async with asyncio.timeout(30):
+                while (report := await report_of(url, facts["request"]))["state"] != "cancelled":
+                    await asyncio.sleep(0.05)
+                while any(held(each) for each in (await http.get("/health")).json()["stages"]):
+                    await asyncio.sleep(0.05)
+            assert report["error"] == "cancelled"
+
+    run(scenario())
+
+
+def held(stage: dict[str, Any]) -> int:
+    """What a stage holds of requests."""
+    return sum(stage["load"][name] for name in ("running", "waiting", "held_bytes", "outbox_bytes"))
+
+
+def test_the_keyboard_is_enough(opened: Open, url: str) -> None:
+    async def scenario() -> None:
+        async with opened() as page:
+            # The message field has the focus from the beginning.
+            await page.write("One")
+            await page.press("Enter", modifiers=8)
+            await page.write("Two")
+            assert await page.js("document.getElementById('text').value") == "One\nTwo"
+            await page.press("Enter")
+            await check_spoken(page, url)
+            await page.key("keyDown", "F2")
+            await page.until("parseFloat(document.getElementById('clock').textContent) >= 1")
+            await page.key("keyUp", "F2")
+            await page.until("document.querySelectorAll('.assistant').length === 2")
+            await check_spoken(page, url)
+            reached = set()
+            for _ in range(24):
+                await page.press("Tab")
+                reached.add(await page.js("document.activeElement.id || document.activeElement.className"))
+            assert {"voice", "reset", "attach", "text", "talk", "send", "play"} <= reached
+            # A recording that is not wanted is not sent.
+            await page.key("keyDown", "F2")
+            await page.until("!document.getElementById('recording').hidden")
+            await page.press("Escape")
+            await page.key("keyUp", "F2")
+            await page.until("document.getElementById('recording').hidden")
+            assert await page.js("document.querySelectorAll('.user').length") == 2
+
+    run(scenario())
+
+
+def test_errors_are_told_in_words_and_do_not_last(opened: Open, url: str, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with opened() as page:
+            broken = tmp_path / "broken.png"
+            broken.write_bytes(b"this is no picture")
+            await drop(page, broken)
+            await page.click("#send")
+            facts = await said(page)
+            assert facts["state"] == "failed"
+            told = await page.js(f"{ANSWER}.querySelector('[role=alert]').textContent")
+            assert told.startswith("image 1")
+            # The page shows the file as it is, which Chromium does not report as a problem of its own.
+            notes = tmp_path / "notes.txt"
+            notes.write_text("words", encoding="utf-8")
+            x, y = await page.place("main")
+            data = {"items": [], "files": [str(notes)], "dragOperationsMask": 1}
+            for kind in ("dragEnter", "dragOver", "drop"):
+                await page.call("Input.dispatchDragEvent", type=kind, x=x, y=y, data=data)
+            await page.until("document.getElementById('notice').textContent.includes('notes.txt')")
+            await page.click("#text")
+            await page.write("And without it?")
+            await page.press("Enter")
+            await page.until("document.querySelectorAll('.assistant').length === 2")
+            await check_spoken(page, url)
+            # The answer's status was 400, which browsers log.
+            page.problems = [each for each in page.problems if "400" not in each]
+
+    run(scenario())
+
+
+def test_nobody_may_frame_or_extend_the_page(url: str) -> None:
+    with httpx.Client(base_url=url, trust_env=False) as http:
+        page = http.get("/")
+        policy = page.headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "script-src 'self';" in policy
+        assert "frame-ancestors 'none'" in policy
+        assert page.headers["x-content-type-options"] == "nosniff"
+        assert page.headers["referrer-policy"] == "no-referrer"
+        assert http.get("/", headers={"Host": "evil.example"}).status_code == 403
+        assert http.get("/", headers={"If-None-Match": page.headers["etag"]}).status_code == 304
+        for name in ("app.js", "style.css", "icon.svg"):
+            assert http.get(f"/page/{name}").headers["content-security-policy"] == policy
+        for path in ("/page/none.js", "/page/..%2f__init__.py", "/page/__init__.py"):
+            assert http.get(path).status_code == 404

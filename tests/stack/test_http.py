@@ -1,0 +1,158 @@
+"""OpenAI's client, and vLLM's benchmark, against the whole stack."""
+
+import argparse
+import base64
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+
+from gateway.client import GatewayClient, GenerateRequest, SamplingOverrides
+from gateway.http.encoders import to_int16
+from gateway.parts import ChatMessage
+from tests.gateway.http_bench import decoded, from_base64
+from tests.support.media import picture, spoken
+from tests.support.stack import RunningStack
+
+TEXT = "Hello! Who are you?"
+HI: list[Any] = [{"role": "user", "content": TEXT}]
+HOW: Any = {
+    "model": "omnirelay",
+    "seed": 5,
+    "max_tokens": 12,
+    "extra_body": {"codec_sampling": {"max_tokens": 60, "min_tokens": 60}},
+}
+SPOKEN: Any = {**HOW, "modalities": ["text", "audio"], "audio": {"voice": "Ethan", "format": "pcm16"}}
+DEADLINE_S = 10.0
+
+
+@pytest.fixture(scope="module")
+def url(stack: RunningStack) -> str:
+    address: str = stack.config["gateway"]["http"]
+    return address.replace("tcp:", "http:")
+
+
+@pytest.fixture(scope="module")
+def ai(url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def data_url(data: bytes) -> str:
+    return f"data:;base64,{base64.b64encode(data).decode()}"
+
+
+def test_the_answer_is_that_of_the_other_protocol(stack: RunningStack, ai: openai.OpenAI) -> None:
+    request = GenerateRequest(
+        messages=[ChatMessage("user", TEXT)],
+        speaker="Ethan",
+        seed=5,
+        text_sampling=SamplingOverrides(max_tokens=12),
+        codec_sampling=SamplingOverrides(max_tokens=60, min_tokens=60),
+    )
+    with GatewayClient(stack.address) as client:
+        expected = client.chat(request).result()
+    pcm = to_int16(expected.audio.tobytes())
+    answer = ai.chat.completions.create(messages=HI, **SPOKEN)
+    audio = answer.choices[0].message.audio
+    assert audio is not None
+    assert audio.transcript == expected.text
+    assert np.array_equal(np.frombuffer(base64.b64decode(audio.data), "<i2"), pcm)
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == expected.done.prompt_tokens
+    assert answer.usage.completion_tokens == len(expected.done.text_token_ids) + 60
+    deltas = [
+        getattr(chunk.choices[0].delta, "audio", None)
+        for chunk in ai.chat.completions.create(messages=HI, stream=True, **SPOKEN)
+    ]
+    said = [delta for delta in deltas if delta is not None]
+    assert "".join(delta.transcript or "" for delta in said) == expected.text
+    pieces = [delta.data for delta in said if delta.data]
+    assert len(pieces) > 1
+    assert np.array_equal(np.frombuffer(from_base64(pieces), "<i2"), pcm)
+    plain = ai.chat.completions.create(messages=HI, **HOW)
+    assert plain.choices[0].message.content == expected.text
+
+
+def test_sounds_and_pictures_in_and_speech_out(ai: openai.OpenAI) -> None:
+    content: Any = [
+        {
+            "type": "input_audio",
+            "input_audio": {"data": base64.b64encode(spoken()).decode(), "format": "wav"},
+        },
+        {"type": "image_url", "image_url": {"url": data_url(picture())}},
+        {"type": "text", "text": "What do you hear and see?"},
+    ]
+    how = {**SPOKEN, "audio": {"voice": "Chelsie", "format": "flac"}}
+    answer = ai.chat.completions.create(messages=[{"role": "user", "content": content}], **how)
+    audio = answer.choices[0].message.audio
+    assert audio is not None
+    assert decoded(base64.b64decode(audio.data), "flac").size == 60 * 480
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens > 100
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_file_that_is_none_is_refused_before_the_answer_begins(ai: openai.OpenAI, stream: bool) -> None:
+    content: Any = [{"type": "image_url", "image_url": {"url": data_url(b"no picture")}}]
+    with pytest.raises(openai.BadRequestError, match="image 1") as raised:
+        ai.chat.completions.create(messages=[{"role": "user", "content": content}], stream=stream, **HOW)
+    assert raised.value.code == "media_invalid"
+
+
+def test_a_text_is_spoken(ai: openai.OpenAI) -> None:
+    with ai.audio.speech.with_streaming_response.create(
+        model="omnirelay", input="Good morning.", voice="Chelsie", response_format="wav"
+    ) as response:
+        speech = b"".join(response.iter_bytes())
+    assert decoded(speech, "wav").size > 0
+
+
+def test_a_stream_that_is_left_is_cancelled_at_every_stage(ai: openai.OpenAI, url: str) -> None:
+    how = {**SPOKEN, "max_tokens": 200, "extra_body": {"min_tokens": 200}}
+    with ai.chat.completions.create(messages=HI, stream=True, **how) as stream:
+        name = next(iter(stream)).id
+    deadline = time.monotonic() + DEADLINE_S
+    state = ""
+    while state != "cancelled":
+        assert time.monotonic() < deadline, state
+        state = httpx.get(f"{url}/v1/requests/{name}").json()["state"]
+    loads = [1]
+    while any(loads):
+        assert time.monotonic() < deadline, loads
+        stages = httpx.get(f"{url}/health").json()["stages"]
+        loads = [stage["load"][key] for stage in stages for key in ("running", "waiting", "held_bytes")]
+
+
+def test_vllms_benchmark_drives_it(url: str, tiny_checkpoint: Path, tmp_path: Path) -> None:
+    """As ``vllm bench serve --backend openai-chat`` does."""
+    from vllm.benchmarks import serve  # noqa: PLC0415 - loads vLLM
+
+    parser = argparse.ArgumentParser()
+    serve.add_cli_args(parser)
+    result = tmp_path / "result.json"
+    options = {
+        "backend": "openai-chat",
+        "base-url": url,
+        "endpoint": "/v1/chat/completions",
+        "model": "omnirelay",
+        "tokenizer": tiny_checkpoint,
+        "dataset-name": "random",
+        "random-input-len": 16,
+        "random-output-len": 8,
+        "num-prompts": 6,
+        "max-concurrency": 3,
+        "temperature": 0,
+        "result-filename": result,
+    }
+    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    serve.main(parser.parse_args([*words, "--ignore-eos", "--save-result", "--disable-tqdm"]))
+    told = json.loads(result.read_text())
+    assert (told["completed"], told["total_output_tokens"]) == (6, 6 * 8)
+    assert told["median_ttft_ms"] > 0
