@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from gateway.cli import checkpoint
-from gateway.cli.chat import HumanPrinter, stream
+from gateway.cli.chat.answer import FiguresPrinter, Listener, TextPrinter, WavWriter, stream
 from gateway.cli.launcher import Stack, running, show_line
 from gateway.cli.output import mebibytes, say
 from gateway.cli.up import until_told_to_stop
@@ -54,12 +54,13 @@ async def _demonstrate(stack: Stack, address: str, out: Path) -> None:
             text_sampling=SamplingOverrides(max_tokens=48),
             codec_sampling=SamplingOverrides(max_tokens=256),
         )
-        # In a thread, because the plain client waits; the loop goes on reading the processes' output.
-        talk = asyncio.create_task(asyncio.to_thread(stream, address, PROMPT, options, HumanPrinter(), out))
+        listeners: list[Listener] = [WavWriter(out), TextPrinter(), FiguresPrinter()]
+        talk = asyncio.create_task(stream(address, PROMPT, options, listeners))
         watch = asyncio.create_task(stack.watch())
         done, _ = await asyncio.wait([talk, watch], return_when=asyncio.FIRST_COMPLETED)
         # If a process died, that is why the request failed, and what is to be told.
         await (watch if watch in done else talk)
+        talk.cancel()
         watch.cancel()
         say(f"written:             {out}")
         await _show_memory(address)

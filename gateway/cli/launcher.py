@@ -10,6 +10,7 @@ from typing import Final
 
 from gateway.cli.child import Child
 from gateway.cli.output import announce
+from gateway.cli.progress import Progress
 from gateway.client import AsyncGatewayClient, StatusReport
 from shared.config import Config
 from shared.errors import GatewayUnreachableError, MessageError, StageStartError
@@ -83,24 +84,22 @@ class Stack:
     async def _wait_until_ready(self) -> StatusReport:
         started = time.monotonic()
         told = started
-        ready: set[str] = set()
-        while True:
-            self._check_alive("before all were ready")
-            report = await self._ask()
-            now = time.monotonic()
-            states = {"gateway": report is not None}
-            states |= {stage.name: stage.state == "ready" for stage in (report.stages if report else ())}
-            for name in (name for name, is_ready in states.items() if is_ready and name not in ready):
-                announce(f"the {name} is ready after {now - started:.1f} s")
-                ready.add(name)
-                told = now
-            if report is not None and report.ready:
-                return report
-            if now - told > PROGRESS_S:
-                missing = [child.name for child in self._children if child.name not in ready]
-                announce(f"waiting for {', '.join(missing)} ({now - started:.0f} s)")
-                told = now
-            await asyncio.sleep(POLL_S)
+        missing = [child.name for child in self._children]
+        with Progress(lambda: f"waiting for {', '.join(missing)}") as progress:
+            while True:
+                self._check_alive("before all were ready")
+                report = await self._ask()
+                now = time.monotonic()
+                for name in _ready(report).intersection(missing):
+                    announce(f"the {name} is ready after {now - started:.1f} s")
+                    missing.remove(name)
+                    told = now
+                if report is not None and report.ready:
+                    return report
+                if now - told > PROGRESS_S and not progress.visible:
+                    announce(f"waiting for {', '.join(missing)} ({now - started:.0f} s)")
+                    told = now
+                await asyncio.sleep(POLL_S)
 
     async def _ask(self) -> StatusReport | None:
         """Ask our own gateway; another program may answer while ours finds the address taken."""
@@ -117,6 +116,13 @@ class Stack:
                 lines = "".join(f"\n  [{child.name}] {line}" for line in child.tail)
                 told = f"; its last lines:{lines}" if lines else " and said nothing"
                 raise StageStartError(f"the {child.name} {child.ending} {when}{told}")
+
+
+def _ready(report: StatusReport | None) -> set[str]:
+    """The processes that are ready."""
+    if report is None:
+        return set()
+    return {"gateway", *(stage.name for stage in report.stages if stage.state == "ready")}
 
 
 def show_line(name: str, line: str) -> None:

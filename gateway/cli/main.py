@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from gateway.cli import chat, checkpoint, demo, status, up
+from gateway.cli import chat, checkpoint, completion, demo, doctor, status, up
 from gateway.cli.output import fail
 from gateway.client.types import DEFAULT_ADDRESS
 from shared.errors import OmniRelayError
@@ -49,6 +49,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_chat(commands)
     _add_status(commands)
     _add_demo(commands)
+    _add_doctor(commands)
+    _add_completion(commands, parser)
     return parser
 
 
@@ -70,8 +72,10 @@ def _add_up(commands: "_Commands[argparse.ArgumentParser]") -> None:
 
 
 def _add_chat(commands: "_Commands[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser("chat", help="send one request and stream the answer")
-    parser.add_argument("text", nargs="?", metavar="TEXT", help="may be left out beside a FILE")
+    parser = commands.add_parser("chat", help="send one request and stream the answer, or converse")
+    parser.add_argument(
+        "text", nargs="?", metavar="TEXT", help="without it, and without a FILE: a conversation"
+    )
     for kind, what in (("audio", "sound"), ("image", "picture"), ("video", "video")):
         parser.add_argument(
             f"--{kind}",
@@ -89,7 +93,14 @@ def _add_chat(commands: "_Commands[argparse.ArgumentParser]") -> None:
     parser.add_argument("--max-tokens", type=int, metavar="N", help="most text tokens")
     parser.add_argument("--max-codec-tokens", type=int, metavar="N", help="most codec tokens, 50 a second")
     parser.add_argument("--out", type=Path, metavar="FILE.wav", help="where to write the speech")
+    parser.add_argument(
+        "--play",
+        action=argparse.BooleanOptionalAction,
+        help="play the speech; without a word, at a terminal if there is a player",
+    )
+    parser.add_argument("--history", type=Path, metavar="FILE", help="keep the lines of conversations there")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    parser.add_argument("--verbose", action="store_true", help="which player; the figures of every answer")
     parser.add_argument("--gateway", default=DEFAULT_ADDRESS, metavar="tcp://HOST:PORT")
     parser.set_defaults(run=chat.run, refuse_usage=parser.error)
 
@@ -106,3 +117,16 @@ def _add_demo(commands: "_Commands[argparse.ArgumentParser]") -> None:
     parser.add_argument("--out", type=Path, default=Path("out/reply.wav"), metavar="FILE.wav")
     parser.add_argument("--verbose", action="store_true", help="show the output of the processes too")
     parser.set_defaults(run=demo.run)
+
+
+def _add_doctor(commands: "_Commands[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser("doctor", help="say what is wrong with this set-up, and what to do")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="YAML; the defaults without it")
+    parser.add_argument("--json", action="store_true", help="as one JSON object")
+    parser.set_defaults(run=doctor.run)
+
+
+def _add_completion(commands: "_Commands[argparse.ArgumentParser]", whole: argparse.ArgumentParser) -> None:
+    parser = commands.add_parser("completion", help="print a script for a shell's completion")
+    parser.add_argument("shell", choices=completion.SHELLS)
+    parser.set_defaults(run=completion.run, parser=whole)

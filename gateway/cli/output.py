@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 import wave
 from pathlib import Path
@@ -9,18 +10,50 @@ from typing import Any, Final
 
 import numpy as np
 
+from gateway.cli.progress import set_aside
 from gateway.client.types import DoneEvent, Samples
 from shared.errors import OmniRelayError, OutputError
 from shared.messages import SAMPLE_RATE
 
 PCM_PEAK: Final = 32_767
 MIB: Final = 2**20
+GIB: Final = 2**30
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+class _Output:
+    """Where the standard output is.
+
+    Attributes:
+        midway: In the middle of a line, as a text that comes in pieces leaves it.
+    """
+
+    midway = False
+
+
+_output: Final = _Output()
 
 
 def say(line: str, end: str = "\n") -> None:
     """Write to standard output, at once."""
-    sys.stdout.write(line + end)
-    sys.stdout.flush()
+    with set_aside():
+        sys.stdout.write(line + end)
+        sys.stdout.flush()
+        _output.midway = not (line + end).endswith("\n")
+
+
+def printable(text: str) -> str:
+    """The text of a model, without what would steer a terminal if it is one that is written to."""
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text) if sys.stdout.isatty() else text
+
+
+def note(line: str) -> None:
+    """Write a line to standard error: what is said beside the answer itself."""
+    if _output.midway:
+        say("")
+    with set_aside():
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
 
 
 def announce(line: str) -> None:
@@ -42,8 +75,13 @@ def say_json(**fields: Any) -> None:
 
 def fail(error: OmniRelayError) -> int:
     """Tell an error on standard error; gives the exit status 1."""
-    sys.stderr.write(f"omnirelay: {error.code}: {error}\n")
+    note(f"omnirelay: {error.code}: {error}")
     return 1
+
+
+def pcm16(samples: Samples) -> bytes:
+    """Give a waveform as PCM16, little-endian."""
+    return np.rint(np.clip(samples, -1, 1) * PCM_PEAK).astype("<i2").tobytes()
 
 
 def write_wav(path: Path, samples: Samples) -> None:
@@ -52,14 +90,13 @@ def write_wav(path: Path, samples: Samples) -> None:
     Raises:
         OutputError: The file cannot be written.
     """
-    pcm = np.rint(np.clip(samples, -1, 1) * PCM_PEAK).astype("<i2")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with wave.open(str(path), "wb") as file:
             file.setnchannels(1)
             file.setsampwidth(2)
             file.setframerate(SAMPLE_RATE)
-            file.writeframes(pcm.tobytes())
+            file.writeframes(pcm16(samples))
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror}") from error
 
@@ -78,6 +115,11 @@ def timing_lines(done: DoneEvent) -> list[str]:
 def mebibytes(count: int) -> str:
     """A number of bytes, for people."""
     return f"{count / MIB:,.0f} MiB"
+
+
+def gibibytes(count: int) -> str:
+    """A larger number of bytes, for people."""
+    return f"{count / GIB:,.1f} GiB"
 
 
 def _seconds(value: float | None) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from gateway.cli import checkpoint
 from gateway.cli.launcher import Stack, running
 from gateway.cli.output import announce
-from shared.config import load_config
+from shared.config import Config, load_config
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -20,7 +20,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     config = load_config(arguments.config)
     checkpoint.ensure(config)
-    asyncio.run(until_told_to_stop(_serve(Stack(config, arguments.config), config.gateway.listen)))
+    asyncio.run(until_told_to_stop(_serve(Stack(config, arguments.config), _addresses(config))))
     announce("stopped")
     return 0
 
@@ -51,7 +51,13 @@ async def until_told_to_stop(work: Coroutine[Any, Any, None]) -> bool:
     return True
 
 
-async def _serve(stack: Stack, address: str) -> None:
+def _addresses(config: Config) -> str:
+    """Where clients connect, the way each protocol writes it."""
+    http = config.gateway.http
+    return config.gateway.listen + (f", {http.replace('tcp:', 'http:')}" if http else "")
+
+
+async def _serve(stack: Stack, addresses: str) -> None:
     async with running(stack) as report:
-        announce(f"ready: {address} (model {report.gateway.model})")
+        announce(f"ready: {addresses} (model {report.gateway.model})")
         await stack.watch()

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from gateway import events, failures
-from gateway.client.outbox import Outbox, Pieces, submit_pieces
+from gateway.client.outbox import Outbox, Pieces, Upload, submit_pieces
 from gateway.client.types import (
     DEFAULT_ADDRESS,
     AudioEvent,
@@ -55,10 +55,12 @@ class AsyncAnswer:
 
     Attributes:
         request_id: The gateway's name of the request; none until it is accepted.
+        upload: How far the request is on its way to the gateway.
     """
 
-    def __init__(self, client: "AsyncGatewayClient", client_id: int) -> None:
+    def __init__(self, client: "AsyncGatewayClient", client_id: int, upload: Upload) -> None:
         self.request_id: str | None = None
+        self.upload: Final = upload
         self._client = client
         self._client_id = client_id
         self._sent = time.monotonic()
@@ -226,8 +228,7 @@ class AsyncGatewayClient:
         """
         client_id = next(self._ids)
         frame = submit_pieces(client_id, build_request(prompt, **options), self._limits)
-        answer = AsyncAnswer(self, client_id)
-        self._send(frame)
+        answer = AsyncAnswer(self, client_id, self._send(frame))
         self._answers[client_id] = answer
         return answer
 
@@ -247,12 +248,12 @@ class AsyncGatewayClient:
         self._reports[client_id] = report
         return await report
 
-    def _send(self, frame: Pieces) -> None:
+    def _send(self, frame: Pieces) -> Upload:
         if self._lost is not None:
             raise self._lost
         if self._outbox is None:
             raise GatewayUnreachableError("the client is not connected")
-        self._outbox.put(frame)
+        return self._outbox.put(frame)
 
     async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Welcome:
         writer.write(pack(Hello(PROTOCOL_VERSION, "omnirelay-python")))

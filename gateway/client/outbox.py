@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import secrets
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -25,6 +26,19 @@ MAX_FRAME_BYTES: Final = 2**32 - 1
 """What a frame's length can say."""
 _BIN8, _BIN32 = 0xC4, 0xC6
 log = logging.getLogger(__name__)
+
+
+@dataclass
+class Upload:
+    """How far a frame is on its way.
+
+    Attributes:
+        total_bytes: Its length.
+        sent_bytes: Of them, taken by the connection, which holds a few that the gateway has not read.
+    """
+
+    total_bytes: int
+    sent_bytes: int = 0
 
 
 def submit_pieces(client_id: int, request: GenerateRequest, limits: Welcome) -> Pieces:
@@ -71,26 +85,31 @@ class Outbox:
 
     def __init__(self, writer: asyncio.StreamWriter) -> None:
         self._writer = writer
-        self._frames: asyncio.Queue[Pieces] = asyncio.Queue()
+        self._frames: asyncio.Queue[tuple[Pieces, Upload]] = asyncio.Queue()
 
-    def put(self, frame: Pieces) -> None:
-        """Write a frame behind those that wait."""
-        self._frames.put_nowait(frame)
+    def put(self, frame: Pieces) -> Upload:
+        """Write a frame behind those that wait; gives how far it is, kept up to date."""
+        upload = Upload(sum(map(len, frame)))
+        self._frames.put_nowait((frame, upload))
+        return upload
 
     async def run(self) -> None:
         """Write until the connection is lost."""
         try:
             while True:
-                for piece in await self._frames.get():
-                    await self._write(memoryview(piece))
+                frame, upload = await self._frames.get()
+                for piece in frame:
+                    await self._write(memoryview(piece), upload)
         except OSError as error:
             # Who reads from the connection learns of it too, and tells.
             log.debug("cannot write to the gateway any more: %s", error)
 
-    async def _write(self, piece: memoryview) -> None:
+    async def _write(self, piece: memoryview, upload: Upload) -> None:
         for start in range(0, len(piece), PIECE_BYTES):
-            self._writer.write(piece[start : start + PIECE_BYTES])
+            part = piece[start : start + PIECE_BYTES]
+            self._writer.write(part)
             await self._writer.drain()
+            upload.sent_bytes += len(part)
             # Draining does not wait while the gateway reads fast, and others on this loop want their turn.
             await asyncio.sleep(0)
 

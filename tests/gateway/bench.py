@@ -44,6 +44,7 @@ def make_config(
                 "listen": listen,
                 "events": events,
                 "control": control,
+                "http": None,
                 "limits": limits,
                 **(gateway or {}),
             },

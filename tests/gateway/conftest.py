@@ -7,8 +7,13 @@ from typing import Any
 import pytest
 
 from shared.config import Config
-from tests.gateway.bench import make_config
+from shared.messages import STAGES
+from tests.gateway.bench import free_ports, make_config
 from tests.gateway.checkpoint_dir import make_checkpoint_dir
+
+ROOT = Path(__file__).resolve().parents[2]
+KEYS = ["GATEWAY__LISTEN", "GATEWAY__EVENTS", "GATEWAY__CONTROL", "GATEWAY__HTTP"]
+KEYS += [f"STAGES__{stage.upper()}__INBOX" for stage in STAGES]
 
 
 @pytest.fixture(scope="session")
@@ -24,3 +29,23 @@ def configure(checkpoint_dir: Path) -> Callable[..., Config]:
         return make_config(checkpoint_dir, gateway, media, **limits)
 
     return configured
+
+
+@pytest.fixture
+def place(tmp_path: Path, checkpoint_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory whose ``services`` are imitations, and an environment of free ports."""
+    for stage in STAGES:
+        package = tmp_path / "services" / stage
+        package.mkdir(parents=True)
+        # A regular package, or the real one further down the path would be taken before it.
+        (package.parent / "__init__.py").touch()
+        (package / "__init__.py").touch()
+        (package / "__main__.py").write_text(
+            f"from tests.gateway.fake_stage_process import run\nrun({stage!r})\n"
+        )
+    for key, port in zip(KEYS, free_ports(len(KEYS)), strict=True):
+        monkeypatch.setenv(f"OMNIRELAY_{key}", f"tcp://127.0.0.1:{port}")
+    monkeypatch.setenv("OMNI_MODEL", str(checkpoint_dir))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path

@@ -177,7 +177,8 @@ def test_no_gateway_and_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as raised:
         main(["chat"])
     assert raised.value.code == 2
-    assert capsys.readouterr().err.endswith("error: give TEXT, --audio, --image or --video\n")
+    told = "error: give TEXT, --audio, --image or --video, or lines on the standard input\n"
+    assert capsys.readouterr().err.endswith(told)
 
 
 def test_the_files_of_the_demo_are_what_is_said_of_them() -> None:

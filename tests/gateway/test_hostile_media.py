@@ -213,8 +213,8 @@ def test_the_gateway_stops_although_frames_are_coming_and_waiting(configure: Con
 def test_a_frame_that_comes_too_slowly_is_given_up(
     configure: Configure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.server.UPLOAD_GRACE_S", 0.1)
-    monkeypatch.setattr("gateway.server.MIN_UPLOAD_BYTES_PER_S", 2**30)
+    monkeypatch.setattr("gateway.held.UPLOAD_GRACE_S", 0.1)
+    monkeypatch.setattr("gateway.held.MIN_UPLOAD_BYTES_PER_S", 2**30)
 
     async def scenario() -> None:
         async with bench(configure()) as b:

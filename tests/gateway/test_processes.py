@@ -20,32 +20,7 @@ from gateway.cli.launcher import Stack, running
 from gateway.cli.main import main
 from shared.config import load_config
 from shared.errors import StageStartError
-from shared.messages import STAGES
-from tests.gateway.bench import free_ports, run
-
-ROOT = Path(__file__).resolve().parents[2]
-KEYS = ["GATEWAY__LISTEN", "GATEWAY__EVENTS", "GATEWAY__CONTROL"]
-KEYS += [f"STAGES__{stage.upper()}__INBOX" for stage in STAGES]
-
-
-@pytest.fixture
-def place(tmp_path: Path, checkpoint_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory whose ``services`` are imitations, and an environment of free ports."""
-    for stage in STAGES:
-        package = tmp_path / "services" / stage
-        package.mkdir(parents=True)
-        # A regular package, or the real one further down the path would be taken before it.
-        (package.parent / "__init__.py").touch()
-        (package / "__init__.py").touch()
-        (package / "__main__.py").write_text(
-            f"from tests.gateway.fake_stage_process import run\nrun({stage!r})\n"
-        )
-    for key, port in zip(KEYS, free_ports(len(KEYS)), strict=True):
-        monkeypatch.setenv(f"OMNIRELAY_{key}", f"tcp://127.0.0.1:{port}")
-    monkeypatch.setenv("OMNI_MODEL", str(checkpoint_dir))
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+from tests.gateway.bench import run
 
 
 def start(*arguments: str) -> "subprocess.Popen[str]":

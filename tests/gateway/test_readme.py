@@ -1,4 +1,4 @@
-"""The README's examples of the client and of ``omnirelay chat`` run as they stand there."""
+"""The examples of clients and of ``omnirelay chat`` run as they stand, in the README and in the API page."""
 
 import asyncio
 import re
@@ -10,10 +10,22 @@ import pytest
 
 from gateway.cli.main import main
 from shared.config import Config
-from tests.gateway.bench import bench, run
+from tests.gateway.bench import run
+from tests.gateway.http_bench import HttpBench, http_bench, http_gateway
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+ROOT = Path(__file__).resolve().parents[2]
+README = ROOT / "README.md"
+API = ROOT / "docs" / "api.md"
 FILES = ["question.ogg", "bark.mp3", "cat.jpg", "dog.png", "house.jpg", "other.jpg", "film.mp4"]
+
+
+def examples(page: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+
+
+def here(block: str, b: HttpBench) -> str:
+    """An example, with this gateway's addresses."""
+    return block.replace("tcp://127.0.0.1:5555", b.listen).replace("http://127.0.0.1:8000", b.url.rstrip("/"))
 
 
 def test_the_examples_run(
@@ -25,10 +37,10 @@ def test_the_examples_run(
         Path(name).write_bytes(name.encode())
 
     async def scenario() -> None:
-        async with bench(configure()) as b:
+        async with http_bench(configure(http_gateway())) as b:
             b.stages.serve(b.encode("Hello"))
-            for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
-                example = compile(block.replace("tcp://127.0.0.1:5555", b.listen), "README.md", "exec")
+            for block in examples(README):
+                example = compile(here(block, b), "README.md", "exec")
                 await asyncio.to_thread(exec, example, {"__name__": "README"})
             lines = re.findall(
                 r"^    omnirelay (chat .*--(?:audio|image|video) [^\]\n]*)$", text, re.MULTILINE
@@ -39,5 +51,24 @@ def test_the_examples_run(
             assert len(lines) == 4
             assert sent[-4:] == [("audio",), ("image",), ("video",), ("audio", "image", "image")]
             assert {"audio", "image", "video"} <= {kind for kinds in sent[:-4] for kind in kinds}
+
+    run(scenario())
+
+
+def test_the_examples_of_the_page_on_http_run(
+    configure: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b:
+            b.stages.serve(b.encode("Hello"))
+            names: dict[str, object] = {}
+            for block in examples(API):
+                await asyncio.to_thread(exec, compile(here(block, b), "api.md", "exec"), names)
+            assert Path("reply.mp3").stat().st_size > 100
+            # Samples of the imitated stages.
+            assert Path("reply.pcm").stat().st_size == 2 * 360
+            assert Path("morning.wav").stat().st_size == 44 + 2 * 360
 
     run(scenario())

@@ -1,0 +1,88 @@
+"""One line at the bottom of a terminal that says how far long work is.
+
+It is written to standard error, so that what a command prints can be redirected, and only to a terminal that
+can rewrite a line.  Everywhere else nothing is shown, and commands print plain lines.
+"""
+
+import logging
+import os
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final, Self
+
+TICK_S: Final = 0.2
+ERASE: Final = "\r\x1b[K"
+log = logging.getLogger(__name__)
+
+
+class Progress:
+    """Shows a line while a ``with`` block runs, and the seconds since it began.
+
+    Args:
+        describe: Gives the present text; nothing is shown while it is empty.  Called on another thread.
+        patience_s: What is over by then never shows.
+
+    Attributes:
+        visible: There is a terminal to show it on.
+    """
+
+    def __init__(self, describe: Callable[[], str], patience_s: float = 0.0) -> None:
+        self.visible: Final = sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+        self._describe = describe
+        self._patience_s = patience_s
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
+
+    def __enter__(self) -> Self:
+        if self.visible:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        if self.visible:
+            self._thread.join()
+
+    def _run(self) -> None:
+        began = time.monotonic()
+        wait = self._patience_s
+        try:
+            while not self._over.wait(wait):
+                wait = TICK_S
+                # What it says and what others write must not cross each other.
+                with _line.lock:
+                    text = self._describe()
+                    _line.draw(f"{text} ({time.monotonic() - began:.0f} s)" if text else "")
+            _line.draw("")
+        except OSError as error:
+            log.debug("the terminal is gone: %s", error)
+
+
+@contextmanager
+def set_aside() -> Iterator[None]:
+    """Take the line away while something else is written; it comes back by itself."""
+    with _line.lock:
+        _line.draw("")
+        yield
+
+
+class _Line:
+    """The bottom line, of which a terminal has one."""
+
+    def __init__(self) -> None:
+        self.lock: Final = threading.RLock()
+        self._drawn = False
+
+    def draw(self, text: str) -> None:
+        with self.lock:
+            if self._drawn or text:
+                sys.stderr.write(ERASE + text[: shutil.get_terminal_size().columns - 1])
+                sys.stderr.flush()
+                self._drawn = bool(text)
+
+
+_line: Final = _Line()

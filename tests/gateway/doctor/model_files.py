@@ -1,0 +1,59 @@
+"""A checkpoint's files without a model: as small as the doctor's checks allow."""
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+CONFIG: dict[str, Any] = {
+    "model_type": "qwen2_5_omni",
+    "dtype": "float32",
+    "thinker_config": {
+        "text_config": {
+            "hidden_size": 128,
+            "num_attention_heads": 4,
+            "num_hidden_layers": 2,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 8192,
+        }
+    },
+    "talker_config": {
+        "head_dim": 32,
+        "embedding_size": 128,
+        "num_hidden_layers": 2,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 8192,
+    },
+}
+SHARDS = {
+    "model-00001-of-00002.safetensors": {"thinker.a": 1000, "talker.a": 500},
+    "model-00002-of-00002.safetensors": {"thinker.b": 24, "token2wav.a": 100},
+}
+INDEX = "model.safetensors.index.json"
+
+
+def write_weights(path: Path, tensors: dict[str, int]) -> None:
+    """Write float32 tensors of so many elements."""
+    header, end = {"__metadata__": {"format": "pt"}}, 0
+    for name, count in tensors.items():
+        tensor: Any = {"dtype": "F32", "shape": [count], "data_offsets": [end, end + 4 * count]}
+        header[name] = tensor
+        end += 4 * count
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(end))
+
+
+def write_model(directory: Path, sharded: bool = True) -> Path:
+    directory.mkdir(parents=True)
+    (directory / "config.json").write_text(json.dumps(CONFIG))
+    for name in ("preprocessor_config.json", "tokenizer.json", "tokenizer_config.json", "spk_dict.pt"):
+        (directory / name).write_text("{}")
+    if not sharded:
+        merged = {name: count for tensors in SHARDS.values() for name, count in tensors.items()}
+        write_weights(directory / "model.safetensors", merged)
+        return directory
+    for name, tensors in SHARDS.items():
+        write_weights(directory / name, tensors)
+    places = {tensor: name for name, tensors in SHARDS.items() for tensor in tensors}
+    (directory / INDEX).write_text(json.dumps({"weight_map": places}))
+    return directory

@@ -1,0 +1,127 @@
+"""The doctor on checkpoints: files that are missing, cut short, or something else."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.cli.doctor import checkpoint
+from gateway.cli.doctor.finding import Finding
+from gateway.cli.doctor.weights import Paged
+from shared.config import DEFAULT_CHECKPOINT, Config
+from tests.gateway.doctor.model_files import CONFIG, INDEX, SHARDS, write_model, write_weights
+
+FIRST, SECOND = SHARDS
+
+
+def look(model: Path | str | None) -> tuple[checkpoint.Model | None, Finding]:
+    found, (finding,) = checkpoint.examine(Config(model=None if model is None else str(model)))
+    return found, finding
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return write_model(tmp_path / "model")
+
+
+@pytest.mark.parametrize("sharded", [True, False])
+def test_a_complete_checkpoint(tmp_path: Path, sharded: bool) -> None:
+    model, finding = look(write_model(tmp_path / "model", sharded))
+    assert finding.level == "ok"
+    assert model is not None
+    assert model.weights.elements == {"thinker": 1024, "talker": 500, "token2wav": 100}
+    assert model.dtype == "float32"
+    # Two layers of keys and values for two heads of 32, and a row of 128.
+    assert model.paged == dict.fromkeys(("thinker", "talker"), Paged(8192, 2 * 2 * 2 * 32 + 128))
+
+
+def test_the_small_checkpoint_that_is_not_made_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    model, finding = look(None)
+    assert (model, finding.level) == (None, "warning")
+    assert "omnirelay up" in finding.advice
+    write_model(DEFAULT_CHECKPOINT)
+    assert look(None)[1].level == "ok"
+
+
+def test_a_folder_that_is_not_there() -> None:
+    assert look("./nowhere")[1].level == "problem"
+
+
+def test_a_model_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a cache of the hub's library that is empty, then without the weights, then complete."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    model, finding = look("some/model")
+    assert (model, finding.level) == (None, "warning")
+    assert "fetched" in finding.advice
+    repository = tmp_path / "models--some--model"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("abc")
+    snapshot = write_model(repository / "snapshots" / "abc")
+    (snapshot / FIRST).unlink()
+    model, finding = look("some/model")
+    assert (model, finding.level) == (None, "warning")
+    assert FIRST in finding.what
+    write_weights(snapshot / FIRST, SHARDS[FIRST])
+    model, finding = look("some/model")
+    assert finding.level == "ok"
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "preprocessor_config.json", "tokenizer.json", "tokenizer_config.json", FIRST]
+)
+def test_a_missing_file_is_named(directory: Path, name: str) -> None:
+    (directory / name).unlink()
+    model, finding = look(directory)
+    assert (model, finding.level) == (None, "problem")
+    assert name in finding.what
+    assert finding.advice
+
+
+def change_config(directory: Path, **changes: Any) -> None:
+    (directory / "config.json").write_text(json.dumps(CONFIG | changes))
+
+
+def cut(directory: Path) -> None:
+    path = directory / SECOND
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def lose_a_tensor(directory: Path) -> None:
+    write_weights(directory / SECOND, {"token2wav.a": 100})
+
+
+def forget_the_talker(directory: Path) -> None:
+    (directory / INDEX).unlink()
+    write_weights(directory / FIRST, {"thinker.a": 1000})
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (cut, f"{SECOND} is cut short: it has "),
+        (lose_a_tensor, f"{SECOND} lacks thinker.b, which {INDEX} says is in it"),
+        (forget_the_talker, "there are no weights of talker"),
+        (
+            lambda at: (at / FIRST).write_bytes(b"version https://git-lfs.github.com/spec/v1\n"),
+            "git lfs pull",
+        ),
+        (lambda at: (at / FIRST).write_bytes(b""), f"{FIRST} is no safetensors file"),
+        (lambda at: (at / FIRST).write_bytes(b"\xff" * 20), "its header has 18446744073709551615 bytes"),
+        (lambda at: (at / FIRST).write_bytes(b"\x02" + bytes(7) + b"[]"), "is no safetensors file"),
+        (lambda at: (at / FIRST).write_bytes(b"\x08" + bytes(7) + b'{"a": 1}'), "is no safetensors file"),
+        (lambda at: (at / INDEX).write_text("[]"), "a readable index"),
+        (lambda at: change_config(at, model_type="qwen3"), "type 'qwen3'"),
+        (lambda at: (at / "config.json").write_text("no"), "config.json cannot be read"),
+        (lambda at: (at / "config.json").write_text("[]"), "config.json cannot be read"),
+        (lambda at: change_config(at, talker_config={}), "config.json lacks a value"),
+        (lambda at: change_config(at, thinker_config=3), "config.json lacks a value"),
+    ],
+)
+def test_a_spoiled_checkpoint(directory: Path, spoil: Callable[[Path], object], told: str) -> None:
+    spoil(directory)
+    model, finding = look(directory)
+    assert (model, finding.level) == (None, "problem")
+    assert told in finding.what

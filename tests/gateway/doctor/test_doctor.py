@@ -1,0 +1,164 @@
+"""``omnirelay doctor`` as a whole."""
+
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gateway.cli.doctor import checkpoint, machine, software
+from gateway.cli.main import main
+from shared.config import Config
+from shared.devices import EngineReport
+from shared.errors import StageStartError
+from tests.gateway.bench import bench, free_ports, run
+from tests.gateway.doctor.model_files import write_model
+
+REPORT = EngineReport(torch="2.13.0+cpu", cuda=None, vllm="0.32.0", platform="cpu")
+
+
+@pytest.fixture(autouse=True)
+def _engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loading vLLM takes long; that it is done is seen in the tests of the whole stack."""
+    monkeypatch.setattr(software, "load_engine", lambda: REPORT)
+
+
+@pytest.fixture
+def config_file(tmp_path: Path) -> Path:
+    """A configuration that is right for this machine."""
+    ports = [f"tcp://127.0.0.1:{port}" for port in free_ports(6)]
+    names = ("thinker", "talker", "token2wav")
+    small = {"kv_cache_memory_bytes": 2**26}
+    stages: dict[str, Any] = {name: {"inbox": ports.pop(), "threads": 1} for name in names}
+    stages["thinker"]["engine"] = stages["talker"]["engine"] = small
+    gateway = dict(zip(("listen", "events", "control"), ports, strict=True))
+    config = {"model": str(write_model(tmp_path / "model")), "gateway": gateway, "stages": stages}
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+def examine(capsys: pytest.CaptureFixture[str], path: Path, status: int) -> dict[str, list[dict[str, str]]]:
+    """The findings that are printed as JSON, by check."""
+    assert main(["doctor", "--json", "--config", str(path)]) == status
+    report = json.loads(capsys.readouterr().out)
+    findings: dict[str, list[dict[str, str]]] = {}
+    for finding in report["findings"]:
+        findings.setdefault(finding["check"], []).append(finding)
+    problems = [each for each in report["findings"] if each["level"] == "problem"]
+    assert report["problems"] == len(problems)
+    assert all(each.get("advice") for each in report["findings"] if each["level"] != "ok")
+    return findings
+
+
+def test_all_is_well(config_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    findings = examine(capsys, config_file, 0)
+    assert list(findings) == [
+        "python",
+        "packages",
+        "vllm",
+        "configuration",
+        "addresses",
+        "ports",
+        "checkpoint",
+        "limits",
+        "device",
+        "memory",
+        "cpu",
+        "shared-memory",
+        "open-files",
+        "sound",
+    ]
+    levels = {name: {each["level"] for each in found} for name, found in findings.items()}
+    for name in ("vllm", "configuration", "addresses", "ports", "checkpoint", "limits", "device"):
+        assert levels[name] == {"ok"}, findings[name]
+
+
+def test_for_people(config_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    address = yaml.safe_load(config_file.read_text())["gateway"]["events"]
+    with socket.create_server(("127.0.0.1", int(address.rpartition(":")[2]))):
+        assert main(["doctor", "--config", str(config_file)]) == 1
+    shown = capsys.readouterr().out
+    assert "ok       configuration  " in shown
+    assert f"problem  ports          {address} (gateway.events) is in use" in shown
+    assert f"\n{' ' * 24}do: stop what listens there, or set gateway.events to another address\n" in shown
+    assert "\n1 problem, " in shown
+
+
+def test_a_configuration_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.yaml").write_text("gateway: {lisen: tcp://127.0.0.1:5555}")
+    findings = examine(capsys, tmp_path / "config.yaml", 1)
+    assert "gateway.lisen" in findings["configuration"][0]["what"]
+    assert "ports" not in findings
+    assert {"python", "vllm", "open-files", "sound"} <= set(findings)
+
+
+def test_a_checkpoint_that_lacks_a_file_is_a_problem(
+    config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "model" / "spk_dict.pt").unlink()
+    findings = examine(capsys, config_file, 1)
+    assert "lacks spk_dict.pt" in findings["checkpoint"][0]["what"]
+    assert "memory" not in findings
+
+
+def test_libraries_that_do_not_load_are_a_problem(
+    config_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> EngineReport:
+        raise StageStartError("loading vLLM ended with status 1: ImportError: no")
+
+    monkeypatch.setattr(software, "load_engine", fail)
+    findings = examine(capsys, config_file, 1)
+    assert findings["vllm"][0]["level"] == "problem"
+    assert "device" not in findings
+    monkeypatch.setattr(software, "engine_installed", lambda: False)
+    assert "vllm" not in examine(capsys, config_file, 0)
+
+
+def test_a_check_that_fails_does_not_hide_the_others(
+    config_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("never\nthought of")
+
+    for module, name in ((machine, "read_machine"), (checkpoint, "examine"), (machine, "check_player")):
+        monkeypatch.setattr(module, name, fail)
+    findings = examine(capsys, config_file, 0)
+    for name in ("machine", "checkpoint", "sound"):
+        (finding,) = findings[name]
+        assert finding["level"] == "warning"
+        assert finding["what"] == r"could not be checked: RuntimeError('never\nthought of')"
+    assert findings["ports"][0]["level"] == "ok"
+
+
+def test_a_running_omnirelay(
+    configure: Callable[..., Config],
+    config_file: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario() -> None:
+        async with bench(configure()) as b:
+            monkeypatch.setenv("OMNIRELAY_GATEWAY__LISTEN", b.listen)
+            findings = await asyncio.to_thread(examine, capsys, config_file, 0)
+            assert "OmniRelay runs at" in findings["ports"][0]["what"]
+            assert "are running" in findings["memory"][0]["what"]
+
+    run(scenario())
+
+
+def test_it_loads_no_model_library() -> None:
+    code = (
+        "import sys, gateway.cli.doctor.command;"
+        "names = {name.split('.')[0] for name in sys.modules};"
+        "print(names & {'torch', 'vllm', 'transformers', 'huggingface_hub', 'shtab'})"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert shown == "set()\n"

@@ -1,0 +1,96 @@
+"""The doctor on GPUs, with readings of machines that are not here."""
+
+from typing import Any
+
+import pytest
+
+from gateway.cli.doctor import gpus
+from gateway.cli.doctor.checkpoint import Model
+from gateway.cli.doctor.finding import Finding
+from gateway.cli.doctor.weights import Paged, Weights
+from shared.config import Config
+from shared.devices import EngineReport, Gpu
+
+GIB = 2**30
+BIG = Gpu(name="Big", free_bytes=79 * GIB, total_bytes=80 * GIB)
+SMALL = Gpu(name="Small", free_bytes=7 * GIB, total_bytes=8 * GIB)
+MODEL = Model(
+    dtype="bfloat16",
+    weights=Weights(22 * GIB, {"thinker": 9 * GIB, "talker": 1 * GIB, "token2wav": GIB // 2}),
+    paged={"thinker": Paged(32_768, 32_256), "talker": Paged(32_768, 28_160)},
+)
+
+
+def look(
+    gpus_there: list[Gpu], platform: str = "cuda", model: Model | None = MODEL, **stages: Any
+) -> list[Finding]:
+    report = EngineReport(torch="2.13.0", cuda="13.0", vllm="0.32.0", platform=platform, gpus=gpus_there)
+    return list(gpus.check_devices(Config.model_validate({"stages": stages}), model, report))
+
+
+def apart() -> dict[str, Any]:
+    names = ("thinker", "talker", "token2wav")
+    return {name: {"devices": index} for index, name in enumerate(names)}
+
+
+@pytest.fixture(autouse=True)
+def _all_visible(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+def test_a_gpu_for_each_stage() -> None:
+    findings = look([BIG, BIG, BIG], **apart())
+    assert [finding.level for finding in findings] == ["ok"] * 3
+    assert findings[0].what == "GPU 0, Big, 80.0 GiB: the stages ask for 85% of it"
+
+
+def test_stages_that_ask_for_more_of_a_gpu_than_there_is() -> None:
+    """What the defaults do on a machine with one GPU."""
+    (finding,) = look([BIG])
+    assert finding.level == "problem"
+    assert "255%" in finding.what
+    assert "gpu_memory_utilization" in finding.advice
+    share = {"engine": {"gpu_memory_utilization": 0.3}}
+    (finding,) = look([BIG], thinker=share, talker=share, token2wav=share)
+    assert finding.level == "ok"
+
+
+def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    findings = look([BIG, BIG], **apart())
+    assert [finding.level for finding in findings] == ["problem", "ok", "ok"]
+    assert "the token2wav is given GPU 2; there are 2, counted from 0" in findings[0].what
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    assert [finding.level for finding in look([BIG])] == ["problem"] * 3
+
+
+def test_gpus_by_other_names_are_believed() -> None:
+    names: dict[str, Any] = {name: {"devices": "GPU-8f6c"} for name in ("thinker", "talker", "token2wav")}
+    assert look([BIG], **names) == []
+
+
+def test_fewer_gpus_than_the_stage_computes_on() -> None:
+    stages = apart() | {"thinker": {"devices": "0", "engine": {"tensor_parallel_size": 2}}}
+    findings = look([BIG, BIG, BIG], **stages)
+    assert findings[0].level == "problem"
+    assert "computes on 2 GPUs and is given 1" in findings[0].what
+
+
+def test_a_stage_that_does_not_fit_its_share() -> None:
+    findings = look([SMALL, BIG, BIG], **apart())
+    assert findings[0].level == "problem"
+    assert findings[0].what == "the thinker needs about 20.0 GiB on Small, its share is 6.8 GiB"
+    parallel = {"devices": "0,1,2,3", "engine": {"tensor_parallel_size": 4}}
+    others = {"devices": "4", "engine": {"gpu_memory_utilization": 0.4}}
+    fits = look([SMALL] * 4 + [BIG], thinker=parallel, talker=others, token2wav=others)
+    assert [finding.level for finding in fits] == ["ok"] * 5
+    assert all(finding.level == "ok" for finding in look([SMALL] * 3, model=None, **apart()))
+
+
+def test_machines_whose_gpus_are_not_used() -> None:
+    (finding,) = look([BIG], platform="cpu")
+    assert finding.level == "warning"
+    assert "make env DEVICE=gpu" in finding.advice
+    (finding,) = look([], platform="cpu", talker={"devices": 0})
+    assert finding.level == "problem"
+    assert "talker" in finding.what
+    assert [finding.level for finding in look([], platform="cpu")] == ["ok"]

@@ -1,0 +1,128 @@
+"""The doctor on the machine: with real limits of processes, and readings of machines that are not here."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gateway.cli.doctor import machine
+from gateway.cli.doctor.machine import Machine
+from shared.config import Config
+from shared.messages import StageName
+from tests.support.terminal import make_program
+
+GIB = 2**30
+HERE = Machine(memory_bytes=8 * GIB, address_bytes=None, cpus=8, shared_bytes=GIB, open_files=4096)
+NEEDED: dict[StageName, int] = {"thinker": 2 * GIB, "talker": GIB, "token2wav": GIB}
+
+
+LIMITED = """
+import json, resource
+from gateway.cli.doctor import machine
+resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30))
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+here = machine.read_machine()
+needed = {"thinker": 2**31, "talker": 2**29, "token2wav": 2**29}
+found = [*machine.check_address_space(here, needed), *machine.check_open_files(here)]
+print(json.dumps([[each.level, each.what] for each in found]))
+"""
+
+
+def test_this_machine() -> None:
+    here = machine.read_machine()
+    assert here.memory_bytes > 2**20
+    assert here.cpus > 0
+    assert here.open_files > 0
+
+
+def test_limits_of_a_process() -> None:
+    """Really set, in a process of its own."""
+    done = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == [
+        ["problem", "a process may map 1.0 GiB, the thinker needs about 2.0 GiB"],
+        ["warning", "a process may have 256 files open"],
+    ]
+
+
+def test_limits_of_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "CGROUP", tmp_path)
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "memory.current").write_text("1000\n")
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    outside = machine.read_machine()
+    (tmp_path / "memory.max").write_text("5000\n")
+    (tmp_path / "cpu.max").write_text("50000 100000\n")
+    inside = machine.read_machine()
+    assert (inside.memory_bytes, inside.cpus) == (4000, 0.5)
+    assert outside.memory_bytes > inside.memory_bytes
+    assert outside.cpus >= 1
+
+
+@pytest.mark.parametrize(
+    ("free", "running", "level"),
+    [(8 * GIB, False, "ok"), (9 * GIB // 2, False, "warning"), (3 * GIB, False, "problem"), (1, True, "ok")],
+)
+def test_memory(free: int, running: bool, level: str) -> None:
+    (finding,) = machine.check_memory(replace(HERE, memory_bytes=free), NEEDED, running)
+    assert finding.level == level
+    assert "need about 4.0 GiB (thinker 2.0 GiB, talker 1.0 GiB, token2wav 1.0 GiB)" in finding.what
+
+
+def test_room_for_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    hub = Config(model="some/model")
+    assert list(machine.check_disk(Config(), present=True)) == []
+    levels = []
+    for free, config in ((2**20, Config()), (2**30, Config()), (2**30, hub), (2**40, hub)):
+        monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: Usage(free))
+        (finding,) = machine.check_disk(config, present=False)
+        levels.append(finding.level)
+    assert levels == ["problem", "ok", "warning", "ok"]
+
+
+class Usage:
+    """What ``shutil.disk_usage`` gives of a disk that is not here."""
+
+    def __init__(self, free: int) -> None:
+        self.free = free
+
+
+def test_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
+    few = replace(HERE, cpus=2.0)
+    threads, decoders = machine.check_cpus(
+        Config.model_validate({"media": {"decoders": 9}}), few, on_cpu=True
+    )
+    assert threads.level == decoders.level == "warning"
+    assert threads.what == "2 CPUs; threads: thinker 4, talker 4, token2wav 4"
+    assert [each.level for each in machine.check_cpus(Config(), few, on_cpu=False)] == ["ok"]
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    one = Config.model_validate({"stages": {name: {"threads": 1} for name in NEEDED}})
+    assert [each.level for each in machine.check_cpus(one, few, on_cpu=True)] == ["ok"]
+    monkeypatch.setattr(os, "cpu_count", lambda: 12)
+    assert "thinker 4" in next(machine.check_cpus(Config(), HERE, on_cpu=True)).what
+
+
+def test_shared_memory() -> None:
+    small = replace(HERE, shared_bytes=64 * 2**20)
+    assert [each.level for each in machine.check_shared_memory(small, parallel=True)] == ["problem"]
+    assert [each.level for each in machine.check_shared_memory(small, parallel=False)] == ["ok"]
+    assert [each.level for each in machine.check_shared_memory(HERE, parallel=True)] == ["ok"]
+
+
+def test_open_files() -> None:
+    assert [each.level for each in machine.check_open_files(HERE)] == ["ok"]
+
+
+def test_a_player(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (finding,) = machine.check_player()
+    assert finding.level == "warning"
+    make_program(tmp_path / "aplay", "true")
+    (finding,) = machine.check_player()
+    assert (finding.level, finding.what) == ("ok", "`omnirelay chat` plays with aplay")

@@ -1,0 +1,143 @@
+"""The doctor on addresses: with ports that are taken, equal, open, or nowhere."""
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.cli.doctor import network
+from gateway.cli.doctor.finding import Finding
+from shared.config import Config
+from shared.messages import STAGES
+from tests.gateway.bench import bench, free_ports, make_config, run
+
+
+def configured(**addresses: str) -> Config:
+    """A configuration on free ports; ``addresses`` replace some, by the last word of their key."""
+    names = ["listen", "events", "control", *STAGES]
+    ports = free_ports(len(names))
+    found = {name: f"tcp://127.0.0.1:{port}" for name, port in zip(names, ports, strict=True)} | addresses
+    stages: dict[str, Any] = {stage: {"inbox": found.pop(stage)} for stage in STAGES}
+    return Config.model_validate({"gateway": found, "stages": stages})
+
+
+def ports(config: Config) -> list[Finding]:
+    return list(network.check_ports(config, network.ask_gateway(config.gateway.listen)))
+
+
+def test_every_address_is_looked_at() -> None:
+    config = configured()
+    keys = dict(network.addresses(config))
+    assert list(keys) == [
+        "gateway.listen",
+        "gateway.events",
+        "gateway.control",
+        "gateway.http",
+        *(f"stages.{stage}.{which}" for stage in STAGES for which in ("inbox", "http")),
+    ]
+    assert keys["gateway.listen"] == config.gateway.listen
+
+
+def test_all_is_free() -> None:
+    assert [finding.level for finding in ports(configured())] == ["ok"]
+    assert [finding.level for finding in network.check_addresses(configured())] == ["ok"]
+
+
+def test_a_port_that_another_program_uses_is_named_with_the_program() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"tcp://127.0.0.1:{other.getsockname()[1]}"
+        (finding,) = ports(configured(talker=address))
+    assert finding.level == "problem"
+    assert finding.what.startswith(f"{address} (stages.talker.inbox) is in use by ")
+    assert finding.what.endswith(f"pid {os.getpid()}")
+    assert "stages.talker.inbox" in finding.advice
+
+
+def test_the_gateways_port_used_by_something_that_is_no_gateway() -> None:
+    async def scenario() -> None:
+        async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"SSH-2.0-other\r\n")
+            writer.close()
+
+        async with await asyncio.start_server(greet, "127.0.0.1", 0) as server:
+            config = configured(listen=f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+            (finding,) = await asyncio.to_thread(ports, config)
+            assert finding.level == "problem"
+            assert "gateway.listen" in finding.what
+
+    run(scenario())
+
+
+def test_ports_held_by_a_running_omnirelay(configure: Callable[..., Config]) -> None:
+    async def scenario() -> None:
+        async with bench(configure()) as b:
+            (finding,) = await asyncio.to_thread(ports, b.config)
+            assert finding.level == "ok"
+            assert f"gateway pid {os.getpid()}: thinker ready, talker ready, token2wav ready" in finding.what
+
+    run(scenario())
+
+
+def test_an_omnirelay_whose_stages_are_not_ready(configure: Callable[..., Config]) -> None:
+    async def scenario() -> None:
+        async with bench(configure(), ready=False, alive=()) as b:
+            (finding,) = await asyncio.to_thread(ports, b.config)
+            assert finding.level == "warning"
+            assert "thinker starting" in finding.what
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "x" * 64 + ".example"])
+def test_an_address_of_another_machine(host: str) -> None:
+    (finding,) = ports(configured(thinker=f"tcp://{host}:5562"))
+    assert finding.level == "warning"
+    assert finding.what == f"tcp://{host}:5562 (stages.thinker.inbox) is not an address of this machine"
+
+
+def test_unix_sockets(tmp_path: Path) -> None:
+    assert [each.level for each in ports(configured(events=f"ipc://{tmp_path}/free"))] == ["ok"]
+    (tmp_path / "left behind").touch()
+    assert [each.level for each in ports(configured(events=f"ipc://{tmp_path}/left behind"))] == ["ok"]
+    with closing(socket.socket(socket.AF_UNIX)) as other:
+        other.bind(str(tmp_path / "taken"))
+        other.listen()
+        (finding,) = ports(configured(events=f"ipc://{tmp_path}/taken"))
+    assert finding.level == "problem"
+    assert "is in use" in finding.what
+    for path in (f"{tmp_path}/no/such/folder", f"{tmp_path}/{'x' * 120}"):
+        (finding,) = ports(configured(control=f"ipc://{path}"))
+        assert finding.level == "problem"
+        assert "gateway.control" in finding.what
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("tcp://127.0.0.1:5999", "tcp://127.0.0.1:5999"),
+        ("tcp://127.0.0.1:5999", "tcp://localhost:5999"),
+        ("tcp://[::1]:5999", "tcp://[::1]:5999"),
+        ("ipc:///tmp/one", "ipc:///tmp/../tmp/one"),
+    ],
+)
+def test_equal_addresses(one: str, other: str) -> None:
+    findings = list(network.check_addresses(configured(events=one, thinker=other)))
+    assert [finding.level for finding in findings] == ["problem"]
+    assert "gateway.events, stages.thinker.inbox are one place" in findings[0].what
+
+
+def test_addresses_that_others_can_reach() -> None:
+    config = configured(listen="tcp://0.0.0.0:5999", talker="tcp://talker:5563", events="ipc:///tmp/events")
+    (finding,) = network.check_addresses(config)
+    assert finding.level == "warning"
+    assert "gateway.listen tcp://0.0.0.0:5999, stages.talker.inbox tcp://talker:5563" in finding.what
+
+
+def test_an_open_port_collides_with_the_same_one_of_the_loopback(checkpoint_dir: Path) -> None:
+    config = make_config(checkpoint_dir, {"events": "tcp://0.0.0.0:5999", "control": "tcp://127.0.0.1:5999"})
+    assert [finding.level for finding in network.check_addresses(config)] == ["problem", "warning"]

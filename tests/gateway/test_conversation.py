@@ -1,0 +1,352 @@
+"""``omnirelay chat`` without a text: conversations at a terminal and behind a pipe."""
+
+import json
+import wave
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from gateway.cli.chat.slash import COMMANDS
+from shared.config import Config
+from shared.messages import ThinkRequest
+from tests.gateway.bench import Bench, bench, run
+from tests.gateway.fake_stages import until
+from tests.support.terminal import CTRL_C, CTRL_D, ENTER, make_program, piped, terminal
+
+Configure = Callable[..., Config]
+PICTURE = b"nobody looks into it here"
+CHAT = ("-m", "gateway.cli", "chat", "--gateway")
+
+
+def serving(configure: Configure, use: Callable[[Bench], Awaitable[None]], answering: bool = True) -> None:
+    async def scenario() -> None:
+        async with bench(configure()) as b:
+            if answering:
+                b.stages.serve(b.encode("Hello there"))
+            await use(b)
+
+    run(scenario())
+
+
+def text_of(b: Bench, request: ThinkRequest) -> str:
+    tokenizer = b.process._prompts._tokenizer
+    return tokenizer.decode(request.prompt_token_ids, skip_special_tokens=False)
+
+
+def turns(*said: str) -> str:
+    """How the prompt of a conversation ends."""
+    roles = ["user", "assistant"] * len(said)
+    told = [f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in zip(roles, said, strict=False)]
+    return "".join([*told, "<|im_start|>assistant\n"])
+
+
+def test_each_line_of_a_pipe_is_a_turn_and_later_ones_hold_the_earlier(configure: Configure) -> None:
+    async def use(b: Bench) -> None:
+        status, out, told = await piped(*CHAT, b.listen, "--system", "Be brief.", lines=b"Hi\n\n You? \nlast")
+        assert (status, out, told) == (0, "Hello there\n" * 3, "")
+        prompts = [text_of(b, request) for request in b.stages.requests]
+        assert prompts[0].endswith(turns("Hi"))
+        assert prompts[1].endswith(turns("Hi", "Hello there", "You?"))
+        assert prompts[2].endswith(turns("Hi", "Hello there", "You?", "Hello there", "last"))
+        assert all(prompt.startswith("<|im_start|>system\nBe brief.<|im_end|>") for prompt in prompts)
+
+    serving(configure, use)
+
+
+def test_errors_behind_a_pipe_are_told_and_the_rest_goes_on(configure: Configure) -> None:
+    lines = (
+        b"Hi\n/nothing\n/new now\n/image\n/image nowhere.png\n\xff\n/save speech.wav\n/voice Nobody\nBye\n"
+    )
+
+    async def use(b: Bench) -> None:
+        status, out, told = await piped(*CHAT, b.listen, "--text-only", lines=lines)
+        assert status == 1
+        assert out == "Hello there\n" * 2
+        expected = [
+            "there is no command /nothing",
+            "the command is: /new",
+            "the command is: /image FILE",
+            "media_invalid: cannot read nowhere.png",
+            "the request cannot be sent",
+            "there is no speech",
+            "unknown_speaker: there is no voice 'Nobody'; this checkpoint has Chelsie, Ethan",
+        ]
+        assert [words for words in expected if words not in told] == []
+        assert len(told.splitlines()) == len(expected)
+        assert text_of(b, b.stages.requests[-1]).endswith(turns("Hi", "Hello there", "Bye"))
+
+    serving(configure, use)
+
+
+def test_json_behind_a_pipe(configure: Configure) -> None:
+    async def use(b: Bench) -> None:
+        status, out, told = await piped(*CHAT, b.listen, "--json", lines=b"Hi\n/wrong\nBye\n")
+        events = [json.loads(line) for line in out.splitlines()]
+        kinds = [event["event"] for event in events]
+        assert (status, told) == (1, "")
+        assert kinds == [*["text", "text", "audio", "audio", "done"], "error", *kinds[:5]]
+        assert events[5]["code"] == "invalid_request"
+
+    serving(configure, use)
+
+
+def test_commands(configure: Configure, tmp_path: Path) -> None:
+    (tmp_path / "a picture.png").write_bytes(PICTURE)
+    lines = b"Hi\n/image 'a picture.png'\nWhat?\n/voice Ethan\n/image a picture.png\n\n/save out/last.wav\n"
+    lines += b"/new\nAgain\n/voice\n/help\n/quit\nnever sent\n"
+
+    async def use(b: Bench) -> None:
+        status, out, told = await piped(*CHAT, b.listen, lines=lines, cwd=tmp_path)
+        assert (status, out) == (0, "Hello there\n" * 4)
+        first, second, third, fourth = b.stages.requests
+        assert [len(each.media) for each in (first, second, third, fourth)] == [0, 1, 2, 0]
+        picture = "<|vision_bos|><|IMAGE|><|vision_eos|>"
+        assert text_of(b, third).endswith(
+            turns("Hi", "Hello there", f"{picture}What?", "Hello there", picture)
+        )
+        voices = [each.speech.speaker for each in b.stages.requests if each.speech is not None]
+        assert voices == ["Chelsie", "Chelsie", "Ethan", "Ethan"]
+        assert text_of(b, fourth).endswith("assistant.<|im_end|>\n" + turns("Again"))
+        with wave.open(str(tmp_path / "out" / "last.wav")) as file:
+            assert file.getnframes() == 360
+        assert "image 1 goes with the next message: a picture.png" in told
+        assert "voices: Chelsie, Ethan" in told
+        assert [name for name in COMMANDS if f"\n{name} " not in told] == []
+
+    serving(configure, use)
+
+
+def test_files_of_a_failed_message_are_dropped_and_said_to_be(configure: Configure, tmp_path: Path) -> None:
+    (tmp_path / "picture.png").write_bytes(PICTURE)
+
+    async def use(b: Bench) -> None:
+        lines = b"/image picture.png\nWhat?\nHi\n"
+        status, _, told = await piped(*CHAT, b.listen, "--speaker", "Nobody", lines=lines, cwd=tmp_path)
+        assert status == 1
+        assert told.count("attach its files again") == 1
+        assert told.count("unknown_speaker") == 2
+
+    serving(configure, use)
+
+
+def test_what_stands_in_no_conversation_is_wrong_usage(configure: Configure, tmp_path: Path) -> None:
+    async def use(b: Bench) -> None:
+        status, _, told = await piped(*CHAT, b.listen, "--out", "x.wav", lines=b"Hi\n")
+        assert status == 2
+        assert "/save FILE.wav" in told
+        nobody = ("-m", "gateway.cli", "chat", "--gateway", "tcp://127.0.0.1:9")
+        status, _, told = await piped(*nobody, lines=b"Hi\n")
+        assert status == 1
+        assert told.startswith("omnirelay: gateway_unreachable: ")
+        status, out, _ = await piped(*nobody, "--json", lines=b"Hi\n")
+        assert status == 1
+        assert json.loads(out)["code"] == "gateway_unreachable"
+
+    serving(configure, use)
+
+
+def test_at_a_terminal(configure: Configure, tmp_path: Path) -> None:
+    (tmp_path / "picture.png").write_bytes(PICTURE)
+    (tmp_path / "pictures").mkdir()
+    history = tmp_path / "kept" / "history"
+
+    async def use(b: Bench) -> None:
+        chat = (*CHAT, b.listen, "--no-play", "--verbose", "--history", str(history))
+        async with terminal(*chat, cwd=tmp_path) as shown:
+            await shown.see("speech is not played")
+            await shown.see("/help shows the commands")
+            await shown.see("> ")
+            shown.type(f"Hi{ENTER}")
+            await shown.see("\nHello there")
+            await shown.see("time to first text")
+            await shown.see("> ")
+            shown.type(f"/im\tpicture.p\t{ENTER}")
+            await shown.see("image 1 goes with the next message: picture.png")
+            shown.type("/image pic\t\t\t")
+            await shown.see("pictures/")
+            shown.type("\x15")
+            # The line before the last one, by the arrow key.
+            shown.type(f"\x1b[A\x1b[A{ENTER}")
+            await shown.see("Hello there")
+            shown.type(f"/voice Nobody{ENTER}")
+            await shown.see("unknown_speaker")
+            await shown.see("> ")
+            shown.type(CTRL_D)
+            assert await shown.ended() == 0
+        second = b.stages.requests[1]
+        assert len(second.media) == 1
+        assert text_of(b, second).endswith(
+            turns("Hi", "Hello there", "<|vision_bos|><|IMAGE|><|vision_eos|>Hi")
+        )
+        assert history.read_text().splitlines() == ["Hi", "/image picture.png", "Hi", "/voice Nobody"]
+        async with terminal(*chat, cwd=tmp_path) as shown:
+            await shown.see("> ")
+            shown.type("\x1b[A")
+            await shown.see("/voice Nobody")
+            await shown.interrupt()
+            assert await shown.ended() == 0
+        assert len(b.stages.requests) == 2
+
+    serving(configure, use)
+
+
+def test_ctrl_c_stops_the_answer_and_keeps_what_was_said(configure: Configure) -> None:
+    async def use(b: Bench) -> None:
+        async with terminal(*CHAT, b.listen, "--text-only") as shown:
+            await shown.see("> ")
+            shown.type(f"Hi{ENTER}")
+            request = await b.stages.request(0)
+            await b.stages.text(request.request_id, 0, b.encode("Hello"))
+            await shown.see("Hello")
+            shown.type(CTRL_C)
+            await b.stages.aborted(request.request_id)
+            await shown.see("stopped")
+            await until(lambda: b.counts["cancelled"] == 1)
+            await shown.see("> ")
+            shown.type(f"Go on{ENTER}")
+            second = await b.stages.request(1)
+            assert text_of(b, second).endswith(turns("Hi", "Hello", "Go on"))
+            shown.type(CTRL_C)
+            await shown.see("stopped")
+            shown.type(f"/quit{ENTER}")
+            assert await shown.ended() == 0
+
+    serving(configure, use, answering=False)
+
+
+def test_a_gateway_that_comes_back_goes_on_with_the_conversation(configure: Configure) -> None:
+    config = configure()
+
+    async def scenario() -> None:
+        async with AsyncExitStack() as first:
+            b = await first.enter_async_context(bench(config))
+            b.stages.serve(b.encode("Hello there"))
+            async with terminal(*CHAT, b.listen, "--text-only") as shown:
+                await shown.see("> ")
+                shown.type(f"Hi{ENTER}")
+                await shown.see("Hello there")
+                await first.aclose()
+                shown.type(f"Lost{ENTER}")
+                await shown.see("gateway_unreachable")
+                async with bench(config) as again:
+                    again.stages.serve(again.encode("Welcome back"))
+                    shown.type(f"You?{ENTER}")
+                    await shown.see("Welcome back")
+                    assert text_of(again, again.stages.requests[0]).endswith(
+                        turns("Hi", "Hello there", "You?")
+                    )
+                    await shown.see("> ")
+                    shown.type(CTRL_D)
+                    assert await shown.ended() == 0
+
+    run(scenario())
+
+
+def test_speech_is_played_and_ctrl_c_at_the_prompt_ends_it_before_the_conversation(
+    configure: Configure, tmp_path: Path
+) -> None:
+    """The player takes its time, as real ones do, and does not die of our Ctrl-C itself."""
+    make_program(
+        tmp_path / "bin" / "aplay", f"cat > '{tmp_path}/played'; touch '{tmp_path}/all'; exec sleep 60"
+    )
+
+    async def use(b: Bench) -> None:
+        async with terminal(*CHAT, b.listen, "--verbose", PATH=str(tmp_path / "bin")) as shown:
+            await shown.see("speech is played by aplay")
+            await shown.see("> ")
+            shown.type(f"Hi{ENTER}")
+            await until((tmp_path / "all").exists)
+            assert (tmp_path / "played").stat().st_size == 2 * 360
+            await shown.see("> ")
+            await shown.interrupt()
+            await shown.see("> ")
+            shown.type(f"Again{ENTER}")
+            await shown.see("Hello there")
+            await shown.see("> ")
+            shown.type(CTRL_D)
+            assert await shown.ended() == 0
+
+    serving(configure, use)
+
+
+def test_a_player_that_dies_is_told_once_and_the_conversation_goes_on(
+    configure: Configure, tmp_path: Path
+) -> None:
+    make_program(tmp_path / "bin" / "aplay", "echo no sound card >&2; exit 3")
+
+    async def use(b: Bench) -> None:
+        status, out, told = await piped(
+            *CHAT, b.listen, "--play", lines=b"Hi\nAgain\n", env={"PATH": str(tmp_path / "bin")}
+        )
+        assert (status, out) == (0, "Hello there\n" * 2)
+        assert told == "speech is not played any more: aplay ended with exit status 3: no sound card\n"
+
+    serving(configure, use)
+
+
+def test_every_answer_behind_a_pipe_is_played_to_its_end(configure: Configure, tmp_path: Path) -> None:
+    make_program(tmp_path / "bin" / "aplay", f"cat >> '{tmp_path}/played'")
+
+    async def use(b: Bench) -> None:
+        status, _, told = await piped(
+            *CHAT, b.listen, "--play", lines=b"Hi\nAgain\n", env={"PATH": str(tmp_path / "bin")}
+        )
+        assert (status, told) == (0, "")
+
+    serving(configure, use)
+    assert (tmp_path / "played").read_bytes() == 2 * (bytes(480) + (16384).to_bytes(2, "little") * 120)
+
+
+def test_one_request_at_a_terminal_is_played_and_a_player_that_hangs_delays_no_text(
+    configure: Configure, tmp_path: Path
+) -> None:
+    make_program(
+        tmp_path / "bin" / "aplay", f"cat > '{tmp_path}/played'; touch '{tmp_path}/all'; exec sleep 60"
+    )
+    out = tmp_path / "speech.wav"
+
+    async def use(b: Bench) -> None:
+        async with terminal(*CHAT, b.listen, "Hi", "--out", str(out), PATH=str(tmp_path / "bin")) as shown:
+            await shown.see("Hello there")
+            await shown.see("wall time")
+            await until((tmp_path / "all").exists)
+            await shown.interrupt()
+            assert await shown.ended() == 130
+        async with terminal(*CHAT, b.listen, "Hi", "--no-play", PATH=str(tmp_path / "bin")) as shown:
+            assert await shown.ended() == 0
+
+    serving(configure, use)
+    with wave.open(str(out)) as file:
+        assert (tmp_path / "played").read_bytes() == file.readframes(file.getnframes())
+
+
+def test_one_request_whose_player_dies(configure: Configure, tmp_path: Path) -> None:
+    make_program(tmp_path / "bin" / "aplay", "exit 1")
+
+    async def use(b: Bench) -> None:
+        arguments = ("Hi", "--play", "--verbose")
+        status, out, told = await piped(
+            *CHAT, b.listen, *arguments, lines=b"", env={"PATH": str(tmp_path / "bin")}
+        )
+        assert status == 0
+        assert out.startswith("Hello there\n")
+        assert told == (
+            "speech is played by aplay\n"
+            "the speech was not played to its end: aplay ended with exit status 1\n"
+        )
+
+    serving(configure, use)
+
+
+@pytest.mark.parametrize("arguments", [["--play"], ["Hi", "--play"]])
+def test_play_without_a_player_is_wrong_usage(tmp_path: Path, arguments: list[str]) -> None:
+    async def scenario() -> None:
+        status, _, told = await piped(
+            "-m", "gateway.cli", "chat", *arguments, lines=b"", env={"PATH": str(tmp_path)}
+        )
+        assert status == 2
+        assert "--play needs one of paplay" in told
+
+    run(scenario())

@@ -1,0 +1,146 @@
+"""Playing speech: real programs that read PCM, well and badly."""
+
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gateway.cli.chat import player
+from gateway.cli.chat.player import PLAYERS, Playback, find_player
+from gateway.cli.output import pcm16
+from gateway.client import AudioEvent, TextEvent
+from gateway.client.types import Samples
+from tests.support.terminal import make_program
+
+RNG = np.random.default_rng(0)
+
+
+def put(directory: Path, name: str, script: str) -> None:
+    make_program(directory / name, script)
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that alone is searched for players."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    return tmp_path
+
+
+def started() -> Playback:
+    found = find_player()
+    assert found is not None
+    return Playback(found)
+
+
+def samples(seconds: float) -> Samples:
+    return RNG.uniform(-1, 1, round(24_000 * seconds)).astype(np.float32)
+
+
+def test_the_first_of_the_known_players_is_taken(programs: Path) -> None:
+    assert find_player() is None
+    for known in reversed(PLAYERS):
+        put(programs, known.program, f"echo knows {known.needs}")
+        assert find_player() == known
+
+
+def test_a_player_that_lacks_the_option_it_needs_is_none(programs: Path) -> None:
+    put(programs, "pw-play", "echo knows --rate")
+    assert find_player() is None
+    put(programs, "pw-play", "echo knows --raw >&2; exit 1")
+    found = find_player()
+    assert found is not None
+    assert found.program == "pw-play"
+    (programs / "pw-play").write_bytes(b"\x7fELF, but not really")
+    assert find_player() is None
+
+
+@pytest.mark.parametrize("known", PLAYERS, ids=lambda known: known.program)
+def test_every_player_gets_all_of_it_in_order(programs: Path, known: player.Player) -> None:
+    put(
+        programs,
+        known.program,
+        f"printf '%s ' \"$@\" > '{programs}/arguments'; exec cat > '{programs}/played'",
+    )
+    pieces = [samples(0.24), samples(0), samples(0.48), samples(1.9)]
+    with Playback(known) as playback:
+        for number, piece in enumerate(pieces):
+            playback.show(AudioEvent(number, piece))
+            playback.show(TextEvent(token_ids=[1], text="silent"))
+    assert playback.problem is None
+    assert not playback.playing
+    assert (programs / "played").read_bytes() == pcm16(np.concatenate(pieces))
+    assert "24000" in (programs / "arguments").read_text()
+
+
+def test_without_sound_no_player_is_started(programs: Path) -> None:
+    put(programs, "aplay", f"touch '{programs}/started'")
+    with started() as playback:
+        playback.show(AudioEvent(0, samples(0)))
+    assert not playback.playing
+    assert playback.problem is None
+    assert not (programs / "started").exists()
+
+
+def test_a_player_that_reads_nothing_delays_nobody_and_can_be_stopped(programs: Path) -> None:
+    put(programs, "aplay", "exec sleep 60")
+    playback = started()
+    began = time.monotonic()
+    for number in range(20):
+        playback.show(AudioEvent(number, samples(8)))
+    assert time.monotonic() - began < 2
+    assert playback.playing
+    playback.stop()
+    assert not playback.playing
+    assert playback.problem is None
+    playback.stop()
+
+
+def test_a_player_that_never_ends_is_ended(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(player, "GRACE_S", 0.1)
+    put(programs, "aplay", "cat > /dev/null; exec sleep 60")
+    with started() as playback:
+        playback.show(AudioEvent(0, samples(0.1)))
+    assert playback.problem == "aplay does not come to an end"
+    assert not playback.playing
+
+
+@pytest.mark.parametrize(
+    ("script", "problem"),
+    [
+        ("echo first >&2; echo no such device >&2; exit 1", "ended with exit status 1: no such device"),
+        ("exec 0<&-; exit 0", "ended with exit status 0"),
+        ("kill -9 $$", "ended with exit status -9"),
+    ],
+)
+def test_a_player_that_dies_is_told_and_harms_nobody(programs: Path, script: str, problem: str) -> None:
+    put(programs, "aplay", script)
+    with started() as playback:
+        for number in range(4):
+            playback.show(AudioEvent(number, samples(4)))
+    assert playback.problem == f"aplay {problem}"
+
+
+def test_a_player_that_is_gone_is_told(programs: Path) -> None:
+    put(programs, "aplay", "true")
+    playback = started()
+    (programs / "aplay").unlink()
+    with playback:
+        playback.show(AudioEvent(0, samples(0.1)))
+    assert playback.problem == "aplay cannot be started: No such file or directory"
+
+
+def test_an_error_ends_the_playing(programs: Path) -> None:
+    put(programs, "aplay", "exec sleep 60")
+    playback = started()
+
+    def fail() -> None:
+        with playback:
+            playback.show(AudioEvent(0, samples(0.1)))
+            raise ValueError("of the answer")
+
+    with pytest.raises(ValueError, match="of the answer"):
+        fail()
+    assert not playback.playing
+    assert not [thread for thread in threading.enumerate() if thread.name == "player"]
