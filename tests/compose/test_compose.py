@@ -1,0 +1,192 @@
+"""``docker compose up`` as a user runs it: from nothing to healthy, a crash in between, and nothing left.
+
+The tests run in their order: the last one stops the stack.
+"""
+
+import json
+import os
+import signal
+import time
+import urllib.error
+import urllib.request
+from importlib import resources
+from pathlib import Path
+
+import pytest
+
+from gateway.client import GatewayClient, SamplingOverrides
+from tests.compose.project import SERVING, STAGES, Project, docker, say
+
+pytestmark = [pytest.mark.compose, pytest.mark.timeout(1800)]
+
+GATEWAY_MB = 200
+METRICS_PORTS = {"thinker": 5572, "talker": 5573, "token2wav": 5574}
+UNHEALTHY_S = 60.0
+HEALTHY_S = 180.0
+
+
+def get(project: Project, path: str) -> tuple[int, str]:
+    """Ask the gateway by HTTP, from the host."""
+    try:
+        with urllib.request.urlopen(
+            f"http://127.0.0.1:{project.ports['HTTP_PORT']}{path}", timeout=10
+        ) as reply:
+            return reply.status, reply.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def ask(project: Project) -> None:
+    """Send text, sound and a picture from the host, and take text and speech."""
+    question, picture = (
+        resources.files("gateway.cli").joinpath("assets", name).read_bytes()
+        for name in ("question.ogg", "picture.png")
+    )
+    with GatewayClient(f"tcp://127.0.0.1:{project.ports['TCP_PORT']}") as client:
+        result = client.chat(
+            "Answer the question that you hear.",
+            audio=question,
+            images=picture,
+            seed=1,
+            text_sampling=SamplingOverrides(max_tokens=12, min_tokens=4),
+            codec_sampling=SamplingOverrides(max_tokens=64, min_tokens=48),
+        ).result()
+    assert result.text
+    assert result.audio.size > 0
+    say(f"{result.text!r} and {result.audio.size / 24_000:.2f} s of speech in {result.done.wall_s:.2f} s")
+
+
+def test_the_gateways_image_is_small_and_has_no_pytorch(built: Project) -> None:
+    sizes = {}
+    for service, image in (("gateway", "omnirelay-gateway"), ("thinker", "omnirelay-stages")):
+        name = json.loads(built.output("config", "--format", "json").stdout)["services"][service]["image"]
+        assert name.startswith(image)
+        sizes[image] = int(docker("image", "inspect", "--format", "{{.Size}}", name)) / 1e6
+    say(", ".join(f"{name}: {size:,.0f} MB" for name, size in sizes.items()))
+    assert sizes["omnirelay-gateway"] < GATEWAY_MB
+    found = built.output(
+        "run",
+        "--rm",
+        "--no-deps",
+        "--no-TTY",
+        "gateway",
+        "python",
+        "-c",
+        "import importlib.util as u; print(u.find_spec('torch'))",
+    )
+    assert found.stdout.splitlines()[-1] == "None"
+
+
+def test_a_failed_checkpoint_stops_the_start_and_says_why(built: Project, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.yaml"
+    broken.write_text("services: {checkpoint: {environment: {OMNI_MODEL: /nowhere}}}", encoding="utf-8")
+    project = Project(f"{built.name}-broken", built.ports, broken)
+    try:
+        ended = project.output("up", timeout_s=120.0)
+    finally:
+        project.run("down", "--volumes")
+    assert ended.returncode != 0
+    assert "no checkpoint in /nowhere" in ended.stdout
+    assert 'service "checkpoint" didn\'t complete successfully' in ended.stdout
+
+
+def test_the_services_become_healthy_in_order(running: Project) -> None:
+    seen = docker(
+        "events", "--since", running.inspect("checkpoint")["Created"], "--until", str(int(time.time()) + 1),
+        "--filter", f"label=com.docker.compose.project={running.name}", "--format",
+        '{{index .Actor.Attributes "com.docker.compose.service"}} {{.Status}}',
+    ).splitlines()  # fmt: skip
+    ends, begins = seen.index("checkpoint die"), {name: seen.index(f"{name} start") for name in SERVING}
+    healthy = {name: seen.index(f"{name} health_status: healthy") for name in SERVING}
+    assert all(ends < begins[stage] for stage in STAGES)
+    assert all(healthy[stage] < begins["gateway"] < healthy["gateway"] for stage in STAGES)
+
+
+def test_it_is_reached_on_this_machine_only(running: Project) -> None:
+    published = {
+        (address["HostIp"], int(address["HostPort"]))
+        for service in SERVING
+        for addresses in running.inspect(service)["NetworkSettings"]["Ports"].values()
+        for address in addresses or []
+    }
+    assert published == {("127.0.0.1", port) for port in running.ports.values()}
+
+
+@pytest.mark.parametrize("service", SERVING)
+def test_a_container_may_do_little(running: Project, service: str) -> None:
+    found = running.inspect(service)
+    host = found["HostConfig"]
+    assert found["Config"]["User"] == "omnirelay"
+    assert host["ReadonlyRootfs"]
+    assert host["CapDrop"] == ["ALL"]
+    assert host["SecurityOpt"] == ["no-new-privileges"]
+    assert host["Memory"] > 0
+    assert host["RestartPolicy"]["Name"] == "unless-stopped"
+
+
+def test_it_answers_text_sound_and_a_picture(running: Project) -> None:
+    assert get(running, "/readyz")[0] == 200
+    ask(running)
+
+
+def test_every_process_is_scraped(running: Project) -> None:
+    assert "\nomnirelay_requests_total{" in get(running, "/metrics")[1]
+    # As Prometheus would, from the network that the stages are on.
+    for stage, port in METRICS_PORTS.items():
+        program = (
+            f"import urllib.request as r; print(r.urlopen('http://{stage}:{port}/metrics').read().decode())"
+        )
+        metrics = running.output("exec", "--no-TTY", "gateway", "python", "-c", program).stdout
+        assert "\nomnirelay_edge_received_messages_total{" in metrics, metrics[-500:]
+        assert "\nvllm:" in metrics, stage
+
+
+def test_a_name_that_nobody_has_is_known_not_to_be_there_at_once(running: Project) -> None:
+    # The thread that resolves names also sends heartbeats.
+    program = """
+import socket, time
+started = time.monotonic()
+try:
+    socket.getaddrinfo("nobody", 1)
+except socket.gaierror:
+    print(time.monotonic() - started)
+"""
+    took = running.output("exec", "--no-TTY", "thinker", "python", "-c", program).stdout
+    assert float(took) < 5
+
+
+def test_starting_again_changes_nothing(running: Project) -> None:
+    before = {service: running.inspect(service)["Id"] for service in SERVING}
+    made = running.output("exec", "--no-TTY", "thinker", "stat", "-c", "%Y", ".cache/omnirelay/tiny").stdout
+    running.run("up", "--detach", "--wait", timeout_s=120.0)
+    assert {service: running.inspect(service)["Id"] for service in SERVING} == before
+    assert (
+        running.output("exec", "--no-TTY", "thinker", "stat", "-c", "%Y", ".cache/omnirelay/tiny").stdout
+        == made
+    )
+
+
+def test_a_stage_that_hangs_is_seen_and_one_that_is_killed_comes_back(running: Project) -> None:
+    pid = running.inspect("talker")["State"]["Pid"]
+    # The first process is Docker's init; the stage is its child.
+    stage = int(Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()[0])
+    say(f"stopping the talker's process {stage}: it hangs")
+    os.kill(stage, signal.SIGSTOP)
+    running.wait_for("talker", "unhealthy", UNHEALTHY_S)
+    running.wait_for("gateway", "unhealthy", UNHEALTHY_S)
+    status, reason = get(running, "/readyz")
+    assert (status, "the talker is down" in reason) == (503, True), reason
+    say("killing it")
+    os.kill(pid, signal.SIGKILL)
+    running.wait_for("talker", "healthy", HEALTHY_S)
+    running.wait_for("gateway", "healthy", UNHEALTHY_S)
+    assert running.inspect("talker")["RestartCount"] == 1
+    ask(running)
+
+
+def test_it_stops_and_leaves_nothing(running: Project) -> None:
+    started = time.monotonic()
+    running.run("down", "--volumes", timeout_s=120.0)
+    assert running.left() == []
+    assert time.monotonic() - started < 40
