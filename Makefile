@@ -43,7 +43,6 @@ test-monitoring: env ## let the real Prometheus read the running stack; check al
 	@$(BIN)/python -m pytest -m monitoring tests/monitoring
 
 # PICTURE=docs/images/page.png keeps a picture of a conversation: look at it before it is committed.
-test-page: export TEST_PAGE := 1
 test-page: export PAGE_PICTURE := $(PICTURE)
 test-page: env ## test the web page in Chromium, which is installed if it can be
 	@command -v chromium >/dev/null || { \
@@ -51,7 +50,7 @@ test-page: env ## test the web page in Chromium, which is installed if it can be
 	    echo "Chromium is missing: install it (Debian: sudo apt-get install chromium)."; exit 1; }; \
 	  apt-get update -qq && \
 	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core; }
-	@$(BIN)/python -m pytest tests/page
+	@$(BIN)/python -m pytest -m page tests/page
 
 check: env ## lint, formatting, types, and the direction of imports
 	@echo "[1/4] ruff check"

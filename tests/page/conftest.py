@@ -1,6 +1,5 @@
 """What the page's tests share: the stack, and what the browser is given."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,16 +11,6 @@ from tests.support.media import spoken
 from tests.support.stack import RunningStack, make_config
 
 HERE = Path(__file__).parent
-WANTED = "TEST_PAGE"
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A browser is not needed for the other tests: `make test-page` runs these."""
-    if not os.environ.get(WANTED):
-        skip = pytest.mark.skip(reason="needs Chromium: make test-page")
-        for item in items:
-            if HERE in item.path.parents:
-                item.add_marker(skip)
 
 
 @pytest.fixture(scope="session")

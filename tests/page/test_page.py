@@ -13,6 +13,8 @@ import pytest
 
 from tests.page.browser import Page, browser
 
+pytestmark = pytest.mark.page
+
 SCENARIO_S = 120.0
 PICTURE = os.environ.get("PAGE_PICTURE")
 ANSWER = "document.querySelector('.assistant:last-of-type')"
