@@ -127,6 +127,7 @@ def test_a_container_may_do_little(running: Project, service: str) -> None:
 
 def test_it_answers_text_sound_and_a_picture(running: Project) -> None:
     assert get(running, "/readyz")[0] == 200
+    assert "<html" in get(running, "/")[1]
     ask(running)
 
 
