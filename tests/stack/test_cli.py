@@ -129,3 +129,30 @@ def test_no_gateway_is_an_error_that_says_what_to_do() -> None:
     done = omnirelay("chat", "Hello", "--gateway", "tcp://127.0.0.1:9")
     assert done.returncode == 1
     assert "omnirelay up" in done.stderr
+
+
+def test_a_conversation_computes_what_was_said_before_only_once(stack: RunningStack, tmp_path: Path) -> None:
+    """Through the prefix cache, which works by blocks of 128 positions."""
+    told = "Remember the house and the tree. " * 20
+    lines = [told, "And now?", "/voice Ethan", "Again.", f"/save {tmp_path}/last.wav", ""]
+    done = omnirelay("chat", "--json", *SHORT, "--gateway", stack.address, lines="\n".join(lines))
+    assert done.returncode == 0, done.stderr
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    first, second, third = (event for event in events if event["event"] == "done")
+    assert first["speaker"] == second["speaker"] != third["speaker"] == "Ethan"
+    assert first["prompt_tokens"] < second["prompt_tokens"] < third["prompt_tokens"]
+    for earlier, later in ((first, second), (second, third)):
+        assert later["cached_prompt_tokens"] >= earlier["prompt_tokens"] // 128 * 128 > 0
+    with wave.open(str(tmp_path / "last.wav")) as file:
+        assert file.getnframes() == len(third["codec_token_ids"]) * 480
+
+
+def test_the_doctor_finds_the_running_stack_well(stack: RunningStack) -> None:
+    done = omnirelay("doctor", "--json", "--config", str(stack.path))
+    report = json.loads(done.stdout)
+    assert (done.returncode, report["problems"]) == (0, 0), report
+    levels = {finding["check"]: finding["level"] for finding in report["findings"]}
+    for check in ("vllm", "device", "configuration", "addresses", "ports", "checkpoint", "memory"):
+        assert levels[check] == "ok", report
+    (ports,) = (finding for finding in report["findings"] if finding["check"] == "ports")
+    assert "thinker ready, talker ready, token2wav ready" in ports["what"]

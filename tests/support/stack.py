@@ -57,10 +57,10 @@ class RunningStack:
         self.config = config
         self.address: str = config["gateway"]["listen"]
         self.output: list[str] = []
-        self._path = directory / f"{self.address.rpartition(':')[2]}.yaml"
-        self._path.write_text(yaml.safe_dump(config), encoding="utf-8")
+        self.path = directory / f"{self.address.rpartition(':')[2]}.yaml"
+        self.path.write_text(yaml.safe_dump(config), encoding="utf-8")
         self.process = subprocess.Popen(
-            [COMMAND, "up", "--config", str(self._path)],
+            [COMMAND, "up", "--config", str(self.path)],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -111,10 +111,13 @@ class RunningStack:
             self._changed.notify_all()
 
 
-def omnirelay(*arguments: str, timeout_s: float = 120.0) -> "subprocess.CompletedProcess[str]":
-    """Run the command line as a user does."""
+def omnirelay(
+    *arguments: str, lines: str = "", timeout_s: float = 120.0
+) -> "subprocess.CompletedProcess[str]":
+    """Run the command line as a user does, with lines that come from a pipe."""
     return subprocess.run(
         [COMMAND, *arguments],
+        input=lines,
         capture_output=True,
         text=True,
         timeout=timeout_s,

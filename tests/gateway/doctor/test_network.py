@@ -19,10 +19,13 @@ from tests.gateway.bench import bench, free_ports, make_config, run
 
 def configured(**addresses: str) -> Config:
     """A configuration on free ports; ``addresses`` replace some, by the last word of their key."""
-    names = ["listen", "events", "control", *STAGES]
+    metrics = [f"{stage} http" for stage in STAGES]
+    names = ["listen", "events", "control", "http", *STAGES, *metrics]
     ports = free_ports(len(names))
     found = {name: f"tcp://127.0.0.1:{port}" for name, port in zip(names, ports, strict=True)} | addresses
-    stages: dict[str, Any] = {stage: {"inbox": found.pop(stage)} for stage in STAGES}
+    stages: dict[str, Any] = {
+        stage: {"inbox": found.pop(stage), "http": found.pop(f"{stage} http")} for stage in STAGES
+    }
     return Config.model_validate({"gateway": found, "stages": stages})
 
 
