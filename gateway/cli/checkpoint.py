@@ -35,7 +35,7 @@ def ensure(config: Config) -> None:
     # Made aside and moved into place, so that an interrupted attempt is not taken for a checkpoint.
     aside = DEFAULT_CHECKPOINT.with_name(f"{DEFAULT_CHECKPOINT.name}.{os.getpid()}")
     try:
-        status = _make(aside, "tiny", 0)
+        status = _make(aside, "tiny", 0, quiet=True)
         if status != 0:
             raise CheckpointError(f"the small checkpoint could not be made: exit status {status}")
         shutil.rmtree(DEFAULT_CHECKPOINT, ignore_errors=True)
@@ -46,14 +46,24 @@ def ensure(config: Config) -> None:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _make(directory: Path, size: str, seed: int) -> int:
-    """Make a checkpoint; gives the exit status of the process that does."""
+def _make(directory: Path, size: str, seed: int, quiet: bool = False) -> int:
+    """Make a checkpoint; gives the exit status of the process that does.
+
+    Args:
+        directory: Where.
+        size: Which of the maker's sizes.
+        seed: Makes it repeatable.
+        quiet: Without the list of its files.
+    """
+    files = subprocess.DEVNULL if quiet else None
     command = [sys.executable, "-m", "checkpoint", str(directory), "--size", size, "--seed", str(seed)]
     told: list[str] = []
     with Progress(lambda: _describe(told)) as progress:
         if not progress.visible:
-            return subprocess.run(command, check=False).returncode  # noqa: S603  The program is our own.
-        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:  # noqa: S603  As above.
+            return subprocess.run(command, stdout=files, check=False).returncode  # noqa: S603  Our own program.
+        with subprocess.Popen(  # noqa: S603  As above.
+            command, stdout=files, stderr=subprocess.PIPE, text=True
+        ) as process:
             for line in process.stderr or ():
                 told.append(line.rstrip())
     if process.returncode != 0:

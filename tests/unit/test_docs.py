@@ -2,6 +2,7 @@
 
 import argparse
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -94,6 +95,17 @@ def test_the_readme_shows_every_command_and_only_options_that_exist() -> None:
         assert shown[name] == {option for option in parser._option_string_actions if option[:2] == "--"} - {
             "--help"
         }, name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_in_the_text_are_understood(page: Path) -> None:
+    parser = _parser()
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    pieces = re.findall(r"`[^`]+`|^ {4}.+$", text, re.MULTILINE)
+    code = "\n".join(" ".join(piece.split()) for piece in pieces)
+    for call in re.findall(r"\bomnirelay ([a-z]+ [^`|<>()\n]+)", code):
+        if "[" not in call:
+            parser.parse_args(shlex.split(call, comments=True))
 
 
 def test_the_readme_names_targets_of_the_makefile() -> None:

@@ -95,9 +95,9 @@ class Examination:
         model, told = self._get("checkpoint", lambda: checkpoint.examine(config)) or (None, [])
         self._findings += told
         self._add("disk", lambda: machine.check_disk(config, model is not None))
-        self._add("limits", lambda: limits.check_limits(config))
         if report is not None:
             self._add("device", lambda: gpus.check_devices(config, model, report))
+        self._add("limits", lambda: limits.check_limits(config))
         if model is not None:
             self._add("limits", lambda: limits.check_cache(config, model, on_cpu))
         if readings is None:

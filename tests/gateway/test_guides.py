@@ -1,0 +1,63 @@
+"""The commands of the quick start run as they stand there, in a shell.
+
+``omnirelay up`` and ``demo`` are tested elsewhere, ``doctor`` with the whole stack.
+"""
+
+import asyncio
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from shared.config import Config
+from tests.gateway.bench import bench, free_ports, run
+from tests.support.terminal import environment
+
+ROOT = Path(__file__).resolve().parents[2]
+SHIM = """#!/bin/sh
+case "$1" in chat|status) set -- "$@" --gateway {gateway};; esac
+exec {python} -m gateway.cli "$@"
+"""
+
+
+def commands() -> list[str]:
+    text = (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8").replace("\\\n", "")
+    found = re.findall(r"^ {4}((?:omnirelay|printf|curl|source <).*)$", text, re.MULTILINE)
+    return [command for command in found if command != "omnirelay doctor"]
+
+
+def test_the_quick_start(configure: Callable[..., Config], tmp_path: Path) -> None:
+    assert len(commands()) >= 8
+    (tmp_path / "gateway").symlink_to(ROOT / "gateway")
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+
+    async def scenario() -> None:
+        http = f"tcp://127.0.0.1:{free_ports(1)[0]}"
+        async with bench(configure({"http": http})) as b:
+            b.stages.serve(b.encode("Hello"))
+            shim = tmp_path / "omnirelay"
+            shim.write_text(SHIM.format(gateway=b.listen, python=sys.executable))
+            shim.chmod(0o755)
+            for command in commands():
+                if command.startswith("curl") and shutil.which("curl") is None:
+                    continue
+                process = await asyncio.create_subprocess_exec(
+                    "bash",
+                    "-ec",
+                    command.replace("http://127.0.0.1:8000", http.replace("tcp", "http")),
+                    cwd=tmp_path,
+                    env=environment(**path),
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=asyncio.subprocess.PIPE,
+                )
+                out, told = await process.communicate(b"Hi\n" if command == "omnirelay chat" else b"")
+                assert (process.returncode, told) == (0, b"") or command.startswith("curl"), (command, told)
+                assert b"Hello" in out or command.startswith(("omnirelay status", "source"))
+            kinds = [tuple(item.kind for item in request.media) for request in b.stages.requests]
+            assert kinds == [(), (), (), (), (), ("image",), ("audio",), ()]
+
+    run(scenario())
+    assert (tmp_path / "reply.wav").stat().st_size > 44
