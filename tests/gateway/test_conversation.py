@@ -131,6 +131,32 @@ def test_files_of_a_failed_message_are_dropped_and_said_to_be(configure: Configu
     serving(configure, use)
 
 
+def test_a_conversation_that_becomes_too_long(configure: Configure) -> None:
+    long = "one two three four five six seven " * 30
+
+    async def use(b: Bench) -> None:
+        lines = f"Hi\n{long}\n/new\n{long}\nBye\n".encode()
+        status, out, told = await piped(*CHAT, b.listen, "--text-only", lines=lines)
+        assert (status, out) == (1, "Hello there\n" * 2)
+        assert told.count("prompt_too_long") == 2
+        assert told.count("/new begins a new one") == 1
+
+    serving(configure, use)
+
+
+def test_what_would_steer_a_terminal_is_not_shown_on_one(configure: Configure) -> None:
+    async def use(b: Bench) -> None:
+        b.stages.serve(b.encode("Hel\x1b]0;mine\x07lo\ttab\r"))
+        async with terminal(*CHAT, b.listen, "Hi", "--text-only") as shown:
+            await shown.see("Hel\ufffd]0;mine\ufffdlo")
+            assert await shown.ended() == 0
+        status, out, _ = await piped(*CHAT, b.listen, "Hi", "--text-only", lines=b"")
+        assert status == 0
+        assert out.startswith("Hel\x1b]0;mine\x07lo\ttab\r")
+
+    serving(configure, use, answering=False)
+
+
 def test_what_stands_in_no_conversation_is_wrong_usage(configure: Configure, tmp_path: Path) -> None:
     async def use(b: Bench) -> None:
         status, _, told = await piped(*CHAT, b.listen, "--out", "x.wav", lines=b"Hi\n")

@@ -24,7 +24,7 @@ from gateway.client import (
 )
 from gateway.client.types import Samples
 from gateway.parts import ContentPart
-from shared.errors import InvalidRequestError, OmniRelayError, UnknownSpeakerError
+from shared.errors import InvalidRequestError, OmniRelayError, PromptTooLongError, UnknownSpeakerError
 from shared.messages import SAMPLE_RATE, MediaKind
 
 Attachment = AudioPart | ImagePart | VideoPart
@@ -157,8 +157,10 @@ class Conversation:
             if recorder.text:
                 self._keep(message, recorder)
             raise
-        except OmniRelayError:
+        except OmniRelayError as error:
             self.hush()
+            if isinstance(error, PromptTooLongError) and self._turns:
+                note("the conversation has become too long: /new begins a new one")
             if not isinstance(content, str):
                 note("the message failed: attach its files again to send them again")
             raise

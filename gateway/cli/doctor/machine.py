@@ -102,7 +102,9 @@ def check_disk(config: Config, present: bool) -> Findings:
         place = place.absolute().parent
     free = shutil.disk_usage(place).free
     told = f"{gibibytes(free)} are free in {place} for the checkpoint"
-    if free < SMALL_CHECKPOINT_BYTES:
+    if not os.access(place, os.W_OK):
+        yield problem("disk", f"{place} cannot be written to", "work in another folder, or set HF_HOME")
+    elif free < SMALL_CHECKPOINT_BYTES:
         yield problem("disk", told, "make room, or work in another folder")
     elif free < needed:
         yield warning(

@@ -83,6 +83,9 @@ def test_room_for_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         (finding,) = machine.check_disk(config, present=False)
         levels.append(finding.level)
     assert levels == ["problem", "ok", "warning", "ok"]
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    (finding,) = machine.check_disk(Config(), present=False)
+    assert (finding.level, finding.what) == ("problem", f"{tmp_path} cannot be written to")
 
 
 class Usage:
