@@ -28,7 +28,7 @@ def built() -> Iterator[Project]:
 @pytest.fixture(scope="session")
 def running(built: Project) -> Project:
     """The project, healthy."""
-    built.run("up", "--detach", "--wait", timeout_s=600.0)
+    built.run("up", "--detach", "--wait", timeout_s=900.0)
     return built
 
 
