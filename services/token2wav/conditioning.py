@@ -70,7 +70,7 @@ class Conditioner:
 
     @property
     def _device(self) -> torch.device:
-        return self._dit.proj_out.weight.device
+        return self._dit.input_embed.proj.weight.device
 
     def voice(self, name: str) -> Voice:
         """Embed a voice, or recall it.
@@ -125,7 +125,7 @@ class Conditioner:
     def _rotary(self, start: int, frames: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Rotary tables at the positions that the frames have in the stream, [frames, head_dim / 2]."""
         positions = torch.arange(start, start + frames, device=self._device)
-        cos, sin = self._dit.rotary_embed(self._dit.proj_out.weight, positions)
+        cos, sin = self._dit.rotary_embed(self._dit.input_embed.proj.weight, positions)
         half = cos.shape[-1] // 2
         return cos[:, :half], sin[:, :half]
 
@@ -148,8 +148,8 @@ class Conditioner:
         return DiTBatch(
             layout=layout,
             constant=torch.cat(constants),
-            cos=torch.cat([state.cos for state in states])[layout.source].unsqueeze(1),
-            sin=torch.cat([state.sin for state in states])[layout.source].unsqueeze(1),
+            cos=torch.cat([state.cos for state in states])[layout.source],
+            sin=torch.cat([state.sin for state in states])[layout.source],
             guidance=torch.tensor(scales, dtype=torch.float32, device=self._device).view(-1, 1, 1),
         )
 

@@ -7,6 +7,7 @@ branches of guidance as rows of the same batch, and everything constant over the
 once (see ``conditioning``).
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -15,15 +16,16 @@ from torch.nn import functional
 from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniDiTConfig
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
     DiTCodecEmbedding,
-    DiTMLP,
     DiTTimestepEmbedding,
     ECAPA_TimeDelayNet,
     Qwen2_5OmniDiTRotaryEmbedding,
 )
+from vllm.model_executor.layers.linear import ReplicatedLinear
 
 from services.token2wav.blocks import BlockLayout
 
 _NORM_EPSILON = 1e-6
+_GELU_CUBIC = 0.044715
 
 
 @dataclass
@@ -34,7 +36,7 @@ class DiTBatch:
         layout: of the blocks.
         constant: the part of the input projection that does not change, float32
             [rows, block_size, hidden].
-        cos: rotary table, float32 [rows, 1, block_size, head_dim / 2].
+        cos: rotary table, float32 [rows, block_size, head_dim / 2].
         sin: rotary table, shaped as ``cos``.
         guidance: guidance scale of each guided source row, float32 [guided, 1, 1].
     """
@@ -44,6 +46,11 @@ class DiTBatch:
     cos: torch.Tensor
     sin: torch.Tensor
     guidance: torch.Tensor
+
+
+def _linear(inputs: int, outputs: int) -> ReplicatedLinear:
+    """A projection computed by vLLM's choice of kernel: twice as fast as PyTorch's on many CPUs."""
+    return ReplicatedLinear(inputs, outputs, return_bias=False, params_dtype=torch.float32, disable_tp=True)
 
 
 class InputEmbedding(nn.Module):
@@ -94,10 +101,10 @@ class BlockAttention(nn.Module):
         self._backward = backward
         self._ahead = ahead
         inner = config.head_dim * config.num_attention_heads
-        self.to_q = nn.Linear(config.hidden_size, inner)
-        self.to_k = nn.Linear(config.hidden_size, inner)
-        self.to_v = nn.Linear(config.hidden_size, inner)
-        self.to_out = nn.ModuleList([nn.Linear(inner, config.hidden_size)])
+        self.to_q = _linear(config.hidden_size, inner)
+        self.to_k = _linear(config.hidden_size, inner)
+        self.to_v = _linear(config.hidden_size, inner)
+        self.to_out = nn.ModuleList([_linear(inner, config.hidden_size)])
 
     def forward(self, states: torch.Tensor, batch: DiTBatch) -> torch.Tensor:
         """[rows, block_size, hidden] -> the same."""
@@ -120,7 +127,7 @@ class BlockAttention(nn.Module):
 
 
 def _rotate_first_head(states: torch.Tensor, batch: DiTBatch) -> torch.Tensor:
-    """Apply rotary embedding to the first head only, as the checkpoint was trained.
+    """Apply rotary embedding to the first head only, as the checkpoint was trained; in place.
 
     Pairs are interleaved in the checkpoint.  The result puts all first members before all second ones:
     queries and keys alike, so that their products are unchanged.
@@ -129,11 +136,41 @@ def _rotate_first_head(states: torch.Tensor, batch: DiTBatch) -> torch.Tensor:
         states: [rows, heads, block_size, head_dim].
         batch: with the rotary tables.
     """
-    first, second = states[:, :1, :, 0::2], states[:, :1, :, 1::2]
-    rotated = torch.cat(
-        [first * batch.cos - second * batch.sin, second * batch.cos + first * batch.sin], dim=-1
-    )
-    return torch.cat([rotated, states[:, 1:]], dim=1)
+    head = states[:, 0]
+    first, second = head[..., 0::2], head[..., 1::2]
+    rotated = [first * batch.cos - second * batch.sin, second * batch.cos + first * batch.sin]
+    head.copy_(torch.cat(rotated, dim=-1))
+    return states
+
+
+class FeedForward(nn.Module):
+    """The feed-forward part of a layer (reference: ``DiTMLP``)."""
+
+    def __init__(self, config: Qwen2_5OmniDiTConfig) -> None:
+        super().__init__()
+        inner = config.hidden_size * config.ff_mult
+        # The checkpoint counts the activation and the dropout between the two.
+        self.ff = nn.ModuleDict(
+            {"0": _linear(config.hidden_size, inner), "3": _linear(inner, config.hidden_size)}
+        )
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        """[..., hidden] -> the same."""
+        output: torch.Tensor = self.ff["3"](_gelu_(self.ff["0"](states)))
+        return output
+
+
+def _gelu_(values: torch.Tensor) -> torch.Tensor:
+    """GELU by its tanh formula, in place where that pays.
+
+    PyTorch's kernel for CPUs takes as long as the matrix product before it, its sigmoid a fifth of
+    that; and (1 + tanh(u)) / 2 is sigmoid(2u).
+    """
+    if not values.is_cpu:
+        return functional.gelu(values, approximate="tanh")
+    linear = 2 * math.sqrt(2 / math.pi)
+    gate = (values * values).mul_(linear * _GELU_CUBIC).add_(linear).mul_(values).sigmoid_()
+    return values.mul_(gate)
 
 
 class Modulation(nn.Module):
@@ -160,7 +197,7 @@ class Modulation(nn.Module):
 
 def _modulate(states: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
     normed = functional.layer_norm(states, states.shape[-1:], eps=_NORM_EPSILON)
-    return normed * (1 + scale) + shift
+    return torch.addcmul(shift, normed, 1 + scale)
 
 
 class DiTLayer(nn.Module):
@@ -174,15 +211,15 @@ class DiTLayer(nn.Module):
             backward=index in config.look_backward_layers,
             ahead=index in config.look_ahead_layers,
         )
-        self.ff = DiTMLP(dim=config.hidden_size, mult=config.ff_mult)
+        self.ff = FeedForward(config)
 
     def forward(self, states: torch.Tensor, time: torch.Tensor, batch: DiTBatch) -> torch.Tensor:
         """[rows, block_size, hidden] -> the same; ``time`` is [requests, hidden]."""
         modulation = self.attn_norm(time, batch.layout.request)
         attn_shift, attn_scale, attn_gate, ff_shift, ff_scale, ff_gate = modulation
-        states = states + attn_gate * self.attn(_modulate(states, attn_scale, attn_shift), batch)
-        output: torch.Tensor = states + ff_gate * self.ff(_modulate(states, ff_scale, ff_shift))
-        return output
+        attended = self.attn(_modulate(states, attn_scale, attn_shift), batch)
+        states = torch.addcmul(states, attn_gate, attended)
+        return torch.addcmul(states, ff_gate, self.ff(_modulate(states, ff_scale, ff_shift)))
 
 
 class DiffusionTransformer(nn.Module):
@@ -203,7 +240,7 @@ class DiffusionTransformer(nn.Module):
             DiTLayer(config, index) for index in range(config.num_hidden_layers)
         )
         self.norm_out = Modulation(config.hidden_size, count=2)
-        self.proj_out = nn.Linear(config.hidden_size, config.mel_dim)
+        self.proj_out = _linear(config.hidden_size, config.mel_dim)
 
     def forward(self, times: torch.Tensor, mel: torch.Tensor, batch: DiTBatch) -> torch.Tensor:
         """Evaluate the network and apply guidance.

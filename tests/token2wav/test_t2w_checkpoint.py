@@ -3,6 +3,7 @@
 import pytest
 import torch
 from safetensors.torch import load_file
+from vllm.config import set_current_vllm_config
 
 from services.token2wav.conditioning import check_speakers
 from services.token2wav.engine import build_token2wav
@@ -76,10 +77,10 @@ def test_speakers_must_fit_the_transformer(oracle, tmp_path):
 
 
 def loaded_with(engine, weights) -> set[str]:
-    core = engine._engine.engine_core.engine_core
-    model = core.model_executor.driver_worker.worker.model_runner.model
-    assert isinstance(model, Token2WavForSynthesis)
-    return model.load_weights(weights)
+    # A model of its own: vLLM has packed the engine's weights for its kernels.
+    config = engine._engine.vllm_config
+    with set_current_vllm_config(config):
+        return Token2WavForSynthesis(vllm_config=config).load_weights(weights)
 
 
 def test_weights_are_loaded_strictly(oracle, engine):
