@@ -252,7 +252,6 @@ class SynthesisConfig(_Section):
         first_chunk_blocks: Length of a stream's first chunk: small, so that audio starts early.
         chunk_growth: Each next chunk is at most this many times longer.
         max_chunk_blocks: Longest chunk.
-        left_context_blocks: Blocks before a chunk that are computed again for its sake.
         look_ahead_blocks: Blocks after a chunk that must be known before it is computed.
         time_points: Points of the ODE's time axis; one less is the number of solver steps.
         guidance_scale: Classifier-free guidance.
@@ -263,7 +262,6 @@ class SynthesisConfig(_Section):
     first_chunk_blocks: Annotated[int, Field(gt=0)] = 1
     chunk_growth: Annotated[int, Field(gt=0)] = 2
     max_chunk_blocks: Annotated[int, Field(gt=0)] = 8
-    left_context_blocks: Annotated[int, Field(ge=0)] = 2
     look_ahead_blocks: Annotated[int, Field(ge=0)] = 1
     time_points: Annotated[int, Field(ge=2, le=257)] = 10
     guidance_scale: Annotated[float, Field(ge=0)] = 0.5

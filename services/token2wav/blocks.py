@@ -5,6 +5,7 @@ a batch is a list of blocks, [rows, block_size, ...], whatever sequence each bel
 last block of a sequence is padded, cost is linear in length, and no mask over a sequence is needed.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -45,6 +46,9 @@ class BlockLayout:
         following: row of the block after; itself where there is none.
         has_previous: bool [rows].
         has_following: bool [rows].
+        first_rows: rows of each request's first blocks, one a branch, int64 [branches] each.
+        continued: those of them before which a block stands that is not in the batch, request by
+            request, int64 [continued].
         valid: whether each frame is one, and not padding; bool [rows, block_size].
         padded: whether any frame is padding.
     """
@@ -56,6 +60,8 @@ class BlockLayout:
     following: torch.Tensor
     has_previous: torch.Tensor
     has_following: torch.Tensor
+    first_rows: Sequence[torch.Tensor]
+    continued: torch.Tensor
     valid: torch.Tensor
     padded: bool
     _masks: dict[tuple[bool, bool], torch.Tensor | None] = field(default_factory=dict)
@@ -70,20 +76,26 @@ class BlockLayout:
         """Request of each source row, int64 [source rows]."""
         return self.request[: self.source_rows]
 
-    def with_neighbours(self, states: torch.Tensor, backward: bool, ahead: bool) -> torch.Tensor:
+    def with_neighbours(
+        self, states: torch.Tensor, backward: bool, ahead: bool, past: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Put the neighbours' frames beside each block's own.
 
         Args:
             states: [rows, heads, block_size, head_dim].
             backward: whether the block before is wanted.
             ahead: whether the block after is wanted.
+            past: the blocks before the ``continued`` ones, [continued, heads, block_size, head_dim].
 
         Returns:
             [rows, heads, block_size * (1 to 3), head_dim]
         """
         parts = [states]
         if backward:
-            parts.insert(0, states[self.previous])
+            before = states[self.previous]
+            if past is not None:
+                before[self.continued] = past
+            parts.insert(0, before)
         if ahead:
             parts.append(states[self.following])
         return torch.cat(parts, dim=2) if len(parts) > 1 else states
@@ -100,14 +112,20 @@ class BlockLayout:
             return None
         parts = [self.valid]
         if backward:
-            parts.insert(0, self.valid[self.previous] & self.has_previous[:, None])
+            before = self.valid[self.previous] & self.has_previous[:, None]
+            before[self.continued] = True
+            parts.insert(0, before)
         if ahead:
             parts.append(self.valid[self.following] & self.has_following[:, None])
         return torch.cat(parts, dim=1)[:, None, None, :]
 
 
 def build_layout(
-    frames: Sequence[int], guided: Sequence[bool], block_size: int, device: torch.device
+    frames: Sequence[int],
+    guided: Sequence[bool],
+    block_size: int,
+    device: torch.device,
+    continued: Sequence[bool] = (),
 ) -> BlockLayout:
     """Lay out the sequences of a batch.
 
@@ -116,6 +134,8 @@ def build_layout(
         guided: whether each request has an unconditioned branch besides the conditioned one.
         block_size: frames in a block.
         device: where the tensors of the layout go.
+        continued: whether a block that is not in the batch stands before each request's first one;
+            by default there is none.
 
     Raises:
         ConfigError: there is no request, or one without frames.
@@ -128,7 +148,9 @@ def build_layout(
     branches = torch.cat([requests, requests[torch.tensor(guided, dtype=torch.bool)]])
     lengths = blocks[branches]
     request = torch.repeat_interleave(branches, lengths)
-    starts = torch.repeat_interleave(torch.cumsum(lengths, 0) - lengths, lengths)
+    branch_starts = torch.cumsum(lengths, 0) - lengths
+    first_rows = [branch_starts[branches == index].to(device) for index in range(len(frames))]
+    starts = torch.repeat_interleave(branch_starts, lengths)
     rows = torch.arange(int(lengths.sum()))
     within = rows - starts
     source = first_source[request] + within
@@ -143,6 +165,8 @@ def build_layout(
         following=torch.where(has_following, rows + 1, rows).to(device),
         has_previous=(within > 0).to(device),
         has_following=has_following.to(device),
+        first_rows=first_rows,
+        continued=torch.cat([rows[:0].to(device), *itertools.compress(first_rows, continued)]),
         valid=valid.to(device),
         padded=not bool(valid.all()),
     )

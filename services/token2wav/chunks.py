@@ -1,9 +1,9 @@
 """Which part of a stream of codec ids becomes which chunk of audio.  Pure logic, no torch.
 
-A chunk's *target* is what it adds to the audio; its *window* is what the model sees: the target,
-some blocks before it and some after it.  Targets tile the stream.  Their borders follow from the
-configuration and the length of the stream alone, never from when ids arrived: so a stream that is
-resumed elsewhere is cut in the same places.
+A chunk's *target* is what it adds to the audio; its *window* is what the model computes: the target
+and some blocks after it; of the blocks before it the model has kept what it needs.  Targets tile the
+stream.  Their borders follow from the configuration and the length of the stream alone, never from when
+ids arrived: so a stream that is resumed elsewhere is cut in the same places.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,8 @@ class ChunkingConfig:
         first_blocks: target of the first chunk; small, for it decides the time to first audio.
         growth: factor from one target to the next; larger chunks waste less work on context.
         max_blocks: the largest target.
-        left_context_blocks: blocks before the target in the window.
+        left_context_blocks: blocks before the target in the window of a resumed stream's first chunk, whose
+            past is not known.
         look_ahead_blocks: blocks after the target in the window.
         mode: ``stream``, or ``offline``: one chunk with everything, when everything is there.
     """
@@ -98,6 +99,7 @@ class ChunkPlanner:
         self._start = 0
         self._blocks = config.first_blocks
         self._finished = False
+        self._resumed_at = resume_from
         if resume_from < 0 or (resume_from and config.mode == "offline"):
             raise InvalidRequestError(f"cannot resume a stream of mode {config.mode} at chunk {resume_from}")
         for _ in range(resume_from):
@@ -160,7 +162,8 @@ class ChunkPlanner:
             # The stream ends within the look-ahead.  Since a chunk is never cut before its look-ahead is
             # there, this cannot depend on timing; joining the rest to the target spares a tiny chunk.
             end = received
-        context = self._config.left_context_blocks * self._geometry.codes_per_block
+        resumes = self._index == self._resumed_at
+        context = self._config.left_context_blocks * self._geometry.codes_per_block if resumes else 0
         return self._emit(
             ChunkPlan(
                 index=self._index,

@@ -11,10 +11,11 @@ from pathlib import Path
 import torch
 from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniDiTConfig
 
-from services.token2wav.blocks import build_layout, to_blocks
-from services.token2wav.dit import DiffusionTransformer, DiTBatch
+from services.token2wav.blocks import BlockLayout, build_layout, to_blocks
+from services.token2wav.carry import CarriedChunk, Carry
+from services.token2wav.dit import DiffusionTransformer, DiTBatch, layers_looking_back
 from services.token2wav.noise import initial_noise
-from services.token2wav.ode import time_points
+from services.token2wav.ode import EVALUATIONS_PER_STEP, time_points
 from services.token2wav.synthesis import SynthesisChunk
 from shared.engine.speakers import Speaker
 from shared.errors import CheckpointError, UnknownSpeakerError
@@ -36,6 +37,7 @@ class SolverState:
 
     Attributes:
         chunk: what was asked for.
+        continues: whether the chunk before left its keys and values.
         frames: mel frames in the window.
         mel: the noisy mel, float32 [blocks, block_size, mel_dim].
         times: where the solver stops, float32 [time_points].
@@ -46,6 +48,7 @@ class SolverState:
     """
 
     chunk: SynthesisChunk
+    continues: bool
     frames: int
     mel: torch.Tensor
     times: torch.Tensor
@@ -111,13 +114,17 @@ class Conditioner:
         frames = chunk.window_frames(config.repeats)
         noise = initial_noise(chunk.seed, frames, config.mel_dim, start=chunk.window_start)
         cos, sin = self._rotary(chunk.window_start, frames)
+        continues = chunk.stream.past is not None
+        if not (continues or chunk.is_last):
+            chunk.stream.past = self._room_for_past(chunk)
         return SolverState(
             chunk=chunk,
+            continues=continues,
             frames=frames,
             mel=to_blocks(noise.to(self._device), config.block_size),
             times=time_points(chunk.time_points, chunk.sway_coefficient).to(self._device),
             conditioned=to_blocks(constant.repeat_interleave(config.repeats, dim=0), config.block_size),
-            unconditioned=None if chunk.guidance_scale < _NO_GUIDANCE_BELOW else voice.unconditioned,
+            unconditioned=voice.unconditioned if _is_guided(chunk) else None,
             cos=to_blocks(cos, config.block_size),
             sin=to_blocks(sin, config.block_size),
         )
@@ -129,6 +136,19 @@ class Conditioner:
         half = cos.shape[-1] // 2
         return cos[:, :half], sin[:, :half]
 
+    def _room_for_past(self, chunk: SynthesisChunk) -> torch.Tensor:
+        config = self._dit.config
+        return torch.empty(
+            chunk.steps * EVALUATIONS_PER_STEP,
+            len(layers_looking_back(config)),
+            2,
+            1 + _is_guided(chunk),
+            config.num_attention_heads,
+            config.block_size,
+            config.head_dim,
+            device=self._device,
+        )
+
     def batch(self, states: Sequence[SolverState]) -> DiTBatch:
         """Put prepared requests into one batch, in their order."""
         guided = [state for state in states if state.unconditioned is not None]
@@ -137,6 +157,7 @@ class Conditioner:
             [state.unconditioned is not None for state in states],
             self._dit.config.block_size,
             self._device,
+            [state.continues for state in states],
         )
         constants = [state.conditioned for state in states]
         constants += [
@@ -147,11 +168,27 @@ class Conditioner:
         scales = [scale for state in guided for scale in [state.chunk.guidance_scale] * state.mel.shape[0]]
         return DiTBatch(
             layout=layout,
+            carry=_carry(states, layout, self._dit.config.block_size),
             constant=torch.cat(constants),
             cos=torch.cat([state.cos for state in states])[layout.source],
             sin=torch.cat([state.sin for state in states])[layout.source],
             guidance=torch.tensor(scales, dtype=torch.float32, device=self._device).view(-1, 1, 1),
         )
+
+
+def _is_guided(chunk: SynthesisChunk) -> bool:
+    return chunk.guidance_scale >= _NO_GUIDANCE_BELOW
+
+
+def _carry(states: Sequence[SolverState], layout: BlockLayout, block_size: int) -> Carry:
+    chunks = []
+    for request, (state, first_rows) in enumerate(zip(states, layout.first_rows, strict=True)):
+        chunk = state.chunk
+        if chunk.stream.past is not None:
+            last_block = (chunk.target_end - chunk.window_start) // block_size - 1
+            last_rows = None if chunk.is_last else first_rows + last_block
+            chunks.append(CarriedChunk(chunk.stream.past, request, state.continues, last_rows))
+    return Carry(chunks)
 
 
 def check_speakers(speakers: Mapping[str, Speaker], config: Qwen2_5OmniDiTConfig, path: Path) -> None:

@@ -8,6 +8,7 @@ once (see ``conditioning``).
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,6 +24,7 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
 from vllm.model_executor.layers.linear import ReplicatedLinear
 
 from services.token2wav.blocks import BlockLayout
+from services.token2wav.carry import Carry
 
 _NORM_EPSILON = 1e-6
 _GELU_CUBIC = 0.044715
@@ -39,6 +41,7 @@ class DiTBatch:
         cos: rotary table, float32 [rows, block_size, head_dim / 2].
         sin: rotary table, shaped as ``cos``.
         guidance: guidance scale of each guided source row, float32 [guided, 1, 1].
+        carry: what the chunks take over from those before them and leave to those after.
     """
 
     layout: BlockLayout
@@ -46,6 +49,7 @@ class DiTBatch:
     cos: torch.Tensor
     sin: torch.Tensor
     guidance: torch.Tensor
+    carry: Carry
 
 
 def _linear(inputs: int, outputs: int) -> ReplicatedLinear:
@@ -93,12 +97,18 @@ class InputEmbedding(nn.Module):
 
 
 class BlockAttention(nn.Module):
-    """Attention of each block to itself and, where the layer reaches that far, its neighbours."""
+    """Attention of each block to itself and, where the layer reaches that far, its neighbours.
 
-    def __init__(self, config: Qwen2_5OmniDiTConfig, backward: bool, ahead: bool) -> None:
+    Args:
+        config: of the transformer.
+        past_index: number of the layer among those that look back; None if it does not.
+        ahead: whether it looks ahead.
+    """
+
+    def __init__(self, config: Qwen2_5OmniDiTConfig, past_index: int | None, ahead: bool) -> None:
         super().__init__()
         self._heads = config.num_attention_heads
-        self._backward = backward
+        self._past_index = past_index
         self._ahead = ahead
         inner = config.head_dim * config.num_attention_heads
         self.to_q = _linear(config.hidden_size, inner)
@@ -106,16 +116,20 @@ class BlockAttention(nn.Module):
         self.to_v = _linear(config.hidden_size, inner)
         self.to_out = nn.ModuleList([_linear(inner, config.hidden_size)])
 
-    def forward(self, states: torch.Tensor, batch: DiTBatch) -> torch.Tensor:
+    def forward(self, states: torch.Tensor, batch: DiTBatch, evaluations: Sequence[int]) -> torch.Tensor:
         """[rows, block_size, hidden] -> the same."""
         query = _rotate_first_head(self._split(self.to_q(states)), batch)
         key = _rotate_first_head(self._split(self.to_k(states)), batch)
         value = self._split(self.to_v(states))
-        reach = (self._backward, self._ahead)
+        past_key, past_value = None, None
+        if self._past_index is not None:
+            past_key, past_value = batch.carry.take(self._past_index, evaluations)
+            batch.carry.leave(self._past_index, evaluations, key, value)
+        reach = (self._past_index is not None, self._ahead)
         attended = functional.scaled_dot_product_attention(
             query,
-            batch.layout.with_neighbours(key, *reach),
-            batch.layout.with_neighbours(value, *reach),
+            batch.layout.with_neighbours(key, *reach, past_key),
+            batch.layout.with_neighbours(value, *reach, past_value),
             attn_mask=batch.layout.key_mask(*reach),
         )
         output: torch.Tensor = self.to_out[0](attended.transpose(1, 2).flatten(2))
@@ -200,24 +214,33 @@ def _modulate(states: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) ->
     return torch.addcmul(shift, normed, 1 + scale)
 
 
+def layers_looking_back(config: Qwen2_5OmniDiTConfig) -> list[int]:
+    """The layers whose blocks attend to the block before them, in their order."""
+    return [index for index in range(config.num_hidden_layers) if index in config.look_backward_layers]
+
+
 class DiTLayer(nn.Module):
     """Attention and feed-forward, both modulated by time."""
 
     def __init__(self, config: Qwen2_5OmniDiTConfig, index: int) -> None:
         super().__init__()
+        looking_back = layers_looking_back(config)
+        past_index = looking_back.index(index) if index in looking_back else None
         self.attn_norm = Modulation(config.hidden_size, count=6)
         self.attn = BlockAttention(
             config,
-            backward=index in config.look_backward_layers,
+            past_index=past_index,
             ahead=index in config.look_ahead_layers,
         )
         self.ff = FeedForward(config)
 
-    def forward(self, states: torch.Tensor, time: torch.Tensor, batch: DiTBatch) -> torch.Tensor:
+    def forward(
+        self, states: torch.Tensor, time: torch.Tensor, batch: DiTBatch, evaluations: Sequence[int]
+    ) -> torch.Tensor:
         """[rows, block_size, hidden] -> the same; ``time`` is [requests, hidden]."""
         modulation = self.attn_norm(time, batch.layout.request)
         attn_shift, attn_scale, attn_gate, ff_shift, ff_scale, ff_gate = modulation
-        attended = self.attn(_modulate(states, attn_scale, attn_shift), batch)
+        attended = self.attn(_modulate(states, attn_scale, attn_shift), batch, evaluations)
         states = torch.addcmul(states, attn_gate, attended)
         return torch.addcmul(states, ff_gate, self.ff(_modulate(states, ff_scale, ff_shift)))
 
@@ -242,13 +265,16 @@ class DiffusionTransformer(nn.Module):
         self.norm_out = Modulation(config.hidden_size, count=2)
         self.proj_out = _linear(config.hidden_size, config.mel_dim)
 
-    def forward(self, times: torch.Tensor, mel: torch.Tensor, batch: DiTBatch) -> torch.Tensor:
+    def forward(
+        self, times: torch.Tensor, mel: torch.Tensor, batch: DiTBatch, evaluations: Sequence[int]
+    ) -> torch.Tensor:
         """Evaluate the network and apply guidance.
 
         Args:
             times: of each request, float32 [requests].
             mel: noisy mel frames, float32 [source rows, block_size, mel_dim].
             batch: of these requests.
+            evaluations: how many evaluations of each request came before this one.
 
         Returns:
             The velocity, shaped as ``mel``; what stands in padded frames has no meaning.
@@ -257,7 +283,7 @@ class DiffusionTransformer(nn.Module):
         time = self.time_embed(times)
         states = self.input_embed.project_mel(mel)[layout.source] + batch.constant
         for layer in self.transformer_blocks:
-            states = layer(states, time, batch)
+            states = layer(states, time, batch, evaluations)
         scale, shift = self.norm_out(time, layout.request)
         output: torch.Tensor = self.proj_out(_modulate(states, scale, shift))
         conditioned, unconditioned = output[: layout.source_rows], output[layout.source_rows :]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+import torch
 from transformers import PretrainedConfig
 from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniToken2WavConfig
 from vllm import PoolingParams
@@ -22,8 +23,7 @@ from services.token2wav.synthesis import (
     CHUNK_KEY,
     MAX_TIME_POINTS,
     SynthesisChunk,
-    SynthesisResult,
-    unpack_result,
+    unpack_waveform,
     validate_chunk,
 )
 from services.token2wav.vocoder import samples_per_frame
@@ -110,10 +110,10 @@ def _token2wav_config(config: PretrainedConfig) -> PretrainedConfig:
 
 @dataclass(frozen=True)
 class ChunkOutcome:
-    """How a chunk ended: exactly one of ``result`` and ``error`` is set."""
+    """How a chunk ended: exactly one of ``waveform`` (float32 [samples]) and ``error`` is set."""
 
     request_id: str
-    result: SynthesisResult | None = None
+    waveform: torch.Tensor | None = None
     error: OmniRelayError | None = None
 
 
@@ -196,7 +196,7 @@ class SynthesisEngine:
     def _outcome(self, output: PoolingRequestOutput) -> ChunkOutcome:
         del self._internal_ids[output.request_id]
         try:
-            return ChunkOutcome(output.request_id, result=unpack_result(output.outputs.data))
+            return ChunkOutcome(output.request_id, waveform=unpack_waveform(output.outputs.data))
         except OmniRelayError as error:
             logger.warning("chunk of request %s failed: %s: %s", output.request_id, error.code, error)
             return ChunkOutcome(output.request_id, error=error)

@@ -17,13 +17,12 @@ from vllm.v1.pool.metadata import PoolingCursor, PoolingMetadata, PoolingStates
 
 from services.token2wav.conditioning import Conditioner, SolverState
 from services.token2wav.dit import DiffusionTransformer, DiTBatch
-from services.token2wav.ode import advance
+from services.token2wav.ode import EVALUATIONS_PER_STEP, advance
 from services.token2wav.synthesis import (
     CHUNK_KEY,
     SynthesisChunk,
-    SynthesisResult,
     pack_failure,
-    pack_result,
+    pack_waveform,
 )
 from services.token2wav.vocoder import Vocoder
 from shared.errors import OmniRelayError, StageFailedError
@@ -122,8 +121,14 @@ class SolverPooler(Pooler):
 
     def _step(self, active: Sequence[tuple[SolverState, int]], batch: DiTBatch) -> None:
         dit, _ = self._modules_of_model
+
+        def velocity(times: torch.Tensor, value: torch.Tensor, evaluation: int) -> torch.Tensor:
+            done = [step * EVALUATIONS_PER_STEP + evaluation for _, step in active]
+            output: torch.Tensor = dit(times, value, batch, done)
+            return output
+
         mel = advance(
-            lambda times, value: dit(times, value, batch),
+            velocity,
             value=torch.cat([state.mel for state, _ in active]),
             start=torch.stack([state.times[step] for state, step in active]),
             end=torch.stack([state.times[step + 1] for state, step in active]),
@@ -137,26 +142,25 @@ class SolverPooler(Pooler):
         """Make a solved request audio; where that fails, return its failure."""
         state = self._states.pop(key)
         try:
-            return pack_result(self._vocode(state))
+            return pack_waveform(self._vocode(state))
         except OmniRelayError as error:
             return pack_failure(error)
         except Exception as error:
             logger.exception("a chunk could not be made audio")
             return pack_failure(StageFailedError(f"the chunk could not be made audio: {error}"))
 
-    def _vocode(self, state: SolverState) -> SynthesisResult:
+    def _vocode(self, state: SolverState) -> torch.Tensor:
         _, vocoder = self._modules_of_model
         chunk = state.chunk
         mel = state.mel.flatten(0, 1)[: state.frames]
         begin, end = chunk.target_start - chunk.window_start, chunk.target_end - chunk.window_start
-        before = mel[:begin] if chunk.prior_mel is None else chunk.prior_mel.to(mel.device)
+        before = mel[:begin] if chunk.stream.mel is None else chunk.stream.mel
         target = mel[begin:end]
         waveform = vocoder(before, target, mel[end:]).float()
         if not bool(torch.isfinite(waveform).all()):
             raise StageFailedError("the vocoder's waveform is not finite")
-        tail = torch.cat([before, target])
-        tail = tail[max(0, tail.shape[0] - vocoder.context.left) :]
-        return SynthesisResult(waveform, tail.to(waveform.device))
+        chunk.stream.mel = torch.cat([before, target])[-vocoder.context.left :]
+        return waveform
 
 
 def _chunk_of(params: PoolingParams) -> SynthesisChunk | None:

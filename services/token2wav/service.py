@@ -117,11 +117,12 @@ class Token2WavService:
             try:
                 if outcome.error is not None:
                     raise outcome.error
-                if outcome.result is not None:
-                    samples = voice.stream.accept(outcome.result)
+                if outcome.waveform is not None:
+                    voice.stream.accept_chunk()
+                    samples = outcome.waveform.numel()
                     self._chunks += 1
-                    self._samples += samples.numel()
-                    self._send(voice, to_blob(samples), samples.numel())
+                    self._samples += samples
+                    self._send(voice, to_blob(outcome.waveform), samples)
                     self._advance(voice)
             except (OmniRelayError, QueueFullError) as error:
                 failures[voice.request_id] = error
@@ -233,7 +234,6 @@ def _chunking(synthesis: SynthesisConfig, streaming: bool) -> ChunkingConfig:
         first_blocks=synthesis.first_chunk_blocks,
         growth=synthesis.chunk_growth,
         max_blocks=max(synthesis.max_chunk_blocks, synthesis.first_chunk_blocks),
-        left_context_blocks=synthesis.left_context_blocks,
         look_ahead_blocks=synthesis.look_ahead_blocks,
         mode="stream" if streaming else "offline",
     )

@@ -3,10 +3,9 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import torch
-
+from services.token2wav.carry import StreamState
 from services.token2wav.chunks import ChunkingConfig, ChunkPlan, ChunkPlanner, CodecGeometry
-from services.token2wav.synthesis import SynthesisChunk, SynthesisResult
+from services.token2wav.synthesis import SynthesisChunk
 from shared.errors import StateTransitionError
 
 
@@ -22,7 +21,7 @@ class VoiceSettings:
 
 
 class AudioStream:
-    """Cuts a stream into chunks, one in flight at a time, for each starts from the mel of the last.
+    """Cuts a stream into chunks, one in flight at a time, for each continues what the last one left.
 
     Args:
         settings: of the voice.
@@ -44,7 +43,7 @@ class AudioStream:
         self._codes: list[int] = []
         self._ended = False
         self._in_flight: ChunkPlan | None = None
-        self._prior_mel: torch.Tensor | None = None
+        self._state = StreamState()
 
     @property
     def finished(self) -> bool:
@@ -87,12 +86,12 @@ class AudioStream:
             time_points=self._settings.time_points,
             guidance_scale=self._settings.guidance_scale,
             sway_coefficient=self._settings.sway_coefficient,
-            prior_mel=self._prior_mel,
+            stream=self._state,
             is_last=plan.is_last,
         )
 
-    def accept(self, result: SynthesisResult) -> torch.Tensor:
-        """Take the result of the chunk in flight and return its samples, float32 [samples].
+    def accept_chunk(self) -> None:
+        """Say that the chunk in flight was made audio.
 
         Raises:
             StateTransitionError: no chunk is in flight.
@@ -100,5 +99,3 @@ class AudioStream:
         if self._in_flight is None:
             raise StateTransitionError("a result came for a stream without a chunk in flight")
         self._in_flight = None
-        self._prior_mel = result.mel_tail
-        return result.waveform

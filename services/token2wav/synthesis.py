@@ -1,17 +1,18 @@
 """What goes into the token2wav engine and what comes out: one chunk of one audio stream.
 
 A chunk rides in ``PoolingParams.extra_kwargs``; its result, or the error that ended it, comes back as
-the engine's pooler output, which can only be one flat tensor, hence the packing at the end of this file.
+the engine's pooler output, which can only be one tensor, hence the packing at the end of this file.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import torch
 from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniDiTConfig
 
+from services.token2wav.carry import StreamState
 from shared.errors import (
     CheckpointError,
     InvalidRequestError,
@@ -23,8 +24,8 @@ from shared.errors import (
 CHUNK_KEY: Final = "synthesis_chunk"
 MAX_TIME_POINTS: Final = 257
 
-_RESULT, _FAILURE = 0, 1
-_HEADER_WORDS = 4
+_WAVEFORM, _FAILURE = 0, 1
+_HEADER_WORDS = 2
 _RESTORABLE: Mapping[str, type[OmniRelayError]] = {
     error.code: error for error in (InvalidRequestError, UnknownSpeakerError, CheckpointError)
 }
@@ -44,8 +45,8 @@ class SynthesisChunk:
         time_points: points in time at which the solver stops; its steps are one fewer.
         guidance_scale: of classifier-free guidance; below 1e-5 there is none (and half the work).
         sway_coefficient: of sway sampling, or None for evenly spaced time points.
-        prior_mel: log-mel frames already made audio just before ``target_start``, float32
-            [frames, mel_dim]; None where they are not known, and the window's own are used.
+        stream: what the chunk before left, and where this one leaves what the next will need.  Where
+            nothing is known of the past, blocks before the target in the window stand in for it.
         is_last: whether the stream ends with this target.
     """
 
@@ -58,7 +59,7 @@ class SynthesisChunk:
     time_points: int = 10
     guidance_scale: float = 0.5
     sway_coefficient: float | None = -1.0
-    prior_mel: torch.Tensor | None = None
+    stream: StreamState = field(default_factory=StreamState)
     is_last: bool = False
 
     @property
@@ -69,20 +70,6 @@ class SynthesisChunk:
     def window_frames(self, repeats: int) -> int:
         """Number of mel frames in the window: what the memory budget counts."""
         return len(self.codes) * repeats
-
-
-@dataclass(frozen=True, eq=False)
-class SynthesisResult:
-    """Audio of one chunk.
-
-    Attributes:
-        waveform: float32 [target frames * samples per frame], in [-1, 1].
-        mel_tail: last log-mel frames made audio so far, float32 [frames, mel_dim]: the next chunk's
-            ``prior_mel``.
-    """
-
-    waveform: torch.Tensor
-    mel_tail: torch.Tensor
 
 
 def validate_codes(codes: Sequence[int], num_embeds: int) -> None:
@@ -108,6 +95,18 @@ def validate_chunk(chunk: SynthesisChunk, config: Qwen2_5OmniDiTConfig) -> None:
         InvalidRequestError: naming the field.
     """
     validate_codes(chunk.codes, config.num_embeds)
+    _validate_window(chunk, config)
+    if not 2 <= chunk.time_points <= MAX_TIME_POINTS:
+        raise InvalidRequestError(f"time_points {chunk.time_points} is not in 2..{MAX_TIME_POINTS}")
+    if not 0 <= chunk.seed < 2**64:
+        raise InvalidRequestError(f"seed {chunk.seed} is not an unsigned 64-bit integer")
+    for name in ("guidance_scale", "sway_coefficient"):
+        value = getattr(chunk, name)
+        if value is not None and not math.isfinite(value):
+            raise InvalidRequestError(f"{name} {value} is not finite")
+
+
+def _validate_window(chunk: SynthesisChunk, config: Qwen2_5OmniDiTConfig) -> None:
     end = chunk.window_start + chunk.window_frames(config.repeats)
     if chunk.window_start < 0 or chunk.window_start % config.block_size:
         raise InvalidRequestError(f"window_start {chunk.window_start} is not on a block border")
@@ -123,69 +122,50 @@ def validate_chunk(chunk: SynthesisChunk, config: Qwen2_5OmniDiTConfig) -> None:
         )
     if chunk.is_last and chunk.target_end != end:
         raise InvalidRequestError(f"target_end {chunk.target_end} is not the end {end} of the last window")
-    if not 2 <= chunk.time_points <= MAX_TIME_POINTS:
-        raise InvalidRequestError(f"time_points {chunk.time_points} is not in 2..{MAX_TIME_POINTS}")
-    if not 0 <= chunk.seed < 2**64:
-        raise InvalidRequestError(f"seed {chunk.seed} is not an unsigned 64-bit integer")
-    for name in ("guidance_scale", "sway_coefficient"):
-        value = getattr(chunk, name)
-        if value is not None and not math.isfinite(value):
-            raise InvalidRequestError(f"{name} {value} is not finite")
-    _validate_prior(chunk, config.mel_dim)
-
-
-def _validate_prior(chunk: SynthesisChunk, mel_dim: int) -> None:
-    prior = chunk.prior_mel
-    if prior is None:
-        return
-    if prior.ndim != 2 or prior.shape[1] != mel_dim or prior.dtype != torch.float32:
+    if not chunk.is_last and chunk.target_end % config.block_size:
+        raise InvalidRequestError(f"target_end {chunk.target_end} of a chunk before others cuts a block")
+    if chunk.stream.past is not None and chunk.window_start != chunk.target_start:
         raise InvalidRequestError(
-            f"prior_mel is {prior.dtype} {list(prior.shape)}, expected float32 [frames, {mel_dim}]"
-        )
-    if prior.shape[0] > chunk.target_start:
-        raise InvalidRequestError(
-            f"prior_mel has {prior.shape[0]} frames, but only {chunk.target_start} come before the target"
+            f"window_start {chunk.window_start} is not target_start {chunk.target_start}, "
+            "though the chunk before was computed here"
         )
 
 
-def pack_result(result: SynthesisResult) -> torch.Tensor:
-    """Put a result into one flat float32 tensor.
+def pack_waveform(waveform: torch.Tensor) -> torch.Tensor:
+    """Put a chunk's samples, float32 [samples], behind a header that says what they are.
 
     The header's integers are stored as bits, for a float32 counts exactly only up to 2**24.
     """
-    frames, mel_dim = result.mel_tail.shape
-    header = torch.tensor([_RESULT, result.waveform.numel(), frames, mel_dim], dtype=torch.int32)
-    return torch.cat(
-        [header.view(torch.float32).to(result.waveform.device), result.waveform, result.mel_tail.flatten()]
-    )
+    header = torch.tensor([_WAVEFORM, waveform.numel()], dtype=torch.int32)
+    return torch.cat([header.view(torch.float32).to(waveform.device), waveform])
 
 
 def pack_failure(error: OmniRelayError) -> torch.Tensor:
     """Put an error's code and message into one flat float32 tensor, as bits."""
     text = f"{error.code}\n{error}".encode()
-    header = torch.tensor([_FAILURE, len(text), 0, 0], dtype=torch.int32)
+    header = torch.tensor([_FAILURE, len(text)], dtype=torch.int32)
     padded = torch.frombuffer(bytearray(text.ljust(-(-len(text) // 4) * 4, b"\0")), dtype=torch.float32)
     return torch.cat([header.view(torch.float32), padded])
 
 
-def unpack_result(packed: torch.Tensor) -> SynthesisResult:
-    """Take a result out of a pooler output.
+def unpack_waveform(packed: torch.Tensor) -> torch.Tensor:
+    """Take a chunk's samples, float32 [samples], out of a pooler output.
 
     Raises:
-        OmniRelayError: the error that was packed in the result's place: an
+        OmniRelayError: the error that was packed in their place: an
             :class:`InvalidRequestError`, :class:`UnknownSpeakerError`, :class:`CheckpointError` or
             :class:`StageFailedError`.
         StageFailedError: the tensor is no pooler output of this engine.
     """
     if packed.ndim != 1 or packed.numel() < _HEADER_WORDS or packed.dtype != torch.float32:
-        raise StageFailedError(f"token2wav returned {packed.dtype} {list(packed.shape)}, not a packed result")
-    kind, size, frames, mel_dim = packed[:_HEADER_WORDS].view(torch.int32).tolist()
+        raise StageFailedError(f"token2wav returned {packed.dtype} {list(packed.shape)}, not samples")
+    kind, size = packed[:_HEADER_WORDS].view(torch.int32).tolist()
     body = packed[_HEADER_WORDS:]
     if kind == _FAILURE:
         raise _restore(body, size)
-    if kind != _RESULT or body.numel() != size + frames * mel_dim:
-        raise StageFailedError(f"token2wav returned {packed.numel()} values that are not a packed result")
-    return SynthesisResult(body[:size], body[size:].view(frames, mel_dim))
+    if kind != _WAVEFORM or body.numel() != size:
+        raise StageFailedError(f"token2wav returned {packed.numel()} values that are not {size} samples")
+    return body
 
 
 def _restore(body: torch.Tensor, size: int) -> OmniRelayError:

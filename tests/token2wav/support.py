@@ -13,7 +13,7 @@ from transformers import Qwen2_5OmniConfig, Qwen2_5OmniToken2WavConfig, Qwen2_5O
 
 from services.token2wav.engine import SynthesisEngine
 from services.token2wav.noise import initial_noise
-from services.token2wav.synthesis import SynthesisChunk, SynthesisResult
+from services.token2wav.synthesis import SynthesisChunk
 
 NUM_EMBEDS = 64
 MAX_BATCH_FRAMES = 500
@@ -152,15 +152,15 @@ OTHER_BIGVGAN: dict[str, Any] = {
 }
 
 
-def run_all(engine: SynthesisEngine) -> dict[str, SynthesisResult]:
+def run_all(engine: SynthesisEngine) -> dict[str, torch.Tensor]:
     """Step until idle; every chunk must have succeeded."""
     results = {}
     while engine.has_work:
         for outcome in engine.step():
             if outcome.error is not None:
                 raise outcome.error
-            assert outcome.result is not None
-            results[outcome.request_id] = outcome.result
+            assert outcome.waveform is not None
+            results[outcome.request_id] = outcome.waveform
     return results
 
 

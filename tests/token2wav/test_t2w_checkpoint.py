@@ -5,14 +5,14 @@ import torch
 from safetensors.torch import load_file
 from vllm.config import set_current_vllm_config
 
+from services.token2wav.carry import StreamState
 from services.token2wav.conditioning import check_speakers
 from services.token2wav.engine import build_token2wav
 from services.token2wav.model import Token2WavForSynthesis
 from services.token2wav.synthesis import (
-    SynthesisResult,
     pack_failure,
-    pack_result,
-    unpack_result,
+    pack_waveform,
+    unpack_waveform,
     validate_chunk,
 )
 from shared.engine.speakers import load_speakers
@@ -121,8 +121,11 @@ def test_engine_needs_a_checkpoint_and_bounds(tmp_path, oracle):
         ({"seed": 2**64}, "seed"),
         ({"guidance_scale": float("nan")}, "guidance_scale nan"),
         ({"sway_coefficient": float("inf")}, "sway_coefficient inf"),
-        ({"prior_mel": torch.zeros(3, 79)}, "prior_mel"),
-        ({"prior_mel": torch.zeros(3, 80)}, "only 0 come before"),
+        ({"is_last": False}, "target_end 10 of a chunk before others cuts a block"),
+        (
+            {"target_start": 2, "stream": StreamState(past=torch.zeros(1))},
+            "0 is not target_start 2",
+        ),
     ],
 )
 def test_bad_chunks_are_refused(oracle, changes, problem):
@@ -134,11 +137,9 @@ def test_the_longest_window_is_accepted(oracle):
     validate_chunk(oracle.chunk(200), oracle.model.config.dit_config)
 
 
-def test_results_survive_packing():
-    result = SynthesisResult(torch.randn(480), torch.randn(3, 80))
-    unpacked = unpack_result(pack_result(result))
-    assert torch.equal(unpacked.waveform, result.waveform)
-    assert torch.equal(unpacked.mel_tail, result.mel_tail)
+def test_samples_survive_packing():
+    waveform = torch.randn(480)
+    assert torch.equal(unpack_waveform(pack_waveform(waveform)), waveform)
 
 
 @pytest.mark.parametrize(
@@ -153,14 +154,14 @@ def test_results_survive_packing():
 def test_failures_survive_packing(error, kind):
     packed = pack_failure(error)
     with pytest.raises(kind) as caught:
-        unpack_result(packed)
+        unpack_waveform(packed)
     assert type(caught.value) is kind
     assert str(caught.value) == str(error)
 
 
 @pytest.mark.parametrize(
-    "packed", [torch.zeros(2), torch.zeros(2, 2), torch.zeros(8), torch.zeros(9).double()]
+    "packed", [torch.zeros(1), torch.zeros(2, 2), torch.zeros(8), torch.zeros(9).double()]
 )
 def test_what_is_no_result_is_refused(packed):
     with pytest.raises(StageFailedError):
-        unpack_result(packed + 0 if packed.numel() != 8 else torch.ones(8))
+        unpack_waveform(packed + 0 if packed.numel() != 8 else torch.ones(8))

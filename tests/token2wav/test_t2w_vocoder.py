@@ -74,7 +74,7 @@ def test_solver_equals_the_reference_for_each_request_at_its_own_times():
     batched, rows = values, torch.arange(3)
     for step in range(9):
         batched = advance(
-            lambda time, value: velocity(time[:, None], value),
+            lambda time, value, _: velocity(time[:, None], value),
             batched, times[:, step], times[:, step + 1], rows,
         )  # fmt: skip
     for index, _ in enumerate(sways):

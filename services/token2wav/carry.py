@@ -1,0 +1,88 @@
+"""What a chunk leaves to the next one of its stream, so that nothing before it is computed again.
+
+A frame of the DiT sees the block before its own, in the layers that look back, and nothing further.  So
+all that a chunk's first block needs of the past are the keys and values that the last block before it
+had, in those layers, at every evaluation of the network: the solver evaluates it at the same times for
+every chunk of a stream.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(eq=False)
+class StreamState:
+    """The past of a stream; a stream's chunks share it and go through the engine one after the other.
+
+    Attributes:
+        mel: log-mel frames made audio last, float32 [frames, mel_dim]; None where there are none.
+        past: keys and values of the last block made audio, float32
+            [evaluations, layers that look back, 2, branches, heads, block_size, head_dim]; None where
+            they are not known.
+    """
+
+    mel: torch.Tensor | None = None
+    past: torch.Tensor | None = None
+
+    def __deepcopy__(self, memo: dict[int, object]) -> "StreamState":
+        """Return itself: vLLM copies a request's parameters, and this is not a value but a place."""
+        return self
+
+
+@dataclass(frozen=True, eq=False)
+class CarriedChunk:
+    """Where in a batch one chunk takes over and leaves keys and values.
+
+    Attributes:
+        past: see :class:`StreamState`.
+        request: the chunk's number in the batch.
+        continues: whether ``past`` holds what the chunk before left.
+        last_rows: rows of the last block of the chunk's target, one a branch, int64 [branches]; None
+            where no chunk follows.
+    """
+
+    past: torch.Tensor
+    request: int
+    continues: bool
+    last_rows: torch.Tensor | None
+
+
+@dataclass(frozen=True, eq=False)
+class Carry:
+    """Keys and values that the chunks of a batch take over and leave.
+
+    Attributes:
+        chunks: those that do either, in the order of the batch.
+    """
+
+    chunks: Sequence[CarriedChunk]
+
+    def take(self, layer: int, evaluations: Sequence[int]) -> Sequence[torch.Tensor | None]:
+        """Look up the blocks before those chunks that continue.
+
+        Args:
+            layer: number of the layer among those that look back.
+            evaluations: number of each request's evaluation of the network.
+
+        Returns:
+            Keys and values, float32 [branches of these chunks, heads, block_size, head_dim] each; None
+            where no chunk continues.
+        """
+        taken = [chunk.past[evaluations[chunk.request], layer] for chunk in self.chunks if chunk.continues]
+        return torch.cat(taken, dim=1).unbind() if taken else (None, None)
+
+    def leave(self, layer: int, evaluations: Sequence[int], key: torch.Tensor, value: torch.Tensor) -> None:
+        """Keep what the next chunks will need, in the place of what was looked up.
+
+        Args:
+            layer: number of the layer among those that look back.
+            evaluations: number of each request's evaluation of the network.
+            key: [rows, heads, block_size, head_dim].
+            value: shaped as ``key``.
+        """
+        for chunk in self.chunks:
+            if chunk.last_rows is not None:
+                place = chunk.past[evaluations[chunk.request], layer]
+                place[0], place[1] = key[chunk.last_rows], value[chunk.last_rows]
