@@ -6,12 +6,17 @@ around it.  Given that many frames on either side of a chunk, the chunk's sample
 """
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import nn
+from torch.nn import functional
 from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniBigVGANConfig
-from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavBigVGANModel
+from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
+    Qwen2_5OmniAntiAliasedActivation1d,
+    Qwen2_5OmniToken2WavBigVGANModel,
+)
 
 from shared.errors import CheckpointError
 
@@ -19,6 +24,8 @@ from shared.errors import CheckpointError
 _OUTER_KERNEL = 7
 _ACTIVATION_RATIO = 2
 _ACTIVATION_KERNEL = 12
+_REACH = _ACTIVATION_KERNEL // (2 * _ACTIVATION_RATIO)
+"""Samples of one phase, or of the input, to either side that one result needs."""
 
 
 class MelContext(NamedTuple):
@@ -77,6 +84,53 @@ def _activation_reach() -> int:
     return (down_left + up_left) // _ACTIVATION_RATIO
 
 
+class AntiAliasedActivation(Qwen2_5OmniAntiAliasedActivation1d):
+    """Snake between upsampling and downsampling by two, on a CPU as sums of shifted copies.
+
+    A transposed convolution with one filter for all channels inserts zeros and multiplies by them, and
+    a library for convolutions is at its worst with single channels.  Even and odd samples of the
+    upsampled signal are two short filters of the input instead, and downsampling is one of each.  The
+    parameters and the result are the reference class's.
+    """
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """[1, channels, time] -> the same."""
+        if not hidden_states.is_cpu:
+            output: torch.Tensor = super().forward(hidden_states)
+            return output
+        up = (2 * self.upsample.filter).flatten().tolist()
+        down = self.downsample.filter.flatten().tolist()
+        padded = functional.pad(hidden_states, (_REACH, _REACH), mode="replicate")[0]
+        # Sample 2n is made of the inputs n-3..n+2, sample 2n+1 of n-2..n+3.
+        even = self._snake(_filter(padded[:, :-1], up[::-2]))
+        odd = self._snake(_filter(padded[:, 1:], up[-2::-2]))
+        first, last = even[:, :1].clone(), odd[:, -1:].clone()
+        even, odd = _extend(even, first, last), _extend(odd, first, last)
+        # And sample n of the result of the even ones n-2..n+3 and the odd ones n-3..n+2.
+        return _filter(even[:, 1:], down[1::2]).add_(_filter(odd[:, :-1], down[::2])).unsqueeze(0)
+
+    def _snake(self, values: torch.Tensor) -> torch.Tensor:
+        """Apply ``x + sin(alpha x)^2 / beta``, in place."""
+        alpha = torch.exp(self.act.alpha)[:, None]
+        beta = torch.exp(self.act.beta)[:, None] + self.act.no_div_by_zero
+        wave = (values * alpha).sin_().square_()
+        return values.addcmul_(wave, 1 / beta)
+
+
+def _filter(values: torch.Tensor, taps: Sequence[float]) -> torch.Tensor:
+    """Correlate each row with the taps, [rows, time + taps - 1] -> [rows, time]."""
+    length = values.shape[1] - len(taps) + 1
+    total = values[:, :length] * taps[0]
+    for shift, tap in enumerate(taps[1:], start=1):
+        total.add_(values[:, shift : shift + length], alpha=tap)
+    return total
+
+
+def _extend(values: torch.Tensor, first: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
+    rows = values.shape[0]
+    return torch.cat([first.expand(rows, _REACH), values, last.expand(rows, _REACH)], dim=1)
+
+
 class Vocoder(nn.Module):
     """BigVGAN with the crop that makes its chunks join.
 
@@ -90,6 +144,10 @@ class Vocoder(nn.Module):
         self.context = mel_context(config)
         self.hop = samples_per_frame(config)
         self.bigvgan = Qwen2_5OmniToken2WavBigVGANModel(config)
+        for parent in list(self.bigvgan.modules()):
+            for name, child in list(parent.named_children()):
+                if isinstance(child, Qwen2_5OmniAntiAliasedActivation1d):
+                    parent.add_module(name, AntiAliasedActivation(child.act))
 
     def forward(self, left: torch.Tensor, target: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         """Make the target's frames audio.

@@ -5,7 +5,7 @@ import logging
 import os
 from typing import Final
 
-from shared.config import StageConfig
+from shared.config import StageConfig, Token2WavConfig
 from shared.messages import STAGES
 
 _M_MMAP_THRESHOLD: Final = -3
@@ -32,9 +32,11 @@ def prepare_environment(config: StageConfig) -> None:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    # oneDNN keeps compiled code for each shape of a matrix product, up to 1,024: prompts of ever new lengths
-    # would let a stage on a CPU grow for hours.
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
+    # oneDNN keeps compiled code for each shape of a product or convolution, up to 1,024: prompts of ever new
+    # lengths would let a stage on a CPU grow for hours.  Too few, and a vocoder, some fifty convolutions for
+    # each length of a chunk, compiles them all anew every time.
+    shapes = 512 if isinstance(config, Token2WavConfig) else 64
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(shapes))
     if config.threads is not None:
         os.environ["OMP_NUM_THREADS"] = str(config.threads)
     elif not os.environ.get("OMP_NUM_THREADS"):

@@ -1,10 +1,21 @@
 import pytest
 import torch
 from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniBigVGANConfig
-from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import RungeKutta4ODESolver
+from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
+    Qwen2_5OmniAntiAliasedActivation1d,
+    Qwen2_5OmniSnakeBeta,
+    Qwen2_5OmniToken2WavBigVGANModel,
+    RungeKutta4ODESolver,
+)
 
 from services.token2wav.ode import advance, time_points
-from services.token2wav.vocoder import MelContext, Vocoder, mel_context, samples_per_frame
+from services.token2wav.vocoder import (
+    AntiAliasedActivation,
+    MelContext,
+    Vocoder,
+    mel_context,
+    samples_per_frame,
+)
 from shared.errors import CheckpointError
 
 
@@ -33,10 +44,30 @@ def test_joined_chunks_equal_the_whole(vocoder, size):
     assert (torch.cat(parts) - whole).abs().max() < 1e-5
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("channels", [1, 5])
+@pytest.mark.parametrize("length", [1, 2, 3, 7, 100])
+def test_activation_equals_the_reference(channels, length):
+    generator = torch.Generator().manual_seed(length)
+    snake = Qwen2_5OmniSnakeBeta(channels)
+    for parameter in snake.parameters():
+        parameter.normal_(generator=generator)
+    values = torch.randn(1, channels, length, generator=generator)
+    expected = Qwen2_5OmniAntiAliasedActivation1d(snake)(values)
+    assert (expected - values).abs().max() > 1e-3
+    assert (AntiAliasedActivation(snake)(values) - expected).abs().max() < 1e-5
+
+
+def test_the_network_s_activations_are_the_fast_ones(vocoder):
+    kinds = [type(module) for module in vocoder.bigvgan.modules()]
+    assert kinds.count(AntiAliasedActivation) > 6
+    assert Qwen2_5OmniAntiAliasedActivation1d not in kinds
+
+
 def test_context_reaches_as_far_as_the_network_and_no_further(vocoder):
     """With weights that cannot cancel, a gradient is zero only where nothing depends."""
     left, right = vocoder.context
-    bigvgan = vocoder.bigvgan.double()
+    bigvgan = Qwen2_5OmniToken2WavBigVGANModel(vocoder.bigvgan.config).double()
     with torch.no_grad():
         for name, tensor in [*bigvgan.named_parameters(), *bigvgan.named_buffers()]:
             if name.endswith(("weight", "filter")):
