@@ -10,6 +10,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from services.talker.model import MROPE_SECTION, SILENT_TOKENS, ConditionedTalker
 from services.talker.scheduler import TalkerScheduler
 from shared.config import TalkerConfig
+from shared.engine.nucleus import NucleusProcessor
 from shared.engine.platform import build_engine
 from shared.errors import CheckpointError
 
@@ -32,6 +33,7 @@ def build_talker(model: Path, config: TalkerConfig) -> LLMEngine:
         hf_overrides=partial(_talker_config, prompt_mode=config.prompt_mode),
         scheduler_cls=TalkerScheduler,
         worker_cls="services.talker.worker.TalkerWorker",
+        logits_processors=[NucleusProcessor],
         skip_tokenizer_init=True,
         # A prompt's token ids are all alike, so equal prompts could not be told apart.
         enable_prefix_caching=False,

@@ -12,6 +12,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from services.thinker.model import SpeakingThinker
 from services.thinker.scheduler import ThinkerScheduler
 from shared.config import MediaConfig, ThinkerConfig
+from shared.engine.nucleus import NucleusProcessor
 from shared.engine.platform import build_engine
 from shared.engine.speakers import load_speakers
 from shared.errors import CheckpointError
@@ -50,6 +51,7 @@ def build_thinker(model: Path, config: ThinkerConfig, media: MediaConfig) -> LLM
         scheduler_cls=ThinkerScheduler,
         worker_cls="shared.engine.worker.StageWorker",
         worker_extension_cls="services.thinker.worker.ConditioningReader",
+        logits_processors=[NucleusProcessor],
         enable_prefix_caching=config.engine.enable_prefix_caching,
         # A video may bring its sound.
         limit_mm_per_prompt={

@@ -10,6 +10,7 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.llm_engine import LLMEngine
 
+from shared.engine.nucleus import narrow_here
 from shared.errors import InvalidRequestError, PromptTooLongError, StageFailedError
 from shared.messages import FinishReason, Sampling, StageLoad
 
@@ -41,7 +42,7 @@ def sampling_params(
     if room < 1:
         raise PromptTooLongError("the prompt leaves no room for an answer")
     try:
-        return SamplingParams(
+        params = SamplingParams(
             max_tokens=min(sampling.max_tokens, room),
             min_tokens=min(sampling.min_tokens, sampling.max_tokens, room),
             temperature=sampling.temperature,
@@ -56,6 +57,7 @@ def sampling_params(
         )
     except REFUSALS as error:
         raise InvalidRequestError(f"sampling: {error}") from error
+    return narrow_here(params)
 
 
 def submit(

@@ -90,9 +90,9 @@ def params(room: int = 100, **values: Any) -> SamplingParams:
 
 
 def test_sampling_reaches_the_engine_as_it_was_asked_for():
-    result = params(min_tokens=2, temperature=0.9, top_k=40, top_p=0.8, repetition_penalty=1.05)
+    result = params(min_tokens=2, temperature=0.9, top_k=40, repetition_penalty=1.05)
     assert (result.max_tokens, result.min_tokens, result.seed) == (10, 2, 7)
-    assert (result.temperature, result.top_k, result.top_p) == (0.9, 40, 0.8)
+    assert (result.temperature, result.top_k, result.top_p) == (0.9, 40, 1.0)
     assert result.repetition_penalty == 1.05
     assert result.stop_token_ids == [3]
     assert result.output_kind is RequestOutputKind.DELTA
