@@ -286,6 +286,8 @@ class TalkerConfig(StageConfig):
 
     Attributes:
         engine: Its vLLM engine.
+        playback_margin_s: While a reply is less than that ahead of its listener, those further ahead wait; 0
+            lets none wait.
         max_held_bytes: Most bytes of conditioning rows that it holds; a request more is refused.
         prompt_mode: What the talker's prompt looks like to the model.  transformers 5.19 has two answers:
             ``unpadded``, for a prompt without padding: no codec embedding at the two start positions
@@ -298,6 +300,7 @@ class TalkerConfig(StageConfig):
     inbox: Address = "tcp://127.0.0.1:5563"
     http: TcpAddress | None = "tcp://127.0.0.1:5573"
     engine: EngineConfig = EngineConfig()
+    playback_margin_s: Annotated[float, Field(ge=0)] = 4.0
     max_held_bytes: Bytes = 4 * 2**30
     prompt_mode: Literal["unpadded", "padded"] = "unpadded"
 
@@ -307,12 +310,15 @@ class Token2WavConfig(StageConfig):
 
     Attributes:
         engine: Its vLLM engine.
+        playback_margin_s: While a chunk is wanted within that time, those wanted later wait; 0 lets none
+            wait.
         synthesis: Chunking and solver.
     """
 
     inbox: Address = "tcp://127.0.0.1:5564"
     http: TcpAddress | None = "tcp://127.0.0.1:5574"
     engine: SynthesisEngineConfig = SynthesisEngineConfig()
+    playback_margin_s: Annotated[float, Field(ge=0)] = 1.0
     synthesis: SynthesisConfig = SynthesisConfig()
 
 

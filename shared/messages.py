@@ -23,6 +23,9 @@ from shared.payloads import AdditionalInformationPayload, Blob, Name, PromptEmbe
 SAMPLE_RATE: Final = 24_000
 """Samples per second of every waveform, fixed by the model's vocoder."""
 
+CODEC_RATE: Final = 50
+"""Codec tokens per second of speech, fixed by the model."""
+
 StageName = Literal["thinker", "talker", "token2wav"]
 HEARTBEAT_SUFFIX: Final = ".heartbeat"
 """On the control socket a stage goes by its name, and its heartbeats by its name with this behind."""

@@ -8,7 +8,7 @@ from vllm.model_executor.models import ModelRegistry
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from services.talker.model import MROPE_SECTION, SILENT_TOKENS, ConditionedTalker
-from services.talker.scheduler import TalkerScheduler
+from services.talker.scheduler import PLAYBACK_MARGIN_KEY, TalkerScheduler
 from shared.config import TalkerConfig
 from shared.engine.nucleus import NucleusProcessor
 from shared.engine.platform import build_engine
@@ -37,6 +37,7 @@ def build_talker(model: Path, config: TalkerConfig) -> LLMEngine:
         skip_tokenizer_init=True,
         # A prompt's token ids are all alike, so equal prompts could not be told apart.
         enable_prefix_caching=False,
+        additional_config={PLAYBACK_MARGIN_KEY: config.playback_margin_s},
     )
 
 

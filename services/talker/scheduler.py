@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import torch
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -10,7 +10,10 @@ from vllm.v1.request import Request
 
 from services.talker.track import ConditioningTrack
 from shared.engine.conditioning import SlotMap
+from shared.engine.playback import PlaybackClock, far_ahead
 from shared.engine.scheduling import StageScheduler
+
+PLAYBACK_MARGIN_KEY: Final = "playback_margin_s"
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,9 @@ class RowWrites:
 class TalkerScheduler(StageScheduler):
     """vLLM's scheduler, which holds a request until the row of its next position is there.
 
+    While some reply's listener has less than ``additional_config["playback_margin_s"]`` left to hear, those
+    with more wait.
+
     A held request keeps its place and its KV blocks; if memory runs out it may be preempted like any
     other.  Its rows stay with its track until it ends, so that they can be written again.
     """
@@ -39,10 +45,13 @@ class TalkerScheduler(StageScheduler):
         super().__init__(*args, **kwargs)
         self._slot_map = SlotMap(self.kv_cache_config, self.kv_cache_manager)
         self._tracks: dict[str, ConditioningTrack] = {}
+        self._clocks: dict[str, PlaybackClock] = {}
+        self._margin_s = float(self.vllm_config.additional_config[PLAYBACK_MARGIN_KEY])
 
-    def attach(self, engine_id: str, track: ConditioningTrack) -> None:
-        """Say where the rows of a request arrive; right after it was added."""
+    def attach(self, engine_id: str, track: ConditioningTrack, clock: PlaybackClock) -> None:
+        """Say where the rows of a request arrive and when it is due; right after it was added."""
         self._tracks[engine_id] = track
+        self._clocks[engine_id] = clock
 
     @property
     def has_ready(self) -> bool:
@@ -63,10 +72,9 @@ class TalkerScheduler(StageScheduler):
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         """Schedule a step of the requests that have their rows, and attach those rows."""
-        upcoming = self.current_step + 1
-        for request in self.running:
-            # vLLM passes over a running request until this step: what it offers for pipelines.
-            request.next_decode_eligible_step = upcoming if self._has_row(request) else upcoming + 1
+        ready = {request.request_id for request in self.running if self._has_row(request)}
+        ready -= far_ahead({name: self._clocks[name].due for name in ready}, self._margin_s)
+        self.pass_over([request for request in self.running if request.request_id not in ready])
         output = super().schedule(throttle_prefills)
         output.row_writes = self._plan_writes(output)
         return output
@@ -98,4 +106,5 @@ class TalkerScheduler(StageScheduler):
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         self._tracks.pop(request.request_id, None)
+        self._clocks.pop(request.request_id, None)
         return super()._free_request(request, *args, **kwargs)

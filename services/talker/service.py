@@ -15,6 +15,7 @@ from services.talker.scheduler import TalkerScheduler
 from services.talker.track import ConditioningTrack
 from shared.config import TalkerConfig
 from shared.engine.generation import engine_load, finish_reason, sampling_params, submit
+from shared.engine.playback import PlaybackClock
 from shared.engine.tensors import DTYPE_NAMES, unpack_positions, unpack_rows
 from shared.errors import (
     BusyError,
@@ -25,6 +26,7 @@ from shared.errors import (
     StageFailedError,
 )
 from shared.messages import (
+    CODEC_RATE,
     CodecDelta,
     CodecTokens,
     ConditioningRows,
@@ -49,6 +51,7 @@ class _Speech:
     request_id: str
     engine_id: str
     track: ConditioningTrack
+    clock: PlaybackClock
     seq: int = 0
 
 
@@ -173,8 +176,9 @@ class TalkerService:
             self._codec.tts_codec_start_token_id,
         ]
         engine_id = submit(self._engine, message.request_id, tokens_input(prompt), params, message.priority)
-        self._scheduler.attach(engine_id, track)
-        self._speeches[message.request_id] = _Speech(message.request_id, engine_id, track)
+        clock = PlaybackClock(message.speech.streaming)
+        self._scheduler.attach(engine_id, track, clock)
+        self._speeches[message.request_id] = _Speech(message.request_id, engine_id, track, clock)
         self._token2wav.put(
             SynthesisStart(request_id=message.request_id, priority=message.priority, speech=message.speech)
         )
@@ -218,6 +222,7 @@ class TalkerService:
     def _deliver(self, speech: _Speech, codes: list[int], reason: FinishReason | None) -> None:
         request_id, seq = speech.request_id, speech.seq
         speech.seq += 1
+        speech.clock.made(len(codes) / CODEC_RATE)
         if reason is not None:
             del self._speeches[request_id]
             if not speech.track.closed:

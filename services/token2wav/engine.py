@@ -18,7 +18,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from services.token2wav.checkpoint import component_configs
 from services.token2wav.chunks import CodecGeometry
 from services.token2wav.model import ARCHITECTURE, Token2WavForSynthesis
-from services.token2wav.scheduler import MAX_BATCH_FRAMES_KEY, DiffusionScheduler
+from services.token2wav.scheduler import MAX_BATCH_FRAMES_KEY, PLAYBACK_MARGIN_KEY, DiffusionScheduler
 from services.token2wav.synthesis import (
     CHUNK_KEY,
     MAX_TIME_POINTS,
@@ -44,6 +44,7 @@ def build_token2wav(
     *,
     max_batch_frames: int,
     max_num_seqs: int,
+    playback_margin_s: float = 0.0,
     gpu_memory_utilization: float = 0.3,
     log_stats: bool = False,
 ) -> LLMEngine:
@@ -53,6 +54,7 @@ def build_token2wav(
         model_dir: checkpoint directory of Qwen2.5-Omni, with ``spk_dict.pt`` in it.
         max_batch_frames: mel frames that the windows of the running chunks may have together.
         max_num_seqs: chunks that may run together.
+        playback_margin_s: chunks due later than that wait while others are not; 0 lets none wait.
         gpu_memory_utilization: share of the device's memory that vLLM checks for at the start.
         log_stats: keep vLLM's own metrics.
 
@@ -86,7 +88,7 @@ def build_token2wav(
         scheduler_cls=DiffusionScheduler,
         skip_tokenizer_init=True,
         enable_prefix_caching=False,
-        additional_config={MAX_BATCH_FRAMES_KEY: max_batch_frames},
+        additional_config={MAX_BATCH_FRAMES_KEY: max_batch_frames, PLAYBACK_MARGIN_KEY: playback_margin_s},
     )
 
 

@@ -13,14 +13,18 @@ from vllm.v1.request import Request
 
 from services.token2wav.checkpoint import component_configs
 from services.token2wav.synthesis import CHUNK_KEY, SynthesisChunk, validate_chunk
+from shared.engine.playback import far_ahead
 from shared.engine.scheduling import StageScheduler
 from shared.errors import ConfigError, InvalidRequestError
 
 MAX_BATCH_FRAMES_KEY = "max_batch_frames"
+PLAYBACK_MARGIN_KEY = "playback_margin_s"
 
 
 class DiffusionScheduler(StageScheduler):
     """vLLM's scheduler with a memory budget in mel frames and without trust in parameters.
+
+    While some chunk is due within ``additional_config["playback_margin_s"]``, those due later wait.
 
     The budget is ``additional_config["max_batch_frames"]``: running chunks' windows together have at
     most that many frames.  What does not fit waits, and nothing overtakes it: else a large chunk could
@@ -39,6 +43,7 @@ class DiffusionScheduler(StageScheduler):
                 f"additional_config.{MAX_BATCH_FRAMES_KEY} is {budget!r}, not a positive integer"
             )
         self._max_batch_frames = budget
+        self._margin_s = float(additional.get(PLAYBACK_MARGIN_KEY, 0))
         self._dit_config, _ = component_configs(self.vllm_config.model_config.hf_config)
         self._unchecked: list[Request] = []
         self._budget_spent = False
@@ -58,16 +63,28 @@ class DiffusionScheduler(StageScheduler):
             if not request.is_finished():
                 self.prepare(request.request_id, partial(self._check, request))
         self._budget_spent = False
+        due = {request.request_id: _chunk_of(request).due for request in [*self.running, *self._admissible()]}
+        held = far_ahead(due, self._margin_s)
+        self.pass_over([request for request in self.running if request.request_id in held])
         return super().schedule(throttle_prefills)
+
+    def _admissible(self) -> list[Request]:
+        """The waiting request that joins at this step, if one does."""
+        if not self.waiting or len(self.running) >= self.max_num_running_reqs:
+            return []
+        first = self.waiting.peek_request()
+        return [] if self._exceeds_budget(first) else [first]
 
     def _handle_blocked_waiting_request(self, request: Request) -> bool:
         """Say whether a waiting request may start: vLLM's hook, which keeps its place if it may not."""
         if not super()._handle_blocked_waiting_request(request):
             return False
-        if self.running and not self._budget_spent:
-            running = sum(self._frames(other) for other in self.running)
-            self._budget_spent = running + self._frames(request) > self._max_batch_frames
+        self._budget_spent = self._budget_spent or self._exceeds_budget(request)
         return not self._budget_spent
+
+    def _exceeds_budget(self, request: Request) -> bool:
+        running = sum(self._frames(other) for other in self.running)
+        return bool(self.running) and running + self._frames(request) > self._max_batch_frames
 
     def _frames(self, request: Request) -> int:
         return _chunk_of(request).window_frames(self._dit_config.repeats)

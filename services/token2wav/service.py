@@ -11,6 +11,7 @@ from services.token2wav.engine import SynthesisEngine, build_token2wav
 from services.token2wav.stream import AudioStream, VoiceSettings
 from services.token2wav.synthesis import validate_codes
 from shared.config import SynthesisConfig, Token2WavConfig
+from shared.engine.playback import PlaybackClock
 from shared.engine.speakers import load_speakers
 from shared.engine.tensors import to_blob
 from shared.errors import (
@@ -45,6 +46,7 @@ class _Voice:
     request_id: str
     priority: int
     stream: AudioStream
+    clock: PlaybackClock
     next_codes: int = 0
     next_audio: int = 0
 
@@ -71,6 +73,7 @@ class Token2WavService:
                 model,
                 max_batch_frames=config.synthesis.max_batch_frames,
                 max_num_seqs=config.engine.max_num_seqs,
+                playback_margin_s=config.playback_margin_s,
                 gpu_memory_utilization=config.engine.gpu_memory_utilization,
                 log_stats=config.http is not None,
             )
@@ -122,6 +125,7 @@ class Token2WavService:
                     samples = outcome.waveform.numel()
                     self._chunks += 1
                     self._samples += samples
+                    voice.clock.made(samples / SAMPLE_RATE)
                     self._send(voice, to_blob(outcome.waveform), samples)
                     self._advance(voice)
             except (OmniRelayError, QueueFullError) as error:
@@ -179,7 +183,8 @@ class Token2WavService:
             _chunking(self._synthesis, speech.streaming),
             self._engine.geometry,
         )
-        self._voices[message.request_id] = _Voice(message.request_id, message.priority, stream)
+        clock = PlaybackClock(speech.streaming)
+        self._voices[message.request_id] = _Voice(message.request_id, message.priority, stream, clock)
 
     def _take_codes(self, message: CodecTokens) -> None:
         voice = self._voices.get(message.request_id)
@@ -201,7 +206,7 @@ class Token2WavService:
 
     def _advance(self, voice: _Voice) -> None:
         """Give the engine the stream's next chunk, or end a stream that has none left."""
-        chunk = voice.stream.next_chunk()
+        chunk = voice.stream.next_chunk(voice.clock.due)
         if chunk is not None:
             self._engine.submit_chunk(voice.request_id, chunk, voice.priority)
         elif voice.stream.finished and voice.request_id in self._voices:

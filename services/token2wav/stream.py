@@ -64,8 +64,11 @@ class AudioStream:
         """Say that no more codec ids will come."""
         self._ended = True
 
-    def next_chunk(self) -> SynthesisChunk | None:
+    def next_chunk(self, due: float = 0.0) -> SynthesisChunk | None:
         """Return the next chunk, or None: its ids are missing, one is in flight, or all were made.
+
+        Args:
+            due: when its audio is wanted, in seconds of ``time.monotonic``.
 
         Raises:
             InvalidRequestError: in offline mode the stream is longer than the model can take.
@@ -88,6 +91,7 @@ class AudioStream:
             sway_coefficient=self._settings.sway_coefficient,
             stream=self._state,
             is_last=plan.is_last,
+            due=due,
         )
 
     def accept_chunk(self) -> None:

@@ -48,6 +48,7 @@ class SynthesisChunk:
         stream: what the chunk before left, and where this one leaves what the next will need.  Where
             nothing is known of the past, blocks before the target in the window stand in for it.
         is_last: whether the stream ends with this target.
+        due: when its audio is wanted, in seconds of ``time.monotonic``.
     """
 
     codes: tuple[int, ...]
@@ -61,6 +62,7 @@ class SynthesisChunk:
     sway_coefficient: float | None = -1.0
     stream: StreamState = field(default_factory=StreamState)
     is_last: bool = False
+    due: float = 0.0
 
     @property
     def steps(self) -> int:

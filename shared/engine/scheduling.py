@@ -1,14 +1,14 @@
 """What the three specialised schedulers have in common: one request's failure is its own."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
 from prometheus_client.core import Metric
 from vllm.exceptions import VLLMClientError
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.request import RequestStatus
+from vllm.v1.request import Request, RequestStatus
 
 from shared.errors import OmniRelayError, StageFailedError
 from shared.messages import StageName
@@ -58,6 +58,15 @@ class StageScheduler(Scheduler):
         if output.preempted_req_ids:
             self.preemptions += len(output.preempted_req_ids)
         return output
+
+    def pass_over(self, held: Sequence[Request]) -> None:
+        """Leave these running requests out of the step that is scheduled next, and no other."""
+        upcoming = self.current_step + 1
+        for request in self.running:
+            # vLLM passes over a running request until this step: what it offers for pipelines.
+            request.next_decode_eligible_step = upcoming
+        for request in held:
+            request.next_decode_eligible_step = upcoming + 1
 
     def collect(self, stage: StageName) -> Iterator[Metric]:
         """What the scheduler tells Prometheus; asked by another thread."""

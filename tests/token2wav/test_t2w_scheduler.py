@@ -1,8 +1,10 @@
 import gc
 import logging
+import time
 from dataclasses import replace
 
 import pytest
+import torch
 from vllm import PoolingParams
 
 from services.token2wav.engine import ChunkOutcome
@@ -220,3 +222,36 @@ def test_submit_refuses_before_anything_is_queued(oracle, idle):
 
 def test_no_kv_cache_is_kept(engine):
     assert engine.scheduler.kv_cache_config.kv_cache_tensors == []
+
+
+def test_chunks_due_later_wait_for_one_that_is_due(oracle, idle, monkeypatch):
+    monkeypatch.setattr(idle.scheduler, "_margin_s", 1.0)
+    later = time.monotonic() + 100
+    chunks = {name: oracle.chunk(30, seed=seed, due=later) for seed, name in enumerate(("a", "b"))}
+    for name, chunk in chunks.items():
+        idle.submit_chunk(name, chunk)
+    idle.step()
+    assert progress(idle) == {"a": 1, "b": 1}
+    chunks["new"] = oracle.chunk(14, seed=3, due=time.monotonic())
+    idle.submit_chunk("new", chunks["new"])
+    idle.step()
+    assert progress(idle) == {"a": 1, "b": 1, "new": 1}
+    results: dict[str, torch.Tensor | None] = {}
+    while "new" not in results:
+        results |= {outcome.request_id: outcome.waveform for outcome in idle.step()}
+        assert progress(idle)["a"] == progress(idle)["b"] == 1
+    results |= run_all(idle)
+    for name, chunk in chunks.items():
+        assert (results[name] - oracle.waveform(chunk)).abs().max() < TOLERANCE
+
+
+def test_a_due_chunk_without_a_place_does_not_make_the_others_wait(oracle, idle, monkeypatch):
+    monkeypatch.setattr(idle.scheduler, "_margin_s", 1.0)
+    half = MAX_BATCH_FRAMES // 4 + 5
+    for name in ("a", "b"):
+        idle.submit_chunk(name, oracle.chunk(half // 2, due=time.monotonic() + 100))
+    idle.step()
+    idle.submit_chunk("due", oracle.chunk(half, due=time.monotonic()))
+    idle.step()
+    assert progress(idle) == {"a": 2, "b": 2}
+    assert run_all(idle).keys() == {"a", "b", "due"}

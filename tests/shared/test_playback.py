@@ -1,0 +1,61 @@
+"""The playback clock, and who waits by it."""
+
+import time
+
+import pytest
+
+from shared.engine.playback import PATIENCE_S, PlaybackClock, far_ahead
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time, to be set by a test."""
+    moment = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: moment[0])
+    return moment
+
+
+def test_a_stream_is_due_at_once_and_then_when_it_has_been_heard(now: list[float]) -> None:
+    clock = PlaybackClock(streaming=True)
+    assert clock.due == 1000.0
+    now[0] = 1003.0
+    clock.made(0.5)
+    assert clock.due == 1003.5
+    now[0] = 1003.2
+    clock.made(2.0)
+    assert clock.due == 1005.5
+    clock.made(0.0)
+    assert clock.due == 1005.5
+
+
+def test_who_ran_dry_goes_on_listening_when_there_is_more(now: list[float]) -> None:
+    clock = PlaybackClock(streaming=True)
+    clock.made(1.0)
+    now[0] = 1004.0
+    clock.made(1.0)
+    assert clock.due == 1005.0
+
+
+def test_an_answer_wanted_whole_has_one_time(now: list[float]) -> None:
+    clock = PlaybackClock(streaming=False)
+    clock.made(60.0)
+    assert clock.due == 1000.0 + PATIENCE_S
+
+
+def test_those_far_ahead_wait_while_somebody_is_not(now: list[float]) -> None:
+    del now
+    due = {"new": 1000.0, "soon": 1000.9, "ahead": 1001.1, "far": 1060.0}
+    assert far_ahead(due, 1.0) == {"ahead", "far"}
+    assert far_ahead(due, 100.0) == set()
+
+
+def test_nobody_waits_for_nobody(now: list[float]) -> None:
+    del now
+    assert far_ahead({}, 1.0) == set()
+    assert far_ahead({"a": 1060.0, "b": 1070.0}, 1.0) == set()
+    assert far_ahead({"a": 1000.0, "b": 1070.0}, 0.0) == set()
+
+
+def test_the_clock_is_the_one_of_all_processes_parts() -> None:
+    before = time.monotonic()
+    assert before <= PlaybackClock(streaming=True).due <= time.monotonic()

@@ -1,0 +1,46 @@
+"""Replies far ahead of their listeners wait for those that are not; what is said does not change."""
+
+import time
+
+from tests.support.answers import Reference, random_prompt
+from tests.support.talking import TalkerRig
+
+
+def test_a_reply_far_ahead_waits_for_a_newcomer(talker: TalkerRig, reference: Reference) -> None:
+    ahead, new = (
+        reference.answer(
+            random_prompt(length, seed=length), thinker_max_new_tokens=20, talker_max_new_tokens=60
+        )
+        for length in (9, 14)
+    )
+    talker.take("ahead", ahead)
+    for _ in range(5):
+        talker.step()
+    clock = talker.service._speeches["ahead"].clock
+    made = len(talker.deltas["ahead"])
+    # As if it had been talking for a while.
+    clock.due = time.monotonic() + 100
+    talker.take("new", new)
+    # The newcomer's prompt is computed beside it; from then on the newcomer is alone.
+    for _ in range(12):
+        talker.step()
+    assert len(talker.deltas["ahead"]) == made + 1
+    assert len(talker.deltas["new"]) == 12
+    clock.due = time.monotonic()
+    talker.step()
+    assert len(talker.deltas["ahead"]) == made + 2
+    talker.run()
+    assert talker.codes("ahead") == ahead.codes
+    assert talker.codes("new") == new.codes
+
+
+def test_nobody_waits_when_all_are_far_ahead(talker: TalkerRig, reference: Reference) -> None:
+    answer = reference.answer(random_prompt(9, seed=9), thinker_max_new_tokens=20, talker_max_new_tokens=60)
+    for name in ("a", "b"):
+        talker.take(name, answer)
+        talker.service._speeches[name].clock.due = time.monotonic() + 100
+    talker.step()
+    talker.step()
+    assert len(talker.deltas["a"]) == len(talker.deltas["b"]) == 2
+    talker.run()
+    assert talker.codes("a") == talker.codes("b") == answer.codes
