@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo up test test-compose test-monitoring test-page check format clean
+.PHONY: help env demo up test test-compose test-monitoring test-page bench profile check format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,6 +51,13 @@ test-page: env ## test the web page in Chromium, which is installed if it can be
 	  apt-get update -qq && \
 	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core; }
 	@$(BIN)/python -m pytest -m page tests/page
+
+# ARGS="--size bench --clients 1 8": see `python -m benchmarks --help`.
+bench: env ## measure beside transformers: tables, JSON and plots in benchmarks/results
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+profile: env ## where a request's time goes, per stage: a picture in benchmarks/results
+	@$(BIN)/python -m benchmarks.profile $(ARGS)
 
 check: env ## lint, formatting, types, and the direction of imports
 	@echo "[1/4] ruff check"

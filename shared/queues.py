@@ -79,6 +79,7 @@ class PushQueue(Generic[M]):
     Attributes:
         sent: What ZeroMQ took.
         waited: Seconds from encoding until then, of each message.
+        busy_s: Seconds that encoding and handing over took, all together.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class PushQueue(Generic[M]):
         self._max_backlog_bytes = max_backlog_bytes
         self.sent = Traffic()
         self.waited = Distribution(WAIT_BUCKETS)
+        self.busy_s = 0.0
         # Whose request, what, its size, and since when it waits.
         self._backlog: deque[tuple[str, list[Frame], int, float]] = deque()
         self._backlog_bytes = 0
@@ -129,17 +131,24 @@ class PushQueue(Generic[M]):
             raise QueueFullError(
                 f"{self._backlog_bytes} bytes wait for {self.address}, no room for {size} more"
             )
-        self.flush()
+        self._send_backlog()
         if not self._backlog and self._try_send(frames, size):
             # It did not wait: no clock is needed to say so.
             self.waited.counts[0] += 1
         else:
             self._backlog.append((request_id, frames, size, encoded))
             self._backlog_bytes += size
+        self.busy_s += perf_counter() - started
         return size
 
     def flush(self) -> None:
         """Send what waits, as far as the receiver takes it; never blocks."""
+        if self._backlog:
+            started = perf_counter()
+            self._send_backlog()
+            self.busy_s += perf_counter() - started
+
+    def _send_backlog(self) -> None:
         while self._backlog:
             _, frames, size, since = self._backlog[0]
             if not self._try_send(frames, size):

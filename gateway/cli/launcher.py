@@ -3,7 +3,7 @@
 import asyncio
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
@@ -20,6 +20,8 @@ STOP_S: Final = 8.0
 """How long the processes may take to stop on their own."""
 POLL_S: Final = 0.2
 PROGRESS_S: Final = 5.0
+MODULES: Final = {"gateway": "gateway"} | {stage: f"services.{stage}" for stage in STAGES}
+"""What each process runs, ``python -m MODULE``."""
 COLOURS: Final = {"gateway": 36, "thinker": 33, "talker": 32, "token2wav": 35}
 """ANSI colours of the processes' names, on a terminal."""
 
@@ -31,12 +33,18 @@ class Stack:
         config: Their configuration, as they will read it themselves.
         config_path: The file it comes from; none for the defaults.
         show: Called with the name of a process and a line of its output.
+        modules: What each process runs.
     """
 
     def __init__(
-        self, config: Config, config_path: Path | None, show: Callable[[str, str], None] | None = None
+        self,
+        config: Config,
+        config_path: Path | None,
+        show: Callable[[str, str], None] | None = None,
+        modules: Mapping[str, str] = MODULES,
     ) -> None:
         self._config = config
+        self._modules = modules
         self._arguments = ["--config", str(config_path)] if config_path else []
         self._show = show or show_line
         self._children: list[Child] = []
@@ -50,9 +58,7 @@ class Stack:
         Raises:
             StageStartError: One ended; the message says which, and its last lines.
         """
-        modules: dict[str, str] = {"gateway": "gateway"}
-        modules |= {stage: f"services.{stage}" for stage in STAGES}
-        for name, module in modules.items():
+        for name, module in self._modules.items():
             command = [sys.executable, "-m", module, *self._arguments]
             self._children.append(await Child.start(name, command, self._show))
         return await self._wait_until_ready()

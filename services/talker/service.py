@@ -15,6 +15,7 @@ from services.talker.scheduler import TalkerScheduler
 from services.talker.track import ConditioningTrack
 from shared.config import TalkerConfig
 from shared.engine.generation import engine_load, finish_reason, sampling_params, submit
+from shared.engine.model_time import watch_model
 from shared.engine.playback import PlaybackClock
 from shared.engine.tensors import DTYPE_NAMES, unpack_positions, unpack_rows
 from shared.errors import (
@@ -79,6 +80,7 @@ class TalkerService:
         self._token2wav = token2wav
         self._max_held_bytes = config.max_held_bytes
         self._engine: LLMEngine = build_talker(model, config)
+        self.model_time = watch_model(self._engine)
         self._scheduler: TalkerScheduler = self._engine.engine_core.engine_core.scheduler
         self._codec = self._engine.model_config.hf_config
         self._dtype = self._engine.model_config.dtype

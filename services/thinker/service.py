@@ -21,6 +21,7 @@ from services.thinker.scheduler import SPEECH, ThinkerScheduler
 from services.thinker.track import TrackWriter
 from shared.config import MediaConfig, ThinkerConfig
 from shared.engine.generation import engine_load, finish_reason, sampling_params, submit
+from shared.engine.model_time import watch_model
 from shared.errors import (
     InvalidRequestError,
     OmniRelayError,
@@ -87,6 +88,7 @@ class ThinkerService:
         self._talker = talker
         self._max_payload_bytes = max_payload_bytes
         self._engine: LLMEngine = build_thinker(model, config, media)
+        self.model_time = watch_model(self._engine)
         self._scheduler: ThinkerScheduler = self._engine.engine_core.engine_core.scheduler
         self._embeddings = read_speech_embeddings(self._engine, model)
         hf_config = self._engine.model_config.hf_config

@@ -11,6 +11,7 @@ from services.token2wav.engine import SynthesisEngine, build_token2wav
 from services.token2wav.stream import AudioStream, VoiceSettings
 from services.token2wav.synthesis import validate_codes
 from shared.config import SynthesisConfig, Token2WavConfig
+from shared.engine.model_time import watch_model
 from shared.engine.playback import PlaybackClock
 from shared.engine.speakers import load_speakers
 from shared.engine.tensors import to_blob
@@ -68,16 +69,16 @@ class Token2WavService:
     def __init__(self, model: Path, config: Token2WavConfig, gateway: PushQueue[StageEvent]) -> None:
         self._gateway = gateway
         self._synthesis = config.synthesis
-        self._engine = SynthesisEngine(
-            build_token2wav(
-                model,
-                max_batch_frames=config.synthesis.max_batch_frames,
-                max_num_seqs=config.engine.max_num_seqs,
-                playback_margin_s=config.playback_margin_s,
-                gpu_memory_utilization=config.engine.gpu_memory_utilization,
-                log_stats=config.http is not None,
-            )
+        engine = build_token2wav(
+            model,
+            max_batch_frames=config.synthesis.max_batch_frames,
+            max_num_seqs=config.engine.max_num_seqs,
+            playback_margin_s=config.playback_margin_s,
+            gpu_memory_utilization=config.engine.gpu_memory_utilization,
+            log_stats=config.http is not None,
         )
+        self.model_time = watch_model(engine)
+        self._engine = SynthesisEngine(engine)
         self._voices: dict[str, _Voice] = {}
         self._steps = 0
         self._chunks = 0

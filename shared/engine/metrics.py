@@ -45,6 +45,15 @@ class StageMetrics(Collector):
             [(self._labels, self._loop.step_seconds)],
         )
         yield counter(
+            "omnirelay_stage_seconds_total",
+            "What the loop's time went to: wait for something to do, take messages, compute the model, "
+            "what the engine does around it, send.",
+            [
+                ({**self._labels, "activity": activity}, seconds)
+                for activity, seconds in self._loop.seconds.items()
+            ],
+        )
+        yield counter(
             "omnirelay_stage_failures_total",
             "Requests that failed in this stage, by error code.",
             by_reason(self._labels, self._loop.failures, *(error.code for error in _OWN_FAULTS)),

@@ -17,6 +17,7 @@ from prometheus_client.core import Metric
 from shared.config import StageConfig
 from shared.control import ControlClient
 from shared.engine.heartbeat import HeartbeatThread
+from shared.engine.model_time import ModelTime
 from shared.errors import (
     MessageError,
     OmniRelayError,
@@ -41,6 +42,8 @@ from shared.queues import PullQueue, PushQueue
 REMEMBERED_ENDS: Final = 10_000
 """Aborted and failed requests whose late messages are dropped in silence; older ones count as unknown."""
 CONGESTED_WAIT_MS: Final = 2
+ACTIVITIES: Final = ("wait", "take", "model", "engine", "send")
+"""What a loop spends its time with; see :attr:`StageLoop.seconds`."""
 STEP_BUCKETS: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 """Seconds of a step."""
 
@@ -57,11 +60,13 @@ class StageService(Protocol[M_contra]):
         limits: What its checkpoint and engine allow.
         wake_fd: An eventfd that is written to when :attr:`ready` may have become true other than by a
             message; none if it never does.
+        model_time: How long its model has computed.
     """
 
     name: StageName
     limits: StageLimits
     wake_fd: int | None
+    model_time: ModelTime
 
     @property
     def ready(self) -> bool:
@@ -116,6 +121,9 @@ class StageLoop(Generic[M]):
     Attributes:
         failures: Requests that failed here, by error code.
         step_seconds: How long each step took, with what it sent.
+        seconds: What the loop's time went to, by activity: ``wait`` until there is something to do; ``take``
+            messages; compute the ``model``; what the ``engine`` does around it (schedule, prepare, sample);
+            ``send``.  Together they are the time since the loop began.
     """
 
     def __init__(
@@ -130,6 +138,9 @@ class StageLoop(Generic[M]):
     ) -> None:
         self.failures: Counter[str] = Counter()
         self.step_seconds = Distribution(STEP_BUCKETS)
+        self.seconds = dict.fromkeys(ACTIVITIES, 0.0)
+        # When the last activity ended, and what the clocks showed that run during others.
+        self._lap = (0.0, 0.0, 0.0)
         self._service = service
         self._inbox = inbox
         self._control = control
@@ -157,15 +168,20 @@ class StageLoop(Generic[M]):
         Raises:
             Exception: Whatever the engine raised; every request in work has been reported failed.
         """
+        self._lap = self._clocks()
         try:
             while not self._stopping:
                 self._wait()
+                self._spent("wait")
                 self._take_control()
                 self._take_inbox()
+                self._spent("take")
                 if self._service.ready and not self._congested:
                     self._step()
+                    self._spent("engine")
                 self._flush()
                 self._report()
+                self._spent("send")
         except Exception as error:
             log.exception("the engine failed; this stage ends")
             reason = StageFailedError(f"the {self._service.name}'s engine failed: {error!r}")
@@ -173,6 +189,19 @@ class StageLoop(Generic[M]):
                 # Nothing is asked of the engine any more: it is broken.
                 self._tell_failure(request_id, reason)
             raise
+
+    def _clocks(self) -> tuple[float, float, float]:
+        sending = sum(outbox.busy_s for outbox in self._outboxes)
+        return time.perf_counter(), self._service.model_time.seconds, sending
+
+    def _spent(self, activity: str) -> None:
+        """Count the time since the last call, apart from what the model and sending took of it."""
+        clocks = self._clocks()
+        elapsed, model, sending = (now - then for now, then in zip(clocks, self._lap, strict=True))
+        self._lap = clocks
+        self.seconds[activity] += elapsed - model - sending
+        self.seconds["model"] += model
+        self.seconds["send"] += sending
 
     @property
     def _congested(self) -> bool:

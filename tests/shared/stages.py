@@ -11,6 +11,7 @@ from prometheus_client.core import Metric
 from shared.config import TalkerConfig
 from shared.control import ControlClient
 from shared.engine.heartbeat import HeartbeatThread
+from shared.engine.model_time import ModelTime
 from shared.engine.stage import StageLoop
 from shared.errors import OmniRelayError
 from shared.messages import (
@@ -48,6 +49,7 @@ class EchoService:
 
     def __init__(self) -> None:
         self.gateway: PushQueue[StageEvent]
+        self.model_time = ModelTime()
         self.work: dict[str, list[CodecTokens]] = {}
         self.aborts: list[str] = []
         self.accept_errors: dict[str, Exception] = {}

@@ -10,6 +10,7 @@ from prometheus_client.core import Metric
 from shared.config import ThinkerConfig
 from shared.control import ControlClient
 from shared.engine.heartbeat import HeartbeatThread
+from shared.engine.model_time import ModelTime
 from shared.engine.stage import StageLoop
 from shared.errors import OmniRelayError, SequenceError, UnknownSpeakerError
 from shared.messages import (
@@ -36,6 +37,7 @@ class Service:
     wake_fd: int | None = None
 
     def __init__(self) -> None:
+        self.model_time = ModelTime()
         self.ready = False
         self.steps = 0
         self.accepted: list[tuple[str, int]] = []

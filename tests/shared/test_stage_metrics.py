@@ -1,6 +1,7 @@
 """What a running stage tells over HTTP: its metrics move when they should, its health is what it is."""
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -77,6 +78,32 @@ def test_steps_messages_and_what_is_held_are_told(stage: Watched) -> None:
     assert 0 < read("omnirelay_stage_step_seconds_sum", **OURS) < 20
     assert read("omnirelay_edge_received_messages_total", **OURS, edge=STAGE) == 5
     assert read("omnirelay_edge_sent_messages_total", **OURS, edge="gateway") == 5
+
+
+def test_the_loops_time_is_told_by_what_it_went_to(context: Context) -> None:
+    before = time.perf_counter()
+    with running(context) as harness:
+        echo = harness.service.step
+
+        def step() -> dict[str, OmniRelayError]:
+            harness.service.model_time.seconds += 0.25
+            return echo()
+
+        harness.service.step = step  # type: ignore[method-assign]
+        for seq in range(3):
+            harness.send("a", seq)
+        harness.take(3)
+        stage = StageMetrics(harness.service, harness.loop, harness.heart)
+        wait_until(lambda: harness.loop.seconds["send"] >= harness.gateway.busy_s > 0)
+        read = Readings(registry_of(stage).collect())
+        spent = {
+            activity: read("omnirelay_stage_seconds_total", **OURS, activity=activity)
+            for activity in ("wait", "take", "model", "engine", "send")
+        }
+    assert spent["model"] == 0.25 * harness.service.steps
+    # What the model claims to have taken is missing elsewhere.
+    assert sum(spent.values()) <= time.perf_counter() - before
+    assert min(spent["wait"], spent["take"], spent["send"]) > 0
 
 
 def test_failures_are_counted_by_code_wherever_they_happen(stage: Watched) -> None:

@@ -63,6 +63,11 @@ def test_a_request_moves_the_metrics_of_all_stages(stack: RunningStack) -> None:
     for stage in STAGES:
         assert change(stage, "omnirelay_stage_step_seconds_count") > 0
         assert change(stage, "omnirelay_stage_batch_requests_count") > 0
+        spent = {
+            activity: change(stage, "omnirelay_stage_seconds_total", activity=activity)
+            for activity in ("wait", "take", "model", "engine", "send")
+        }
+        assert min(spent.values()) > 0, spent
         assert ask(stack, stage, "/livez").status == ask(stack, stage, "/readyz").status == 200
 
 

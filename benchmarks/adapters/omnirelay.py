@@ -1,0 +1,155 @@
+"""OmniRelay: the gateway and the three stages in processes of their own, asked over TCP."""
+
+import asyncio
+import socket
+import time
+from contextlib import AsyncExitStack, ExitStack
+from pathlib import Path
+from typing import Any, Final, Self
+
+import yaml
+
+from benchmarks.adapters.stamps import Stamps
+from benchmarks.answer import Answer
+from benchmarks.counters import Counters, scrape
+from benchmarks.workload import SEED, SPEAKER, Workload
+from gateway.cli.launcher import MODULES, Stack, running
+from gateway.client import (
+    AsyncAnswer,
+    AsyncGatewayClient,
+    AudioEvent,
+    DoneEvent,
+    GenerateRequest,
+    SamplingOverrides,
+    TextEvent,
+)
+from shared.config import Config
+from shared.errors import OmniRelayError
+from shared.messages import STAGES
+
+MOST_CODEC_TOKENS: Final = 6_500
+MOST_TEXT_TOKENS: Final = 1_600
+KV_CACHE_BYTES: Final = 512 * 2**20
+"""Room for eight answers of a minute on the ``bench`` checkpoint."""
+_MODULES: Final = {**MODULES, "token2wav": "benchmarks.adapters.stamped_token2wav"}
+
+
+class OmniRelay:
+    """The stack, started as ``omnirelay up`` starts it, except that token2wav notes when it sends.
+
+    Args:
+        model: Directory of the checkpoint.
+        directory: Where its configuration is written.
+    """
+
+    name = "omnirelay"
+
+    def __init__(self, model: Path, directory: Path) -> None:
+        self.pids: dict[str, int] = {}
+        self._path = directory / "omnirelay.yaml"
+        values = _configuration(model)
+        self._path.write_text(yaml.safe_dump(values), encoding="utf-8")
+        self._config = Config.model_validate(values)
+        self._stamps = Stamps(directory / "stamps")
+        self._closing = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        """Start the processes, and wait until all are ready."""
+        self._closing.enter_context(self._stamps)
+        stack = Stack(self._config, self._path, show=lambda *_: None, modules=_MODULES)
+        report = await self._closing.enter_async_context(running(stack))
+        self.pids = {"gateway": report.gateway.pid}
+        self.pids |= {stage.name: stage.pid for stage in report.stages if stage.pid is not None}
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Stop the processes."""
+        await self._closing.aclose()
+
+    async def answer(
+        self, workload: Workload, index: int, heard: asyncio.Future[float] | None = None
+    ) -> Answer:
+        """Ask over a connection of its own; if the caller is cancelled, so is the request.
+
+        Raises:
+            OmniRelayError: The request failed.
+        """
+        request = GenerateRequest(
+            prompt_token_ids=workload.prompt(index),
+            speaker=SPEAKER,
+            seed=SEED,
+            text_sampling=_forced(workload.text_tokens),
+            codec_sampling=_forced(workload.codec_tokens),
+        )
+        async with AsyncGatewayClient(self._config.gateway.listen) as client:
+            sent = time.monotonic()
+            return await self._read(client.chat(request), index, sent, heard)
+
+    async def _read(
+        self, events: AsyncAnswer, index: int, sent: float, heard: asyncio.Future[float] | None
+    ) -> Answer:
+        """Note when each event comes."""
+        first_text = 0.0
+        came: list[tuple[int, float, int]] = []
+        try:
+            async for event in events:
+                now = time.monotonic()
+                if isinstance(event, TextEvent):
+                    first_text = first_text or now
+                elif isinstance(event, AudioEvent):
+                    came.append((event.seq, now, event.samples.size))
+                    if heard is not None and not heard.done() and event.samples.size:
+                        heard.set_result(now - sent)
+                elif isinstance(event, DoneEvent):
+                    made = self._stamps.of(event.request_id)
+                    return Answer(
+                        index=index,
+                        sent=sent,
+                        first_text=first_text,
+                        pieces=[(at, samples) for _, at, samples in came],
+                        made=[made[seq] for seq, _, _ in came],
+                        done=now,
+                        text_ids=event.text_token_ids,
+                        codec_ids=event.codec_token_ids,
+                    )
+        except asyncio.CancelledError:
+            events.cancel()
+            raise
+        raise OmniRelayError("the answer had no end")
+
+    async def counters(self) -> Counters:
+        """The metrics of all four processes."""
+        addresses: dict[str, str] = {stage: self._config.stage(stage).http or "" for stage in STAGES}
+        return await scrape(addresses | {"gateway": self._config.gateway.http or ""})
+
+
+def _forced(tokens: int) -> SamplingOverrides:
+    return SamplingOverrides(max_tokens=tokens, min_tokens=tokens, temperature=0.0)
+
+
+def _configuration(model: Path) -> dict[str, Any]:
+    """The defaults, on free addresses, with room for the longest answers that are measured."""
+    listen, events, control, http, *others = _free_addresses(4 + 2 * len(STAGES))
+    stages: dict[str, dict[str, Any]] = {
+        name: {"inbox": inbox, "http": page}
+        for name, inbox, page in zip(STAGES, others[::2], others[1::2], strict=True)
+    }
+    for name in ("thinker", "talker"):
+        stages[name]["engine"] = {"kv_cache_memory_bytes": KV_CACHE_BYTES}
+    limits = {"max_codec_tokens": MOST_CODEC_TOKENS, "max_text_tokens": MOST_TEXT_TOKENS}
+    return {
+        "model": str(model),
+        "log_level": "warning",
+        "gateway": {"listen": listen, "events": events, "control": control, "http": http, "limits": limits},
+        "stages": stages,
+    }
+
+
+def _free_addresses(count: int) -> list[str]:
+    with ExitStack() as sockets:
+        ports = []
+        for _ in range(count):
+            listener = sockets.enter_context(socket.socket())
+            listener.bind(("127.0.0.1", 0))
+            ports.append(listener.getsockname()[1])
+    return [f"tcp://127.0.0.1:{port}" for port in ports]

@@ -1,0 +1,132 @@
+"""``python -m benchmarks.adapters.reference MODEL`` answers requests.
+
+They come as lines of JSON, each is answered with a line; a first line, empty, says that the model is loaded.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+
+class Ask(msgspec.Struct, frozen=True, kw_only=True):
+    """A request.
+
+    Attributes:
+        prompt: Token ids.
+        speaker: The voice.
+        text_tokens: Length of the text.
+        codec_tokens: Length of the speech.
+        threads: Threads to compute with.
+    """
+
+    prompt: list[int]
+    speaker: str
+    text_tokens: int
+    codec_tokens: int
+    threads: int
+
+
+class Told(msgspec.Struct, frozen=True, kw_only=True):
+    """An answer.
+
+    Attributes:
+        text_ids: The text's token ids.
+        codec_ids: The speech's codec ids.
+        samples: Length of the waveform.
+        seconds: In each part of the model.
+    """
+
+    text_ids: list[int]
+    codec_ids: list[int]
+    samples: int
+    seconds: dict[str, float]
+
+
+class Reference:
+    """The model, and a clock on each of its parts.
+
+    Args:
+        model: Directory of the checkpoint.
+    """
+
+    def __init__(self, model: Path) -> None:
+        from shared.engine.torchvision_compat import (  # noqa: PLC0415 - imports torch
+            declare_missing_operators,
+        )
+
+        declare_missing_operators()
+        import torch  # noqa: PLC0415 - after the threads are set
+        from transformers import Qwen2_5OmniForConditionalGeneration  # noqa: PLC0415 - as above
+
+        self._torch = torch
+        self._model: Any = Qwen2_5OmniForConditionalGeneration.from_pretrained(model, dtype="auto").eval()
+        self._seconds: dict[str, float] = {}
+        self._codes: Any = None
+        token2wav = self._model.token2wav
+        self._watch(self._model.thinker, "generate", "thinker")
+        self._watch(self._model.talker, "generate", "talker")
+        self._watch(token2wav.code2wav_dit_model, "sample", "token2wav, DiT")
+        self._watch(token2wav.code2wav_bigvgan_model, "forward", "token2wav, vocoder")
+
+    def answer(self, ask: Ask) -> Told:
+        """Answer a request greedily, with forced lengths."""
+        self._seconds.clear()
+        if self._torch.get_num_threads() != ask.threads:
+            self._torch.set_num_threads(ask.threads)
+        prompt = self._torch.tensor([ask.prompt])
+        sequences, samples = self._model.generate(
+            input_ids=prompt,
+            attention_mask=self._torch.ones_like(prompt),
+            speaker=ask.speaker,
+            thinker_do_sample=False,
+            thinker_min_new_tokens=ask.text_tokens,
+            thinker_max_new_tokens=ask.text_tokens,
+            talker_do_sample=False,
+            talker_min_new_tokens=ask.codec_tokens,
+            talker_max_new_tokens=ask.codec_tokens,
+        )
+        return Told(
+            text_ids=sequences[0, prompt.shape[1] :].tolist(),
+            codec_ids=self._codes[0].tolist()[-ask.codec_tokens :],
+            samples=samples.numel(),
+            seconds=dict(self._seconds),
+        )
+
+    def _watch(self, part: Any, method: str, name: str) -> None:
+        """Measure a method's time; keeps what the talker returns, which ``generate`` does not give."""
+        inner: Callable[..., Any] = getattr(part, method)
+
+        def timed(*arguments: Any, **options: Any) -> Any:
+            started = time.perf_counter()
+            result = inner(*arguments, **options)
+            self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - started
+            if name == "talker":
+                self._codes = result
+            return result
+
+        setattr(part, method, timed)
+
+
+def main(model: Path) -> None:
+    """Answer until the input ends."""
+    import transformers  # noqa: PLC0415 - whoever imports the messages does without
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    # Whatever a library prints must not stand among the answers.
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    reference = Reference(model)
+    answers.write(b"\n")
+    for line in sys.stdin.buffer:
+        ask = msgspec.json.decode(line, type=Ask)
+        answers.write(msgspec.json.encode(reference.answer(ask)) + b"\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,122 @@
+"""One answer as its client saw it."""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from shared.messages import SAMPLE_RATE
+
+
+class Answer(msgspec.Struct, kw_only=True):
+    """What came, and when; times are seconds on the client's clock, which is ``time.monotonic``.
+
+    Attributes:
+        index: Which prompt of the workload it answers.
+        sent: When the request was sent.
+        first_text: When the first text came.
+        pieces: When each piece of audio came, and its samples.
+        made: When the server had made each piece, if it tells.
+        done: When the answer was complete.
+        text_ids: The text's token ids.
+        codec_ids: The speech's codec ids.
+    """
+
+    index: int
+    sent: float
+    first_text: float
+    pieces: list[tuple[float, int]]
+    made: list[float] = []
+    done: float
+    text_ids: list[int]
+    codec_ids: list[int]
+
+    @property
+    def samples(self) -> int:
+        """Length of the waveform."""
+        return sum(samples for _, samples in self.pieces)
+
+
+class Timing(msgspec.Struct, frozen=True, kw_only=True):
+    """An answer's figures.
+
+    Attributes:
+        index: Which prompt of the workload it answers.
+        ttft_s: Time to first text.
+        ttfa_s: Time to first audio.
+        completion_s: Time to the end.
+        audio_s: Length of the speech.
+        real_time_factor: Completion time for each second of speech.
+        underruns: Times that a client which plays from the first piece on had nothing to play.
+        stalled_s: How long it had nothing to play, all together.
+        delivery_s: From when the server had made each piece until the client had it; empty if it does not
+            tell.
+        text_tokens: Tokens of the text.
+        codec_tokens: Tokens of the speech.
+        text_digest: Of the text's token ids.
+        codec_digest: Of the speech's.
+    """
+
+    index: int
+    ttft_s: float
+    ttfa_s: float
+    completion_s: float
+    audio_s: float
+    real_time_factor: float
+    underruns: int
+    stalled_s: float
+    delivery_s: list[float]
+    text_tokens: int
+    codec_tokens: int
+    text_digest: str
+    codec_digest: str
+
+
+def timing(answer: Answer) -> Timing:
+    """Reduce an answer to its figures."""
+    audio_s = answer.samples / SAMPLE_RATE
+    completion_s = answer.done - answer.sent
+    underruns, stalled_s = play(answer.pieces)
+    return Timing(
+        index=answer.index,
+        ttft_s=answer.first_text - answer.sent,
+        ttfa_s=next(at for at, samples in answer.pieces if samples) - answer.sent,
+        completion_s=completion_s,
+        audio_s=audio_s,
+        real_time_factor=completion_s / audio_s,
+        underruns=underruns,
+        stalled_s=stalled_s,
+        delivery_s=[at - made for made, (at, _) in zip(answer.made, answer.pieces, strict=False)],
+        text_tokens=len(answer.text_ids),
+        codec_tokens=len(answer.codec_ids),
+        text_digest=_digest(answer.text_ids),
+        codec_digest=_digest(answer.codec_ids),
+    )
+
+
+def play(pieces: Iterable[tuple[float, int]]) -> tuple[int, float]:
+    """Play what has come, from the first piece on.
+
+    Args:
+        pieces: When each came, in seconds, and its samples.
+
+    Returns:
+        How often there was nothing to play before the end, and for how many seconds in all.
+    """
+    heard_until: float | None = None
+    underruns, stalled_s = 0, 0.0
+    for at, samples in pieces:
+        if not samples:
+            continue
+        if heard_until is None:
+            heard_until = at
+        elif at > heard_until:
+            underruns += 1
+            stalled_s += at - heard_until
+            heard_until = at
+        heard_until += samples / SAMPLE_RATE
+    return underruns, stalled_s
+
+
+def _digest(ids: Sequence[int]) -> str:
+    return hashlib.sha256(repr(list(ids)).encode()).hexdigest()[:16]

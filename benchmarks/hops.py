@@ -1,0 +1,149 @@
+"""A message's way between two processes, through the queues that the stages use.
+
+``python -m benchmarks.hops ADDRESS ADDRESS`` is the receiving process.
+"""
+
+import asyncio
+import socket
+import struct
+import sys
+import time
+from typing import Any, Final
+
+import zmq
+
+from benchmarks.results import Hop
+from shared.errors import OmniRelayError
+from shared.messages import ConditioningRows, TalkerInput
+from shared.payloads import (
+    AdditionalInformationEntry,
+    AdditionalInformationPayload,
+    Blob,
+    PromptEmbedsPayload,
+)
+from shared.queues import PullQueue, PushQueue
+from shared.wire import encode
+
+ROW: Final = (1, 1024)
+PROMPT: Final = (1465, 3584)
+"""Rows of a long prompt on the released checkpoint's width: 21 MB."""
+PAUSE_S: Final = 0.005
+"""Between two messages, so that the receiver waits as an idle stage does."""
+WARM_UP: Final = 5
+ANSWER_S: Final = 20.0
+
+Context = zmq.Context[zmq.Socket[bytes]]
+
+
+def rows_message(shape: tuple[int, int], seq: int) -> ConditioningRows:
+    """Conditioning rows float32 of this shape."""
+    count, width = shape
+    positions = AdditionalInformationEntry(
+        tensor_data=Blob(bytes(3 * count * 4)), tensor_shape=(3, count), tensor_dtype="int32"
+    )
+    return ConditioningRows(
+        request_id="hop",
+        seq=seq,
+        start=0,
+        rows=PromptEmbedsPayload(shape=shape, dtype="float32", data=Blob(bytearray(count * width * 4))),
+        additional=AdditionalInformationPayload(entries={"mrope_positions": positions}),
+    )
+
+
+async def measure_hops(repeats: int) -> list[Hop]:
+    """Send a row, and a long prompt's rows, to another process, over and over."""
+    forth, back = _free_addresses()
+    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "benchmarks.hops", forth, back)
+    try:
+        return await asyncio.to_thread(_measure, forth, back, repeats)
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+def _measure(forth: str, back: str, repeats: int) -> list[Hop]:
+    context: Context = zmq.Context()
+    sender = PushQueue[Any](context, forth)
+    answers = PullQueue[Any](context, back, TalkerInput)
+    try:
+        return [
+            _hop(name, shape, sender, answers, count)
+            for name, shape, count in (
+                ("one row", ROW, repeats),
+                ("a prompt of 21 MB", PROMPT, max(5, repeats // 10)),
+            )
+        ]
+    finally:
+        sender.close()
+        answers.close()
+        context.term()
+
+
+def _hop(
+    name: str, shape: tuple[int, int], sender: PushQueue[Any], answers: PullQueue[Any], count: int
+) -> Hop:
+    totals, encodes, decodes = [], [], []
+    size = sum(map(len, encode(rows_message(shape, 0))))
+    for seq in range(WARM_UP + count):
+        message = rows_message(shape, seq)
+        time.sleep(PAUSE_S)
+        encoded = sender.sent.codec_seconds.total
+        started = time.monotonic()
+        sender.put(message)
+        sender.flush()
+        at, decode_s = _answer(sender, answers)
+        if seq >= WARM_UP:
+            totals.append(1000 * (at - started))
+            encodes.append(1000 * (sender.sent.codec_seconds.total - encoded))
+            decodes.append(1000 * decode_s)
+    wires = [total - coded - decoded for total, coded, decoded in zip(totals, encodes, decodes, strict=True)]
+    return Hop(message=name, bytes=size, total_ms=totals, encode_ms=encodes, decode_ms=decodes, wire_ms=wires)
+
+
+def _answer(sender: PushQueue[Any], answers: PullQueue[Any]) -> tuple[float, float]:
+    """When the other process had the message, and how long it decoded."""
+    deadline = time.monotonic() + ANSWER_S
+    while time.monotonic() < deadline:
+        sender.flush()
+        answers.socket.poll(100)
+        for message in answers.drain():
+            at, decode_s = struct.unpack("<2d", message.rows.data.view)
+            return at, decode_s
+    raise OmniRelayError("the receiving process does not answer")
+
+
+def receive(forth: str, back: str) -> None:
+    """Take messages as a stage's loop does, and tell when each was there."""
+    context: Context = zmq.Context()
+    inbox = PullQueue[Any](context, forth, TalkerInput)
+    answers = PushQueue[Any](context, back)
+    while True:
+        inbox.socket.poll()
+        decoded = inbox.received.codec_seconds.total
+        for _ in inbox.drain():
+            at = time.monotonic()
+            figures = struct.pack("<2d", at, inbox.received.codec_seconds.total - decoded)
+            decoded = inbox.received.codec_seconds.total
+            answers.put(
+                ConditioningRows(
+                    request_id="hop",
+                    seq=0,
+                    start=0,
+                    rows=PromptEmbedsPayload(shape=(1, 4), dtype="float32", data=Blob(figures)),
+                    additional=rows_message((1, 4), 0).additional,
+                )
+            )
+
+
+def _free_addresses() -> tuple[str, str]:
+    with socket.socket() as first, socket.socket() as second:
+        for each in (first, second):
+            each.bind(("127.0.0.1", 0))
+        return (
+            f"tcp://127.0.0.1:{first.getsockname()[1]}",
+            f"tcp://127.0.0.1:{second.getsockname()[1]}",
+        )
+
+
+if __name__ == "__main__":
+    receive(*sys.argv[1:])

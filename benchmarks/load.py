@@ -1,0 +1,111 @@
+"""Loads: clients that ask at once, and what came of it."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from benchmarks.adapters.base import Adapter
+from benchmarks.answer import Answer, Timing, timing
+from benchmarks.machine import forget_peak, peak_memory
+from benchmarks.stages import Edge, Stage, cpu_of, edges_of, parts_of, stages_of
+from benchmarks.workload import Workload
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """One load.
+
+    Attributes:
+        adapter: Who served it.
+        scenario: What it is part of.
+        clients: How many asked at once.
+        repeat: Which time it was.
+        workload: What they asked.
+        wall_s: From the first request to the last answer.
+        answers: Figures of each answer.
+        peak_memory: Largest resident set of each process, in bytes.
+        cpu_s: Processor seconds of each of OmniRelay's processes.
+        stages: OmniRelay's stages.
+        edges: OmniRelay's edges.
+        parts: Seconds in each part of transformers' model.
+    """
+
+    adapter: str
+    scenario: str
+    clients: int
+    repeat: int
+    workload: Workload
+    wall_s: float
+    answers: list[Timing]
+    peak_memory: dict[str, int]
+    cpu_s: dict[str, float]
+    stages: list[Stage]
+    edges: list[Edge]
+    parts: dict[str, float]
+
+    @property
+    def requests_per_s(self) -> float:
+        """Answers each second."""
+        return len(self.answers) / self.wall_s
+
+    @property
+    def audio_per_s(self) -> float:
+        """Seconds of speech each second."""
+        return sum(answer.audio_s for answer in self.answers) / self.wall_s
+
+
+async def run_load(
+    adapter: Adapter,
+    workload: Workload,
+    indices: Sequence[int],
+    clients: int,
+    *,
+    scenario: str,
+    repeat: int = 0,
+) -> tuple[Load, list[Answer]]:
+    """Let clients ask, each its next request when it has the answer to the one before.
+
+    Args:
+        adapter: Whom.
+        workload: What.
+        indices: The prompts, shared out among the clients.
+        clients: How many.
+        scenario: What it is part of.
+        repeat: Which time it is.
+
+    Returns:
+        The figures, and the answers themselves in the order of ``indices``.
+    """
+    waiting = list(reversed(indices))
+    answers: dict[int, Answer] = {}
+
+    async def ask() -> None:
+        while waiting:
+            index = waiting.pop()
+            answers[index] = await adapter.answer(workload, index)
+
+    for pid in adapter.pids.values():
+        forget_peak(pid)
+    before = await adapter.counters()
+    started = time.monotonic()
+    async with asyncio.TaskGroup() as group:
+        for _ in range(clients):
+            group.create_task(ask())
+    wall_s = time.monotonic() - started
+    counted = (await adapter.counters()).since(before)
+    load = Load(
+        adapter=adapter.name,
+        scenario=scenario,
+        clients=clients,
+        repeat=repeat,
+        workload=workload,
+        wall_s=wall_s,
+        answers=[timing(answers[index]) for index in indices],
+        peak_memory={name: peak_memory(pid) for name, pid in adapter.pids.items()},
+        cpu_s=cpu_of(counted),
+        stages=stages_of(counted),
+        edges=edges_of(counted),
+        parts=parts_of(counted),
+    )
+    return load, [answers[index] for index in indices]

@@ -1,0 +1,115 @@
+"""What a run gives: every figure it measured, written as JSON."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.load import Load
+from benchmarks.machine import Machine
+
+
+class FirstAudio(msgspec.Struct, frozen=True, kw_only=True):
+    """Times to first audio under one condition.
+
+    Attributes:
+        condition: In words.
+        seconds: Each measurement.
+    """
+
+    condition: str
+    seconds: list[float]
+
+
+class Hop(msgspec.Struct, frozen=True, kw_only=True):
+    """A message's way from one process to another; each list has one value for each message.
+
+    Attributes:
+        message: What it was.
+        bytes: Its size.
+        total_ms: From before it was encoded until after it was decoded.
+        encode_ms: To encode it.
+        decode_ms: To decode and check it.
+        wire_ms: The rest: ZeroMQ, the kernel, and waking the receiver.
+    """
+
+    message: str
+    bytes: int
+    total_ms: list[float]
+    encode_ms: list[float]
+    decode_ms: list[float]
+    wire_ms: list[float]
+
+
+class Synthesis(msgspec.Struct, frozen=True, kw_only=True):
+    """What token2wav needs for one stream.
+
+    Attributes:
+        audio_s: Length of the speech.
+        seconds: To make it, each measurement.
+        peak_memory: Largest resident set meanwhile, in bytes.
+    """
+
+    audio_s: float
+    seconds: list[float]
+    peak_memory: int
+
+
+class Agreement(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether the servers gave equal answers.
+
+    Attributes:
+        compared: Answers of others that were held against transformers'.
+        unequal: Those that differ, in words.
+    """
+
+    compared: int
+    unequal: list[str]
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """One run.
+
+    Attributes:
+        checkpoint: Which size of the random checkpoint.
+        parameters: Its parameters, in millions.
+        machine: Where.
+        reference_threads: Threads of transformers that were the fastest, and were used.
+        loads: The loads.
+        first_audio: Times to first audio, in pairs of conditions.
+        hops: Messages between two processes.
+        synthesis: Token2wav alone.
+        agreement: Whether answers were equal.
+    """
+
+    checkpoint: str
+    parameters: float
+    machine: Machine
+    reference_threads: int
+    loads: list[Load]
+    first_audio: list[FirstAudio]
+    hops: list[Hop]
+    synthesis: list[Synthesis]
+    agreement: Agreement
+
+
+def write(result: Result, path: Path) -> None:
+    """Write a run's figures as JSON."""
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
+
+
+def read(path: Path) -> Result:
+    """Read what :func:`write` wrote."""
+    return msgspec.json.decode(path.read_bytes(), type=Result)
+
+
+def mean(values: Sequence[float]) -> float:
+    """The mean; not a number without values."""
+    return sum(values) / len(values) if values else math.nan
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The smallest value that at least this share of all does not exceed; not a number without values."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else math.nan
