@@ -70,7 +70,7 @@ async def measure(settings: Settings) -> Result:
     if "synthesis" in settings.scenarios:
         tell("token2wav alone")
         synthesis = await measure_synthesis(model, settings.streams, plan.repeats)
-    loads, heard, threads = [], [], 0
+    loads, heard, threads = [], [], {}
     async with AsyncExitStack() as running:
         directory = Path(running.enter_context(tempfile.TemporaryDirectory()))
         adapters: list[Adapter] = []
@@ -81,8 +81,7 @@ async def measure(settings: Settings) -> Result:
             adapters.append(reference)
         await warm_up(adapters, plan)
         if "transformers" in settings.servers:
-            await choose_threads(reference)
-            threads = reference.threads
+            threads = await choose_threads(reference)
         if "concurrency" in settings.scenarios:
             loads = await concurrency(adapters, plan, compared)
         if "first-audio" in settings.scenarios and "omnirelay" in settings.servers:

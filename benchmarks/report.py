@@ -29,8 +29,13 @@ def _head(result: Result) -> str:
         lines.append(
             f"Checkpoint `{result.checkpoint}`, {result.parameters:.1f} million parameters, float32, greedy. "
             f"A request: {asked.prompt_tokens} prompt, {asked.text_tokens} text, {asked.codec_tokens} codec "
-            f"tokens ({asked.seconds:g} s of speech). transformers computes with {result.reference_threads} "
-            "threads, the faster of one and all cores."
+            f"tokens ({asked.seconds:g} s of speech)."
+        )
+    if result.threads is not None:
+        told = ", ".join(f"{threads}: {wall:.2f} s" for threads, wall in result.reference_threads.items())
+        lines.append(
+            f"transformers computes with {result.threads} thread(s), the fastest of those tried "
+            f"(an answer of 1 s by threads: {told})."
         )
     return "\n".join(lines)
 
@@ -59,10 +64,16 @@ def _tables(result: Result) -> Iterator[str]:
         yield "## A message's way between two processes, ms\n\n" + _hops(result)
     if result.first_audio:
         rows = [
-            (each.condition, len(each.seconds), mean(each.seconds), min(each.seconds), max(each.seconds))
+            (
+                each.condition,
+                len(each.seconds),
+                percentile(each.seconds, 0.5),
+                min(each.seconds),
+                max(each.seconds),
+            )
             for each in result.first_audio
         ]
-        yield "## Time to first audio, s\n\n" + _table(("answer", "n", "mean", "least", "most"), rows)
+        yield "## Time to first audio, s\n\n" + _table(("answer", "n", "P50", "least", "most"), rows)
     if result.synthesis:
         yield "## token2wav alone\n\n" + _synthesis(result)
 
@@ -83,7 +94,7 @@ def _figures(result: Result) -> str:
 def _requests(result: Result) -> str:
     head = (
         *("server", "clients", "n", "TTFT", "TTFA", "P95", "completion", "P50", "P95", "RTF"),
-        *("requests/s", "least to most", "audio s/s", "underruns", "silent s"),
+        *("requests/s", "least to most", "audio s/s", "underruns", "silent s", "others' CPU"),
     )
     rows = [
         _request_row(server, level, loads_of(result, server, level))
@@ -114,6 +125,7 @@ def _request_row(server: str, level: int, loads: list[Load]) -> tuple[object, ..
         sum(answer.audio_s for answer in answers) / sum(load.wall_s for load in loads),
         f"{sum(answer.underruns for answer in answers)}",
         mean([answer.stalled_s for answer in answers]),
+        f"{100 * mean([load.others_cpu for load in loads]):.0f}%",
     )
 
 

@@ -75,7 +75,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         checkpoint: Which size of the random checkpoint.
         parameters: Its parameters, in millions.
         machine: Where.
-        reference_threads: Threads of transformers that were the fastest, and were used.
+        reference_threads: Seconds of transformers for an answer of a second, by threads; with the fastest
+            number it was measured.
         loads: The loads.
         first_audio: Times to first audio, in pairs of conditions.
         hops: Messages between two processes.
@@ -86,12 +87,17 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: str
     parameters: float
     machine: Machine
-    reference_threads: int
+    reference_threads: dict[int, float]
     loads: list[Load]
     first_audio: list[FirstAudio]
     hops: list[Hop]
     synthesis: list[Synthesis]
     agreement: Agreement
+
+    @property
+    def threads(self) -> int | None:
+        """Threads with which transformers was measured; none if it was not."""
+        return min(self.reference_threads, key=self.reference_threads.__getitem__, default=None)
 
 
 def write(result: Result, path: Path) -> None:

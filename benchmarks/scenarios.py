@@ -1,7 +1,8 @@
 """What is done in a run, one thing after the other."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -12,11 +13,14 @@ from benchmarks.load import Load, run_load
 from benchmarks.output import tell
 from benchmarks.results import Agreement, FirstAudio
 from benchmarks.workload import Workload, answer_of
+from shared.errors import OmniRelayError
 
 CONCURRENCY = "concurrency"
 ALONE, AMONG = "alone", "among long ones"
 SHORT, LONG = "a short answer", "a long answer"
 LONG_CLIENTS = 8
+FEWEST = 3
+"""Requests of a load."""
 _FRESH_PROMPTS = 100_000
 """Prompts from here on are used once, by measurements whose answers are not compared."""
 
@@ -27,7 +31,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         seconds: Length of an answer's speech.
         levels: Clients at once.
-        rounds: Requests of each client; at one client at least three.
+        rounds: Requests of each client; a load has at least :data:`FEWEST`.
         repeats: How often everything is done.
         references: Requests of transformers in each repeat.
         long_s: Length of long answers.
@@ -102,8 +106,12 @@ async def warm_up(adapters: Sequence[Adapter], plan: Plan) -> None:
         await run_load(adapter, answer_of(1.0), indices, at_once, scenario="warm-up")
 
 
-async def choose_threads(reference: Transformers) -> None:
-    """Give transformers the number of threads with which it is faster on this machine: one, or all cores."""
+async def choose_threads(reference: Transformers) -> dict[int, float]:
+    """Give transformers the number of threads with which it is faster on this machine: one, or all cores.
+
+    Returns:
+        Seconds of an answer of a second, by threads.
+    """
     candidates = sorted({1, reference.threads})
     walls: dict[int, float] = dict.fromkeys(candidates, 0.0)
     for order in (candidates, candidates[::-1]):
@@ -114,35 +122,50 @@ async def choose_threads(reference: Transformers) -> None:
     reference.threads = min(candidates, key=walls.__getitem__)
     told = ", ".join(f"{threads}: {wall / 2:.2f} s" for threads, wall in walls.items())
     tell(f"transformers, an answer of 1 s by threads: {told}; takes {reference.threads}")
+    return {threads: wall / 2 for threads, wall in walls.items()}
 
 
 async def concurrency(adapters: Sequence[Adapter], plan: Plan, compared: Compared) -> list[Load]:
-    """Let more and more clients ask at once; transformers answers one after another.
+    """Let more and more clients ask at once; transformers answers one after another, in between.
 
-    The order of the servers alternates from repeat to repeat.  The first prompts of each load are those that
+    The order is turned round from repeat to repeat.  The first prompts of each load are those that
     transformers has in the same repeat, so that answers can be compared at each level; all others are new.
     """
     loads = []
-    fresh = plan.repeats * plan.references
+    fresh = itertools.count(plan.repeats * plan.references)
     for repeat in range(plan.repeats):
-        shared = list(range(repeat * plan.references, (repeat + 1) * plan.references))
-        for adapter in adapters if repeat % 2 == 0 else adapters[::-1]:
-            for level in [1] if adapter.name == Transformers.name else plan.levels:
-                count = max(level * plan.rounds, plan.references if adapter.name == Transformers.name else 3)
-                indices = shared[:count]
-                missing = 0 if adapter.name == Transformers.name else count - len(indices)
-                indices += range(fresh, fresh + missing)
-                fresh += missing
-                load, answers = await run_load(
-                    adapter, plan.workload, indices, level, scenario=CONCURRENCY, repeat=repeat
-                )
-                compared.add(adapter.name, f"{level} at once", answers)
-                loads.append(load)
-                tell(
-                    f"repeat {repeat + 1}, {adapter.name}, {level} at once: "
-                    f"{load.requests_per_s:.3f} requests/s, {load.wall_s:.1f} s"
-                )
+        shared = range(repeat * plan.references, (repeat + 1) * plan.references)
+        turns = _turns(adapters, plan, shared)
+        for adapter, level, indices, count in turns if repeat % 2 == 0 else turns[::-1]:
+            prompts = [*indices, *itertools.islice(fresh, count - len(indices))]
+            load, answers = await run_load(
+                adapter, plan.workload, prompts, level, scenario=CONCURRENCY, repeat=repeat
+            )
+            compared.add(adapter.name, f"{level} at once", answers)
+            loads.append(load)
+            tell(
+                f"repeat {repeat + 1}, {adapter.name}, {level} at once: "
+                f"{load.requests_per_s:.3f} requests/s, {load.wall_s:.1f} s"
+            )
     return loads
+
+
+def _turns(
+    adapters: Sequence[Adapter], plan: Plan, shared: Sequence[int]
+) -> list[tuple[Adapter, int, Sequence[int], int]]:
+    """A repeat's loads: server, clients, the prompts that are compared, and the number of all."""
+    turns: list[tuple[Adapter, int, Sequence[int], int]] = []
+    for adapter in adapters:
+        if adapter.name != Transformers.name:
+            for level in plan.levels:
+                count = max(level * plan.rounds, FEWEST)
+                turns.append((adapter, level, shared[:count], count))
+    for adapter in adapters:
+        if adapter.name == Transformers.name:
+            # Spread over the others: what else the machine does meanwhile hits all alike.
+            for place, index in enumerate(shared):
+                turns.insert(place + place * len(plan.levels) // len(shared), (adapter, 1, [index], 1))
+    return turns
 
 
 async def first_audio(adapter: Adapter, plan: Plan) -> list[FirstAudio]:
@@ -160,36 +183,53 @@ async def first_audio(adapter: Adapter, plan: Plan) -> list[FirstAudio]:
     return [FirstAudio(condition=name, seconds=seconds) for name, seconds in found.items()]
 
 
-async def _among_long_ones(adapter: Adapter, plan: Plan, prompts: Iterable[int]) -> list[float]:
-    """Ask while long answers are being made, all of which have begun to sound."""
-    async with asyncio.TaskGroup() as group:
-        heard: list[asyncio.Future[float]] = []
-        tasks = []
-        for index, _ in zip(prompts, range(LONG_CLIENTS), strict=False):
-            heard.append(asyncio.get_running_loop().create_future())
-            tasks.append(group.create_task(adapter.answer(answer_of(plan.long_s), index, heard[-1])))
-        await asyncio.gather(*heard)
-        times = []
-        for index, _ in zip(prompts, range(plan.probes), strict=False):
-            times.append(await _first_audio(adapter, answer_of(plan.seconds), index))
-            if any(task.done() for task in tasks):
-                raise RuntimeError("a long answer ended before the newcomers were heard: make it longer")
-        for task in tasks:
-            task.cancel()
+async def _among_long_ones(adapter: Adapter, plan: Plan, prompts: Iterator[int]) -> list[float]:
+    """Ask while long answers are being made, all of which have begun to sound.
+
+    Raises:
+        OmniRelayError: A request failed, or a long answer was not long enough.
+    """
+    long_ones = [_begin(adapter, answer_of(plan.long_s), next(prompts)) for _ in range(LONG_CLIENTS)]
+    try:
+        await asyncio.gather(*(heard for _, heard in long_ones))
+        times = [
+            await _first_audio(adapter, answer_of(plan.seconds), next(prompts)) for _ in range(plan.probes)
+        ]
+        if any(task.done() for task, _ in long_ones):
+            raise OmniRelayError(f"an answer of {plan.long_s:g} s ended before the newcomers were heard")
+    finally:
+        await _hang_up(task for task, _ in long_ones)
     return times
 
 
 async def _first_audio(adapter: Adapter, workload: Workload, index: int) -> float:
     """Ask, and hang up at the first audio."""
-    heard: asyncio.Future[float] = asyncio.get_running_loop().create_future()
-    task = asyncio.create_task(adapter.answer(workload, index, heard))
-    task.add_done_callback(lambda _: heard.cancel())
+    task, heard = _begin(adapter, workload, index)
     try:
         return await heard
-    except asyncio.CancelledError:
-        # It ended before anything was heard: say why.
-        await task
-        raise
     finally:
+        await _hang_up([task])
+
+
+def _begin(
+    adapter: Adapter, workload: Workload, index: int
+) -> tuple[asyncio.Task[Answer], asyncio.Future[float]]:
+    """Ask; gives the request, and its time to first audio when it is known."""
+    heard: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+
+    def ended(task: asyncio.Task[Answer]) -> None:
+        if not heard.done():
+            error = None if task.cancelled() else task.exception()
+            heard.set_exception(error or OmniRelayError("the answer ended before anything was heard"))
+
+    task = asyncio.create_task(adapter.answer(workload, index, heard))
+    task.add_done_callback(ended)
+    return task, heard
+
+
+async def _hang_up(tasks: Iterable[asyncio.Task[Answer]]) -> None:
+    """Cancel requests, and wait until nothing is left of them here."""
+    waiting = list(tasks)
+    for task in waiting:
         task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+    await asyncio.gather(*waiting, return_exceptions=True)

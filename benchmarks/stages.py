@@ -66,12 +66,6 @@ def edges_of(counted: Counters) -> list[Edge]:
     ]
 
 
-def cpu_of(counted: Counters) -> dict[str, float]:
-    """Processor seconds of each process, all its threads."""
-    name = "process_cpu_seconds_total"
-    return {process: counted.get(name, process=process) for process in counted.labels(name, "process")}
-
-
 def parts_of(counted: Counters) -> dict[str, float]:
     """Seconds in each part of transformers' model; empty for other servers."""
     return {part: counted.get(STAGE_SECONDS, stage=part) for part in counted.labels(STAGE_SECONDS, "stage")}

@@ -49,6 +49,8 @@ class Transformers:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             limit=MAX_LINE_BYTES,
+            # Ctrl-C is for the harness, which then closes its input.
+            start_new_session=True,
             env=os.environ | {"OMP_NUM_THREADS": str(self.threads)},
         )
         self.pids = {self.name: self._process.pid}

@@ -168,7 +168,8 @@ class StageLoop(Generic[M]):
         Raises:
             Exception: Whatever the engine raised; every request in work has been reported failed.
         """
-        self._lap = self._clocks()
+        sent = sum(outbox.busy_s for outbox in self._outboxes)
+        self._lap = time.perf_counter(), self._service.model_time.seconds, sent
         try:
             while not self._stopping:
                 self._wait()
@@ -190,18 +191,17 @@ class StageLoop(Generic[M]):
                 self._tell_failure(request_id, reason)
             raise
 
-    def _clocks(self) -> tuple[float, float, float]:
-        sending = sum(outbox.busy_s for outbox in self._outboxes)
-        return time.perf_counter(), self._service.model_time.seconds, sending
-
     def _spent(self, activity: str) -> None:
         """Count the time since the last call, apart from what the model and sending took of it."""
-        clocks = self._clocks()
-        elapsed, model, sending = (now - then for now, then in zip(clocks, self._lap, strict=True))
-        self._lap = clocks
-        self.seconds[activity] += elapsed - model - sending
-        self.seconds["model"] += model
-        self.seconds["send"] += sending
+        now, model, sending = time.perf_counter(), self._service.model_time.seconds, 0.0
+        for outbox in self._outboxes:
+            sending += outbox.busy_s
+        then, model_then, sending_then = self._lap
+        self._lap = now, model, sending
+        seconds = self.seconds
+        seconds["model"] += (computed := model - model_then)
+        seconds["send"] += (sent := sending - sending_then)
+        seconds[activity] += now - then - computed - sent
 
     @property
     def _congested(self) -> bool:

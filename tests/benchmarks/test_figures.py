@@ -1,0 +1,128 @@
+"""What is made of measurements: playback, percentiles, differences of counters, comparison of answers."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.answer import Answer, play
+from benchmarks.counters import Counters
+from benchmarks.results import mean, percentile
+from benchmarks.scenarios import Compared
+from benchmarks.workload import answer_of
+from shared.messages import SAMPLE_RATE
+
+WORKLOAD = answer_of(0.1)
+
+
+def answer(index: int = 0, text: list[int] | None = None, samples: int = 2400) -> Answer:
+    return Answer(
+        index=index,
+        sent=0.0,
+        first_text=1.0,
+        pieces=[(1.0, samples)],
+        done=2.0,
+        text_ids=[1] * WORKLOAD.text_tokens if text is None else text,
+        codec_ids=[2] * WORKLOAD.codec_tokens,
+    )
+
+
+def test_audio_that_comes_in_time_is_played_without_a_gap() -> None:
+    assert play([(10.0, SAMPLE_RATE), (11.0, SAMPLE_RATE), (11.5, SAMPLE_RATE)]) == (0, 0.0)
+
+
+def test_late_audio_is_an_underrun_and_shifts_what_follows() -> None:
+    pieces = [(10.0, SAMPLE_RATE), (11.5, SAMPLE_RATE), (12.5, SAMPLE_RATE), (14.0, SAMPLE_RATE)]
+    underruns, silent_s = play(pieces)
+    assert underruns == 2
+    assert silent_s == pytest.approx(1.0)
+
+
+def test_an_empty_piece_is_not_heard() -> None:
+    assert play([(10.0, 0), (12.0, SAMPLE_RATE), (15.0, 0)]) == (0, 0.0)
+    assert play([]) == (0, 0.0)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 100), st.integers(0, 10 * SAMPLE_RATE)), min_size=1, max_size=20).map(
+        lambda pieces: sorted(pieces, key=lambda piece: piece[0])
+    )
+)
+def test_what_is_heard_and_silent_spans_the_time_until_the_end(pieces: list[tuple[float, int]]) -> None:
+    underruns, stalled = play(pieces)
+    heard = [(at, samples) for at, samples in pieces if samples]
+    assert 0 <= underruns <= max(0, len(heard) - 1)
+    assert (underruns == 0) == (stalled == 0)
+    if heard:
+        length = sum(samples for _, samples in heard) / SAMPLE_RATE
+        # The last piece begins at the latest when it has come.
+        assert heard[0][0] + length + stalled >= heard[-1][0] + heard[-1][1] / SAMPLE_RATE - 1e-9
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=50), st.floats(0.01, 1.0))
+def test_a_percentile_is_a_value_that_enough_do_not_exceed(values: list[float], share: float) -> None:
+    found = percentile(values, share)
+    assert found in values
+    assert sum(value <= found for value in values) >= share * len(values)
+    assert sum(value < found for value in values) < share * len(values)
+
+
+def test_nothing_measured_is_no_number() -> None:
+    assert math.isnan(mean([]))
+    assert math.isnan(percentile([], 0.5))
+
+
+def test_counters_are_summed_over_the_labels_that_are_not_asked_for() -> None:
+    before = Counters({("n", (("edge", "a"), ("stage", "x"))): 1.0})
+    after = Counters(
+        {
+            ("n", (("edge", "a"), ("stage", "x"))): 3.0,
+            ("n", (("edge", "b"), ("stage", "x"))): 5.0,
+            ("n", (("edge", "a"), ("stage", "y"))): 7.0,
+        }
+    )
+    counted = after.since(before)
+    assert counted.get("n", stage="x") == 7.0
+    assert counted.get("n", edge="a") == 9.0
+    assert counted.get("n", edge="c") == 0.0
+    assert counted.labels("n", "edge", stage="x") == ["a", "b"]
+
+
+def test_prompts_are_the_same_in_every_run_and_never_alike() -> None:
+    assert WORKLOAD.prompt(3) == answer_of(0.1).prompt(3)
+    assert len({tuple(WORKLOAD.prompt(index)) for index in range(50)}) == 50
+    assert {len(WORKLOAD.prompt(index)) for index in range(5)} == {58}
+
+
+def test_an_answer_of_128_codec_tokens_has_30_of_text() -> None:
+    workload = answer_of(2.56)
+    assert (workload.prompt_tokens, workload.text_tokens, workload.codec_tokens) == (58, 30, 128)
+
+
+def test_equal_answers_agree() -> None:
+    compared = Compared(WORKLOAD)
+    compared.add("omnirelay", "1 at once", [answer(0), answer(1), answer(5)])
+    compared.add("transformers", "1 at once", [answer(0), answer(1)])
+    assert compared.agreement().compared == 2
+    assert compared.agreement().unequal == []
+
+
+def test_answers_that_differ_are_told_with_the_place() -> None:
+    compared = Compared(WORKLOAD)
+    other = answer(0, text=[1] * (WORKLOAD.text_tokens - 1) + [7], samples=2399)
+    compared.add("omnirelay", "8 at once", [other])
+    compared.add("transformers", "1 at once", [answer(0)])
+    agreement = compared.agreement()
+    assert agreement.compared == 1
+    last = WORKLOAD.text_tokens - 1
+    assert agreement.unequal == [
+        f"omnirelay, 8 at once, prompt 0: text_ids differ from transformers' at {last} of {last + 1}",
+        "omnirelay, 8 at once, prompt 0: 2399 samples, transformers 2400",
+    ]
+
+
+def test_an_answer_of_another_length_is_told() -> None:
+    compared = Compared(WORKLOAD)
+    compared.add("omnirelay", "1 at once", [answer(9, text=[1])])
+    assert len(compared.agreement().unequal) == 1

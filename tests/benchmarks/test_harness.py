@@ -1,0 +1,191 @@
+"""The benchmark harness works: a run on the real stack gives a whole and consistent report; never a time."""
+
+import math
+import os
+import re
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from benchmarks import profile
+from benchmarks.__main__ import main
+from benchmarks.figures import figures, levels_of, loads_of
+from benchmarks.load import Load
+from benchmarks.results import Agreement, Result, read
+from shared.messages import SAMPLE_RATE, STAGES
+
+SIGNATURE = b"\x89PNG\r\n\x1a\n"
+EDGES = {
+    ("gateway", "thinker"),
+    ("thinker", "gateway"),
+    ("thinker", "talker"),
+    ("talker", "gateway"),
+    ("talker", "token2wav"),
+    ("token2wav", "gateway"),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What ``--quick`` writes."""
+    folder = tmp_path_factory.mktemp("results")
+    assert main(["--quick", "--size", "tiny", "--out", str(folder), "--name", "quick"]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def result(folder: Path) -> Result:
+    return read(folder / "quick-tiny.json")
+
+
+def test_tables_and_pictures_are_written(folder: Path) -> None:
+    names = {path.name for path in folder.iterdir()}
+    pictures = {f"quick-tiny-{kind}.png" for kind in ("requests", "latency", "token2wav", "profile")}
+    assert names == {"quick-tiny.json", "quick-tiny.md"} | pictures
+    for name in pictures:
+        assert (folder / name).read_bytes().startswith(SIGNATURE)
+    report = (folder / "quick-tiny.md").read_text(encoding="utf-8")
+    assert "are equal in all" in report
+    assert "nan" not in report
+    rows = [line.count("|") for line in report.splitlines() if line.startswith("|")]
+    assert len(rows) > 30
+
+
+def test_the_machine_is_named_but_not_whose_it_is(folder: Path, result: Result) -> None:
+    assert result.machine.cpu
+    assert result.machine.cores >= 1
+    assert {"python", "torch", "transformers"} <= result.machine.versions.keys()
+    for path in folder.glob("quick-tiny.*"):
+        text = path.read_text(encoding="utf-8")
+        assert os.uname().nodename not in re.findall(r"[\w.-]+", text) or len(os.uname().nodename) < 3
+        assert str(Path.home()) not in text
+        assert str(Path.cwd()) not in text
+
+
+def test_both_servers_answered_all_requests_equally(result: Result) -> None:
+    assert result.agreement.unequal == []
+    assert result.agreement.compared == 2
+    assert levels_of(result, "omnirelay") == [1, 2]
+    assert levels_of(result, "transformers") == [1]
+    assert [(load.adapter, load.clients, len(load.answers)) for load in result.loads] == [
+        ("transformers", 1, 1),
+        ("omnirelay", 1, 3),
+        ("omnirelay", 2, 3),
+    ]
+
+
+def test_answers_have_the_forced_lengths(result: Result) -> None:
+    for load in result.loads:
+        for answer in load.answers:
+            assert answer.text_tokens == load.workload.text_tokens
+            assert answer.codec_tokens == load.workload.codec_tokens
+            assert answer.audio_s == pytest.approx(load.workload.seconds)
+            assert 0 < answer.ttft_s <= answer.ttfa_s <= answer.completion_s <= load.wall_s
+            assert answer.real_time_factor == pytest.approx(answer.completion_s / answer.audio_s)
+            assert (answer.underruns == 0) == (answer.stalled_s == 0)
+    digests = {answer.codec_digest for load in result.loads for answer in load.answers}
+    assert len(digests) == len({answer.index for load in result.loads for answer in load.answers})
+
+
+def test_a_loops_activities_make_up_its_time(result: Result) -> None:
+    for load in loads_of(result, "omnirelay"):
+        assert [stage.name for stage in load.stages] == list(STAGES)
+        for stage in load.stages:
+            assert min(stage.seconds.values()) > 0
+            # The readings enclose the load; an idle loop counts when it next comes round.
+            assert sum(stage.seconds.values()) == pytest.approx(load.wall_s, abs=2.0)
+            assert stage.steps > 0
+            assert 1 <= stage.mean_batch <= load.clients
+        talker = load.stages[1]
+        codecs = sum(answer.codec_tokens for answer in load.answers)
+        assert talker.steps * talker.mean_batch >= codecs
+
+
+def test_edges_carried_what_the_answers_are_made_of(result: Result) -> None:
+    for load in loads_of(result, "omnirelay"):
+        edges = {(edge.sender, edge.receiver): edge for edge in load.edges}
+        assert edges.keys() == EDGES
+        assert edges["gateway", "thinker"].messages == len(load.answers)
+        assert edges["thinker", "gateway"].messages == sum(each.text_tokens for each in load.answers)
+        samples = sum(answer.audio_s for answer in load.answers) * SAMPLE_RATE
+        assert edges["token2wav", "gateway"].bytes > 4 * samples
+        pieces = sum(len(answer.delivery_s) for answer in load.answers)
+        assert edges["token2wav", "gateway"].messages == pieces
+        assert all(each > 0 for answer in load.answers for each in answer.delivery_s)
+
+
+def test_memory_of_every_process_is_told(result: Result) -> None:
+    def processes(load: Load) -> set[str]:
+        assert set(load.cpu_s) == set(load.peak_memory)
+        assert sum(load.cpu_s.values()) > 0
+        assert 0 <= load.others_cpu <= 1
+        assert min(load.peak_memory.values()) > 10 * 2**20
+        return set(load.peak_memory)
+
+    assert {frozenset(processes(load)) for load in loads_of(result, "omnirelay")} == {
+        frozenset({"gateway", *STAGES})
+    }
+    assert {frozenset(processes(load)) for load in loads_of(result, "transformers")} == {
+        frozenset({"transformers"})
+    }
+
+
+def test_parts_of_transformers_make_up_its_time(result: Result) -> None:
+    for load in loads_of(result, "transformers"):
+        assert set(load.parts) == {"thinker", "talker", "token2wav, DiT", "token2wav, vocoder"}
+        assert 0.5 < sum(load.parts.values()) / sum(each.completion_s for each in load.answers) <= 1
+
+
+def test_a_hop_is_the_sum_of_its_parts(result: Result) -> None:
+    assert [hop.message for hop in result.hops] == ["one row", "a prompt of 21 MB"]
+    for hop in result.hops:
+        parts = zip(hop.encode_ms, hop.wire_ms, hop.decode_ms, hop.total_ms, strict=True)
+        assert all(min(each) > 0 and math.isclose(sum(each[:3]), each[3]) for each in parts)
+    assert result.hops[1].bytes > 21_000_000
+
+
+def test_token2wav_is_measured_alone(result: Result) -> None:
+    assert [each.audio_s for each in result.synthesis] == [1.0, 2.0]
+    assert all(min(each.seconds) > 0 and each.peak_memory > 0 for each in result.synthesis)
+
+
+def test_every_figure_is_a_number(result: Result) -> None:
+    told = figures(result)
+    assert len({figure.name for figure in told}) == len(told) > 10
+    assert all(math.isfinite(figure.value) and figure.value > 0 for figure in told)
+    assert {figure.verdict for figure in told} <= {"", "reached", "missed"}
+
+
+def give(result: Result) -> Callable[[object], Coroutine[Any, Any, Result]]:
+    """A measurement that has been made."""
+
+    async def measure(_: object) -> Result:
+        return result
+
+    return measure
+
+
+def test_answers_that_differ_are_told_loudly(
+    result: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    differing = Agreement(compared=2, unequal=["omnirelay, 1 at once, prompt 0: codec_ids differ"])
+    monkeypatch.setattr(
+        "benchmarks.__main__.measure", give(msgspec.structs.replace(result, agreement=differing))
+    )
+    assert main(["--size", "tiny", "--out", str(tmp_path)]) == 1
+    told = capsys.readouterr()
+    assert "**ANSWERS DIFFER:**" in told.out
+    assert "omnirelay, 1 at once, prompt 0: codec_ids differ" in told.out
+    assert "THE SERVERS' ANSWERS DIFFER" in told.err
+
+
+def test_the_profile_is_a_picture_and_a_table(
+    result: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("benchmarks.profile.measure", give(result))
+    assert profile.main(["--size", "tiny", "--out", str(tmp_path / "new" / "profile.png")]) == 0
+    assert (tmp_path / "new" / "profile.png").read_bytes().startswith(SIGNATURE)
+    assert capsys.readouterr().out.count("token2wav") == 2
