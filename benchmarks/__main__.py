@@ -31,6 +31,7 @@ SERVERS: Final = ("omnirelay", "transformers")
 SECONDS: Final = {"bench": 10.0, "tiny": 2.56}
 LEVELS: Final = {"bench": [1, 4, 8, 16], "tiny": [1, 4, 8]}
 ROUNDS: Final = {"bench": 1, "tiny": 3}
+REFERENCES: Final = {"bench": 2, "tiny": 6}
 ALONE_SCENARIOS: Final = {"bench": SCENARIOS, "tiny": SCENARIOS[:1]}
 STREAMS_S: Final = (1.0, 10.0, 30.0, 120.0)
 
@@ -149,6 +150,7 @@ def _settings(size: str, options: argparse.Namespace) -> Settings:
         levels=options.clients or LEVELS[size],
         rounds=ROUNDS[size],
         repeats=options.repeats,
+        references=REFERENCES[size],
     )
     scenarios = options.scenarios or ALONE_SCENARIOS[size]
     return Settings(size=size, plan=plan, scenarios=scenarios, servers=options.servers)

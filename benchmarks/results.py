@@ -75,8 +75,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         checkpoint: Which size of the random checkpoint.
         parameters: Its parameters, in millions.
         machine: Where.
-        reference_threads: Seconds of transformers for an answer of a second, by threads; with the fastest
-            number it was measured.
+        reference_threads: Least seconds of transformers for an answer of a second, by threads; with the
+            fastest number it was measured.
         loads: The loads.
         first_audio: Times to first audio, in pairs of conditions.
         hops: Messages between two processes.

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
@@ -113,16 +114,16 @@ async def choose_threads(reference: Transformers) -> dict[int, float]:
         Seconds of an answer of a second, by threads.
     """
     candidates = sorted({1, reference.threads})
-    walls: dict[int, float] = dict.fromkeys(candidates, 0.0)
+    walls: dict[int, float] = dict.fromkeys(candidates, math.inf)
     for order in (candidates, candidates[::-1]):
         for threads in order:
             reference.threads = threads
             load, _ = await run_load(reference, answer_of(1.0), [0], 1, scenario="threads")
-            walls[threads] += load.wall_s
+            walls[threads] = min(walls[threads], load.wall_s)
     reference.threads = min(candidates, key=walls.__getitem__)
-    told = ", ".join(f"{threads}: {wall / 2:.2f} s" for threads, wall in walls.items())
+    told = ", ".join(f"{threads}: {wall:.2f} s" for threads, wall in walls.items())
     tell(f"transformers, an answer of 1 s by threads: {told}; takes {reference.threads}")
-    return {threads: wall / 2 for threads, wall in walls.items()}
+    return walls
 
 
 async def concurrency(adapters: Sequence[Adapter], plan: Plan, compared: Compared) -> list[Load]:

@@ -19,7 +19,9 @@ from shared.errors import OmniRelayError
 from shared.messages import StageLimits, StageLoad
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted(
+    [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "benchmarks/README.md", *(ROOT / "docs").rglob("*.md")]
+)
 ROW = re.compile(r"^\| `([a-zA-Z0-9_.]+)` \| `([^`]+)` \| .+ \|$", re.MULTILINE)
 
 
@@ -78,7 +80,9 @@ def test_links_lead_somewhere(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_files_named_in_the_text_exist(page: Path) -> None:
     text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
-    named = re.findall(r"`((?:shared|services|gateway|checkpoint|tests|docs|requirements)/[\w./*-]+)`", text)
+    named = re.findall(
+        r"`((?:shared|services|gateway|checkpoint|benchmarks|tests|docs|requirements)/[\w./*-]+)`", text
+    )
     assert [name for name in named if not list(ROOT.glob(name.rstrip("/")))] == []
 
 
