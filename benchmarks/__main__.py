@@ -72,20 +72,21 @@ async def measure(settings: Settings) -> Result:
         tell("token2wav alone")
         synthesis = await measure_synthesis(model, settings.streams, plan.repeats)
     loads, heard, threads = [], [], {}
+    served = settings.servers if {"concurrency", "first-audio"} & set(settings.scenarios) else []
     async with AsyncExitStack() as running:
         directory = Path(running.enter_context(tempfile.TemporaryDirectory()))
         adapters: list[Adapter] = []
-        if "omnirelay" in settings.servers:
+        if "omnirelay" in served:
             adapters.append(await running.enter_async_context(OmniRelay(model, directory)))
-        if "transformers" in settings.servers:
+        if "transformers" in served:
             reference = await running.enter_async_context(Transformers(model))
             adapters.append(reference)
         await warm_up(adapters, plan)
-        if "transformers" in settings.servers:
+        if "transformers" in served:
             threads = await choose_threads(reference)
         if "concurrency" in settings.scenarios:
             loads = await concurrency(adapters, plan, compared)
-        if "first-audio" in settings.scenarios and "omnirelay" in settings.servers:
+        if "first-audio" in settings.scenarios and "omnirelay" in served:
             heard = await first_audio(adapters[0], plan)
     return Result(
         checkpoint=settings.size,
