@@ -46,6 +46,15 @@ PositiveCount = Annotated[int, Meta(ge=1, lt=2**31)]
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Priority = Annotated[int, Meta(ge=-1000, le=1000)]
 Text = Annotated[str, Meta(max_length=4096)]
+TraceParent = Annotated[
+    str,
+    Meta(
+        min_length=55,
+        max_length=55,
+        pattern=r"^00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}\Z",
+    ),
+]
+"""A span, in the form of W3C's header ``traceparent``: version, trace, span, flags."""
 
 
 class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -111,6 +120,7 @@ class ThinkRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         speech: None for an answer in text only.
         media: What the prompt's placeholders stand for, in their order.
         use_audio_in_video: The sound of the videos is heard, interleaved with their pictures.
+        traceparent: The gateway's span of the request; none if it is not traced.
     """
 
     request_id: RequestId
@@ -121,6 +131,7 @@ class ThinkRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     speech: SpeechSettings | None = None
     media: Annotated[list[MediaItem], Meta(max_length=MAX_MEDIA_ITEMS)] = []
     use_audio_in_video: bool = False
+    traceparent: TraceParent | None = None
 
 
 class SpeechStart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="speech_start"):
@@ -132,12 +143,14 @@ class SpeechStart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             prompt is n + 2 positions: the prompt, the voice's start token and the first token of the reply.
         priority: As in :class:`ThinkRequest`.
         speech: The settings, unchanged.
+        traceparent: As in :class:`ThinkRequest`.
     """
 
     request_id: RequestId
     prompt_tokens: PositiveCount
     priority: Priority
     speech: SpeechSettings
+    traceparent: TraceParent | None = None
 
 
 class ConditioningRows(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="rows"):
@@ -172,11 +185,15 @@ class ConditioningRows(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 class SynthesisStart(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="synthesis_start"
 ):
-    """Talker to token2wav: codec tokens of a new request will follow."""
+    """Talker to token2wav: codec tokens of a new request will follow.
+
+    The fields are those of :class:`SpeechStart`.
+    """
 
     request_id: RequestId
     priority: Priority
     speech: SpeechSettings
+    traceparent: TraceParent | None = None
 
 
 class CodecTokens(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="codec_tokens"):

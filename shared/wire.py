@@ -14,11 +14,11 @@ from shared.errors import MessageError, PayloadError, VersionError
 from shared.messages import MAX_MEDIA_ITEMS
 from shared.payloads import Blob
 
-WIRE_VERSION: Final = 1
+WIRE_VERSION: Final = 2
 MAX_HEADER_BYTES: Final = 8 * 2**20
 """A header larger than this is refused; the longest legal prompt needs about 5 MiB."""
 MAX_FRAMES: Final = 1 + MAX_MEDIA_ITEMS
-_VERSION_BYTE: Final = bytes([WIRE_VERSION])
+VERSION_BYTE: Final = bytes([WIRE_VERSION])
 DEFAULT_MAX_PAYLOAD_BYTES: Final = 100 * 10**6
 
 Frame = bytes | memoryview
@@ -43,7 +43,7 @@ def encode(message: object) -> list[Frame]:
         return [len(blobs) - 1, value.nbytes]
 
     header = msgspec.msgpack.encode(message, enc_hook=give_blob)
-    return [_VERSION_BYTE + header, *blobs]
+    return [VERSION_BYTE + header, *blobs]
 
 
 class Decoder(Generic[M]):

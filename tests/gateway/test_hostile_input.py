@@ -25,7 +25,7 @@ from shared import errors
 from shared.config import Config
 from shared.messages import Abort, AudioChunk, TextDelta
 from shared.payloads import Blob
-from shared.wire import Frame, encode
+from shared.wire import VERSION_BYTE, WIRE_VERSION, Frame, encode
 from tests.gateway.bench import Bench, bench, run
 from tests.gateway.fake_stages import until
 from tests.gateway.raw_client import HI, RawClient, serves, submit
@@ -184,8 +184,8 @@ def test_stages_may_say_nonsense(configure: Configure) -> None:
             good = encode(TextDelta(request_id="gone", seq=0, token_ids=[1]))
             nonsense: list[list[Frame]] = [
                 [b""],
-                [b"\x01"],
-                [b"\x02" + bytes(good[0])[1:]],
+                [VERSION_BYTE],
+                [bytes([WIRE_VERSION + 1]) + bytes(good[0])[1:]],
                 [*good, b"extra"],
                 [bytes(good[0])[:-1]],
                 encode(lying),
@@ -195,7 +195,7 @@ def test_stages_may_say_nonsense(configure: Configure) -> None:
                 await b.stages.events.send_multipart(frames)
             await b.stages.events.send_multipart(good)
             thinker = b.stages.control["thinker"]
-            await thinker.send_multipart([b"\x01\xc1"])
+            await thinker.send_multipart([VERSION_BYTE + b"\xc1"])
             await thinker.send_multipart(encode(b.stages.heartbeat("talker")))
             await until(lambda: sum(b.process.status().refused.values()) == len(nonsense) + 2)
             await until(lambda: b.process.status().dropped_events == 1)

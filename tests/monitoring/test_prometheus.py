@@ -11,6 +11,7 @@ import pytest
 import zmq
 
 from shared.messages import STAGES
+from shared.wire import VERSION_BYTE
 from tests.shared.support import wait_until
 from tests.support.http import get
 from tests.support.monitoring import RULES, Query, alerts, panel_queries
@@ -97,7 +98,7 @@ def test_a_message_that_no_stage_believes_raises_its_alert_and_no_other(
     assert prometheus.query(firing) == []
     with zmq.Context() as context, context.socket(zmq.PUSH) as push:
         push.connect(stack.config["stages"]["talker"]["inbox"])
-        push.send_multipart([b"\x01 no message"])
+        push.send_multipart([VERSION_BYTE + b" no message"])
         wait_until(lambda: prometheus.query(firing) != [])
     (alert,) = (series["metric"] for series in prometheus.query(firing))
     assert (alert["alertname"], alert["edge"]) == ("OmniRelayMessagesRefused", "talker")

@@ -37,6 +37,9 @@ samplings = st.builds(
     top_p=st.floats(0, 1, exclude_min=True),
     repetition_penalty=st.floats(0, 10, exclude_min=True),
 )
+traceparents = st.none() | st.from_regex(
+    r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}", fullmatch=True
+)
 speech_settings = st.builds(
     SpeechSettings, speaker=names, sampling=samplings, seed=seeds, streaming=st.booleans()
 )
@@ -91,6 +94,7 @@ thinker_input: st.SearchStrategy[Any] = st.builds(
     seed=seeds,
     priority=priorities,
     speech=st.none() | speech_settings,
+    traceparent=traceparents,
 )
 talker_input: st.SearchStrategy[Any] = st.builds(
     messages.SpeechStart,
@@ -98,6 +102,7 @@ talker_input: st.SearchStrategy[Any] = st.builds(
     prompt_tokens=positive_counts,
     priority=priorities,
     speech=speech_settings,
+    traceparent=traceparents,
 ) | st.builds(
     messages.ConditioningRows,
     request_id=request_ids,
@@ -108,7 +113,11 @@ talker_input: st.SearchStrategy[Any] = st.builds(
     last=st.booleans(),
 )
 token2wav_input: st.SearchStrategy[Any] = st.builds(
-    messages.SynthesisStart, request_id=request_ids, priority=priorities, speech=speech_settings
+    messages.SynthesisStart,
+    request_id=request_ids,
+    priority=priorities,
+    speech=speech_settings,
+    traceparent=traceparents,
 ) | st.builds(
     messages.CodecTokens, request_id=request_ids, seq=counts, token_ids=token_lists, last=st.booleans()
 )

@@ -23,7 +23,7 @@ from shared.messages import (
     StageLoad,
     TextDelta,
 )
-from shared.wire import Decoder, encode
+from shared.wire import VERSION_BYTE, Decoder, encode
 from tests.shared.support import ANY_PORT, Context, endpoint, free_address, take_frames, wait_until
 
 DECODER: Decoder[ControlToGateway] = Decoder(ControlToGateway)
@@ -94,7 +94,7 @@ def test_malformed_aborts_are_refused_and_later_ones_taken(router, client, caplo
         for frames in (
             [b""],
             [b"\x09spam"],
-            [b"\x01spam"],
+            [VERSION_BYTE + b"spam"],
             [*encode(Abort(request_id="a")), b"extra"],
             encode(TextDelta(request_id="a", seq=0, token_ids=[])),
             encode(Abort(request_id="not an id")),

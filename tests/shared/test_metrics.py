@@ -18,6 +18,7 @@ from shared.messages import AudioChunk, StageEvent, TextDelta
 from shared.metrics import Distribution, EdgeMetrics, counter, gauge, histogram
 from shared.payloads import Blob
 from shared.queues import PullQueue, PushQueue
+from shared.wire import VERSION_BYTE
 from tests.shared.support import ANY_PORT, Context, endpoint, free_address, take, wait_until
 from tests.support.http import Readings, registry_of
 
@@ -120,7 +121,7 @@ def test_refused_messages_are_counted_by_reason(context: Context) -> None:
     inbox = PullQueue[StageEvent](context, ANY_PORT, StageEvent)
     raw = context.socket(zmq.PUSH)
     raw.connect(endpoint(inbox.socket))
-    for frames in ([b"\x01spam"], [b"\x63xx"], [b"\x01spam"]):
+    for frames in ([VERSION_BYTE + b"spam"], [b"\x63xx"], [VERSION_BYTE + b"spam"]):
         raw.send_multipart(frames)
     wait_until(lambda: inbox.refused.total() == 3, meanwhile=lambda: list(inbox.drain()))
     inbox.refuse(PayloadError("rows", "do not fit"))

@@ -15,7 +15,7 @@ from shared.errors import AddressInUseError, ConfigError, PayloadError, QueueFul
 from shared.messages import AudioChunk, StageEvent, TextDelta
 from shared.payloads import Blob
 from shared.queues import ZERO_COPY_BYTES, PullQueue, PushQueue
-from shared.wire import Frame, encode
+from shared.wire import VERSION_BYTE, Frame, encode
 from tests.shared.support import (
     ANY_PORT,
     DEADLINE_S,
@@ -244,7 +244,7 @@ def test_malformed_messages_are_counted_by_code_and_logged_and_do_not_stop_valid
         raw.send_multipart([b"\x07spam"])
         raw.send_multipart(good[:1])
         raw.send_multipart([*good, b"extra"])
-        raw.send_multipart([b"\x01spam"])
+        raw.send_multipart([VERSION_BYTE + b"spam"])
         raw.send_multipart(good)
         assert take(inbox, 1) == [audio(4)]
     assert inbox.refused == {"message_invalid": 2, "version_unsupported": 1, "payload_invalid": 2}
@@ -264,7 +264,7 @@ def test_any_frames_leave_the_queue_serving(inbox, raw):
     @settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
     def check(frames: list[bytes], well_begun: bool) -> None:
         if well_begun:
-            frames = [b"\x01" + frames[0], *frames[1:]]
+            frames = [VERSION_BYTE + frames[0], *frames[1:]]
         raw.send_multipart(frames)
         raw.send_multipart(encode(text(len(served))))
         served.extend(take(inbox, 1))
@@ -303,7 +303,7 @@ def test_a_peer_that_announces_more_than_allowed_is_dropped_and_others_are_serve
     small = PullQueue[Any](context, ANY_PORT, StageEvent, max_payload_bytes=2**24)
     other = PushQueue[Any](context, endpoint(small.socket))
     peer = RawPeer(endpoint(small.socket), b"PUSH")
-    peer.send(b"\x01header", more=True)
+    peer.send(VERSION_BYTE + b"header", more=True)
     peer.announce(length)
     assert peer.is_dropped()
     other.put(text(0))

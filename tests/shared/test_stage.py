@@ -16,6 +16,7 @@ from shared.errors import (
     UnknownSpeakerError,
 )
 from shared.messages import AbortDone, RequestFailed, TextDelta
+from shared.wire import VERSION_BYTE
 from tests.shared.stages import STAGE, Harness, running
 from tests.shared.support import wait_until
 
@@ -139,7 +140,7 @@ def test_a_repeated_message_is_refused_and_harms_nothing(harness):
 
 
 def test_frames_that_cannot_be_read_leave_the_stage_serving(harness):
-    for frames in ([b""], [b"\x01spam"], [b"\x63"], [b"\x01\x80", b"blob"]):
+    for frames in ([b""], [VERSION_BYTE + b"spam"], [b"\x63"], [VERSION_BYTE + b"\x80", b"blob"]):
         harness.raw.send_multipart(frames)
     wait_until(lambda: harness.inbox.refused.total() == 4)
     harness.send("a", 0)
@@ -225,8 +226,8 @@ def test_an_idle_stage_sends_heartbeats_that_say_what_it_holds(harness):
     assert first.limits == harness.service.limits
     assert first.load.running == 0
     assert first.peak_memory_bytes > 10_000_000
-    harness.raw.send(b"\x01spam")
-    harness.router.send_multipart([STAGE.encode(), b"\x01spam"])
+    harness.raw.send(VERSION_BYTE + b"spam")
+    harness.router.send_multipart([STAGE.encode(), VERSION_BYTE + b"spam"])
     harness.send("a", 0)
     harness.take(1)
     seen = [first.load]

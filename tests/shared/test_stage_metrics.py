@@ -17,6 +17,7 @@ from shared.engine.metrics import StageMetrics
 from shared.errors import InvalidRequestError, OmniRelayError, UnknownSpeakerError
 from shared.messages import Heartbeat, StageLimits, StageLoad
 from shared.metrics import EdgeMetrics
+from shared.wire import VERSION_BYTE
 from tests.shared.stages import STAGE, Harness, running
 from tests.shared.support import DEADLINE_S, Context, free_address, wait_until
 from tests.support.http import Answer, Readings, get, registry_of
@@ -119,7 +120,7 @@ def test_failures_are_counted_by_code_wherever_they_happen(stage: Watched) -> No
 
 
 def test_refusals_are_told_by_edge_and_reason(stage: Watched) -> None:
-    stage.harness.raw.send(b"\x01spam")
+    stage.harness.raw.send(VERSION_BYTE + b"spam")
     stage.harness.router.send_multipart([STAGE.encode(), b"\x09spam"])
     refused = "omnirelay_edge_refused_messages_total"
     wait_until(lambda: stage.read().has(refused, **OURS, edge=STAGE, reason="message_invalid"))

@@ -24,7 +24,7 @@ from shared.messages import (
     ThinkRequest,
 )
 from shared.payloads import AdditionalInformationPayload, Blob, PromptEmbedsPayload
-from shared.wire import encode
+from shared.wire import VERSION_BYTE, encode
 from tests.support.stack import RunningStack
 
 SETTLED_S = 30.0
@@ -166,7 +166,7 @@ def test_a_peer_that_is_no_zeromq_is_shut_out(stack: RunningStack) -> None:
 def test_a_message_of_more_than_the_limit_is_not_taken(stack: RunningStack) -> None:
     with GatewayClient(stack.address) as client:
         expected = ask(client)
-        push(inboxes(stack)["talker"], [[b"\x01", bytes(101 * 10**6)]])
+        push(inboxes(stack)["talker"], [[VERSION_BYTE, bytes(101 * 10**6)]])
         assert ask(client) == expected
         peaks = {stage.name: stage.peak_memory_bytes for stage in client.status().stages}
         assert peaks["talker"] < 2 * 2**30
