@@ -24,6 +24,7 @@ from pydantic import (
 
 from shared.errors import ConfigError
 from shared.messages import MAX_MEDIA_ITEMS, StageName
+from shared.tracing import check_endpoint
 from shared.wire import DEFAULT_MAX_PAYLOAD_BYTES
 
 ENV_PREFIX = "OMNIRELAY_"
@@ -66,6 +67,11 @@ def _check_origin(origin: str) -> str:
 
 
 Origin = Annotated[str, AfterValidator(_check_origin)]
+TraceEndpoint = Annotated[str, AfterValidator(check_endpoint)]
+
+
+def _empty_is_none(value: object) -> object:
+    return None if value == "" else value
 
 
 def _device_number(devices: object) -> object:
@@ -173,6 +179,19 @@ class MediaConfig(_Section):
     cache_bytes: Annotated[int, Field(ge=0)] = 64 * 2**20
     url_hosts: list[str] = []
     url_timeout_s: Annotated[float, Field(gt=0)] = 10.0
+
+
+class TracingConfig(_Section):
+    """Whether and where traces of requests are told.
+
+    Attributes:
+        endpoint: A collector that speaks OTLP over HTTP, or the address below it that takes traces; none
+            leaves it to OpenTelemetry's environment variables.
+        sample_ratio: Share of the requests that are traced, unless the client decides.
+    """
+
+    endpoint: Annotated[TraceEndpoint | None, BeforeValidator(_empty_is_none)] = None
+    sample_ratio: Annotated[float, Field(ge=0, le=1)] = 1.0
 
 
 class SynthesisEngineConfig(_Section):
@@ -340,6 +359,7 @@ class Config(_Section):
         gateway: The gateway.
         media: Sounds, pictures and videos of requests.
         stages: The stages.
+        tracing: Traces of requests.
     """
 
     model: str | None = None
@@ -347,6 +367,7 @@ class Config(_Section):
     gateway: GatewayConfig = GatewayConfig()
     media: MediaConfig = MediaConfig()
     stages: StagesConfig = StagesConfig()
+    tracing: TracingConfig = TracingConfig()
 
     @model_validator(mode="after")
     def _media_fit_the_sockets(self) -> Self:

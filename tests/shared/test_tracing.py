@@ -1,0 +1,286 @@
+"""Where traces go, what is believed of clients' spans, and that a collector's troubles are its own."""
+
+import logging
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shared import otel, tracing
+from shared.config import Config, TracingConfig
+from shared.errors import ConfigError
+from shared.otel import Tracer
+from shared.tracing import Timeline, open_tracer, traces_url
+from tests.shared.support import wait_until
+from tests.support.otlp import Collector
+
+ROOT = Path(__file__).resolve().parents[2]
+BASE = "OTEL_EXPORTER_OTLP_ENDPOINT"
+TRACES = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
+FORM = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+PARENT = f"00-{'ab' * 16}-{'cd' * 8}-01"
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    with Collector() as collector:
+        yield collector
+
+
+@pytest.fixture
+def tracer(collector: Collector) -> Iterator[Tracer]:
+    tracer = Tracer("gateway", f"{collector.url}/v1/traces", 1.0)
+    yield tracer
+    tracer.close()
+
+
+def tell(tracer: Tracer, count: int = 1) -> None:
+    for _ in range(count):
+        span = tracer.begin("request", None, time.time_ns())
+        assert span is not None
+        tracer.end(span, time.time_ns(), [], {})
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "environment", "url"),
+    [
+        (None, {}, None),
+        (None, {BASE: "", TRACES: " "}, None),
+        ("http://a:4318", {}, "http://a:4318/v1/traces"),
+        ("http://a:4318/", {}, "http://a:4318/v1/traces"),
+        ("https://a/otlp", {}, "https://a/otlp/v1/traces"),
+        ("https://a/otlp/v1/traces", {}, "https://a/otlp/v1/traces"),
+        ("http://[::1]:4318", {}, "http://[::1]:4318/v1/traces"),
+        ("http://a:4318", {BASE: "http://b:1", TRACES: "http://c:1/x"}, "http://a:4318/v1/traces"),
+        (None, {BASE: "http://b:1"}, "http://b:1/v1/traces"),
+        (None, {BASE: "http://b:1", TRACES: "http://c:1/x"}, "http://c:1/x"),
+        ("http://a:4318", {"OTEL_SDK_DISABLED": "true"}, None),
+    ],
+)
+def test_where_traces_go(endpoint: str | None, environment: dict[str, str], url: str | None) -> None:
+    assert traces_url(TracingConfig(endpoint=endpoint), environment) == url
+
+
+def test_an_empty_endpoint_is_none() -> None:
+    assert Config.model_validate({"tracing": {"endpoint": ""}}).tracing.endpoint is None
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "collector:4318",
+        "grpc://collector:4317",
+        "http://",
+        "http://:4318",
+        "http://a:0",
+        "http://a:65536",
+        "http://a:port",
+        "http://[::1",
+        "http://user:secret@a:4318",
+        "http://a:4318?key=secret",
+        "http://a:4318#x",
+        "http://a b:4318",
+        "http://a:4318\n",
+    ],
+)
+def test_what_is_no_address_is_refused(address: str) -> None:
+    with pytest.raises(ValueError, match="is not http://HOST:PORT"):
+        TracingConfig(endpoint=address)
+    if address == address.strip():
+        with pytest.raises(ConfigError, match=f"{TRACES}: .* is not http://HOST:PORT"):
+            traces_url(TracingConfig(), {TRACES: address})
+
+
+def test_a_variable_that_the_sdk_cannot_use_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "-1")
+    with pytest.raises(ConfigError, match="max_queue_size must be a positive integer"):
+        open_tracer(TracingConfig(endpoint="http://127.0.0.1:9"), "gateway")
+
+
+def test_without_an_endpoint_nothing_of_opentelemetry_is_loaded() -> None:
+    program = (
+        "import sys, gateway.process, gateway.http.server\n"
+        "from shared.config import Config\n"
+        "from shared.tracing import open_tracer\n"
+        "assert open_tracer(Config().tracing, 'gateway') is None\n"
+        "print([name for name in sys.modules if name.startswith(('opentelemetry', 'requests', 'google'))])"
+    )
+    environment = {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[]\n"
+
+
+def believed(text: str) -> tuple[str, str] | None:
+    """Trace and span that a header names, as W3C's Trace Context reads it (level 2, section 3.2)."""
+    found = FORM.fullmatch(text.strip(" "))
+    if found is None or len(text) > otel.MAX_TRACEPARENT or not text.isprintable():
+        return None
+    version, trace, span, _, more = found.groups()
+    if version == "ff" or (version == "00" and more) or not int(trace, 16) or not int(span, 16):
+        return None
+    return trace, span
+
+
+def digits(count: int) -> st.SearchStrategy[str]:
+    return st.text("0123456789abcdef", min_size=count, max_size=count)
+
+
+ends = ["", "-", "-more", "more", "-" + "x" * 600, "\n", "\t", " ", "-a\nb"]
+well_formed = st.builds("00-{}-{}-{}".format, digits(32), digits(16), st.sampled_from(["00", "01", "03"]))
+nearly = st.builds(
+    "{}{}{}-{}-{}{}".format,
+    st.sampled_from(["00", "01", "cc", "ff", "0", "0A"]),
+    st.sampled_from(["-", "_"]),
+    digits(32) | st.just("0" * 32) | st.text("0123456789abcdefABCDEF", min_size=30, max_size=34),
+    digits(16) | st.just("0" * 16) | digits(15),
+    st.sampled_from(["00", "01", "03", "ff", "1", "0G"]),
+    st.sampled_from(ends),
+)
+
+
+def test_a_clients_span_is_believed_if_it_has_the_form_and_never_an_error(tracer: Tracer) -> None:
+    seen = set()
+
+    @given(header=well_formed | nearly | st.text(max_size=80))
+    @settings(deadline=None, max_examples=500)
+    def check(header: str) -> None:
+        span = tracer.begin("request", header, 1)
+        expected = believed(header)
+        if span is None:
+            # A client may say that its trace is not recorded.
+            assert expected is not None
+            assert not int(FORM.fullmatch(header.strip())[4], 16) & 1  # type: ignore[index]
+            return
+        seen.add(expected is None)
+        name = tracer.traceparent(span).split("-")
+        assert (name[1] == expected[0]) if expected else (name[1] not in header)
+        assert name[2] not in header
+
+    check()
+    assert seen == {True, False}
+
+
+def test_a_ratio_of_the_requests_is_traced_and_whom_the_client_wants(collector: Collector) -> None:
+    tracer = Tracer("gateway", collector.url, 0.25)
+    kept = [tracer.begin("request", None, 1) for _ in range(400)]
+    assert 40 < sum(span is not None for span in kept) < 200
+    assert tracer.begin("request", PARENT, 1) is not None
+    assert tracer.begin("request", PARENT[:-1] + "0", 1) is None
+    tracer.close()
+
+
+def test_spans_are_told_as_they_were(tracer: Tracer, collector: Collector) -> None:
+    span = tracer.begin("thinker", PARENT, 1_000, server=True)
+    assert span is not None
+    phases = [tracing.Phase("queue", 1_000, 2_000), tracing.Phase("decode", 2_000, 9_000)]
+    tracer.end(span, 9_000, phases, {"a": 1, "b": ["x", "y"]}, "stage_failed")
+    name = tracer.traceparent(span)
+    tracer.close()
+    trace = collector.trace("ab" * 16, "thinker")
+    top = trace["thinker"]
+    assert top.is_named(name)
+    assert (top.service, top.parent_id, top.server) == ("omnirelay-gateway", "cd" * 8, True)
+    assert (top.begin, top.end, top.error) == (1_000, 9_000, "stage_failed")
+    assert top.attributes == {"a": 1, "b": ["x", "y"], "error.type": "stage_failed"}
+    assert [(each.name, each.begin, each.end) for each in trace.below(top)] == phases
+    assert collector.paths == {"/v1/traces"}
+
+
+def test_what_the_environment_says_to_the_collector_is_sent(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(BASE, collector.url)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "Authorization=Bearer%20secret")
+    tracer = open_tracer(TracingConfig(), "talker")
+    assert tracer is not None
+    tell(tracer)
+    tracer.close()
+    (span,) = collector.spans()
+    assert span.service == "omnirelay-talker"
+    assert {name.lower(): value for name, value in collector.headers.items()}[
+        "authorization"
+    ] == "Bearer secret"
+
+
+@given(st.lists(st.none() | st.floats(-10, 10), max_size=2 * tracing.MAX_PHASES))
+@settings(deadline=None, max_examples=30)
+def test_phases_follow_one_another_without_gap(offsets: list[float | None]) -> None:
+    before = time.time_ns()
+    line, now = Timeline("0"), time.monotonic()
+    for number, offset in enumerate(offsets):
+        line.enter(str(number + 1), None if offset is None else now + offset)
+    phases = line.end()
+    assert [phase.name for phase in phases] == [
+        str(n) for n in range(min(len(offsets) + 1, tracing.MAX_PHASES))
+    ]
+    assert phases[0].began_ns >= before
+    assert all(one.ended_ns == other.began_ns for one, other in pairwise(phases))
+    assert all(phase.began_ns <= phase.ended_ns for phase in phases)
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Our own warnings; pytest hears OpenTelemetry's too, which no handler of the process does."""
+    ours = [record for record in caplog.records if record.name == otel.__name__]
+    return [record.getMessage() for record in ours if record.levelno >= logging.WARNING]
+
+
+def test_a_collector_that_is_not_there_is_named_once_and_keeps_nobody(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "10")
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "100")
+    monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "50")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    tracer = Tracer("gateway", url, 1.0)
+    tell(tracer, 20)
+    wait_until(lambda: bool(said(caplog)))
+    began = time.monotonic()
+    tell(tracer, 2000)
+    assert time.monotonic() - began < 1
+    wait_until(lambda: len(tracer._processor._batch_processor._queue) <= 100)
+    began = time.monotonic()
+    tracer.close()
+    assert time.monotonic() - began < otel.FLUSH_S / 2
+    (line,) = said(caplog)
+    assert line.startswith(f"traces do not get to {url} (not said again for 300 s): ")
+    assert "Connection refused" in line
+
+
+@pytest.mark.parametrize("status", [404, 503])
+def test_a_collector_that_refuses_is_told_once_and_believed_when_it_is_well_again(
+    collector: Collector, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "10")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.1")
+    tracer = Tracer("gateway", collector.url, 1.0)
+    collector.status = status
+    for posts in (1, 2, 3):
+        tell(tracer)
+        wait_until(lambda: collector.posts >= posts)  # noqa: B023 - called in this round only
+    collector.status = 200
+    tell(tracer)
+    collector.spans()
+    tell(tracer)
+    tracer.close()
+    collector.spans(lambda spans: len(spans) >= 2)
+    assert len(said(caplog)) == 1
+
+
+def test_a_collector_that_never_answers_delays_the_end_by_a_bound() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        tracer = Tracer("gateway", f"http://127.0.0.1:{silent.getsockname()[1]}", 1.0)
+        tell(tracer)
+        began = time.monotonic()
+        tracer.close()
+        assert time.monotonic() - began < otel.FLUSH_S + 1
