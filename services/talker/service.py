@@ -14,10 +14,17 @@ from services.talker.engine import build_talker
 from services.talker.scheduler import TalkerScheduler
 from services.talker.track import ConditioningTrack
 from shared.config import TalkerConfig
-from shared.engine.generation import engine_load, finish_reason, sampling_params, submit
+from shared.engine.generation import (
+    begin_of_decoding,
+    engine_load,
+    finish_reason,
+    sampling_params,
+    submit,
+)
 from shared.engine.model_time import watch_model
 from shared.engine.playback import PlaybackClock
 from shared.engine.tensors import DTYPE_NAMES, unpack_positions, unpack_rows
+from shared.engine.traces import StageTraces
 from shared.errors import (
     BusyError,
     OmniRelayError,
@@ -76,6 +83,7 @@ class TalkerService:
         gateway: PushQueue[StageEvent],
         token2wav: PushQueue[Token2WavInput],
     ) -> None:
+        self.traces = StageTraces(self.name)
         self._gateway = gateway
         self._token2wav = token2wav
         self._max_held_bytes = config.max_held_bytes
@@ -163,6 +171,7 @@ class TalkerService:
     def _start(self, message: SpeechStart) -> None:
         if message.request_id in self._speeches or message.request_id in self._outspoken:
             raise RepeatedMessageError(f"request {message.request_id} is in work already")
+        self.traces.begin(message.request_id, message.traceparent, "wait_rows")
         prompt_positions = message.prompt_tokens + 2
         params = sampling_params(
             message.speech.sampling,
@@ -182,7 +191,12 @@ class TalkerService:
         self._scheduler.attach(engine_id, track, clock)
         self._speeches[message.request_id] = _Speech(message.request_id, engine_id, track, clock)
         self._token2wav.put(
-            SynthesisStart(request_id=message.request_id, priority=message.priority, speech=message.speech)
+            SynthesisStart(
+                request_id=message.request_id,
+                priority=message.priority,
+                speech=message.speech,
+                traceparent=message.traceparent,
+            )
         )
 
     def _check_room(self, positions: int) -> None:
@@ -210,7 +224,10 @@ class TalkerService:
         if self._plain_positions:
             # The reference computes no M-RoPE positions for a prompt without padding (docs/adr/0005).
             positions = torch.arange(message.start, message.start + count, dtype=torch.int32).expand(3, -1)
+        waited = track.length < track.prompt_positions
         track.append(unpack_rows(message.rows), positions, message.last)
+        if waited and track.length >= track.prompt_positions:
+            self.traces.enter(message.request_id, "queue")
         if not track.speakable:
             self._engine.abort_request([speech.engine_id], internal=True)
             self._deliver(speech, [], "stop")
@@ -219,6 +236,8 @@ class TalkerService:
         completion = output.outputs[0]
         reason = finish_reason(completion) if output.finished else None
         codes = [token for token in completion.token_ids if token not in self._end_tokens]
+        if speech.seq == 0:
+            begin_of_decoding(self.traces, speech.request_id, output)
         self._deliver(speech, codes, reason)
 
     def _deliver(self, speech: _Speech, codes: list[int], reason: FinishReason | None) -> None:
@@ -233,3 +252,5 @@ class TalkerService:
             CodecTokens(request_id=request_id, seq=seq, token_ids=codes, last=reason is not None)
         )
         self._gateway.put(CodecDelta(request_id=request_id, seq=seq, token_ids=codes, finish_reason=reason))
+        if reason is not None and request_id in self.traces:
+            self.traces.completed(request_id, {"gen_ai.response.finish_reasons": [reason]})

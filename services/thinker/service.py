@@ -20,8 +20,15 @@ from services.thinker.media.preparer import MediaPreparer
 from services.thinker.scheduler import SPEECH, ThinkerScheduler
 from services.thinker.track import TrackWriter
 from shared.config import MediaConfig, ThinkerConfig
-from shared.engine.generation import engine_load, finish_reason, sampling_params, submit
+from shared.engine.generation import (
+    begin_of_decoding,
+    engine_load,
+    finish_reason,
+    sampling_params,
+    submit,
+)
 from shared.engine.model_time import watch_model
+from shared.engine.traces import StageTraces
 from shared.errors import (
     InvalidRequestError,
     OmniRelayError,
@@ -34,6 +41,7 @@ from shared.errors import (
 )
 from shared.messages import (
     ConditioningRows,
+    FinishReason,
     PromptUsage,
     SpeechStart,
     StageEvent,
@@ -84,6 +92,7 @@ class ThinkerService:
         max_payload_bytes: int = DEFAULT_MAX_PAYLOAD_BYTES,
     ) -> None:
         media = media or MediaConfig()
+        self.traces = StageTraces(self.name)
         self._gateway = gateway
         self._talker = talker
         self._max_payload_bytes = max_payload_bytes
@@ -129,6 +138,7 @@ class ThinkerService:
         """
         if self.holds(message.request_id):
             raise RepeatedMessageError(f"request {message.request_id} is in work already")
+        self.traces.begin(message.request_id, message.traceparent, "media" if message.media else "queue")
         self._check_length(len(message.prompt_token_ids))
         vocabulary = self._engine.model_config.get_vocab_size()
         # vLLM checks this only where it makes the prompt itself; here the engine would die of it.
@@ -235,7 +245,8 @@ class ThinkerService:
         thought = _Thought(message.request_id, engine_id, length, track)
         self._thoughts[message.request_id] = thought
         self._by_engine_id[engine_id] = thought
-        self._preparing.pop(message.request_id, None)
+        if self._preparing.pop(message.request_id, None) is not None:
+            self.traces.enter(message.request_id, "queue")
         if message.speech is not None:
             self._talker.put(
                 SpeechStart(
@@ -243,6 +254,7 @@ class ThinkerService:
                     prompt_tokens=length,
                     priority=message.priority,
                     speech=message.speech,
+                    traceparent=message.traceparent,
                 )
             )
 
@@ -311,7 +323,10 @@ class ThinkerService:
     def _send_text(self, thought: _Thought, output: RequestOutput) -> None:
         completion = output.outputs[0]
         reason = finish_reason(completion) if output.finished else None
-        usage = self._usage(thought, output) if thought.seq == 0 else None
+        usage = None
+        if thought.seq == 0:
+            usage = self._usage(thought, output)
+            begin_of_decoding(self.traces, thought.request_id, output)
         self._gateway.put(
             TextDelta(
                 request_id=thought.request_id,
@@ -326,6 +341,16 @@ class ThinkerService:
             if thought.track is not None:
                 self._put_rows(thought.track.close())
             self._forget(thought.request_id)
+            if thought.request_id in self.traces:
+                self._trace(thought, output, reason)
+
+    def _trace(self, thought: _Thought, output: RequestOutput, reason: FinishReason) -> None:
+        told = {
+            "gen_ai.usage.input_tokens": thought.prompt_tokens,
+            "gen_ai.usage.cache_read.input_tokens": output.num_cached_tokens or 0,
+            "gen_ai.response.finish_reasons": [reason],
+        }
+        self.traces.completed(thought.request_id, told)
 
     def _usage(self, thought: _Thought, output: RequestOutput) -> PromptUsage:
         cached = output.num_cached_tokens or 0

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from prometheus_client.core import Metric
 
@@ -15,6 +16,7 @@ from shared.engine.model_time import watch_model
 from shared.engine.playback import PlaybackClock
 from shared.engine.speakers import load_speakers
 from shared.engine.tensors import to_blob
+from shared.engine.traces import StageTraces
 from shared.errors import (
     OmniRelayError,
     QueueFullError,
@@ -38,6 +40,9 @@ from shared.messages import (
 from shared.metrics import counter
 from shared.payloads import Blob
 from shared.queues import PushQueue
+
+WAIT: Final = "wait_codes"
+"""What a stream does, as its trace has it, while codec tokens for its next chunk are missing."""
 
 
 @dataclass
@@ -67,6 +72,7 @@ class Token2WavService:
     wake_fd: int | None = None
 
     def __init__(self, model: Path, config: Token2WavConfig, gateway: PushQueue[StageEvent]) -> None:
+        self.traces = StageTraces(self.name)
         self._gateway = gateway
         self._synthesis = config.synthesis
         engine = build_token2wav(
@@ -128,7 +134,8 @@ class Token2WavService:
                     self._samples += samples
                     voice.clock.made(samples / SAMPLE_RATE)
                     self._send(voice, to_blob(outcome.waveform), samples)
-                    self._advance(voice)
+                    if not self._advance(voice):
+                        self.traces.enter(voice.request_id, WAIT)
             except (OmniRelayError, QueueFullError) as error:
                 failures[voice.request_id] = error
         return failures
@@ -174,6 +181,7 @@ class Token2WavService:
     def _start(self, message: SynthesisStart) -> None:
         if message.request_id in self._voices:
             raise RepeatedMessageError(f"request {message.request_id} is in work already")
+        self.traces.begin(message.request_id, message.traceparent, WAIT)
         speech = message.speech
         if speech.speaker not in self.limits.speakers:
             raise UnknownSpeakerError(
@@ -205,13 +213,20 @@ class Token2WavService:
             voice.stream.end()
         self._advance(voice)
 
-    def _advance(self, voice: _Voice) -> None:
-        """Give the engine the stream's next chunk, or end a stream that has none left."""
+    def _advance(self, voice: _Voice) -> bool:
+        """Give the engine the stream's next chunk, or end a stream that has none left.
+
+        Returns:
+            Whether the engine was given one.
+        """
         chunk = voice.stream.next_chunk(voice.clock.due)
         if chunk is not None:
             self._engine.submit_chunk(voice.request_id, chunk, voice.priority)
-        elif voice.stream.finished and voice.request_id in self._voices:
+            self.traces.enter(voice.request_id, "chunk")
+            return True
+        if voice.stream.finished and voice.request_id in self._voices:
             self._send(voice, Blob(b""), 0)
+        return False
 
     def _send(self, voice: _Voice, data: Blob, samples: int) -> None:
         last = voice.stream.finished
@@ -223,6 +238,8 @@ class Token2WavService:
         voice.next_audio += 1
         if last:
             del self._voices[voice.request_id]
+            if voice.request_id in self.traces:
+                self.traces.completed(voice.request_id, {"omnirelay.chunks": voice.next_audio})
 
 
 def _voice_settings(synthesis: SynthesisConfig, speech: SpeechSettings) -> VoiceSettings:

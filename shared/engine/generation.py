@@ -5,12 +5,13 @@ from typing import Any, Final
 from vllm import SamplingParams
 from vllm.exceptions import VLLMClientError
 from vllm.inputs import MultiModalInput, TokensInput
-from vllm.outputs import CompletionOutput
+from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from shared.engine.nucleus import narrow_here
+from shared.engine.traces import StageTraces
 from shared.errors import InvalidRequestError, PromptTooLongError, StageFailedError
 from shared.messages import FinishReason, Sampling, StageLoad
 
@@ -90,6 +91,18 @@ def finish_reason(completion: CompletionOutput) -> FinishReason:
     if completion.finish_reason in ("stop", "length"):
         return completion.finish_reason
     raise StageFailedError(f"the engine ended the request: {completion.finish_reason}")
+
+
+def begin_of_decoding(traces: StageTraces, request_id: str, output: RequestOutput) -> None:
+    """Note that a request's first tokens came, and when the engine had begun with it.
+
+    vLLM tells the latter if it keeps metrics (``stages.STAGE.http``); else prefill counts as waiting for it.
+    """
+    if request_id not in traces:
+        return
+    if output.metrics is not None and output.metrics.scheduled_ts:
+        traces.enter(request_id, "prefill", output.metrics.scheduled_ts)
+    traces.enter(request_id, "decode")
 
 
 def engine_load(scheduler: Scheduler, steps: int, held_bytes: int = 0) -> StageLoad:

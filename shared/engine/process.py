@@ -28,6 +28,7 @@ from shared.log import configure_logging
 from shared.messages import StageEvent, StageName
 from shared.metrics import EdgeMetrics
 from shared.queues import PullQueue, PushQueue
+from shared.tracing import open_tracer
 
 Context = zmq.Context[zmq.Socket[bytes]]
 Build = Callable[
@@ -78,10 +79,14 @@ def _serve(name: StageName, config: Config, union: Any, build: Build) -> None:
         inbox: PullQueue[Any] = PullQueue(context, stage.inbox, union, stage.max_payload_bytes)
         if stage.http is not None:
             closing.enter_context(HttpEndpoint(stage.http, health.why_not_live, health.why_not_ready))
+        tracer = open_tracer(config.tracing, name)
+        if tracer is not None:
+            closing.callback(tracer.close)
         control = ControlClient(context, config.gateway.control, name)
         gateway: PushQueue[StageEvent] = PushQueue(context, config.gateway.events, stage.max_backlog_bytes)
         log.info("loading %s", model)
         service, receivers = build(config, model, context, gateway)
+        service.traces.tracer = tracer
         outboxes = {"gateway": gateway, **receivers}
         # What was loaded stays until the end: no garbage collection needs to look at it again.
         gc.freeze()

@@ -18,6 +18,7 @@ from shared.config import StageConfig
 from shared.control import ControlClient
 from shared.engine.heartbeat import HeartbeatThread
 from shared.engine.model_time import ModelTime
+from shared.engine.traces import StageTraces
 from shared.errors import (
     MessageError,
     OmniRelayError,
@@ -61,12 +62,15 @@ class StageService(Protocol[M_contra]):
         wake_fd: An eventfd that is written to when :attr:`ready` may have become true other than by a
             message; none if it never does.
         model_time: How long its model has computed.
+        traces: What is told of its requests; the service says what it does of them, and when one is done,
+            the loop when one fails or is aborted.
     """
 
     name: StageName
     limits: StageLimits
     wake_fd: int | None
     model_time: ModelTime
+    traces: StageTraces
 
     @property
     def ready(self) -> bool:
@@ -221,6 +225,7 @@ class StageLoop(Generic[M]):
     def _take_control(self) -> None:
         for message in self._control.receive():
             if isinstance(message, Abort):
+                self._service.traces.aborted(message.request_id)
                 self._end(message.request_id)
                 for outbox in self._outboxes:
                     outbox.discard(message.request_id)
@@ -259,6 +264,7 @@ class StageLoop(Generic[M]):
 
     def _tell_failure(self, request_id: str, error: OmniRelayError) -> None:
         self.failures[error.code] += 1
+        self._service.traces.failed(request_id, error.code)
         message = RequestFailed(
             request_id=request_id, stage=self._service.name, code=error.code, message=str(error)[:4096]
         )

@@ -13,6 +13,7 @@ from shared.control import ControlClient
 from shared.engine.heartbeat import HeartbeatThread
 from shared.engine.model_time import ModelTime
 from shared.engine.stage import StageLoop
+from shared.engine.traces import StageTraces
 from shared.errors import OmniRelayError
 from shared.messages import (
     HEARTBEAT_SUFFIX,
@@ -26,6 +27,7 @@ from shared.messages import (
     StageLimits,
     StageLoad,
     StageName,
+    SynthesisStart,
     TextDelta,
     Token2WavInput,
 )
@@ -48,6 +50,7 @@ class EchoService:
     wake_fd: int | None = None
 
     def __init__(self) -> None:
+        self.traces = StageTraces(STAGE)
         self.gateway: PushQueue[StageEvent]
         self.model_time = ModelTime()
         self.work: dict[str, list[CodecTokens]] = {}
@@ -62,7 +65,10 @@ class EchoService:
     def ready(self) -> bool:
         return any(self.work.values())
 
-    def accept(self, message: CodecTokens) -> None:
+    def accept(self, message: CodecTokens | SynthesisStart) -> None:
+        if isinstance(message, SynthesisStart):
+            self.traces.begin(message.request_id, message.traceparent, "wait_codes")
+            return
         if error := self.accept_errors.pop(message.request_id, None):
             raise error
         self.work.setdefault(message.request_id, []).append(message)
@@ -85,6 +91,7 @@ class EchoService:
                 )
                 if message.last:
                     del self.work[request_id]
+                    self.traces.completed(request_id, {})
         failures, self.step_failures = self.step_failures, {}
         return failures
 

@@ -12,6 +12,7 @@ from shared.control import ControlClient
 from shared.engine.heartbeat import HeartbeatThread
 from shared.engine.model_time import ModelTime
 from shared.engine.stage import StageLoop
+from shared.engine.traces import StageTraces
 from shared.errors import OmniRelayError, SequenceError, UnknownSpeakerError
 from shared.messages import (
     Abort,
@@ -38,6 +39,7 @@ class Service:
 
     def __init__(self) -> None:
         self.model_time = ModelTime()
+        self.traces = StageTraces(self.name)
         self.ready = False
         self.steps = 0
         self.accepted: list[tuple[str, int]] = []
