@@ -25,6 +25,7 @@ from gateway.protocol import GenerateRequest
 from gateway.record import Delta, RequestRecord
 from gateway.registry import StageRegistry
 from gateway.stream import ClientAccount, ResponseStream
+from gateway.traces import GatewayTraces, RequestTrace
 from gateway.validation import SEED_BITS, Validator
 from shared.config import Config
 from shared.errors import (
@@ -76,13 +77,21 @@ class _Active:
         timer: asyncio.TimerHandle,
         hold: Hold,
         meter: RequestMeter,
+        trace: RequestTrace | None,
     ) -> None:
         self.meter: Final = meter
+        self.trace: Final = trace
         self.hold: Final = hold
         self.record: Final = record
         self.stream: Final = stream
         self.detokenizer: Final = detokenizer
         self.timer: Final = timer
+
+    @property
+    def name(self) -> str:
+        """What the request goes by in the log."""
+        request_id = self.record.request_id
+        return request_id if self.trace is None else f"{request_id} (trace {self.trace})"
 
 
 class Gateway:
@@ -96,10 +105,16 @@ class Gateway:
         prompts: Makes prompts and text for the checkpoint.
         stages: The way to the stages.
         fetch: Fetches media by https; none if no host is allowed.
+        traces: Tells traces of requests; none if nobody is to hear of them.
     """
 
     def __init__(
-        self, config: Config, prompts: PromptBuilder, stages: StagePort, fetch: Fetch | None = None
+        self,
+        config: Config,
+        prompts: PromptBuilder,
+        stages: StagePort,
+        fetch: Fetch | None = None,
+        traces: GatewayTraces | None = None,
     ) -> None:
         self._config = config
         timeouts = config.gateway
@@ -110,6 +125,7 @@ class Gateway:
         self.dropped_events = 0
         self._prompts = prompts
         self._stages = stages
+        self._traces = traces
         self._validator = Validator(limits, self.registry, prompts)
         self._admission = Admission(limits.max_active, limits.max_queued)
         self.held: Final = HeldBytes(limits.held_bytes, self._admission.retry_after_ms)
@@ -136,19 +152,23 @@ class Gateway:
             RequestError: It is refused; one of its children says why.
         """
         lifecycle = Lifecycle(self.counts)
+        trace = self._traces.begin(request.traceparent, lifecycle) if self._traces is not None else None
         hold = Hold(self.held)
         account_open = False
         try:
             account.open()
             account_open = True
-            return await self._admit(request, account, lifecycle, hold)
+            return await self._admit(request, account, lifecycle, hold, trace)
         except BaseException as error:
             hold.release()
             if account_open:
                 account.open_requests -= 1
             lifecycle.move(_state_after(error))
             self.metrics.ended(lifecycle.state, error)
-            log.info("refused a request of %s: %s", account.name, error or "it was cancelled")
+            if trace is not None:
+                trace.ended(error)
+            what = "a request" if trace is None else f"a request (trace {trace})"
+            log.info("refused %s of %s: %s", what, account.name, error or "it was cancelled")
             raise
 
     def check_speaker(self, request: GenerateRequest) -> None:
@@ -225,7 +245,12 @@ class Gateway:
         self._prompt_thread.shutdown(wait=False, cancel_futures=True)
 
     async def _admit(
-        self, request: GenerateRequest, account: ClientAccount, lifecycle: Lifecycle, hold: Hold
+        self,
+        request: GenerateRequest,
+        account: ClientAccount,
+        lifecycle: Lifecycle,
+        hold: Hold,
+        trace: RequestTrace | None,
     ) -> ResponseStream:
         self._validator.check_stages(request)
         self._validator.speaker(request)
@@ -235,7 +260,7 @@ class Gateway:
         with self._admission.preparing():
             try:
                 async with asyncio.timeout_at(due):
-                    think = await self._prepare(request, hold)
+                    think = await self._prepare(request, hold, trace)
             except TimeoutError as error:
                 raise _late(lifecycle.state, deadline_s) from error
         if self.closing:
@@ -251,19 +276,24 @@ class Gateway:
             loop.call_at(due, self._expire, request_id, deadline_s),
             hold,
             RequestMeter(self.metrics, lifecycle),
+            trace,
         )
         self._active[request_id] = active
         self.start_waiting()
         return active.stream
 
-    async def _prepare(self, request: GenerateRequest, hold: Hold) -> ThinkRequest:
+    async def _prepare(
+        self, request: GenerateRequest, hold: Hold, trace: RequestTrace | None
+    ) -> ThinkRequest:
         """Give what the thinker is asked: what is cheap to refuse is refused before media are fetched."""
         items = media_of(request.messages)
         self._media.check(items, hold)
         prompt = await self._in_thread(self._validator.prompt, request)
         drawn_seed = secrets.randbits(SEED_BITS)
         think = self._validator.think_request(secrets.token_hex(8), request, prompt, drawn_seed)
-        return msgspec.structs.replace(think, media=await self._media.load(items, hold))
+        media = await self._media.load(items, hold)
+        traceparent = trace.traceparent if trace is not None else None
+        return msgspec.structs.replace(think, media=media, traceparent=traceparent)
 
     async def _in_thread(self, function: Callable[..., T], *arguments: object) -> T:
         """Run something that takes long on the one thread for it.
@@ -321,7 +351,7 @@ class Gateway:
             prompt_tokens=record.prompt.tokens,
             cached_prompt_tokens=record.prompt.cached_tokens,
         )
-        log.info("request %s completed after %.3f s", record.request_id, seconds["completed"])
+        log.info("request %s completed after %.3f s", active.name, seconds["completed"])
         served_s = seconds["completed"] - seconds["thinking"]
         self._remove(active, served_s, None)
         active.stream.finish(done)
@@ -330,7 +360,7 @@ class Gateway:
         """End a request without an answer: tell the stages and the client."""
         record = active.record
         was_at_stages = record.lifecycle.at_stages
-        log.info("request %s %s from %s: %s", record.request_id, state, record.lifecycle.state, error)
+        log.info("request %s %s from %s: %s", active.name, state, record.lifecycle.state, error)
         record.lifecycle.move(state)
         self._remove(active, None, error)
         if was_at_stages:
@@ -339,6 +369,8 @@ class Gateway:
 
     def _remove(self, active: _Active, served_s: float | None, error: OmniRelayError | None) -> None:
         active.meter.ended(error)
+        if active.trace is not None:
+            active.trace.ended(error, active.record, active.meter)
         self._history.add(report_of(active.record, error.code if error else None))
         active.timer.cancel()
         active.hold.release()

@@ -32,6 +32,19 @@ FACTORS: Final = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.25, 1.
 disable_created_metrics()
 
 
+def outcome_of(state: RequestState, error: BaseException | None) -> str:
+    """Give the word for how a request ended.
+
+    Whose fault an error is makes the difference between ``failed`` and ``refused``.
+
+    Args:
+        state: Its last one.
+        error: Why, if it has no answer.
+    """
+    blameless = state is RequestState.FAILED and isinstance(error, InvalidRequestError | BusyError)
+    return "refused" if blameless else state.value
+
+
 class GatewayMetrics:
     """Counts and measures what the gateway does; every gateway has a registry of its own.
 
@@ -74,12 +87,8 @@ class GatewayMetrics:
         self._errors.labels(interface, code).inc()
 
     def ended(self, state: RequestState, error: BaseException | None = None) -> None:
-        """A request ended in a state, or was never taken.
-
-        Whose fault an error is makes the difference between ``failed`` and ``refused``.
-        """
-        blameless = state is RequestState.FAILED and isinstance(error, InvalidRequestError | BusyError)
-        self._outcomes.labels("refused" if blameless else state.value).inc()
+        """A request ended in a state, or was never taken."""
+        self._outcomes.labels(outcome_of(state, error)).inc()
 
     def restarted(self, stage: StageName) -> None:
         """Another process took a stage's place."""
@@ -104,6 +113,10 @@ class RequestMeter:
         metrics: Where it is told.
         lifecycle: Its states.
         clock: The lifecycle's clock.
+
+    Attributes:
+        first_text: When the first text came, on that clock; none before.
+        first_audio: The same of the first speech.
     """
 
     def __init__(
@@ -112,7 +125,8 @@ class RequestMeter:
         self._metrics = metrics
         self._lifecycle = lifecycle
         self._clock = clock
-        self._has_text = False
+        self.first_text: float | None = None
+        self.first_audio: float | None = None
         self._heard_until: float | None = None
         self._audio_seconds = 0.0
 
@@ -128,9 +142,9 @@ class RequestMeter:
             if delta.prompt is not None:
                 metrics.prompt_tokens.inc(delta.prompt.tokens)
             metrics.text_tokens.inc(len(delta.token_ids))
-            if delta.token_ids and not self._has_text:
-                self._has_text = True
-                metrics.first_text.observe(self._age())
+            if delta.token_ids and self.first_text is None:
+                self.first_text = self._clock()
+                metrics.first_text.observe(self._age(self.first_text))
         elif isinstance(delta, AudioChunk):
             self._take_audio(delta.samples / SAMPLE_RATE)
         else:
@@ -143,7 +157,7 @@ class RequestMeter:
         if lifecycle.state is RequestState.COMPLETED:
             entered = lifecycle.entered
             served = entered[RequestState.COMPLETED] - entered[RequestState.THINKING]
-            self._metrics.request.observe(self._age())
+            self._metrics.request.observe(self._age(self._clock()))
             if self._audio_seconds:
                 self._metrics.real_time.observe(served / self._audio_seconds)
 
@@ -152,15 +166,16 @@ class RequestMeter:
             return
         now = self._clock()
         if self._heard_until is None:
-            self._metrics.first_audio.observe(self._age())
+            self.first_audio = now
+            self._metrics.first_audio.observe(self._age(now))
         elif now > self._heard_until:
             self._metrics.underruns.inc()
         self._heard_until = max(now, self._heard_until or now) + seconds
         self._audio_seconds += seconds
         self._metrics.audio.inc(seconds)
 
-    def _age(self) -> float:
-        return self._clock() - self._lifecycle.entered[RequestState.RECEIVED]
+    def _age(self, at: float) -> float:
+        return at - self._lifecycle.entered[RequestState.RECEIVED]
 
 
 class _Now(Collector):

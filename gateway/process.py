@@ -17,9 +17,11 @@ from gateway.media import Fetch
 from gateway.prompt import PromptBuilder
 from gateway.server import TcpServer
 from gateway.status import GatewayStatus, StatusReport
-from shared.checkpoints import TOKENIZER_FILES, resolve_model
+from gateway.traces import GatewayTraces
+from shared.checkpoints import TOKENIZER_FILES, resolve_model, served_name
 from shared.config import Config, MediaConfig
 from shared.errors import OmniRelayError
+from shared.tracing import open_tracer
 
 if TYPE_CHECKING:
     from gateway.http.server import HttpServer
@@ -37,7 +39,8 @@ class GatewayProcess:
 
     Raises:
         CheckpointError: There is no checkpoint, or it lacks a file.
-        ConfigError: A host of ``media.url_hosts`` is not written like one.
+        ConfigError: A host of ``media.url_hosts`` is not written like one, or a variable of OpenTelemetry
+            holds what cannot be used.
         AddressInUseError: Another process listens on one of the gateway's addresses.
     """
 
@@ -45,8 +48,10 @@ class GatewayProcess:
         self._started = time.monotonic()
         self._prompts = PromptBuilder(resolve_model(config, TOKENIZER_FILES))
         fetch = fetch or _fetcher(config.media)
+        self._tracer = open_tracer(config.tracing, "gateway")
+        traces = GatewayTraces(self._tracer, served_name(config)) if self._tracer is not None else None
         self._link = StageLink(config)
-        self.gateway: Final = Gateway(config, self._prompts, self._link, fetch)
+        self.gateway: Final = Gateway(config, self._prompts, self._link, fetch, traces)
         self.gateway.metrics.registry.register(self._link.edges())
         uploads = UploadRoom(config.gateway.limits.held_bytes)
         self._server = TcpServer(self.gateway, config, self.status, uploads)
@@ -65,7 +70,7 @@ class GatewayProcess:
                 await self._http.start()
         except OmniRelayError:
             await self._server.close()
-            self._link.close()
+            self._close()
             raise
         self._link.start(self.gateway.on_event, self.gateway.on_control)
         self._ticker = asyncio.create_task(self._tick())
@@ -77,7 +82,7 @@ class GatewayProcess:
         if self._ticker is not None:
             self._ticker.cancel()
             await asyncio.gather(self._ticker, return_exceptions=True)
-        self._link.close()
+        self._close()
 
     def status(self) -> StatusReport:
         """How the stack is."""
@@ -95,11 +100,17 @@ class GatewayProcess:
             dropped_events=self.gateway.dropped_events,
         )
 
+    def _close(self) -> None:
+        """Close what is there from the beginning."""
+        self._link.close()
+        if self._tracer is not None:
+            self._tracer.close()
+
     def _http_server(self, config: Config, uploads: UploadRoom) -> "HttpServer | None":
         """What serves HTTP, where it is wanted: a gateway without need not load its libraries."""
         if config.gateway.http is None:
             return None
-        from gateway.http.context import HttpContext, served_name  # noqa: PLC0415 - see above
+        from gateway.http.context import HttpContext  # noqa: PLC0415 - see above
         from gateway.http.server import HttpServer  # noqa: PLC0415
 
         context = HttpContext(self.gateway, config, self.status, uploads, served_name(config))

@@ -60,6 +60,8 @@ class GenerateRequest(
         priority: Smaller is served first.
         deadline_s: The request expires when it has not ended by then; at most the gateway's own limit.
         use_audio_in_video: The sound of the videos is heard too.
+        traceparent: The client's own span in the form of W3C's header of that name; the request's trace goes
+            on from there.  What has not that form is passed over.
     """
 
     messages: Annotated[list[ChatMessage], Meta(max_length=MAX_MESSAGES)] = []
@@ -73,6 +75,7 @@ class GenerateRequest(
     priority: int = 0
     deadline_s: float | None = None
     use_audio_in_video: bool = False
+    traceparent: str | None = None
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):

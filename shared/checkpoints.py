@@ -61,6 +61,14 @@ def find_model(config: Config) -> Path | None:
         return None
 
 
+def served_name(config: Config) -> str:
+    """Give what clients call the configured checkpoint: its hub id, or the name of its directory."""
+    if config.model is None:
+        return DEFAULT_CHECKPOINT.name
+    directory = Path(config.model).expanduser()
+    return directory.resolve().name if directory.exists() else config.model
+
+
 def is_hub_id(model: str) -> bool:
     """It has the form of a checkpoint's id on the Hugging Face hub."""
     return _HUB_ID.fullmatch(model) is not None

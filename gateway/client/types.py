@@ -29,6 +29,7 @@ class RequestOptions(TypedDict, total=False):
     priority: int
     deadline_s: float | None
     use_audio_in_video: bool
+    traceparent: str | None
 
 
 class ChatOptions(RequestOptions, total=False):

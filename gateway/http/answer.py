@@ -3,7 +3,8 @@
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
-from starlette.types import Receive
+import msgspec
+from starlette.requests import Request
 
 from gateway import failures
 from gateway.core import Gateway
@@ -66,22 +67,23 @@ class Answer:
         return event
 
 
-async def begin(
-    gateway: Gateway, request: GenerateRequest, account: ClientAccount, receive: Receive
-) -> Answer:
+async def begin(gateway: Gateway, request: GenerateRequest, account: ClientAccount, http: Request) -> Answer:
     """Ask the gateway, and wait for the answer to begin.
 
     Args:
         gateway: Answers.
         request: What is asked.
         account: Who asks.
-        receive: Tells when the client goes away.
+        http: The request by HTTP, which tells when the client goes away, and whose trace it is part of.
 
     Raises:
         RequestError: The request is refused, or failed before anything came.
         ClientGoneError: The client went away.
     """
-    async with while_connected(receive):
+    # Two of them are as good as none.
+    if len(traceparent := http.headers.getlist("traceparent")) == 1:
+        request = msgspec.structs.replace(request, traceparent=traceparent[0])
+    async with while_connected(http.receive):
         answer = Answer(await gateway.submit(request, account))
         try:
             await answer.begin()

@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
-from pathlib import Path
 from typing import Final
 
 from gateway.core import Gateway
@@ -12,7 +11,7 @@ from gateway.held import UploadRoom
 from gateway.http.audio import AudioPool
 from gateway.status import StatusReport
 from gateway.stream import ClientAccount
-from shared.config import DEFAULT_CHECKPOINT, Config
+from shared.config import Config
 from shared.errors import OmniRelayError, UnknownModelError
 
 ALIAS: Final = "omnirelay"
@@ -62,11 +61,3 @@ class HttpContext:
             raise UnknownModelError(
                 f"there is no model {name[:128]!r} here, only {self.model!r} (or {ALIAS!r})", "model"
             )
-
-
-def served_name(config: Config) -> str:
-    """Give the name of the served model: a hub id, or the name of the checkpoint's directory."""
-    if config.model is None:
-        return DEFAULT_CHECKPOINT.name
-    directory = Path(config.model).expanduser()
-    return directory.resolve().name if directory.exists() else config.model

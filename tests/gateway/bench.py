@@ -34,6 +34,7 @@ def make_config(
     directory: Path,
     gateway: dict[str, Any] | None = None,
     media: dict[str, Any] | None = None,
+    tracing: dict[str, Any] | None = None,
     **limits: Any,
 ) -> Config:
     listen, events, control, inbox = (f"tcp://127.0.0.1:{port}" for port in free_ports(4))
@@ -50,6 +51,7 @@ def make_config(
             },
             "media": media or {},
             "stages": {"thinker": {"inbox": inbox}},
+            "tracing": tracing or {},
         }
     )
 

@@ -24,9 +24,9 @@ def checkpoint_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def configure(checkpoint_dir: Path) -> Callable[..., Config]:
     def configured(
-        gateway: dict[str, Any] | None = None, media: dict[str, Any] | None = None, **limits: Any
+        gateway: dict[str, Any] | None = None, media: dict[str, Any] | None = None, **others: Any
     ) -> Config:
-        return make_config(checkpoint_dir, gateway, media, **limits)
+        return make_config(checkpoint_dir, gateway, media, **others)
 
     return configured
 

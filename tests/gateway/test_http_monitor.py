@@ -13,11 +13,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway import history
 from gateway.history import RequestHistory, RequestReport
-from gateway.http.context import served_name
 from gateway.lifecycle import Lifecycle, RequestState, StateCounts
 from gateway.metrics import GatewayMetrics, RequestMeter
 from gateway.process import GatewayProcess
 from gateway.registry import StageRegistry
+from shared.checkpoints import served_name
 from shared.config import Config, load_config
 from shared.errors import AddressInUseError, ConfigError
 from shared.messages import SAMPLE_RATE, AudioChunk
