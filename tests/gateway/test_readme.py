@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Callable
 from pathlib import Path
 
+import openai
 import pytest
 
 from gateway.cli.main import main
@@ -64,8 +65,14 @@ def test_the_examples_of_the_page_on_http_run(
         async with http_bench(configure(http_gateway())) as b:
             b.stages.serve(b.encode("Hello"))
             names: dict[str, object] = {}
+            # The page does not close them; when they are collected, and whether in peace, would be chance.
+            clients = set()
             for block in examples(API):
                 await asyncio.to_thread(exec, compile(here(block, b), "api.md", "exec"), names)
+                clients.add(names["client"])
+            for client in clients:
+                if isinstance(client, openai.OpenAI):
+                    client.close()
             assert Path("reply.mp3").stat().st_size > 100
             # Samples of the imitated stages.
             assert Path("reply.pcm").stat().st_size == 2 * 360
