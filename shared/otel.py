@@ -1,6 +1,7 @@
 """Spans by OpenTelemetry's SDK, sent over HTTP from a thread of its own; loaded only if there are traces."""
 
 import logging
+import secrets
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -11,6 +12,7 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
+from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace import Span, SpanKind, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -53,6 +55,7 @@ class Tracer:
                 ParentBased(TraceIdRatioBased(sample_ratio)),
                 Resource.create({SERVICE_NAME: f"omnirelay-{process}"}),
                 shutdown_on_exit=False,
+                id_generator=_Ids(),
             )
         except (ValueError, RuntimeError) as error:
             raise ConfigError(f"traces cannot be sent with these OTEL_ variables: {error}") from error
@@ -130,6 +133,25 @@ class Tracer:
         if traceparent is None or len(traceparent) > MAX_TRACEPARENT or not traceparent.isprintable():
             return Context()
         return self._form.extract({"traceparent": traceparent}, Context())
+
+
+class _Ids(IdGenerator):
+    """Names of traces and spans, drawn by the system.
+
+    Python's own generator is no use: vLLM seeds it with the same number in each stage.
+    """
+
+    def generate_span_id(self) -> int:
+        """Name a span."""
+        return secrets.randbelow(2**64 - 1) + 1
+
+    def generate_trace_id(self) -> int:
+        """Name a trace."""
+        return secrets.randbelow(2**128 - 1) + 1
+
+    def is_trace_id_random(self) -> bool:
+        """Others may sample by it."""
+        return True
 
 
 class _Complaints(logging.Handler):

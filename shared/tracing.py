@@ -22,7 +22,7 @@ ENDPOINT_VARIABLE: Final = "OTEL_EXPORTER_OTLP_ENDPOINT"
 DISABLED_VARIABLE: Final = "OTEL_SDK_DISABLED"
 TRACES_PATH: Final = "/v1/traces"
 """Where a collector takes traces, below its base address."""
-MAX_PHASES: Final = 128
+MAX_PHASES: Final = 64
 """Of one request in one process; the last one lasts until the end."""
 _PRINTABLE: Final = re.compile(r"[!-~]+")
 

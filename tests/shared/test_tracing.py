@@ -1,6 +1,7 @@
 """Where traces go, what is believed of clients' spans, and that a collector's troubles are its own."""
 
 import logging
+import random
 import re
 import socket
 import subprocess
@@ -168,6 +169,19 @@ def test_a_clients_span_is_believed_if_it_has_the_form_and_never_an_error(tracer
 
     check()
     assert seen == {True, False}
+
+
+def test_processes_whose_libraries_seed_pythons_generator_alike_do_not_draw_the_same_names(
+    tracer: Tracer,
+) -> None:
+    names = set()
+    for _ in range(2):
+        random.seed(0)
+        for parent in (PARENT, None):
+            span = tracer.begin("request", parent, 1)
+            assert span is not None
+            names.add(tracer.traceparent(span))
+    assert len(names) == 4
 
 
 def test_a_ratio_of_the_requests_is_traced_and_whom_the_client_wants(collector: Collector) -> None:
