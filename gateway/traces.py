@@ -130,7 +130,6 @@ def _attributes(record: RequestRecord) -> dict[str, Any]:
     reasons = [stream.finish_reason for stream in (text, codec) if stream.finish_reason is not None]
     return {
         "omnirelay.request.id": record.request_id,
-        "gen_ai.response.id": record.request_id,
         "gen_ai.output.type": "text" if think.speech is None else "speech",
         "gen_ai.request.max_tokens": think.sampling.max_tokens,
         "gen_ai.request.temperature": think.sampling.temperature,

@@ -71,7 +71,6 @@ def test_a_request_from_its_begin_to_its_end(configure: Configure, caplog: pytes
                 "gen_ai.request.temperature": 0.0,
                 "gen_ai.request.seed": 7,
                 "gen_ai.output.type": "speech",
-                "gen_ai.response.id": done.request_id,
                 "gen_ai.response.finish_reasons": ["stop", "length"],
                 "gen_ai.usage.input_tokens": done.prompt_tokens,
                 "gen_ai.usage.cache_read.input_tokens": done.cached_prompt_tokens,

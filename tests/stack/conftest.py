@@ -1,14 +1,29 @@
-"""The stack on the tiny checkpoint, started once for all tests that leave it as it was."""
+"""The stack on the tiny checkpoint, started once for all tests that leave it as it was.
+
+It tells its traces, so that every test is one of them too; the stacks that tests start for themselves do not.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.support.otlp import Collector
 from tests.support.stack import RunningStack, make_config
 
 
 @pytest.fixture(scope="session")
-def stack(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
-    with RunningStack(make_config(tiny_checkpoint), tmp_path_factory.mktemp("stack")) as running:
+def collector() -> Iterator[Collector]:
+    """Takes the traces of the stack."""
+    with Collector() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def stack(
+    tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory, collector: Collector
+) -> Iterator[RunningStack]:
+    config = make_config(tiny_checkpoint, tracing={"endpoint": collector.url})
+    directory = tmp_path_factory.mktemp("stack")
+    with RunningStack(config, directory, OTEL_BSP_SCHEDULE_DELAY="100") as running:
         yield running

@@ -51,20 +51,27 @@ def merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 
 class RunningStack:
-    """``omnirelay up`` with a configuration of its own, from ready to stopped."""
+    """``omnirelay up`` with a configuration of its own, from ready to stopped.
 
-    def __init__(self, config: dict[str, Any], directory: Path) -> None:
+    Args:
+        config: The configuration.
+        directory: Where it is written to.
+        environment: Variables beside the test's own; of those, none that says anything to OmniRelay is kept.
+    """
+
+    def __init__(self, config: dict[str, Any], directory: Path, **environment: str) -> None:
         self.config = config
         self.address: str = config["gateway"]["listen"]
         self.output: list[str] = []
         self.path = directory / f"{self.address.rpartition(':')[2]}.yaml"
         self.path.write_text(yaml.safe_dump(config), encoding="utf-8")
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith(("OMNI", "OTEL_"))}
         self.process = subprocess.Popen(
             [COMMAND, "up", "--config", str(self.path)],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env={key: value for key, value in os.environ.items() if not key.startswith("OMNI")},
+            env=inherited | environment,
         )
         self._changed = threading.Condition()
         self._reader = threading.Thread(target=self._read, daemon=True)
