@@ -174,3 +174,11 @@ def test_a_missing_checkpoint_is_told(tmp_path: Path) -> None:
     told = run("prepare.py", OMNI_MODEL=str(tmp_path / "none"))
     assert told.returncode == 1
     assert told.stderr.startswith(f"omnirelay: checkpoint_invalid: no checkpoint in {tmp_path}/none")
+
+
+@pytest.mark.parametrize("service", OURS)
+def test_a_service_is_told_where_traces_go_if_the_operators_environment_says_so(service: str) -> None:
+    environment = SERVICES[service]["environment"]
+    # Without a value, Compose takes the one of its own environment, and sets nothing where there is none.
+    assert environment["OTEL_EXPORTER_OTLP_ENDPOINT"] is None
+    assert environment["OTEL_EXPORTER_OTLP_HEADERS"] is None
