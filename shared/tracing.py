@@ -1,6 +1,6 @@
 """Traces of requests: whether they are told to anybody, and when what happened.
 
-OpenTelemetry is imported only if they are (:mod:`shared.otel`); docs/adr/0014 says why it is done this way.
+OpenTelemetry is imported only if they are (:mod:`shared.otel`); docs/adr/0015 says why it is done this way.
 """
 
 import os
