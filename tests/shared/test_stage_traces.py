@@ -96,8 +96,10 @@ def test_a_request_that_is_aborted_is_no_error(harness: Harness, collector: Coll
 
 
 def test_an_engine_that_breaks_fails_every_request(harness: Harness, collector: Collector) -> None:
-    harness.service.step_error = RuntimeError("out of memory")
     start(harness, "a")
+    harness.take(1)
+    harness.service.step_error = RuntimeError("out of memory")
+    harness.send("a", 1)
     harness.take(1)
     assert told(collector, "a").error == "stage_failed"
 

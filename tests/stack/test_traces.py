@@ -29,7 +29,7 @@ def names(spans: list[Span]) -> list[str]:
 
 def stage_spans(trace: Trace) -> dict[str, Span]:
     """The span of each stage that has told one; it must be below the gateway's, and of its process."""
-    found = {span.name: span for span in trace.spans if span.name in STAGES}
+    found: dict[str, Span] = {span.name: span for span in trace.spans if span.name in STAGES}
     for name, span in found.items():
         assert span.service == f"omnirelay-{name}"
         assert span.parent_id == trace.root.span_id
