@@ -159,7 +159,10 @@ def test_a_request_that_is_cancelled_is_given_up_everywhere(
     trace = collector.request(request_id, *STAGES)
     assert (trace.root.error, trace.root.attributes["omnirelay.outcome"]) == (None, "cancelled")
     assert set(trace.root.events) == {"first_text", "first_audio"}
-    for span in stage_spans(trace).values():
+    spans = stage_spans(trace)
+    # The text may have been written to its end before anything was heard, on a busy machine.
+    assert spans.pop("thinker").attributes["omnirelay.outcome"] in ("aborted", "completed")
+    for span in spans.values():
         assert (span.error, span.attributes["omnirelay.outcome"]) == (None, "aborted")
 
 
