@@ -34,6 +34,8 @@ test-compose: env ## test docker compose up for real: build, start, send, crash,
 	@$(BIN)/python -m pytest --capture=no -m compose tests/compose
 
 # RUNLEVEL keeps Debian from starting a Prometheus of its own.
+# PICTURE=docs/images/dashboard.png keeps a picture of the dashboard: look at it before it is committed.
+test-monitoring: export DASHBOARD_PICTURE := $(PICTURE)
 test-monitoring: env ## let the real Prometheus read the running stack; check alert rules and dashboard
 	@{ command -v prometheus && command -v promtool; } >/dev/null || { \
 		[ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null || { \

@@ -23,7 +23,9 @@ def promtool() -> str:
 
 @pytest.fixture(scope="session")
 def stack(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
-    with RunningStack(make_config(tiny_checkpoint), tmp_path_factory.mktemp("stack")) as running:
+    # Few places, so that the dashboard's picture shows requests that wait for one.
+    config = make_config(tiny_checkpoint, gateway={"limits": {"max_active": 4}})
+    with RunningStack(config, tmp_path_factory.mktemp("stack")) as running:
         yield running
 
 

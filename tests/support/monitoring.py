@@ -55,10 +55,15 @@ def alerts() -> list[dict[str, Any]]:
     return [rule for group in groups for rule in group["rules"]]
 
 
+def dashboard() -> list[dict[str, Any]]:
+    """All panels of the dashboard, and the rows that stand above them."""
+    found: list[dict[str, Any]] = json.loads(DASHBOARD.read_text(encoding="utf-8"))["panels"]
+    return found
+
+
 def panels() -> list[dict[str, Any]]:
     """All panels of the dashboard that show data."""
-    dashboard = json.loads(DASHBOARD.read_text(encoding="utf-8"))
-    return [panel for panel in dashboard["panels"] if panel["type"] != "row"]
+    return [panel for panel in dashboard() if panel["type"] != "row"]
 
 
 def queries() -> Iterator[Query]:

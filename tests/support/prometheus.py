@@ -89,6 +89,13 @@ class Prometheus:
         # Not a number is what comes of a division by nothing.
         return [value for value in values if value == value]  # noqa: PLR0124
 
+    def query_range(self, text: str, start: float, end: float) -> list[dict[str, Any]]:
+        """The answer for each second: a list of ``{"metric": labels, "values": [[time, text], …]}``."""
+        asked = {"query": text, "start": start, "end": end, "step": 1}
+        answer = self._ask(f"/api/v1/query_range?{urllib.parse.urlencode(asked)}")
+        series: list[dict[str, Any]] = answer["result"]
+        return series
+
     def targets(self) -> list[dict[str, Any]]:
         """The processes it reads, with what went wrong at its last visit."""
         active: list[dict[str, Any]] = self._ask("/api/v1/targets")["activeTargets"]
