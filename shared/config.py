@@ -35,6 +35,7 @@ DEFAULT_CHECKPOINT = Path(".cache/omnirelay/tiny")
 Bytes = Annotated[int, Field(gt=0)]
 
 _ORIGIN = re.compile(r"https?://[a-z0-9.\[\]:-]+")
+_HOST = re.compile(r"[a-z0-9._-]+|[0-9a-f:]*:[0-9a-f:.]+")
 _NOT_YAML = (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError)
 """What PyYAML raises: its own error, and whatever escapes it, as for ``2024-99-99`` or ``!!bool x``."""
 
@@ -72,6 +73,15 @@ TraceEndpoint = Annotated[str, AfterValidator(check_endpoint)]
 
 def _empty_is_none(value: object) -> object:
     return None if value == "" else value
+
+
+def _check_host(host: str) -> str:
+    if not _HOST.fullmatch(host):
+        raise ValueError(f"{host!r} is not a name or an address in lower case, without a port and brackets")
+    return host
+
+
+Host = Annotated[str, AfterValidator(_check_host)]
 
 
 def _device_number(devices: object) -> object:
@@ -123,6 +133,8 @@ class GatewayConfig(_Section):
         control: Where the stages connect for heartbeats and aborts.
         http: Where HTTP is served, written like the others; none switches it off.
         http_origins: Origins, besides the gateway's own, whose pages a browser may let use it.
+        http_hosts: What HTTP requests may name as ``Host``, besides this machine and the hosts of
+            ``http_origins``.  None stands for nothing else on the loopback, and for anything elsewhere.
         heartbeat_timeout_s: A stage that is silent for longer counts as gone.
         step_timeout_s: A stage whose loop has been in one step for longer counts as hung.
         limits: What is admitted.
@@ -133,6 +145,7 @@ class GatewayConfig(_Section):
     control: Address = "tcp://127.0.0.1:5561"
     http: TcpAddress | None = "tcp://127.0.0.1:8000"
     http_origins: list[Origin] = []
+    http_hosts: list[Host] | None = None
     heartbeat_timeout_s: Annotated[float, Field(gt=0)] = 10.0
     step_timeout_s: Annotated[float, Field(gt=0)] = 300.0
     limits: Limits = Limits()

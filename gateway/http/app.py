@@ -16,7 +16,7 @@ from gateway.http.context import HttpContext
 from gateway.http.errors import http_response, response_of
 from gateway.http.guard import AccessLog, OriginGuard
 from gateway.http.health import HealthApi
-from gateway.http.host import HostGuard, on_loopback
+from gateway.http.host import HostGuard, allowed_hosts
 from gateway.http.models import ModelsApi
 from gateway.http.monitor import MonitorApi
 from gateway.http.page import PageApi
@@ -48,8 +48,9 @@ def make_app(context: HttpContext) -> Starlette:
         return response_of(known)
 
     middleware = [Middleware(AccessLog), Middleware(OriginGuard, origins, context.told)]
-    if on_loopback(context.config.gateway.http or ""):
-        middleware.insert(1, Middleware(HostGuard, origins, context.told))
+    hosts = allowed_hosts(context.config.gateway)
+    if hosts is not None:
+        middleware.insert(1, Middleware(HostGuard, hosts, context.told))
     if origins:
         exposed = ["X-Request-Id", "Retry-After"]
         methods = ["GET", "POST"]

@@ -9,28 +9,29 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.http.errors import response_of
 from gateway.protocol import parse_tcp
+from shared.config import GatewayConfig
 from shared.errors import OmniRelayError, OriginError
 
 LOCAL_NAMES: Final = frozenset({"localhost", "localhost."})
 
 
 class HostGuard:
-    """Refuses requests to a gateway on the loopback whose ``Host`` is not this machine.
+    """Refuses requests whose ``Host`` is neither this machine nor one of those that are allowed.
 
     A page of elsewhere can make its own name stand for this machine (DNS rebinding); its requests would count
     as those of the gateway's own page, but their ``Host`` gives them away.
 
     Args:
         app: Answers the requests.
-        origins: The origins of the configuration; their hosts are believed too.
+        allowed: Hosts besides this machine, without port and brackets.
         told: Told about each refusal.
     """
 
     def __init__(
-        self, app: ASGIApp, origins: Collection[str], told: Callable[[OmniRelayError], None]
+        self, app: ASGIApp, allowed: Collection[str], told: Callable[[OmniRelayError], None]
     ) -> None:
         self._app = app
-        self._allowed = frozenset(_name(origin.partition("://")[2]) for origin in origins)
+        self._allowed = frozenset(allowed)
         self._told = told
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -41,8 +42,8 @@ class HostGuard:
             await self._app(scope, receive, send)
             return
         error = OriginError(
-            f"this gateway serves its own machine, not {host[:128]!r}: "
-            "ask for localhost, or name the host in gateway.http_origins"
+            f"this gateway does not answer for {host[:128]!r}: "
+            "ask for localhost, or name the host in gateway.http_hosts"
         )
         self._told(error)
         if scope["type"] == "websocket":
@@ -52,9 +53,12 @@ class HostGuard:
         await response_of(error)(scope, receive, send)
 
 
-def on_loopback(address: str) -> bool:
-    """Whether an address of the configuration is reached from this machine alone."""
-    return is_local(parse_tcp(address)[0])
+def allowed_hosts(gateway: GatewayConfig) -> frozenset[str] | None:
+    """The hosts besides this machine that requests may name; none if they may name any."""
+    hosts = gateway.http_hosts
+    if hosts is None and gateway.http is not None and not is_local(parse_tcp(gateway.http)[0]):
+        return None
+    return frozenset(hosts or ()) | {_name(origin.partition("://")[2]) for origin in gateway.http_origins}
 
 
 def is_local(name: str) -> bool:

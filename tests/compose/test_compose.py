@@ -20,17 +20,17 @@ from tests.compose.project import SERVING, STAGES, Project, docker, say
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(1800)]
 
 GATEWAY_MB = 200
-METRICS_PORTS = {"thinker": 5572, "talker": 5573, "token2wav": 5574}
+METRICS_PORTS = {"gateway": 8000, "thinker": 5572, "talker": 5573, "token2wav": 5574}
 UNHEALTHY_S = 60.0
 HEALTHY_S = 180.0
 
 
-def get(project: Project, path: str) -> tuple[int, str]:
-    """Ask the gateway by HTTP, from the host."""
+def get(project: Project, path: str, host: str = "127.0.0.1") -> tuple[int, str]:
+    """Ask the gateway by HTTP, from the host, under a name."""
+    port = project.ports["HTTP_PORT"]
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers={"Host": f"{host}:{port}"})
     try:
-        with urllib.request.urlopen(
-            f"http://127.0.0.1:{project.ports['HTTP_PORT']}{path}", timeout=10
-        ) as reply:
+        with urllib.request.urlopen(request, timeout=10) as reply:  # noqa: S310 - http, as it says above
             return reply.status, reply.read().decode()
     except urllib.error.HTTPError as error:
         with error:
@@ -127,20 +127,25 @@ def test_a_container_may_do_little(running: Project, service: str) -> None:
 
 def test_it_answers_text_sound_and_a_picture(running: Project) -> None:
     assert get(running, "/readyz")[0] == 200
-    assert "<html" in get(running, "/")[1]
+    assert "<html" in get(running, "/", "localhost")[1]
     ask(running)
+
+
+def test_a_page_of_elsewhere_cannot_pose_as_this_machine(running: Project) -> None:
+    status, told = get(running, "/v1/models", "evil.example")
+    assert (status, json.loads(told)["error"]["code"]) == (403, "origin_refused")
 
 
 def test_every_process_is_scraped(running: Project) -> None:
     assert "\nomnirelay_requests_total{" in get(running, "/metrics")[1]
     # As Prometheus would, from the network that the stages are on.
-    for stage, port in METRICS_PORTS.items():
+    for service, port in METRICS_PORTS.items():
         program = (
-            f"import urllib.request as r; print(r.urlopen('http://{stage}:{port}/metrics').read().decode())"
+            f"import urllib.request as r; print(r.urlopen('http://{service}:{port}/metrics').read().decode())"
         )
         metrics = running.output("exec", "--no-TTY", "gateway", "python", "-c", program).stdout
         assert "\nomnirelay_edge_received_messages_total{" in metrics, metrics[-500:]
-        assert "\nvllm:" in metrics, stage
+        assert service == "gateway" or "\nvllm:" in metrics, service
 
 
 def test_a_name_that_nobody_has_is_known_not_to_be_there_at_once(running: Project) -> None:

@@ -282,6 +282,12 @@ def test_an_address_that_is_taken(configure: Configure) -> None:
     run(scenario())
 
 
+@pytest.mark.parametrize("host", ["*", "a.b:80", "[::1]", "http://a.b", "A.b", "", "a/b"])
+def test_hosts_are_written_without_port_and_brackets(host: str) -> None:
+    with pytest.raises(ConfigError, match=r"gateway\.http_hosts"):
+        load_config(environment={"OMNIRELAY_GATEWAY__HTTP_HOSTS": f"['{host}']"})
+
+
 @pytest.mark.parametrize("origin", ["*", "chat.example.com", "https://x.y/", "https://X.y", "ftp://x"])
 def test_origins_are_written_like_origins(origin: str) -> None:
     with pytest.raises(ConfigError, match=r"gateway\.http_origins"):

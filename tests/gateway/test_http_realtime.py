@@ -16,7 +16,7 @@ from websockets.exceptions import ConnectionClosed, ConnectionClosedOK, InvalidS
 
 from gateway.http.realtime.endpoint import RealtimeApi
 from shared.config import Config
-from tests.gateway.bench import run
+from tests.gateway.bench import free_ports, run
 from tests.gateway.fake_stages import until
 from tests.gateway.http_bench import (
     MODEL,
@@ -353,6 +353,27 @@ def test_other_hosts_are_refused_everywhere(configure: Configure) -> None:
                 answer = await b.http.get("/v1/models", headers={"Host": host})
                 assert answer.status_code == status, host
                 assert status == 200 or answer.json()["error"]["code"] == "origin_refused"
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("hosts", "statuses"),
+    [
+        (None, {"evil.example": 200}),
+        ([], {"evil.example": 403, "192.0.2.1": 403, "localhost": 200, "127.0.0.1": 200}),
+        (["gateway", "2001:db8::1"], {"evil.example": 403, "gateway": 200, "[2001:DB8::1]": 200}),
+    ],
+)
+def test_a_gateway_that_others_reach_answers_for_the_hosts_that_it_is_given(
+    configure: Configure, hosts: list[str] | None, statuses: dict[str, int]
+) -> None:
+    async def scenario() -> None:
+        anywhere = f"tcp://0.0.0.0:{free_ports(1)[0]}"
+        async with http_bench(configure({"http": anywhere, "http_hosts": hosts})) as b:
+            for host, status in statuses.items():
+                answer = await b.http.get("/livez", headers={"Host": f"{host}:{b.address[1]}"})
+                assert answer.status_code == status, host
 
     run(scenario())
 

@@ -81,6 +81,10 @@ def test_prometheus_scrapes_the_four_processes() -> None:
     assert sorted(targets) == sorted(f"{name}:{number}" for name, number in expected.items())
 
 
+def test_the_gateway_answers_for_this_machine_and_for_prometheus_only() -> None:
+    assert config_of("gateway", COMPOSE).gateway.http_hosts == ["gateway"]
+
+
 def test_only_this_machine_reaches_what_is_published() -> None:
     published = [entry for service in SERVICES.values() for entry in service.get("ports", [])]
     assert all(re.fullmatch(r"127\.0\.0\.1:\$\{[A-Z_]+:-\d+\}:\d+", entry) for entry in published)
