@@ -6,7 +6,8 @@ READY := $(VENV)/.ready
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo up test test-compose test-monitoring test-page bench profile check format clean
+.PHONY: help env demo up test test-compose test-monitoring test-page prometheus chromium bench profile
+.PHONY: check format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,25 +34,14 @@ test: env ## run every test, with coverage of all processes
 test-compose: env ## test docker compose up for real: build, start, send, crash, stop
 	@$(BIN)/python -m pytest --capture=no -m compose tests/compose
 
-# RUNLEVEL keeps Debian from starting a Prometheus of its own.
 # PICTURE=docs/images/dashboard.png keeps a picture of the dashboard: look at it before it is committed.
 test-monitoring: export DASHBOARD_PICTURE := $(PICTURE)
-test-monitoring: env ## let the real Prometheus read the running stack; check alert rules and dashboard
-	@{ command -v prometheus && command -v promtool; } >/dev/null || { \
-		[ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null || { \
-			echo "prometheus and promtool are missing: install Debian's package prometheus, or run this as root."; \
-			exit 1; }; \
-		apt-get update -qq && RUNLEVEL=1 apt-get install -y -qq --no-install-recommends prometheus; }
+test-monitoring: env prometheus ## let the real Prometheus read the running stack; check alert rules and dashboard
 	@$(BIN)/python -m pytest -m monitoring tests/monitoring
 
 # PICTURE=docs/images/page.png keeps a picture of a conversation: look at it before it is committed.
 test-page: export PAGE_PICTURE := $(PICTURE)
-test-page: env ## test the web page in Chromium, which is installed if it can be
-	@command -v chromium >/dev/null || { \
-	  test "$$(id -u)" = 0 && command -v apt-get >/dev/null || { \
-	    echo "Chromium is missing: install it (Debian: sudo apt-get install chromium)."; exit 1; }; \
-	  apt-get update -qq && \
-	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core; }
+test-page: env chromium ## test the web page in Chromium, which is installed if it can be
 	@$(BIN)/python -m pytest -m page tests/page
 
 # ARGS="--size bench --clients 1 8": see `python -m benchmarks --help`.
@@ -60,6 +50,17 @@ bench: env ## measure beside transformers: tables, JSON and plots in benchmarks/
 
 profile: env ## where a request's time goes, per stage: a picture in benchmarks/results
 	@$(BIN)/python -m benchmarks.profile $(ARGS)
+
+# Debian's packages behind these commands are installed if that can be.
+prometheus: PACKAGES := prometheus
+chromium: PACKAGES := chromium fonts-dejavu-core
+# RUNLEVEL keeps Debian from starting a Prometheus of its own.
+prometheus chromium:
+	@command -v $@ >/dev/null || { \
+		[ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null || { \
+			echo "$@ is missing: run this as root on Debian, or install what Debian calls $(PACKAGES)."; exit 1; }; \
+		export RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive; \
+		apt-get update -qq && apt-get install -y -qq --no-install-recommends $(PACKAGES); }
 
 check: env ## lint, formatting, types, and the direction of imports
 	@echo "[1/4] ruff check"
