@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 import zmq
 
 from checkpoint import CheckpointShape, write_checkpoint
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 # Before any test module imports vLLM, or something of transformers that imports torchvision.
 prepare_environment(ThinkerConfig(threads=1))
+# PyTorch has read its own number at the imports above.  With more, this process' threads wait in loops for cores
+# that the stages' processes have: some tests took seven times as long.
+torch.set_num_threads(1)
 
 OTHER_SHAPE = CheckpointShape(
     thinker=ThinkerShape(hidden_size=192, heads=6, key_value_heads=1, layers=3),

@@ -130,6 +130,7 @@ class _Box:
     def place(
         self, x: float, y: float, width: float = 0.0, height: float = 0.0
     ) -> tuple[float, float, float, float]:
+        """A part of it as matplotlib counts: in shares of the picture, from its lower left corner."""
         return (
             (self.left + x) / self.page_width,
             1 - (self.top + y + height) / self.page_height,
@@ -163,7 +164,7 @@ def _draw_stat(box: _Box, panel: dict[str, Any], series: list[Series], seconds: 
     colour = NAMED[[step["color"] for step in steps if step["value"] is None or last >= step["value"]][-1]]
     box.fill()
     box.write(panel["title"], 10, 9, size=9, weight="bold")
-    text = _number(last / divisor) + (suffix if suffix == "%" else f" {suffix}")
+    text = f"{_number(last / divisor)} {suffix}".strip()
     box.write(text, box.width / 2, box.height * 0.47, size=20, ha="center", va="center", color=colour)
     axes = box.axes(3, box.height * 0.68, 3, 3)
     axes.fill_between(times, values, color=colour, alpha=0.18, linewidth=0)
