@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 # Before any test module imports vLLM, or something of transformers that imports torchvision.
 prepare_environment(ThinkerConfig(threads=1))
-# PyTorch has read its own number at the imports above.  With more, this process' threads wait in loops for cores
-# that the stages' processes have: some tests took seven times as long.
+# PyTorch has read its number at the imports above.  More threads would wait in loops for cores that stages
+# have: some tests took seven times as long.
 torch.set_num_threads(1)
 
 OTHER_SHAPE = CheckpointShape(

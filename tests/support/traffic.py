@@ -28,8 +28,8 @@ def everything(client: GatewayClient, number: int) -> None:
         audio=spoken(),
         videos=clip(),
         seed=number,
-        text_sampling=SamplingOverrides(max_tokens=12),
-        codec_sampling=SamplingOverrides(max_tokens=40),
+        text_sampling=_text(12),
+        codec_sampling=_codec(40),
     ).result()
 
 
