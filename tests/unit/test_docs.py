@@ -32,7 +32,7 @@ def read(name: str) -> str:
 def schema(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Every key of the configuration with its default; keys that all stages have are named once."""
     for name, field in section.model_fields.items():
-        default = field.default
+        default = field.get_default(call_default_factory=True)
         if isinstance(default, BaseModel):
             yield from schema(type(default), f"{prefix}{name}.")
         elif issubclass(section, StageConfig) and name in StageConfig.model_fields.keys() - {"inbox", "http"}:

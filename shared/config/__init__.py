@@ -1,0 +1,170 @@
+"""Configuration: one YAML file, environment overrides, a strict schema.
+
+Every process of the stack reads the same file.  A value may be overridden by an environment variable
+named ``OMNIRELAY_`` and the path of the key, joined by two underscores
+(``OMNIRELAY_GATEWAY__LISTEN=tcp://0.0.0.0:5555``); ``OMNI_MODEL`` chooses the checkpoint.
+Unknown keys are refused.  No value is ever imported or executed.
+"""
+
+import os
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
+
+from shared.config.gateway import GatewayConfig, Limits
+from shared.config.media import MediaConfig
+from shared.config.stages import (
+    EngineConfig,
+    StageConfig,
+    StagesConfig,
+    SynthesisConfig,
+    SynthesisEngineConfig,
+    TalkerConfig,
+    ThinkerConfig,
+    ThinkerEngineConfig,
+    Token2WavConfig,
+)
+from shared.config.values import Section, TraceEndpoint, empty_is_none
+from shared.errors import ConfigError
+from shared.messages import StageName
+
+__all__ = [
+    "DEFAULT_CHECKPOINT",
+    "ENV_PREFIX",
+    "MODEL_VARIABLE",
+    "Config",
+    "EngineConfig",
+    "GatewayConfig",
+    "Limits",
+    "MediaConfig",
+    "StageConfig",
+    "StagesConfig",
+    "SynthesisConfig",
+    "SynthesisEngineConfig",
+    "TalkerConfig",
+    "ThinkerConfig",
+    "ThinkerEngineConfig",
+    "Token2WavConfig",
+    "TracingConfig",
+    "load_config",
+]
+
+ENV_PREFIX = "OMNIRELAY_"
+MODEL_VARIABLE = "OMNI_MODEL"
+DEFAULT_CHECKPOINT = Path(".cache/omnirelay/tiny")
+"""Where the small random checkpoint is kept that serves when no model is chosen."""
+
+
+_NOT_YAML = (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError)
+"""What PyYAML raises: its own error, and whatever escapes it, as for ``2024-99-99`` or ``!!bool x``."""
+
+
+class TracingConfig(Section):
+    """Whether and where traces of requests are told.
+
+    Attributes:
+        endpoint: A collector that speaks OTLP over HTTP, or the address below it that takes traces; none
+            leaves it to OpenTelemetry's environment variables.
+        sample_ratio: Share of the requests that are traced, unless the client decides.
+    """
+
+    endpoint: Annotated[TraceEndpoint | None, BeforeValidator(empty_is_none)] = None
+    sample_ratio: Annotated[float, Field(ge=0, le=1)] = 1.0
+
+
+class Config(Section):
+    """The whole stack.
+
+    Attributes:
+        model: Directory of the checkpoint, or its id on the Hugging Face hub; none is the small random
+            checkpoint in :data:`DEFAULT_CHECKPOINT`.
+        log_level: Of OmniRelay's own log lines.
+        gateway: The gateway.
+        media: Sounds, pictures and videos of requests.
+        stages: The stages.
+        tracing: Traces of requests.
+    """
+
+    model: str | None = None
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    gateway: GatewayConfig = GatewayConfig()
+    media: MediaConfig = MediaConfig()
+    stages: StagesConfig = StagesConfig()
+    tracing: TracingConfig = TracingConfig()
+
+    @model_validator(mode="after")
+    def _media_fit_the_sockets(self) -> Self:
+        if self.media.max_item_bytes > self.stages.thinker.max_payload_bytes:
+            raise ValueError("media.max_item_bytes must not exceed stages.thinker.max_payload_bytes")
+        if self.media.max_request_bytes > self.gateway.limits.request_bytes:
+            raise ValueError("media.max_request_bytes must not exceed gateway.limits.request_bytes")
+        if self.media.max_request_bytes > self.gateway.limits.held_bytes:
+            raise ValueError("media.max_request_bytes must not exceed gateway.limits.held_bytes")
+        return self
+
+    def stage(self, name: StageName) -> StageConfig:
+        """The configuration of one stage."""
+        stage: StageConfig = getattr(self.stages, name)
+        return stage
+
+
+def load_config(path: Path | None = None, environment: dict[str, str] | None = None) -> Config:
+    """Read the configuration.
+
+    Args:
+        path: The YAML file; none starts from the defaults.
+        environment: Where overrides are looked up; none is the process's environment.
+
+    Raises:
+        ConfigError: The file cannot be read, or a key or value is not allowed; all problems are listed.
+    """
+    environment = dict(os.environ) if environment is None else environment
+    source = str(path) if path else "the built-in configuration"
+    values = _read_yaml(path) if path else {}
+    _apply_overrides(values, environment)
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(str(part) for part in item['loc'])}: {item['msg']}" for item in error.errors()
+        )
+        raise ConfigError(f"{source} (with environment overrides): {problems}") from error
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from error
+    except _NOT_YAML as error:
+        raise ConfigError(f"{path} is not YAML: {_in_one_line(error)}") from error
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} must hold a mapping of keys, not a {type(values).__name__}")
+    return values
+
+
+def _in_one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _apply_overrides(values: dict[str, Any], environment: dict[str, str]) -> None:
+    """Write the environment's overrides into the mapping; scalars are read as YAML."""
+    if model := environment.get(MODEL_VARIABLE):
+        values["model"] = model
+    for name, text in environment.items():
+        if not name.startswith(ENV_PREFIX):
+            continue
+        *sections, key = name.removeprefix(ENV_PREFIX).lower().split("__")
+        section = values
+        for part in sections:
+            section = section.setdefault(part, {})
+            if not isinstance(section, dict):
+                raise ConfigError(f"{name}: {part} is a value, not a section")
+        try:
+            section[key] = yaml.safe_load(text)
+        except _NOT_YAML as error:
+            raise ConfigError(f"{name}={text!r} is not a YAML value: {_in_one_line(error)}") from error

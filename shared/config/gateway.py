@@ -1,0 +1,62 @@
+"""The gateway's section of the configuration."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from shared.config.values import Address, Bytes, Host, Origin, Section, TcpAddress
+
+
+class Limits(Section):
+    """What the gateway admits.
+
+    Attributes:
+        max_active: Requests that the stages work on at once.
+        max_queued: Requests that may wait for a place; one more is answered "busy".
+        max_queued_per_client: Of those and the active ones, how many one connection may have.
+        max_prompt_tokens: Longest prompt, chat template included.
+        max_text_tokens: Most text tokens of one reply, and the default.
+        max_codec_tokens: Most codec tokens of one reply, and the default; 50 make a second.
+        request_bytes: Largest request from a client, media included.
+        held_bytes: Most bytes of media that all requests together may hold; one more is answered "busy".
+        client_backlog_bytes: Most bytes of answer that wait for a client that does not read.
+        deadline_s: A request that has not ended by then expires.
+    """
+
+    max_active: Annotated[int, Field(gt=0)] = 16
+    max_queued: Annotated[int, Field(ge=0)] = 64
+    max_queued_per_client: Annotated[int, Field(gt=0)] = 64
+    max_prompt_tokens: Annotated[int, Field(gt=0)] = 32_768
+    max_text_tokens: Annotated[int, Field(gt=0)] = 1024
+    max_codec_tokens: Annotated[int, Field(gt=0)] = 4096
+    request_bytes: Bytes = 100 * 2**20
+    held_bytes: Bytes = 2**30
+    client_backlog_bytes: Bytes = 64 * 2**20
+    deadline_s: Annotated[float, Field(gt=0)] = 600.0
+
+
+class GatewayConfig(Section):
+    """The gateway's addresses and limits.
+
+    Attributes:
+        listen: Where clients connect, ``tcp://HOST:PORT``.
+        events: Where the stages push what comes out.
+        control: Where the stages connect for heartbeats and aborts.
+        http: Where HTTP is served, written like the others; none switches it off.
+        http_origins: Origins, besides the gateway's own, whose pages a browser may let use it.
+        http_hosts: What HTTP requests may name as ``Host``, besides this machine and the hosts of
+            ``http_origins``.  None stands for nothing else on the loopback, and for anything elsewhere.
+        heartbeat_timeout_s: A stage that is silent for longer counts as gone.
+        step_timeout_s: A stage whose loop has been in one step for longer counts as hung.
+        limits: What is admitted.
+    """
+
+    listen: TcpAddress = "tcp://127.0.0.1:5555"
+    events: Address = "tcp://127.0.0.1:5560"
+    control: Address = "tcp://127.0.0.1:5561"
+    http: TcpAddress | None = "tcp://127.0.0.1:8000"
+    http_origins: list[Origin] = Field(default_factory=list)
+    http_hosts: list[Host] | None = None
+    heartbeat_timeout_s: Annotated[float, Field(gt=0)] = 10.0
+    step_timeout_s: Annotated[float, Field(gt=0)] = 300.0
+    limits: Limits = Limits()

@@ -1,0 +1,72 @@
+"""What values of the configuration may be: addresses, origins, hosts, sizes."""
+
+import re
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+from shared.tracing import check_endpoint
+
+Bytes = Annotated[int, Field(gt=0)]
+
+_ORIGIN = re.compile(r"https?://[a-z0-9.\[\]:-]+")
+_HOST = re.compile(r"[a-z0-9._-]+|[0-9a-f:]*:[0-9a-f:.]+")
+
+
+def _check_address(address: str) -> str:
+    scheme, _, rest = address.partition("://")
+    if scheme == "ipc" and rest:
+        return address
+    host, _, port = rest.rpartition(":")
+    written_well = address.isascii() and not any(character.isspace() for character in address)
+    if scheme != "tcp" or not written_well or not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+        raise ValueError(f"{address!r} is not tcp://HOST:PORT (nor ipc://PATH)")
+    return address
+
+
+def _check_tcp(address: str) -> str:
+    if not address.startswith("tcp://"):
+        raise ValueError(f"{address!r} is not tcp://HOST:PORT")
+    return address
+
+
+Address = Annotated[str, AfterValidator(_check_address)]
+TcpAddress = Annotated[Address, AfterValidator(_check_tcp)]
+
+
+def _check_origin(origin: str) -> str:
+    if not _ORIGIN.fullmatch(origin):
+        raise ValueError(f"{origin!r} is not http[s]://HOST[:PORT] in lower case, without a path")
+    return origin
+
+
+Origin = Annotated[str, AfterValidator(_check_origin)]
+TraceEndpoint = Annotated[str, AfterValidator(check_endpoint)]
+
+
+def empty_is_none(value: object) -> object:
+    """An empty value, as an unset variable of Compose gives, is none."""
+    return None if value == "" else value
+
+
+def _check_host(host: str) -> str:
+    if not _HOST.fullmatch(host):
+        raise ValueError(f"{host!r} is not a name or an address in lower case, without a port and brackets")
+    return host
+
+
+Host = Annotated[str, AfterValidator(_check_host)]
+
+
+def _device_number(devices: object) -> object:
+    """A single device, ``devices: 0``, is a number to YAML."""
+    return str(devices) if type(devices) is int else devices
+
+
+DeviceList = Annotated[str, BeforeValidator(_device_number)]
+
+
+class Section(BaseModel):
+    """A section of the configuration: strict, and immutable once read."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
