@@ -26,6 +26,8 @@ QUIET_S: Final = 300.0
 """How long nothing more is said of a collector that does not take spans."""
 MAX_TRACEPARENT: Final = 512
 """Characters of what a client may say; later versions of the form may be longer than today's 55."""
+LAST_SPANS: Final = "last spans"
+"""Name of the thread that ends the sending."""
 _EXPORTER: Final = "opentelemetry.exporter"
 _SDK: Final = logging.getLogger("opentelemetry")
 log = logging.getLogger(__name__)
@@ -49,8 +51,8 @@ class Tracer:
     def __init__(self, process: str, url: str, sample_ratio: float) -> None:
         self._complaints = _Complaints(url)
         try:
-            exporter = _Exporter(url, self._complaints)
-            self._processor = BatchSpanProcessor(exporter)
+            self._exporter = _Exporter(url, self._complaints)
+            self._processor = BatchSpanProcessor(self._exporter)
             provider = TracerProvider(
                 ParentBased(TraceIdRatioBased(sample_ratio)),
                 Resource.create({SERVICE_NAME: f"omnirelay-{process}"}),
@@ -125,9 +127,11 @@ class Tracer:
             ended.set()
             self._complaints.leave()
 
-        threading.Thread(target=shut_down, name="last spans", daemon=True).start()
+        threading.Thread(target=shut_down, name=LAST_SPANS, daemon=True).start()
         ended.wait(FLUSH_S)
         self._complaints.silent = True
+        # Else it would go on trying, and with it the thread.
+        self._exporter.shutdown()
 
     def _above(self, traceparent: str | None) -> Context:
         if traceparent is None or len(traceparent) > MAX_TRACEPARENT or not traceparent.isprintable():
@@ -199,11 +203,12 @@ class _Complaints(logging.Handler):
 
 
 class _Exporter(OTLPSpanExporter):
-    """OpenTelemetry's exporter, which notes that the collector answers again."""
+    """OpenTelemetry's exporter, which notes that the collector answers again, and may be shut down twice."""
 
     def __init__(self, url: str, complaints: _Complaints) -> None:
         super().__init__(url)
         self._complaints = complaints
+        self._ended = False
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Send spans."""
@@ -211,3 +216,9 @@ class _Exporter(OTLPSpanExporter):
         if result is SpanExportResult.SUCCESS:
             self._complaints.failing.clear()
         return result
+
+    def shutdown(self) -> None:
+        """Send no more, and stop trying again."""
+        if not self._ended:
+            self._ended = True
+            super().shutdown()

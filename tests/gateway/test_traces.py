@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -14,7 +14,7 @@ from shared.config import Config
 from shared.messages import ThinkRequest
 from tests.gateway.bench import Bench, bench, run
 from tests.gateway.http_bench import HI, HttpBench, http_bench, http_gateway
-from tests.support.otlp import Collector, Span, Trace
+from tests.support.otlp import Collector, Span, Trace, wait_for_senders
 
 Configure = Callable[..., Config]
 TRACE, SPAN = "ab" * 16, "cd" * 8
@@ -22,8 +22,10 @@ PARENT = f"00-{TRACE}-{SPAN}-01"
 
 
 @pytest.fixture(autouse=True)
-def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+def _soon_and_to_the_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "10")
+    yield
+    wait_for_senders()
 
 
 @asynccontextmanager

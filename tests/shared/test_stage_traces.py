@@ -18,7 +18,7 @@ from tests.shared.stages import STAGE, Harness, running
 from tests.shared.support import Context, free_address, wait_until
 from tests.shared.test_process import ECHO, ROOT, environment
 from tests.support.http import get
-from tests.support.otlp import Collector, Span
+from tests.support.otlp import Collector, Span, wait_for_senders
 from tests.support.thinking import speech_of
 
 TRACE = "ab" * 16
@@ -39,6 +39,7 @@ def harness(context: Context, collector: Collector, monkeypatch: pytest.MonkeyPa
         harness.service.traces.tracer = Tracer(STAGE, collector.url, 1.0)
         yield harness
         harness.service.traces.tracer.close()
+    wait_for_senders()
 
 
 def start(harness: Harness, request_id: str, traceparent: str | None = TRACEPARENT) -> None:
@@ -100,7 +101,7 @@ def test_an_engine_that_breaks_fails_every_request(harness: Harness, collector: 
     harness.take(1)
     harness.service.step_error = RuntimeError("out of memory")
     harness.send("a", 1)
-    harness.take(1)
+    assert harness.take_failure().code == "stage_failed"
     assert told(collector, "a").error == "stage_failed"
 
 

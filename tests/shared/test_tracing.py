@@ -21,13 +21,19 @@ from shared.errors import ConfigError
 from shared.otel import Tracer
 from shared.tracing import Timeline, open_tracer, traces_url
 from tests.shared.support import wait_until
-from tests.support.otlp import Collector
+from tests.support.otlp import Collector, wait_for_senders
 
 ROOT = Path(__file__).resolve().parents[2]
 BASE = "OTEL_EXPORTER_OTLP_ENDPOINT"
 TRACES = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 FORM = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 PARENT = f"00-{'ab' * 16}-{'cd' * 8}-01"
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left() -> Iterator[None]:
+    yield
+    wait_for_senders()
 
 
 @pytest.fixture
@@ -291,7 +297,8 @@ def test_a_collector_that_refuses_is_told_once_and_believed_when_it_is_well_agai
     assert len(said(caplog)) == 1
 
 
-def test_a_collector_that_never_answers_delays_the_end_by_a_bound() -> None:
+def test_a_collector_that_never_answers_delays_the_end_by_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "2")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         tracer = Tracer("gateway", f"http://127.0.0.1:{silent.getsockname()[1]}", 1.0)
         tell(tracer)

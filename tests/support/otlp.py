@@ -1,6 +1,7 @@
 """A collector of traces: takes what OTLP over HTTP brings, and keeps the spans."""
 
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,6 +13,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as EncodedSpan
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
+
+from shared.otel import LAST_SPANS
 
 DEADLINE_S = 20.0
 
@@ -189,3 +192,11 @@ def _value(value: Any) -> Any:
     kind = value.WhichOneof("value")
     inner = getattr(value, kind)
     return [_value(each) for each in inner.values] if kind == "array_value" else inner
+
+
+def wait_for_senders() -> None:
+    """Wait until no thread of an ended tracer is left: other tests would feel it."""
+    deadline = time.monotonic() + DEADLINE_S
+    while any(thread.name == LAST_SPANS for thread in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
