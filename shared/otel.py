@@ -221,4 +221,4 @@ class _Exporter(OTLPSpanExporter):
         """Send no more, and stop trying again."""
         if not self._ended:
             self._ended = True
-            super().shutdown()
+            super().shutdown()  # type: ignore[no-untyped-call]
