@@ -64,6 +64,8 @@ class StageConfig(Section):
         max_payload_bytes: Largest tensor it takes from a socket.
         max_backlog_bytes: Most bytes that may wait for the next stage.
         heartbeat_s: Time between two heartbeats.
+        niceness: Added to that of the threads that compute, so that those that send and receive, the gateway
+            and clients get a core when they need one.
         http: Where ``/metrics``, ``/livez`` and ``/readyz`` are served; none serves none.
     """
 
@@ -74,6 +76,7 @@ class StageConfig(Section):
     max_payload_bytes: Bytes = DEFAULT_MAX_PAYLOAD_BYTES
     max_backlog_bytes: Bytes = 256 * 2**20
     heartbeat_s: Annotated[float, Field(gt=0)] = 0.5
+    niceness: Annotated[int, Field(ge=0, le=19)] = 5
 
 
 class SynthesisConfig(Section):

@@ -6,10 +6,11 @@ import logging
 import multiprocessing
 import os
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import zmq
 from prometheus_client import REGISTRY
@@ -35,6 +36,9 @@ Build = Callable[
     [Config, Path, Context, PushQueue[StageEvent]], tuple[StageService[Any], dict[str, PushQueue[Any]]]
 ]
 """Makes the stage's service and the queues it sends to, by receiver, besides the gateway's."""
+
+_MOST_NICE: Final = 19
+"""Of setpriority(2)."""
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +71,13 @@ def run_stage(name: StageName, union: Any, build: Build) -> None:
         os._exit(0)
 
 
+def _be_nice(niceness: int) -> None:
+    """Lower the priority of this thread and of those it starts from now on."""
+    thread = threading.get_native_id()
+    now = os.getpriority(os.PRIO_PROCESS, thread)
+    os.setpriority(os.PRIO_PROCESS, thread, min(_MOST_NICE, now + niceness))
+
+
 def _serve(name: StageName, config: Config, union: Any, build: Build) -> None:
     stage = config.stage(name)
     model = resolve_model(config)
@@ -84,6 +95,8 @@ def _serve(name: StageName, config: Config, union: Any, build: Build) -> None:
             closing.callback(tracer.close)
         control = ControlClient(context, config.gateway.control, name)
         gateway: PushQueue[StageEvent] = PushQueue(context, config.gateway.events, stage.max_backlog_bytes)
+        # ZeroMQ's own threads are there by now and keep their priority; those that compute are yet to come.
+        _be_nice(stage.niceness)
         log.info("loading %s", model)
         service, receivers = build(config, model, context, gateway)
         service.traces.tracer = tracer

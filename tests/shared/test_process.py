@@ -51,6 +51,12 @@ def run_talker(*arguments: str, model: Path | str, **overrides: str) -> subproce
     )
 
 
+def niceness(pid: int) -> dict[int, int]:
+    """That of each thread of a process."""
+    threads = [int(path.name) for path in Path(f"/proc/{pid}/task").iterdir()]
+    return {thread: os.getpriority(os.PRIO_PROCESS, thread) for thread in threads}
+
+
 @pytest.mark.parametrize("key", ["INBOX", "HTTP"])
 def test_an_address_in_use_ends_the_stage_with_one_line(tiny_checkpoint, key):
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -97,6 +103,7 @@ def test_a_stage_answers_while_it_loads_serves_and_stops_cleanly(tiny_checkpoint
             OMNIRELAY_STAGES__TOKEN2WAV__INBOX=inbox,
             OMNIRELAY_STAGES__TOKEN2WAV__HTTP=http,
             OMNIRELAY_STAGES__TOKEN2WAV__HEARTBEAT_S="0.05",
+            OMNIRELAY_STAGES__TOKEN2WAV__NICENESS="7",
             OMNIRELAY_GATEWAY__EVENTS=free_address(),
             OMNIRELAY_GATEWAY__CONTROL=free_address(),
         ),
@@ -115,6 +122,9 @@ def test_a_stage_answers_while_it_loads_serves_and_stops_cleanly(tiny_checkpoint
         process.stdin.close()
         seen.append(process.stderr.readline())
         wait_until(lambda: get(http, "/readyz").status == 200)
+        threads = niceness(process.pid)
+        assert threads[process.pid] == min(19, os.getpriority(os.PRIO_PROCESS, 0) + 7)
+        assert os.getpriority(os.PRIO_PROCESS, 0) in threads.values(), "those that send are not slowed down"
         told = get(http, "/metrics").metrics
         assert {"omnirelay_stage_info", "omnirelay_edge_backlog_bytes", "process_cpu_seconds_total"} <= set(
             told
