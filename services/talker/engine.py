@@ -15,6 +15,8 @@ from shared.engine.platform import build_engine
 from shared.errors import CheckpointError
 
 ARCHITECTURE = "OmniRelayConditionedTalker"
+CODES_PER_BLOCK = "codes_per_block"
+"""Codec tokens in an attention block of token2wav's DiT, in the configuration that the engine keeps."""
 
 
 def build_talker(model: Path, config: TalkerConfig) -> LLMEngine:
@@ -46,6 +48,8 @@ def _talker_config(config: Any, prompt_mode: str) -> Any:
     talker = getattr(config, "talker_config", None)
     if talker is None:
         return config
+    dit = config.token2wav_config.dit_config
+    setattr(talker, CODES_PER_BLOCK, max(1, dit.block_size // dit.repeats))
     rope = dict(talker.rope_parameters or {})
     if "mrope_section" not in rope:
         raise CheckpointError("config.json: talker_config names no mrope_section in its rope parameters")

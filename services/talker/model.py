@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from vllm.config import CacheConfig, VllmConfig
 from vllm.model_executor.layers.layernorm import RMSNorm
+from vllm.model_executor.layers.linear import ReplicatedLinear
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.quantization import QuantizationConfig
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
@@ -104,7 +105,7 @@ class ConditionedTalker(nn.Module):
             decoder_layer_type=TalkerDecoderLayer,
         )
         self.model.embed_tokens = VocabParallelEmbedding(self.config.vocab_size, self.config.embedding_size)
-        self.proj = nn.Linear(self.config.embedding_size, self.config.hidden_size)
+        self.proj = ReplicatedLinear(self.config.embedding_size, self.config.hidden_size, return_bias=False)
         self.codec_head = ParallelLMHead(self.config.vocab_size, self.config.hidden_size)
         self.logits_processor = LogitsProcessor(self.config.vocab_size)
         self.conditioning = ConditioningStore(
@@ -117,7 +118,8 @@ class ConditionedTalker(nn.Module):
 
     def embed_input_ids(self, input_ids: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
         """Codec embeddings ``[n, embedding_size]``; zero for tokens that only stand for the prompt."""
-        silent = torch.isin(input_ids, self.silent_tokens).unsqueeze(-1)
+        # A comparison with each: torch.isin sorts.
+        silent = (input_ids.unsqueeze(-1) == self.silent_tokens).any(-1, keepdim=True)
         return self.model.embed_tokens(input_ids).masked_fill(silent, 0)
 
     def forward(

@@ -1,7 +1,7 @@
 """The talker's work: conditioning rows in, codec tokens to token2wav and the gateway."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -10,7 +10,7 @@ from vllm.inputs import tokens_input
 from vllm.outputs import RequestOutput
 from vllm.v1.engine.llm_engine import LLMEngine
 
-from services.talker.engine import build_talker
+from services.talker.engine import CODES_PER_BLOCK, build_talker
 from services.talker.scheduler import TalkerScheduler
 from services.talker.track import ConditioningTrack
 from shared.config import TalkerConfig
@@ -54,13 +54,15 @@ from shared.queues import PushQueue
 
 @dataclass
 class _Speech:
-    """A request in work."""
+    """A request in work: its codec tokens that were not sent yet, and how many there were in all."""
 
     request_id: str
     engine_id: str
     track: ConditioningTrack
     clock: PlaybackClock
     seq: int = 0
+    unsent: list[int] = field(default_factory=list)
+    made: int = 0
 
 
 class TalkerService:
@@ -94,6 +96,7 @@ class TalkerService:
         self._dtype = self._engine.model_config.dtype
         self._plain_positions = config.prompt_mode == "unpadded"
         self._end_tokens = [self._codec.tts_codec_pad_token_id, self._codec.tts_codec_end_token_id]
+        self._codes_per_block: int = getattr(self._codec, CODES_PER_BLOCK)
         self._speeches: dict[str, _Speech] = {}
         # Requests that were spoken to their end while the thinker still writes.
         self._outspoken: set[str] = set()
@@ -241,9 +244,16 @@ class TalkerService:
         self._deliver(speech, codes, reason)
 
     def _deliver(self, speech: _Speech, codes: list[int], reason: FinishReason | None) -> None:
-        request_id, seq = speech.request_id, speech.seq
-        speech.seq += 1
         speech.clock.made(len(codes) / CODEC_RATE)
+        speech.unsent += codes
+        speech.made += len(codes)
+        blocks = speech.made // self._codes_per_block
+        if reason is None and blocks == (speech.made - len(codes)) // self._codes_per_block:
+            # Nobody can begin with a part of a block.
+            return
+        request_id, seq, codes = speech.request_id, speech.seq, speech.unsent
+        speech.seq += 1
+        speech.unsent = []
         if reason is not None:
             del self._speeches[request_id]
             if not speech.track.closed:

@@ -112,6 +112,9 @@ class SlotMap:
         """Slots of positions ``start`` to ``stop`` of a scheduled request, int64 ``[stop - start]``."""
         blocks = self._manager.get_block_ids(request_id)[self._group]
         first = start // self._block_size
+        if stop == start + 1:
+            # A decoded token: one number needs no arithmetic on tensors.
+            return torch.tensor([blocks[first] * self._block_size + start % self._block_size])
         table = torch.tensor(blocks[first : -(-stop // self._block_size)], dtype=torch.int64)
         positions = torch.arange(start, stop)
         return table[positions // self._block_size - first] * self._block_size + positions % self._block_size

@@ -147,7 +147,10 @@ class TalkerRig:
                 self.sent[message.request_id].append(message)
 
     def codes(self, request_id: str) -> list[int]:
-        return [code for delta in self.deltas[request_id] for code in delta.token_ids]
+        """Codec tokens made so far, those that wait for the rest of their block among them."""
+        speech = self.service._speeches.get(request_id)
+        sent = [code for delta in self.deltas[request_id] for code in delta.token_ids]
+        return sent + (speech.unsent if speech else [])
 
     def reason(self, request_id: str) -> FinishReason | None:
         return self.deltas[request_id][-1].finish_reason
