@@ -29,6 +29,14 @@ def read(name: str) -> str:
     return (ROOT / name).read_text(encoding="utf-8")
 
 
+def test_the_readme_lists_every_metric():
+    readme, page = (
+        set(re.findall(r"`(omnirelay_[a-z0-9_]+)", (ROOT / name).read_text(encoding="utf-8")))
+        for name in ("README.md", "docs/metrics.md")
+    )
+    assert readme == page
+
+
 def schema(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Every key of the configuration with its default; keys that all stages have are named once."""
     for name, field in section.model_fields.items():
