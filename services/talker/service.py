@@ -239,7 +239,7 @@ class TalkerService:
         completion = output.outputs[0]
         reason = finish_reason(completion) if output.finished else None
         codes = [token for token in completion.token_ids if token not in self._end_tokens]
-        if speech.seq == 0:
+        if speech.made == 0:
             begin_of_decoding(self.traces, speech.request_id, output)
         self._deliver(speech, codes, reason)
 
