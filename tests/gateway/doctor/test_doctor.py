@@ -142,12 +142,14 @@ def test_a_check_that_fails_does_not_hide_the_others(
 
 def test_a_running_omnirelay(
     configure: Callable[..., Config],
-    config_file: Path,
+    request: pytest.FixtureRequest,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def scenario() -> None:
         async with bench(configure()) as b:
+            # Made now, so that none of its free ports is one of those in use.
+            config_file: Path = request.getfixturevalue("config_file")
             monkeypatch.setenv("OMNIRELAY_GATEWAY__LISTEN", b.listen)
             findings = await asyncio.to_thread(examine, capsys, config_file, 0)
             assert "OmniRelay runs at" in findings["ports"][0]["what"]
