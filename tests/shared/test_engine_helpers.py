@@ -258,19 +258,19 @@ def test_an_index_of_weights_that_cannot_be_read_is_named(tmp_path, text):
 
 PRINT_ENVIRONMENT = """
 import json, os, sys
-from shared.config import ThinkerConfig
+from shared import config
 from shared.engine.environment import prepare_environment
-prepare_environment(ThinkerConfig(**json.loads(sys.argv[1])))
+prepare_environment(getattr(config, sys.argv[2])(**json.loads(sys.argv[1])))
 print(json.dumps(dict(os.environ)))
 """
 
 
-def prepared(values: dict[str, Any], **environment: str) -> dict[str, str]:
+def prepared(values: dict[str, Any], stage: str = "ThinkerConfig", **environment: str) -> dict[str, str]:
     """The environment of a fresh process after it was prepared."""
     ThinkerConfig(**values)
     kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
     output = subprocess.run(
-        [sys.executable, "-c", PRINT_ENVIRONMENT, json.dumps(values)],
+        [sys.executable, "-c", PRINT_ENVIRONMENT, json.dumps(values), stage],
         env=kept | {"PYTHONPATH": os.getcwd()} | environment,
         capture_output=True,
         text=True,
@@ -288,6 +288,13 @@ def test_the_environment_is_prepared_as_configured():
     assert result["CUDA_VISIBLE_DEVICES"] == "1,2"
     assert result["VLLM_LOGGING_LEVEL"] == "DEBUG"
     assert result["HF_HUB_OFFLINE"] == "1"
+
+
+def test_a_vocoder_has_room_for_its_compiled_convolutions():
+    # With as little as the others, which must not grow with every new length, it compiles them all each time.
+    name = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
+    assert prepared({})[name] == "64"
+    assert prepared({}, "Token2WavConfig")[name] == "512"
 
 
 def test_without_a_number_of_threads_the_stages_share_the_cores():
