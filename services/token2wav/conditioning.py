@@ -43,8 +43,7 @@ class SolverState:
         times: where the solver stops, float32 [time_points].
         conditioned: constant input of the conditioned branch, float32 [blocks, block_size, hidden].
         unconditioned: the same of the other branch, float32 [hidden]; None without guidance.
-        cos: rotary table, float32 [blocks, block_size, head_dim / 2].
-        sin: rotary table, shaped as ``cos``.
+        rotation: rotary table, complex64 [blocks, block_size, head_dim / 2].
     """
 
     chunk: SynthesisChunk
@@ -54,8 +53,7 @@ class SolverState:
     times: torch.Tensor
     conditioned: torch.Tensor
     unconditioned: torch.Tensor | None
-    cos: torch.Tensor
-    sin: torch.Tensor
+    rotation: torch.Tensor
 
 
 class Conditioner:
@@ -113,7 +111,6 @@ class Conditioner:
         constant = self._dit.input_embed.project_codes(embedded) + voice.conditioned
         frames = chunk.window_frames(config.repeats)
         noise = initial_noise(chunk.seed, frames, config.mel_dim, start=chunk.window_start)
-        cos, sin = self._rotary(chunk.window_start, frames)
         continues = chunk.stream.past is not None
         if not (continues or chunk.is_last):
             chunk.stream.past = self._room_for_past(chunk)
@@ -125,16 +122,15 @@ class Conditioner:
             times=time_points(chunk.time_points, chunk.sway_coefficient).to(self._device),
             conditioned=to_blocks(constant.repeat_interleave(config.repeats, dim=0), config.block_size),
             unconditioned=voice.unconditioned if _is_guided(chunk) else None,
-            cos=to_blocks(cos, config.block_size),
-            sin=to_blocks(sin, config.block_size),
+            rotation=to_blocks(self._rotary(chunk.window_start, frames), config.block_size),
         )
 
-    def _rotary(self, start: int, frames: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rotary tables at the positions that the frames have in the stream, [frames, head_dim / 2]."""
+    def _rotary(self, start: int, frames: int) -> torch.Tensor:
+        """Rotary table at the positions that the frames have in the stream, [frames, head_dim / 2]."""
         positions = torch.arange(start, start + frames, device=self._device)
         cos, sin = self._dit.rotary_embed(self._dit.input_embed.proj.weight, positions)
         half = cos.shape[-1] // 2
-        return cos[:, :half], sin[:, :half]
+        return torch.complex(cos[:, :half], sin[:, :half])
 
     def _room_for_past(self, chunk: SynthesisChunk) -> torch.Tensor:
         config = self._dit.config
@@ -170,8 +166,7 @@ class Conditioner:
             layout=layout,
             carry=_carry(states, layout, self._dit.config.block_size),
             constant=torch.cat(constants),
-            cos=torch.cat([state.cos for state in states])[layout.source],
-            sin=torch.cat([state.sin for state in states])[layout.source],
+            rotation=torch.cat([state.rotation for state in states])[layout.source],
             guidance=torch.tensor(scales, dtype=torch.float32, device=self._device).view(-1, 1, 1),
         )
 

@@ -38,16 +38,14 @@ class DiTBatch:
         layout: of the blocks.
         constant: the part of the input projection that does not change, float32
             [rows, block_size, hidden].
-        cos: rotary table, float32 [rows, block_size, head_dim / 2].
-        sin: rotary table, shaped as ``cos``.
+        rotation: rotary table, complex64 [rows, block_size, head_dim / 2].
         guidance: guidance scale of each guided source row, float32 [guided, 1, 1].
         carry: what the chunks take over from those before them and leave to those after.
     """
 
     layout: BlockLayout
     constant: torch.Tensor
-    cos: torch.Tensor
-    sin: torch.Tensor
+    rotation: torch.Tensor
     guidance: torch.Tensor
     carry: Carry
 
@@ -143,17 +141,13 @@ class BlockAttention(nn.Module):
 def _rotate_first_head(states: torch.Tensor, batch: DiTBatch) -> torch.Tensor:
     """Apply rotary embedding to the first head only, as the checkpoint was trained; in place.
 
-    Pairs are interleaved in the checkpoint.  The result puts all first members before all second ones:
-    queries and keys alike, so that their products are unchanged.
+    The members of a pair stand side by side in the checkpoint: a pair is a complex number.
 
     Args:
         states: [rows, heads, block_size, head_dim].
-        batch: with the rotary tables.
+        batch: with the rotary table.
     """
-    head = states[:, 0]
-    first, second = head[..., 0::2], head[..., 1::2]
-    rotated = [first * batch.cos - second * batch.sin, second * batch.cos + first * batch.sin]
-    head.copy_(torch.cat(rotated, dim=-1))
+    torch.view_as_complex(states[:, 0].unflatten(-1, (-1, 2))).mul_(batch.rotation)
     return states
 
 

@@ -28,8 +28,8 @@ _REACH = _ACTIVATION_KERNEL // (2 * _ACTIVATION_RATIO)
 """Samples of one phase, or of the input, to either side that one result needs."""
 
 
-class MelContext(NamedTuple):
-    """Mel frames before and after a frame on which its samples depend."""
+class Context(NamedTuple):
+    """Positions before and after something on which its samples depend."""
 
     left: int
     right: int
@@ -50,27 +50,34 @@ def samples_per_frame(config: Qwen2_5OmniBigVGANConfig) -> int:
     return math.prod(config.upsample_rates)
 
 
-def mel_context(config: Qwen2_5OmniBigVGANConfig) -> MelContext:
-    """Compute the receptive field of one mel frame's samples exactly, from the kernel sizes.
+def contexts(config: Qwen2_5OmniBigVGANConfig) -> list[Context]:
+    """Compute how much beside some mel frames their samples depend on, exactly, from the kernel sizes.
 
     Follows the interval of positions on which the samples of frame 0 depend backwards through the
     layers of ``Qwen2_5OmniToken2WavBigVGANModel``.
+
+    Returns:
+        Of the mel frames themselves, and of the input of each upsampling layer, in its positions.
     """
-    low, high = 0, samples_per_frame(config) - 1
+    span = samples_per_frame(config)
     margin = _OUTER_KERNEL // 2 + _activation_reach()
-    low, high = low - margin, high + margin
+    low, high = -margin, span - 1 + margin
     blocks = max(
         sum(2 * _activation_reach() + (kernel - 1) // 2 * (dilation + 1) for dilation in dilations)
         for kernel, dilations in zip(
             config.resblock_kernel_sizes, config.resblock_dilation_sizes, strict=True
         )
     )
+    found: list[Context] = []
     layers = list(zip(config.upsample_rates, config.upsample_kernel_sizes, strict=True))
     for rate, kernel in reversed(layers):
         padding = (kernel - rate) // 2
         low = -((kernel - 1 - padding - (low - blocks)) // rate)
         high = (high + blocks + padding) // rate
-    return MelContext(left=_OUTER_KERNEL // 2 - low, right=high + _OUTER_KERNEL // 2)
+        span //= rate
+        found.insert(0, Context(left=-low, right=high - (span - 1)))
+    outer = _OUTER_KERNEL // 2
+    return [Context(found[0].left + outer, found[0].right + outer), *found]
 
 
 def _activation_reach() -> int:
@@ -93,46 +100,54 @@ class AntiAliasedActivation(Qwen2_5OmniAntiAliasedActivation1d):
     parameters and the result are the reference class's.
     """
 
+    def __init__(self, activation: nn.Module) -> None:
+        super().__init__(activation)
+        up = (2 * self.upsample.filter).flatten().tolist()
+        down = self.downsample.filter.flatten().tolist()
+        # Sample 2n is made of the inputs n-3..n+2, sample 2n+1 of n-2..n+3.
+        self._even_taps, self._odd_taps = up[::-2], up[-2::-2]
+        # And sample n of the result of the even ones n-2..n+3 and the odd ones n-3..n+2.
+        self._down_taps = [*down[1::2], *down[::2]]
+
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """[1, channels, time] -> the same."""
         if not hidden_states.is_cpu:
             output: torch.Tensor = super().forward(hidden_states)
             return output
-        up = (2 * self.upsample.filter).flatten().tolist()
-        down = self.downsample.filter.flatten().tolist()
+        channels, time = hidden_states.shape[1:]
         padded = functional.pad(hidden_states, (_REACH, _REACH), mode="replicate")[0]
-        # Sample 2n is made of the inputs n-3..n+2, sample 2n+1 of n-2..n+3.
-        even = self._snake(_filter(padded[:, :-1], up[::-2]))
-        odd = self._snake(_filter(padded[:, 1:], up[-2::-2]))
-        first, last = even[:, :1].clone(), odd[:, -1:].clone()
-        even, odd = _extend(even, first, last), _extend(odd, first, last)
-        # And sample n of the result of the even ones n-2..n+3 and the odd ones n-3..n+2.
-        return _filter(even[:, 1:], down[1::2]).add_(_filter(odd[:, :-1], down[::2])).unsqueeze(0)
+        shifted = padded.unfold(1, time, 1).unbind(1)
+        # Even and odd samples of the upsampled signal, with room for its padding.
+        phases = hidden_states.new_empty(2, channels, time + 2 * _REACH)
+        signal = phases[:, :, _REACH:-_REACH]
+        _filter(shifted[:-1], self._even_taps, signal[0])
+        _filter(shifted[1:], self._odd_taps, signal[1])
+        self._snake(signal)
+        phases[:, :, :_REACH] = signal[0, :, :1]
+        phases[:, :, -_REACH:] = signal[1, :, -1:]
+        even, odd = (phase.unfold(1, time, 1).unbind(1) for phase in phases)
+        return _filter([*even[1:], *odd[:-1]], self._down_taps).unsqueeze(0)
 
-    def _snake(self, values: torch.Tensor) -> torch.Tensor:
-        """Apply ``x + sin(alpha x)^2 / beta``, in place."""
+    def _snake(self, values: torch.Tensor) -> None:
+        """Apply ``x + sin(alpha x)^2 / beta`` in place, [phases, channels, time]."""
         alpha = torch.exp(self.act.alpha)[:, None]
         beta = torch.exp(self.act.beta)[:, None] + self.act.no_div_by_zero
         wave = (values * alpha).sin_().square_()
-        return values.addcmul_(wave, 1 / beta)
+        values.addcmul_(wave, 1 / beta)
 
 
-def _filter(values: torch.Tensor, taps: Sequence[float]) -> torch.Tensor:
-    """Correlate each row with the taps, [rows, time + taps - 1] -> [rows, time]."""
-    length = values.shape[1] - len(taps) + 1
-    total = values[:, :length] * taps[0]
-    for shift, tap in enumerate(taps[1:], start=1):
-        total.add_(values[:, shift : shift + length], alpha=tap)
+def _filter(
+    shifted: Sequence[torch.Tensor], taps: Sequence[float], out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Sum shifted copies of a signal, each times its tap."""
+    total = torch.mul(shifted[0], taps[0], out=out)
+    for values, tap in zip(shifted[1:], taps[1:], strict=True):
+        total.add_(values, alpha=tap)
     return total
 
 
-def _extend(values: torch.Tensor, first: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
-    rows = values.shape[0]
-    return torch.cat([first.expand(rows, _REACH), values, last.expand(rows, _REACH)], dim=1)
-
-
 class Vocoder(nn.Module):
-    """BigVGAN with the crop that makes its chunks join.
+    """BigVGAN on a part of a spectrogram, each layer on what the part needs of it.
 
     Attributes:
         context: mel frames wanted on either side of a chunk.
@@ -141,7 +156,7 @@ class Vocoder(nn.Module):
 
     def __init__(self, config: Qwen2_5OmniBigVGANConfig) -> None:
         super().__init__()
-        self.context = mel_context(config)
+        self.context, *self._layer_contexts = contexts(config)
         self.hop = samples_per_frame(config)
         self.bigvgan = Qwen2_5OmniToken2WavBigVGANModel(config)
         for parent in list(self.bigvgan.modules()):
@@ -154,6 +169,7 @@ class Vocoder(nn.Module):
 
         The network pads with silence where the frames end; so ``left`` must reach the stream's start or
         be ``context.left`` frames long for the samples to be those of the whole, and ``right`` likewise.
+        Later layers need less context; the rest is cut off on the way.
 
         Args:
             left: frames before the target, float32 [frames, mel_dim]; more than needed is cut off.
@@ -161,11 +177,26 @@ class Vocoder(nn.Module):
             right: frames after it, float32 [frames, mel_dim]; more than needed is cut off.
 
         Returns:
-            float32 [target frames * hop], in [-1, 1], on the CPU (the reference class puts it there).
+            float32 [target frames * hop], in [-1, 1].
         """
-        left = left[max(0, left.shape[0] - self.context.left) :]
-        right = right[: self.context.right]
+        bigvgan = self.bigvgan
         mel = torch.cat([left, target, right]).transpose(0, 1).unsqueeze(0)
-        waveform: torch.Tensor = self.bigvgan(mel).reshape(-1)
-        begin = left.shape[0] * self.hop
-        return waveform[begin : begin + target.shape[0] * self.hop]
+        before, after = left.shape[0], right.shape[0]
+        mel, before, after = _crop(mel, before, after, self.context)
+        hidden_states = bigvgan.conv_pre(bigvgan.process_mel_spectrogram(mel))
+        count = bigvgan.num_residual_blocks
+        for layer, needed in enumerate(self._layer_contexts):
+            hidden_states, before, after = _crop(hidden_states, before, after, needed)
+            hidden_states = bigvgan.ups[layer][0](hidden_states)
+            rate = bigvgan.config.upsample_rates[layer]
+            before, after = before * rate, after * rate
+            blocks = bigvgan.resblocks[layer * count : (layer + 1) * count]
+            hidden_states = sum(block(hidden_states) for block in blocks) / count
+        waveform = bigvgan.conv_post(bigvgan.activation_post(hidden_states)).clamp(-1.0, 1.0).flatten()
+        return waveform[before : waveform.shape[0] - after]
+
+
+def _crop(values: torch.Tensor, before: int, after: int, needed: Context) -> tuple[torch.Tensor, int, int]:
+    """Cut off, [..., time], what is not needed beside the target; gives what there is beside it then."""
+    left, right = min(before, needed.left), min(after, needed.right)
+    return values[..., before - left : values.shape[-1] - (after - right)], left, right

@@ -11,9 +11,9 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
 from services.token2wav.ode import advance, time_points
 from services.token2wav.vocoder import (
     AntiAliasedActivation,
-    MelContext,
+    Context,
     Vocoder,
-    mel_context,
+    contexts,
     samples_per_frame,
 )
 from shared.errors import CheckpointError
@@ -86,7 +86,7 @@ def test_context_reaches_as_far_as_the_network_and_no_further(vocoder):
 def test_released_configuration():
     config = Qwen2_5OmniBigVGANConfig()
     assert samples_per_frame(config) == 240
-    assert mel_context(config) == MelContext(left=34, right=34)
+    assert contexts(config)[0] == Context(left=34, right=34)
 
 
 def test_refuses_kernels_that_stretch_the_waveform():
