@@ -15,6 +15,7 @@ from benchmarks.adapters.base import Adapter
 from benchmarks.adapters.omnirelay import OmniRelay
 from benchmarks.adapters.transformers import Transformers
 from benchmarks.checkpoints import SIZES, ensure, parameters
+from benchmarks.floor import measure_floor
 from benchmarks.hops import measure_hops
 from benchmarks.machine import this_machine
 from benchmarks.output import tell
@@ -26,7 +27,7 @@ from benchmarks.synthesis import measure_synthesis
 from shared.errors import OmniRelayError
 
 RESULTS: Final = Path("benchmarks/results")
-SCENARIOS: Final = ("concurrency", "first-audio", "hops", "synthesis")
+SCENARIOS: Final = ("concurrency", "first-audio", "hops", "synthesis", "floor")
 SERVERS: Final = ("omnirelay", "transformers")
 SECONDS: Final = {"bench": 10.0, "tiny": 2.56}
 LEVELS: Final = {"bench": [1, 4, 8, 16], "tiny": [1, 4, 8]}
@@ -46,6 +47,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         servers: Which of :data:`SERVERS`.
         streams: Lengths of token2wav's streams, in seconds.
         hops: Messages of each kind.
+        steps: Decoding steps measured beside bare vLLM.
     """
 
     size: str
@@ -54,6 +56,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     servers: Sequence[str]
     streams: Sequence[float] = STREAMS_S
     hops: int = 200
+    steps: int = 200
 
 
 async def measure(settings: Settings) -> Result:
@@ -71,6 +74,10 @@ async def measure(settings: Settings) -> Result:
     if "synthesis" in settings.scenarios:
         tell("token2wav alone")
         synthesis = await measure_synthesis(model, settings.streams, plan.repeats)
+    floor = []
+    if "floor" in settings.scenarios:
+        tell("the talker's steps and bare vLLM's")
+        floor = await measure_floor(model, settings.steps, plan.repeats)
     loads, heard, threads = [], [], {}
     served = settings.servers if {"concurrency", "first-audio"} & set(settings.scenarios) else []
     async with AsyncExitStack() as running:
@@ -98,6 +105,7 @@ async def measure(settings: Settings) -> Result:
         hops=hops,
         synthesis=synthesis,
         agreement=compared.agreement(),
+        floor=floor,
     )
 
 
@@ -145,6 +153,7 @@ def _settings(size: str, options: argparse.Namespace) -> Settings:
             servers=options.servers,
             streams=(1.0, 2.0),
             hops=10,
+            steps=10,
         )
     plan = Plan(
         seconds=options.seconds or SECONDS[size],

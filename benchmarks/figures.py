@@ -149,6 +149,11 @@ def _costs(result: Result) -> Iterator[Figure]:
             goal=5.0 if result.checkpoint == "bench" else None,
             unit="%",
         )
+    if result.floor:
+        bare, ours = (each.beside_ms for each in result.floor)
+        yield Figure(
+            name="a decoding step beside its model, the talker's / bare vLLM's", value=ours / bare, goal=1.2
+        )
     for hop, goal in zip(result.hops, (0.3, 10.0), strict=False):
         yield Figure(
             name=f"a hop of {hop.message}, P50", value=percentile(hop.total_ms, 0.5), goal=goal, unit="ms"

@@ -74,6 +74,19 @@ def _tables(result: Result) -> Iterator[str]:
             for each in result.first_audio
         ]
         yield "## Time to first audio, s\n\n" + _table(("answer", "n", "P50", "least", "most"), rows)
+    if result.floor:
+        rows = [
+            (
+                each.server,
+                len(each.step_ms),
+                percentile(each.step_ms, 0.5),
+                percentile(each.model_ms, 0.5),
+                each.beside_ms,
+            )
+            for each in result.floor
+        ]
+        head = ("server", "steps", "step", "model", "beside the model")
+        yield "## A decoding step of one request, P50, ms\n\n" + _table(head, rows)
     if result.synthesis:
         yield "## token2wav alone\n\n" + _synthesis(result)
 

@@ -56,6 +56,27 @@ class Synthesis(msgspec.Struct, frozen=True, kw_only=True):
     peak_memory: int
 
 
+class Floor(msgspec.Struct, frozen=True, kw_only=True):
+    """Decoding steps of one request; each list has one value for each step.
+
+    Attributes:
+        server: Whose: ``talker``, or bare ``vllm``.
+        step_ms: How long the step took.
+        model_ms: How much of it the model computed.
+    """
+
+    server: str
+    step_ms: list[float]
+    model_ms: list[float]
+
+    @property
+    def beside_ms(self) -> float:
+        """Median of what is not the model's."""
+        return percentile(
+            [step - model for step, model in zip(self.step_ms, self.model_ms, strict=True)], 0.5
+        )
+
+
 class Agreement(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the servers gave equal answers.
 
@@ -82,6 +103,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         hops: Messages between two processes.
         synthesis: Token2wav alone.
         agreement: Whether answers were equal.
+        floor: Decoding steps of bare vLLM and of the talker.
     """
 
     checkpoint: str
@@ -93,6 +115,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     hops: list[Hop]
     synthesis: list[Synthesis]
     agreement: Agreement
+    floor: list[Floor] = []
 
     @property
     def threads(self) -> int | None:

@@ -53,11 +53,14 @@ def _talker_config(config: Any, prompt_mode: str) -> Any:
     rope = dict(talker.rope_parameters or {})
     if "mrope_section" not in rope:
         raise CheckpointError("config.json: talker_config names no mrope_section in its rope parameters")
-    setattr(talker, MROPE_SECTION, rope.pop("mrope_section"))
+    sections = rope.pop("mrope_section")
     talker.rope_parameters = rope
     silent = [talker.tts_codec_mask_token_id]
     if prompt_mode == "unpadded":
+        # The three position ids of a row are then equal.
+        sections = None
         silent += [talker.tts_codec_pad_token_id, talker.tts_codec_start_token_id]
+    setattr(talker, MROPE_SECTION, sections)
     setattr(talker, SILENT_TOKENS, silent)
     talker.architectures = [ARCHITECTURE]
     return talker

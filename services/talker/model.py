@@ -20,7 +20,7 @@ from vllm.sequence import IntermediateTensors
 from shared.engine.conditioning import ConditioningStore
 
 MROPE_SECTION = "talker_mrope_section"
-"""Where the engine's configuration keeps the M-RoPE sections.
+"""Where the engine's configuration keeps the M-RoPE sections; none where positions have one axis.
 
 They are taken out of ``rope_parameters`` before vLLM sees them: it would compute M-RoPE positions
 from media of its own, but the talker's positions are the thinker's and come with the rows.
@@ -95,10 +95,11 @@ class ConditionedTalker(nn.Module):
         super().__init__()
         self.config = vllm_config.model_config.hf_config
         decoder_config = copy.deepcopy(self.config)
-        decoder_config.rope_parameters = {
-            **decoder_config.rope_parameters,
-            "mrope_section": getattr(decoder_config, MROPE_SECTION),
-        }
+        sections = getattr(decoder_config, MROPE_SECTION)
+        self._axes = 3 if sections else 1
+        if sections:
+            rope = {**decoder_config.rope_parameters, "mrope_section": sections}
+            decoder_config.rope_parameters = rope
         self.model = Qwen2Model(
             vllm_config=vllm_config.with_hf_config(decoder_config, architectures=["Qwen2ForCausalLM"]),
             prefix="model",
@@ -137,10 +138,12 @@ class ConditionedTalker(nn.Module):
         embeds = self.embed_input_ids(input_ids)
         conditioning = self.conditioning.read_batch(input_ids.shape[0])
         if conditioning is None:
-            position_ids = positions.expand(3, -1)
+            position_ids = positions.expand(self._axes, -1)
         else:
             rows, position_ids = conditioning
             embeds = embeds + rows
+        # With one axis vLLM rotates by its plain kernel; M-RoPE takes as long as the attention.
+        position_ids = position_ids if self._axes > 1 else position_ids[0]
         return self.model(None, position_ids, intermediate_tensors, self.proj(embeds))
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:

@@ -95,6 +95,8 @@ class TalkerScheduler(StageScheduler):
                 plans.append(plan)
         if not plans:
             return None
+        if len(plans) == 1:
+            return RowWrites(*plans[0])
         slots, rows, positions = zip(*plans, strict=True)
         return RowWrites(torch.cat(slots), torch.cat(rows), torch.cat(positions, dim=1))
 

@@ -78,6 +78,11 @@ class ConditioningTrack:
             raise SequenceError(f"position {stop - 1} has no row yet, {self.length} are there")
         if stop <= self.length:
             return self._rows[start:stop], self._positions[:, start:stop]
+        if start >= self.length:
+            beyond = torch.arange(start - self.length + 1, stop - self.length + 1, dtype=torch.int32)
+            last = self.length - 1
+            rows = self._rows[last : self.length].expand(stop - start, -1)
+            return rows, self._positions[:, last : self.length] + beyond
         index = torch.arange(start, stop)
         held = index.clamp_max(self.length - 1)
         return self._rows[held], self._positions[:, held] + (index - held).to(torch.int32)

@@ -60,19 +60,14 @@ class ConditioningStore(nn.Module):
 
     def gather(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows ``[n, width]`` and positions int64 ``[3, n]`` at the given slots (int64 ``[n]``)."""
-        cache = self.layer.kv_cache
-        block_size = cache.shape[2]
-        rows = cache[slots // block_size, 0, slots % block_size]
-        return rows, self._position_table()[slots].T.to(torch.int64).contiguous()
+        return self._row_table()[slots], self._position_table()[slots].T.to(torch.int64).contiguous()
 
     def scatter(self, slots: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor) -> None:
         """Write rows ``[n, width]`` and positions ``[3, n]`` at the given slots (int64 ``[n]``)."""
-        cache = self.layer.kv_cache
-        block_size = cache.shape[2]
-        device = cache.device
-        slots = slots.to(device, non_blocking=True)
-        cache[slots // block_size, 0, slots % block_size] = rows.to(device, cache.dtype, non_blocking=True)
-        self._position_table()[slots] = positions.T.to(device, torch.int32, non_blocking=True)
+        table = self._row_table()
+        slots = slots.to(table.device, non_blocking=True)
+        table[slots] = rows.to(table.device, table.dtype, non_blocking=True)
+        self._position_table()[slots] = positions.T.to(table.device, torch.int32, non_blocking=True)
 
     def _batch_slots(self, count: int) -> torch.Tensor | None:
         """Slots of the tokens in this pass; padding goes to the null block, which no request owns."""
@@ -82,12 +77,15 @@ class ConditioningStore(nn.Module):
             return None
         return slots[:count].clamp_min(0)
 
+    def _row_table(self) -> torch.Tensor:
+        """``[slots, width]``, the KV cache itself: a slot is a place in a block, a block has one head."""
+        return self.layer.kv_cache.view(-1, self.width)
+
     def _position_table(self) -> torch.Tensor:
         """int32 ``[slots, 3]``, made when the KV cache exists: its dtype could not hold positions."""
-        cache = self.layer.kv_cache
-        slots = cache.shape[0] * cache.shape[2]
+        slots = self._row_table().shape[0]
         if self._positions is None or self._positions.shape[0] != slots:
-            self._positions = torch.zeros(slots, 3, dtype=torch.int32, device=cache.device)
+            self._positions = torch.zeros(slots, 3, dtype=torch.int32, device=self.layer.kv_cache.device)
         return self._positions
 
 
