@@ -79,16 +79,16 @@ def _vllm(model: Path, tokens: int) -> Iterator[Floor]:
     from vllm import SamplingParams  # noqa: PLC0415 - the environment comes before it
     from vllm.engine.arg_utils import EngineArgs  # noqa: PLC0415 - as above
     from vllm.model_executor.models import ModelRegistry  # noqa: PLC0415 - as above
-    from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM  # noqa: PLC0415 - as above
+    from vllm.model_executor.models.llama import LlamaForCausalLM  # noqa: PLC0415 - as above
     from vllm.v1.engine.llm_engine import LLMEngine  # noqa: PLC0415 - as above
 
     from shared.engine.model_time import watch_model  # noqa: PLC0415 - as above
 
     # Else vLLM would inspect the class in a process that knows nothing of this environment.
-    ModelRegistry.register_model("Qwen2ForCausalLM", Qwen2ForCausalLM)
+    ModelRegistry.register_model("LlamaForCausalLM", LlamaForCausalLM)
     talker = json.loads((model / "config.json").read_text(encoding="utf-8"))["talker_config"]
     with tempfile.TemporaryDirectory() as directory:
-        config = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
+        config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
         config |= {name: talker[name] for name in _SHAPE}
         Path(directory, "config.json").write_text(json.dumps(config), encoding="utf-8")
         engine = LLMEngine.from_engine_args(
