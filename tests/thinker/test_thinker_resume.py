@@ -10,7 +10,8 @@ import torch
 from shared.errors import InvalidRequestError, PromptTooLongError
 from shared.messages import FinishReason, Resume, ResumedSpeech, SpeechSettings, ThinkRequest
 from tests.support.answers import random_prompt
-from tests.support.conversations import Processor, examples
+from tests.support.conversations import Item, Processor, asks, examples
+from tests.support.media import clip
 from tests.support.thinking import ThinkerRig, speech_of, thinker_request
 
 TOLERANCE = 1e-4
@@ -104,6 +105,30 @@ def test_with_media_in_the_prompt(thinker: ThinkerRig, processor: Processor, nam
     attempts = cuts_of(request, thinker.text("a"), thinker.reason("a"))
     thinker.run(*attempts.values())
     for attempt in attempts.values():
+        check(thinker, attempt, "a")
+
+
+def test_positions_go_on_from_the_largest_of_the_prompt(thinker: ThinkerRig, processor: Processor) -> None:
+    """A picture is wider than the sound behind it is long: the prompt's last position is not its largest."""
+    video = Item("video", clip("mp4", 1.0, 4, 1680, 56, text="Hi."))
+    conversation = asks(video, use_audio_in_video=True)
+    request = thinker_request(
+        "a",
+        processor.prompt(conversation),
+        speech=speech_of(),
+        media=conversation.media,
+        use_audio_in_video=True,
+        max_tokens=12,
+    )
+    thinker.run(request)
+    prompt_tokens = thinker.starts["a"].prompt_tokens
+    largest, last = (
+        thinker.positions("a")[:, :prompt_tokens].max(),
+        thinker.positions("a")[:, prompt_tokens - 1],
+    )
+    assert largest > last.max()
+    for attempt in cuts_of(request, thinker.text("a"), thinker.reason("a")).values():
+        thinker.run(attempt)
         check(thinker, attempt, "a")
 
 
