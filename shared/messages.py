@@ -107,6 +107,34 @@ class MediaItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     data: Blob
 
 
+class ResumedSpeech(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What the gateway holds of the speech of a request that is resumed.
+
+    Attributes:
+        codec_token_ids: The codec tokens that came, without the end token.
+        finish_reason: Why they ended; none if more are to be drawn.
+        chunks: Chunks of audio that came; they are not made again.
+    """
+
+    codec_token_ids: Annotated[list[TokenId], Meta(max_length=65_536)] = []
+    finish_reason: FinishReason | None = None
+    chunks: Count = 0
+
+
+class Resume(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What the gateway holds of a request that is resumed: nothing of it is drawn again.
+
+    Attributes:
+        text_token_ids: The text tokens that came, the end token included.
+        finish_reason: Why they ended; none if more are to be drawn.
+        speech: The same of its speech; none for an answer in text only.
+    """
+
+    text_token_ids: Annotated[list[TokenId], Meta(max_length=65_536)] = []
+    finish_reason: FinishReason | None = None
+    speech: ResumedSpeech | None = None
+
+
 class ThinkRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="think"):
     """Gateway to thinker: answer this prompt.
 
@@ -121,6 +149,7 @@ class ThinkRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         media: What the prompt's placeholders stand for, in their order.
         use_audio_in_video: The sound of the videos is heard, interleaved with their pictures.
         traceparent: The gateway's span of the request; none if it is not traced.
+        resume: What is there of the answer already; none for a new request.
     """
 
     request_id: RequestId
@@ -132,6 +161,7 @@ class ThinkRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     media: Annotated[list[MediaItem], Meta(max_length=MAX_MEDIA_ITEMS)] = []
     use_audio_in_video: bool = False
     traceparent: TraceParent | None = None
+    resume: Resume | None = None
 
 
 class SpeechStart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="speech_start"):
@@ -144,6 +174,7 @@ class SpeechStart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         priority: As in :class:`ThinkRequest`.
         speech: The settings, unchanged.
         traceparent: As in :class:`ThinkRequest`.
+        resume: What is there of the speech already; none for a new request.
     """
 
     request_id: RequestId
@@ -151,6 +182,7 @@ class SpeechStart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     priority: Priority
     speech: SpeechSettings
     traceparent: TraceParent | None = None
+    resume: ResumedSpeech | None = None
 
 
 class ConditioningRows(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="rows"):
@@ -187,13 +219,18 @@ class SynthesisStart(
 ):
     """Talker to token2wav: codec tokens of a new request will follow.
 
-    The fields are those of :class:`SpeechStart`.
+    The fields are those of :class:`SpeechStart`, and
+
+    Attributes:
+        chunks_delivered: Chunks of this stream that the client has; the codec tokens come from the start
+            all the same.
     """
 
     request_id: RequestId
     priority: Priority
     speech: SpeechSettings
     traceparent: TraceParent | None = None
+    chunks_delivered: Count = 0
 
 
 class CodecTokens(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="codec_tokens"):

@@ -23,6 +23,7 @@ from shared.engine.generation import (
 )
 from shared.engine.model_time import watch_model
 from shared.engine.playback import PlaybackClock
+from shared.engine.resume import check_resumed
 from shared.engine.tensors import DTYPE_NAMES, unpack_positions, unpack_rows
 from shared.engine.traces import StageTraces
 from shared.errors import (
@@ -39,6 +40,7 @@ from shared.messages import (
     CodecTokens,
     ConditioningRows,
     FinishReason,
+    ResumedSpeech,
     SpeechStart,
     StageEvent,
     StageLimits,
@@ -54,15 +56,22 @@ from shared.queues import PushQueue
 
 @dataclass
 class _Speech:
-    """A request in work: its codec tokens that were not sent yet, and how many there were in all."""
+    """A request in work: its codec tokens that were not sent yet, and how many there were in all.
+
+    Those that an earlier attempt drew are ``resumed`` of them.
+    """
 
     request_id: str
     engine_id: str
     track: ConditioningTrack
     clock: PlaybackClock
+    resumed: int = 0
     seq: int = 0
     unsent: list[int] = field(default_factory=list)
     made: int = 0
+
+    def __post_init__(self) -> None:
+        self.made = self.resumed
 
 
 class TalkerService:
@@ -175,12 +184,29 @@ class TalkerService:
         if message.request_id in self._speeches or message.request_id in self._outspoken:
             raise RepeatedMessageError(f"request {message.request_id} is in work already")
         self.traces.begin(message.request_id, message.traceparent, "wait_rows")
+        resume = message.resume or ResumedSpeech()
         prompt_positions = message.prompt_tokens + 2
+        room = self.limits.max_positions - prompt_positions
+        check_resumed(
+            "resume.codec_token_ids",
+            resume.codec_token_ids,
+            resume.finish_reason,
+            most=min(message.speech.sampling.max_tokens, max(room, 1)),
+            end_tokens=self._end_tokens,
+            vocabulary=self._codec.vocab_size,
+            keeps_end=False,
+        )
+        if resume.finish_reason is not None:
+            self._announce(message, resume)
+            if message.request_id in self.traces:
+                self.traces.completed(message.request_id, {})
+            return
         params = sampling_params(
             message.speech.sampling,
             seed=message.speech.seed,
             stop_token_ids=self._end_tokens,
-            room=self.limits.max_positions - prompt_positions,
+            room=room,
+            made=len(resume.codec_token_ids),
         )
         self._check_room(prompt_positions)
         track = ConditioningTrack(prompt_positions, self._codec.embedding_size, self._dtype)
@@ -188,19 +214,34 @@ class TalkerService:
             *[self._codec.tts_codec_mask_token_id] * message.prompt_tokens,
             self._codec.tts_codec_pad_token_id,
             self._codec.tts_codec_start_token_id,
+            *resume.codec_token_ids,
         ]
         engine_id = submit(self._engine, message.request_id, tokens_input(prompt), params, message.priority)
         clock = PlaybackClock(message.speech.streaming)
         self._scheduler.attach(engine_id, track, clock)
-        self._speeches[message.request_id] = _Speech(message.request_id, engine_id, track, clock)
+        self._speeches[message.request_id] = _Speech(
+            message.request_id, engine_id, track, clock, len(resume.codec_token_ids)
+        )
+        self._announce(message, resume)
+
+    def _announce(self, message: SpeechStart, resume: ResumedSpeech) -> None:
+        """Tell token2wav of a request, and what there is of it."""
         self._token2wav.put(
             SynthesisStart(
                 request_id=message.request_id,
                 priority=message.priority,
                 speech=message.speech,
                 traceparent=message.traceparent,
+                chunks_delivered=resume.chunks,
             )
         )
+        ended = resume.finish_reason is not None
+        if resume.codec_token_ids or ended:
+            self._token2wav.put(
+                CodecTokens(
+                    request_id=message.request_id, seq=0, token_ids=resume.codec_token_ids, last=ended
+                )
+            )
 
     def _check_room(self, positions: int) -> None:
         """Refuse before anything is allocated; rows of requests already taken are never refused."""
@@ -239,7 +280,7 @@ class TalkerService:
         completion = output.outputs[0]
         reason = finish_reason(completion) if output.finished else None
         codes = [token for token in completion.token_ids if token not in self._end_tokens]
-        if speech.made == 0:
+        if speech.made == speech.resumed:
             begin_of_decoding(self.traces, speech.request_id, output)
         self._deliver(speech, codes, reason)
 
@@ -259,7 +300,12 @@ class TalkerService:
             if not speech.track.closed:
                 self._outspoken.add(request_id)
         self._token2wav.put(
-            CodecTokens(request_id=request_id, seq=seq, token_ids=codes, last=reason is not None)
+            CodecTokens(
+                request_id=request_id,
+                seq=seq + (speech.resumed > 0),
+                token_ids=codes,
+                last=reason is not None,
+            )
         )
         self._gateway.put(CodecDelta(request_id=request_id, seq=seq, token_ids=codes, finish_reason=reason))
         if reason is not None and request_id in self.traces:

@@ -49,8 +49,7 @@ def build_thinker(model: Path, config: ThinkerConfig, media: MediaConfig) -> LLM
         log_stats=config.http is not None,
         hf_overrides={"architectures": [ARCHITECTURE]},
         scheduler_cls=ThinkerScheduler,
-        worker_cls="shared.engine.worker.StageWorker",
-        worker_extension_cls="services.thinker.worker.ConditioningReader",
+        worker_cls="services.thinker.worker.ThinkerWorker",
         logits_processors=[NucleusProcessor],
         enable_prefix_caching=config.engine.enable_prefix_caching,
         # A video may bring its sound.

@@ -31,11 +31,16 @@ class SpeakingThinker(Qwen2_5OmniThinkerForConditionalGeneration):
     A position's row is its last hidden state + its text embedding, where the text embedding is zero
     at image, audio and video tokens: what transformers'
     ``Qwen2_5OmniForConditionalGeneration.generate`` hands to the talker.
+
+    Attributes:
+        prompt_lengths: Of the requests that begin with this step, by ``id`` of their list of tokens: how
+            many of these are the prompt.  What follows is a reply that is read again.
     """
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         text_config = self.config.text_config
+        self.prompt_lengths: dict[int, int] = {}
         self.conditioning = ConditioningStore(
             text_config.hidden_size, text_config.num_hidden_layers, vllm_config.cache_config
         )
@@ -82,8 +87,13 @@ class SpeakingThinker(Qwen2_5OmniThinkerForConditionalGeneration):
             for feature in sorted(mm_features, key=lambda each: each.mm_position.offset)
             if feature.modality != "audio"
         ]
-        positions = mrope_positions(len(input_tokens), spans, clock)
-        return torch.from_numpy(positions), int(positions.max()) + 1 - len(input_tokens)
+        # What is read again of a reply has the positions that it had when it was drawn: they count from the
+        # largest of the prompt, which need not be that of its last token.
+        length = self.prompt_lengths.get(id(input_tokens), len(input_tokens))
+        positions = torch.from_numpy(mrope_positions(length, spans, clock))
+        following = torch.arange(len(input_tokens) - length) + positions.max() + 1
+        behind = int(positions.max()) + 1 - length
+        return torch.cat([positions, following.expand(3, -1)], dim=1), behind
 
     def forward(
         self,

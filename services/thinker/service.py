@@ -17,8 +17,10 @@ from services.thinker.media.features import FeatureExtractor
 from services.thinker.media.layout import check_placeholders
 from services.thinker.media.marks import Marks
 from services.thinker.media.preparer import MediaPreparer
+from services.thinker.resume import Progress
 from services.thinker.scheduler import SPEECH, ThinkerScheduler
 from services.thinker.track import TrackWriter
+from services.thinker.worker import PROMPT_TOKENS
 from shared.config import MediaConfig, ThinkerConfig
 from shared.engine.generation import (
     begin_of_decoding,
@@ -43,6 +45,7 @@ from shared.messages import (
     ConditioningRows,
     FinishReason,
     PromptUsage,
+    Sampling,
     SpeechStart,
     StageEvent,
     StageLimits,
@@ -65,6 +68,7 @@ class _Thought:
     engine_id: str
     prompt_tokens: int
     track: TrackWriter | None
+    progress: Progress
     seq: int = 0
 
 
@@ -133,8 +137,8 @@ class ThinkerService:
             RepeatedMessageError: A request of that name is in work.
             UnknownSpeakerError: The checkpoint has no such voice.
             PromptTooLongError: The prompt leaves no room for an answer.
-            InvalidRequestError: A token has no embedding, vLLM refuses a sampling parameter, or the media are
-                not those that the prompt has places for.
+            InvalidRequestError: A token has no embedding, vLLM refuses a sampling parameter, the media are
+                not those that the prompt has places for, or no attempt can have given what it resumes from.
         """
         if self.holds(message.request_id):
             raise RepeatedMessageError(f"request {message.request_id} is in work already")
@@ -147,8 +151,16 @@ class ThinkerService:
                 f"token {largest} of the prompt lies outside the vocabulary of {vocabulary}"
             )
         self._voice_row(message)
+        progress = Progress.of(message)
+        most = min(message.sampling.max_tokens, self.limits.max_positions - len(message.prompt_token_ids))
+        progress.check(message, most, self._end_tokens, vocabulary)
         if message.media:
             check_placeholders(message.prompt_token_ids, message.media, self._marks)
+        if not progress.needs_engine:
+            self._announce(message, len(message.prompt_token_ids))
+            if message.request_id in self.traces:
+                self.traces.completed(message.request_id, {})
+        elif message.media:
             self._preparing[message.request_id] = message
             self._preparer.submit(message)
         else:
@@ -237,16 +249,23 @@ class ThinkerService:
         length = len(prompt["prompt_token_ids"])
         self._check_length(length)
         voice = self._voice_row(message)
+        progress = Progress.of(message)
         track = None
-        if voice is not None:
+        if voice is not None and progress.needs_rows:
             track = TrackWriter(message.request_id, length, voice, self._embeddings.closing)
-        params = self._params(message, length)
-        engine_id = submit(self._engine, message.request_id, prompt, params, message.priority)
-        thought = _Thought(message.request_id, engine_id, length, track)
+        params = self._params(message, progress, length)
+        engine_id = submit(
+            self._engine, message.request_id, progress.behind(prompt), params, message.priority
+        )
+        thought = _Thought(message.request_id, engine_id, length, track, progress)
         self._thoughts[message.request_id] = thought
         self._by_engine_id[engine_id] = thought
         if self._preparing.pop(message.request_id, None) is not None:
             self.traces.enter(message.request_id, "queue")
+        self._announce(message, length)
+
+    def _announce(self, message: ThinkRequest, length: int) -> None:
+        """Tell the talker of a request, if it is to be spoken."""
         if message.speech is not None:
             self._talker.put(
                 SpeechStart(
@@ -255,6 +274,7 @@ class ThinkerService:
                     priority=message.priority,
                     speech=message.speech,
                     traceparent=message.traceparent,
+                    resume=message.resume.speech if message.resume else None,
                 )
             )
 
@@ -275,13 +295,23 @@ class ThinkerService:
             )
         return voice
 
-    def _params(self, message: ThinkRequest, length: int) -> SamplingParams:
+    def _params(self, message: ThinkRequest, progress: Progress, length: int) -> SamplingParams:
+        room = self.limits.max_positions - length
+        if len(progress.reread) >= room:
+            raise InvalidRequestError(
+                f"resume.text_token_ids: {len(progress.text)} tokens, but only {room} fit behind the prompt"
+            )
+        sampling, made = message.sampling, len(progress.text)
+        if progress.finish_reason is not None:
+            # vLLM computes no prompt without drawing a token behind it; this one is thrown away.
+            sampling, made = Sampling(max_tokens=1), 0
         return sampling_params(
-            message.sampling,
+            sampling,
             seed=message.seed,
             stop_token_ids=self._end_tokens,
-            room=self.limits.max_positions - length,
-            extra_args={SPEECH: message.speech is not None},
+            room=room,
+            made=made,
+            extra_args={SPEECH: progress.needs_rows, PROMPT_TOKENS: length},
         )
 
     def _send_rows(self) -> dict[str, OmniRelayError]:
@@ -323,6 +353,9 @@ class ThinkerService:
     def _send_text(self, thought: _Thought, output: RequestOutput) -> None:
         completion = output.outputs[0]
         reason = finish_reason(completion) if output.finished else None
+        if thought.progress.finish_reason is not None:
+            self._complete(thought, output, thought.progress.finish_reason)
+            return
         usage = None
         if thought.seq == 0:
             usage = self._usage(thought, output)
@@ -338,13 +371,15 @@ class ThinkerService:
         )
         thought.seq += 1
         if reason is not None:
-            if thought.track is not None:
-                self._put_rows(thought.track.close())
-            self._forget(thought.request_id)
-            if thought.request_id in self.traces:
-                self._trace(thought, output, reason)
+            self._complete(thought, output, reason)
 
-    def _trace(self, thought: _Thought, output: RequestOutput, reason: FinishReason) -> None:
+    def _complete(self, thought: _Thought, output: RequestOutput, reason: FinishReason) -> None:
+        """Close the rows of a request, and forget it."""
+        if thought.track is not None:
+            self._put_rows(thought.track.close())
+        self._forget(thought.request_id)
+        if thought.request_id not in self.traces:
+            return
         told = {
             "gen_ai.usage.input_tokens": thought.prompt_tokens,
             "gen_ai.usage.cache_read.input_tokens": output.num_cached_tokens or 0,
@@ -353,7 +388,7 @@ class ThinkerService:
         self.traces.completed(thought.request_id, told)
 
     def _usage(self, thought: _Thought, output: RequestOutput) -> PromptUsage:
-        cached = output.num_cached_tokens or 0
+        cached = min(output.num_cached_tokens or 0, thought.prompt_tokens)
         self._prompt_tokens += thought.prompt_tokens
         self._cached_tokens += cached
         return PromptUsage(tokens=thought.prompt_tokens, cached_tokens=cached)

@@ -1,19 +1,31 @@
-"""Reads out of the thinker's model that vLLM's worker does not offer by itself."""
+"""The thinker's worker: what its model must know of a step, and what is read out of the model."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from vllm.v1.core.sched.output import SchedulerOutput
+
+from shared.engine.worker import StageWorker
 
 if TYPE_CHECKING:
-    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
-
     from services.thinker.model import SpeakingThinker
 
+PROMPT_TOKENS: Final = "prompt_tokens"
+"""Key of a request's extra sampling arguments: how many of its tokens are the prompt; the others are a reply
+that is read again."""
 
-class ConditioningReader:
-    """Mixed into vLLM's worker (``worker_extension_cls``), called by ``collective_rpc``."""
 
-    model_runner: "GPUModelRunner"
+class ThinkerWorker(StageWorker):
+    """The stages' worker, with methods for ``collective_rpc``."""
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> Any:
+        """Tell the model which prompts begin, then run it on the step."""
+        self._model().prompt_lengths = {
+            id(new.prompt_token_ids): new.sampling_params.extra_args[PROMPT_TOKENS]
+            for new in scheduler_output.scheduled_new_reqs
+            if new.sampling_params is not None and new.sampling_params.extra_args
+        }
+        return super().execute_model(scheduler_output)
 
     def read_rows(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows ``[n, hidden]`` and M-RoPE positions int64 ``[3, n]`` at KV slots ``[n]``, on the CPU."""
@@ -31,4 +43,5 @@ class ConditioningReader:
         return embeds.cpu()
 
     def _model(self) -> "SpeakingThinker":
-        return self.model_runner.get_model()
+        model: SpeakingThinker = self.model_runner.get_model()
+        return model

@@ -95,15 +95,15 @@ class ChunkPlanner:
     def __init__(self, config: ChunkingConfig, geometry: CodecGeometry, resume_from: int = 0) -> None:
         self._config = config
         self._geometry = geometry
-        self._index = 0
-        self._start = 0
-        self._blocks = config.first_blocks
+        self._index = resume_from
         self._finished = False
         self._resumed_at = resume_from
-        if resume_from < 0 or (resume_from and config.mode == "offline"):
-            raise InvalidRequestError(f"cannot resume a stream of mode {config.mode} at chunk {resume_from}")
-        for _ in range(resume_from):
-            self._advance(self._start + self._target_codes)
+        if resume_from < 0 or (resume_from > 1 and config.mode == "offline"):
+            raise InvalidRequestError(
+                f"chunks_delivered: a stream of mode {config.mode} has no {resume_from} chunks"
+            )
+        self._last_delivered, _ = self._border(max(0, resume_from - 1))
+        self._start, self._blocks = self._border(resume_from)
 
     @property
     def finished(self) -> bool:
@@ -121,10 +121,15 @@ class ChunkPlanner:
             The chunk, or None: wait for more ids or, where ``finished``, there is nothing left.
 
         Raises:
-            InvalidRequestError: in offline mode the stream is longer than the model can take.
+            InvalidRequestError: in offline mode the stream is longer than the model can take; or it has ended
+                before the chunks that are said to have been delivered.
         """
         if self._finished:
             return None
+        if final and self._last_delivered and received < self._last_delivered + self._margin:
+            raise InvalidRequestError(
+                f"chunks_delivered: a stream of {received} codec ids has no {self._resumed_at} chunks"
+            )
         if final and self._nothing_left(received):
             self._finished = True
             return None
@@ -146,8 +151,8 @@ class ChunkPlanner:
         return max(self._look_ahead_codes, 1)
 
     def _nothing_left(self, received: int) -> bool:
-        if self._index == 0:
-            return received == 0
+        if self._index == 0 or self._config.mode == "offline":
+            return self._index > 0 or received == 0
         # Fewer ids than the margin after a border: the chunk before it (delivered before this planner
         # was made, when the stream is resumed) was the last one and holds them.
         return received < self._start + self._margin
@@ -184,12 +189,19 @@ class ChunkPlanner:
             )
         return self._emit(ChunkPlan(0, 0, received, 0, received, is_last=True))
 
+    def _border(self, index: int) -> tuple[int, int]:
+        """Where the target of a chunk begins, and how many blocks it has, if it is not the last."""
+        start, blocks = 0, self._config.first_blocks
+        while index and (larger := self._larger(blocks)) != blocks:
+            start, blocks, index = start + blocks, larger, index - 1
+        return (start + index * blocks) * self._geometry.codes_per_block, blocks
+
+    def _larger(self, blocks: int) -> int:
+        return min(self._config.max_blocks, blocks * self._config.growth)
+
     def _emit(self, plan: ChunkPlan) -> ChunkPlan:
-        self._advance(plan.target_end)
+        self._index += 1
+        self._start = plan.target_end
+        self._blocks = self._larger(self._blocks)
         self._finished = plan.is_last
         return plan
-
-    def _advance(self, end: int) -> None:
-        self._index += 1
-        self._start = end
-        self._blocks = min(self._config.max_blocks, self._blocks * self._config.growth)

@@ -47,12 +47,16 @@ WAIT: Final = "wait_codes"
 
 @dataclass
 class _Voice:
-    """A request in work: its stream, and the numbers of the next messages in and out."""
+    """A request in work: its stream, and the numbers of the next messages in and out.
+
+    Chunks that an earlier attempt delivered are not among them.
+    """
 
     request_id: str
     priority: int
     stream: AudioStream
     clock: PlaybackClock
+    delivered: int
     next_codes: int = 0
     next_audio: int = 0
 
@@ -101,8 +105,8 @@ class Token2WavService:
 
         Raises:
             SequenceError: It is not the next one of a request known here.
-            InvalidRequestError: A codec token has no embedding, or the stream is too long to be made
-                in one piece.
+            InvalidRequestError: A codec token has no embedding, the stream is too long to be made in one
+                piece, or it has not the chunks that are said to have been delivered.
             UnknownSpeakerError: The checkpoint has no such voice.
         """
         if isinstance(message, SynthesisStart):
@@ -191,9 +195,12 @@ class Token2WavService:
             _voice_settings(self._synthesis, speech),
             _chunking(self._synthesis, speech.streaming),
             self._engine.geometry,
+            message.chunks_delivered,
         )
         clock = PlaybackClock(speech.streaming)
-        self._voices[message.request_id] = _Voice(message.request_id, message.priority, stream, clock)
+        self._voices[message.request_id] = _Voice(
+            message.request_id, message.priority, stream, clock, message.chunks_delivered
+        )
 
     def _take_codes(self, message: CodecTokens) -> None:
         voice = self._voices.get(message.request_id)
@@ -225,7 +232,10 @@ class Token2WavService:
             self.traces.enter(voice.request_id, "chunk")
             return True
         if voice.stream.finished and voice.request_id in self._voices:
-            self._send(voice, Blob(b""), 0)
+            if voice.delivered:
+                self._complete(voice)
+            else:
+                self._send(voice, Blob(b""), 0)
         return False
 
     def _send(self, voice: _Voice, data: Blob, samples: int) -> None:
@@ -237,9 +247,12 @@ class Token2WavService:
         )
         voice.next_audio += 1
         if last:
-            del self._voices[voice.request_id]
-            if voice.request_id in self.traces:
-                self.traces.completed(voice.request_id, {"omnirelay.chunks": voice.next_audio})
+            self._complete(voice)
+
+    def _complete(self, voice: _Voice) -> None:
+        del self._voices[voice.request_id]
+        if voice.request_id in self.traces:
+            self.traces.completed(voice.request_id, {"omnirelay.chunks": voice.next_audio})
 
 
 def _voice_settings(synthesis: SynthesisConfig, speech: SpeechSettings) -> VoiceSettings:

@@ -10,6 +10,7 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.llm_engine import LLMEngine
 
+from shared.engine.draws import go_on_drawing
 from shared.engine.nucleus import narrow_here
 from shared.engine.traces import StageTraces
 from shared.errors import InvalidRequestError, PromptTooLongError, StageFailedError
@@ -25,6 +26,7 @@ def sampling_params(
     seed: int,
     stop_token_ids: list[int],
     room: int,
+    made: int = 0,
     extra_args: dict[str, Any] | None = None,
 ) -> SamplingParams:
     """A message's sampling as vLLM's, with the tokens delivered as they come.
@@ -34,6 +36,7 @@ def sampling_params(
         seed: Makes the draws repeatable.
         stop_token_ids: A sampled one ends the request, and is delivered.
         room: Most tokens that fit behind the prompt.
+        made: Tokens that an earlier attempt drew; fewer than may be drawn in all.
         extra_args: What the stage's scheduler wants to know of the request.
 
     Raises:
@@ -42,10 +45,11 @@ def sampling_params(
     """
     if room < 1:
         raise PromptTooLongError("the prompt leaves no room for an answer")
+    most = min(sampling.max_tokens, room)
     try:
         params = SamplingParams(
-            max_tokens=min(sampling.max_tokens, room),
-            min_tokens=min(sampling.min_tokens, sampling.max_tokens, room),
+            max_tokens=most - made,
+            min_tokens=max(0, min(sampling.min_tokens, most) - made),
             temperature=sampling.temperature,
             top_k=sampling.top_k,
             top_p=sampling.top_p,
@@ -58,7 +62,7 @@ def sampling_params(
         )
     except REFUSALS as error:
         raise InvalidRequestError(f"sampling: {error}") from error
-    return narrow_here(params)
+    return go_on_drawing(narrow_here(params), made)
 
 
 def submit(

@@ -43,7 +43,9 @@ class NucleusProcessor(LogitsProcessor):
         del vllm_config, is_pin_memory
         self._device = device
         self._settings: dict[int, tuple[int, float]] = {}
-        self._rows = self._top_k = self._top_p = torch.empty(0)
+        self._most = 0
+        self._rows: torch.Tensor | slice = slice(None)
+        self._top_k = self._top_p = torch.empty(0)
 
     def is_argmax_invariant(self) -> bool:
         """The largest logit is never masked."""
@@ -51,10 +53,16 @@ class NucleusProcessor(LogitsProcessor):
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
         """Follow requests as they join, leave and move within the batch."""
-        if not process_dict_updates(self._settings, batch_update, _settings_of):
+        process_dict_updates(self._settings, batch_update, _settings_of)
+        if batch_update is None or not self._settings:
             return
-        top_k, top_p = [k for k, _ in self._settings.values()], [p for _, p in self._settings.values()]
-        self._rows = torch.tensor(list(self._settings), dtype=torch.int64, device=self._device)
+        rows = sorted(self._settings)
+        top_k, top_p = [self._settings[row][0] for row in rows], [self._settings[row][1] for row in rows]
+        self._most = max(top_k)
+        # All rows need not be picked, and so not copied.
+        everybody = len(rows) == batch_update.batch_size
+        picked = torch.tensor(rows, dtype=torch.int64, device=self._device)
+        self._rows = slice(None) if everybody else picked
         self._top_k = torch.tensor(top_k, dtype=torch.int64, device=self._device)[:, None]
         self._top_p = torch.tensor(top_p, dtype=torch.float32, device=self._device)[:, None]
 
@@ -66,7 +74,7 @@ class NucleusProcessor(LogitsProcessor):
         """
         if not self._settings:
             return logits
-        most = min(max(top_k for top_k, _ in self._settings.values()), logits.shape[1])
+        most = min(self._most, logits.shape[1])
         candidates = logits[self._rows].topk(most, dim=-1).values
         ranks = torch.arange(most, device=logits.device)
         probabilities = candidates.masked_fill(ranks >= self._top_k, -torch.inf).softmax(dim=-1)

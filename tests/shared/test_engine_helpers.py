@@ -97,7 +97,8 @@ def test_sampling_reaches_the_engine_as_it_was_asked_for():
     assert result.stop_token_ids == [3]
     assert result.output_kind is RequestOutputKind.DELTA
     assert result.detokenize is False
-    assert result.extra_args == {"speaker": "Ethan"}
+    assert result.extra_args is not None
+    assert result.extra_args["speaker"] == "Ethan"
 
 
 def test_an_answer_is_never_longer_than_the_room_behind_the_prompt():

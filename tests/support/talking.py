@@ -18,6 +18,7 @@ from shared.messages import (
     CodecTokens,
     ConditioningRows,
     FinishReason,
+    ResumedSpeech,
     SpeechSettings,
     SpeechStart,
     StageEvent,
@@ -31,7 +32,11 @@ from tests.support.thinking import speech_of
 
 
 def start_of(
-    request_id: str, answer: Answer, speech: SpeechSettings | None = None, priority: int = 0
+    request_id: str,
+    answer: Answer,
+    speech: SpeechSettings | None = None,
+    priority: int = 0,
+    resume: ResumedSpeech | None = None,
 ) -> SpeechStart:
     """The message that announces an answer's rows."""
     return SpeechStart(
@@ -39,6 +44,7 @@ def start_of(
         prompt_tokens=len(answer.prompt),
         priority=priority,
         speech=speech or speech_of(),
+        resume=resume,
     )
 
 
@@ -93,10 +99,17 @@ class TalkerRig:
         self.starts: dict[str, SynthesisStart] = {}
         self.sent: dict[str, list[CodecTokens]] = defaultdict(list)
         self.finished: list[str] = []
+        self.resumed: dict[str, list[int]] = {}
 
     @property
     def scheduler(self) -> TalkerScheduler:
         return self.service._scheduler
+
+    def resume(self, start: SpeechStart) -> None:
+        """Announce an answer, of whose speech there may be something already."""
+        if start.resume is not None and (start.resume.codec_token_ids or start.resume.finish_reason):
+            self.resumed[start.request_id] = start.resume.codec_token_ids
+        self.service.accept(start)
 
     def take(self, request_id: str, answer: Answer, *cuts: int, **speech: Any) -> None:
         """Announce an answer and give all its rows."""
@@ -127,7 +140,10 @@ class TalkerRig:
         assert self.steps.free_blocks == self.steps.blocks
 
     def collect(self) -> None:
-        """Sort what was sent; both copies must be equal and numbered without gap."""
+        """Sort what was sent; both copies must be equal and numbered without gap.
+
+        Codec tokens that an earlier attempt drew come first, and only to token2wav.
+        """
         for event in self._gateway.take():
             assert isinstance(event, CodecDelta)
             assert event.seq == len(self.deltas[event.request_id])
@@ -141,10 +157,16 @@ class TalkerRig:
                 self.starts[message.request_id] = message
             else:
                 assert message.request_id in self.starts
-                copy = self.deltas[message.request_id][len(self.sent[message.request_id])]
-                assert (message.seq, message.token_ids) == (copy.seq, copy.token_ids)
-                assert message.last == (copy.finish_reason is not None)
-                self.sent[message.request_id].append(message)
+                sent = self.sent[message.request_id]
+                assert message.seq == len(sent)
+                repeated = message.request_id in self.resumed
+                if sent or not repeated:
+                    copy = self.deltas[message.request_id][message.seq - repeated]
+                    assert message.token_ids == copy.token_ids
+                    assert message.last == (copy.finish_reason is not None)
+                else:
+                    assert message.token_ids == self.resumed[message.request_id]
+                sent.append(message)
 
     def codes(self, request_id: str) -> list[int]:
         """Codec tokens made so far, those that wait for the rest of their block among them."""

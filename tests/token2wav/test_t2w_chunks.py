@@ -87,6 +87,28 @@ def test_a_resumed_stream_is_cut_as_before(config, total, data):
     assert again == expected
 
 
+@given(config=configs(), total=st.integers(0, 500), more=st.one_of(st.integers(1, 20), st.just(2**31)))
+@settings(deadline=None, max_examples=200)
+def test_a_stream_cannot_have_delivered_more_chunks_than_it_has(config, total, more):
+    # A stream without ids is one empty chunk of audio.
+    chunks = max(1, len(run(ChunkPlanner(config, GEOMETRY), [total])))
+    resumed = ChunkPlanner(config, GEOMETRY, resume_from=chunks + more)
+    assert resumed.next_plan(total, False) is None
+    with pytest.raises(InvalidRequestError, match=f"^chunks_delivered: a stream of {total} codec ids"):
+        resumed.next_plan(total, True)
+
+
+@pytest.mark.parametrize("total", [0, 100])
+def test_an_offline_stream_was_delivered_or_was_not(total):
+    config = ChunkingConfig(mode="offline")
+    delivered = ChunkPlanner(config, GEOMETRY, resume_from=1)
+    assert delivered.next_plan(total, False) is None
+    assert delivered.next_plan(total, True) is None
+    assert delivered.finished
+    with pytest.raises(InvalidRequestError, match=r"^chunks_delivered: a stream of mode offline has no 2"):
+        ChunkPlanner(config, GEOMETRY, resume_from=2)
+
+
 def test_default_starts_small_and_grows():
     plans = [plan for plan, _ in run(ChunkPlanner(ChunkingConfig(), GEOMETRY), [40 * BLOCK])]
     sizes = [(plan.target_end - plan.target_start) // BLOCK for plan in plans]

@@ -46,9 +46,18 @@ class Rig:
         assert self.service.living() == []
         self.chunks: dict[str, list[AudioChunk]] = defaultdict(list)
 
-    def start(self, name: str, *, seed: int = 1, speaker: str = "Ethan", streaming: bool = True) -> None:
+    def start(
+        self,
+        name: str,
+        *,
+        seed: int = 1,
+        speaker: str = "Ethan",
+        streaming: bool = True,
+        delivered: int = 0,
+    ) -> None:
         speech = speech_of(speaker, seed=seed, streaming=streaming)
-        self.service.accept(SynthesisStart(request_id=name, priority=0, speech=speech))
+        start = SynthesisStart(request_id=name, priority=0, speech=speech, chunks_delivered=delivered)
+        self.service.accept(start)
 
     def give(self, name: str, seq: int, codes: tuple[int, ...], *, last: bool = False) -> None:
         self.service.accept(CodecTokens(request_id=name, seq=seq, token_ids=list(codes), last=last))
@@ -177,6 +186,55 @@ def test_two_streams_at_once_sound_as_alone(rig: Rig) -> None:
     for name in streams:
         assert (rig.audio(name) - rig.audio(f"{name}-alone")).abs().max() < TOLERANCE
     assert rig.audio("a")[:1000].ne(rig.audio("b")[:1000]).any()
+
+
+def test_a_resumed_stream_brings_the_chunks_that_are_missing(rig: Rig) -> None:
+    """One block, two, four, and what is left; as many samples in each as in the stream that was cut."""
+    codes = rig.oracle.codes(12 + 24 + 48 + 47, seed=16)
+    rig.stream("a", codes, piece=131)
+    sizes = [chunk.samples for chunk in rig.chunks["a"]]
+    for delivered in range(len(sizes)):
+        name = f"a.{delivered}"
+        rig.start(name, delivered=delivered)
+        rig.give(name, 0, codes[:30])
+        rig.run()
+        rig.give(name, 1, codes[30:], last=True)
+        rig.run()
+        assert [chunk.samples for chunk in rig.chunks[name]] == sizes[delivered:]
+        tail = rig.audio("a")[-rig.audio(name).numel() :]
+        # Of the past it knows two blocks instead of all.
+        assert torch.nn.functional.cosine_similarity(rig.audio(name), tail, dim=0) > 0.9
+    assert rig.service.living() == []
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+@pytest.mark.parametrize("length", [0, 5, 36])
+def test_of_a_stream_that_was_delivered_nothing_comes(rig: Rig, streaming: bool, length: int) -> None:
+    delivered = 2 if streaming and length == 36 else 1
+    rig.start("a", streaming=streaming, delivered=delivered)
+    rig.give("a", 0, rig.oracle.codes(length), last=True)
+    assert not rig.service.ready
+    assert rig.chunks["a"] == []
+    assert rig.service.living() == []
+
+
+def test_more_chunks_than_the_stream_has_fail_it_alone(rig: Rig) -> None:
+    codes = rig.oracle.codes(40, seed=17)
+    rig.start("good")
+    rig.start("bad", delivered=3)
+    rig.start("worse", delivered=2**31 - 1)
+    for name in ("good", "bad", "worse"):
+        rig.give(name, 0, codes[:30])
+    for name in ("bad", "worse"):
+        with pytest.raises(InvalidRequestError, match=r"^chunks_delivered: a stream of 40 codec ids has no"):
+            rig.give(name, 1, codes[30:], last=True)
+        rig.service.abort(name)
+    with pytest.raises(InvalidRequestError, match=r"^chunks_delivered: a stream of mode offline"):
+        rig.start("offline", streaming=False, delivered=2)
+    rig.give("good", 1, codes[30:], last=True)
+    rig.run()
+    assert rig.audio("good").numel() == 40 * SAMPLES_PER_CODE
+    assert rig.service.living() == []
 
 
 @pytest.mark.parametrize("streaming", [True, False])

@@ -1,0 +1,89 @@
+"""What of a request an earlier attempt has done, and what is left to do."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Self
+
+from vllm.inputs import MultiModalInput, TokensInput
+
+from shared.engine.resume import check_resumed
+from shared.errors import InvalidRequestError
+from shared.messages import FinishReason, ResumedSpeech, ThinkRequest
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a request has come; a new one has come nowhere.
+
+    Attributes:
+        text: Tokens of the reply, the end token included.
+        finish_reason: Why the reply ended; none if more is to be drawn.
+        speech: What is there of its speech; none if there is nothing.
+        needs_rows: The talker still speaks, and wants to be told what.
+    """
+
+    text: list[int]
+    finish_reason: FinishReason | None
+    speech: ResumedSpeech | None
+    needs_rows: bool
+
+    @classmethod
+    def of(cls, request: ThinkRequest) -> Self:
+        """The progress that a request says it has made."""
+        speech = request.resume.speech if request.resume else None
+        spoken = speech is not None and speech.finish_reason is not None
+        return cls(
+            text=request.resume.text_token_ids if request.resume else [],
+            finish_reason=request.resume.finish_reason if request.resume else None,
+            speech=speech,
+            needs_rows=request.speech is not None and not spoken,
+        )
+
+    @property
+    def needs_engine(self) -> bool:
+        """Something is to be drawn, or to be computed for the talker."""
+        return self.finish_reason is None or self.needs_rows
+
+    @property
+    def reread(self) -> list[int]:
+        """Tokens that are to be computed again, behind the prompt.
+
+        The last token of a reply that ended never was: it has no row.
+        """
+        return self.text if self.finish_reason is None else self.text[:-1]
+
+    def check(self, request: ThinkRequest, most: int, end_tokens: Collection[int], vocabulary: int) -> None:
+        """Refuse what no earlier attempt can have given.
+
+        Args:
+            request: Whose progress it is.
+            most: Most tokens that its reply may have.
+            end_tokens: Those that end a reply.
+            vocabulary: How many tokens there are.
+
+        Raises:
+            InvalidRequestError: Naming the field.
+        """
+        check_resumed(
+            "resume.text_token_ids",
+            self.text,
+            self.finish_reason,
+            most=most,
+            end_tokens=end_tokens,
+            vocabulary=vocabulary,
+            keeps_end=True,
+        )
+        if self.speech is None:
+            return
+        if request.speech is None:
+            raise InvalidRequestError("resume.speech: an answer in text only has no speech")
+        silent = self.finish_reason is not None and len(self.text) == 1
+        if silent and self.speech.codec_token_ids:
+            raise InvalidRequestError("resume.speech.codec_token_ids: a reply of one token is not spoken")
+
+    def behind(self, prompt: TokensInput | MultiModalInput) -> TokensInput | MultiModalInput:
+        """The engine's input: a prompt, and behind it what is to be computed again."""
+        if self.reread:
+            prompt = prompt.copy()
+            prompt["prompt_token_ids"] = [*prompt["prompt_token_ids"], *self.reread]
+        return prompt

@@ -1,0 +1,47 @@
+"""Seeded draws as a function of the seed and of how many draws there were before.
+
+So who resumes a request draws what the first run would have drawn, whatever machine they are on and however
+many random numbers a draw takes there: before each draw the request's generator is seeded anew.
+"""
+
+from typing import Any, Final
+
+from vllm import SamplingParams
+
+_WORD: Final = 2**64 - 1
+_GOLDEN: Final = 0x9E3779B97F4A7C15
+_KEY: Final = "draws"
+
+
+def go_on_drawing(params: SamplingParams, made: int) -> SamplingParams:
+    """Let a request draw as if it had drawn before.
+
+    Args:
+        params: With a seed; changed in place.
+        made: How many draws there were.
+    """
+    # The seed is mixed once here: else the draws of neighbouring seeds would be each other's, shifted.
+    params.extra_args = (params.extra_args or {}) | {_KEY: (mix(params.seed or 0), made)}
+    return params
+
+
+def seed_of_draw(params: SamplingParams, drawn: int) -> int:
+    """The seed of a request's next draw, 64 bits.
+
+    Args:
+        params: What :func:`go_on_drawing` returned.
+        drawn: Tokens drawn since then.
+    """
+    extra: dict[str, Any] = params.extra_args or {}
+    stream, made = extra[_KEY]
+    return mix(stream + (made + drawn) * _GOLDEN)
+
+
+def mix(state: int) -> int:
+    """Spread a number over 64 bits: splitmix64 (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number
+    Generators", 2014).
+    """
+    mixed = (state + _GOLDEN) & _WORD
+    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
+    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _WORD
+    return mixed ^ (mixed >> 31)

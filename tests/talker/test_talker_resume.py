@@ -1,0 +1,200 @@
+"""Resumed speech goes on where it stood: codec tokens are those of a run that nobody disturbed."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shared.errors import InvalidRequestError
+from shared.messages import FinishReason, ResumedSpeech
+from tests.support.answers import CODEC_ENDS, Answer, Reference, random_prompt
+from tests.support.talking import TalkerRig, rows_of, start_of
+from tests.support.thinking import speech_of
+
+SAMPLINGS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "top-k and top-p": {"temperature": 0.9, "top_k": 40, "top_p": 0.8, "max_tokens": 40},
+    "temperature alone": {"temperature": 1.0, "max_tokens": 31},
+    "top-k alone": {"temperature": 0.8, "top_k": 7, "repetition_penalty": 1.3},
+    "top-p alone": {"temperature": 0.8, "top_p": 0.7},
+    "no end before the 55th": {"temperature": 1.0, "min_tokens": 55},
+}
+
+
+def ask(reference: Reference, length: int, seed: int = 0) -> Answer:
+    return reference.answer(random_prompt(length, seed), thinker_max_new_tokens=20, talker_max_new_tokens=60)
+
+
+def attempt(
+    rig: TalkerRig, name: str, answer: Answer, there: ResumedSpeech, *cuts: int, **speech: Any
+) -> None:
+    """Announce speech that is there in part, and give all rows."""
+    rig.resume(start_of(name, answer, speech_of(**speech), resume=there))
+    for message in rows_of(name, answer, *cuts):
+        rig.service.accept(message)
+
+
+def check(rig: TalkerRig, name: str, whole: str) -> None:
+    there = rig.resumed.get(name, [])
+    assert there + rig.codes(name) == rig.codes(whole)
+    assert rig.reason(name) == rig.reason(whole)
+    sent = [token for message in rig.sent[name] for token in message.token_ids]
+    assert sent == rig.codes(whole)
+    assert [message.last for message in rig.sent[name]] == [False] * (len(rig.sent[name]) - 1) + [True]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
+def test_it_goes_on_wherever_it_was_cut(
+    talker: TalkerRig, reference: Reference, sampling: dict[str, Any]
+) -> None:
+    # The last one's reply is long for what is said of it: an end token comes first.
+    for length in (1, 33, 2000):
+        answer, whole = ask(reference, length), f"r{length}"
+        talker.take(whole, answer, seed=length, **sampling)
+        talker.run()
+        codes = talker.codes(whole)
+        cuts = {0, 1, 12, 13, 24, len(codes) // 2, len(codes) - 1} & set(range(len(codes)))
+        for cut in cuts:
+            there = ResumedSpeech(codec_token_ids=codes[:cut], chunks=cut // 24)
+            attempt(talker, f"{whole}.{cut}", answer, there, seed=length, **sampling)
+        talker.run()
+        for cut in cuts:
+            check(talker, f"{whole}.{cut}", whole)
+            assert talker.starts[f"{whole}.{cut}"].chunks_delivered == cut // 24
+
+
+def test_both_endings_are_among_them(talker: TalkerRig, reference: Reference) -> None:
+    for length in (33, 2000):
+        talker.take(f"r{length}", ask(reference, length))
+    talker.run()
+    assert (talker.reason("r33"), talker.reason("r2000")) == ("length", "stop")
+
+
+def test_all_codec_tokens_and_only_the_end_is_missing(talker: TalkerRig, reference: Reference) -> None:
+    """What was drawn last came, and that it was the last did not."""
+    answer = ask(reference, 2000)
+    talker.take("a", answer)
+    talker.run()
+    assert talker.reason("a") == "stop"
+    attempt(talker, "b", answer, ResumedSpeech(codec_token_ids=answer.codes))
+    talker.run()
+    check(talker, "b", "a")
+    assert [delta.token_ids for delta in talker.deltas["b"]] == [[]]
+
+
+@settings(max_examples=10, deadline=None, derandomize=True)
+@given(
+    cut=st.integers(1, 39),
+    # Places in the track at which a message ends, each with the steps that follow.
+    arrivals=st.dictionaries(st.integers(1, 42), st.integers(0, 2), max_size=8),
+)
+def test_whenever_the_rows_arrive(
+    plain_talker: TalkerRig, reference: Reference, cut: int, arrivals: dict[int, int]
+) -> None:
+    plain_talker.forget()
+    answer, sampling = ask(reference, 33), SAMPLINGS["top-k and top-p"]
+    assert answer.rows.shape[0] > 42
+    plain_talker.take("a", answer, **sampling)
+    plain_talker.run()
+    codes = plain_talker.codes("a")
+    there = ResumedSpeech(codec_token_ids=codes[:cut])
+    plain_talker.resume(start_of("b", answer, speech_of(**sampling), resume=there))
+    plain_talker.collect()
+    # Before any row is there: token2wav need not wait for the thinker.
+    assert [message.token_ids for message in plain_talker.sent["b"]] == [codes[:cut]]
+    cuts = sorted(arrivals)
+    for border, message in zip([*cuts, 0], rows_of("b", answer, *cuts), strict=True):
+        plain_talker.service.accept(message)
+        for _ in range(arrivals.get(border, 0)):
+            assert plain_talker.step() == {}
+    plain_talker.run()
+    check(plain_talker, "b", "a")
+
+
+def test_in_pieces_and_preempted(talker: TalkerRig, tight_talker: TalkerRig, reference: Reference) -> None:
+    drawn: dict[str, Any] = {"temperature": 0.9, "top_k": 40, "top_p": 0.8, "min_tokens": 60}
+    answers = {f"r{seed}": ask(reference, 100, seed) for seed in range(4)}
+    for seed, (whole, answer) in enumerate(answers.items()):
+        for rig in (talker, tight_talker):
+            rig.take(whole, answer, seed=seed, **drawn)
+    talker.run()
+    tight_talker.run()
+    before = tight_talker.steps.preemptions.total()
+    assert before > 0
+    for seed, (whole, answer) in enumerate(answers.items()):
+        assert tight_talker.codes(whole) == talker.codes(whole)
+        there = ResumedSpeech(codec_token_ids=talker.codes(whole)[:15])
+        attempt(tight_talker, f"{whole}.15", answer, there, seed=seed, **drawn)
+    tight_talker.run()
+    assert tight_talker.steps.preemptions.total() > before
+    for whole in answers:
+        check(tight_talker, f"{whole}.15", whole)
+
+
+def test_other_sizes_and_a_padded_prompt(
+    other_talker: TalkerRig, other_reference: Reference, padded_talker: TalkerRig, reference: Reference
+) -> None:
+    for rig, oracle in ((other_talker, other_reference), (padded_talker, reference)):
+        answer = ask(oracle, 120)
+        rig.take("a", answer)
+        rig.run()
+        attempt(rig, "b", answer, ResumedSpeech(codec_token_ids=rig.codes("a")[:7]))
+        rig.run()
+        check(rig, "b", "a")
+
+
+@pytest.mark.parametrize(("codes", "reason"), [([5] * 60, "length"), ([5] * 7, "stop"), ([], "stop")])
+def test_what_was_spoken_to_its_end_is_passed_on_at_once(
+    talker: TalkerRig, reference: Reference, codes: list[int], reason: FinishReason
+) -> None:
+    there = ResumedSpeech(codec_token_ids=codes, finish_reason=reason, chunks=1)
+    talker.resume(start_of("a", ask(reference, 7), resume=there))
+    assert not talker.service.ready
+    talker.collect()
+    assert [(message.token_ids, message.last) for message in talker.sent["a"]] == [(codes, True)]
+    assert talker.starts["a"].chunks_delivered == 1
+    assert talker.deltas["a"] == []
+    talker.check_empty()
+
+
+def test_an_abort_of_resumed_speech_leaves_nothing(talker: TalkerRig, reference: Reference) -> None:
+    answer = ask(reference, 33)
+    there = ResumedSpeech(codec_token_ids=answer.codes[:9])
+    talker.resume(start_of("early", answer, resume=there))
+    attempt(talker, "late", answer, there)
+    for _ in range(3):
+        talker.step()
+    for name in ("early", "late"):
+        talker.service.abort(name)
+    while talker.service.ready:
+        talker.step()
+    talker.check_empty()
+
+
+HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
+    "no such token": ({"codec_token_ids": [5, 8448]}, r"codec_token_ids\[1\]: token 8448 lies outside"),
+    "an end token": ({"codec_token_ids": [5, CODEC_ENDS[1]]}, r"codec_token_ids\[1\]: token 8294 would"),
+    "all, but no reason": ({"codec_token_ids": [5] * 60}, "codec_token_ids: all 60 tokens"),
+    "too many": ({"codec_token_ids": [5] * 61}, "codec_token_ids: 61 tokens"),
+    "too many and an end": (
+        {"codec_token_ids": [5] * 60, "finish_reason": "stop"},
+        "codec_token_ids: 61 tokens",
+    ),
+    "length without tokens": ({"finish_reason": "length"}, "codec_token_ids: the finish_reason is 'length'"),
+}
+
+
+@pytest.mark.parametrize(("resume", "words"), HOSTILE.values(), ids=HOSTILE)
+def test_what_no_attempt_can_have_given_is_refused(
+    talker: TalkerRig, reference: Reference, resume: dict[str, Any], words: str
+) -> None:
+    answer = ask(reference, 33)
+    talker.take("kept", answer)
+    talker.step()
+    with pytest.raises(InvalidRequestError, match=f"^resume.{words}"):
+        talker.service.accept(start_of("bad", answer, resume=ResumedSpeech(**resume)))
+    assert talker.service.living() == ["kept"]
+    talker.run()
+    assert talker.codes("kept") == answer.codes
+    assert "bad" not in talker.starts
