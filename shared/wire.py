@@ -14,7 +14,7 @@ from shared.errors import MessageError, PayloadError, VersionError
 from shared.messages import MAX_MEDIA_ITEMS
 from shared.payloads import Blob
 
-WIRE_VERSION: Final = 2
+WIRE_VERSION: Final = 3
 MAX_HEADER_BYTES: Final = 8 * 2**20
 """A header larger than this is refused; the longest legal prompt needs about 5 MiB."""
 MAX_FRAMES: Final = 1 + MAX_MEDIA_ITEMS

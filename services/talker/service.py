@@ -49,6 +49,7 @@ from shared.messages import (
     Token2WavInput,
 )
 from shared.metrics import gauge
+from shared.peers import Outlet
 from shared.queues import PushQueue
 
 
@@ -83,7 +84,7 @@ class TalkerService:
         model: Path,
         config: TalkerConfig,
         gateway: PushQueue[StageEvent],
-        token2wav: PushQueue[Token2WavInput],
+        token2wav: Outlet[Token2WavInput],
     ) -> None:
         self.traces = StageTraces(self.name)
         self._gateway = gateway
@@ -157,7 +158,7 @@ class TalkerService:
 
     def living(self) -> list[str]:
         """The requests in work."""
-        return list(self._speeches)
+        return [*self._speeches, *self._outspoken]
 
     def close(self) -> None:
         """Nothing outlives the process."""
@@ -199,6 +200,7 @@ class TalkerService:
                 priority=message.priority,
                 speech=message.speech,
                 traceparent=message.traceparent,
+                route=message.route,
             )
         )
 
@@ -261,6 +263,14 @@ class TalkerService:
         self._token2wav.put(
             CodecTokens(request_id=request_id, seq=seq, token_ids=codes, last=reason is not None)
         )
-        self._gateway.put(CodecDelta(request_id=request_id, seq=seq, token_ids=codes, finish_reason=reason))
+        self._gateway.put(
+            CodecDelta(
+                request_id=request_id,
+                seq=seq,
+                token_ids=codes,
+                finish_reason=reason,
+                conditioned=speech.track.closed,
+            )
+        )
         if reason is not None and request_id in self.traces:
             self.traces.completed(request_id, {"gen_ai.response.finish_reasons": [reason]})

@@ -53,6 +53,7 @@ from shared.messages import (
     ThinkRequest,
 )
 from shared.metrics import counter
+from shared.peers import Outlet
 from shared.queues import PushQueue
 from shared.wire import DEFAULT_MAX_PAYLOAD_BYTES
 
@@ -87,7 +88,7 @@ class ThinkerService:
         model: Path,
         config: ThinkerConfig,
         gateway: PushQueue[StageEvent],
-        talker: PushQueue[TalkerInput],
+        talker: Outlet[TalkerInput],
         media: MediaConfig | None = None,
         max_payload_bytes: int = DEFAULT_MAX_PAYLOAD_BYTES,
     ) -> None:
@@ -255,6 +256,7 @@ class ThinkerService:
                     priority=message.priority,
                     speech=message.speech,
                     traceparent=message.traceparent,
+                    route=message.route,
                 )
             )
 
