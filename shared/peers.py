@@ -109,7 +109,7 @@ class PeerQueues(Generic[M]):
         """
         if isinstance(message, ThinkRequest | SpeechStart | SynthesisStart):
             queue = self._routed(message.route)
-            if not isinstance(message, ThinkRequest):
+            if _is_followed(message):
                 self._of_request[message.request_id] = queue
             return queue.put(message)
         request_id: str = message.request_id  # type: ignore[attr-defined]  # every message has one
@@ -160,6 +160,14 @@ class PeerQueues(Generic[M]):
         self._of_request = {key: each for key, each in self._of_request.items() if each is not queue}
         queue.close(deliver=False)
         log.info("the %s %s is gone", self.stage, name)
+
+
+def _is_followed(message: ThinkRequest | SpeechStart | SynthesisStart) -> bool:
+    """More comes to the same receiver, the last of it marked as such."""
+    if isinstance(message, SpeechStart):
+        # Speech whose codec tokens are all there needs no rows.
+        return message.resume is None or message.resume.finish_reason is None
+    return isinstance(message, SynthesisStart)
 
 
 Outgoing = PushQueue[Any] | PeerQueues[Any]
