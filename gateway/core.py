@@ -3,16 +3,17 @@
 import asyncio
 import logging
 import secrets
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
 from gateway import failures
-from gateway.aborts import AbortLedger
+from gateway.active import Active
 from gateway.admission import Admission
-from gateway.detokenizer import Detokenizer
+from gateway.dispatch import Dispatcher, StagePort
 from gateway.events import AudioEvent, DoneEvent, TextEvent
 from gateway.held import HeldBytes, Hold
 from gateway.history import RequestHistory, RequestReport, report_of
@@ -22,17 +23,17 @@ from gateway.metrics import GatewayMetrics, RequestMeter
 from gateway.parts import media_of
 from gateway.prompt import PromptBuilder
 from gateway.protocol import GenerateRequest
-from gateway.record import Delta, RequestRecord
+from gateway.record import Delta, RequestRecord, stage_of
 from gateway.registry import StageRegistry
 from gateway.stream import ClientAccount, ResponseStream
 from gateway.traces import GatewayTraces, RequestTrace
 from gateway.validation import SEED_BITS, Validator
 from shared.config import Config
 from shared.errors import (
+    BusyError,
     CancelledRequestError,
     DeadlineError,
     OmniRelayError,
-    QueueFullError,
     SequenceError,
     SlowClientError,
     StageFailedError,
@@ -42,56 +43,14 @@ from shared.messages import (
     SAMPLE_RATE,
     AudioChunk,
     ControlToGateway,
-    Heartbeat,
     RequestFailed,
     StageEvent,
-    StageName,
     TextDelta,
     ThinkRequest,
 )
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
-
-
-class StagePort(Protocol):
-    """The way to the stages, see :class:`gateway.link.StageLink`."""
-
-    def think(self, request: ThinkRequest) -> None:
-        """Ask the thinker; raises QueueFullError if it has no room for the request now."""
-        ...
-
-    def abort(self, stage: StageName, request_id: str) -> None:
-        """Tell a stage to drop a request."""
-        ...
-
-
-class _Active:
-    """A request that has not ended: what is known of it, and the way to its client."""
-
-    def __init__(
-        self,
-        record: RequestRecord,
-        stream: ResponseStream,
-        detokenizer: Detokenizer,
-        timer: asyncio.TimerHandle,
-        hold: Hold,
-        meter: RequestMeter,
-        trace: RequestTrace | None,
-    ) -> None:
-        self.meter: Final = meter
-        self.trace: Final = trace
-        self.hold: Final = hold
-        self.record: Final = record
-        self.stream: Final = stream
-        self.detokenizer: Final = detokenizer
-        self.timer: Final = timer
-
-    @property
-    def name(self) -> str:
-        """What the request goes by in the log."""
-        request_id = self.record.request_id
-        return request_id if self.trace is None else f"{request_id} (trace {self.trace})"
 
 
 class Gateway:
@@ -106,6 +65,10 @@ class Gateway:
         stages: The way to the stages.
         fetch: Fetches media by https; none if no host is allowed.
         traces: Tells traces of requests; none if nobody is to hear of them.
+        clock: Gives monotonic seconds.
+
+    Attributes:
+        name: Drawn at random; the names of its requests begin with it.
     """
 
     def __init__(
@@ -115,23 +78,27 @@ class Gateway:
         stages: StagePort,
         fetch: Fetch | None = None,
         traces: GatewayTraces | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._config = config
         timeouts = config.gateway
         limits = config.gateway.limits
-        self.registry: Final = StageRegistry(timeouts.heartbeat_timeout_s, timeouts.step_timeout_s)
+        self.name: Final = secrets.token_hex(4)
+        self.registry: Final = StageRegistry(
+            timeouts.heartbeat_timeout_s, timeouts.step_timeout_s, self.name, clock
+        )
         self.counts: Final = StateCounts()
         self.metrics: Final = GatewayMetrics(self.counts, self.registry)
+        self.dispatcher: Final = Dispatcher(
+            self.name, config, self.registry, self.metrics, stages, self._cannot_serve, clock
+        )
         self.dropped_events = 0
         self._prompts = prompts
-        self._stages = stages
         self._traces = traces
         self._validator = Validator(limits, self.registry, prompts)
         self._admission = Admission(limits.max_active, limits.max_queued)
         self.held: Final = HeldBytes(limits.held_bytes, self._admission.retry_after_ms)
         self._media = MediaIntake(config.media, fetch, self._in_thread)
-        self._aborts = AbortLedger(stages.abort)
-        self._active: dict[str, _Active] = {}
+        self._active: dict[str, Active] = {}
         self._history = RequestHistory()
         # One thread: tokenizing a long prompt must not hold up the streams, and prompts wait in line.
         self._prompt_thread = ThreadPoolExecutor(1, "prompts")
@@ -188,52 +155,36 @@ class Gateway:
     def report(self, request_id: str) -> RequestReport | None:
         """Tell of a request; none if it is unknown, or ended too long ago."""
         active = self._active.get(request_id)
-        return report_of(active.record) if active is not None else self._history.get(request_id)
+        return (
+            report_of(active.record, active.resumes) if active is not None else self._history.get(request_id)
+        )
 
     def on_event(self, event: StageEvent) -> None:
         """Take what a stage tells about a request."""
-        active = self._active.get(event.request_id)
-        if active is None or not active.record.lifecycle.at_stages:
+        active = self.dispatcher.of(event.request_id)
+        if active is None:
             # Normal after an abort: the stage had already sent it.
             self.dropped_events += 1
             log.debug("dropped an event of request %s, which is not at the stages", event.request_id)
         elif isinstance(event, RequestFailed):
-            self._give_up(active, RequestState.FAILED, failures.from_stage(event))
+            self._take_failure(active, event)
         else:
             self._take(active, event)
 
     def on_control(self, message: ControlToGateway) -> None:
-        """Take a heartbeat, or the confirmation of an abort."""
-        if not isinstance(message, Heartbeat):
-            self._aborts.confirmed(message.stage, message.request_id)
-        else:
-            stage = message.stage
-            age_s = self.registry.heartbeat_age_s(stage)
-            self.metrics.heartbeat(stage, age_s, self._config.stage(stage).heartbeat_s)
-            restarted = self.registry.note(message)
-            self._aborts.resend(stage, at_once=restarted)
-            if restarted:
-                self.metrics.restarted(stage)
-                self._lose(stage, "was restarted")
+        """Take what a stage says of itself, or the confirmation of an abort."""
+        self.dispatcher.on_control(message)
 
     def start_waiting(self) -> None:
         """Give free places at the stages to those who wait; to be called every now and then."""
         while not self.closing and (request_id := self._admission.next()) is not None:
-            active = self._active[request_id]
-            try:
-                self._stages.think(active.record.think)
-            except QueueFullError as error:
-                # It keeps its place in the line.
-                log.debug("request %s waits: %s", request_id, error)
+            if not self.dispatcher.begin(self._active[request_id]):
                 return
             self._admission.start(request_id)
-            active.record.lifecycle.move(RequestState.THINKING)
-            active.meter.started()
 
     def check_stages(self) -> None:
-        """End the requests of stages that have fallen silent; to be called every now and then."""
-        for stage in self.registry.newly_down():
-            self._lose(stage, "does not answer any more")
+        """Take requests away from stages that have fallen silent; to be called every now and then."""
+        self.dispatcher.check()
 
     def close(self) -> None:
         """End all requests and take no more."""
@@ -242,6 +193,7 @@ class Gateway:
             self._give_up(
                 active, RequestState.CANCELLED, CancelledRequestError("the gateway is shutting down")
             )
+        self.dispatcher.close()
         self._prompt_thread.shutdown(wait=False, cancel_futures=True)
 
     async def _admit(
@@ -269,7 +221,7 @@ class Gateway:
         request_id = think.request_id
         self._admission.enter(request_id, think.priority)
         lifecycle.move(RequestState.QUEUED)
-        active = _Active(
+        active = Active(
             RequestRecord(think, lifecycle),
             ResponseStream(request_id, account, self.cancel),
             self._prompts.detokenizer(),
@@ -290,7 +242,8 @@ class Gateway:
         self._media.check(items, hold)
         prompt = await self._in_thread(self._validator.prompt, request)
         drawn_seed = secrets.randbits(SEED_BITS)
-        think = self._validator.think_request(secrets.token_hex(8), request, prompt, drawn_seed)
+        request_id = f"{self.name}{secrets.token_hex(8)}"
+        think = self._validator.think_request(request_id, request, prompt, drawn_seed)
         media = await self._media.load(items, hold)
         traceparent = trace.traceparent if trace is not None else None
         return msgspec.structs.replace(think, media=media, traceparent=traceparent)
@@ -309,7 +262,7 @@ class Gateway:
         job.add_done_callback(lambda _: self._prompt_turn.release())
         return await asyncio.shield(job)
 
-    def _take(self, active: _Active, delta: Delta) -> None:
+    def _take(self, active: Active, delta: Delta) -> None:
         record = active.record
         try:
             record.apply(delta)
@@ -317,22 +270,34 @@ class Gateway:
             self._forward(active, delta)
             record.advance()
         except SequenceError as error:
-            self._give_up(active, RequestState.FAILED, StageFailedError(str(error)))
+            self.dispatcher.retry(active, stage_of(delta), "failed", StageFailedError(str(error)))
         except SlowClientError as error:
             self._give_up(active, RequestState.FAILED, error)
         else:
             if record.lifecycle.state is RequestState.COMPLETED:
                 self._complete(active)
 
-    def _forward(self, active: _Active, delta: Delta) -> None:
+    def _take_failure(self, active: Active, event: RequestFailed) -> None:
+        error = failures.from_stage(event)
+        elsewhere = isinstance(error, StageFailedError | StageUnavailableError)
+        # What has been promised is not refused for want of room.
+        if elsewhere or (active.resumes and isinstance(error, BusyError)):
+            self.dispatcher.retry(active, event.stage, "failed", error)
+        else:
+            self._cannot_serve(active, error)
+
+    def _cannot_serve(self, active: Active, error: OmniRelayError) -> None:
+        self._give_up(active, RequestState.FAILED, error)
+
+    def _forward(self, active: Active, delta: Delta) -> None:
         if isinstance(delta, TextDelta):
             text = active.detokenizer.push(delta.token_ids, last=delta.finish_reason is not None)
             if delta.token_ids or text:
                 active.stream.push(TextEvent(token_ids=delta.token_ids, text=text))
         elif isinstance(delta, AudioChunk):
-            active.stream.push(AudioEvent(seq=delta.seq, pcm=bytes(delta.data.view)))
+            active.stream.push(AudioEvent(seq=active.record.audio.chunks - 1, pcm=bytes(delta.data.view)))
 
-    def _complete(self, active: _Active) -> None:
+    def _complete(self, active: Active) -> None:
         record = active.record
         speech = record.think.speech
         seconds = record.lifecycle.offsets()
@@ -353,25 +318,24 @@ class Gateway:
         )
         log.info("request %s completed after %.3f s", active.name, seconds["completed"])
         served_s = seconds["completed"] - seconds["thinking"]
+        self.dispatcher.end(active, completed=True)
         self._remove(active, served_s, None)
         active.stream.finish(done)
 
-    def _give_up(self, active: _Active, state: RequestState, error: OmniRelayError) -> None:
+    def _give_up(self, active: Active, state: RequestState, error: OmniRelayError) -> None:
         """End a request without an answer: tell the stages and the client."""
         record = active.record
-        was_at_stages = record.lifecycle.at_stages
         log.info("request %s %s from %s: %s", active.name, state, record.lifecycle.state, error)
         record.lifecycle.move(state)
+        self.dispatcher.end(active)
         self._remove(active, None, error)
-        if was_at_stages:
-            self._aborts.abort(record.request_id)
         active.stream.finish(failures.to_event(error), drop_waiting=isinstance(error, SlowClientError))
 
-    def _remove(self, active: _Active, served_s: float | None, error: OmniRelayError | None) -> None:
+    def _remove(self, active: Active, served_s: float | None, error: OmniRelayError | None) -> None:
         active.meter.ended(error)
         if active.trace is not None:
             active.trace.ended(error, active.record, active.meter)
-        self._history.add(report_of(active.record, error.code if error else None))
+        self._history.add(report_of(active.record, active.resumes, error.code if error else None))
         active.timer.cancel()
         active.hold.release()
         del self._active[active.record.request_id]
@@ -384,16 +348,6 @@ class Gateway:
         if active is not None:
             state = active.record.lifecycle.state
             self._give_up(active, RequestState.EXPIRED, _late(state, deadline_s))
-
-    def _lose(self, stage: StageName, what: str) -> None:
-        """A stage is gone, and what it held of the requests with it."""
-        log.error("the %s %s", stage, what)
-        for active in list(self._active.values()):
-            record = active.record
-            # With a restarted stage, those that still wait in line have lost nothing.
-            gone = record.lifecycle.at_stages or self.registry.state(stage) != "ready"
-            if gone and record.needs(stage):
-                self._give_up(active, RequestState.FAILED, StageUnavailableError(f"the {stage} {what}"))
 
 
 def _late(state: RequestState, deadline_s: float) -> DeadlineError:

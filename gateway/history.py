@@ -33,6 +33,7 @@ class RequestReport(msgspec.Struct, frozen=True, kw_only=True):
         text_tokens: Text tokens so far.
         codec_tokens: Codec tokens so far.
         audio_seconds: Speech so far.
+        resumes: How often it was begun anew after a stage was lost or failed.
         error: The code of the error that ended it.
     """
 
@@ -46,14 +47,16 @@ class RequestReport(msgspec.Struct, frozen=True, kw_only=True):
     text_tokens: int
     codec_tokens: int
     audio_seconds: float
+    resumes: int = 0
     error: str | None = None
 
 
-def report_of(record: RequestRecord, error: str | None = None) -> RequestReport:
+def report_of(record: RequestRecord, resumes: int = 0, error: str | None = None) -> RequestReport:
     """Tell of a request.
 
     Args:
         record: The request.
+        resumes: How often it was begun anew.
         error: The code of the error that ended it.
     """
     lifecycle = record.lifecycle
@@ -70,6 +73,7 @@ def report_of(record: RequestRecord, error: str | None = None) -> RequestReport:
         text_tokens=len(record.text.token_ids),
         codec_tokens=len(record.codec.token_ids),
         audio_seconds=record.audio.samples / SAMPLE_RATE,
+        resumes=resumes,
         error=error,
     )
 

@@ -9,11 +9,25 @@ from typing import Final
 import zmq
 
 from shared.config import Config
+from shared.config.values import check_reachable
 from shared.control import MAX_CONTROL_BYTES
 from shared.errors import MessageError, OmniRelayError
-from shared.messages import HEARTBEAT_SUFFIX, Abort, ControlToGateway, StageEvent, StageName, ThinkRequest
+from shared.messages import (
+    HEARTBEAT_SUFFIX,
+    Abort,
+    Closing,
+    ControlToGateway,
+    ControlToStage,
+    Heartbeat,
+    Peers,
+    StageEvent,
+    StageName,
+    ThinkRequest,
+    control_identity,
+)
 from shared.metrics import EdgeMetrics
-from shared.queues import DEFAULT_MAX_BACKLOG_BYTES, LINGER_MS, PullQueue, PushQueue, bind
+from shared.peers import PeerQueues
+from shared.queues import DEFAULT_MAX_BACKLOG_BYTES, LINGER_MS, PullQueue, bind
 from shared.wire import MAX_HEADER_BYTES, Decoder, encode
 
 CONTROL_BURST: Final = 256
@@ -45,9 +59,7 @@ class StageLink:
             raise
         # The largest request must fit, or it would wait for ever.
         backlog = max(DEFAULT_MAX_BACKLOG_BYTES, config.media.max_request_bytes + MAX_HEADER_BYTES)
-        self._thinker: PushQueue[ThinkRequest] = PushQueue(
-            self._context, config.stages.thinker.inbox, backlog
-        )
+        self._thinkers: PeerQueues[ThinkRequest] = PeerQueues(self._context, "thinker", backlog)
         self._on_event: Callable[[StageEvent], None] | None = None
         self._on_control: Callable[[ControlToGateway], None] | None = None
 
@@ -67,28 +79,35 @@ class StageLink:
         ZeroMQ's descriptors tell of changes only, and a send may swallow one: so this is called after each
         send on a socket that is also read, and now and then.
         """
-        self._thinker.flush()
+        self._thinkers.flush()
         self._read_events()
         self._read_control()
 
     def think(self, request: ThinkRequest) -> None:
-        """Ask the thinker.
+        """Ask the thinker of the request's route.
 
         Raises:
             QueueFullError: The thinker does not take its requests.
         """
-        self._thinker.put(request)
+        self._thinkers.put(request)
 
-    def abort(self, stage: StageName, request_id: str) -> None:
-        """Tell a stage to drop a request, if it can be reached."""
+    def connect(self, thinkers: dict[str, str]) -> None:
+        """Be connected to exactly these replicas of the thinker, by name and address."""
+        self._thinkers.connect(thinkers)
+
+    def abort(self, stage: StageName, replica: str, request_id: str) -> None:
+        """Tell a replica to drop a request, if it can be reached."""
         if stage == "thinker":
-            self._thinker.discard(request_id)
-        try:
-            frames = encode(Abort(request_id=request_id))
-            self._control.send_multipart([stage.encode(), *frames], zmq.NOBLOCK)
-        except zmq.ZMQError as error:
-            log.info("abort of %s did not reach the %s: %s", request_id, stage, error)
-        asyncio.get_running_loop().call_soon(self._read_control)
+            self._thinkers.discard(request_id)
+        self._send(control_identity(stage, replica).encode(), Abort(request_id=request_id))
+
+    def tell(self, stage: StageName, replica: str, peers: Peers) -> None:
+        """Answer a replica's heartbeat."""
+        self._send(control_identity(stage, replica).encode(), peers)
+
+    def say_goodbye(self, stage: StageName, replica: str) -> None:
+        """Tell a replica that this gateway ends."""
+        self._send(control_identity(stage, replica).encode(), Closing())
 
     def refused(self) -> Counter[str]:
         """Messages of stages that were refused, by error code."""
@@ -98,7 +117,7 @@ class StageLink:
         """What goes through these sockets, for Prometheus."""
         return EdgeMetrics(
             "gateway",
-            {"thinker": self._thinker},
+            {"thinker": self._thinkers},
             {"gateway": self._events},
             {"control": self._control_refused},
         )
@@ -111,10 +130,18 @@ class StageLink:
         loop.remove_reader(self._events.socket)
         loop.remove_reader(self._control)
         self._on_event = self._on_control = None
-        self._thinker.close()
+        self._thinkers.close()
         self._events.close()
         self._control.close()
         self._context.term()
+
+    def _send(self, identity: bytes, message: ControlToStage) -> None:
+        """Send on the control socket; who wants it to arrive in any case sends it again."""
+        try:
+            self._control.send_multipart([identity, *encode(message)], zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            log.debug("%s did not reach %s: %s", type(message).__name__, identity.decode(), error)
+        asyncio.get_running_loop().call_soon(self._read_control)
 
     def _bind_control(self, address: str) -> zmq.Socket[bytes]:
         socket = self._context.socket(zmq.ROUTER)
@@ -148,13 +175,24 @@ class StageLink:
         asyncio.get_running_loop().call_soon(self._read_control)
 
     def _decode_control(self, identity: bytes, frames: list[bytes]) -> ControlToGateway | None:
-        """Decode a message and check that it comes from the stage it names."""
+        """Decode a message and check that it comes from the replica it names."""
         try:
             message = self._decoder.decode(frames)
-            if identity.removesuffix(HEARTBEAT_SUFFIX.encode()) != message.stage.encode():
-                raise MessageError(f"peer {identity[:64]!r} speaks for the {message.stage}")
+            speaker = control_identity(message.stage, message.instance)
+            if identity.removesuffix(HEARTBEAT_SUFFIX.encode()) != speaker.encode():
+                raise MessageError(f"peer {identity[:64]!r} speaks for {speaker}")
+            if isinstance(message, Heartbeat):
+                _check_inbox(message.inbox)
         except MessageError as error:
             self._control_refused[error.code] += 1
             log.warning("refused a control message: %s: %s", error.code, error)
             return None
         return message
+
+
+def _check_inbox(address: str) -> None:
+    """Refuse an address to which nobody could connect."""
+    try:
+        check_reachable(address)
+    except ValueError as error:
+        raise MessageError(str(error)) from error

@@ -2,7 +2,8 @@
 
 import time
 from collections.abc import Callable, Iterable
-from typing import Final, Literal
+from itertools import product
+from typing import Final, Literal, get_args
 
 from prometheus_client import (
     CollectorRegistry,
@@ -17,7 +18,8 @@ from prometheus_client.registry import Collector
 
 from gateway.lifecycle import ENDED, Lifecycle, RequestState, StateCounts
 from gateway.record import Delta
-from gateway.registry import StageRegistry
+from gateway.registry import Reason, StageRegistry
+from gateway.status import StageState
 from shared.errors import BusyError, InvalidRequestError
 from shared.messages import SAMPLE_RATE, STAGES, AudioChunk, StageName, TextDelta
 
@@ -58,6 +60,9 @@ class GatewayMetrics:
         self._outcomes = self._counter("requests", "Requests that ended.", ["outcome"])
         self._errors = self._counter("client_errors", "Errors that clients were told.", ["interface", "code"])
         self._restarts = self._counter("stage_restarts", "Restarts of a stage that were seen.", ["stage"])
+        self._resumes = self._counter(
+            "request_resumes", "Requests begun anew after a stage was lost or failed.", ["stage", "reason"]
+        )
         self._late = self._counter("heartbeats_late", "Heartbeats of a stage that came late.", ["stage"])
         self.queue = self._histogram("queue_seconds", "Time in line before the stages.")
         self.first_text = self._histogram("time_to_first_text_seconds", "Time to the first text.")
@@ -76,6 +81,8 @@ class GatewayMetrics:
         for stage in STAGES:
             self._restarts.labels(stage)
             self._late.labels(stage)
+            for reason in get_args(Reason):
+                self._resumes.labels(stage, reason)
         for outcome in (*sorted(state.value for state in ENDED), "refused"):
             self._outcomes.labels(outcome)
         self.registry.register(_Now(counts, stages))
@@ -93,6 +100,10 @@ class GatewayMetrics:
     def restarted(self, stage: StageName) -> None:
         """Another process took a stage's place."""
         self._restarts.labels(stage).inc()
+
+    def resumed(self, stage: StageName, reason: Reason) -> None:
+        """A request lost its attempt at a stage, and is begun anew."""
+        self._resumes.labels(stage, reason).inc()
 
     def heartbeat(self, stage: StageName, since_last_s: float | None, interval_s: float) -> None:
         """A stage's heartbeat came."""
@@ -127,6 +138,7 @@ class RequestMeter:
         self._clock = clock
         self.first_text: float | None = None
         self.first_audio: float | None = None
+        self._prompt_counted = False
         self._heard_until: float | None = None
         self._audio_seconds = 0.0
 
@@ -139,7 +151,8 @@ class RequestMeter:
         """Something of the answer came."""
         metrics = self._metrics
         if isinstance(delta, TextDelta):
-            if delta.prompt is not None:
+            if delta.prompt is not None and not self._prompt_counted:
+                self._prompt_counted = True
                 metrics.prompt_tokens.inc(delta.prompt.tokens)
             metrics.text_tokens.inc(len(delta.token_ids))
             if delta.token_ids and self.first_text is None:
@@ -196,7 +209,14 @@ class _Now(Collector):
         for state, number in self._counts.report().items():
             if RequestState(state) not in ENDED:
                 requests.add_metric([state], number)
-        up = GaugeMetricFamily("omnirelay_stage_up", "1 for a stage that is ready, else 0.", labels=["stage"])
+        up = GaugeMetricFamily(
+            "omnirelay_stage_up", "1 for a stage with a replica that is ready, else 0.", labels=["stage"]
+        )
         for stage in STAGES:
             up.add_metric([stage], float(self._stages.state(stage) == "ready"))
-        return [requests, up]
+        replicas = GaugeMetricFamily(
+            "omnirelay_stage_replicas", "Replicas of a stage by state.", labels=["stage", "state"]
+        )
+        for stage, state in product(STAGES, get_args(StageState)):
+            replicas.add_metric([stage, state], self._stages.count(stage, state))
+        return [requests, up, replicas]

@@ -98,6 +98,7 @@ class GatewayProcess:
             requests=self.gateway.counts.report(),
             refused=dict(refused),
             dropped_events=self.gateway.dropped_events,
+            resumes=self.gateway.dispatcher.resumes,
         )
 
     def _close(self) -> None:

@@ -1,10 +1,12 @@
 """What the gateway knows of one request: its input and everything that came out of each stage.
 
-The tokens are kept until the request ends, so that it can be resumed from them on another stage.
+The tokens are kept until the request ends, so that it can be resumed from them on other replicas.
 """
 
 from dataclasses import dataclass, field
 from typing import Final
+
+import msgspec
 
 from gateway.lifecycle import Lifecycle, RequestState
 from shared.errors import SequenceError
@@ -13,6 +15,8 @@ from shared.messages import (
     CodecDelta,
     FinishReason,
     PromptUsage,
+    Resume,
+    ResumedSpeech,
     StageName,
     TextDelta,
     ThinkRequest,
@@ -28,7 +32,7 @@ class TokenStream:
     Attributes:
         token_ids: In the order they were sent, without gap or repeat.
         finish_reason: Why the stream ended; none while it goes on.
-        next_seq: The sequence number that must come next.
+        next_seq: The sequence number that must come next; each attempt counts from 0.
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -59,10 +63,12 @@ class AudioStream:
     Attributes:
         samples: Sum over all chunks.
         ended: Nothing follows.
-        next_seq: The sequence number that must come next, which is the number of chunks.
+        chunks: Their number.
+        next_seq: The sequence number that must come next; each attempt counts from 0.
     """
 
     samples: int = 0
+    chunks: int = 0
     ended: bool = False
     next_seq: int = 0
 
@@ -74,6 +80,7 @@ class AudioStream:
         """
         _check_next("audio", chunk.seq, self.next_seq, self.ended)
         self.next_seq += 1
+        self.chunks += 1
         self.samples += chunk.samples
         self.ended = chunk.last
 
@@ -93,20 +100,60 @@ class RequestRecord:
         self.codec: Final = TokenStream()
         self.audio: Final = AudioStream()
         self.prompt = PromptUsage(tokens=len(think.prompt_token_ids))
-        """As the thinker tells it; until then, as if the prompt had no placeholder."""
+        """As the thinker tells it first; until then, as if the prompt had no placeholder."""
+        self.prompt_told = False
+        # The talker has all that it needs of the thinker.
+        self._conditioned = False
 
     @property
     def request_id(self) -> str:
         """The gateway's name of the request."""
         return self.think.request_id
 
+    @property
+    def speaks(self) -> bool:
+        """There is speech to come."""
+        return self.think.speech is not None and not (self.codec.ended and self.audio.ended)
+
     def needs(self, stage: StageName) -> bool:
-        """Something of this request is still to come from the stage."""
+        """Something is still to come from the stage, or from the next one and may not have reached it."""
         if stage == "thinker":
-            return not self.text.ended
-        if self.think.speech is None:
-            return False
-        return not (self.codec.ended if stage == "talker" else self.audio.ended)
+            return not self.text.ended or (self.speaks and not (self.codec.ended or self._conditioned))
+        if stage == "talker":
+            return self.speaks
+        return self.think.speech is not None and not self.audio.ended
+
+    def begin_attempt(self) -> None:
+        """What the stages were doing is lost; what has come from them stays."""
+        self.text.next_seq = self.codec.next_seq = self.audio.next_seq = 0
+        self._conditioned = False
+
+    def ask(self, attempt: int) -> ThinkRequest:
+        """Give what the thinker is asked, but for the route.
+
+        Args:
+            attempt: Its number; 0 is the first, which asks for the whole answer.
+        """
+        if attempt == 0:
+            return self.think
+        speech = self.think.speech if self.speaks else None
+        resumed = ResumedSpeech(
+            codec_token_ids=self.codec.token_ids,
+            finish_reason=self.codec.finish_reason,
+            chunks=self.audio.chunks,
+        )
+        resume = Resume(
+            text_token_ids=self.text.token_ids,
+            finish_reason=self.text.finish_reason,
+            speech=resumed if speech is not None else None,
+        )
+        nothing = Resume(speech=ResumedSpeech() if speech is not None else None)
+        return msgspec.structs.replace(
+            self.think,
+            request_id=f"{self.request_id}.{attempt}",
+            speech=speech,
+            resume=resume if resume != nothing else None,
+        )
 
     def apply(self, delta: Delta) -> None:
         """Take what a stage sent; :meth:`advance` then moves to the state that follows.
@@ -118,11 +165,14 @@ class RequestRecord:
             if delta.prompt is not None and delta.seq > 0:
                 raise SequenceError(f"what the prompt came to was told with text message {delta.seq}, not 0")
             self.text.take(delta)
-            self.prompt = delta.prompt or self.prompt
+            if delta.prompt is not None and not self.prompt_told:
+                self.prompt = delta.prompt
+                self.prompt_told = True
         elif self.think.speech is None:
             raise SequenceError("speech came for a request that asked for text only")
         elif isinstance(delta, CodecDelta):
             self.codec.take(delta)
+            self._conditioned = self._conditioned or delta.conditioned
         else:
             self.audio.take(delta)
 
@@ -136,6 +186,13 @@ class RequestRecord:
             lifecycle.move(RequestState.SYNTHESIZING)
         if lifecycle.state is RequestState.SYNTHESIZING and self.audio.ended:
             lifecycle.move(RequestState.COMPLETED)
+
+
+def stage_of(delta: Delta) -> StageName:
+    """Which stage sends such messages."""
+    if isinstance(delta, TextDelta):
+        return "thinker"
+    return "talker" if isinstance(delta, CodecDelta) else "token2wav"
 
 
 def _check_next(stream: str, seq: int, expected: int, ended: bool) -> None:

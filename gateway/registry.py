@@ -1,60 +1,181 @@
-"""Which stages are there, learned from their heartbeats."""
+"""Which replicas of the stages are there, learned from their heartbeats."""
 
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Final, Literal
 
 from gateway.status import StageState, StageStatus
 from shared.errors import StageUnavailableError
-from shared.messages import STAGES, Heartbeat, StageName
+from shared.messages import MAX_REPLICAS, STAGES, Heartbeat, Route, StageName
+
+FORGET_S: Final = 600.0
+"""A replica that has been silent for so long is forgotten."""
+MAX_DEPARTED: Final = 1000
+"""Names of replicas that have left; late heartbeats of theirs say nothing."""
+
+NEXT: Final[dict[StageName, StageName]] = {"thinker": "talker", "talker": "token2wav"}
+"""To which stage a stage sends."""
+_BEFORE: Final = {receiver: sender for sender, receiver in NEXT.items()}
+Reason = Literal["silent", "hung", "restarted", "left", "failed"]
+"""Why a stage was lost to a request."""
+
+
+@dataclass
+class Replica:
+    """One process of a stage.
+
+    Attributes:
+        beat: Its last heartbeat.
+        seen: When that came, in monotonic seconds.
+        down: It is known to be lost.
+        placed: Requests given to it since the last heartbeat, and between that and the one before: the last
+            may not tell of those yet.
+    """
+
+    beat: Heartbeat
+    seen: float
+    down: bool = False
+    placed: list[int] = field(default_factory=lambda: [0, 0])
+
+    @property
+    def stage(self) -> StageName:
+        """Which stage it is one of."""
+        return self.beat.stage
+
+    @property
+    def name(self) -> str:
+        """What it has drawn as its name."""
+        return self.beat.instance
+
+    @property
+    def work(self) -> tuple[int, int]:
+        """How much it has to do, to be compared with others of its stage."""
+        load = self.beat.load
+        return load.running + load.waiting + sum(self.placed), load.held_bytes
 
 
 class StageRegistry:
-    """The last heartbeat of each stage.
+    """The replicas of all stages.
 
     Args:
-        timeout_s: A stage that is silent for longer is down.
+        timeout_s: A replica that is silent for longer is down.
         step_timeout_s: So is one whose loop has been in the same step for longer.
+        gateway: The gateway's name; a replica that has not joined it yet takes none of its requests.
         clock: Gives monotonic seconds.
     """
 
     def __init__(
-        self, timeout_s: float, step_timeout_s: float, clock: Callable[[], float] = time.monotonic
+        self,
+        timeout_s: float,
+        step_timeout_s: float,
+        gateway: str = "",
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._timeout_s = timeout_s
         self._step_timeout_s = step_timeout_s
+        self._gateway = gateway
         self._clock = clock
-        self._last: dict[StageName, tuple[float, Heartbeat]] = {}
-        self._down: set[StageName] = set()
+        self._replicas: dict[StageName, dict[str, Replica]] = {stage: {} for stage in STAGES}
+        self._departed: OrderedDict[tuple[StageName, str], None] = OrderedDict()
+        # Since when no replica of a stage is ready; none while one is.
+        self._missing_since: dict[StageName, float | None] = dict.fromkeys(STAGES, clock())
+        self._known_once: set[StageName] = set()
 
-    def note(self, heartbeat: Heartbeat) -> bool:
+    def get(self, stage: StageName, name: str) -> Replica | None:
+        """Give a replica; none if it is not known, or not any more."""
+        return self._replicas[stage].get(name)
+
+    def replicas(self) -> list[Replica]:
+        """All that are known."""
+        return [each for replicas in self._replicas.values() for each in replicas.values()]
+
+    def note(self, beat: Heartbeat) -> list[Replica]:
         """Take a heartbeat.
 
         Returns:
-            True if another process has taken the stage's place, which knows nothing of old requests.
+            The replicas in whose place this one listens; they are forgotten.
         """
-        last = self._last.get(heartbeat.stage)
-        self._last[heartbeat.stage] = (self._clock(), heartbeat)
-        if not self._lost(heartbeat.stage):
-            self._down.discard(heartbeat.stage)
-        return last is not None and last[1].instance != heartbeat.instance
+        replicas = self._replicas[beat.stage]
+        known = replicas.get(beat.instance)
+        if (beat.stage, beat.instance) in self._departed or (known is None and len(replicas) >= MAX_REPLICAS):
+            return []
+        if known is None:
+            known = replicas[beat.instance] = Replica(beat, self._clock())
+            self._known_once.add(beat.stage)
+        known.beat, known.seen = beat, self._clock()
+        known.placed = [0, known.placed[0]]
+        if not self._lost(known):
+            known.down = False
+        before = [each for each in replicas.values() if each is not known and each.beat.inbox == beat.inbox]
+        for each in before:
+            self.dismiss(beat.stage, each.name)
+        self._note_missing(beat.stage)
+        return before
 
-    def newly_down(self) -> list[StageName]:
-        """The stages that fell silent, or hang, since the last call."""
-        lost = [stage for stage in self._last if stage not in self._down and self._lost(stage)]
-        self._down.update(lost)
+    def dismiss(self, stage: StageName, name: str) -> Replica | None:
+        """Forget a replica that has left; gives it, if it was known."""
+        self._departed[stage, name] = None
+        if len(self._departed) > MAX_DEPARTED:
+            self._departed.popitem(last=False)
+        left = self._replicas[stage].pop(name, None)
+        self._note_missing(stage)
+        return left
+
+    def newly_down(self) -> list[Replica]:
+        """The replicas that fell silent, or hang, since the last call."""
+        lost = [each for each in self.replicas() if not each.down and self._lost(each)]
+        for each in lost:
+            each.down = True
+        for each in [each for each in self.replicas() if self._age_s(each) > FORGET_S]:
+            del self._replicas[each.stage][each.name]
+        for stage in STAGES:
+            self._note_missing(stage)
         return lost
+
+    def why_down(self, replica: Replica) -> Reason:
+        """What is wrong with a replica that is lost."""
+        return "hung" if self._age_s(replica) <= self._timeout_s else "silent"
 
     def state(self, stage: StageName) -> StageState:
         """What is known of a stage: ``starting`` before its first heartbeat."""
-        last = self._last.get(stage)
-        if last is None:
-            return "starting"
-        return "down" if stage in self._down or self._lost(stage) else "ready"
+        states = {self._state(each) for each in self._replicas[stage].values()}
+        for state in ("ready", "draining", "starting"):
+            if state in states:
+                return state
+        return "down" if stage in self._known_once else "starting"
 
-    def heartbeat_age_s(self, stage: StageName) -> float | None:
-        """Seconds since the last heartbeat of a stage; none before the first."""
-        last = self._last.get(stage)
-        return self._clock() - last[0] if last else None
+    def missing_s(self, stage: StageName) -> float:
+        """How long no replica of a stage has been ready; 0 while one is."""
+        since = self._missing_since[stage]
+        return 0.0 if since is None else self._clock() - since
+
+    def count(self, stage: StageName, state: StageState) -> int:
+        """How many replicas of a stage are in a state."""
+        return sum(self._state(each) == state for each in self._replicas[stage].values())
+
+    def ready(self, stage: StageName) -> list[Replica]:
+        """The replicas that take requests, those with the least work first."""
+        replicas = self._replicas[stage].values()
+        return sorted((each for each in replicas if self._state(each) == "ready"), key=lambda each: each.work)
+
+    def addresses(self, stage: StageName) -> dict[str, str]:
+        """The replicas that can be sent to: those that end soon are still among them."""
+        replicas = self._replicas[stage].values()
+        return {each.name: each.beat.inbox for each in replicas if not self._gone(each)}
+
+    def placed(self, route: Route) -> None:
+        """A request was given to these replicas."""
+        for stage in STAGES:
+            replica = self.get(stage, route.replica(stage) or "")
+            if replica is not None:
+                replica.placed[0] += 1
+
+    def heartbeat_age_s(self, stage: StageName, name: str) -> float | None:
+        """Seconds since the last heartbeat of a replica; none before the first."""
+        replica = self.get(stage, name)
+        return self._age_s(replica) if replica is not None else None
 
     def require(self, stages: Iterable[StageName]) -> None:
         """Check that stages are ready.
@@ -68,31 +189,59 @@ class StageRegistry:
 
     def speakers(self) -> list[str]:
         """Names of all voices that any stage knows, in the order the stages give them."""
-        names = (name for _, beat in self._last.values() for name in beat.limits.speakers)
+        names = (name for each in self.replicas() for name in each.beat.limits.speakers)
         return list(dict.fromkeys(names))
 
     def max_positions(self, stage: StageName) -> int | None:
-        """Most positions of one request at a stage; none if it has not said so."""
-        last = self._last.get(stage)
-        return (last[1].limits.max_positions or None) if last else None
+        """Most positions of one request at any replica of a stage; none if none has said so."""
+        told = [each.beat.limits.max_positions for each in self._replicas[stage].values()]
+        return min((most for most in told if most), default=None)
 
     def report(self) -> list[StageStatus]:
-        """All stages, for the status."""
-        return [self._status(stage) for stage in STAGES]
+        """All replicas, for the status; of a stage without any, the stage itself."""
+        told: list[StageStatus] = []
+        for stage in STAGES:
+            replicas = self._replicas[stage].values()
+            told += [self._status(each) for each in replicas]
+            told += [] if replicas else [StageStatus(name=stage, state=self.state(stage))]
+        return told
 
-    def _lost(self, stage: StageName) -> bool:
-        seen, beat = self._last[stage]
-        return self._clock() - seen > self._timeout_s or beat.busy_s > self._step_timeout_s
+    def _age_s(self, replica: Replica) -> float:
+        return self._clock() - replica.seen
 
-    def _status(self, stage: StageName) -> StageStatus:
-        last = self._last.get(stage)
-        if last is None:
-            return StageStatus(name=stage, state="starting")
-        seen, beat = last
+    def _lost(self, replica: Replica) -> bool:
+        return self._age_s(replica) > self._timeout_s or replica.beat.busy_s > self._step_timeout_s
+
+    def _state(self, replica: Replica) -> StageState:
+        if self._gone(replica):
+            return "down"
+        if replica.beat.gateway != self._gateway or not self._reachable(replica):
+            return "starting"
+        return "draining" if replica.beat.draining else "ready"
+
+    def _reachable(self, replica: Replica) -> bool:
+        """Somebody who is to send to it knows it, if there is anybody."""
+        sender = _BEFORE.get(replica.stage)
+        senders = [each for each in self._replicas[sender].values() if not self._gone(each)] if sender else []
+        return not senders or any(replica.name in each.beat.peers for each in senders)
+
+    def _gone(self, replica: Replica) -> bool:
+        return replica.down or self._lost(replica)
+
+    def _note_missing(self, stage: StageName) -> None:
+        if self.state(stage) == "ready":
+            self._missing_since[stage] = None
+        elif self._missing_since[stage] is None:
+            self._missing_since[stage] = self._clock()
+
+    def _status(self, replica: Replica) -> StageStatus:
+        beat = replica.beat
         return StageStatus(
-            name=stage,
-            state=self.state(stage),
-            heartbeat_age_s=self._clock() - seen,
+            name=beat.stage,
+            state=self._state(replica),
+            replica=beat.instance,
+            inbox=beat.inbox,
+            heartbeat_age_s=self._age_s(replica),
             pid=beat.pid,
             peak_memory_bytes=beat.peak_memory_bytes,
             load=beat.load,

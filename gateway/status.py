@@ -4,17 +4,20 @@ from typing import Literal
 
 import msgspec
 
-from shared.messages import StageLimits, StageLoad, StageName
+from shared.messages import STAGES, StageLimits, StageLoad, StageName
 
-StageState = Literal["starting", "ready", "down"]
+StageState = Literal["starting", "ready", "draining", "down"]
 
 
 class StageStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One stage, as the gateway sees it.
+    """One replica of a stage, as the gateway sees it; or a stage without any.
 
     Attributes:
         name: Which stage.
-        state: ``starting`` before its first heartbeat, ``down`` when it fell silent.
+        state: ``starting`` before it takes requests, ``draining`` when it was told to stop, ``down`` when it
+            fell silent.
+        replica: The name that it has drawn; none of a stage without any.
+        inbox: The address by which others reach it.
         heartbeat_age_s: Seconds since its last heartbeat; none before the first.
         pid: Its process id, from the last heartbeat.
         peak_memory_bytes: Its largest resident set so far.
@@ -24,6 +27,8 @@ class StageStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     name: StageName
     state: StageState
+    replica: str | None = None
+    inbox: str | None = None
     heartbeat_age_s: float | None = None
     pid: int | None = None
     peak_memory_bytes: int = 0
@@ -52,10 +57,11 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         gateway: The gateway's own process.
-        stages: The three stages, in the order data flows.
+        stages: The replicas of the three stages, in the order data flows.
         requests: Requests by state: living ones now, ended ones since the start.
         refused: Messages refused since the start, by error code.
         dropped_events: Events of stages for requests that had ended; normal after a cancel.
+        resumes: How often a request was begun anew after a stage was lost or failed.
     """
 
     gateway: GatewayStatus
@@ -63,8 +69,9 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
     requests: dict[str, int]
     refused: dict[str, int]
     dropped_events: int
+    resumes: int = 0
 
     @property
     def ready(self) -> bool:
-        """All stages are ready."""
-        return all(stage.state == "ready" for stage in self.stages)
+        """A replica of each stage is ready."""
+        return {stage.name for stage in self.stages if stage.state == "ready"} == set(STAGES)

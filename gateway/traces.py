@@ -1,5 +1,6 @@
 """What the gateway tells of a request in its trace: nothing of what was said."""
 
+import time
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
@@ -69,6 +70,11 @@ class RequestTrace:
     def __str__(self) -> str:
         """The trace's name."""
         return self.traceparent.split("-")[1]
+
+    def resumed(self, stage: str, reason: str) -> None:
+        """The request lost its attempt at a stage, and is begun anew."""
+        told = {"omnirelay.stage": stage, "omnirelay.reason": reason}
+        self._span.add_event("resumed", told, timestamp=time.time_ns())
 
     def ended(
         self,

@@ -10,7 +10,8 @@ Edges (the direction data flows)::
     thinker   -> talker     SpeechStart, ConditioningRows
     talker    -> token2wav  SynthesisStart, CodecTokens
     any stage -> gateway    TextDelta, CodecDelta, AudioChunk, RequestFailed
-    control, both ways      Heartbeat, AbortDone (stage -> gateway); Abort (gateway -> stage)
+    control, to the gateway Heartbeat, AbortDone, Farewell
+    control, to a stage     Peers, Abort, Closing
 """
 
 from typing import Annotated, Final, Literal
@@ -28,7 +29,9 @@ CODEC_RATE: Final = 50
 
 StageName = Literal["thinker", "talker", "token2wav"]
 HEARTBEAT_SUFFIX: Final = ".heartbeat"
-"""On the control socket a stage goes by its name, and its heartbeats by its name with this behind."""
+"""On the control socket the heartbeats of a replica go by its identity with this behind."""
+MAX_REPLICAS: Final = 256
+"""Most replicas of one stage."""
 STAGES: Final[tuple[StageName, ...]] = ("thinker", "talker", "token2wav")
 
 MediaKind = Literal["audio", "image", "video"]
@@ -46,6 +49,7 @@ PositiveCount = Annotated[int, Meta(ge=1, lt=2**31)]
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Priority = Annotated[int, Meta(ge=-1000, le=1000)]
 Text = Annotated[str, Meta(max_length=4096)]
+AddressText = Annotated[str, Meta(min_length=1, max_length=1024)]
 TraceParent = Annotated[
     str,
     Meta(
@@ -135,6 +139,25 @@ class Resume(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     speech: ResumedSpeech | None = None
 
 
+class Route(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The replicas that serve a request, by the names they have drawn; addresses never come from requests.
+
+    Attributes:
+        thinker: Of the thinker.
+        talker: Of the talker; none for an answer in text only.
+        token2wav: Of token2wav; none for an answer in text only.
+    """
+
+    thinker: Name
+    talker: Name | None = None
+    token2wav: Name | None = None
+
+    def replica(self, stage: "StageName") -> str | None:
+        """Which replica of a stage serves the request; none if no replica does."""
+        name: str | None = getattr(self, stage)
+        return name
+
+
 class ThinkRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="think"):
     """Gateway to thinker: answer this prompt.
 
@@ -150,6 +173,7 @@ class ThinkRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         use_audio_in_video: The sound of the videos is heard, interleaved with their pictures.
         traceparent: The gateway's span of the request; none if it is not traced.
         resume: What is there of the answer already; none for a new request.
+        route: Who serves the request; without it, it goes nowhere but to the thinker.
     """
 
     request_id: RequestId
@@ -162,6 +186,7 @@ class ThinkRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     use_audio_in_video: bool = False
     traceparent: TraceParent | None = None
     resume: Resume | None = None
+    route: Route | None = None
 
 
 class SpeechStart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="speech_start"):
@@ -175,6 +200,7 @@ class SpeechStart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         speech: The settings, unchanged.
         traceparent: As in :class:`ThinkRequest`.
         resume: What is there of the speech already; none for a new request.
+        route: As in :class:`ThinkRequest`.
     """
 
     request_id: RequestId
@@ -183,6 +209,7 @@ class SpeechStart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     speech: SpeechSettings
     traceparent: TraceParent | None = None
     resume: ResumedSpeech | None = None
+    route: Route | None = None
 
 
 class ConditioningRows(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="rows"):
@@ -231,6 +258,7 @@ class SynthesisStart(
     speech: SpeechSettings
     traceparent: TraceParent | None = None
     chunks_delivered: Count = 0
+    route: Route | None = None
 
 
 class CodecTokens(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="codec_tokens"):
@@ -287,12 +315,14 @@ class CodecDelta(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         seq: 0, 1, 2, … per request.
         token_ids: The codec tokens, without the end token.
         finish_reason: Set in the last delta of the request.
+        conditioned: The talker has all conditioning rows: it needs no thinker any more.
     """
 
     request_id: RequestId
     seq: Count
     token_ids: Annotated[list[TokenId], Meta(max_length=65_536)]
     finish_reason: FinishReason | None = None
+    conditioned: bool = False
 
 
 class AudioChunk(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="audio"):
@@ -375,20 +405,54 @@ class Heartbeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     Attributes:
         stage: Which stage.
         pid: Its process id.
-        instance: Drawn at random when the process starts; process ids are all alike in containers.
+        instance: The replica's name, drawn at random when the process starts; process ids are all alike in
+            containers.
+        inbox: The address by which others reach it.
         limits: Fixed limits, repeated so that a gateway that starts later learns them.
         load: What it held when its loop last came round.
         peak_memory_bytes: Largest resident set of the process so far.
         busy_s: Seconds since then; large while a long step is computed.
+        gateway: The gateway whose requests it takes; none while it knows of none.
+        peers: The replicas of the next stage that it can send to.
+        draining: It ends soon, and wants nothing new.
     """
 
     stage: StageName
     pid: PositiveCount
     instance: Name
+    inbox: AddressText
     limits: StageLimits
     load: StageLoad
     peak_memory_bytes: Annotated[int, Meta(ge=0)] = 0
     busy_s: Annotated[float, Meta(ge=0)] = 0.0
+    gateway: Name | None = None
+    peers: Annotated[list[Name], Meta(max_length=MAX_REPLICAS)] = []
+    draining: bool = False
+
+
+class Farewell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="farewell"):
+    """Stage to gateway, on the control socket: I end now, whatever of requests is still here."""
+
+    stage: StageName
+    instance: Name
+
+
+class Peers(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="peers"):
+    """Gateway to stage, on the control socket, in answer to each heartbeat.
+
+    Attributes:
+        gateway: The gateway's name, drawn at random when it starts; its requests' ids begin with it.
+        replicas: The replicas of the next stage and their addresses.
+        released: To one that drains: no request needs it any more.
+    """
+
+    gateway: Name
+    replicas: Annotated[dict[Name, AddressText], Meta(max_length=MAX_REPLICAS)] = {}
+    released: bool = False
+
+
+class Closing(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="closing"):
+    """Gateway to stage, on the control socket: I end now; none of my requests lives any more."""
 
 
 class Abort(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="abort"):
@@ -402,11 +466,17 @@ class AbortDone(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     request_id: RequestId
     stage: StageName
+    instance: Name
+
+
+def control_identity(stage: StageName, instance: str) -> str:
+    """What a replica goes by on the control socket."""
+    return f"{stage}.{instance}"
 
 
 ThinkerInput = ThinkRequest
 TalkerInput = SpeechStart | ConditioningRows
 Token2WavInput = SynthesisStart | CodecTokens
 StageEvent = TextDelta | CodecDelta | AudioChunk | RequestFailed
-ControlToGateway = Heartbeat | AbortDone
-ControlToStage = Abort
+ControlToGateway = Heartbeat | AbortDone | Farewell
+ControlToStage = Peers | Abort | Closing

@@ -20,7 +20,8 @@ from prometheus_client.utils import floatToGoString
 from shared.errors import MessageError, PayloadError, RepeatedMessageError, SequenceError, VersionError
 
 if TYPE_CHECKING:
-    from shared.queues import PullQueue, PushQueue
+    from shared.peers import Outgoing
+    from shared.queues import PullQueue
 
 Labels = Mapping[str, str]
 
@@ -136,7 +137,7 @@ class EdgeMetrics(Collector):
     def __init__(
         self,
         stage: str,
-        sending: Mapping[str, PushQueue[Any]],
+        sending: Mapping[str, Outgoing],
         receiving: Mapping[str, PullQueue[Any]],
         refused: Mapping[str, Mapping[str, int]] | None = None,
     ) -> None:

@@ -164,10 +164,15 @@ class PushQueue(Generic[M]):
             self._backlog = deque(entry for entry in self._backlog if entry[0] != request_id)
             self._backlog_bytes -= dropped
 
-    def close(self) -> None:
-        """Close the socket; ZeroMQ delivers what it holds for at most :data:`LINGER_MS`."""
-        self.flush()
-        self._socket.close()
+    def close(self, deliver: bool = True) -> None:
+        """Close the socket.
+
+        Args:
+            deliver: ZeroMQ delivers what it holds for at most :data:`LINGER_MS`; else it is dropped.
+        """
+        if deliver:
+            self.flush()
+        self._socket.close(None if deliver else 0)
 
     def _try_send(self, frames: list[Frame], size: int) -> bool:
         last = len(frames) - 1
@@ -216,6 +221,11 @@ class PullQueue(Generic[M]):
         # ZeroMQ drops the connection of a peer that announces more, before it allocates.
         self.socket.set(zmq.MAXMSGSIZE, max(max_payload_bytes, MAX_HEADER_BYTES))
         bind(self.socket, address)
+
+    @property
+    def endpoint(self) -> str:
+        """Where it listens really: with the port that was found for ``*``."""
+        return self.socket.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
 
     def drain(self, limit: int = 256) -> Iterator[M]:
         """Give the messages that are there, at most ``limit``, without waiting."""

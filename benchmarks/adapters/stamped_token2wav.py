@@ -14,7 +14,7 @@ from shared.queues import PushQueue
 
 def build_noting(
     config: Config, model: Path, context: Context, gateway: PushQueue[StageEvent]
-) -> tuple[StageService[Any], dict[str, PushQueue[Any]]]:
+) -> tuple[StageService[Any], None]:
     """Make token2wav's service."""
     note_chunks(gateway)
     return build(config, model, context, gateway)

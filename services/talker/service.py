@@ -51,6 +51,7 @@ from shared.messages import (
     Token2WavInput,
 )
 from shared.metrics import gauge
+from shared.peers import Outlet
 from shared.queues import PushQueue
 
 
@@ -92,7 +93,7 @@ class TalkerService:
         model: Path,
         config: TalkerConfig,
         gateway: PushQueue[StageEvent],
-        token2wav: PushQueue[Token2WavInput],
+        token2wav: Outlet[Token2WavInput],
     ) -> None:
         self.traces = StageTraces(self.name)
         self._gateway = gateway
@@ -166,7 +167,7 @@ class TalkerService:
 
     def living(self) -> list[str]:
         """The requests in work."""
-        return list(self._speeches)
+        return [*self._speeches, *self._outspoken]
 
     def close(self) -> None:
         """Nothing outlives the process."""
@@ -233,6 +234,7 @@ class TalkerService:
                 speech=message.speech,
                 traceparent=message.traceparent,
                 chunks_delivered=resume.chunks,
+                route=message.route,
             )
         )
         ended = resume.finish_reason is not None
@@ -307,6 +309,14 @@ class TalkerService:
                 last=reason is not None,
             )
         )
-        self._gateway.put(CodecDelta(request_id=request_id, seq=seq, token_ids=codes, finish_reason=reason))
+        self._gateway.put(
+            CodecDelta(
+                request_id=request_id,
+                seq=seq,
+                token_ids=codes,
+                finish_reason=reason,
+                conditioned=speech.track.closed,
+            )
+        )
         if reason is not None and request_id in self.traces:
             self.traces.completed(request_id, {"gen_ai.response.finish_reasons": [reason]})

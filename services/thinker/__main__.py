@@ -8,20 +8,21 @@ from shared.engine.environment import give_back_large_blocks
 from shared.engine.process import Context, run_stage
 from shared.engine.stage import StageService
 from shared.messages import StageEvent, TalkerInput, ThinkerInput
+from shared.peers import PeerQueues
 from shared.queues import PushQueue
 
 
 def build(
     config: Config, model: Path, context: Context, gateway: PushQueue[StageEvent]
-) -> tuple[StageService[Any], dict[str, PushQueue[Any]]]:
+) -> tuple[StageService[Any], PeerQueues[Any]]:
     """Make the thinker's service."""
     from services.thinker.service import ThinkerService  # noqa: PLC0415 - after the environment is prepared
 
     give_back_large_blocks()
     stage, receiver = config.stages.thinker, config.stages.talker
-    talker: PushQueue[TalkerInput] = PushQueue(context, receiver.inbox, stage.max_backlog_bytes)
+    talker: PeerQueues[TalkerInput] = PeerQueues(context, "talker", stage.max_backlog_bytes)
     service = ThinkerService(model, stage, gateway, talker, config.media, receiver.max_payload_bytes)
-    return service, {"talker": talker}
+    return service, talker
 
 
 if __name__ == "__main__":

@@ -56,6 +56,7 @@ from shared.messages import (
     ThinkRequest,
 )
 from shared.metrics import counter
+from shared.peers import Outlet
 from shared.queues import PushQueue
 from shared.wire import DEFAULT_MAX_PAYLOAD_BYTES
 
@@ -91,7 +92,7 @@ class ThinkerService:
         model: Path,
         config: ThinkerConfig,
         gateway: PushQueue[StageEvent],
-        talker: PushQueue[TalkerInput],
+        talker: Outlet[TalkerInput],
         media: MediaConfig | None = None,
         max_payload_bytes: int = DEFAULT_MAX_PAYLOAD_BYTES,
     ) -> None:
@@ -275,6 +276,7 @@ class ThinkerService:
                     speech=message.speech,
                     traceparent=message.traceparent,
                     resume=message.resume.speech if message.resume else None,
+                    route=message.route,
                 )
             )
 

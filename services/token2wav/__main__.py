@@ -15,11 +15,11 @@ def build(
     model: Path,
     context: Context,  # noqa: ARG001 - all stages are built alike; this one sends to the gateway alone
     gateway: PushQueue[StageEvent],
-) -> tuple[StageService[Any], dict[str, PushQueue[Any]]]:
+) -> tuple[StageService[Any], None]:
     """Make token2wav's service."""
     from services.token2wav.service import Token2WavService  # noqa: PLC0415 - after the environment is prepared
 
-    return Token2WavService(model, config.stages.token2wav, gateway), {}
+    return Token2WavService(model, config.stages.token2wav, gateway), None
 
 
 if __name__ == "__main__":

@@ -47,6 +47,10 @@ class GatewayConfig(Section):
         http_hosts: What HTTP requests may name as ``Host``, besides this machine and the hosts of
             ``http_origins``.  None stands for nothing else on the loopback, and for anything elsewhere.
         heartbeat_timeout_s: A stage that is silent for longer counts as gone.
+        orphan_timeout_s: A stage that hears nothing of the gateway for longer drops its requests.
+        resume_attempts: How often a request is begun anew from what there is of its answer, after a stage was
+            lost or failed; 0 lets it fail at once.
+        resume_wait_s: How long a request waits for a stage that is gone.
         step_timeout_s: A stage whose loop has been in one step for longer counts as hung.
         limits: What is admitted.
     """
@@ -57,6 +61,9 @@ class GatewayConfig(Section):
     http: TcpAddress | None = "tcp://127.0.0.1:8000"
     http_origins: list[Origin] = Field(default_factory=list)
     http_hosts: list[Host] | None = None
-    heartbeat_timeout_s: Annotated[float, Field(gt=0)] = 10.0
+    heartbeat_timeout_s: Annotated[float, Field(gt=0)] = 1.5
+    orphan_timeout_s: Annotated[float, Field(gt=0)] = 5.0
+    resume_attempts: Annotated[int, Field(ge=0, le=100)] = 3
+    resume_wait_s: Annotated[float, Field(ge=0)] = 30.0
     step_timeout_s: Annotated[float, Field(gt=0)] = 300.0
     limits: Limits = Limits()

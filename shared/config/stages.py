@@ -4,7 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from shared.config.values import Address, Bytes, DeviceList, Section, TcpAddress
+from shared.config.values import Bytes, DeviceList, InboxAddress, ReachableAddress, Section, TcpAddress
+from shared.messages import MAX_REPLICAS
 from shared.wire import DEFAULT_MAX_PAYLOAD_BYTES
 
 
@@ -55,10 +56,14 @@ class ThinkerEngineConfig(EngineConfig):
 
 
 class StageConfig(Section):
-    """One stage process.
+    """One stage: its process, or each of them where there are several.
 
     Attributes:
-        inbox: Where the stage listens for its input.
+        inbox: Where the stage listens for its input; with the port ``*``, on one that is free.
+        advertise: The address by which others reach the inbox; none takes that of the inbox, or where it is
+            all of the machine's, the one that faces the gateway.
+        replicas: Processes that ``omnirelay up`` starts.  Each but the first listens on ports of its own.
+        drain_s: How long the process goes on with its requests once it is told to stop.
         threads: CPU threads of the model; none takes OMP_NUM_THREADS, or else a third of the cores.
         devices: ``CUDA_VISIBLE_DEVICES`` of the process; none leaves the environment as it is.
         max_payload_bytes: Largest tensor it takes from a socket.
@@ -69,8 +74,11 @@ class StageConfig(Section):
         http: Where ``/metrics``, ``/livez`` and ``/readyz`` are served; none serves none.
     """
 
-    inbox: Address
+    inbox: InboxAddress
     http: TcpAddress | None
+    advertise: ReachableAddress | None = None
+    replicas: Annotated[int, Field(gt=0, le=MAX_REPLICAS)] = 1
+    drain_s: Annotated[float, Field(ge=0)] = 10.0
     threads: Annotated[int, Field(gt=0)] | None = None
     devices: DeviceList | None = None
     max_payload_bytes: Bytes = DEFAULT_MAX_PAYLOAD_BYTES
@@ -112,7 +120,7 @@ class ThinkerConfig(StageConfig):
         engine: Its vLLM engine.
     """
 
-    inbox: Address = "tcp://127.0.0.1:5562"
+    inbox: InboxAddress = "tcp://127.0.0.1:5562"
     http: TcpAddress | None = "tcp://127.0.0.1:5572"
     engine: ThinkerEngineConfig = ThinkerEngineConfig()
 
@@ -133,7 +141,7 @@ class TalkerConfig(StageConfig):
             docs/adr/0005.
     """
 
-    inbox: Address = "tcp://127.0.0.1:5563"
+    inbox: InboxAddress = "tcp://127.0.0.1:5563"
     http: TcpAddress | None = "tcp://127.0.0.1:5573"
     engine: EngineConfig = EngineConfig()
     playback_margin_s: Annotated[float, Field(ge=0)] = 4.0
@@ -151,7 +159,7 @@ class Token2WavConfig(StageConfig):
         synthesis: Chunking and solver.
     """
 
-    inbox: Address = "tcp://127.0.0.1:5564"
+    inbox: InboxAddress = "tcp://127.0.0.1:5564"
     http: TcpAddress | None = "tcp://127.0.0.1:5574"
     engine: SynthesisEngineConfig = SynthesisEngineConfig()
     playback_margin_s: Annotated[float, Field(ge=0)] = 1.0

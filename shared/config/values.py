@@ -1,7 +1,7 @@
 """What values of the configuration may be: addresses, origins, hosts, sizes."""
 
 import re
-from typing import Annotated
+from typing import Annotated, Final
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -13,7 +13,12 @@ _ORIGIN = re.compile(r"https?://[a-z0-9.\[\]:-]+")
 _HOST = re.compile(r"[a-z0-9._-]+|[0-9a-f:]*:[0-9a-f:.]+")
 
 
-def _check_address(address: str) -> str:
+def check_address(address: str) -> str:
+    """Give an address as it is.
+
+    Raises:
+        ValueError: It is not one.
+    """
     scheme, _, rest = address.partition("://")
     if scheme == "ipc" and rest:
         return address
@@ -24,13 +29,36 @@ def _check_address(address: str) -> str:
     return address
 
 
+WILDCARDS: Final = ("*", "0.0.0.0", "[::]")  # noqa: S104 - nothing is bound here
+"""Hosts to listen on that are all of the machine's addresses; nobody can connect to them."""
+
+
+def check_reachable(address: str) -> str:
+    """Give an address as it is, if others can connect to it.
+
+    Raises:
+        ValueError: They cannot.
+    """
+    if address.removeprefix("tcp://").rpartition(":")[0] in WILDCARDS:
+        raise ValueError(f"{address!r} is all addresses of a machine, and none to connect to")
+    return check_address(address)
+
+
+def _check_inbox(address: str) -> str:
+    # The system chooses the port; others learn it from the stage's heartbeats.
+    check_address(f"{address.removesuffix('*')}1" if address.endswith(":*") else address)
+    return address
+
+
 def _check_tcp(address: str) -> str:
     if not address.startswith("tcp://"):
         raise ValueError(f"{address!r} is not tcp://HOST:PORT")
     return address
 
 
-Address = Annotated[str, AfterValidator(_check_address)]
+Address = Annotated[str, AfterValidator(check_address)]
+InboxAddress = Annotated[str, AfterValidator(_check_inbox)]
+ReachableAddress = Annotated[str, AfterValidator(check_reachable)]
 TcpAddress = Annotated[Address, AfterValidator(_check_tcp)]
 
 

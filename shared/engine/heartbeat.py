@@ -8,7 +8,7 @@ import msgspec
 import zmq
 
 from shared.control import ControlClient
-from shared.messages import HEARTBEAT_SUFFIX, Heartbeat, StageName
+from shared.messages import HEARTBEAT_SUFFIX, Heartbeat
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ class HeartbeatThread(threading.Thread):
     Args:
         context: ZeroMQ context of the process; the thread makes a socket of its own.
         address: The gateway's control address.
-        stage: The stage.
+        identity: What the replica goes by on that socket.
         interval_s: Time between two heartbeats.
 
     Attributes:
@@ -31,22 +31,30 @@ class HeartbeatThread(threading.Thread):
     """
 
     def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], address: str, stage: StageName, interval_s: float
+        self, context: zmq.Context[zmq.Socket[bytes]], address: str, identity: str, interval_s: float
     ) -> None:
         super().__init__(name="heartbeat", daemon=True)
         self.sent = 0
         self.late = 0
         self._context = context
         self._address = address
-        self._stage = stage
+        self._identity = f"{identity}{HEARTBEAT_SUFFIX}"
         self._interval_s = interval_s
         self._report: tuple[Heartbeat, float] | None = None
         # Not _stop: that is a method of Thread, which join() calls.
         self._stopping = threading.Event()
+        self._due = threading.Event()
 
-    def note(self, heartbeat: Heartbeat) -> None:
-        """Take the loop's report of itself: it has just come round."""
+    def note(self, heartbeat: Heartbeat, at_once: bool = False) -> None:
+        """Take the loop's report of itself: it has just come round.
+
+        Args:
+            heartbeat: The report.
+            at_once: The gateway waits for what is new in it.
+        """
         self._report = (heartbeat, time.monotonic())
+        if at_once:
+            self._due.set()
 
     @property
     def report(self) -> Heartbeat | None:
@@ -59,15 +67,20 @@ class HeartbeatThread(threading.Thread):
     def stop(self) -> None:
         """End the thread and wait for it, so that its socket is closed."""
         self._stopping.set()
+        self._due.set()
         if self.is_alive():
             self.join()
 
     def run(self) -> None:
         """Send until :meth:`stop`."""
-        client = ControlClient(self._context, self._address, f"{self._stage}{HEARTBEAT_SUFFIX}")
+        client = ControlClient(self._context, self._address, self._identity)
         previous = time.monotonic()
         try:
-            while not self._stopping.wait(self._interval_s):
+            while True:
+                self._due.wait(self._interval_s)
+                self._due.clear()
+                if self._stopping.is_set():
+                    return
                 now = time.monotonic()
                 self.late += now - previous > 2 * self._interval_s
                 previous = now

@@ -5,6 +5,7 @@ import gc
 import logging
 import multiprocessing
 import os
+import secrets
 import sys
 import threading
 from collections.abc import Callable
@@ -22,20 +23,22 @@ from shared.engine.endpoint import HttpEndpoint
 from shared.engine.environment import prepare_environment
 from shared.engine.health import StageHealth
 from shared.engine.heartbeat import HeartbeatThread
+from shared.engine.membership import Membership, advertised
 from shared.engine.metrics import StageMetrics
 from shared.engine.stage import StageLoop, StageService, stop_on_signals
 from shared.errors import OmniRelayError
 from shared.log import configure_logging
-from shared.messages import StageEvent, StageName
+from shared.messages import Farewell, StageEvent, StageName, control_identity
 from shared.metrics import EdgeMetrics
+from shared.peers import Outgoing, PeerQueues
 from shared.queues import PullQueue, PushQueue
 from shared.tracing import open_tracer
 
 Context = zmq.Context[zmq.Socket[bytes]]
 Build = Callable[
-    [Config, Path, Context, PushQueue[StageEvent]], tuple[StageService[Any], dict[str, PushQueue[Any]]]
+    [Config, Path, Context, PushQueue[StageEvent]], tuple[StageService[Any], PeerQueues[Any] | None]
 ]
-"""Makes the stage's service and the queues it sends to, by receiver, besides the gateway's."""
+"""Makes the stage's service, and its queues to the next stage; none for the last."""
 
 _MOST_NICE: Final = 19
 """Of setpriority(2)."""
@@ -93,29 +96,37 @@ def _serve(name: StageName, config: Config, union: Any, build: Build) -> None:
         tracer = open_tracer(config.tracing, name)
         if tracer is not None:
             closing.callback(tracer.close)
-        control = ControlClient(context, config.gateway.control, name)
+        instance = secrets.token_hex(8)
+        identity = control_identity(name, instance)
+        address = advertised(config, name, inbox.endpoint)
+        control = ControlClient(context, config.gateway.control, identity)
         gateway: PushQueue[StageEvent] = PushQueue(context, config.gateway.events, stage.max_backlog_bytes)
         # ZeroMQ's own threads are there by now and keep their priority; those that compute are yet to come.
         _be_nice(stage.niceness)
         log.info("loading %s", model)
-        service, receivers = build(config, model, context, gateway)
+        service, peers = build(config, model, context, gateway)
         service.traces.tracer = tracer
-        outboxes = {"gateway": gateway, **receivers}
+        outboxes: dict[str, Outgoing] = {"gateway": gateway}
+        if peers is not None:
+            outboxes[peers.stage] = peers
+        membership = Membership(name, instance, address, peers, config.gateway.orphan_timeout_s)
         # What was loaded stays until the end: no garbage collection needs to look at it again.
         gc.freeze()
-        heart = HeartbeatThread(context, config.gateway.control, name, stage.heartbeat_s)
-        loop = StageLoop(service, stage, inbox, control, heart, gateway, list(outboxes.values()))
+        heart = HeartbeatThread(context, config.gateway.control, identity, stage.heartbeat_s)
+        loop = StageLoop(service, stage, inbox, membership, control, heart, gateway, list(outboxes.values()))
         REGISTRY.register(StageMetrics(service, loop, heart))
         REGISTRY.register(EdgeMetrics(name, outboxes, {name: inbox}, {"control": control.refused}))
         stop_on_signals(loop)
-        log.info("ready on %s", stage.inbox)
+        log.info("%s is ready on %s", instance, address)
         heart.start()
         health.loaded(heart)
         try:
             loop.run()
         finally:
             health.ended()
+            # No heartbeat may come after the farewell.
             heart.stop()
+            control.send(Farewell(stage=name, instance=instance))
             service.close()
             inbox.close()
             control.close()

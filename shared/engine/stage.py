@@ -3,11 +3,10 @@
 import logging
 import os
 import resource
-import secrets
 import signal
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 import msgspec
@@ -17,6 +16,7 @@ from prometheus_client.core import Metric
 from shared.config import StageConfig
 from shared.control import ControlClient
 from shared.engine.heartbeat import HeartbeatThread
+from shared.engine.membership import Membership
 from shared.engine.model_time import ModelTime
 from shared.engine.traces import StageTraces
 from shared.errors import (
@@ -26,11 +26,14 @@ from shared.errors import (
     RepeatedMessageError,
     RequestError,
     StageFailedError,
+    StageUnavailableError,
 )
 from shared.messages import (
     Abort,
     AbortDone,
+    Closing,
     Heartbeat,
+    Peers,
     RequestFailed,
     StageEvent,
     StageLimits,
@@ -38,6 +41,7 @@ from shared.messages import (
     StageName,
 )
 from shared.metrics import Distribution
+from shared.peers import Outgoing
 from shared.queues import PullQueue, PushQueue
 
 REMEMBERED_ENDS: Final = 10_000
@@ -117,6 +121,7 @@ class StageLoop(Generic[M]):
         service: The stage's work.
         config: The stage's configuration.
         inbox: Its input.
+        membership: Its place in the stack.
         control: Its control channel.
         heart: Tells the gateway that the stage lives.
         gateway: Where failures are reported.
@@ -135,10 +140,11 @@ class StageLoop(Generic[M]):
         service: StageService[M],
         config: StageConfig,
         inbox: PullQueue[M],
+        membership: Membership,
         control: ControlClient,
         heart: HeartbeatThread,
         gateway: PushQueue[StageEvent],
-        outboxes: list[PushQueue[Any]],
+        outboxes: Sequence[Outgoing],
     ) -> None:
         self.failures: Counter[str] = Counter()
         self.step_seconds = Distribution(STEP_BUCKETS)
@@ -147,11 +153,12 @@ class StageLoop(Generic[M]):
         self._lap = (0.0, 0.0, 0.0)
         self._service = service
         self._inbox = inbox
+        self._membership = membership
         self._control = control
         self._heart = heart
         self._gateway = gateway
         self._outboxes = outboxes
-        self._instance = secrets.token_hex(8)
+        self._drain_s = config.drain_s
         self._report_s = config.heartbeat_s / 2
         self._next_report = 0.0
         self._ended: OrderedDict[str, None] = OrderedDict()
@@ -166,8 +173,12 @@ class StageLoop(Generic[M]):
         """End the loop after the current step; safe to call from a signal handler."""
         self._stopping = True
 
+    def drain(self) -> None:
+        """End when nothing needs the stage, or its time is over; safe to call from a signal handler."""
+        self._membership.drain(self._drain_s)
+
     def run(self) -> None:
-        """Loop until :meth:`stop`.
+        """Loop until :meth:`stop`, or the end of :meth:`drain`.
 
         Raises:
             Exception: Whatever the engine raised; every request in work has been reported failed.
@@ -187,6 +198,8 @@ class StageLoop(Generic[M]):
                 self._flush()
                 self._report()
                 self._spent("send")
+                if self._membership.may_end(idle=not self._service.living()):
+                    return
         except Exception as error:
             log.exception("the engine failed; this stage ends")
             reason = StageFailedError(f"the {self._service.name}'s engine failed: {error!r}")
@@ -225,16 +238,52 @@ class StageLoop(Generic[M]):
     def _take_control(self) -> None:
         for message in self._control.receive():
             if isinstance(message, Abort):
-                self._service.traces.aborted(message.request_id)
-                self._end(message.request_id)
-                for outbox in self._outboxes:
-                    outbox.discard(message.request_id)
-                self._control.send(AbortDone(request_id=message.request_id, stage=self._service.name))
+                self._drop(message.request_id)
+                done = AbortDone(
+                    request_id=message.request_id,
+                    stage=self._service.name,
+                    instance=self._membership.instance,
+                )
+                self._control.send(done)
+            elif isinstance(message, Peers):
+                self._take_peers(message)
+            elif isinstance(message, Closing):
+                self._membership.leave()
+                self._drop_orphans()
+        if self._membership.abandoned:
+            # Not in silence: if it was only slow, it must learn that they are not here any more.
+            silent = StageUnavailableError("the gateway was silent for too long")
+            for request_id in self._service.living():
+                self._drop(request_id)
+                self._fail(request_id, silent)
+            self._membership.leave()
+
+    def _take_peers(self, message: Peers) -> None:
+        if self._membership.joins(message):
+            self._drop_orphans()
+        self._membership.connect(message)
+
+    def _drop_orphans(self) -> None:
+        """The gateway whose requests are here is gone."""
+        for request_id in self._service.living():
+            log.info("request %s is an orphan", request_id)
+            self._drop(request_id)
+
+    def _drop(self, request_id: str) -> None:
+        """Forget everything of a request that nobody wants any more."""
+        self._service.traces.aborted(request_id)
+        self._end(request_id)
+        for outbox in self._outboxes:
+            outbox.discard(request_id)
 
     def _take_inbox(self) -> None:
         for message in self._inbox.drain():
             request_id: str = message.request_id  # type: ignore[attr-defined]  # every message has one
             if request_id in self._ended:
+                continue
+            if not self._membership.concerns(request_id, getattr(message, "route", None)):
+                # What follows of it is not for this process either.
+                self._end(request_id)
                 continue
             try:
                 self._service.accept(message)
@@ -285,8 +334,10 @@ class StageLoop(Generic[M]):
             outbox.flush()
 
     def _report(self) -> None:
+        """Tell the heartbeat thread how things are, every now and then and when there is news."""
         now = time.monotonic()
-        if now < self._next_report:
+        news, self._membership.news = self._membership.news, False
+        if now < self._next_report and not news:
             return
         self._next_report = now + self._report_s
         load = msgspec.structs.replace(
@@ -298,21 +349,26 @@ class StageLoop(Generic[M]):
             Heartbeat(
                 stage=self._service.name,
                 pid=os.getpid(),
-                instance=self._instance,
+                instance=self._membership.instance,
+                inbox=self._membership.inbox,
                 limits=self._service.limits,
                 load=load,
                 peak_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-            )
+                gateway=self._membership.gateway,
+                peers=self._membership.peers,
+                draining=self._membership.draining,
+            ),
+            at_once=news,
         )
 
 
 def stop_on_signals(loop: StageLoop[Any]) -> None:
-    """Let SIGTERM and SIGINT end the loop; a second one ends the process at once."""
+    """Let SIGTERM and SIGINT end the loop when its requests are done; a second one ends the process."""
 
     def handle(number: int, _: Any) -> None:
         log.info("%s: stopping", signal.Signals(number).name)
         signal.signal(number, signal.SIG_DFL)
-        loop.stop()
+        loop.drain()
 
     signal.signal(signal.SIGTERM, handle)
     signal.signal(signal.SIGINT, handle)

@@ -46,6 +46,8 @@ def make_config(
                 "events": events,
                 "control": control,
                 "http": None,
+                # What a lost stage means without a second attempt; with it: test_recovery.py.
+                "resume_attempts": 0,
                 "limits": limits,
                 **(gateway or {}),
             },

@@ -5,6 +5,7 @@ environment makes a stage misbehave: ``fail`` ends it at once, ``stubborn`` lets
 """
 
 import os
+import secrets
 import signal
 import sys
 
@@ -16,6 +17,7 @@ from shared.messages import (
     AudioChunk,
     CodecDelta,
     Heartbeat,
+    Peers,
     RequestFailed,
     StageEvent,
     StageLimits,
@@ -23,6 +25,7 @@ from shared.messages import (
     StageName,
     TextDelta,
     ThinkRequest,
+    control_identity,
 )
 from shared.payloads import Blob
 from shared.queues import PullQueue, PushQueue
@@ -37,24 +40,29 @@ def run(name: StageName) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN if behaviour == "stubborn" else lambda *_: sys.exit(0))
     config = load_config()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    control = ControlClient(context, config.gateway.control, name)
+    instance = secrets.token_hex(4)
+    control = ControlClient(context, config.gateway.control, control_identity(name, instance))
     events: PushQueue[StageEvent] = PushQueue(context, config.gateway.events)
     inbox: PullQueue[ThinkRequest] = PullQueue(context, config.stage(name).inbox, ThinkRequest)
     speakers = ["Chelsie"] if name == "token2wav" else []
     limits = StageLimits(max_positions=4096, speakers=speakers)
     placeholders = placeholder_ids(config.model or "")
     sys.stdout.write(f"{name} says hello\n")
+    joined = Peers(gateway="none")
     while True:
         beat = Heartbeat(
             stage=name,
             pid=os.getpid(),
-            instance="one",
+            instance=instance,
+            inbox=inbox.endpoint,
             limits=limits,
             load=StageLoad(),
             peak_memory_bytes=1,
+            gateway=joined.gateway,
+            peers=list(joined.replicas),
         )
         control.send(beat)
-        control.receive()
+        joined = next((each for each in control.receive() if isinstance(each, Peers)), joined)
         for request in inbox.drain():
             if problem := problem_of(request, placeholders):
                 failed = RequestFailed(

@@ -13,13 +13,16 @@ from tokenizers import Tokenizer
 from shared.config import Config
 from shared.messages import (
     STAGES,
-    Abort,
     AbortDone,
     AudioChunk,
+    Closing,
     CodecDelta,
+    ControlToStage,
+    Farewell,
     FinishReason,
     Heartbeat,
     MediaKind,
+    Peers,
     PromptUsage,
     RequestFailed,
     StageLimits,
@@ -27,6 +30,7 @@ from shared.messages import (
     StageName,
     TextDelta,
     ThinkRequest,
+    control_identity,
 )
 from shared.payloads import Blob
 from shared.wire import Decoder, encode
@@ -70,45 +74,150 @@ def usage(request: ThinkRequest) -> PromptUsage:
     return PromptUsage(tokens=length, cached_tokens=CACHED)
 
 
-class FakeStages:
-    """Records what the gateway asks and checks it, and sends what the test tells it to."""
+class FakeReplica:
+    """One process of a stage, as the gateway hears it.
 
-    def __init__(self, config: Config) -> None:
-        self._config = config
-        self.context = zmq.asyncio.Context()
-        self.requests: list[ThinkRequest] = []
-        self.aborts: dict[StageName, list[str]] = {stage: [] for stage in STAGES}
-        self.confirm = True
-        self.pids: dict[StageName, int] = {stage: 100 + index for index, stage in enumerate(STAGES)}
-        self.instances: dict[StageName, str] = dict.fromkeys(STAGES, "first")
-        self.max_positions = 512
-        self.alive: set[StageName] = set(STAGES)
-        self.problems: list[str] = []
-        self._placeholders = placeholder_ids(config.model or "")
-        self._tasks: list[asyncio.Task[None]] = []
-        self.events = self.context.socket(zmq.PUSH)
-        self.events.connect(config.gateway.events)
-        self._inbox = self.context.socket(zmq.PULL)
-        self.control: dict[StageName, zmq.asyncio.Socket] = {}
+    Attributes:
+        silent: It sends no heartbeats, and hears nothing.
+        draining: It says that it ends soon.
+        gateway: The gateway that it has joined.
+        peers: The replicas of the next stage that it was told of.
+        released: It was told that nothing needs it.
+        aborts: The requests that it was told to drop.
+    """
 
-    def listen(self) -> None:
-        """The thinker takes requests from now on."""
-        self._inbox.bind(self._config.stages.thinker.inbox)
-        self._tasks.append(asyncio.create_task(self._take_requests()))
-
-    async def start(self) -> None:
-        for stage in STAGES:
-            socket = self.context.socket(zmq.DEALER)
-            socket.set(zmq.IDENTITY, stage.encode())
-            socket.connect(self._config.gateway.control)
-            self.control[stage] = socket
-            self._tasks.append(asyncio.create_task(self._beat(stage)))
-            self._tasks.append(asyncio.create_task(self._take_aborts(stage)))
+    def __init__(self, stages: "FakeStages", stage: StageName, name: str, inbox: str) -> None:
+        self.stage: StageName = stage
+        self.name = name
+        self.inbox = inbox
+        self.silent = False
+        self.draining = False
+        self.deaf_to_peers = False
+        self.gateway: str | None = None
+        self.peers: dict[str, str] = {}
+        self.released = False
+        self.aborts: list[str] = []
+        self.load = StageLoad(running=1)
+        self.busy_s = 0.0
+        self._stages = stages
+        self.control = stages.context.socket(zmq.DEALER)
+        self.control.set(zmq.IDENTITY, control_identity(stage, name).encode())
+        self.control.connect(stages.config.gateway.control)
+        self._tasks = [asyncio.create_task(self._beat()), asyncio.create_task(self._hear())]
 
     async def stop(self) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.control.close(0)
+
+    async def leave(self) -> None:
+        """End as a stage does that was told to."""
+        self.silent = True
+        await self.control.send_multipart(encode(Farewell(stage=self.stage, instance=self.name)))
+
+    def heartbeat(self) -> Heartbeat:
+        stages = self._stages
+        return Heartbeat(
+            stage=self.stage,
+            pid=stages.pids[self.stage],
+            instance=self.name,
+            inbox=self.inbox,
+            limits=StageLimits(
+                max_positions=stages.max_positions, speakers=SPEAKERS if self.stage == "token2wav" else []
+            ),
+            load=self.load,
+            peak_memory_bytes=2**20,
+            busy_s=self.busy_s,
+            gateway=self.gateway,
+            peers=list(self.peers),
+            draining=self.draining,
+        )
+
+    async def _beat(self) -> None:
+        while True:
+            if not self.silent and self.stage in self._stages.alive:
+                await self.control.send_multipart(encode(self.heartbeat()))
+            await asyncio.sleep(0.03)
+
+    async def _hear(self) -> None:
+        decoder: Decoder[ControlToStage] = Decoder(ControlToStage)
+        while True:
+            message = decoder.decode(await self.control.recv_multipart())
+            while self.silent:
+                await asyncio.sleep(0.005)
+            if isinstance(message, Peers):
+                self.gateway = message.gateway
+                self.released = message.released
+                self.peers = {} if self.deaf_to_peers else message.replicas
+            elif isinstance(message, Closing):
+                self.gateway = None
+            else:
+                await self._take_abort(message.request_id)
+
+    async def _take_abort(self, request_id: str) -> None:
+        self.aborts.append(request_id)
+        self._stages.aborts[self.stage].append(request_id)
+        if self._stages.confirm:
+            done = AbortDone(request_id=request_id, stage=self.stage, instance=self.name)
+            await self.control.send_multipart(encode(done))
+
+
+class FakeStages:
+    """Records what the gateway asks and checks it, and sends what the test tells it to."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.context = zmq.asyncio.Context()
+        self.requests: list[ThinkRequest] = []
+        self.aborts: dict[StageName, list[str]] = {stage: [] for stage in STAGES}
+        self.confirm = True
+        self.pids: dict[StageName, int] = {stage: 100 + index for index, stage in enumerate(STAGES)}
+        self.max_positions = 512
+        self.alive: set[StageName] = set(STAGES)
+        self.problems: list[str] = []
+        self.replicas: list[FakeReplica] = []
+        self._placeholders = placeholder_ids(config.model or "")
+        self._tasks: list[asyncio.Task[None]] = []
+        self.events = self.context.socket(zmq.PUSH)
+        self.events.connect(config.gateway.events)
+
+    @property
+    def control(self) -> dict[StageName, zmq.asyncio.Socket]:
+        """The first replicas' control sockets."""
+        return {stage: self.replica(stage).control for stage in STAGES}
+
+    def listen(self, inbox: str | None = None) -> None:
+        """A thinker takes requests from now on."""
+        socket = self.context.socket(zmq.PULL)
+        socket.bind(inbox or self.config.stages.thinker.inbox)
+        self._tasks.append(asyncio.create_task(self._take_requests(socket)))
+
+    async def start(self) -> None:
+        for stage in STAGES:
+            self.add(stage, "first", self.config.stage(stage).inbox)
+
+    def add(self, stage: StageName, name: str, inbox: str) -> FakeReplica:
+        """One more replica; if another listens there, it has taken its place."""
+        replica = FakeReplica(self, stage, name, inbox)
+        self.replicas.append(replica)
+        return replica
+
+    def replica(self, stage: StageName, name: str = "first") -> FakeReplica:
+        return next(each for each in self.replicas if (each.stage, each.name) == (stage, name))
+
+    def restart(self, stage: StageName, name: str = "second") -> FakeReplica:
+        """Another process takes the place of a stage's first."""
+        before = self.replica(stage)
+        before.silent = True
+        return self.add(stage, name, before.inbox)
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for replica in self.replicas:
+            await replica.stop()
         self.context.destroy(linger=0)
         assert self.problems == []
 
@@ -117,8 +226,11 @@ class FakeStages:
         return self.requests[index]
 
     async def aborted(self, request_id: str) -> None:
+        await self.aborted_at(request_id, *STAGES)
+
+    async def aborted_at(self, request_id: str, *stages: StageName) -> None:
         await until(
-            lambda: all(request_id in aborts for aborts in self.aborts.values()), f"abort of {request_id}"
+            lambda: all(request_id in self.aborts[stage] for stage in stages), f"abort of {request_id}"
         )
 
     async def send(self, message: object) -> None:
@@ -131,8 +243,19 @@ class FakeStages:
             TextDelta(request_id=request_id, seq=seq, token_ids=ids, finish_reason=end, prompt=prompt)
         )
 
-    async def codec(self, request_id: str, seq: int, ids: list[int], end: FinishReason | None = None) -> None:
-        await self.send(CodecDelta(request_id=request_id, seq=seq, token_ids=ids, finish_reason=end))
+    async def codec(
+        self,
+        request_id: str,
+        seq: int,
+        ids: list[int],
+        end: FinishReason | None = None,
+        conditioned: bool = False,
+    ) -> None:
+        await self.send(
+            CodecDelta(
+                request_id=request_id, seq=seq, token_ids=ids, finish_reason=end, conditioned=conditioned
+            )
+        )
 
     async def audio(self, request_id: str, seq: int, pcm: bytes, last: bool = False) -> None:
         await self.send(
@@ -167,35 +290,12 @@ class FakeStages:
         self._tasks.append(asyncio.create_task(loop()))
 
     def heartbeat(self, stage: StageName) -> Heartbeat:
-        speakers = SPEAKERS if stage == "token2wav" else []
-        return Heartbeat(
-            stage=stage,
-            pid=self.pids[stage],
-            instance=self.instances[stage],
-            limits=StageLimits(max_positions=self.max_positions, speakers=speakers),
-            load=StageLoad(running=1),
-            peak_memory_bytes=2**20,
-        )
+        return self.replica(stage).heartbeat()
 
-    async def _beat(self, stage: StageName) -> None:
-        while True:
-            if stage in self.alive:
-                await self.control[stage].send_multipart(encode(self.heartbeat(stage)))
-            await asyncio.sleep(0.03)
-
-    async def _take_requests(self) -> None:
+    async def _take_requests(self, socket: zmq.asyncio.Socket) -> None:
         decoder: Decoder[ThinkRequest] = Decoder(ThinkRequest)
         while True:
-            request = decoder.decode(await self._inbox.recv_multipart())
+            request = decoder.decode(await socket.recv_multipart())
             problem = problem_of(request, self._placeholders)
             self.problems += [problem] if problem else []
             self.requests.append(request)
-
-    async def _take_aborts(self, stage: StageName) -> None:
-        decoder: Decoder[Abort] = Decoder(Abort)
-        while True:
-            abort = decoder.decode(await self.control[stage].recv_multipart())
-            self.aborts[stage].append(abort.request_id)
-            if self.confirm:
-                done = AbortDone(request_id=abort.request_id, stage=stage)
-                await self.control[stage].send_multipart(encode(done))

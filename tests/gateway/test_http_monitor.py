@@ -141,8 +141,9 @@ def test_metrics_count_what_happens(configure: Configure) -> None:
             async with b.client() as client:
                 with pytest.raises(Exception, match="no text"):
                     await client.chat(" ").result()
-            b.stages.instances["talker"] = "second"
-            await until(lambda: b.process.gateway.registry._last["talker"][1].instance == "second")
+            b.stages.restart("talker")
+            await until(lambda: b.process.gateway.registry.get("talker", "second"))
+            await until(lambda: b.process.status().ready)
             requests = b.stages.requests[:2]
             for line, value in {
                 'omnirelay_requests_total{outcome="completed"}': 2,

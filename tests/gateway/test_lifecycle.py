@@ -210,18 +210,22 @@ def test_retry_time_follows_what_requests_take() -> None:
 
 def test_aborts_are_bounded_and_repeated_until_confirmed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.aborts.MAX_OPEN", 2)
-    sent: list[tuple[str, str]] = []
+    sent: list[tuple[str, str, str]] = []
     now = 0.0
-    ledger = AbortLedger(lambda stage, name: sent.append((stage, name)), clock=lambda: now)
+    ledger = AbortLedger(lambda *abort: sent.append(abort), clock=lambda: now)
     for name in "abc":
-        ledger.abort(name)
+        ledger.abort("thinker", "one", name)
+        ledger.abort("talker", "two", name)
     sent.clear()
     now = 10.0
-    ledger.confirmed("talker", "b")
-    for stage in ("thinker", "talker"):
-        ledger.resend(stage)
-    assert sent == [("thinker", "b"), ("thinker", "c"), ("talker", "c")]
-    ledger.resend("thinker")
+    ledger.confirmed("talker", "two", "b")
+    ledger.confirmed("thinker", "two", "b")
+    ledger.resend("thinker", "one")
+    ledger.resend("talker", "two")
+    assert sent == [("thinker", "one", "b"), ("thinker", "one", "c"), ("talker", "two", "c")]
+    ledger.resend("thinker", "one")
     assert len(sent) == 3
-    ledger.resend("thinker", at_once=True)
-    assert sent[3:] == [("thinker", "b"), ("thinker", "c")]
+    now = 20.0
+    ledger.forget("thinker", "one")
+    ledger.resend("thinker", "one")
+    assert len(sent) == 3

@@ -184,7 +184,7 @@ async def _fails_at_a_stage(b: Bench, request: ThinkRequest) -> None:
 
 
 async def _restarts_a_stage(b: Bench, request: ThinkRequest) -> None:
-    b.stages.instances["talker"] = "another"
+    b.stages.restart("talker")
 
 
 @pytest.mark.parametrize(

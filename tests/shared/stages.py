@@ -11,6 +11,7 @@ from prometheus_client.core import Metric
 from shared.config import TalkerConfig
 from shared.control import ControlClient
 from shared.engine.heartbeat import HeartbeatThread
+from shared.engine.membership import Membership
 from shared.engine.model_time import ModelTime
 from shared.engine.stage import StageLoop
 from shared.engine.traces import StageTraces
@@ -36,6 +37,7 @@ from shared.wire import Decoder, encode
 from tests.shared.support import ANY_PORT, Context, endpoint, free_address, take, take_frames, wait_until
 
 STAGE: StageName = "token2wav"
+INSTANCE = "one"
 
 
 class EchoService:
@@ -114,7 +116,14 @@ class EchoService:
 class Harness:
     """The loop, and what the other processes would hold of its sockets."""
 
-    def __init__(self, context: Context, max_backlog_bytes: int = 2**20, heartbeat_s: float = 0.05) -> None:
+    def __init__(
+        self,
+        context: Context,
+        max_backlog_bytes: int = 2**20,
+        heartbeat_s: float = 0.05,
+        orphan_timeout_s: float = 5.0,
+        drain_s: float = 10.0,
+    ) -> None:
         self.service = EchoService()
         self.context = context
         self.router = context.socket(zmq.ROUTER)
@@ -124,7 +133,7 @@ class Harness:
         self._done: list[AbortDone] = []
         self._heard: list[Heartbeat] = []
         self._events_address = free_address()
-        self.config = TalkerConfig(heartbeat_s=heartbeat_s)
+        self.config = TalkerConfig(heartbeat_s=heartbeat_s, drain_s=drain_s)
         self.inbox = PullQueue[Any](context, ANY_PORT, Token2WavInput)
         control_address = endpoint(self.router)
         self._control = ControlClient(context, control_address, STAGE)
@@ -132,8 +141,16 @@ class Harness:
         self.service.gateway = gateway
         self.gateway = gateway
         self.heart = HeartbeatThread(context, control_address, STAGE, heartbeat_s)
+        self.membership = Membership(STAGE, INSTANCE, self.inbox.endpoint, orphan_timeout_s=orphan_timeout_s)
         self.loop: StageLoop[Any] = StageLoop(
-            self.service, self.config, self.inbox, self._control, self.heart, gateway, [gateway]
+            self.service,
+            self.config,
+            self.inbox,
+            self.membership,
+            self._control,
+            self.heart,
+            gateway,
+            [gateway],
         )
         self.sender = PushQueue[Any](context, endpoint(self.inbox.socket))
         self.raw = context.socket(zmq.PUSH)
@@ -150,7 +167,7 @@ class Harness:
 
     def start(self) -> None:
         # The stage speaks first, as a heartbeat does: a ROUTER knows whom it has heard of.
-        hello = AbortDone(request_id="hello", stage=STAGE)
+        hello = AbortDone(request_id="hello", stage=STAGE, instance=INSTANCE)
         wait_until(lambda: self._control.send(hello))
         assert take_frames(self.router)[0] == STAGE.encode()
         self.heart.start()
@@ -198,7 +215,7 @@ class Harness:
         if isinstance(message, Heartbeat):
             assert identity == (STAGE + HEARTBEAT_SUFFIX).encode()
             self._heard.append(message)
-        else:
+        elif isinstance(message, AbortDone):
             assert identity == STAGE.encode()
             self._done.append(message)
 

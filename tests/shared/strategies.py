@@ -89,6 +89,23 @@ deltas: dict[str, Any] = {
     "finish_reason": st.sampled_from([None, "stop", "length"]),
 }
 
+addresses = st.text(min_size=1, max_size=30)
+routes = st.none() | st.builds(
+    messages.Route, thinker=names, talker=st.none() | names, token2wav=st.none() | names
+)
+resumed_speech = st.builds(
+    messages.ResumedSpeech,
+    codec_token_ids=token_lists,
+    finish_reason=st.sampled_from([None, "stop", "length"]),
+    chunks=counts,
+)
+resumes = st.none() | st.builds(
+    messages.Resume,
+    text_token_ids=token_lists,
+    finish_reason=st.sampled_from([None, "stop", "length"]),
+    speech=st.none() | resumed_speech,
+)
+
 thinker_input: st.SearchStrategy[Any] = st.builds(
     messages.ThinkRequest,
     request_id=request_ids,
@@ -98,6 +115,8 @@ thinker_input: st.SearchStrategy[Any] = st.builds(
     priority=priorities,
     speech=st.none() | speech_settings,
     traceparent=traceparents,
+    resume=resumes,
+    route=routes,
 )
 talker_input: st.SearchStrategy[Any] = st.builds(
     messages.SpeechStart,
@@ -106,6 +125,8 @@ talker_input: st.SearchStrategy[Any] = st.builds(
     priority=priorities,
     speech=speech_settings,
     traceparent=traceparents,
+    resume=st.none() | resumed_speech,
+    route=routes,
 ) | st.builds(
     messages.ConditioningRows,
     request_id=request_ids,
@@ -121,12 +142,14 @@ token2wav_input: st.SearchStrategy[Any] = st.builds(
     priority=priorities,
     speech=speech_settings,
     traceparent=traceparents,
+    chunks_delivered=counts,
+    route=routes,
 ) | st.builds(
     messages.CodecTokens, request_id=request_ids, seq=counts, token_ids=token_lists, last=st.booleans()
 )
 stage_events: st.SearchStrategy[Any] = st.one_of(
     st.builds(messages.TextDelta, **deltas),
-    st.builds(messages.CodecDelta, **deltas),
+    st.builds(messages.CodecDelta, **deltas, conditioned=st.booleans()),
     audio_chunks(),
     st.builds(
         messages.RequestFailed,
@@ -141,6 +164,10 @@ control_to_gateway: st.SearchStrategy[Any] = st.builds(
     stage=st.sampled_from(STAGES),
     pid=positive_counts,
     instance=names,
+    inbox=addresses,
+    gateway=st.none() | names,
+    peers=st.lists(names, max_size=3),
+    draining=st.booleans(),
     limits=st.builds(StageLimits, max_positions=counts, speakers=st.lists(names, max_size=3)),
     load=st.builds(
         StageLoad,
@@ -153,8 +180,20 @@ control_to_gateway: st.SearchStrategy[Any] = st.builds(
     ),
     peak_memory_bytes=sizes,
     busy_s=st.floats(0, 1e6),
-) | st.builds(messages.AbortDone, request_id=request_ids, stage=st.sampled_from(STAGES))
-control_to_stage: st.SearchStrategy[Any] = st.builds(messages.Abort, request_id=request_ids)
+) | st.one_of(
+    st.builds(messages.AbortDone, request_id=request_ids, stage=st.sampled_from(STAGES), instance=names),
+    st.builds(messages.Farewell, stage=st.sampled_from(STAGES), instance=names),
+)
+control_to_stage: st.SearchStrategy[Any] = st.one_of(
+    st.builds(messages.Abort, request_id=request_ids),
+    st.builds(messages.Closing),
+    st.builds(
+        messages.Peers,
+        gateway=names,
+        replicas=st.dictionaries(names, addresses, max_size=3),
+        released=st.booleans(),
+    ),
+)
 
 SOCKETS: dict[str, tuple[Any, st.SearchStrategy[Any]]] = {
     "thinker": (messages.ThinkerInput, thinker_input),

@@ -18,6 +18,7 @@ from shared.messages import (
     Abort,
     AbortDone,
     ControlToGateway,
+    ControlToStage,
     Heartbeat,
     StageLimits,
     StageLoad,
@@ -50,14 +51,15 @@ def heartbeat(steps: int = 1) -> Heartbeat:
         stage="talker",
         pid=os.getpid(),
         instance="one",
+        inbox="tcp://127.0.0.1:5563",
         limits=StageLimits(max_positions=100, speakers=["Chelsie"]),
         load=StageLoad(running=2, steps=steps),
         peak_memory_bytes=12345,
     )
 
 
-def receive(client: ControlClient, count: int) -> list[Abort]:
-    messages: list[Abort] = []
+def receive(client: ControlClient, count: int) -> list[ControlToStage]:
+    messages: list[ControlToStage] = []
     wait_until(lambda: len(messages) >= count, lambda: messages.extend(client.receive()))
     assert len(messages) == count
     return messages
@@ -79,7 +81,7 @@ def test_aborts_reach_the_stage_they_are_for_and_are_answered(context, router, c
     router.send_multipart([b"thinker", *encode(Abort(request_id="c"))])
     assert receive(client, 2) == [Abort(request_id="a"), Abort(request_id="b")]
     assert receive(other, 1) == [Abort(request_id="c")]
-    done = AbortDone(request_id="a", stage="talker")
+    done = AbortDone(request_id="a", stage="talker", instance="one")
     assert client.send(done)
     identity, *frames = take_frames(router)
     assert (identity, DECODER.decode(frames)) == (b"talker", done)

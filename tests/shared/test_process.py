@@ -27,7 +27,7 @@ def build(config, model, context, gateway):
     sys.stdin.read()
     service = EchoService()
     service.gateway = gateway
-    return service, {}
+    return service, None
 
 run_stage("token2wav", Token2WavInput, build)
 """

@@ -17,7 +17,7 @@ from shared.errors import (
 )
 from shared.messages import AbortDone, RequestFailed, TextDelta
 from shared.wire import VERSION_BYTE
-from tests.shared.stages import STAGE, Harness, running
+from tests.shared.stages import INSTANCE, STAGE, Harness, running
 from tests.shared.support import wait_until
 
 
@@ -50,7 +50,7 @@ def test_messages_are_worked_on_and_answered_in_order(harness):
 def test_an_abort_drops_the_request_and_is_acknowledged(harness):
     harness.send("a", 0)
     assert harness.take(1) == [delta("a", 0)]
-    assert harness.abort("a") == AbortDone(request_id="a", stage=STAGE)
+    assert harness.abort("a") == AbortDone(request_id="a", stage=STAGE, instance=INSTANCE)
     assert harness.service.aborts == ["a"]
     assert harness.service.living() == []
 

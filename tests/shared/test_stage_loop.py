@@ -10,6 +10,7 @@ from prometheus_client.core import Metric
 from shared.config import ThinkerConfig
 from shared.control import ControlClient
 from shared.engine.heartbeat import HeartbeatThread
+from shared.engine.membership import Membership
 from shared.engine.model_time import ModelTime
 from shared.engine.stage import StageLoop
 from shared.engine.traces import StageTraces
@@ -97,6 +98,7 @@ class Bench:
             self.service,
             config,
             self.inbox,
+            Membership("token2wav", "one", self.inbox.endpoint),
             ControlClient(context, control, "token2wav"),
             HeartbeatThread(context, control, "token2wav", config.heartbeat_s),
             to_gateway,

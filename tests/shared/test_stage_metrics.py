@@ -147,7 +147,9 @@ def test_a_heartbeat_that_is_late_is_counted(context: Context, monkeypatch: pyte
 
     monkeypatch.setattr(ControlClient, "send", send)
     heart = HeartbeatThread(context, free_address(), STAGE, 0.01)
-    heart.note(Heartbeat(stage=STAGE, pid=1, instance="i", limits=StageLimits(), load=StageLoad()))
+    heart.note(
+        Heartbeat(stage=STAGE, pid=1, instance="i", inbox="ipc://i", limits=StageLimits(), load=StageLoad())
+    )
     heart.start()
     threading.Timer(0.1, released.set).start()
     wait_until(lambda: heart.late >= 1)
@@ -164,7 +166,9 @@ def test_a_stage_is_ready_once_its_loop_comes_round(context: Context) -> None:
     health.loaded(heart)
     assert health.why_not_ready() == "the stage's loop has not begun"
     assert health.why_not_live() is None
-    heart.note(Heartbeat(stage=STAGE, pid=1, instance="i", limits=StageLimits(), load=StageLoad()))
+    heart.note(
+        Heartbeat(stage=STAGE, pid=1, instance="i", inbox="ipc://i", limits=StageLimits(), load=StageLoad())
+    )
     assert health.why_not_ready() is None
     health.ended()
     assert health.why_not_ready() == health.why_not_live() == "the stage's loop has ended"

@@ -1,0 +1,270 @@
+"""Gives requests to replicas, and again to others when those are lost."""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Final, Protocol
+
+import msgspec
+
+from gateway.aborts import AbortLedger
+from gateway.active import Active, Attempt
+from gateway.metrics import GatewayMetrics
+from gateway.placement import place
+from gateway.registry import NEXT, Reason, Replica, StageRegistry
+from shared.config import Config
+from shared.errors import OmniRelayError, QueueFullError, StageUnavailableError
+from shared.messages import (
+    STAGES,
+    ControlToGateway,
+    Farewell,
+    Heartbeat,
+    Peers,
+    StageName,
+    ThinkRequest,
+)
+
+PAUSE_S: Final = 0.5
+"""Between a failure and the next attempt: a stage whose engine has failed says so, and then ends."""
+_WHAT: Final[dict[Reason, str]] = {
+    "silent": "does not answer any more",
+    "hung": "has been in one step for too long",
+    "restarted": "was restarted",
+    "left": "has ended",
+    "failed": "failed",
+}
+log = logging.getLogger(__name__)
+
+
+class StagePort(Protocol):
+    """The way to the stages, see :class:`gateway.link.StageLink`."""
+
+    def think(self, request: ThinkRequest) -> None:
+        """Ask the thinker of the request's route; raises QueueFullError if it has no room for it now."""
+        ...
+
+    def abort(self, stage: StageName, replica: str, request_id: str) -> None:
+        """Tell a replica to drop a request."""
+        ...
+
+    def tell(self, stage: StageName, replica: str, peers: Peers) -> None:
+        """Answer a replica's heartbeat."""
+        ...
+
+    def say_goodbye(self, stage: StageName, replica: str) -> None:
+        """Tell a replica that this gateway ends."""
+        ...
+
+    def connect(self, thinkers: dict[str, str]) -> None:
+        """Be connected to exactly these replicas of the thinker."""
+        ...
+
+
+class Dispatcher:
+    """Follows requests and replicas; knows nothing of clients.
+
+    Args:
+        name: The gateway's.
+        config: The whole stack's.
+        registry: The replicas.
+        metrics: Counts what happens.
+        stages: The way to the stages.
+        give_up: Called with a request that cannot be served, and why.
+        clock: Gives monotonic seconds.
+
+    Attributes:
+        resumes: Attempts that were lost and begun anew.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        config: Config,
+        registry: StageRegistry,
+        metrics: GatewayMetrics,
+        stages: StagePort,
+        give_up: Callable[[Active, OmniRelayError], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.resumes = 0
+        self._name = name
+        self._config = config
+        self._registry = registry
+        self._metrics = metrics
+        self._stages = stages
+        self._give_up = give_up
+        self._clock = clock
+        self._aborts = AbortLedger(stages.abort, clock)
+        self._attempts: dict[str, Active] = {}
+        # Those that have a place at the stages, and wait for a replica.
+        self._waiting: dict[str, Active] = {}
+        self._closed = False
+
+    def close(self) -> None:
+        """Tell all replicas that this gateway ends; none is heard any more."""
+        self._closed = True
+        for replica in self._registry.replicas():
+            self._stages.say_goodbye(replica.stage, replica.name)
+
+    def of(self, attempt_id: str) -> Active | None:
+        """Whose attempt it is; none if it has ended, or is not the present one of its request."""
+        return self._attempts.get(attempt_id)
+
+    def begin(self, active: Active) -> bool:
+        """Give a request to the stages, or let it wait for one that is gone.
+
+        Returns:
+            False if it has to keep its place in the line: there is no room for it yet.
+        """
+        if self._try(active):
+            return True
+        if self._missing(active) is None:
+            return False
+        self._waiting[active.record.request_id] = active
+        return True
+
+    def end(self, active: Active, completed: bool = False) -> None:
+        """A request has ended: the stages forget it, if they do not know by themselves."""
+        self._waiting.pop(active.record.request_id, None)
+        if completed and active.attempt is not None:
+            del self._attempts[active.attempt.id]
+        else:
+            self._drop(active)
+
+    def retry(self, active: Active, stage: StageName, reason: Reason, error: OmniRelayError) -> None:
+        """A request's attempt is lost: begin it anew from what there is of its answer.
+
+        Args:
+            active: The request.
+            stage: Where it was lost.
+            reason: Why.
+            error: What its client is told if it is the last attempt.
+        """
+        if active.resumes >= self._config.gateway.resume_attempts:
+            self._give_up(active, error)
+            return
+        log.warning("request %s is resumed: %s", active.name, error)
+        if reason == "failed" and active.attempt is not None:
+            active.avoid.add((stage, active.attempt.route.replica(stage) or ""))
+        self._drop(active)
+        active.resumes += 1
+        active.trouble = error
+        active.not_before = self._clock() + (PAUSE_S if reason == "failed" else 0.0)
+        active.record.begin_attempt()
+        self._waiting[active.record.request_id] = active
+        self.resumes += 1
+        self._metrics.resumed(stage, reason)
+        if active.trace is not None:
+            active.trace.resumed(stage, reason)
+
+    def on_control(self, message: ControlToGateway) -> None:
+        """Take what a replica says of itself, or the confirmation of an abort."""
+        if isinstance(message, Heartbeat):
+            if not self._closed:
+                self._hear(message)
+        elif isinstance(message, Farewell):
+            left = self._registry.dismiss(message.stage, message.instance)
+            if left is not None:
+                self._lose(left, "left", for_good=True)
+        else:
+            self._aborts.confirmed(message.stage, message.instance, message.request_id)
+
+    def check(self) -> None:
+        """Look for replicas that fell silent and for requests that can go on; to be called now and then."""
+        for replica in self._registry.newly_down():
+            self._lose(replica, self._registry.why_down(replica))
+        for active in list(self._waiting.values()):
+            if self._clock() >= active.not_before and self._try(active):
+                del self._waiting[active.record.request_id]
+            else:
+                self._check_patience(active)
+
+    def _try(self, active: Active) -> bool:
+        """Make an attempt, if there is a route, and room at the thinker."""
+        think = active.record.ask(active.resumes)
+        route = place(self._registry, think.speech is not None, active.avoid)
+        if route is None:
+            return False
+        try:
+            self._stages.think(msgspec.structs.replace(think, route=route))
+        except QueueFullError as error:
+            log.debug("request %s waits: %s", active.name, error)
+            return False
+        self._registry.placed(route)
+        active.attempt = Attempt(think.request_id, route)
+        self._attempts[think.request_id] = active
+        active.started()
+        return True
+
+    def _missing(self, active: Active) -> StageName | None:
+        """The first stage without which the request cannot go on, and which is not there."""
+        needed = STAGES if active.record.speaks else STAGES[:1]
+        return next((stage for stage in needed if self._registry.state(stage) != "ready"), None)
+
+    def _check_patience(self, active: Active) -> None:
+        stage = self._missing(active)
+        most_s = self._config.gateway.resume_wait_s
+        if stage is not None and self._registry.missing_s(stage) > most_s:
+            because = active.trouble or f"the {stage} is {self._registry.state(stage)}"
+            error = StageUnavailableError(f"{because}, and no {stage} came back within {most_s:g} s")
+            self._give_up(active, error)
+
+    def _drop(self, active: Active) -> None:
+        """End the present attempt at all its stages."""
+        attempt, active.attempt = active.attempt, None
+        if attempt is None:
+            return
+        del self._attempts[attempt.id]
+        for stage in STAGES:
+            replica = attempt.route.replica(stage)
+            if replica is not None:
+                self._aborts.abort(stage, replica, attempt.id)
+
+    def _hear(self, beat: Heartbeat) -> None:
+        stage, name = beat.stage, beat.instance
+        registry = self._registry
+        known = registry.get(stage, name)
+        age_s = registry.heartbeat_age_s(stage, name)
+        self._metrics.heartbeat(stage, age_s, self._config.stage(stage).heartbeat_s)
+        left = known is not None and known.beat.gateway == self._name != beat.gateway
+        for before in registry.note(beat):
+            self._metrics.restarted(stage)
+            self._lose(before, "restarted", for_good=True)
+        replica = registry.get(stage, name)
+        if replica is None:
+            log.warning("a heartbeat of the %s %s says nothing: it has left, or is one too many", stage, name)
+            return
+        if left:
+            # It has not heard from here for so long that it has dropped all it had.
+            self._lose(replica, "silent")
+        if stage == "thinker":
+            self._stages.connect(registry.addresses("thinker"))
+        self._aborts.resend(stage, name)
+        following = NEXT.get(stage)
+        peers = Peers(
+            gateway=self._name,
+            replicas=registry.addresses(following) if following else {},
+            released=beat.draining and not self._held_by(replica),
+        )
+        self._stages.tell(stage, name, peers)
+
+    def _held_by(self, replica: Replica) -> list[Active]:
+        """The requests to which a replica still owes something."""
+        return [
+            active
+            for active in self._attempts.values()
+            if active.attempt is not None
+            and active.attempt.route.replica(replica.stage) == replica.name
+            and active.record.needs(replica.stage)
+        ]
+
+    def _lose(self, replica: Replica, reason: Reason, for_good: bool = False) -> None:
+        """A replica is gone, and what it held of requests with it."""
+        stage = replica.stage
+        log.error("the %s %s %s", stage, replica.name, _WHAT[reason])
+        for active in self._held_by(replica):
+            self.retry(active, stage, reason, StageUnavailableError(f"the {stage} {_WHAT[reason]}"))
+        if for_good:
+            self._aborts.forget(stage, replica.name)
+        if stage == "thinker":
+            self._stages.connect(self._registry.addresses("thinker"))

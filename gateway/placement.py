@@ -1,0 +1,42 @@
+"""Which replicas serve a request."""
+
+from collections.abc import Set
+from functools import partial
+
+from gateway.registry import Replica, StageRegistry
+from shared.messages import Route, StageName
+
+
+def place(
+    registry: StageRegistry, speech: bool, avoid: Set[tuple[StageName, str]] = frozenset()
+) -> Route | None:
+    """Choose the replicas with the least work, among those that can send to each other.
+
+    A replica is only sent to once its sender has said that it knows it; so no message of a request can come
+    to a sender before the address it needs.
+
+    Args:
+        registry: The replicas.
+        speech: The request is to be spoken; else the thinker alone serves it.
+        avoid: Replicas that are taken only where there is no other, for the request failed there.
+
+    Returns:
+        The route; none if there is none now.
+    """
+    candidates = partial(_candidates, registry, avoid)
+    for thinker in candidates("thinker"):
+        if not speech:
+            return Route(thinker=thinker.name)
+        for talker in candidates("talker"):
+            if talker.name not in thinker.beat.peers:
+                continue
+            for token2wav in candidates("token2wav"):
+                if token2wav.name in talker.beat.peers:
+                    return Route(thinker=thinker.name, talker=talker.name, token2wav=token2wav.name)
+    return None
+
+
+def _candidates(
+    registry: StageRegistry, avoid: Set[tuple[StageName, str]], stage: StageName
+) -> list[Replica]:
+    return sorted(registry.ready(stage), key=lambda each: (stage, each.name) in avoid)

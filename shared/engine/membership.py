@@ -1,0 +1,160 @@
+"""What a replica knows of its gateway: whose requests it takes, whom it sends to, and when it may end."""
+
+import logging
+import socket
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from shared.config import Config
+from shared.config.values import WILDCARDS
+from shared.errors import ConfigError
+from shared.messages import Peers, Route, StageName
+from shared.peers import PeerQueues
+
+log = logging.getLogger(__name__)
+
+
+class Membership:
+    """One replica's place in the stack.
+
+    Args:
+        stage: Which stage it is one of.
+        instance: Its name.
+        inbox: The address by which others reach it.
+        peers: Its queues to the next stage; none for the last.
+        orphan_timeout_s: A gateway that is silent for longer is gone.
+        clock: Gives monotonic seconds.
+
+    Attributes:
+        gateway: The gateway whose requests it takes; none while none is known.
+        news: Something of this has changed that the gateway must know.
+    """
+
+    def __init__(
+        self,
+        stage: StageName,
+        instance: str,
+        inbox: str,
+        peers: PeerQueues[Any] | None = None,
+        orphan_timeout_s: float = 5.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.stage: Final[StageName] = stage
+        self.instance: Final = instance
+        self.gateway: str | None = None
+        self.news = False
+        self.inbox: Final = inbox
+        self._peers = peers
+        self._orphan_timeout_s = orphan_timeout_s
+        self._clock = clock
+        self._heard = 0.0
+        self._drain_until: float | None = None
+        self._released = False
+
+    @property
+    def peers(self) -> list[str]:
+        """The replicas of the next stage that it can send to."""
+        return self._peers.names if self._peers is not None else []
+
+    @property
+    def draining(self) -> bool:
+        """The replica was told to stop, and goes on with what it has."""
+        return self._drain_until is not None
+
+    def joins(self, message: Peers) -> bool:
+        """Hear the gateway.
+
+        Returns:
+            True if it is another one than before: what is here of requests is nobody's any more.
+        """
+        self._heard = self._clock()
+        self._released = message.released
+        if message.gateway == self.gateway:
+            return False
+        log.info("joined the gateway %s", message.gateway)
+        self.gateway = message.gateway
+        self.news = True
+        return True
+
+    def connect(self, message: Peers) -> None:
+        """Know the replicas of the next stage."""
+        if self._peers is not None and self._peers.connect(message.replicas):
+            self.news = True
+
+    def leave(self) -> None:
+        """The gateway is gone."""
+        log.info("left the gateway %s", self.gateway)
+        self.gateway = None
+        self.news = True
+
+    @property
+    def abandoned(self) -> bool:
+        """The gateway has been silent for too long."""
+        return self.gateway is not None and self._clock() - self._heard > self._orphan_timeout_s
+
+    def concerns(self, request_id: str, route: Route | None) -> bool:
+        """Whether a message is for this very process.
+
+        It may be of a gateway that is gone, or for a process that listened here before.
+        """
+        if self.gateway is not None and not request_id.startswith(self.gateway):
+            return False
+        return route is None or route.replica(self.stage) == self.instance
+
+    def drain(self, grace_s: float) -> None:
+        """The replica is to end: by then at the latest, and before if nothing needs it."""
+        self._drain_until = self._clock() + grace_s
+        self.news = True
+
+    def may_end(self, idle: bool) -> bool:
+        """Whether a replica that was told to stop has nothing to wait for.
+
+        Args:
+            idle: No request is in work.
+        """
+        if self._drain_until is None:
+            return False
+        if self.gateway is None:
+            return idle
+        return self._released or self._clock() >= self._drain_until
+
+
+def advertised(config: Config, stage: StageName, endpoint: str) -> str:
+    """Give the address by which others reach a stage's inbox.
+
+    Args:
+        config: The whole stack's.
+        stage: Which stage.
+        endpoint: Where its inbox listens, with the real port.
+
+    Raises:
+        ConfigError: The inbox listens on all addresses, and none of them leads to the gateway.
+    """
+    given = config.stage(stage).advertise
+    if given is not None:
+        return given
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    if not endpoint.startswith("tcp://") or host not in WILDCARDS:
+        return endpoint
+    return f"tcp://{_own_address(config.gateway.control)}:{port}"
+
+
+def _own_address(peer: str) -> str:
+    """This machine's address as it is seen on the way to another; nothing is sent."""
+    if not peer.startswith("tcp://"):
+        return "127.0.0.1"
+    host, _, port = peer.removeprefix("tcp://").rpartition(":")
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[
+            0
+        ]
+        with socket.socket(family, kind) as probe:
+            probe.connect(address)
+            own: str = probe.getsockname()[0]
+    except OSError as error:
+        raise ConfigError(
+            f"cannot tell by which address others reach this machine ({peer}: {error}): "
+            "set `advertise` in the stage's section"
+        ) from error
+    return f"[{own}]" if family == socket.AF_INET6 else own

@@ -1,0 +1,190 @@
+"""Real processes that are killed, frozen and stopped while eight streams run."""
+
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from gateway.client import AudioEvent, GatewayClient, GenerateRequest, SamplingOverrides, TextEvent
+from shared.errors import GatewayUnreachableError
+from shared.messages import STAGES
+from tests.support.http import Readings, get
+from tests.support.processes import Processes, wait_until
+from tests.support.stack import make_config
+
+STREAMS = 8
+TEXT_TOKENS, CODEC_TOKENS = 60, 240
+
+
+class Heard(NamedTuple):
+    """What a client got."""
+
+    text: list[int]
+    codes: list[int]
+    samples: list[int]
+    seqs: list[int]
+    told: list[int]
+
+
+def request_for(number: int) -> GenerateRequest:
+    """Half of them greedy, half drawn with a seed."""
+    draws = SamplingOverrides(
+        max_tokens=TEXT_TOKENS, min_tokens=TEXT_TOKENS, temperature=0.0 if number % 2 else 0.9
+    )
+    return GenerateRequest(
+        prompt_token_ids=[number + 1] * (10 + number),
+        seed=number,
+        text_sampling=draws,
+        codec_sampling=SamplingOverrides(max_tokens=CODEC_TOKENS, min_tokens=CODEC_TOKENS),
+    )
+
+
+def listen(client: GatewayClient, number: int) -> Heard:
+    answer = client.chat(request_for(number))
+    events = list(answer)
+    audio = [event for event in events if isinstance(event, AudioEvent)]
+    told = [token for event in events if isinstance(event, TextEvent) for token in event.token_ids]
+    done = events[-1]
+    assert not isinstance(done, TextEvent | AudioEvent)
+    return Heard(
+        done.text_token_ids,
+        done.codec_token_ids,
+        [event.samples.size for event in audio],
+        [event.seq for event in audio],
+        told,
+    )
+
+
+@pytest.fixture(scope="module")
+def stack(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
+    """Two replicas of each stage."""
+    config = make_config(tiny_checkpoint, gateway={"resume_wait_s": 120.0})
+    with Processes(config, tmp_path_factory.mktemp("recovery")) as processes:
+        for name in ("gateway", *STAGES, *(f"{stage} 2" for stage in STAGES)):
+            processes.start(name)
+        wait_until(lambda: processes.ready(2), "two replicas of each stage are ready")
+        yield processes
+
+
+@pytest.fixture(scope="module")
+def undisturbed(stack: Processes) -> list[Heard]:
+    with GatewayClient(stack.address) as client, ThreadPoolExecutor(STREAMS) as pool:
+        return list(pool.map(lambda number: listen(client, number), range(STREAMS)))
+
+
+def idle(stack: Processes) -> bool:
+    report = stack.status()
+    return report is not None and not any(
+        stage.load.running or stage.load.waiting or stage.load.held_bytes
+        for stage in report.stages
+        if stage.state != "down"
+    )
+
+
+def speaking(client: GatewayClient, state: str = "talking") -> bool:
+    """Every stream is under way, and none near its end."""
+    counts = client.status().requests
+    return sum(counts[each] for each in ("thinking", "talking")) == STREAMS
+
+
+def check(heard: list[Heard], undisturbed: list[Heard]) -> None:
+    for number, (now, before) in enumerate(zip(heard, undisturbed, strict=True)):
+        assert now.seqs == list(range(len(now.seqs))), number
+        assert now.told == now.text, number
+        assert now.text == before.text, number
+        assert now.codes == before.codes, number
+        assert now.samples == before.samples, number
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_replica_is_lost_while_eight_streams_run(
+    stack: Processes, undisturbed: list[Heard], stage: str, number: signal.Signals
+) -> None:
+    with GatewayClient(stack.address) as client, ThreadPoolExecutor(STREAMS) as pool:
+        wait_until(lambda: idle(stack), "nothing is left of what was before", 20)
+        before = client.status().resumes
+        answers = [pool.submit(listen, client, number) for number in range(STREAMS)]
+        wait_until(lambda: speaking(client), "eight streams run", 20)
+        stack.signal(stage, number)
+        noticed_s = wait_until(
+            lambda: "down" in [each.state for each in client.status().stages if each.name == stage],
+            "the loss is noticed",
+            10,
+        )
+        check([answer.result(60) for answer in answers], undisturbed)
+        assert noticed_s < 2.5, "the heartbeat's timeout, the ticks, and this test's own"
+        assert client.status().resumes > before
+        if number == signal.SIGSTOP:
+            stack.signal(stage, signal.SIGCONT)
+        else:
+            stack.kill(stage)
+            stack.start(stage)
+        wait_until(lambda: stack.ready(2), "both replicas are ready again")
+        wait_until(lambda: idle(stack), "nothing is left at the stages", 10)
+
+
+def test_a_replica_that_is_told_to_stop_ends_well_and_costs_nobody_anything(
+    stack: Processes, undisturbed: list[Heard]
+) -> None:
+    with GatewayClient(stack.address) as client, ThreadPoolExecutor(STREAMS) as pool:
+        for stage in STAGES:
+            answers = [pool.submit(listen, client, number) for number in range(STREAMS)]
+            wait_until(lambda: speaking(client), "eight streams run", 20)
+            before = client.status().resumes
+            stack.signal(stage, signal.SIGTERM)
+            process = stack.running.pop(stage)
+            check([answer.result(60) for answer in answers], undisturbed)
+            assert process.wait(15) == 0
+            assert client.status().resumes == before, "all could end in time"
+            stack.start(stage)
+            wait_until(lambda: stack.ready(2), "both replicas are ready again")
+
+
+def test_the_only_replica_is_killed_and_the_answers_go_on_at_its_successor(
+    stack: Processes, undisturbed: list[Heard]
+) -> None:
+    for stage in STAGES:
+        stack.kill(f"{stage} 2")
+    wait_until(lambda: stack.ready(1), "one replica of each is left", 10)
+    with GatewayClient(stack.address) as client, ThreadPoolExecutor(STREAMS) as pool:
+        answers = [pool.submit(listen, client, number) for number in range(STREAMS)]
+        wait_until(lambda: speaking(client), "eight streams run", 20)
+        stack.kill("talker")
+        stack.start("talker")
+        check([answer.result(120) for answer in answers], undisturbed)
+
+
+def test_a_gateway_that_is_killed_leaves_no_orphans_and_its_successor_serves(
+    stack: Processes, undisturbed: list[Heard]
+) -> None:
+    def outcome(client: GatewayClient, number: int) -> BaseException | None:
+        try:
+            listen(client, number)
+        except GatewayUnreachableError as error:
+            return error
+        return None
+
+    with GatewayClient(stack.address) as client, ThreadPoolExecutor(STREAMS) as pool:
+        answers = [pool.submit(outcome, client, number) for number in range(STREAMS)]
+        wait_until(lambda: speaking(client), "eight streams run", 20)
+        stack.kill("gateway")
+        killed = time.monotonic()
+        assert all(isinstance(answer.result(5), GatewayUnreachableError) for answer in answers)
+        assert time.monotonic() - killed < 2
+    wait_until(lambda: all(held(stack, stage) == 0 for stage in STAGES), "no orphan is left", 10)
+    stack.start("gateway")
+    wait_until(lambda: stack.ready(1), "the stages have joined the new gateway", 30)
+    with GatewayClient(stack.address) as client:
+        check([listen(client, 1)], undisturbed[1:2])
+
+
+def held(stack: Processes, stage: str) -> float:
+    """Requests at a stage, as it says itself."""
+    metrics = get(stack.config["stages"][stage]["http"], "/metrics").metrics
+    read = Readings(metrics.values())
+    return sum(read("omnirelay_stage_requests", stage=stage, state=state) for state in ("running", "waiting"))

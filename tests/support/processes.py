@@ -1,0 +1,103 @@
+"""The processes of the stack, each started, stopped and killed by itself, as an orchestrator does."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+import yaml
+
+from gateway.client import GatewayClient, StatusReport
+from shared.errors import GatewayUnreachableError
+from shared.messages import STAGES
+from tests.support.stack import free_addresses
+
+START_S = 150.0
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def wait_until(condition: Callable[[], Any], what: str, within_s: float = START_S) -> float:
+    """Wait for something; gives the seconds it took."""
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < within_s, f"{what} did not come true in {within_s} s"
+        time.sleep(0.02)
+    return time.monotonic() - began
+
+
+class Processes:
+    """A gateway and replicas of the stages.
+
+    Args:
+        config: The configuration; further replicas of a stage listen on ports of their own.
+        directory: Where it is written to, and what the processes say.
+    """
+
+    def __init__(self, config: dict[str, Any], directory: Path) -> None:
+        self.address: str = config["gateway"]["listen"]
+        self.config = config
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+        self._directory = directory
+        self._path = directory / "config.yaml"
+        self._path.write_text(yaml.safe_dump(config), encoding="utf-8")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.running.values():
+            process.kill()
+        for process in self.running.values():
+            process.wait()
+
+    def start(self, name: str) -> None:
+        """Start a process: ``gateway``, a stage, or a stage with a number behind, for a further replica."""
+        stage, _, number = name.partition(" ")
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith(("OMNI", "OTEL_"))}
+        changes = {}
+        if number:
+            (inbox,) = free_addresses(1)
+            changes = {
+                f"OMNIRELAY_STAGES__{stage.upper()}__INBOX": inbox,
+                f"OMNIRELAY_STAGES__{stage.upper()}__HTTP": "null",
+            }
+        module = f"services.{stage}" if stage in STAGES else stage
+        with (self._directory / f"{name}.log").open("ab") as log:
+            self.running[name] = subprocess.Popen(
+                [sys.executable, "-m", module, "--config", str(self._path)],
+                stdout=log,
+                stderr=log,
+                cwd=ROOT,
+                env=inherited | changes,
+            )
+
+    def signal(self, name: str, number: signal.Signals) -> None:
+        self.running[name].send_signal(number)
+
+    def kill(self, name: str) -> None:
+        """As the kernel does when memory is short."""
+        self.running[name].kill()
+        self.running.pop(name).wait()
+
+    def log(self, name: str) -> str:
+        return (self._directory / f"{name}.log").read_text(encoding="utf-8")
+
+    def status(self) -> StatusReport | None:
+        """What the gateway says; none while none answers."""
+        try:
+            with GatewayClient(self.address) as client:
+                return client.status()
+        except GatewayUnreachableError:
+            return None
+
+    def ready(self, replicas: int = 1) -> bool:
+        """So many replicas of each stage take requests."""
+        report = self.status()
+        return report is not None and all(
+            sum((each.name, each.state) == (stage, "ready") for each in report.stages) == replicas
+            for stage in STAGES
+        )
