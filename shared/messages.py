@@ -196,6 +196,7 @@ class SpeechStart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         request_id: As in :class:`ThinkRequest`.
         prompt_tokens: Length of the thinker's prompt, n, every placeholder replaced.  The talker's own
             prompt is n + 2 positions: the prompt, the voice's start token and the first token of the reply.
+            Where text and speech have both ended nobody needs it, and it counts placeholders as one token.
         priority: As in :class:`ThinkRequest`.
         speech: The settings, unchanged.
         traceparent: As in :class:`ThinkRequest`.

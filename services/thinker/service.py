@@ -255,9 +255,8 @@ class ThinkerService:
         if voice is not None and progress.needs_rows:
             track = TrackWriter(message.request_id, length, voice, self._embeddings.closing)
         params = self._params(message, progress, length)
-        engine_id = submit(
-            self._engine, message.request_id, progress.behind(prompt), params, message.priority
-        )
+        prompt = progress.behind(prompt)
+        engine_id = submit(self._engine, message.request_id, prompt, params, message.priority)
         thought = _Thought(message.request_id, engine_id, length, track, progress)
         self._thoughts[message.request_id] = thought
         self._by_engine_id[engine_id] = thought

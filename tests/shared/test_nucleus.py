@@ -104,3 +104,15 @@ def test_follows_requests_that_join_leave_and_move():
     nucleus.update_state(update(4, {}, removed=[3]))
     batch = {}
     check()
+
+
+def test_follows_a_batch_that_others_join_and_leave():
+    """Where all requests are narrowed their rows are not picked out, and must be as soon as one is not."""
+    nucleus, logits = processor(), random_logits(3, 4)
+    nucleus.update_state(update(2, {0: params(5, 0.5), 1: params(9, 0.9)}))
+    narrowed = expected(logits[:2], [(5, 0.5), (9, 0.9)])
+    assert torch.equal(nucleus.apply(logits[:2].clone()), narrowed)
+    nucleus.update_state(update(3, {2: params(0, 1.0)}))
+    assert torch.equal(nucleus.apply(logits.clone()), torch.cat([narrowed, logits[2:]]))
+    nucleus.update_state(update(2, {}, removed=[2]))
+    assert torch.equal(nucleus.apply(logits[:2].clone()), narrowed)

@@ -47,12 +47,13 @@ moves = st.tuples(st.sampled_from(["step", "step", "step", "deliver"]), st.sampl
 """What happens next: messages to the gateway may be late, and are lost with their sender."""
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def pipeline(tiny_checkpoint: Path, make_edge: MakeEdge) -> Pipeline:
+    # Until the session ends: an engine that goes takes vLLM's groups of processes from all others.
     return Pipeline(tiny_checkpoint, make_edge)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def undisturbed(pipeline: Pipeline) -> dict[str, Held]:
     answers = {name: Held() for name in REQUESTS}
     for name, request in REQUESTS.items():
