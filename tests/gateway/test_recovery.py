@@ -26,7 +26,7 @@ def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def recovering(configure: Configure, **gateway: Any) -> Config:
-    return configure({"heartbeat_timeout_s": 0.3, "resume_attempts": 3, "resume_wait_s": 10.0, **gateway})
+    return configure({"heartbeat_timeout_s": 0.6, "resume_attempts": 3, "resume_wait_s": 10.0, **gateway})
 
 
 def is_lost(b: Bench, stage: StageName) -> bool:
@@ -331,7 +331,7 @@ def test_another_stage_is_lost_while_the_request_waits(configure: Configure) -> 
 def test_requests_in_line_wait_for_a_lost_stage_too(configure: Configure) -> None:
     async def scenario() -> None:
         config = configure(
-            {"heartbeat_timeout_s": 0.3, "resume_attempts": 3, "resume_wait_s": 10.0}, max_active=1
+            {"heartbeat_timeout_s": 0.6, "resume_attempts": 3, "resume_wait_s": 10.0}, max_active=1
         )
         async with bench(config) as b, b.client() as client:
             script = Script(b)
@@ -394,7 +394,7 @@ def test_a_stage_that_has_left_this_gateway_holds_nothing_of_its_requests(config
 
 def test_the_stack_tells_the_truth_while_a_stage_is_lost(configure: Configure) -> None:
     async def scenario() -> None:
-        config = configure(http_gateway(heartbeat_timeout_s=0.3, resume_attempts=3, resume_wait_s=10.0))
+        config = configure(http_gateway(heartbeat_timeout_s=0.6, resume_attempts=3, resume_wait_s=10.0))
         async with http_bench(config) as b, b.client() as client:
             script = Script(b)
             answer = client.chat("Hi")

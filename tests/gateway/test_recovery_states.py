@@ -1,12 +1,12 @@
-"""Any order of losses, returns, late messages and cancels: each request ends once, its answer without a seam."""
+"""Any order of losses, returns, late messages and cancels: each request ends once, and without a seam."""
 
 import asyncio
-import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from hypothesis import settings
@@ -48,6 +48,13 @@ STREAMS = ("text", "codec", "audio")
 picks = st.integers(0, 10_000)
 
 
+@cache
+def make_prompts() -> PromptBuilder:
+    """For all examples: a fixture's directory cannot be reached from a state machine."""
+    with tempfile.TemporaryDirectory() as directory:
+        return PromptBuilder(make_checkpoint_dir(Path(directory) / "checkpoint"))
+
+
 @dataclass
 class Try:
     """An attempt as the stages see it: what they have sent of each stream, new or known from before."""
@@ -82,18 +89,16 @@ class Client:
 
 
 class Recovery(RuleBasedStateMachine):
-    directory: ClassVar[Path]
-    prompts: ClassVar[PromptBuilder]
-
     def __init__(self) -> None:
         super().__init__()
         self.now = 100.0
         self.loop = asyncio.new_event_loop()
+        prompts = make_prompts()
         config = make_config(
-            self.directory, {"resume_attempts": 2, "resume_wait_s": 5.0}, max_active=2, max_queued=3
+            prompts.directory, {"resume_attempts": 2, "resume_wait_s": 5.0}, max_active=2, max_queued=3
         )
-        self.gateway = Gateway(config, self.prompts, self, clock=lambda: self.now)
-        self.ids = self.prompts._tokenizer.encode(TEXT).ids
+        self.gateway = Gateway(config, prompts, self, clock=lambda: self.now)
+        self.ids = prompts._tokenizer.encode(TEXT).ids
         self.account = ClientAccount("a", 100, 2**20)
         self.told: dict[tuple[StageName, str], Peers] = {}
         self.inboxes: dict[tuple[StageName, str], str] = {}
@@ -371,14 +376,5 @@ class Recovery(RuleBasedStateMachine):
         assert all(client.ends for client in self.clients.values())
 
 
-class TestRecovery(Recovery.TestCase):  # type: ignore[name-defined, misc]
-    settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
-
-    @classmethod
-    def setUpClass(cls) -> None:
-        Recovery.directory = make_checkpoint_dir(Path(tempfile.mkdtemp()) / "checkpoint")
-        Recovery.prompts = PromptBuilder(Recovery.directory)
-
-    @classmethod
-    def tearDownClass(cls) -> None:
-        shutil.rmtree(Recovery.directory.parent)
+TestRecovery = Recovery.TestCase
+TestRecovery.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
