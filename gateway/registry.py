@@ -126,8 +126,8 @@ class StageRegistry:
     def newly_down(self) -> list[Replica]:
         """The replicas that fell silent, or hang, since the last call.
 
-        Only this finds them down.  Call it when all heartbeats that have come were taken, or a gateway that was
-        slow for a moment would blame its stages.
+        Only this finds them down.  Call it when all heartbeats that have come were taken: else a gateway that
+        was slow for a moment would blame its stages.
         """
         lost = [each for each in self.replicas() if not each.down and self._lost(each)]
         for each in lost:
