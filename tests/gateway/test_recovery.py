@@ -537,7 +537,8 @@ def test_a_draining_stage_gets_nothing_new_and_ends_what_it_has(configure: Confi
             await second_of_each(b)
             script = Script(b)
             b.stages.replica("talker", "other").load = StageLoad(running=9)
-            await until(lambda: b.process.gateway.registry.ready("talker")[0].name == "first")
+            registry = b.process.gateway.registry
+            await until(lambda: [each.work[0] for each in registry.ready("talker")] == [1, 9])
             has = client.chat("Hi", seed=0)
             first = await b.stages.request(0)
             drained = b.stages.replica("talker")
