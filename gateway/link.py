@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
+import msgspec
 import zmq
 
 from shared.config import Config
-from shared.config.values import check_reachable
+from shared.config.values import WILDCARDS, check_reachable
 from shared.control import MAX_CONTROL_BYTES
 from shared.errors import MessageError, OmniRelayError
 from shared.messages import (
@@ -166,7 +167,7 @@ class StageLink:
             return
         for _ in range(CONTROL_BURST):
             try:
-                identity, *frames = self._control.recv_multipart(zmq.NOBLOCK)
+                identity, *frames = self._control.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
             message = self._decode_control(identity, frames)
@@ -174,15 +175,15 @@ class StageLink:
                 self._on_control(message)
         asyncio.get_running_loop().call_soon(self._read_control)
 
-    def _decode_control(self, identity: bytes, frames: list[bytes]) -> ControlToGateway | None:
+    def _decode_control(self, identity: zmq.Frame, frames: list[zmq.Frame]) -> ControlToGateway | None:
         """Decode a message and check that it comes from the replica it names."""
         try:
-            message = self._decoder.decode(frames)
+            message = self._decoder.decode([frame.buffer for frame in frames])
             speaker = control_identity(message.stage, message.instance)
-            if identity.removesuffix(HEARTBEAT_SUFFIX.encode()) != speaker.encode():
-                raise MessageError(f"peer {identity[:64]!r} speaks for {speaker}")
+            if identity.bytes.removesuffix(HEARTBEAT_SUFFIX.encode()) != speaker.encode():
+                raise MessageError(f"peer {identity.bytes[:64]!r} speaks for {speaker}")
             if isinstance(message, Heartbeat):
-                _check_inbox(message.inbox)
+                return msgspec.structs.replace(message, inbox=_reachable(message.inbox, identity))
         except MessageError as error:
             self._control_refused[error.code] += 1
             log.warning("refused a control message: %s: %s", error.code, error)
@@ -190,9 +191,22 @@ class StageLink:
         return message
 
 
-def _check_inbox(address: str) -> None:
-    """Refuse an address to which nobody could connect."""
+def _reachable(inbox: str, frame: zmq.Frame) -> str:
+    """Give the address by which a replica is reached.
+
+    Args:
+        inbox: What it says; not believed yet.
+        frame: Of its message: tells from where it came.
+
+    Raises:
+        MessageError: Nobody could connect to it.
+    """
+    host, _, port = inbox.removeprefix("tcp://").rpartition(":")
     try:
-        check_reachable(address)
-    except ValueError as error:
+        if host in WILDCARDS:
+            # A peer without an address of its own, by ipc, is on this machine.
+            peer = str(frame.get("Peer-Address")) or "127.0.0.1"
+            inbox = f"tcp://[{peer}]:{port}" if ":" in peer else f"tcp://{peer}:{port}"
+        return check_reachable(inbox)
+    except (ValueError, zmq.ZMQError) as error:
         raise MessageError(str(error)) from error

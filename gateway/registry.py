@@ -124,7 +124,11 @@ class StageRegistry:
         return left
 
     def newly_down(self) -> list[Replica]:
-        """The replicas that fell silent, or hang, since the last call."""
+        """The replicas that fell silent, or hang, since the last call.
+
+        Only this finds them down.  Call it when all heartbeats that have come were taken: else a gateway that
+        was slow for a moment would blame its stages.
+        """
         lost = [each for each in self.replicas() if not each.down and self._lost(each)]
         for each in lost:
             each.down = True
@@ -163,7 +167,7 @@ class StageRegistry:
     def addresses(self, stage: StageName) -> dict[str, str]:
         """The replicas that can be sent to: those that end soon are still among them."""
         replicas = self._replicas[stage].values()
-        return {each.name: each.beat.inbox for each in replicas if not self._gone(each)}
+        return {each.name: each.beat.inbox for each in replicas if not each.down}
 
     def placed(self, route: Route) -> None:
         """A request was given to these replicas."""
@@ -213,7 +217,7 @@ class StageRegistry:
         return self._age_s(replica) > self._timeout_s or replica.beat.busy_s > self._step_timeout_s
 
     def _state(self, replica: Replica) -> StageState:
-        if self._gone(replica):
+        if replica.down:
             return "down"
         if replica.beat.gateway != self._gateway or not self._reachable(replica):
             return "starting"
@@ -222,11 +226,8 @@ class StageRegistry:
     def _reachable(self, replica: Replica) -> bool:
         """Somebody who is to send to it knows it, if there is anybody."""
         sender = _BEFORE.get(replica.stage)
-        senders = [each for each in self._replicas[sender].values() if not self._gone(each)] if sender else []
+        senders = [each for each in self._replicas[sender].values() if not each.down] if sender else []
         return not senders or any(replica.name in each.beat.peers for each in senders)
-
-    def _gone(self, replica: Replica) -> bool:
-        return replica.down or self._lost(replica)
 
     def _note_missing(self, stage: StageName) -> None:
         if self.state(stage) == "ready":

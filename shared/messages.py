@@ -408,7 +408,8 @@ class Heartbeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         pid: Its process id.
         instance: The replica's name, drawn at random when the process starts; process ids are all alike in
             containers.
-        inbox: The address by which others reach it.
+        inbox: The address by which others reach it.  Where it listens on all addresses of its machine, the
+            gateway puts in the one from which the heartbeat came.
         limits: Fixed limits, repeated so that a gateway that starts later learns them.
         load: What it held when its loop last came round.
         peak_memory_bytes: Largest resident set of the process so far.

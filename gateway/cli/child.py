@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -33,8 +33,21 @@ class Child:
         self._ended = asyncio.create_task(self._run())
 
     @classmethod
-    async def start(cls, name: str, command: Sequence[str], show: Callable[[str, str], None]) -> "Child":
-        """Start a program that dies with this process; to be called on the main thread."""
+    async def start(
+        cls,
+        name: str,
+        command: Sequence[str],
+        show: Callable[[str, str], None],
+        changes: Mapping[str, str] | None = None,
+    ) -> "Child":
+        """Start a program that dies with this process; to be called on the main thread.
+
+        Args:
+            name: For people.
+            command: The program and its arguments.
+            show: Called with the name and each line of output.
+            changes: Variables of the environment that differ from this process's.
+        """
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-I",
@@ -44,7 +57,7 @@ class Child:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            env=os.environ | {"PYTHONUNBUFFERED": "1"},
+            env=os.environ | {"PYTHONUNBUFFERED": "1"} | dict(changes or {}),
             # In a session of its own, Ctrl-C reaches the launcher only, which then stops all in order.
             start_new_session=True,
         )

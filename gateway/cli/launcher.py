@@ -1,8 +1,9 @@
-"""The four processes on one machine: started together, watched, stopped together."""
+"""The processes of the stack on one machine: started together, watched, stopped together."""
 
 import asyncio
 import sys
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,12 +13,14 @@ from gateway.cli.child import Child
 from gateway.cli.output import announce
 from gateway.cli.progress import Progress
 from gateway.client import AsyncGatewayClient, StatusReport
-from shared.config import Config
+from shared.config import ENV_PREFIX, Config
 from shared.errors import GatewayUnreachableError, MessageError, StageStartError
 from shared.messages import STAGES
 
 STOP_S: Final = 8.0
 """How long the processes may take to stop on their own."""
+HTTP_PORTS_APART: Final = 10
+"""Each further replica serves HTTP so many ports above the one before."""
 POLL_S: Final = 0.2
 PROGRESS_S: Final = 5.0
 MODULES: Final = {"gateway": "gateway"} | {stage: f"services.{stage}" for stage in STAGES}
@@ -27,7 +30,7 @@ COLOURS: Final = {"gateway": 36, "thinker": 33, "talker": 32, "token2wav": 35}
 
 
 class Stack:
-    """The gateway and the three stages.
+    """The gateway and the replicas of the three stages.
 
     Args:
         config: Their configuration, as they will read it themselves.
@@ -60,7 +63,11 @@ class Stack:
         """
         for name, module in self._modules.items():
             command = [sys.executable, "-m", module, *self._arguments]
-            self._children.append(await Child.start(name, command, self._show))
+            for number in range(1, self._replicas(name) + 1):
+                child, changes = name, {}
+                if number > 1:
+                    child, changes = f"{name} {number}", self._own_addresses(name, number)
+                self._children.append(await Child.start(child, command, self._show, changes))
         return await self._wait_until_ready()
 
     async def watch(self) -> None:
@@ -96,16 +103,42 @@ class Stack:
                 self._check_alive("before all were ready")
                 report = await self._ask()
                 now = time.monotonic()
-                for name in _ready(report).intersection(missing):
+                for name in self._ready(report).intersection(missing):
                     announce(f"the {name} is ready after {now - started:.1f} s")
                     missing.remove(name)
                     told = now
-                if report is not None and report.ready:
+                if report is not None and not missing:
                     return report
                 if now - told > PROGRESS_S and not progress.visible:
                     announce(f"waiting for {', '.join(missing)} ({now - started:.0f} s)")
                     told = now
                 await asyncio.sleep(POLL_S)
+
+    def _replicas(self, name: str) -> int:
+        """How many processes of a kind there are to be."""
+        return next((self._config.stage(stage).replicas for stage in STAGES if stage == name), 1)
+
+    def _own_addresses(self, name: str, number: int) -> dict[str, str]:
+        """Give the environment of a further replica: others cannot listen where the first does."""
+        stage = next(self._config.stage(stage) for stage in STAGES if stage == name)
+        if stage.inbox.startswith("ipc://"):
+            inbox = f"{stage.inbox}.{number}"
+        else:
+            inbox = f"{stage.inbox.rpartition(':')[0]}:*"
+        http = "null"
+        if stage.http is not None:
+            host, _, port = stage.http.rpartition(":")
+            http = f"{host}:{int(port) + HTTP_PORTS_APART * (number - 1)}"
+        prefix = f"{ENV_PREFIX}STAGES__{name.upper()}__"
+        return {f"{prefix}INBOX": inbox, f"{prefix}HTTP": http}
+
+    def _ready(self, report: StatusReport | None) -> set[str]:
+        """The processes that are ready."""
+        if report is None:
+            return set()
+        numbers = Counter(stage.name for stage in report.stages if stage.state == "ready")
+        replicas = {f"{name} {number}" for name, count in numbers.items() for number in range(2, count + 1)}
+        return {"gateway", *numbers, *replicas}
 
     async def _ask(self) -> StatusReport | None:
         """Ask our own gateway; another program may answer while ours finds the address taken."""
@@ -124,18 +157,11 @@ class Stack:
                 raise StageStartError(f"the {child.name} {child.ending} {when}{told}")
 
 
-def _ready(report: StatusReport | None) -> set[str]:
-    """The processes that are ready."""
-    if report is None:
-        return set()
-    return {"gateway", *(stage.name for stage in report.stages if stage.state == "ready")}
-
-
 def show_line(name: str, line: str) -> None:
     """Show a line of a process's output behind the process's name."""
     label = f"[{name}]"
     if sys.stdout.isatty():
-        label = f"\x1b[{COLOURS[name]}m{label}\x1b[0m"
+        label = f"\x1b[{COLOURS[name.partition(' ')[0]]}m{label}\x1b[0m"
     announce(f"{label} {line}")
 
 

@@ -41,7 +41,7 @@ def describe(report: StatusReport) -> str:
         [
             f"model: {gateway.model}",
             f"up for {gateway.uptime_s:.0f} s; {refused} messages refused, "
-            f"{report.dropped_events} late events dropped",
+            f"{report.dropped_events} late events dropped, {report.resumes} requests begun anew",
             "",
             *_table([head, *rows]),
             "",

@@ -61,7 +61,7 @@ class StageConfig(Section):
     Attributes:
         inbox: Where the stage listens for its input; with the port ``*``, on one that is free.
         advertise: The address by which others reach the inbox; none takes that of the inbox, or where it is
-            all of the machine's, the one that faces the gateway.
+            all of the machine's, the one from which the gateway hears the stage.
         replicas: Processes that ``omnirelay up`` starts.  Each but the first listens on ports of its own.
         drain_s: How long the process goes on with its requests once it is told to stop.
         threads: CPU threads of the model; none takes OMP_NUM_THREADS, or else a third of the cores.

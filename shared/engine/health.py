@@ -41,4 +41,6 @@ class StageHealth:
             return "the model is being loaded"
         if self._heart.report is None:
             return "the stage's loop has not begun"
+        if self._heart.report.draining:
+            return "the stage was told to stop"
         return self.why_not_live()

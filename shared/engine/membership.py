@@ -1,14 +1,10 @@
 """What a replica knows of its gateway: whose requests it takes, whom it sends to, and when it may end."""
 
 import logging
-import socket
 import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from shared.config import Config
-from shared.config.values import WILDCARDS
-from shared.errors import ConfigError
 from shared.messages import Peers, Route, StageName
 from shared.peers import PeerQueues
 
@@ -21,7 +17,7 @@ class Membership:
     Args:
         stage: Which stage it is one of.
         instance: Its name.
-        inbox: The address by which others reach it.
+        inbox: The address by which others reach it; see :class:`shared.messages.Heartbeat`.
         peers: Its queues to the next stage; none for the last.
         orphan_timeout_s: A gateway that is silent for longer is gone.
         clock: Gives monotonic seconds.
@@ -118,43 +114,3 @@ class Membership:
         if self.gateway is None:
             return idle
         return self._released or self._clock() >= self._drain_until
-
-
-def advertised(config: Config, stage: StageName, endpoint: str) -> str:
-    """Give the address by which others reach a stage's inbox.
-
-    Args:
-        config: The whole stack's.
-        stage: Which stage.
-        endpoint: Where its inbox listens, with the real port.
-
-    Raises:
-        ConfigError: The inbox listens on all addresses, and none of them leads to the gateway.
-    """
-    given = config.stage(stage).advertise
-    if given is not None:
-        return given
-    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
-    if not endpoint.startswith("tcp://") or host not in WILDCARDS:
-        return endpoint
-    return f"tcp://{_own_address(config.gateway.control)}:{port}"
-
-
-def _own_address(peer: str) -> str:
-    """This machine's address as it is seen on the way to another; nothing is sent."""
-    if not peer.startswith("tcp://"):
-        return "127.0.0.1"
-    host, _, port = peer.removeprefix("tcp://").rpartition(":")
-    try:
-        family, kind, _, _, address = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[
-            0
-        ]
-        with socket.socket(family, kind) as probe:
-            probe.connect(address)
-            own: str = probe.getsockname()[0]
-    except OSError as error:
-        raise ConfigError(
-            f"cannot tell by which address others reach this machine ({peer}: {error}): "
-            "set `advertise` in the stage's section"
-        ) from error
-    return f"[{own}]" if family == socket.AF_INET6 else own

@@ -23,7 +23,7 @@ from shared.engine.endpoint import HttpEndpoint
 from shared.engine.environment import prepare_environment
 from shared.engine.health import StageHealth
 from shared.engine.heartbeat import HeartbeatThread
-from shared.engine.membership import Membership, advertised
+from shared.engine.membership import Membership
 from shared.engine.metrics import StageMetrics
 from shared.engine.stage import StageLoop, StageService, stop_on_signals
 from shared.errors import OmniRelayError
@@ -98,7 +98,7 @@ def _serve(name: StageName, config: Config, union: Any, build: Build) -> None:
             closing.callback(tracer.close)
         instance = secrets.token_hex(8)
         identity = control_identity(name, instance)
-        address = advertised(config, name, inbox.endpoint)
+        address = stage.advertise or inbox.endpoint
         control = ControlClient(context, config.gateway.control, identity)
         gateway: PushQueue[StageEvent] = PushQueue(context, config.gateway.events, stage.max_backlog_bytes)
         # ZeroMQ's own threads are there by now and keep their priority; those that compute are yet to come.

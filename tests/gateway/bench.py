@@ -48,6 +48,8 @@ def make_config(
                 "http": None,
                 # What a lost stage means without a second attempt; with it: test_recovery.py.
                 "resume_attempts": 0,
+                # Gateway and stages share a loop here, which large bodies keep busy.
+                "heartbeat_timeout_s": 10.0,
                 "limits": limits,
                 **(gateway or {}),
             },

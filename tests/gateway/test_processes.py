@@ -18,6 +18,7 @@ import pytest
 from gateway.cli import child, launcher
 from gateway.cli.launcher import Stack, running
 from gateway.cli.main import main
+from gateway.client import GatewayClient
 from shared.config import load_config
 from shared.errors import StageStartError
 from tests.gateway.bench import run
@@ -98,6 +99,26 @@ def test_up_runs_until_told_to_stop(place: Path) -> None:
         assert process.returncode == 0, rest
         assert "killed" not in rest
         assert rest.endswith("stopped\n")
+
+
+def test_up_starts_as_many_replicas_as_are_wanted(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMNIRELAY_STAGES__TALKER__REPLICAS", "3")
+    monkeypatch.setenv("OMNIRELAY_STAGES__THINKER__REPLICAS", "2")
+    with start("gateway.cli", "up") as process:
+        lines = read_until(process, "ready: tcp://")
+        greetings = {line.partition(" hello")[0] for line in lines if line.endswith(" says hello\n")}
+        assert len(greetings) == 6
+        assert {"[talker] talker says", "[talker 2] talker says", "[talker 3] talker says"} <= greetings
+        assert any(line.startswith("the talker 3 is ready") for line in lines)
+        listen = os.environ["OMNIRELAY_GATEWAY__LISTEN"]
+        with GatewayClient(listen) as client:
+            stages = client.status().stages
+            assert len({stage.inbox for stage in stages}) == 6
+            answers = [client.chat("Hello", speech=False) for _ in range(8)]
+            assert all(answer.result().text for answer in answers)
+        process.send_signal(signal.SIGINT)
+        rest, _ = process.communicate(timeout=15)
+        assert process.returncode == 0, rest
 
 
 def test_up_stops_although_nobody_reads_what_it_says(place: Path) -> None:

@@ -26,7 +26,7 @@ def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def recovering(configure: Configure, **gateway: Any) -> Config:
-    return configure({"heartbeat_timeout_s": 0.3, "resume_attempts": 3, "resume_wait_s": 10.0, **gateway})
+    return configure({"heartbeat_timeout_s": 0.6, "resume_attempts": 3, "resume_wait_s": 10.0, **gateway})
 
 
 def is_lost(b: Bench, stage: StageName) -> bool:
@@ -331,7 +331,7 @@ def test_another_stage_is_lost_while_the_request_waits(configure: Configure) -> 
 def test_requests_in_line_wait_for_a_lost_stage_too(configure: Configure) -> None:
     async def scenario() -> None:
         config = configure(
-            {"heartbeat_timeout_s": 0.3, "resume_attempts": 3, "resume_wait_s": 10.0}, max_active=1
+            {"heartbeat_timeout_s": 0.6, "resume_attempts": 3, "resume_wait_s": 10.0}, max_active=1
         )
         async with bench(config) as b, b.client() as client:
             script = Script(b)
@@ -394,7 +394,7 @@ def test_a_stage_that_has_left_this_gateway_holds_nothing_of_its_requests(config
 
 def test_the_stack_tells_the_truth_while_a_stage_is_lost(configure: Configure) -> None:
     async def scenario() -> None:
-        config = configure(http_gateway(heartbeat_timeout_s=0.3, resume_attempts=3, resume_wait_s=10.0))
+        config = configure(http_gateway(heartbeat_timeout_s=0.6, resume_attempts=3, resume_wait_s=10.0))
         async with http_bench(config) as b, b.client() as client:
             script = Script(b)
             answer = client.chat("Hi")
@@ -443,8 +443,8 @@ def test_requests_go_where_the_least_work_is(configure: Configure) -> None:
             b.stages.replica("talker", "other").load = StageLoad(running=5)
             b.stages.replica("thinker").load = StageLoad(running=2, waiting=3)
             registry = b.process.gateway.registry
-            await until(lambda: [each.name for each in registry.ready("thinker")] == ["other", "first"])
-            await until(lambda: [each.name for each in registry.ready("talker")] == ["first", "other"])
+            await until(lambda: [each.work[0] for each in registry.ready("thinker")] == [1, 5])
+            await until(lambda: [each.work[0] for each in registry.ready("talker")] == [1, 5])
             for number in range(3):
                 client.chat("Hi", seed=number)
                 await b.stages.request(number)
@@ -537,7 +537,8 @@ def test_a_draining_stage_gets_nothing_new_and_ends_what_it_has(configure: Confi
             await second_of_each(b)
             script = Script(b)
             b.stages.replica("talker", "other").load = StageLoad(running=9)
-            await until(lambda: b.process.gateway.registry.ready("talker")[0].name == "first")
+            registry = b.process.gateway.registry
+            await until(lambda: [each.work[0] for each in registry.ready("talker")] == [1, 9])
             has = client.chat("Hi", seed=0)
             first = await b.stages.request(0)
             drained = b.stages.replica("talker")
@@ -587,11 +588,29 @@ def test_an_address_that_nobody_can_reach_is_refused(configure: Configure) -> No
             def refused_more_than(before: int) -> bool:
                 return b.process.status().refused.get("message_invalid", 0) > before
 
-            for inbox in ("tcp://0.0.0.0:5563", "tcp://*:5563", "http://x:1", "tcp://h:0", "tcp://a b:1"):
+            for inbox in ("http://x:1", "tcp://h:0", "tcp://0.0.0.0:*", "tcp://a b:1", "tcp://*", "x"):
                 before = b.process.status().refused.get("message_invalid", 0)
                 b.stages.add("talker", f"to {inbox}", inbox)
                 await until(partial(refused_more_than, before))
             assert b.process.gateway.registry.count("talker", "ready") == 1
+
+    run(scenario())
+
+
+def test_who_listens_everywhere_is_reached_where_it_comes_from(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with bench(recovering(configure)) as b:
+            for inbox in ("tcp://0.0.0.0:5581", "tcp://*:5582", "tcp://[::]:5583"):
+                b.stages.add("talker", inbox, inbox)
+            registry = b.process.gateway.registry
+            await until(lambda: registry.count("talker", "ready") == 4)
+            told = {each.name: each.inbox for each in b.stages.replicas if each.stage == "talker"}
+            reached = registry.addresses("talker")
+            assert [reached[name] for name in told if name != "first"] == [
+                "tcp://127.0.0.1:5581",
+                "tcp://127.0.0.1:5582",
+                "tcp://127.0.0.1:5583",
+            ]
 
     run(scenario())
 

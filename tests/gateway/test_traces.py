@@ -207,6 +207,27 @@ def test_an_error_is_told_by_its_code(configure: Configure, trouble: Any, outcom
     run(scenario())
 
 
+def test_a_request_that_is_begun_anew_is_one_trace(configure: Configure) -> None:
+    async def scenario() -> None:
+        with Collector() as collector:
+            config = configure({"resume_attempts": 1}, tracing={"endpoint": collector.url})
+            async with bench(config) as b, b.client() as client:
+                answer = client.chat("Hi")
+                first = await b.stages.request(0)
+                b.stages.restart("talker")
+                second = await b.stages.request(1)
+                assert (second.request_id, second.traceparent) == (
+                    f"{first.request_id}.1",
+                    first.traceparent,
+                )
+                await b.stages.answer(second, b.encode("yes"))
+                root = (await trace_of(collector, (await answer.result()).done.request_id)).root
+                assert "resumed" in root.events
+                assert (root.error, root.attributes["omnirelay.outcome"]) == (None, "completed")
+
+    run(scenario())
+
+
 def test_requests_that_are_given_up(configure: Configure) -> None:
     async def scenario() -> None:
         async with traced(configure, max_active=1) as (b, collector), b.client() as client:

@@ -49,9 +49,10 @@ def kv_bytes_on_cpu(config: Config, stage: StageName) -> int:
 
 
 def on_cpu(config: Config, model: Model) -> dict[StageName, int]:
-    """Roughly what each stage takes of a machine without GPUs."""
+    """Roughly what each stage takes of a machine without GPUs, with all replicas that are started there."""
     return {
-        stage: weight_bytes(config, model, stage) + kv_bytes_on_cpu(config, stage) + STAGE_BYTES
+        stage: config.stage(stage).replicas
+        * (weight_bytes(config, model, stage) + kv_bytes_on_cpu(config, stage) + STAGE_BYTES)
         for stage in STAGES
     }
 

@@ -116,7 +116,10 @@ def check_disk(config: Config, present: bool) -> Findings:
 
 def check_cpus(config: Config, machine: Machine, on_cpu: bool) -> Findings:
     """Whether the stages' threads share the processors well."""
-    threads = {stage: config.stage(stage).threads or _default_threads() for stage in STAGES}
+    threads = {
+        stage: config.stage(stage).replicas * (config.stage(stage).threads or _default_threads())
+        for stage in STAGES
+    }
     told = f"{machine.cpus:g} CPUs; threads: " + ", ".join(f"{name} {n}" for name, n in threads.items())
     if on_cpu and sum(threads.values()) > max(machine.cpus, len(STAGES)):
         advice = (

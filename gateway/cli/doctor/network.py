@@ -27,11 +27,13 @@ _LISTENS: Final = "0A"
 
 
 def addresses(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Every address of a configuration with its key."""
+    """Every address of a configuration where somebody listens, with its key, but for ports yet to be found."""
     for name in type(section).model_fields:
         value = getattr(section, name)
         if isinstance(value, BaseModel):
             yield from addresses(value, f"{prefix}{name}.")
+        elif name == "advertise" or (isinstance(value, str) and value.endswith(":*")):
+            continue
         elif isinstance(value, str) and value.startswith(("tcp://", "ipc://")):
             yield prefix + name, value
 

@@ -107,6 +107,8 @@ def test_processors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS")
     one = Config.model_validate({"stages": {name: {"threads": 1} for name in NEEDED}})
     assert [each.level for each in machine.check_cpus(one, few, on_cpu=True)] == ["ok"]
+    two = Config.model_validate({"stages": {name: {"threads": 1, "replicas": 2} for name in NEEDED}})
+    assert "thinker 2" in next(machine.check_cpus(two, HERE, on_cpu=True)).what
     monkeypatch.setattr(os, "cpu_count", lambda: 12)
     assert "thinker 4" in next(machine.check_cpus(Config(), HERE, on_cpu=True)).what
 

@@ -144,3 +144,10 @@ def test_addresses_that_others_can_reach() -> None:
 def test_an_open_port_collides_with_the_same_one_of_the_loopback(checkpoint_dir: Path) -> None:
     config = make_config(checkpoint_dir, {"events": "tcp://0.0.0.0:5999", "control": "tcp://127.0.0.1:5999"})
     assert [finding.level for finding in network.check_addresses(config)] == ["problem", "warning"]
+
+
+def test_an_address_that_is_told_or_found_is_no_place_to_listen() -> None:
+    stages = {stage: {"inbox": "tcp://127.0.0.1:*", "http": None} for stage in STAGES}
+    stages["talker"]["advertise"] = "tcp://far.example:5563"
+    keys = dict(network.addresses(Config.model_validate({"stages": stages})))
+    assert not [key for key in keys if key.startswith("stages.")]

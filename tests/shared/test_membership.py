@@ -1,0 +1,159 @@
+"""A replica and its gateway: joining, orphans, draining; the loop with real sockets."""
+
+from typing import Any
+
+import pytest
+
+from shared.config import Config
+from shared.engine.membership import Membership
+from shared.messages import (
+    Closing,
+    Peers,
+    RequestFailed,
+    Route,
+    Sampling,
+    SpeechSettings,
+    SynthesisStart,
+)
+from shared.wire import encode
+from tests.shared.stages import INSTANCE, STAGE, Harness, running
+from tests.shared.support import Context, wait_until
+
+
+def tell(harness: Harness, message: Peers | Closing) -> None:
+    """Speak for the gateway."""
+    harness.router.send_multipart([STAGE.encode(), *encode(message)])
+
+
+def joined(harness: Harness, gateway: str | None) -> None:
+    wait_until(lambda: harness.next_heartbeat().gateway == gateway)
+
+
+def in_work(harness: Harness, *names: str) -> None:
+    for name in names:
+        harness.service.work.setdefault(name, [])
+        harness.send(name, 0)
+    harness.take(len(names))
+    assert set(names) <= set(harness.service.work)
+
+
+def start(name: str, replica: str) -> SynthesisStart:
+    speech = SpeechSettings(speaker="Chelsie", sampling=Sampling(max_tokens=1), seed=0)
+    route = Route(thinker="a", talker="b", token2wav=replica)
+    return SynthesisStart(request_id=name, priority=0, speech=speech, route=route)
+
+
+def test_another_gateway_makes_everything_older_an_orphan(context: Context) -> None:
+    with running(context) as harness:
+        tell(harness, Peers(gateway="aaaa"))
+        joined(harness, "aaaa")
+        in_work(harness, "aaaa1", "aaaa2")
+        tell(harness, Peers(gateway="aaaa"))
+        in_work(harness, "aaaa3")
+        assert len(harness.service.living()) == 3
+        tell(harness, Peers(gateway="bbbb"))
+        joined(harness, "bbbb")
+        assert harness.service.living() == []
+        assert harness.next_heartbeat().load.running == 0
+        # What comes late of the old one's, through other stages, is nobody's.
+        harness.send("aaaa1", 1)
+        harness.send("aaaa9", 0)
+        in_work(harness, "bbbb1")
+        assert harness.service.living() == ["bbbb1"]
+        assert harness.inbox.refused.total() == 0
+
+
+def test_a_gateway_that_ends_leaves_nothing_behind(context: Context) -> None:
+    with running(context) as harness:
+        tell(harness, Peers(gateway="aaaa"))
+        joined(harness, "aaaa")
+        in_work(harness, "aaaa1")
+        tell(harness, Closing())
+        joined(harness, None)
+        assert harness.service.living() == []
+
+
+def test_a_gateway_that_falls_silent_is_told_what_it_has_lost(context: Context) -> None:
+    with running(context, orphan_timeout_s=1.0) as harness:
+        tell(harness, Peers(gateway="aaaa"))
+        joined(harness, "aaaa")
+        in_work(harness, "aaaa1")
+        failure = harness.take_failure()
+        assert isinstance(failure, RequestFailed)
+        assert (failure.request_id, failure.code) == ("aaaa1", "stage_unavailable")
+        assert harness.service.living() == []
+        joined(harness, None)
+        tell(harness, Peers(gateway="aaaa"))
+        joined(harness, "aaaa")
+
+
+def test_what_was_for_another_process_at_the_address_is_dropped(context: Context) -> None:
+    with running(context) as harness:
+        tell(harness, Peers(gateway="aaaa"))
+        joined(harness, "aaaa")
+        harness.sender.put(start("aaaa1", "before"))
+        harness.send("aaaa1", 0)
+        harness.sender.put(start("aaaa2", INSTANCE))
+        harness.send("aaaa2", 0)
+        (event,) = harness.take(1)
+        assert event.request_id == "aaaa2"
+        assert harness.inbox.refused.total() == 0
+
+
+@pytest.mark.parametrize("released", [True, False])
+def test_a_stage_that_drains_goes_on_until_nothing_needs_it_or_its_time_is_over(
+    context: Context, released: bool
+) -> None:
+    harness = Harness(context, drain_s=60.0 if released else 0.5)
+    harness.listen()
+    harness.start()
+    tell(harness, Peers(gateway="aaaa"))
+    joined(harness, "aaaa")
+    in_work(harness, "aaaa1")
+    harness.loop.drain()
+    wait_until(lambda: harness.next_heartbeat().draining)
+    in_work(harness, "aaaa2")
+    assert harness.thread.is_alive()
+    if released:
+        tell(harness, Peers(gateway="aaaa", released=True))
+    harness.thread.join(timeout=20)
+    assert not harness.thread.is_alive()
+    assert harness.error is None
+    harness.stop()
+
+
+def test_a_stage_without_a_gateway_stops_at_once(context: Context) -> None:
+    harness = Harness(context, drain_s=60.0)
+    harness.start()
+    harness.loop.drain()
+    harness.thread.join(timeout=20)
+    assert not harness.thread.is_alive()
+    harness.stop()
+
+
+def test_a_message_without_a_route_is_for_whoever_gets_it() -> None:
+    member = Membership("talker", "one", "ipc://x")
+    assert member.concerns("any", None)
+    member.joins(Peers(gateway="aaaa"))
+    assert member.concerns("aaaa1", None)
+    assert not member.concerns("bbbb1", None)
+    assert not member.concerns("aaaa1", Route(thinker="x", talker="two"))
+    assert member.concerns("aaaa1", Route(thinker="x", talker="one"))
+
+
+def config(**talker: Any) -> Config:
+    return Config.model_validate({"stages": {"talker": talker}})
+
+
+def test_an_address_to_tell_is_one_that_can_be_reached() -> None:
+    assert config(advertise="tcp://far:1").stages.talker.advertise == "tcp://far:1"
+    for wrong in ("tcp://0.0.0.0:1", "tcp://*:1", "tcp://far:*", "far:1"):
+        with pytest.raises(ValueError, match="advertise"):
+            config(advertise=wrong)
+
+
+def test_an_inbox_may_be_on_any_free_port() -> None:
+    assert config(inbox="tcp://127.0.0.1:*").stages.talker.inbox == "tcp://127.0.0.1:*"
+    for wrong in ("tcp://:*", "tcp://h:**", "http://h:*", "tcp://h:"):
+        with pytest.raises(ValueError, match="inbox"):
+            config(inbox=wrong)
