@@ -10,6 +10,7 @@ import zmq
 
 from shared.config import Config
 from shared.control import MAX_CONTROL_BYTES
+from shared.curve import PeerMetrics, open_context
 from shared.errors import MessageError, OmniRelayError
 from shared.messages import HEARTBEAT_SUFFIX, Abort, ControlToGateway, StageEvent, StageName, ThinkRequest
 from shared.metrics import EdgeMetrics
@@ -30,13 +31,14 @@ class StageLink:
 
     Raises:
         AddressInUseError: Another process listens on the events or control address.
+        ConfigError: An address or the keys cannot be used.
     """
 
     def __init__(self, config: Config) -> None:
         gateway = config.gateway
         self._control_refused: Counter[str] = Counter()
         self._decoder: Decoder[ControlToGateway] = Decoder(ControlToGateway, MAX_CONTROL_BYTES)
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context = open_context(config, "gateway")
         try:
             self._events: PullQueue[StageEvent] = PullQueue(self._context, gateway.events, StageEvent)
             self._control = self._bind_control(gateway.control)
@@ -46,7 +48,7 @@ class StageLink:
         # The largest request must fit, or it would wait for ever.
         backlog = max(DEFAULT_MAX_BACKLOG_BYTES, config.media.max_request_bytes + MAX_HEADER_BYTES)
         self._thinker: PushQueue[ThinkRequest] = PushQueue(
-            self._context, config.stages.thinker.inbox, backlog
+            self._context, config.stages.thinker.inbox, backlog, "thinker"
         )
         self._on_event: Callable[[StageEvent], None] | None = None
         self._on_control: Callable[[ControlToGateway], None] | None = None
@@ -102,6 +104,10 @@ class StageLink:
             {"gateway": self._events},
             {"control": self._control_refused},
         )
+
+    def peers(self) -> PeerMetrics:
+        """Who was not let in, for Prometheus."""
+        return PeerMetrics(self._context)
 
     def close(self) -> None:
         """Close all sockets; what was sent is delivered for at most half a second."""

@@ -18,7 +18,7 @@ def build(
 
     stage = config.stages.talker
     token2wav: PushQueue[Token2WavInput] = PushQueue(
-        context, config.stages.token2wav.inbox, stage.max_backlog_bytes
+        context, config.stages.token2wav.inbox, stage.max_backlog_bytes, "token2wav"
     )
     return TalkerService(model, stage, gateway, token2wav), {"token2wav": token2wav}
 

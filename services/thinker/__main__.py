@@ -19,7 +19,7 @@ def build(
 
     give_back_large_blocks()
     stage, receiver = config.stages.thinker, config.stages.talker
-    talker: PushQueue[TalkerInput] = PushQueue(context, receiver.inbox, stage.max_backlog_bytes)
+    talker: PushQueue[TalkerInput] = PushQueue(context, receiver.inbox, stage.max_backlog_bytes, "talker")
     service = ThinkerService(model, stage, gateway, talker, config.media, receiver.max_payload_bytes)
     return service, {"talker": talker}
 
