@@ -202,8 +202,8 @@ class Door(threading.Thread):
                         self._zap.send_multipart(self._answer(self._zap.recv_multipart()))
                     elif socket is self._calls:
                         self._calls.recv()
-                        monitor, *about = self._arrivals.popleft()
-                        self._watched[monitor] = (about[0], about[1])
+                        monitor, address, server = self._arrivals.popleft()
+                        self._watched[monitor] = (address, server)
                         poller.register(monitor, zmq.POLLIN)
                     elif not self._take_event(socket):
                         poller.unregister(socket)
@@ -218,7 +218,7 @@ class Door(threading.Thread):
     def _prepare(self, socket: zmq.Socket[Any]) -> None:
         socket.set(zmq.CURVE_PUBLICKEY, self._keys.public[self._keys.role])
         socket.set(zmq.CURVE_SECRETKEY, self._keys.secret)
-        limit = socket.get(zmq.MAXMSGSIZE)
+        limit = int(socket.get(zmq.MAXMSGSIZE))
         if limit >= 0:
             socket.set(zmq.MAXMSGSIZE, limit + ENVELOPE_BYTES)
 

@@ -10,7 +10,6 @@ import zmq.auth
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shared import keys as keys_module
 from shared.errors import ConfigError, OutputError
 from shared.keys import ROLES, load_keys, make_keys, public_file, secret_file
 
@@ -157,7 +156,7 @@ def test_a_directory_that_cannot_be_written_to_is_told(tmp_path: Path) -> None:
 def test_a_zeromq_without_curve_is_told_before_anything_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keys_module.zmq, "has", lambda _: False)
+    monkeypatch.setattr(zmq, "has", lambda _: False)
     for attempt in (lambda: make_keys(tmp_path, replace=False), lambda: load_keys(tmp_path, "gateway")):
         with pytest.raises(
             ConfigError, match="this ZeroMQ was built without CURVE: install pyzmq's own wheel"
