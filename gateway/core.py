@@ -168,7 +168,8 @@ class Gateway:
             if trace is not None:
                 trace.ended(error)
             what = "a request" if trace is None else f"a request (trace {trace})"
-            log.info("refused %s of %s: %s", what, account.name, error or "it was cancelled")
+            why = error.for_log if isinstance(error, OmniRelayError) else type(error).__name__
+            log.info("refused %s of %s: %s", what, account.name, why)
             raise
 
     def check_speaker(self, request: GenerateRequest) -> None:
@@ -360,7 +361,7 @@ class Gateway:
         """End a request without an answer: tell the stages and the client."""
         record = active.record
         was_at_stages = record.lifecycle.at_stages
-        log.info("request %s %s from %s: %s", active.name, state, record.lifecycle.state, error)
+        log.info("request %s %s from %s: %s", active.name, state, record.lifecycle.state, error.for_log)
         record.lifecycle.move(state)
         self._remove(active, None, error)
         if was_at_stages:
