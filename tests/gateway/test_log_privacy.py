@@ -9,7 +9,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -167,7 +167,7 @@ def test_nothing_that_a_client_says_is_in_the_log(talks: None) -> None:
                     with suppress(OmniRelayError):
                         await client.chat(text, **options).result()
                 with suppress(OmniRelayError):
-                    await client.chat([ChatMessage(role=MARK, content=MARK)]).result()
+                    await client.chat([ChatMessage(role=cast("Any", MARK), content=MARK)]).result()
             assert {200, 400, 403, 404} <= await ask_over_http(config)
             await converse(config)
             await say_garbage(config)

@@ -88,6 +88,32 @@ def test_the_check_would_see_it(tmp_path: Path) -> None:
     assert list(offences(tmp_path / "good.py")) == []
 
 
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_sockets_are_bound_and_connected_in_one_place(path: Path) -> None:
+    """Where keys are asked for: one that is bound elsewhere would let everybody in."""
+    module = tree(path)
+    uses_zmq = any(
+        alias.name.partition(".")[0] == "zmq"
+        for node in ast.walk(module)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    )
+    calls = {
+        called(node).rpartition(".")[2]
+        for node in ast.walk(module)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+    }
+    if uses_zmq and path.relative_to(ROOT).as_posix() not in ("shared/queues.py", "shared/curve.py"):
+        assert not calls & {"bind", "connect", "bind_to_random_port"}
+
+
+@pytest.mark.parametrize("module", ["gateway/link.py", "shared/engine/process.py"])
+def test_processes_have_no_context_without_rules(module: str) -> None:
+    calls = {called(node) for node in ast.walk(tree(ROOT / module)) if isinstance(node, ast.Call)}
+    assert "open_context" in calls
+    assert not calls & {"zmq.Context", "zmq.asyncio.Context", "zmq.Context.instance", "Context"}
+
+
 @pytest.mark.parametrize(("file", "name"), sorted(set(NAMED)), ids=lambda each: each)
 def test_a_test_that_the_page_names_exists(file: str, name: str) -> None:
     functions = {
