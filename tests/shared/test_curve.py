@@ -5,7 +5,6 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -13,28 +12,35 @@ from typing import Any
 import pytest
 import zmq
 
-from shared.config import Config
 from shared.control import MAX_CONTROL_BYTES, ControlClient
-from shared.curve import WELCOME, Door, PeerMetrics, StackContext, open_context
+from shared.curve import WELCOME, PeerMetrics
 from shared.errors import ConfigError
-from shared.keys import Keys, Role, load_keys, make_keys
+from shared.keys import Role, load_keys, make_keys
 from shared.messages import (
     STAGES,
     Abort,
     AudioChunk,
     Heartbeat,
-    StageEvent,
     StageLimits,
     StageLoad,
-    TextDelta,
 )
 from shared.payloads import Blob
-from shared.queues import PullQueue, PushQueue, bind, connect
-from shared.wire import VERSION_BYTE, encode
+from shared.queues import PushQueue, bind, connect
+from shared.wire import encode
+from tests.shared.peers import (
+    HELLO,
+    RETRIES,
+    Open,
+    Stranger,
+    attempts,
+    client_options,
+    door,
+    inbox,
+    outbox,
+)
 from tests.shared.support import (
     ANY_PORT,
     DEADLINE_S,
-    RawPeer,
     endpoint,
     free_address,
     port_of,
@@ -45,53 +51,7 @@ from tests.shared.support import (
 
 EDGES: list[tuple[Role, Role]] = [(sender, receiver) for receiver in WELCOME for sender in WELCOME[receiver]]
 """Every way that messages take: who sends, and to whom."""
-HELLO = TextDelta(request_id="a", seq=0, token_ids=[1, 2, 3])
 MARK = b"nobody else may read this"
-RETRIES = 3
-Open = Callable[..., StackContext]
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("keys")
-    make_keys(directory, replace=False)
-    return directory
-
-
-@pytest.fixture
-def opened(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
-    """Opens the contexts of processes; closes them with the test, and the sockets that it leaves open."""
-    contexts: list[StackContext] = []
-    made: list[zmq.Socket[bytes]] = []
-
-    def keep(context: StackContext, kind: int) -> zmq.Socket[bytes]:
-        made.append(zmq.Context.socket(context, kind))
-        return made[-1]
-
-    monkeypatch.setattr(StackContext, "socket", keep)
-
-    def open_one(role: Role, keys: Path | None = directory, **security: Any) -> StackContext:
-        section = {"keys": str(keys) if keys is not None else None, **security}
-        contexts.append(open_context(Config.model_validate({"security": section}), role))
-        return contexts[-1]
-
-    yield open_one
-    for context in contexts:
-        context.destroy(linger=0)
-    assert not [thread for thread in threading.enumerate() if thread.name == "curve"]
-
-
-def door(context: StackContext) -> Door:
-    assert context.door is not None
-    return context.door
-
-
-def inbox(context: StackContext, address: str = ANY_PORT, **options: int) -> PullQueue[Any]:
-    return PullQueue(context, address, StageEvent, **options)
-
-
-def outbox(context: StackContext, queue: PullQueue[Any], server: Role | None = None) -> PushQueue[Any]:
-    return PushQueue(context, endpoint(queue.socket), server=server)
 
 
 def heartbeat() -> Heartbeat:
@@ -218,214 +178,6 @@ def copy(source: socket.socket, target: socket.socket) -> None:
         return
 
 
-# --- strangers ---
-
-
-class Stranger:
-    """A sender that should not get in, over and over with new connections."""
-
-    def __init__(self, context: zmq.Context[Any], address: str, **options: Any) -> None:
-        self._make = lambda: self._connected(context, address, options)
-        self._sockets = [self._make()]
-
-    def again(self) -> None:
-        self._sockets.append(self._make())
-
-    def delivered(self) -> bool:
-        """Whether ZeroMQ took a message, which it does only once somebody let it in."""
-        return any(each.poll(0, zmq.POLLOUT) for each in self._sockets)
-
-    def close(self) -> None:
-        for each in self._sockets:
-            each.close(linger=0)
-
-    @staticmethod
-    def _connected(context: zmq.Context[Any], address: str, options: dict[str, Any]) -> zmq.Socket[bytes]:
-        sender: zmq.Socket[bytes] = context.socket(zmq.PUSH)
-        sender.set(zmq.IMMEDIATE, 1)
-        for name, value in options.items():
-            sender.set(getattr(zmq.SocketOption, name), value)
-        sender.connect(address)
-        return sender
-
-
-def client_options(server: bytes, pair: tuple[bytes, bytes]) -> dict[str, bytes]:
-    return {"CURVE_SERVERKEY": server, "CURVE_PUBLICKEY": pair[0], "CURVE_SECRETKEY": pair[1]}
-
-
-def pair_of(keys: Keys) -> tuple[bytes, bytes]:
-    return keys.public[keys.role], keys.secret
-
-
-def strangers(directory: Path) -> dict[str, tuple[dict[str, Any], str]]:
-    """What they try, and the reason for which they are refused; all of it at the talker."""
-    talker = load_keys(directory, "talker").public["talker"]
-    thinker, vocoder = (load_keys(directory, role) for role in ("thinker", "token2wav"))
-    drawn = zmq.curve_keypair()
-    mixed = (thinker.public["thinker"], drawn[1])
-    return {
-        "plain": ({}, "no_curve"),
-        "password": ({"PLAIN_USERNAME": b"thinker", "PLAIN_PASSWORD": b"secret"}, "no_curve"),
-        "wrong server key": (client_options(zmq.curve_keypair()[0], pair_of(thinker)), "wrong_server_key"),
-        "unknown key": (client_options(talker, drawn), "unknown_key"),
-        "key of a role that does not send here": (client_options(talker, pair_of(vocoder)), "unknown_key"),
-        "public key of another without its secret": (client_options(talker, mixed), "wrong_server_key"),
-    }
-
-
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "plain",
-        "password",
-        "wrong server key",
-        "unknown key",
-        "key of a role that does not send here",
-        "public key of another without its secret",
-    ],
-)
-def test_a_stranger_delivers_nothing_is_told_of_once_and_counted_and_members_are_served(
-    opened: Open, directory: Path, kind: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    options, reason = strangers(directory)[kind]
-    context = opened("talker")
-    queue = inbox(context)
-    push = outbox(opened("thinker"), queue, "talker")
-    with caplog.at_level(logging.WARNING, logger="shared.curve"), zmq.Context() as outside:
-        stranger = Stranger(outside, endpoint(queue.socket), **options)
-        for count in range(1, RETRIES + 1):
-            wait_until(lambda count=count: count_of(context, reason) >= count)  # type: ignore[misc]
-            assert not stranger.delivered()
-            push.put(HELLO)
-            assert take(queue, 1, meanwhile=push.flush) == [HELLO]
-            if count < RETRIES:
-                stranger.again()
-        reasons = set(door(context).refused)
-        stranger.close()
-    # Who does not use CURVE may hang up before it is told that it should.
-    assert reasons <= ({reason, "handshake"} if reason == "no_curve" else {reason})
-    refusals = [message for message in caplog.messages if "a connection was refused: " in message]
-    assert len(refusals) == len(set(refusals)) == len(caplog.messages) <= len(reasons)
-    assert not list(queue.drain())
-
-
-def count_of(context: StackContext, reason: str) -> int:
-    counts = door(context).refused
-    return counts[reason] + (counts["handshake"] if reason == "no_curve" else 0)
-
-
-def test_the_log_names_a_stranger_by_key_and_address_and_a_member_by_role(
-    opened: Open, directory: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    context = opened("talker")
-    queue = inbox(context)
-    known = strangers(directory)
-    with caplog.at_level(logging.WARNING, logger="shared.curve"), zmq.Context() as outside:
-        for kind in ("unknown key", "key of a role that does not send here"):
-            options = known[kind][0]
-            before = len(caplog.records)
-            stranger = Stranger(outside, endpoint(queue.socket), **options)
-            wait_until(lambda before=before: len(caplog.records) > before)  # type: ignore[misc]
-            stranger.close()
-            key = options["CURVE_PUBLICKEY"].decode()
-            assert f"(127.0.0.1, key {key}, " in caplog.messages[-1]
-            assert options["CURVE_SECRETKEY"].decode() not in caplog.text
-    assert f"in no *.key file of {directory}" in caplog.messages[0]
-    assert "the token2wav's, which does not send to the talker" in caplog.messages[1]
-
-
-def test_a_peer_that_speaks_an_older_protocol_is_not_let_in(opened: Open) -> None:
-    """ZMTP 1 and 2 know no mechanism; nobody may get around keys by speaking them."""
-    context = opened("talker")
-    queue = inbox(context)
-    frame = VERSION_BYTE + encode(HELLO)[0][1:]
-    signature = b"\xff" + (1).to_bytes(8, "big") + b"\x7f"
-    older = [
-        # ZMTP 1.0: an anonymous identity, and a short frame.
-        b"\x01\x00" + bytes([len(frame) + 1, 0]) + frame,
-        # ZMTP 2.0: signature, revision, socket type PUSH, an empty identity, and a short frame.
-        signature + b"\x01\x08" + b"\x00\x00" + bytes([0, len(frame)]) + frame,
-        # ZMTP 3.0 that asks for no mechanism, and does not wait for an answer.
-        signature + b"\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32) + bytes([0, len(frame)]) + frame,
-    ]
-    for data in older:
-        with socket.create_connection(("127.0.0.1", port_of(endpoint(queue.socket)))) as connection:
-            connection.settimeout(DEADLINE_S)
-            connection.sendall(data)
-            while connection_answers(connection):
-                pass
-    push = outbox(opened("thinker"), queue, "talker")
-    push.put(HELLO)
-    assert take(queue, 1, meanwhile=push.flush) == [HELLO]
-    assert not list(queue.drain())
-    assert queue.received.messages == 1
-
-
-def connection_answers(connection: socket.socket) -> bool:
-    """Whether something came; False when the other side has hung up."""
-    try:
-        return connection.recv(4096) != b""
-    except ConnectionResetError:
-        return False
-
-
-def test_the_frames_of_the_older_protocols_are_well_formed(opened: Open) -> None:
-    """Without keys they do get in, so the test above shows what it says."""
-    queue = inbox(opened("talker", None))
-    frame = encode(HELLO)[0]
-    signature = b"\xff" + (1).to_bytes(8, "big") + b"\x7f"
-    for data in (
-        b"\x01\x00" + bytes([len(frame) + 1, 0]) + bytes(frame),
-        signature + b"\x01\x08" + b"\x00\x00" + bytes([0, len(frame)]) + bytes(frame),
-    ):
-        with socket.create_connection(("127.0.0.1", port_of(endpoint(queue.socket)))) as connection:
-            connection.sendall(data)
-            assert take(queue, 1) == [HELLO]
-
-
-def test_a_peer_that_says_nothing_keeps_nobody_out(opened: Open) -> None:
-    context = opened("talker")
-    queue = inbox(context)
-    silent = [socket.create_connection(("127.0.0.1", port_of(endpoint(queue.socket)))) for _ in range(50)]
-    push = outbox(opened("thinker"), queue, "talker")
-    push.put(HELLO)
-    assert take(queue, 1, meanwhile=push.flush) == [HELLO]
-    for each in silent:
-        each.close()
-    wait_until(lambda: door(context).refused["handshake"] == len(silent))
-
-
-def test_a_plain_peer_that_does_not_wait_is_hung_up_on(opened: Open) -> None:
-    queue = inbox(opened("talker"))
-    with (
-        socket.create_connection(("127.0.0.1", port_of(endpoint(queue.socket)))) as connection,
-        pytest.raises((AssertionError, ConnectionResetError, BrokenPipeError)),
-    ):
-        RawPeer(None, b"PUSH", connection)
-
-
-def test_without_an_answer_to_who_may_connect_nobody_does(
-    opened: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """libzmq's own default is the opposite: no answer, everybody is welcome."""
-    monkeypatch.setattr(Door, "run", lambda self: (self._zap.close(), self._calls.close()))
-    monkeypatch.setattr(Door, "_watch", lambda *_: None)
-    context = opened("talker")
-    door(context).join()
-    queue = inbox(context)
-    push = outbox(opened("thinker"), queue, "talker")
-    push.put(HELLO)
-    monitor = queue.socket.get_monitor_socket(
-        zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_SUCCEEDED
-    )
-    assert monitor.poll(int(DEADLINE_S * 1000))
-    event = int.from_bytes(monitor.recv_multipart()[0][:2], "little")
-    assert event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-    assert push.backlog_bytes
-    queue.socket.disable_monitor()
-    monitor.close()
-
-
 # --- the other direction: a process that connects is careful too ---
 
 
@@ -515,7 +267,7 @@ def test_a_context_ends_at_once_with_strangers_at_the_door(opened: Open, directo
     context = opened("talker")
     queue = inbox(context)
     with zmq.Context() as outside:
-        stranger = Stranger(outside, endpoint(queue.socket), **strangers(directory)["wrong server key"][0])
+        stranger = Stranger(outside, endpoint(queue.socket), **attempts(directory)["wrong server key"][0])
         wait_until(lambda: bool(door(context).refused))
         queue.close()
         started = time.monotonic()
@@ -535,7 +287,7 @@ def test_only_so_many_refusals_are_logged(opened: Open, caplog: pytest.LogCaptur
             Stranger(outside, endpoint(queue.socket), **client_options(server, zmq.curve_keypair()))
             for _ in range(80)
         ]
-        wait_until(lambda: door(context).refused["unknown_key"] == len(all_of_them))
+        wait_until(lambda: door(context).refused["unknown_key"] >= len(all_of_them))
         for each in all_of_them:
             each.close()
     assert len(caplog.records) == 64
