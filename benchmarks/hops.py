@@ -1,19 +1,22 @@
 """A message's way between two processes, through the queues that the stages use.
 
-``python -m benchmarks.hops ADDRESS ADDRESS`` is the receiving process.
+``python -m benchmarks.hops ADDRESS ADDRESS [KEYS]`` is the receiving process.
 """
 
 import asyncio
 import socket
 import struct
 import sys
+import tempfile
 import time
+from pathlib import Path
 from typing import Any, Final
 
-import zmq
-
 from benchmarks.results import Hop
+from shared.config import Config
+from shared.curve import StackContext, open_context
 from shared.errors import OmniRelayError
+from shared.keys import Role, make_keys
 from shared.messages import ConditioningRows, TalkerInput
 from shared.payloads import (
     AdditionalInformationEntry,
@@ -32,8 +35,6 @@ PAUSE_S: Final = 0.005
 WARM_UP: Final = 5
 ANSWER_S: Final = 20
 
-Context = zmq.Context[zmq.Socket[bytes]]
-
 
 def rows_message(shape: tuple[int, int], seq: int) -> ConditioningRows:
     """Conditioning rows float32 of this shape."""
@@ -51,23 +52,37 @@ def rows_message(shape: tuple[int, int], seq: int) -> ConditioningRows:
 
 
 async def measure_hops(repeats: int) -> list[Hop]:
-    """Send a row, and a long prompt's rows, to another process, over and over."""
+    """Send a row, and a long prompt's rows, to another process, over and over; then the same encrypted."""
+    with tempfile.TemporaryDirectory() as directory:
+        make_keys(Path(directory, "keys"), replace=False)
+        plain = await _between_processes(repeats, None)
+        return plain + await _between_processes(repeats, str(Path(directory, "keys")))
+
+
+async def _between_processes(repeats: int, keys: str | None) -> list[Hop]:
     forth, back = _free_addresses()
-    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "benchmarks.hops", forth, back)
+    command = [sys.executable, "-m", "benchmarks.hops", forth, back, *([keys] if keys else [])]
+    process = await asyncio.create_subprocess_exec(*command)
     try:
-        return await asyncio.to_thread(_measure, forth, back, repeats)
+        return await asyncio.to_thread(_measure, forth, back, repeats, keys)
     finally:
         process.terminate()
         await process.wait()
 
 
-def _measure(forth: str, back: str, repeats: int) -> list[Hop]:
-    context: Context = zmq.Context()
-    sender = PushQueue[Any](context, forth)
+def _context(role: Role, keys: str | None) -> StackContext:
+    return open_context(Config.model_validate({"security": {"keys": keys}}), role)
+
+
+def _measure(forth: str, back: str, repeats: int, keys: str | None) -> list[Hop]:
+    """Be the gateway, and the other process the thinker: they send to each other."""
+    context = _context("gateway", keys)
+    how = ", CURVE" if keys else ""
+    sender = PushQueue[Any](context, forth, server="thinker")
     answers = PullQueue[Any](context, back, TalkerInput)
     try:
         return [
-            _hop(name, shape, sender, answers, count)
+            _hop(name + how, shape, sender, answers, count)
             for name, shape, count in (
                 ("one row", ROW, repeats),
                 ("a prompt of 21 MB", PROMPT, max(5, repeats // 10)),
@@ -112,11 +127,11 @@ def _answer(sender: PushQueue[Any], answers: PullQueue[Any]) -> tuple[float, flo
     raise OmniRelayError("the receiving process does not answer")
 
 
-def receive(forth: str, back: str) -> None:
+def receive(forth: str, back: str, keys: str | None = None) -> None:
     """Take messages as a stage's loop does, and tell when each was there."""
-    context: Context = zmq.Context()
+    context = _context("thinker", keys)
     inbox = PullQueue[Any](context, forth, TalkerInput)
-    answers = PushQueue[Any](context, back)
+    answers = PushQueue[Any](context, back, server="gateway")
     # Silence means that the sender has gone.
     while inbox.socket.poll(1000 * ANSWER_S):
         decoded = inbox.received.codec_seconds.total

@@ -135,7 +135,8 @@ class Gateway:
             if trace is not None:
                 trace.ended(error)
             what = "a request" if trace is None else f"a request (trace {trace})"
-            log.info("refused %s of %s: %s", what, account.name, error or "it was cancelled")
+            why = error.for_log if isinstance(error, OmniRelayError) else type(error).__name__
+            log.info("refused %s of %s: %s", what, account.name, why)
             raise
 
     def check_speaker(self, request: GenerateRequest) -> None:
@@ -325,7 +326,7 @@ class Gateway:
     def _give_up(self, active: Active, state: RequestState, error: OmniRelayError) -> None:
         """End a request without an answer: tell the stages and the client."""
         record = active.record
-        log.info("request %s %s from %s: %s", active.name, state, record.lifecycle.state, error)
+        log.info("request %s %s from %s: %s", active.name, state, record.lifecycle.state, error.for_log)
         record.lifecycle.move(state)
         self.dispatcher.end(active)
         self._remove(active, None, error)

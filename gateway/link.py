@@ -12,6 +12,7 @@ import zmq
 from shared.config import Config
 from shared.config.values import WILDCARDS, check_reachable
 from shared.control import MAX_CONTROL_BYTES
+from shared.curve import PeerMetrics, open_context
 from shared.errors import MessageError, OmniRelayError
 from shared.messages import (
     HEARTBEAT_SUFFIX,
@@ -45,13 +46,14 @@ class StageLink:
 
     Raises:
         AddressInUseError: Another process listens on the events or control address.
+        ConfigError: An address or the keys cannot be used.
     """
 
     def __init__(self, config: Config) -> None:
         gateway = config.gateway
         self._control_refused: Counter[str] = Counter()
         self._decoder: Decoder[ControlToGateway] = Decoder(ControlToGateway, MAX_CONTROL_BYTES)
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context = open_context(config, "gateway")
         try:
             self._events: PullQueue[StageEvent] = PullQueue(self._context, gateway.events, StageEvent)
             self._control = self._bind_control(gateway.control)
@@ -122,6 +124,10 @@ class StageLink:
             {"gateway": self._events},
             {"control": self._control_refused},
         )
+
+    def peers(self) -> PeerMetrics:
+        """Who was not let in, for Prometheus."""
+        return PeerMetrics(self._context)
 
     def close(self) -> None:
         """Close all sockets; what was sent is delivered for at most half a second."""

@@ -39,8 +39,8 @@ class GatewayProcess:
 
     Raises:
         CheckpointError: There is no checkpoint, or it lacks a file.
-        ConfigError: A host of ``media.url_hosts`` is not written like one, or a variable of OpenTelemetry
-            holds what cannot be used.
+        ConfigError: A host of ``media.url_hosts`` is not written like one, a variable of OpenTelemetry
+            holds what cannot be used, or the keys cannot be used.
         AddressInUseError: Another process listens on one of the gateway's addresses.
     """
 
@@ -53,6 +53,7 @@ class GatewayProcess:
         self._link = StageLink(config)
         self.gateway: Final = Gateway(config, self._prompts, self._link, fetch, traces)
         self.gateway.metrics.registry.register(self._link.edges())
+        self.gateway.metrics.registry.register(self._link.peers())
         uploads = UploadRoom(config.gateway.limits.held_bytes)
         self._server = TcpServer(self.gateway, config, self.status, uploads)
         self._http = self._http_server(config, uploads)

@@ -239,7 +239,8 @@ class Connection:
     async def _say_why(self, error: MessageError | TimeoutError) -> None:
         """Say why, as far as the client listens, and read no further."""
         known = error if isinstance(error, MessageError) else MessageError("no hello came")
-        log.warning("hung up on %s: %s", self._account.name, known)
+        # What could not be read may be anything, so of the message only the code is written.
+        log.warning("hung up on %s: %s", self._account.name, known.code)
         self._count(known)
         try:
             async with asyncio.timeout(FAREWELL_S):
@@ -268,7 +269,7 @@ class Connection:
                 raise MessageError("a second hello")
         except MessageError as error:
             self._count(error)
-            log.warning("refused a message of %s: %s", self._account.name, error)
+            log.warning("refused a message of %s: %s", self._account.name, error.code)
             await self._send(Refused(error.code, str(error)))
         # A client that sends without pause must not keep the loop from its other work.
         await asyncio.sleep(0)

@@ -41,7 +41,7 @@ class ControlClient:
         # Nothing is kept for a gateway that is not there: it would hear of the past when it starts.
         self.socket.set(zmq.IMMEDIATE, 1)
         self.socket.set(zmq.MAXMSGSIZE, MAX_CONTROL_BYTES)
-        connect(self.socket, address)
+        connect(self.socket, address, "gateway")
 
     def send(self, message: ControlToGateway) -> bool:
         """Send without waiting.

@@ -13,6 +13,13 @@ class OmniRelayError(Exception):
     """Base of all errors raised on purpose by OmniRelay."""
 
     code: ClassVar[str] = "internal"
+    private: ClassVar[bool] = False
+    """The message may quote what a client sent: it is for that client, and not for the log."""
+
+    @property
+    def for_log(self) -> str:
+        """The code, and the message if it is not private."""
+        return self.code if self.private else f"{self.code}: {self}"
 
 
 class ConfigError(OmniRelayError):
@@ -98,6 +105,7 @@ class RequestError(OmniRelayError):
     """Ends one request; its code and message reach the client."""
 
     code = "request_failed"
+    private = True
 
 
 class InvalidRequestError(RequestError):
@@ -195,6 +203,7 @@ class BusyError(RequestError):
     """The gateway holds as many requests as it may; try again later."""
 
     code = "busy"
+    private = False
 
     def __init__(self, message: str, retry_after_ms: int) -> None:
         super().__init__(message)
@@ -205,30 +214,35 @@ class CancelledRequestError(RequestError):
     """The client cancelled the request, or went away."""
 
     code = "cancelled"
+    private = False
 
 
 class DeadlineError(RequestError):
     """The request did not finish before its deadline."""
 
     code = "deadline_exceeded"
+    private = False
 
 
 class StageUnavailableError(RequestError):
     """A stage that the request needs is not there."""
 
     code = "stage_unavailable"
+    private = False
 
 
 class StageFailedError(RequestError):
     """A stage failed while it worked on the request."""
 
     code = "stage_failed"
+    private = False
 
 
 class SlowClientError(RequestError):
     """The client does not read its answer fast enough."""
 
     code = "client_too_slow"
+    private = False
 
 
 class GatewayUnreachableError(OmniRelayError):

@@ -145,7 +145,7 @@ class PeerQueues(Generic[M]):
 
     def _open(self, name: str, address: str) -> None:
         try:
-            queue: PushQueue[M] = PushQueue(self._context, address, self._max_backlog_bytes)
+            queue: PushQueue[M] = PushQueue(self._context, address, self._max_backlog_bytes, self.stage)
         except ConfigError as error:
             # It is not among the names, so no request is given to it.
             log.warning("the %s %s cannot be reached: %s", self.stage, name, error)

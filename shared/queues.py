@@ -13,7 +13,9 @@ from typing import Any, Final, Generic, TypeVar
 
 import zmq
 
+from shared.curve import guard_client, guard_server
 from shared.errors import AddressInUseError, ConfigError, MessageError, QueueFullError
+from shared.keys import Role
 from shared.metrics import WAIT_BUCKETS, Distribution, Traffic
 from shared.wire import DEFAULT_MAX_PAYLOAD_BYTES, MAX_HEADER_BYTES, Decoder, Frame, encode
 
@@ -42,10 +44,14 @@ def bind(socket: zmq.Socket[Any], address: str) -> None:
 
     Raises:
         AddressInUseError: Another process listens there.
-        ConfigError: The address cannot be used at all.
+        ConfigError: The address cannot be used at all, or not without keys.
     """
     try:
+        guard_server(socket, address)
         socket.bind(address)
+    except ConfigError:
+        socket.close()
+        raise
     except zmq.ZMQError as error:
         socket.close()
         if error.errno == errno.EADDRINUSE:
@@ -53,16 +59,25 @@ def bind(socket: zmq.Socket[Any], address: str) -> None:
         raise ConfigError(f"cannot listen on {address}: {error}") from error
 
 
-def connect(socket: zmq.Socket[Any], address: str) -> None:
+def connect(socket: zmq.Socket[Any], address: str, server: Role | None = None) -> None:
     """Connect a socket, or close it and say clearly why it could not be connected.
 
     A peer that is not there yet is no error: ZeroMQ goes on trying.
 
+    Args:
+        socket: The socket.
+        address: Where to.
+        server: Whose process listens there; needed where the processes have keys.
+
     Raises:
-        ConfigError: The address cannot be used at all.
+        ConfigError: The address cannot be used at all, or not without keys.
     """
     try:
+        guard_client(socket, address, server)
         socket.connect(address)
+    except ConfigError:
+        socket.close()
+        raise
     except zmq.ZMQError as error:
         socket.close()
         raise ConfigError(f"cannot connect to {address}: {error}") from error
@@ -75,6 +90,7 @@ class PushQueue(Generic[M]):
         context: ZeroMQ context of the process.
         address: Where the receiving end is bound, e.g. ``tcp://127.0.0.1:5611``.
         max_backlog_bytes: Most bytes that may wait here while the receiver does not keep up.
+        server: Whose process the receiving end is; needed where the processes have keys.
 
     Attributes:
         sent: What ZeroMQ took.
@@ -87,6 +103,7 @@ class PushQueue(Generic[M]):
         context: zmq.Context[zmq.Socket[bytes]],
         address: str,
         max_backlog_bytes: int = DEFAULT_MAX_BACKLOG_BYTES,
+        server: Role | None = None,
     ) -> None:
         self.address = address
         self._max_backlog_bytes = max_backlog_bytes
@@ -100,7 +117,7 @@ class PushQueue(Generic[M]):
         self._socket.set(zmq.SNDHWM, HIGH_WATER_MARK)
         self._socket.set(zmq.LINGER, LINGER_MS)
         self._socket.set(zmq.IMMEDIATE, 1)
-        connect(self._socket, address)
+        connect(self._socket, address, server)
 
     @property
     def backlog_bytes(self) -> int:

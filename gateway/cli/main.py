@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from gateway.cli import chat, checkpoint, completion, demo, doctor, status, up
+from gateway.cli import chat, checkpoint, completion, demo, doctor, keys, status, up
 from gateway.cli.output import fail
 from gateway.client.types import DEFAULT_ADDRESS
 from shared.errors import OmniRelayError
@@ -50,6 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_status(commands)
     _add_demo(commands)
     _add_doctor(commands)
+    _add_keys(commands)
     _add_completion(commands, parser)
     return parser
 
@@ -124,6 +125,13 @@ def _add_doctor(commands: "_Commands[argparse.ArgumentParser]") -> None:
     parser.add_argument("--config", type=Path, metavar="FILE", help="YAML; the defaults without it")
     parser.add_argument("--json", action="store_true", help="as one JSON object")
     parser.set_defaults(run=doctor.run)
+
+
+def _add_keys(commands: "_Commands[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser("keys", help="make keys for the sockets between the processes")
+    parser.add_argument("directory", type=Path, metavar="DIR")
+    parser.add_argument("--force", action="store_true", help="replace the keys that are there")
+    parser.set_defaults(run=keys.run)
 
 
 def _add_completion(commands: "_Commands[argparse.ArgumentParser]", whole: argparse.ArgumentParser) -> None:

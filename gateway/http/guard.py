@@ -15,6 +15,7 @@ from shared.errors import OmniRelayError, OriginError
 log = logging.getLogger(__name__)
 POLLED: Final = frozenset({"/livez", "/readyz", "/health", "/metrics"})
 """Paths that are asked for again and again, and would fill the log."""
+METHODS: Final = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
 # What no name server can change the meaning of.
 _FIXED_HOST: Final = re.compile(r"https?://(localhost|[0-9.]+|\[[0-9a-f:.]+\])(:[0-9]+)?")
 
@@ -22,7 +23,7 @@ _FIXED_HOST: Final = re.compile(r"https?://(localhost|[0-9.]+|\[[0-9a-f:.]+\])(:
 class AccessLog:
     """Writes a line for every request: what was asked, the status, and the time until the answer's end.
 
-    Neither queries nor bodies are written.
+    Neither queries nor bodies are written, nor anything else that a client makes up.
 
     Args:
         app: Answers the requests.
@@ -49,9 +50,9 @@ class AccessLog:
             await self._app(scope, receive, watched)
         finally:
             took = time.monotonic() - began
-            path = scope["path"]
-            level = logging.DEBUG if path in POLLED else logging.INFO
-            log.log(level, "%s %r %s %.3f s", scope["method"], path[:256], status or "-", took)
+            level = logging.DEBUG if scope["path"] in POLLED else logging.INFO
+            method = scope["method"] if scope["method"] in METHODS else "another method"
+            log.log(level, "%s %r %s %.3f s", method, _known(scope), status or "-", took)
 
 
 class OriginGuard:
@@ -87,6 +88,16 @@ class OriginGuard:
             await send({"type": "websocket.close", "code": 1008, "reason": error.code})
             return
         await response_of(error)(scope, receive, send)
+
+
+def _known(scope: Scope) -> str:
+    """The path, as far as it is one of this server's."""
+    path: str = scope["path"]
+    if "endpoint" not in scope:
+        return "another path"
+    for name, value in scope.get("path_params", {}).items():
+        path = path.removesuffix(str(value)) + f"{{{name}}}"
+    return path
 
 
 def _is_own(origin: str, host: str) -> bool:

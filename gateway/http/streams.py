@@ -96,7 +96,7 @@ class ByteStream(Stream):
                 await send(_piece(each))
         except OmniRelayError as error:
             self._told(error)
-            log.warning("a file breaks off: %s: %s", error.code, error)
+            log.warning("a file breaks off: %s", error.for_log)
             return
         await send({"type": "http.response.body", "body": b""})
 

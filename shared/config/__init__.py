@@ -15,6 +15,7 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from shared.config.gateway import GatewayConfig, Limits
 from shared.config.media import MediaConfig
+from shared.config.security import SecurityConfig
 from shared.config.stages import (
     EngineConfig,
     StageConfig,
@@ -26,9 +27,9 @@ from shared.config.stages import (
     ThinkerEngineConfig,
     Token2WavConfig,
 )
-from shared.config.values import Section, TraceEndpoint, empty_is_none
+from shared.config.values import Section, TraceEndpoint, empty_is_none, is_local
 from shared.errors import ConfigError
-from shared.messages import StageName
+from shared.messages import STAGES, StageName
 
 __all__ = [
     "DEFAULT_CHECKPOINT",
@@ -39,6 +40,7 @@ __all__ = [
     "GatewayConfig",
     "Limits",
     "MediaConfig",
+    "SecurityConfig",
     "StageConfig",
     "StagesConfig",
     "SynthesisConfig",
@@ -83,6 +85,7 @@ class Config(Section):
         log_level: Of OmniRelay's own log lines.
         gateway: The gateway.
         media: Sounds, pictures and videos of requests.
+        security: Who may join the stack.
         stages: The stages.
         tracing: Traces of requests.
     """
@@ -91,6 +94,7 @@ class Config(Section):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     gateway: GatewayConfig = GatewayConfig()
     media: MediaConfig = MediaConfig()
+    security: SecurityConfig = SecurityConfig()
     stages: StagesConfig = StagesConfig()
     tracing: TracingConfig = TracingConfig()
 
@@ -103,6 +107,26 @@ class Config(Section):
         if self.media.max_request_bytes > self.gateway.limits.held_bytes:
             raise ValueError("media.max_request_bytes must not exceed gateway.limits.held_bytes")
         return self
+
+    @model_validator(mode="after")
+    def _strangers_stay_outside(self) -> Self:
+        if self.security.keys is not None or self.security.internal_network:
+            return self
+        reachable = [
+            f"{key} {address}" for key, address in self.inner_addresses().items() if not is_local(address)
+        ]
+        if reachable:
+            raise ValueError(
+                f"other machines can reach {', '.join(reachable)}, and whoever does could join the stack: "
+                "make keys with `omnirelay keys DIR` and set security.keys to DIR; or set "
+                "security.internal_network: true if nobody but the processes of the stack is on that network"
+            )
+        return self
+
+    def inner_addresses(self) -> dict[str, str]:
+        """The addresses of the sockets between the processes, by their keys."""
+        inboxes = {f"stages.{name}.inbox": self.stage(name).inbox for name in STAGES}
+        return {"gateway.events": self.gateway.events, "gateway.control": self.gateway.control, **inboxes}
 
     def stage(self, name: StageName) -> StageConfig:
         """The configuration of one stage."""

@@ -1,5 +1,6 @@
 """What values of the configuration may be: addresses, origins, hosts, sizes."""
 
+import ipaddress
 import re
 from typing import Annotated, Final
 
@@ -54,6 +55,20 @@ def _check_tcp(address: str) -> str:
     if not address.startswith("tcp://"):
         raise ValueError(f"{address!r} is not tcp://HOST:PORT")
     return address
+
+
+def is_local(address: str) -> bool:
+    """Whether only this machine can reach an address: ``ipc://``, ``localhost``, or one of the loopback.
+
+    A name may stand for any machine, and a wildcard for all of this one's addresses: neither is local.
+    """
+    if address.startswith("ipc://"):
+        return True
+    host = address.removeprefix("tcp://").rpartition(":")[0]
+    try:
+        return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
 
 
 Address = Annotated[str, AfterValidator(check_address)]

@@ -19,6 +19,7 @@ from prometheus_client import REGISTRY
 from shared.checkpoints import require_model_files, resolve_model
 from shared.config import Config, load_config
 from shared.control import ControlClient
+from shared.curve import PeerMetrics, open_context
 from shared.engine.endpoint import HttpEndpoint
 from shared.engine.environment import prepare_environment
 from shared.engine.health import StageHealth
@@ -86,7 +87,7 @@ def _serve(name: StageName, config: Config, union: Any, build: Build) -> None:
     model = resolve_model(config)
     require_model_files(model)
     prepare_environment(stage)
-    context: Context = zmq.Context()
+    context = open_context(config, name)
     health = StageHealth(config.gateway.step_timeout_s)
     with ExitStack() as closing:
         # The addresses first: if one is taken, say so before a model is loaded.
@@ -100,7 +101,9 @@ def _serve(name: StageName, config: Config, union: Any, build: Build) -> None:
         identity = control_identity(name, instance)
         address = stage.advertise or inbox.endpoint
         control = ControlClient(context, config.gateway.control, identity)
-        gateway: PushQueue[StageEvent] = PushQueue(context, config.gateway.events, stage.max_backlog_bytes)
+        gateway: PushQueue[StageEvent] = PushQueue(
+            context, config.gateway.events, stage.max_backlog_bytes, "gateway"
+        )
         # ZeroMQ's own threads are there by now and keep their priority; those that compute are yet to come.
         _be_nice(stage.niceness)
         log.info("loading %s", model)
@@ -116,6 +119,7 @@ def _serve(name: StageName, config: Config, union: Any, build: Build) -> None:
         loop = StageLoop(service, stage, inbox, membership, control, heart, gateway, list(outboxes.values()))
         REGISTRY.register(StageMetrics(service, loop, heart))
         REGISTRY.register(EdgeMetrics(name, outboxes, {name: inbox}, {"control": control.refused}))
+        REGISTRY.register(PeerMetrics(context))
         stop_on_signals(loop)
         log.info("%s is ready on %s", instance, address)
         heart.start()

@@ -110,7 +110,7 @@ class StageScheduler(Scheduler):
         except EXPECTED as error:
             known = error if isinstance(error, OmniRelayError) else None
             reason = known or StageFailedError(f"the request could not be scheduled: {error!r}")
-            log.warning("request %s failed: %s: %s", engine_id, reason.code, reason, exc_info=known is None)
+            log.warning("request %s failed: %s", engine_id, reason.for_log, exc_info=known is None)
             self._failures[engine_id] = reason
             self.finish_requests(engine_id, RequestStatus.FINISHED_ERROR)
             return None

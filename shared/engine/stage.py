@@ -307,7 +307,7 @@ class StageLoop(Generic[M]):
 
     def _fail(self, request_id: str, error: OmniRelayError) -> None:
         """Drop a request and tell the gateway why."""
-        log.warning("request %s failed: %s: %s", request_id, error.code, error)
+        log.warning("request %s failed: %s", request_id, error.for_log)
         self._end(request_id)
         self._tell_failure(request_id, error)
 

@@ -9,10 +9,9 @@ import secrets
 import signal
 import sys
 
-import zmq
-
 from shared.config import load_config
 from shared.control import ControlClient
+from shared.curve import open_context
 from shared.messages import (
     AudioChunk,
     CodecDelta,
@@ -39,10 +38,10 @@ def run(name: StageName) -> None:
         sys.exit(3)
     signal.signal(signal.SIGTERM, signal.SIG_IGN if behaviour == "stubborn" else lambda *_: sys.exit(0))
     config = load_config()
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    context = open_context(config, name)
     instance = secrets.token_hex(4)
     control = ControlClient(context, config.gateway.control, control_identity(name, instance))
-    events: PushQueue[StageEvent] = PushQueue(context, config.gateway.events)
+    events: PushQueue[StageEvent] = PushQueue(context, config.gateway.events, server="gateway")
     inbox: PullQueue[ThinkRequest] = PullQueue(context, config.stage(name).inbox, ThinkRequest)
     speakers = ["Chelsie"] if name == "token2wav" else []
     limits = StageLimits(max_positions=4096, speakers=speakers)

@@ -148,9 +148,47 @@ def test_an_address_that_is_none_is_refused_and_named(address):
         load_config(None, {"OMNIRELAY_GATEWAY__LISTEN": f"{address!r}" if address.isascii() else address})
 
 
-@pytest.mark.parametrize("address", ["tcp://host-a:1", "tcp://[::1]:65535", "ipc:///tmp/x", "tcp://*:5555"])
+@pytest.mark.parametrize("address", ["tcp://host-a:1", "tcp://[::1]:65535", "tcp://*:5555"])
 def test_an_address_that_is_one_is_taken(address):
+    assert load_config(None, {"OMNIRELAY_GATEWAY__LISTEN": f"'{address}'"}).gateway.listen == address
+
+
+@pytest.mark.parametrize(
+    "address", ["ipc:///tmp/x", "tcp://localhost:5560", "tcp://127.9.9.9:1", "tcp://[::1]:1"]
+)
+def test_processes_on_this_machine_need_no_keys(address):
     assert load_config(None, {"OMNIRELAY_GATEWAY__EVENTS": f"'{address}'"}).gateway.events == address
+
+
+@pytest.mark.parametrize(
+    "key", ["GATEWAY__EVENTS", "GATEWAY__CONTROL", *(f"STAGES__{name.upper()}__INBOX" for name in STAGES)]
+)
+@pytest.mark.parametrize(
+    "address",
+    [
+        "tcp://0.0.0.0:5560",
+        "tcp://*:5560",
+        "tcp://[::]:5560",
+        "tcp://gateway:5560",
+        "tcp://10.0.0.7:5560",
+        "tcp://eth0:5560",
+        "tcp://127.0.0.1.example.com:5560",
+        # ZeroMQ reads what is before the semicolon as the address to send from.
+        "tcp://127.0.0.1:0;10.0.0.7:5560",
+    ],
+)
+def test_an_address_that_others_reach_needs_keys_or_a_word_that_nobody_does(key, address):
+    override = {f"OMNIRELAY_{key}": f"'{address}'"}
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, override)
+    name = ".".join(key.lower().split("__"))
+    assert f"other machines can reach {name} {address}, " in str(caught.value)
+    assert "`omnirelay keys DIR`" in str(caught.value)
+    assert load_config(None, override | {"OMNIRELAY_SECURITY__KEYS": "keys"}).security.keys == "keys"
+    assert load_config(None, override | {"OMNIRELAY_SECURITY__INTERNAL_NETWORK": "true"})
+    for unset in ({"OMNIRELAY_SECURITY__KEYS": "''"}, {"OMNIRELAY_SECURITY__INTERNAL_NETWORK": "false"}):
+        with pytest.raises(ConfigError):
+            load_config(None, override | unset)
 
 
 def test_clients_are_served_over_tcp_only():

@@ -89,7 +89,7 @@ def test_a_record_is_one_line_with_the_name_of_the_process(logging_state, capsys
 
 @pytest.mark.parametrize(
     ("level", "ours", "libraries"),
-    [("debug", 4, 4), ("info", 3, 1), ("warning", 2, 1), ("error", 1, 1)],
+    [("debug", 4, 3), ("info", 3, 1), ("warning", 2, 1), ("error", 1, 1)],
 )
 def test_our_levels_are_as_configured_and_libraries_are_heard_from_errors_on(
     logging_state, capsys, level, ours, libraries

@@ -76,7 +76,15 @@ def test_an_address_in_use_ends_the_stage_with_one_line(tiny_checkpoint, key):
     [
         ("stages: {talker: {inbox: nowhere}}", "config_invalid: {path} .*'nowhere' is not tcp://HOST:PORT"),
         ("a: [\nb: {", "config_invalid: {path} is not YAML: while parsing a flow"),
-        ("gateway: {control: 'tcp://*:5561'}", r"config_invalid: cannot connect to tcp://\*:5561"),
+        ("gateway: {control: 'tcp://*:5561'}", r"config_invalid: .* reach gateway.control tcp://\*:5561"),
+        (
+            "{gateway: {control: 'tcp://*:5561'}, security: {internal_network: true}}",
+            r"config_invalid: cannot connect to tcp://\*:5561",
+        ),
+        (
+            "security: {keys: /no/such/place}",
+            "config_invalid: cannot read the key /no/such/place/gateway.key",
+        ),
         ("model: /no/such/place", "checkpoint_invalid: no checkpoint in /no/such/place"),
     ],
 )

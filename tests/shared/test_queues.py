@@ -38,7 +38,7 @@ def inbox(context: Context) -> PullQueue[Any]:
 
 @pytest.fixture
 def connect(context: Context) -> Callable[..., PushQueue[Any]]:
-    def connect(inbox: PullQueue[Any], **options: int) -> PushQueue[Any]:
+    def connect(inbox: PullQueue[Any], **options: Any) -> PushQueue[Any]:
         return PushQueue(context, endpoint(inbox.socket), **options)
 
     return connect

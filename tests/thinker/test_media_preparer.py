@@ -136,6 +136,29 @@ def test_errors_name_the_item_among_its_kind(thinker: ThinkerRig, processor: Pro
     assert thinker.finished == ["c"]
 
 
+def test_refused_requests_leave_nothing_however_many(thinker: ThinkerRig, processor: Processor) -> None:
+    """Neither prepared media, nor blocks, nor an entry of the engine's encoder cache."""
+    good, bad = Item("image", picture("png", 31)), Item("image", b"no picture at all")
+    cache = thinker.scheduler.encoder_cache_manager
+    thinker.run(request_of("before", asks(good, "Well?"), processor))
+    before = (cache.num_freeable_slots, len(cache.cached), len(thinker.scheduler.requests))
+    for number in range(12):
+        thinker.service.accept(request_of(f"bad{number}", asks(good, bad, "Well?"), processor))
+        failed: set[str] = set()
+        while f"bad{number}" not in failed:
+            thinker.wait()
+            failed |= thinker.step().keys()
+        thinker.service.abort(f"bad{number}")
+        places = processor.prompt(asks(good, Item("audio", b"")))
+        with pytest.raises(InvalidRequestError):
+            thinker.service.accept(thinker_request(f"odd{number}", places, media=asks(good).media))
+    assert thinker.service.load().held_bytes == 0
+    assert thinker.service.living() == []
+    assert thinker.steps.free_blocks == thinker.steps.blocks
+    assert (cache.num_freeable_slots, len(cache.cached), len(thinker.scheduler.requests)) == before
+    thinker.run(request_of("after", asks(good, "Well?"), processor))
+
+
 def test_sound_too_short_for_a_token_is_refused(thinker: ThinkerRig, processor: Processor) -> None:
     blip = Item("audio", encode_audio(speech()[:300], 16_000, "wav"))
     error = thinker.failure(request_of("a", asks(blip), processor))

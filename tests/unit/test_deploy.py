@@ -96,6 +96,14 @@ def test_only_this_machine_reaches_what_is_published() -> None:
     assert not [name for name in STAGES if "ports" in SERVICES[name]]
 
 
+@pytest.mark.parametrize("service", OURS)
+def test_processes_do_without_keys_because_their_network_leads_nowhere(service: str) -> None:
+    assert config_of(service, COMPOSE).security.internal_network
+    assert COMPOSE["networks"]["stages"] == {"internal": True}
+    ours = {*OURS, "checkpoint", "prometheus"}
+    assert {name for name in SERVICES if "stages" in SERVICES[name]["networks"]} == ours
+
+
 @pytest.mark.parametrize("service", SERVICES)
 def test_every_container_is_bounded(service: str) -> None:
     settings = SERVICES[service]

@@ -20,7 +20,10 @@ from shared.messages import StageLimits, StageLoad
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
-    [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "benchmarks/README.md", *(ROOT / "docs").rglob("*.md")]
+    [
+        *(ROOT / name for name in ("README.md", "CHANGELOG.md", "SECURITY.md", "benchmarks/README.md")),
+        *(ROOT / "docs").rglob("*.md"),
+    ]
 )
 ROW = re.compile(r"^\| `([a-zA-Z0-9_.]+)` \| `([^`]+)` \| .+ \|$", re.MULTILINE)
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import errno
-import ipaddress
 import os
 import socket
 from collections import defaultdict
@@ -16,6 +15,7 @@ from pydantic import BaseModel
 from gateway.cli.doctor.finding import Findings, ok, problem, warning
 from gateway.client import AsyncGatewayClient, StatusReport
 from shared.config import Config
+from shared.config.values import is_local
 from shared.errors import GatewayUnreachableError, MessageError
 
 PORTS: Final = "ports"
@@ -27,7 +27,7 @@ _LISTENS: Final = "0A"
 
 
 def addresses(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Every address of a configuration where somebody listens, with its key, but for ports yet to be found."""
+    """Every address where somebody listens, with its key, but for ports yet to be found."""
     for name in type(section).model_fields:
         value = getattr(section, name)
         if isinstance(value, BaseModel):
@@ -48,12 +48,18 @@ def check_addresses(config: Config) -> Findings:
         yield problem(
             "addresses", f"{', '.join(names)} are one place, {place}", "give each a port of its own"
         )
-    open_ones = [f"{key} {address}" for key, address in addresses(config) if not _is_local(address)]
+    guarded = config.inner_addresses() if config.security.keys is not None else {}
+    open_ones = [
+        f"{key} {address}"
+        for key, address in addresses(config)
+        if key not in guarded and not is_local(address)
+    ]
     if open_ones:
         advice = "nothing asks who comes: let only a trusted network reach it"
         yield warning("addresses", f"can be reached from other machines: {', '.join(open_ones)}", advice)
     if not shared and not open_ones:
-        yield ok("addresses", "all are different, and only this machine can reach them")
+        others = ", or who has a key" if any(not is_local(each) for each in guarded.values()) else ""
+        yield ok("addresses", f"all are different, and only this machine can reach them{others}")
 
 
 def ask_gateway(address: str) -> StatusReport | None:
@@ -164,15 +170,4 @@ def _place(address: str) -> str:
     if address.startswith("ipc://"):
         return os.path.abspath(address.removeprefix("ipc://"))
     host, port = _split(address)
-    return f"port {port}" if host in (*ANYWHERE, "localhost") or _loopback(host) else f"{host}, port {port}"
-
-
-def _loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _is_local(address: str) -> bool:
-    return address.startswith("ipc://") or (host := _split(address)[0]) == "localhost" or _loopback(host)
+    return f"port {port}" if host in ANYWHERE or is_local(address) else f"{host}, port {port}"

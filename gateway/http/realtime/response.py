@@ -102,7 +102,7 @@ class Response:
             return
         error = self._work.exception()
         if isinstance(error, OmniRelayError):
-            log.info("response %s ends with an error: %s: %s", self.id, error.code, error)
+            log.info("response %s ends with an error: %s", self.id, error.for_log)
             self.error = error
         elif isinstance(error, ClientGoneError):
             raise error

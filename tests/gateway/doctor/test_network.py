@@ -17,7 +17,7 @@ from shared.messages import STAGES
 from tests.gateway.bench import bench, free_ports, make_config, run
 
 
-def configured(**addresses: str) -> Config:
+def configured(security: dict[str, Any] | None = None, **addresses: str) -> Config:
     """A configuration on free ports; ``addresses`` replace some, by the last word of their key."""
     metrics = [f"{stage} http" for stage in STAGES]
     names = ["listen", "events", "control", "http", *STAGES, *metrics]
@@ -26,7 +26,7 @@ def configured(**addresses: str) -> Config:
     stages: dict[str, Any] = {
         stage: {"inbox": found.pop(stage), "http": found.pop(f"{stage} http")} for stage in STAGES
     }
-    return Config.model_validate({"gateway": found, "stages": stages})
+    return Config.model_validate({"gateway": found, "stages": stages, "security": security or {}})
 
 
 def ports(config: Config) -> list[Finding]:
@@ -98,7 +98,7 @@ def test_an_omnirelay_whose_stages_are_not_ready(configure: Callable[..., Config
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "x" * 64 + ".example"])
 def test_an_address_of_another_machine(host: str) -> None:
-    (finding,) = ports(configured(thinker=f"tcp://{host}:5562"))
+    (finding,) = ports(configured({"keys": "somewhere"}, thinker=f"tcp://{host}:5562"))
     assert finding.level == "warning"
     assert finding.what == f"tcp://{host}:5562 (stages.thinker.inbox) is not an address of this machine"
 
@@ -135,14 +135,19 @@ def test_equal_addresses(one: str, other: str) -> None:
 
 
 def test_addresses_that_others_can_reach() -> None:
-    config = configured(listen="tcp://0.0.0.0:5999", talker="tcp://talker:5563", events="ipc:///tmp/events")
+    config = configured(
+        {"internal_network": True},
+        listen="tcp://0.0.0.0:5999",
+        talker="tcp://talker:5563",
+        events="ipc:///tmp/events",
+    )
     (finding,) = network.check_addresses(config)
     assert finding.level == "warning"
     assert "gateway.listen tcp://0.0.0.0:5999, stages.talker.inbox tcp://talker:5563" in finding.what
 
 
 def test_an_open_port_collides_with_the_same_one_of_the_loopback(checkpoint_dir: Path) -> None:
-    config = make_config(checkpoint_dir, {"events": "tcp://0.0.0.0:5999", "control": "tcp://127.0.0.1:5999"})
+    config = make_config(checkpoint_dir, {"http": "tcp://0.0.0.0:5999", "control": "tcp://127.0.0.1:5999"})
     assert [finding.level for finding in network.check_addresses(config)] == ["problem", "warning"]
 
 
@@ -151,3 +156,14 @@ def test_an_address_that_is_told_or_found_is_no_place_to_listen() -> None:
     stages["talker"]["advertise"] = "tcp://far.example:5563"
     keys = dict(network.addresses(Config.model_validate({"stages": stages})))
     assert not [key for key in keys if key.startswith("stages.")]
+
+
+def test_addresses_that_need_a_key_are_not_open() -> None:
+    keyed = {"keys": "somewhere"}
+    (finding,) = network.check_addresses(configured(keyed, talker="tcp://talker:5563"))
+    assert (finding.level, finding.what[-18:]) == ("ok", ", or who has a key")
+    (finding,) = network.check_addresses(
+        configured(keyed, talker="tcp://talker:5563", http="tcp://0.0.0.0:5999")
+    )
+    assert finding.level == "warning"
+    assert finding.what.endswith("from other machines: gateway.http tcp://0.0.0.0:5999")

@@ -1,0 +1,165 @@
+"""The key files: what is written, what is refused."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+import zmq
+import zmq.auth
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from shared.errors import ConfigError, OutputError
+from shared.keys import ROLES, load_keys, make_keys, public_file, secret_file
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    made = tmp_path / "keys"
+    make_keys(made, replace=False)
+    return made
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+def test_secret_files_are_private_whatever_the_umask_is(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        files = make_keys(tmp_path / "keys", replace=False)
+    finally:
+        os.umask(before)
+    assert sorted(files) == sorted((tmp_path / "keys").iterdir())
+    assert len(files) == 2 * len(ROLES)
+    assert mode(tmp_path / "keys") & 0o077 == 0
+    for role in ROLES:
+        assert mode(secret_file(tmp_path / "keys", role)) == 0o600
+        assert mode(public_file(tmp_path / "keys", role)) == 0o644
+
+
+def test_each_role_has_a_pair_of_its_own_and_knows_the_others(directory: Path) -> None:
+    loaded = [load_keys(directory, role) for role in ROLES]
+    assert len({keys.secret for keys in loaded}) == len({*loaded[0].public.values()}) == len(ROLES)
+    for role, keys in zip(ROLES, loaded, strict=True):
+        assert (keys.role, keys.public) == (role, loaded[0].public)
+        assert zmq.curve_public(keys.secret) == keys.public[role]
+        assert keys.secret.decode() not in repr(keys)
+
+
+def test_they_are_certificates_as_pyzmq_reads_them(directory: Path) -> None:
+    for role in ROLES:
+        keys = load_keys(directory, role)
+        assert zmq.auth.load_certificate(public_file(directory, role)) == (keys.public[role], None)
+        assert zmq.auth.load_certificate(secret_file(directory, role)) == (keys.public[role], keys.secret)
+
+
+def test_certificates_that_pyzmq_made_are_taken(tmp_path: Path) -> None:
+    for role in ROLES:
+        zmq.auth.create_certificates(tmp_path, role)
+        secret_file(tmp_path, role).chmod(0o600)
+    assert {load_keys(tmp_path, role).role for role in ROLES} == set(ROLES)
+
+
+def test_a_process_needs_no_secret_but_its_own(directory: Path) -> None:
+    for role in ROLES[1:]:
+        secret_file(directory, role).unlink()
+    assert load_keys(directory, ROLES[0]).role == ROLES[0]
+    with pytest.raises(ConfigError, match=r"cannot read the key .*thinker\.key_secret: No such file"):
+        load_keys(directory, "thinker")
+
+
+def test_keys_are_not_replaced_by_accident(directory: Path) -> None:
+    before = {path: path.read_bytes() for path in directory.iterdir()}
+    with pytest.raises(OutputError, match=r"has gateway\.key, gateway\.key_secret, .* nothing was changed"):
+        make_keys(directory, replace=False)
+    assert {path: path.read_bytes() for path in directory.iterdir()} == before
+    public_file(directory, "talker").unlink()
+    with pytest.raises(OutputError):
+        make_keys(directory, replace=False)
+
+
+def test_replaced_keys_are_new_and_private_although_the_old_ones_were_not(directory: Path) -> None:
+    before = load_keys(directory, "talker")
+    secret_file(directory, "talker").chmod(0o666)
+    make_keys(directory, replace=True)
+    after = load_keys(directory, "talker")
+    assert set(before.public.values()).isdisjoint(after.public.values())
+    assert mode(secret_file(directory, "talker")) == 0o600
+
+
+def test_a_link_is_replaced_and_not_followed(directory: Path, tmp_path: Path) -> None:
+    """Else whoever can write into the directory could choose which file is overwritten, or read the keys."""
+    other = tmp_path / "other"
+    other.write_text("mine")
+    secret_file(directory, "gateway").unlink()
+    secret_file(directory, "gateway").symlink_to(other)
+    make_keys(directory, replace=True)
+    assert other.read_text() == "mine"
+    assert not secret_file(directory, "gateway").is_symlink()
+
+
+@pytest.mark.parametrize("others", [0o640, 0o604, 0o660, 0o644, 0o601])
+def test_a_secret_that_others_may_read_is_refused(directory: Path, others: int) -> None:
+    path = secret_file(directory, "gateway")
+    path.chmod(others)
+    with pytest.raises(ConfigError, match=rf"may be read by others \(mode 0{others:o}\): `chmod 600 {path}`"):
+        load_keys(directory, "gateway")
+    path.chmod(0o400)
+    assert load_keys(directory, "gateway")
+
+
+def test_two_roles_with_one_key_are_refused(directory: Path) -> None:
+    """Else the talker could come where only the thinker may."""
+    public_file(directory, "talker").write_bytes(public_file(directory, "thinker").read_bytes())
+    with pytest.raises(ConfigError, match="two roles have the same key"):
+        load_keys(directory, "gateway")
+
+
+def test_a_secret_of_another_pair_is_refused(directory: Path) -> None:
+    secret_file(directory, "talker").write_bytes(secret_file(directory, "thinker").read_bytes())
+    with pytest.raises(ConfigError, match=r"talker\.key_secret does not belong to .*talker\.key:"):
+        load_keys(directory, "talker")
+
+
+def test_what_is_no_file_is_refused_without_waiting(directory: Path) -> None:
+    path = public_file(directory, "talker")
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(ConfigError, match=r"talker\.key is no file"):
+        load_keys(directory, "talker")
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(ConfigError, match=r"talker\.key is no file|Is a directory"):
+        load_keys(directory, "talker")
+
+
+@given(
+    content=st.binary(max_size=200) | st.text(max_size=60).map(lambda key: f'public-key = "{key}"'.encode())
+)
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_content_is_a_key_or_a_config_error(directory: Path, content: bytes) -> None:
+    path = public_file(directory, "talker")
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"talker\.key holds no key of CURVE"):
+        load_keys(directory, "gateway")
+
+
+def test_a_directory_that_cannot_be_written_to_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(OutputError, match=r"the keys cannot be written: .*: (File exists|Not a directory)"):
+        make_keys(tmp_path / "file", replace=False)
+
+
+def test_a_zeromq_without_curve_is_told_before_anything_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zmq, "has", lambda _: False)
+    for attempt in (lambda: make_keys(tmp_path, replace=False), lambda: load_keys(tmp_path, "gateway")):
+        with pytest.raises(
+            ConfigError, match="this ZeroMQ was built without CURVE: install pyzmq's own wheel"
+        ):
+            attempt()
+    assert not list(tmp_path.iterdir())

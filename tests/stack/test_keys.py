@@ -1,0 +1,90 @@
+"""The real stack with CURVE on every socket between its processes, and all that it writes to its log."""
+
+from contextlib import suppress
+from ipaddress import ip_address
+from pathlib import Path
+
+import psutil
+import zmq
+
+from gateway.client import GatewayClient, SamplingOverrides
+from shared.errors import OmniRelayError
+from shared.keys import ROLES, load_keys, make_keys
+from tests.stack.test_hostile import inboxes
+from tests.support.stack import RunningStack, make_config
+
+MARK = "xyzzyPlugh"
+
+
+def knock(address: str) -> None:
+    """Connect as a process without keys does; it is hung up on, and nothing is delivered."""
+    with zmq.Context() as context, context.socket(zmq.PUSH) as stranger:
+        stranger.set(zmq.LINGER, 0)
+        monitor = stranger.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        stranger.connect(address)
+        stranger.send(b"spam")
+        assert monitor.poll(10_000)
+        assert int.from_bytes(monitor.recv_multipart()[0][:2], "little") == zmq.EVENT_DISCONNECTED
+        stranger.disable_monitor()
+        monitor.close()
+
+
+def say_all_that_could_be_logged(address: str) -> None:
+    """Requests whose every part is marked: one that is answered, and one for each stage that refuses."""
+    limits = SamplingOverrides(max_tokens=20)
+    with GatewayClient(address) as client:
+        client.chat(f"My name is {MARK}.", text_sampling=limits, codec_sampling=limits).result()
+        for options in (
+            {"images": f"\x89PNG\r\n\x1a\n{MARK}".encode()},
+            {"audio": b"RIFF\0\0\0\0WAVEfmt " + MARK.encode()},
+            {"videos": b"\0\0\0\x18ftypmp42" + MARK.encode() * 9},
+            {"speaker": MARK},
+        ):
+            with suppress(OmniRelayError):
+                client.chat(MARK, **options).result()
+
+
+def ports_open_to_others(pid: int) -> list[str]:
+    """What the processes of a stack listen on that is not on the loopback, whoever of them opened it."""
+    launcher = psutil.Process(pid)
+    listening = [
+        connection
+        for process in (launcher, *launcher.children(recursive=True))
+        for connection in process.net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN
+    ]
+    assert len(listening) >= 8
+    return [
+        f"{connection.laddr.ip}:{connection.laddr.port}"
+        for connection in listening
+        if not ip_address(connection.laddr.ip).is_loopback
+    ]
+
+
+def ask(address: str) -> tuple[list[int], list[int], float]:
+    with GatewayClient(address) as client:
+        limits = SamplingOverrides(max_tokens=20)
+        done = client.chat("Who?", seed=3, text_sampling=limits, codec_sampling=limits).result().done
+        assert client.status().refused == {}
+        return done.text_token_ids, done.codec_token_ids, done.audio_seconds
+
+
+def test_a_stack_with_keys_answers_as_one_without_and_hears_no_stranger(
+    stack: RunningStack, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    make_keys(tmp_path / "keys", replace=False)
+    config = make_config(tiny_checkpoint, security={"keys": str(tmp_path / "keys")}, log_level="debug")
+    with RunningStack(config, tmp_path) as keyed:
+        for address in (*inboxes(keyed).values(), config["gateway"]["control"]):
+            knock(address)
+        assert ask(keyed.address) == ask(stack.address)
+        say_all_that_could_be_logged(keyed.address)
+        strangers_ports = ports_open_to_others(keyed.process.pid)
+    assert strangers_ports == []
+    output = "".join(keyed.output)
+    assert "DEBUG thinker" in output or "INFO thinker" in output
+    assert MARK not in output
+    for role in ROLES:
+        assert load_keys(tmp_path / "keys", role).secret.decode() not in output
+    assert [line for line in keyed.output if "a connection was refused: " in line]
+    assert not [line for line in keyed.output if "refused a message" in line]

@@ -1,0 +1,137 @@
+"""What our own code must never do, and that the tests which docs/security.md names exist."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = [path for name in ("shared", "gateway", "services") for path in sorted((ROOT / name).rglob("*.py"))]
+PAGE = (ROOT / "docs/security.md").read_text(encoding="utf-8")
+NAMED = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", PAGE)
+UNSAFE_MODULES = {"cloudpickle", "copyreg", "dill", "joblib", "jsonpickle", "marshal", "pickle", "shelve"}
+UNSAFE_CALLS = {"eval", "exec", "recv_pyobj", "send_pyobj", "recv_serialized", "unsafe_load", "full_load"}
+CVES = [
+    "CVE-2025-32444",
+    "CVE-2026-3059",
+    "CVE-2025-30202",
+    "CVE-2026-105754",
+    "CVE-2025-62164",
+    "CVE-2026-94625",
+    "CVE-2026-116176",
+    "CVE-2026-24779",
+    "CVE-2026-25960",
+    "CVE-2026-5497",
+]
+
+
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def called(node: ast.Call) -> str:
+    """What is called, as it is written: ``torch.load``."""
+    return ast.unparse(node.func)
+
+
+def constant(node: ast.Call, keyword: str) -> object:
+    values = [each.value for each in node.keywords if each.arg == keyword]
+    return values[0].value if values and isinstance(values[0], ast.Constant) else None
+
+
+def offences(path: Path) -> Iterator[str]:
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            modules = (
+                [node.module or ""] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names]
+            )
+            yield from (f"imports {name}" for name in modules if name.partition(".")[0] in UNSAFE_MODULES)
+        elif isinstance(node, ast.Call):
+            name = called(node)
+            last = name.rpartition(".")[2]
+            # model.eval() is PyTorch's, and evaluates nothing.
+            if last in UNSAFE_CALLS and (last not in ("eval", "exec") or name == last):
+                yield f"calls {name}"
+            elif name == "yaml.load":
+                yield "calls yaml.load; yaml.safe_load makes no objects"
+            elif name == "torch.load" and constant(node, "weights_only") is not True:
+                yield "calls torch.load without weights_only=True"
+            elif constant(node, "shell") is True or constant(node, "trust_remote_code") is True:
+                yield f"lets {name} run what it is given"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_nothing_that_comes_from_outside_can_become_code(path: Path) -> None:
+    assert list(offences(path)) == []
+
+
+def test_the_check_would_see_it(tmp_path: Path) -> None:
+    lines = [
+        "import pickle",
+        "from torch import load; import dill.source",
+        "socket.recv_pyobj()",
+        "eval(text)",
+        "torch.load(file)",
+        "torch.load(file, weights_only=False)",
+        "yaml.load(text)",
+        "subprocess.run(text, shell=True)",
+        "AutoModel.from_pretrained(name, trust_remote_code=True)",
+    ]
+    for line in lines:
+        (tmp_path / "bad.py").write_text(line)
+        assert len(list(offences(tmp_path / "bad.py"))) == 1, line
+    (tmp_path / "good.py").write_text(
+        "model.eval()\ntorch.load(file, weights_only=True)\nyaml.safe_load(text)"
+    )
+    assert list(offences(tmp_path / "good.py")) == []
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_sockets_are_bound_and_connected_in_one_place(path: Path) -> None:
+    """Where keys are asked for: one that is bound elsewhere would let everybody in."""
+    module = tree(path)
+    uses_zmq = any(
+        alias.name.partition(".")[0] == "zmq"
+        for node in ast.walk(module)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    )
+    calls = {
+        called(node).rpartition(".")[2]
+        for node in ast.walk(module)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+    }
+    if uses_zmq and path.relative_to(ROOT).as_posix() not in ("shared/queues.py", "shared/curve.py"):
+        assert not calls & {"bind", "connect", "bind_to_random_port"}
+
+
+@pytest.mark.parametrize("module", ["gateway/link.py", "shared/engine/process.py"])
+def test_processes_have_no_context_without_rules(module: str) -> None:
+    calls = {called(node) for node in ast.walk(tree(ROOT / module)) if isinstance(node, ast.Call)}
+    assert "open_context" in calls
+    assert not calls & {"zmq.Context", "zmq.asyncio.Context", "zmq.Context.instance", "Context"}
+
+
+@pytest.mark.parametrize(("file", "name"), sorted(set(NAMED)), ids=lambda each: each)
+def test_a_test_that_the_page_names_exists(file: str, name: str) -> None:
+    functions = {
+        node.name
+        for node in tree(ROOT / file).body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    assert name in functions
+
+
+@pytest.mark.parametrize("cve", CVES)
+def test_every_known_attack_has_tests(cve: str) -> None:
+    section = next(
+        part for part in re.split(r"^### ", PAGE, flags=re.MULTILINE) if cve in part.partition("\n")[0]
+    )
+    assert re.search(r"`tests/[\w/]+\.py::test_\w+`", section)
+
+
+def test_the_page_names_tests_in_no_other_way() -> None:
+    """Else the tests above would not look at them."""
+    assert len(re.findall(r"tests/[\w/]+\.py::", PAGE)) == len(NAMED) > 20
