@@ -153,16 +153,16 @@ class Gateway:
         """
         lifecycle = Lifecycle(self.counts)
         trace = self._traces.begin(request.traceparent, lifecycle) if self._traces is not None else None
-        hold = Hold(self.held)
+        hold = Hold(self.held.of(account.share))
         account_open = False
         try:
             account.open()
             account_open = True
-            return await self._admit(request, account, lifecycle, hold, trace)
+            return await self._admit(account.allowed(request), account, lifecycle, hold, trace)
         except BaseException as error:
             hold.release()
             if account_open:
-                account.open_requests -= 1
+                account.end()
             lifecycle.move(_state_after(error))
             self.metrics.ended(lifecycle.state, error)
             if trace is not None:
@@ -257,7 +257,7 @@ class Gateway:
         deadline_s = self._validator.deadline_s(request)
         loop = asyncio.get_running_loop()
         due = loop.time() + deadline_s
-        with self._admission.preparing():
+        with self._admission.preparing(account.share):
             try:
                 async with asyncio.timeout_at(due):
                     think = await self._prepare(request, hold, trace)
@@ -267,7 +267,7 @@ class Gateway:
             raise CancelledRequestError("the gateway is shutting down")
         self._validator.check_stages(request)
         request_id = think.request_id
-        self._admission.enter(request_id, think.priority)
+        self._admission.enter(request_id, think.priority, account.share)
         lifecycle.move(RequestState.QUEUED)
         active = _Active(
             RequestRecord(think, lifecycle),

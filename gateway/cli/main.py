@@ -8,7 +8,7 @@ from typing import Final
 
 from gateway.cli import chat, checkpoint, completion, demo, doctor, status, up
 from gateway.cli.output import fail
-from gateway.client.types import DEFAULT_ADDRESS
+from gateway.cli.target import add_options
 from shared.errors import OmniRelayError
 
 INTERRUPTED: Final = 130
@@ -101,14 +101,14 @@ def _add_chat(commands: "_Commands[argparse.ArgumentParser]") -> None:
     parser.add_argument("--history", type=Path, metavar="FILE", help="keep the lines of conversations there")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     parser.add_argument("--verbose", action="store_true", help="which player; the figures of every answer")
-    parser.add_argument("--gateway", default=DEFAULT_ADDRESS, metavar="tcp://HOST:PORT")
+    add_options(parser)
     parser.set_defaults(run=chat.run, refuse_usage=parser.error)
 
 
 def _add_status(commands: "_Commands[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser("status", help="show the stages and the requests")
     parser.add_argument("--json", action="store_true", help="as one JSON object")
-    parser.add_argument("--gateway", default=DEFAULT_ADDRESS, metavar="tcp://HOST:PORT")
+    add_options(parser)
     parser.set_defaults(run=status.run)
 
 

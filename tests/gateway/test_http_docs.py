@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 from starlette.routing import Route, WebSocketRoute
 
+from gateway.door import Door
 from gateway.held import UploadRoom
 from gateway.history import RequestReport
 from gateway.http.app import make_app
@@ -85,7 +86,9 @@ def test_errors() -> None:
 
 
 def test_paths(configure: Callable[..., Config]) -> None:
-    context = HttpContext(None, configure(http_gateway()), lambda: None, UploadRoom(1), "m")  # type: ignore[arg-type,return-value]
+    context = HttpContext(
+        None, configure(http_gateway()), lambda: None, UploadRoom(1), Door(configure()), "m"
+    )  # type: ignore[arg-type,return-value]
     routes = [route for route in make_app(context).routes if isinstance(route, Route | WebSocketRoute)]
     table = PAGE.partition("\n\nWith the official client")[0]
     assert {route.path.replace(":path", "") for route in routes} == set(re.findall(r"(/[\w/{}]*)`", table))

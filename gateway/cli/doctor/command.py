@@ -89,7 +89,7 @@ class Examination:
     def _stack(self, config: Config, readings: machine.Machine | None, report: EngineReport | None) -> None:
         """What depends on the configuration."""
         on_cpu = report is None or report.platform == "cpu"
-        running = self._get("ports", lambda: network.ask_gateway(config.gateway.listen))
+        running = self._get("ports", lambda: network.ask_gateway(config))
         self._add("addresses", lambda: network.check_addresses(config))
         self._add("ports", lambda: network.check_ports(config, running))
         model, told = self._get("checkpoint", lambda: checkpoint.examine(config)) or (None, [])

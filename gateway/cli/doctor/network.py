@@ -14,7 +14,8 @@ from typing import Final
 from pydantic import BaseModel
 
 from gateway.cli.doctor.finding import Findings, ok, problem, warning
-from gateway.client import AsyncGatewayClient, StatusReport
+from gateway.cli.target import own_target
+from gateway.client import StatusReport
 from shared.config import Config
 from shared.errors import GatewayUnreachableError, MessageError
 
@@ -54,12 +55,12 @@ def check_addresses(config: Config) -> Findings:
         yield ok("addresses", "all are different, and only this machine can reach them")
 
 
-def ask_gateway(address: str) -> StatusReport | None:
-    """The status of the OmniRelay that answers at an address; none if there is none."""
+def ask_gateway(config: Config) -> StatusReport | None:
+    """The status of the OmniRelay that answers where clients connect; none if there is none."""
 
     async def ask() -> StatusReport:
-        async with asyncio.timeout(STATUS_S), AsyncGatewayClient(address) as client:
-            return await client.status()
+        async with asyncio.timeout(STATUS_S):
+            return await own_target(config).status()
 
     try:
         return asyncio.run(ask())

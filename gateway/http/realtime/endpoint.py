@@ -75,7 +75,7 @@ class RealtimeApi:
                 # The latter is Starlette's for a connection that was closed from here meanwhile.
                 raise ClientGoneError from error
 
-        session = Session(self._context, send)
+        session = Session(self._context, self._context.account(socket), send)
         reading = asyncio.create_task(self._read(socket, session))
         slow = asyncio.create_task(session.too_slow.wait())
         try:

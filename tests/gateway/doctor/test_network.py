@@ -30,7 +30,7 @@ def configured(**addresses: str) -> Config:
 
 
 def ports(config: Config) -> list[Finding]:
-    return list(network.check_ports(config, network.ask_gateway(config.gateway.listen)))
+    return list(network.check_ports(config, network.ask_gateway(config)))
 
 
 def test_every_address_is_looked_at() -> None:
