@@ -13,6 +13,8 @@ MAX_RETRY_MS: Final = 60_000
 FIRST_GUESS_S: Final = 1.0
 """How long a request takes, before any has been seen."""
 WEIGHT_OF_NEWEST: Final = 0.2
+TIMES_FREE: Final = 16
+"""A client with so many times the places that are free gets no more: it may fill most of a short line."""
 
 
 class Admission:
@@ -28,7 +30,7 @@ class Admission:
 
     def __init__(self, max_active: int, max_queued: int) -> None:
         self._max_active = max_active
-        self._places = Portions(max_active + max_queued)
+        self._places = Portions(max_active + max_queued, TIMES_FREE)
         self._clients: dict[str, str] = {}
         self._queued: dict[str, int] = {}
         """The priority of each request that waits."""

@@ -4,7 +4,7 @@ from collections import Counter
 from typing import Final
 
 TIMES_FREE: Final = 4
-"""A client that holds so many times what is free gets no more: alone it may hold four fifths."""
+"""Alone, a client may hold four fifths."""
 
 
 class Portions:
@@ -15,10 +15,12 @@ class Portions:
 
     Args:
         total: How much there is.
+        times_free: A client that holds so many times what is free gets no more.
     """
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, times_free: int = TIMES_FREE) -> None:
         self.total: Final = total
+        self._times_free = times_free
         self.used = 0
         self._own: Counter[str] = Counter()
 
@@ -40,7 +42,7 @@ class Portions:
             besides: Of what it holds, not counted against it: what it is for needs all or nothing.
         """
         own = self._own[client] - besides
-        return size <= self.free and (not own or own < TIMES_FREE * self.free)
+        return size <= self.free and (not own or own < self._times_free * self.free)
 
     def take(self, client: str, size: int = 1) -> None:
         """Note that a client has more; whether it may is :meth:`has_for`'s to say."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from gateway.cli import chat, checkpoint, completion, demo, doctor, status, up
+from gateway.cli import api_key, chat, checkpoint, completion, demo, doctor, status, up
 from gateway.cli.output import fail
 from gateway.cli.target import add_options
 from shared.errors import OmniRelayError
@@ -50,6 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_status(commands)
     _add_demo(commands)
     _add_doctor(commands)
+    _add_api_key(commands)
     _add_completion(commands, parser)
     return parser
 
@@ -124,6 +125,21 @@ def _add_doctor(commands: "_Commands[argparse.ArgumentParser]") -> None:
     parser.add_argument("--config", type=Path, metavar="FILE", help="YAML; the defaults without it")
     parser.add_argument("--json", action="store_true", help="as one JSON object")
     parser.set_defaults(run=doctor.run)
+
+
+def _add_api_key(commands: "_Commands[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser("api-key", help="make a key for a client of the gateway, and print it")
+    parser.add_argument("name", metavar="NAME", help="what the key goes by in logs and metrics")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="YAML; its gateway.api_keys is added to")
+    parser.add_argument("--file", type=Path, metavar="FILE", help="add to this file instead")
+    parser.add_argument("--requests-per-second", type=float, metavar="N", help="that the key may begin")
+    parser.add_argument("--burst", type=int, metavar="N", help="requests at once, after a pause")
+    parser.add_argument("--max-requests", type=int, metavar="N", help="that may be open at once")
+    parser.add_argument("--request-bytes", type=int, metavar="N", help="largest request, media included")
+    parser.add_argument(
+        "--best-priority", type=int, metavar="N", help="most urgent one; smaller is more urgent"
+    )
+    parser.set_defaults(run=api_key.run)
 
 
 def _add_completion(commands: "_Commands[argparse.ArgumentParser]", whole: argparse.ArgumentParser) -> None:

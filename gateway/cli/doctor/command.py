@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from gateway.cli.doctor import checkpoint, demand, gpus, limits, machine, network, software
+from gateway.cli.doctor import access, checkpoint, demand, gpus, limits, machine, network, software
 from gateway.cli.doctor.finding import Finding, Level, ok, problem, warning
 from gateway.cli.output import say
 from gateway.cli.progress import Progress
@@ -91,6 +91,7 @@ class Examination:
         on_cpu = report is None or report.platform == "cpu"
         running = self._get("ports", lambda: network.ask_gateway(config))
         self._add("addresses", lambda: network.check_addresses(config))
+        self._add("access", lambda: access.check_access(config))
         self._add("ports", lambda: network.check_ports(config, running))
         model, told = self._get("checkpoint", lambda: checkpoint.examine(config)) or (None, [])
         self._findings += told

@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from gateway.cli.doctor.finding import Findings, ok, problem, warning
 from gateway.cli.target import own_target
 from gateway.client import StatusReport
+from gateway.door import open_doors
 from shared.config import Config
 from shared.errors import GatewayUnreachableError, MessageError
 
@@ -24,6 +25,8 @@ STATUS_S: Final = 5.0
 MAX_SOCKET_PATH: Final = 107
 """Of a Unix socket; the kernel takes no longer ones."""
 ANYWHERE: Final = ("*", "0.0.0.0", "::")  # noqa: S104  Recognized, not used.
+CLIENTS: Final = ("gateway.listen", "gateway.http")
+"""Where keys and TLS hold."""
 _LISTENS: Final = "0A"
 
 
@@ -47,10 +50,17 @@ def check_addresses(config: Config) -> Findings:
         yield problem(
             "addresses", f"{', '.join(names)} are one place, {place}", "give each a port of its own"
         )
-    open_ones = [f"{key} {address}" for key, address in addresses(config) if not _is_local(address)]
-    if open_ones:
+    open_ones = [(key, address) for key, address in addresses(config) if not _is_local(address)]
+    unguarded = [f"{key} {address}" for key, address in open_ones if key not in CLIENTS]
+    if unguarded:
         advice = "nothing asks who comes: let only a trusted network reach it"
-        yield warning("addresses", f"can be reached from other machines: {', '.join(open_ones)}", advice)
+        yield warning("addresses", f"can be reached from other machines: {', '.join(unguarded)}", advice)
+    for what in open_doors(config.gateway):
+        yield warning("addresses", what, "set it, or let only a trusted network reach the gateway")
+    guarded = [f"{key} {address}" for key, address in open_ones if key in CLIENTS]
+    if guarded and not open_doors(config.gateway):
+        what = f"{', '.join(guarded)} can be reached from other machines, with a key and over TLS"
+        yield ok("addresses", what)
     if not shared and not open_ones:
         yield ok("addresses", "all are different, and only this machine can reach them")
 
