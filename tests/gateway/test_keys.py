@@ -1,0 +1,258 @@
+"""The file of API keys, what a key may do, and the command that makes one."""
+
+import stat
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.bucket import TokenBucket
+from gateway.cli.main import main
+from gateway.clients import Client, ClientLimits
+from gateway.door import open_doors
+from gateway.keys import ApiKeys, KeyEntry, hash_of, new_key, read_keys
+from gateway.protocol import GenerateRequest, Hello
+from gateway.stream import UNREAD_OF_ONE, ClientAccount, UnreadBytes
+from shared.config import load_config
+from shared.errors import BusyError, ConfigError, SlowClientError, UnauthenticatedError
+
+SECRET = "omr_" + "s3cr3t" * 7
+
+
+def written(path: Path, text: str, mode: int = 0o600) -> Path:
+    path.write_text(text, encoding="utf-8")
+    path.chmod(mode)
+    return path
+
+
+def keys_file(path: Path, **keys: dict[str, object]) -> Path:
+    entries = {name: {"sha256": hash_of(str(entry.pop("key"))), **entry} for name, entry in keys.items()}
+    return written(path, yaml.safe_dump(entries))
+
+
+def test_a_key_is_known_by_its_hash_alone(tmp_path: Path) -> None:
+    first, second = new_key(), new_key()
+    assert first != second
+    path = keys_file(tmp_path / "keys", alice={"key": first, "max_requests": 2}, bob={"key": second})
+    assert first not in path.read_text()
+    keys = ApiKeys(path)
+    assert keys.needed
+    assert keys.client(first).name == "key alice"
+    assert keys.client(first) is keys.client(first)
+    assert keys.client(second).limits.max_requests is None
+    told = set()
+    for wrong in (None, "", first[:-1], first + "x", f" {first}", "\udcff", hash_of(first)):
+        with pytest.raises(UnauthenticatedError) as error:
+            keys.client(wrong)
+        told.add(str(error.value))
+    assert len(told) == 1, "missing and wrong are told alike"
+
+
+def test_without_a_file_nobody_needs_a_key() -> None:
+    assert not ApiKeys(None).needed
+    assert list(ApiKeys(None).names) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("- a\n", "must map names"),
+        ("a: {sha256: abc}\n", "a: Expected `str` matching regex"),
+        (f"a: {{sha256: {'a' * 64}, key: {SECRET}}}\n", "unknown field `key`"),
+        (f"a: {SECRET}\n", "Expected `object`, got `str`"),
+        (f"{SECRET}: 'oops\n", "is not YAML in line"),
+        (f"? [{SECRET}]\n: 1\n", "is not YAML"),
+        (f"{SECRET.upper()}: {{}}\n", "name 1 must match"),
+        (f"a: {{sha256: {'a' * 64}, best_priority: -2000}}\n", "best_priority"),
+        (f"a: {{sha256: {'a' * 64}, requests_per_second: 0}}\n", "requests_per_second"),
+        (f"a: {{sha256: {'a' * 64}}}\na: {{sha256: {'b' * 64}}}\n", "names a key twice"),
+        (f"a: {{sha256: {'a' * 64}}}\nb: {{sha256: {'a' * 64}}}\n", "one key under two names"),
+    ],
+)
+def test_a_file_that_cannot_be_believed_is_refused_without_its_content(
+    tmp_path: Path, text: str, problem: str
+) -> None:
+    with pytest.raises(ConfigError, match=r"gateway\.api_keys") as error:
+        read_keys(written(tmp_path / "keys", text))
+    assert problem in str(error.value)
+    assert SECRET not in str(error.value)
+    assert SECRET.upper() not in str(error.value)
+
+
+def test_a_file_that_others_may_write_is_large_or_missing_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match="may be written by others"):
+        read_keys(written(tmp_path / "a", "", 0o620))
+    with pytest.raises(ConfigError, match="cannot read"):
+        read_keys(tmp_path / "missing")
+    (tmp_path / "b").write_bytes(b"\xff")
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        read_keys(tmp_path / "b")
+    monkeypatch.setattr("gateway.keys.MAX_KEYS", 1)
+    two = "".join(f"k{number}: {{sha256: a{number:063}}}\n" for number in range(2))
+    with pytest.raises(ConfigError, match="has 2 keys, at most 1"):
+        read_keys(written(tmp_path / "c", two))
+    monkeypatch.setattr("gateway.keys.MAX_FILE_BYTES", 10)
+    with pytest.raises(ConfigError, match="more than 10 bytes"):
+        read_keys(tmp_path / "c")
+    assert read_keys(written(tmp_path / "d", "")) == {}
+
+
+def test_what_is_read_again_holds_from_then_on(tmp_path: Path) -> None:
+    path = keys_file(
+        tmp_path / "keys", kept={"key": "k"}, gone={"key": "g"}, turned={"key": "t"}, limited={"key": "l"}
+    )
+    keys = ApiKeys(path)
+    kept, gone, turned, limited = (keys.client(each) for each in "kgtl")
+    kept.open()
+    keys_file(path, kept={"key": "k"}, turned={"key": "T"}, limited={"key": "l", "max_requests": 1})
+    keys.reload()
+    assert keys.client("k") is kept
+    kept.open()
+    assert kept.open_requests == 2
+    for withdrawn in (gone, turned):
+        with pytest.raises(UnauthenticatedError):
+            withdrawn.open()
+    assert keys.client("T") is not turned
+    limited.open()
+    with pytest.raises(BusyError, match="may have 1 requests open"):
+        limited.open()
+    path.write_text("broken: [")
+    with pytest.raises(ConfigError):
+        keys.reload()
+    assert keys.client("k") is kept
+    metrics = {
+        (sample.name, *sample.labels.values()): sample.value
+        for metric in keys.collect()
+        for sample in metric.samples
+    }
+    assert metrics["omnirelay_key_requests_total", "kept", "taken"] == 2
+    assert metrics["omnirelay_key_requests_total", "limited", "busy"] == 1
+    assert metrics["omnirelay_key_open_requests", "kept"] == 2
+    assert not any("gone" in name for name in metrics)
+
+
+@given(
+    st.floats(0.1, 100),
+    st.integers(1, 20),
+    st.lists(st.floats(0, 2), max_size=100),
+)
+def test_a_bucket_gives_no_more_than_its_rate_and_burst(
+    per_second: float, burst: int, pauses: list[float]
+) -> None:
+    now = 0.0
+    bucket = TokenBucket(per_second, burst, clock=lambda: now)
+    taken = 0
+    for pause in pauses:
+        now += pause
+        wait_s = bucket.wait_s()
+        if wait_s == 0:
+            bucket.take()
+            taken += 1
+        else:
+            assert wait_s <= 1 / per_second + 1e-9
+        assert taken <= burst + per_second * now + 1e-6
+    now += bucket.wait_s() + 1e-6
+    assert bucket.wait_s() == 0
+
+
+def test_a_client_is_told_in_milliseconds_when_to_come_again() -> None:
+    client = Client("key a", ClientLimits(requests_per_second=0.5, burst=2))
+    client.open()
+    client.open()
+    with pytest.raises(BusyError, match=r"0\.5 requests a second") as busy:
+        client.open()
+    assert 1900 <= busy.value.retry_after_ms <= 2000
+    assert (client.taken, client.refused, client.open_requests) == (2, 1, 2)
+
+
+def test_no_request_is_more_urgent_than_its_client_may_be() -> None:
+    account = ClientAccount("x", 1, 1, Client("key a", ClientLimits(best_priority=5)))
+    assert account.allowed(GenerateRequest(priority=-3)).priority == 5
+    assert account.allowed(GenerateRequest(priority=9)).priority == 9
+
+
+def test_while_all_leave_much_unread_only_who_reads_gets_more() -> None:
+    unread = UnreadBytes(3 * UNREAD_OF_ONE)
+    slow, slower, reader = (ClientAccount(name, 9, 100 * UNREAD_OF_ONE, unread=unread) for name in "abc")
+    slow.charge(UNREAD_OF_ONE + 1)
+    slower.charge(2 * UNREAD_OF_ONE - 1)
+    reader.charge(1000)
+    with pytest.raises(SlowClientError, match=f"no more than {UNREAD_OF_ONE} are kept now"):
+        slow.charge(1)
+    slower.release(2 * UNREAD_OF_ONE - 1)
+    slow.charge(1)
+    assert unread.total == UNREAD_OF_ONE + 2 + 1000
+
+
+def test_a_hello_does_not_show_its_key() -> None:
+    assert "secret" not in repr(Hello(1, "x", "secret"))
+
+
+def test_the_environments_key_is_no_key_of_the_configuration() -> None:
+    assert load_config(environment={"OMNIRELAY_API_KEY": SECRET}) == load_config(environment={})
+
+
+@pytest.mark.parametrize(
+    ("gateway", "told"),
+    [
+        ({}, []),
+        ({"listen": "tcp://0.0.0.0:5555"}, ["can use this gateway", "no TLS"]),
+        ({"http": "tcp://example.org:80", "api_keys": "x"}, ["no TLS"]),
+        ({"http": "tcp://[::]:80", "tls": {"certificate": "c", "key": "k"}}, ["can use this gateway"]),
+        ({"listen": "tcp://localhost:1", "http": None}, []),
+    ],
+)
+def test_what_others_may_use_or_read_is_told(gateway: dict[str, object], told: list[str]) -> None:
+    config = load_config(environment={}).gateway.model_validate(gateway)
+    found = open_doors(config)
+    assert len(found) == len(told)
+    for words, line in zip(told, found, strict=True):
+        assert words in line
+
+
+def test_the_command_makes_a_key_that_is_known(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "folder" / "keys.yaml"
+    monkeypatch.setenv("OMNIRELAY_GATEWAY__API_KEYS", str(path))
+    assert main(["api-key", "alice"]) == 0
+    key = capsys.readouterr().out.strip()
+    assert key.startswith("omr_")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    path.write_text("# people\n" + path.read_text().rstrip("\n"))
+    limits = ["--requests-per-second", "2", "--burst", "3", "--max-requests", "4"]
+    assert main(["api-key", "bob", *limits, "--request-bytes", "5", "--best-priority", "6"]) == 0
+    told = capsys.readouterr()
+    assert told.out.strip() not in path.read_text() + told.err
+    assert path.read_text().startswith("# people\n")
+    entries = read_keys(path)
+    assert entries["alice"] == KeyEntry(sha256=hash_of(key))
+    assert entries["bob"] == KeyEntry(
+        sha256=hash_of(told.out.strip()),
+        requests_per_second=2,
+        burst=3,
+        max_requests=4,
+        request_bytes=5,
+        best_priority=6,
+    )
+    before = path.read_text()
+    for arguments, why in (
+        (["alice"], "has a key 'alice' already"),
+        (["Not a name"], "must match"),
+        (["carol", "--burst", "0"], "the limits of 'carol' cannot be used"),
+        (["carol", "--file", "/dev/null/keys"], "cannot write"),
+    ):
+        assert main(["api-key", *arguments]) == 1
+        assert why in capsys.readouterr().err
+    assert path.read_text() == before
+    assert [each.name for each in path.parent.iterdir()] == ["keys.yaml"]
+    written(path, "{}")
+    assert main(["api-key", "carol"]) == 1
+    assert "nothing can be added at its end" in capsys.readouterr().err
+    monkeypatch.delenv("OMNIRELAY_GATEWAY__API_KEYS")
+    assert main(["api-key", "carol"]) == 1
+    assert "names no file of keys" in capsys.readouterr().err
