@@ -3,9 +3,7 @@
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Final, Protocol, TypeVar
+from typing import Final, Protocol
 
 import msgspec
 
@@ -21,6 +19,7 @@ from gateway.media import Fetch, MediaIntake
 from gateway.metrics import GatewayMetrics, RequestMeter
 from gateway.parts import media_of
 from gateway.prompt import PromptBuilder
+from gateway.prompt_thread import PromptThread
 from gateway.protocol import GenerateRequest
 from gateway.record import Delta, RequestRecord
 from gateway.registry import StageRegistry
@@ -50,7 +49,6 @@ from shared.messages import (
     ThinkRequest,
 )
 
-T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
@@ -129,13 +127,11 @@ class Gateway:
         self._validator = Validator(limits, self.registry, prompts)
         self._admission = Admission(limits.max_active, limits.max_queued)
         self.held: Final = HeldBytes(limits.held_bytes, self._admission.retry_after_ms)
-        self._media = MediaIntake(config.media, fetch, self._in_thread)
+        self._thread = PromptThread()
+        self._media = MediaIntake(config.media, fetch, self._thread.run)
         self._aborts = AbortLedger(stages.abort)
         self._active: dict[str, _Active] = {}
         self._history = RequestHistory()
-        # One thread: tokenizing a long prompt must not hold up the streams, and prompts wait in line.
-        self._prompt_thread = ThreadPoolExecutor(1, "prompts")
-        self._prompt_turn = asyncio.Lock()
         self.closing = False
 
     async def submit(self, request: GenerateRequest, account: ClientAccount) -> ResponseStream:
@@ -242,7 +238,7 @@ class Gateway:
             self._give_up(
                 active, RequestState.CANCELLED, CancelledRequestError("the gateway is shutting down")
             )
-        self._prompt_thread.shutdown(wait=False, cancel_futures=True)
+        self._thread.close()
 
     async def _admit(
         self,
@@ -288,26 +284,12 @@ class Gateway:
         """Give what the thinker is asked: what is cheap to refuse is refused before media are fetched."""
         items = media_of(request.messages)
         self._media.check(items, hold)
-        prompt = await self._in_thread(self._validator.prompt, request)
+        prompt = await self._thread.run(hold.client, self._validator.prompt, request)
         drawn_seed = secrets.randbits(SEED_BITS)
         think = self._validator.think_request(secrets.token_hex(8), request, prompt, drawn_seed)
         media = await self._media.load(items, hold)
         traceparent = trace.traceparent if trace is not None else None
         return msgspec.structs.replace(think, media=media, traceparent=traceparent)
-
-    async def _in_thread(self, function: Callable[..., T], *arguments: object) -> T:
-        """Run something that takes long on the one thread for it.
-
-        It waits for its turn here and not in the executor, which would keep what it works on of a request
-        that has been cancelled meanwhile.
-        """
-        await self._prompt_turn.acquire()
-        if self.closing:
-            self._prompt_turn.release()
-            raise CancelledRequestError("the gateway is shutting down")
-        job = asyncio.get_running_loop().run_in_executor(self._prompt_thread, function, *arguments)
-        job.add_done_callback(lambda _: self._prompt_turn.release())
-        return await asyncio.shield(job)
 
     def _take(self, active: _Active, delta: Delta) -> None:
         record = active.record

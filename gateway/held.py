@@ -24,7 +24,7 @@ class HeldBytes:
     def __init__(self, limit: int, retry_after_ms: Callable[[], int]) -> None:
         self._portions = Portions(limit)
         self._retry_after_ms = retry_after_ms
-        self._client = ""
+        self.client = ""
 
     @property
     def total(self) -> int:
@@ -34,7 +34,7 @@ class HeldBytes:
     def of(self, client: str) -> "HeldBytes":
         """The same bytes, as one client holds them."""
         view = copy(self)
-        view._client = client
+        view.client = client
         return view
 
     def take(self, size: int, besides: int = 0) -> None:
@@ -47,18 +47,18 @@ class HeldBytes:
         Raises:
             BusyError: There is no room for them.
         """
-        if not self._portions.has_for(self._client, size, besides):
-            own, total = self._portions.own(self._client), self._portions.used
+        if size and not self._portions.has_for(self.client, size, besides):
+            own, total = self._portions.own(self.client), self._portions.used
             raise BusyError(
                 f"{total} bytes of media are held, no room for {size} more (gateway.limits.held_bytes is "
                 f"{self._portions.total}, and this client holds {own}): try again later",
                 self._retry_after_ms(),
             )
-        self._portions.take(self._client, size)
+        self._portions.take(self.client, size)
 
     def give(self, size: int) -> None:
         """Count fewer bytes for the client."""
-        self._portions.give(self._client, size)
+        self._portions.give(self.client, size)
 
 
 class Hold:
@@ -71,6 +71,11 @@ class Hold:
     def __init__(self, held: HeldBytes) -> None:
         self._held: Final = held
         self.size = 0
+
+    @property
+    def client(self) -> str:
+        """Whose request it is."""
+        return self._held.client
 
     def grow(self, size: int) -> None:
         """Count more bytes for the request.

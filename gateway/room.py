@@ -38,13 +38,14 @@ class Room:
     @asynccontextmanager
     async def take(self, size: int, client: str = "") -> AsyncIterator[None]:
         """Wait for room, and keep it."""
-        await self._wait(size, client)
+        await self.enter(size, client)
         try:
             yield
         finally:
-            self._give(size, client)
+            self.leave(size, client)
 
-    async def _wait(self, size: int, client: str) -> None:
+    async def enter(self, size: int, client: str) -> None:
+        """Wait for room; give it back by :meth:`leave`."""
         name = str(next(self._names))
         granted = asyncio.get_running_loop().create_future()
         self._waiting[name] = granted, size
@@ -59,10 +60,11 @@ class Room:
                 self._wake()
             else:
                 # Both came in the same turn of the loop: it was granted, and nobody is there to take it.
-                self._give(size, client)
+                self.leave(size, client)
             raise
 
-    def _give(self, size: int, client: str) -> None:
+    def leave(self, size: int, client: str) -> None:
+        """Give room back."""
         self._portions.give(client, size)
         self._wake()
 

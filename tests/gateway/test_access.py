@@ -170,9 +170,9 @@ def test_a_realtime_session_takes_a_header_or_a_browsers_subprotocol(configure: 
             async with connect(url, subprotocols=[Subprotocol(each) for each in offered]) as socket:
                 assert socket.subprotocol == SUBPROTOCOL
                 assert json.loads(await socket.recv())["type"] == "session.created"
-            for wrong in ({}, {"subprotocols": [Subprotocol("openai-insecure-api-key.x")]}):
+            for wrong in (None, [Subprotocol("openai-insecure-api-key.x")]):
                 with pytest.raises(InvalidStatus) as refused:
-                    await connect(url, **wrong)
+                    await connect(url, subprotocols=wrong)
                 assert refused.value.response.status_code == 401
 
     run(scenario())
@@ -274,12 +274,12 @@ def test_at_debug_no_log_holds_a_key(place: Path, keys: str, monkeypatch: pytest
                 await client.get("/v1/models", headers=headers)
                 await client.post(CHAT, headers=headers, json={"model": MODEL, "messages": HI})
                 url = http.replace("http:", "ws:") + "/v1/realtime"
-                for how in (
-                    {"additional_headers": headers},
-                    {"subprotocols": [Subprotocol(f"openai-insecure-api-key.{key}")]},
-                ):
+                offered = [Subprotocol(f"openai-insecure-api-key.{key}")]
+                for header, subprotocols in ((headers, None), (None, offered)):
                     try:
-                        async with connect(url, **how) as socket:
+                        async with connect(
+                            url, additional_headers=header, subprotocols=subprotocols
+                        ) as socket:
                             await socket.recv()
                     except InvalidStatus:
                         assert key != KEY
@@ -292,7 +292,7 @@ def test_at_debug_no_log_holds_a_key(place: Path, keys: str, monkeypatch: pytest
 
     command = [sys.executable, "-m", "gateway"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
-        lines = []
+        lines: list[str] = []
         assert process.stdout is not None
         while "listening on" not in (lines or [""])[-1]:
             lines.append(process.stdout.readline())

@@ -86,9 +86,8 @@ def test_errors() -> None:
 
 
 def test_paths(configure: Callable[..., Config]) -> None:
-    context = HttpContext(
-        None, configure(http_gateway()), lambda: None, UploadRoom(1), Door(configure()), "m"
-    )  # type: ignore[arg-type,return-value]
+    config = configure(http_gateway())
+    context = HttpContext(None, config, lambda: None, UploadRoom(1), Door(config), "m")  # type: ignore[arg-type,return-value]
     routes = [route for route in make_app(context).routes if isinstance(route, Route | WebSocketRoute)]
     table = PAGE.partition("\n\nWith the official client")[0]
     assert {route.path.replace(":path", "") for route in routes} == set(re.findall(r"(/[\w/{}]*)`", table))

@@ -13,11 +13,13 @@ import httpx
 import pytest
 from websockets.asyncio.client import connect
 
+from gateway.cli.doctor.access import check_access
+from gateway.cli.launcher import Stack, running
 from gateway.cli.main import main
 from gateway.cli.target import own_target
 from gateway.client import AsyncGatewayClient, GatewayClient
 from gateway.protocol import parse_tcp
-from shared.config import Config
+from shared.config import Config, load_config
 from shared.errors import (
     ConfigError,
     GatewayUnreachableError,
@@ -238,3 +240,43 @@ def test_the_commands_send_the_key_and_believe_the_authority(
             assert (await command(*ask, "--api-key-file", str(tmp_path / "missing")))[0] == 1
 
     run(scenario())
+
+
+def test_the_launcher_needs_neither_a_key_nor_an_authority(
+    place: Path, certified: Certified, keys: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {
+        "API_KEYS": keys,
+        "TLS__CERTIFICATE": str(certified.pem),
+        "TLS__KEY": str(certified.pem),
+    }.items():
+        monkeypatch.setenv(f"OMNIRELAY_GATEWAY__{name}", value)
+    stack = Stack(load_config(), None, lambda *_: None)
+
+    async def scenario() -> None:
+        async with running(stack) as report:
+            assert report.ready
+
+    run(scenario())
+
+
+def test_the_doctor_looks_at_keys_and_certificate(
+    configure: Configure, certified: Certified, keys: str, tmp_path: Path
+) -> None:
+    def levels(**gateway: object) -> list[tuple[str, str]]:
+        found = [(each.check, each.level) for each in check_access(configure(gateway))]
+        return [each for each in found if each[0] != "clients"]
+
+    assert levels() == []
+    assert levels(tls=certified.config, api_keys=keys) == [("api-keys", "ok"), ("tls", "ok")]
+    (tmp_path / "empty").touch(0o600)
+    assert levels(api_keys=str(tmp_path / "empty")) == [("api-keys", "warning")]
+    certified.pem.chmod(0o644)
+    wrong = levels(tls=certified.config, api_keys=str(tmp_path / "missing"))
+    assert wrong == [("api-keys", "problem"), ("tls", "problem")]
+    certified.pem.chmod(0o600)
+    addresses = {"listen": "tcp://0.0.0.0:5555", "http": "tcp://0.0.0.0:8000"}
+    told = [each.what for each in check_access(configure(addresses)) if each.level == "warning"]
+    assert [("no key" in each, "no TLS" in each) for each in told] == [(True, False), (False, True)]
+    guarded = configure({**addresses, "tls": certified.config, "api_keys": keys})
+    assert {each.level for each in check_access(guarded)} == {"ok"}

@@ -1,18 +1,24 @@
-"""The files by which the gateway knows its clients, and by which they know it."""
+"""How the gateway knows its clients, and they it: keys, TLS, and who can reach it without."""
 
 from pathlib import Path
 
 from gateway import tls
 from gateway.cli.doctor.finding import Findings, ok, problem, warning
+from gateway.door import open_doors
 from gateway.keys import read_keys
 from shared.config import Config
 from shared.errors import ConfigError
 
-KEYS, TLS = "api-keys", "tls"
+CLIENTS, KEYS, TLS = "clients", "api-keys", "tls"
 
 
 def check_access(config: Config) -> Findings:
-    """Whether the file of keys and the certificate can be used, where there are some."""
+    """Who can use the gateway, and whether its keys and its certificate can be used, if there are any."""
+    told = open_doors(config.gateway)
+    for what in told:
+        yield warning(CLIENTS, what, "set it, or let only a trusted network reach the gateway")
+    if not told:
+        yield ok(CLIENTS, "nobody but this machine reaches the gateway without a key and TLS")
     path = config.gateway.api_keys
     if path is not None:
         try:

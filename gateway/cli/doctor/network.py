@@ -16,7 +16,6 @@ from pydantic import BaseModel
 from gateway.cli.doctor.finding import Findings, ok, problem, warning
 from gateway.cli.target import own_target
 from gateway.client import StatusReport
-from gateway.door import open_doors
 from shared.config import Config
 from shared.errors import GatewayUnreachableError, MessageError
 
@@ -26,7 +25,7 @@ MAX_SOCKET_PATH: Final = 107
 """Of a Unix socket; the kernel takes no longer ones."""
 ANYWHERE: Final = ("*", "0.0.0.0", "::")  # noqa: S104  Recognized, not used.
 CLIENTS: Final = ("gateway.listen", "gateway.http")
-"""Where keys and TLS hold."""
+"""Where API keys and TLS hold: :mod:`gateway.cli.doctor.access`."""
 _LISTENS: Final = "0A"
 
 
@@ -50,19 +49,16 @@ def check_addresses(config: Config) -> Findings:
         yield problem(
             "addresses", f"{', '.join(names)} are one place, {place}", "give each a port of its own"
         )
-    open_ones = [(key, address) for key, address in addresses(config) if not _is_local(address)]
-    unguarded = [f"{key} {address}" for key, address in open_ones if key not in CLIENTS]
-    if unguarded:
+    open_ones = [
+        f"{key} {address}"
+        for key, address in addresses(config)
+        if key not in CLIENTS and not _is_local(address)
+    ]
+    if open_ones:
         advice = "nothing asks who comes: let only a trusted network reach it"
-        yield warning("addresses", f"can be reached from other machines: {', '.join(unguarded)}", advice)
-    for what in open_doors(config.gateway):
-        yield warning("addresses", what, "set it, or let only a trusted network reach the gateway")
-    guarded = [f"{key} {address}" for key, address in open_ones if key in CLIENTS]
-    if guarded and not open_doors(config.gateway):
-        what = f"{', '.join(guarded)} can be reached from other machines, with a key and over TLS"
-        yield ok("addresses", what)
+        yield warning("addresses", f"can be reached from other machines: {', '.join(open_ones)}", advice)
     if not shared and not open_ones:
-        yield ok("addresses", "all are different, and only this machine can reach them")
+        yield ok("addresses", "all are different, and only this machine can reach those of the stages")
 
 
 def ask_gateway(config: Config) -> StatusReport | None:

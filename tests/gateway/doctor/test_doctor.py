@@ -67,6 +67,7 @@ def test_all_is_well(config_file: Path, capsys: pytest.CaptureFixture[str]) -> N
         "vllm",
         "configuration",
         "addresses",
+        "clients",
         "ports",
         "checkpoint",
         "device",
