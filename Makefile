@@ -7,7 +7,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 
 .DEFAULT_GOAL := help
 .PHONY: help env demo up test test-compose test-monitoring test-page prometheus chromium bench profile
-.PHONY: check format clean
+.PHONY: check format clean sbom audit
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -15,7 +15,8 @@ help: ## list the targets
 
 env: $(READY) ## create the environment in .venv, if it is missing or out of date
 
-$(READY): pyproject.toml requirements/cpu.lock requirements/dev.lock requirements/gpu.txt scripts/setup_env.py
+$(READY): pyproject.toml requirements/torch.lock requirements/cpu.lock requirements/dev.lock requirements/gpu.txt \
+		scripts/setup_env.py
 	@test -n "$(PYTHON)" || { echo "No python3.11 found; install Python 3.11."; exit 1; }
 	@"$(PYTHON)" scripts/setup_env.py --device "$(DEVICE)" --venv "$(VENV)"
 	@touch $@
@@ -62,6 +63,20 @@ prometheus chromium:
 		export RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive; \
 		apt-get update -qq && apt-get install -y -qq --no-install-recommends $(PACKAGES); }
 
+AUDIT := .venv-audit/bin/python
+
+$(AUDIT): requirements/audit.lock
+	@"$(PYTHON)" -m venv --clear .venv-audit
+	@$@ -m pip install --quiet --no-input --no-deps --require-hashes -r requirements/audit.lock
+	@touch $@
+
+sbom: $(AUDIT) ## write what the locked packages are to out/sbom-*.json (CycloneDX)
+	@$(AUDIT) scripts/supply_chain.py sbom
+
+# ARGS="--service osv" asks osv.dev instead of PyPI.
+audit: $(AUDIT) ## ask what is known against the locked packages; needs the internet itself, not a mirror
+	@$(AUDIT) scripts/supply_chain.py audit $(ARGS)
+
 check: env ## lint, formatting, types, and the direction of imports
 	@echo "[1/4] ruff check"
 	@$(BIN)/ruff check .
@@ -77,6 +92,6 @@ format: env ## put the code into the form that check wants
 	@$(BIN)/ruff format .
 
 clean: ## remove the environments and everything that was generated
-	rm -rf .venv .venv-gpu out build dist .cache *.egg-info
+	rm -rf .venv .venv-gpu .venv-audit out build dist .cache *.egg-info
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .coverage .coverage.*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -5,8 +5,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Final, TypeVar
+from typing import Final
 
 import msgspec
 
@@ -22,6 +21,7 @@ from gateway.media import Fetch, MediaIntake
 from gateway.metrics import GatewayMetrics, RequestMeter
 from gateway.parts import media_of
 from gateway.prompt import PromptBuilder
+from gateway.prompt_thread import PromptThread
 from gateway.protocol import GenerateRequest
 from gateway.record import Delta, RequestRecord, stage_of
 from gateway.registry import StageRegistry
@@ -49,7 +49,6 @@ from shared.messages import (
     ThinkRequest,
 )
 
-T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
@@ -97,12 +96,10 @@ class Gateway:
         self._validator = Validator(limits, self.registry, prompts)
         self._admission = Admission(limits.max_active, limits.max_queued)
         self.held: Final = HeldBytes(limits.held_bytes, self._admission.retry_after_ms)
-        self._media = MediaIntake(config.media, fetch, self._in_thread)
+        self._thread = PromptThread()
+        self._media = MediaIntake(config.media, fetch, self._thread.run)
         self._active: dict[str, Active] = {}
         self._history = RequestHistory()
-        # One thread: tokenizing a long prompt must not hold up the streams, and prompts wait in line.
-        self._prompt_thread = ThreadPoolExecutor(1, "prompts")
-        self._prompt_turn = asyncio.Lock()
         self.closing = False
 
     async def submit(self, request: GenerateRequest, account: ClientAccount) -> ResponseStream:
@@ -120,16 +117,16 @@ class Gateway:
         """
         lifecycle = Lifecycle(self.counts)
         trace = self._traces.begin(request.traceparent, lifecycle) if self._traces is not None else None
-        hold = Hold(self.held)
+        hold = Hold(self.held.of(account.share))
         account_open = False
         try:
             account.open()
             account_open = True
-            return await self._admit(request, account, lifecycle, hold, trace)
+            return await self._admit(account.allowed(request), account, lifecycle, hold, trace)
         except BaseException as error:
             hold.release()
             if account_open:
-                account.open_requests -= 1
+                account.end()
             lifecycle.move(_state_after(error))
             self.metrics.ended(lifecycle.state, error)
             if trace is not None:
@@ -195,7 +192,7 @@ class Gateway:
                 active, RequestState.CANCELLED, CancelledRequestError("the gateway is shutting down")
             )
         self.dispatcher.close()
-        self._prompt_thread.shutdown(wait=False, cancel_futures=True)
+        self._thread.close()
 
     async def _admit(
         self,
@@ -210,7 +207,7 @@ class Gateway:
         deadline_s = self._validator.deadline_s(request)
         loop = asyncio.get_running_loop()
         due = loop.time() + deadline_s
-        with self._admission.preparing():
+        with self._admission.preparing(account.share):
             try:
                 async with asyncio.timeout_at(due):
                     think = await self._prepare(request, hold, trace)
@@ -220,7 +217,7 @@ class Gateway:
             raise CancelledRequestError("the gateway is shutting down")
         self._validator.check_stages(request)
         request_id = think.request_id
-        self._admission.enter(request_id, think.priority)
+        self._admission.enter(request_id, think.priority, account.share)
         lifecycle.move(RequestState.QUEUED)
         active = Active(
             RequestRecord(think, lifecycle),
@@ -241,27 +238,13 @@ class Gateway:
         """Give what the thinker is asked: what is cheap to refuse is refused before media are fetched."""
         items = media_of(request.messages)
         self._media.check(items, hold)
-        prompt = await self._in_thread(self._validator.prompt, request)
+        prompt = await self._thread.run(hold.client, self._validator.prompt, request)
         drawn_seed = secrets.randbits(SEED_BITS)
         request_id = f"{self.name}{secrets.token_hex(8)}"
         think = self._validator.think_request(request_id, request, prompt, drawn_seed)
         media = await self._media.load(items, hold)
         traceparent = trace.traceparent if trace is not None else None
         return msgspec.structs.replace(think, media=media, traceparent=traceparent)
-
-    async def _in_thread(self, function: Callable[..., T], *arguments: object) -> T:
-        """Run something that takes long on the one thread for it.
-
-        It waits for its turn here and not in the executor, which would keep what it works on of a request
-        that has been cancelled meanwhile.
-        """
-        await self._prompt_turn.acquire()
-        if self.closing:
-            self._prompt_turn.release()
-            raise CancelledRequestError("the gateway is shutting down")
-        job = asyncio.get_running_loop().run_in_executor(self._prompt_thread, function, *arguments)
-        job.add_done_callback(lambda _: self._prompt_turn.release())
-        return await asyncio.shield(job)
 
     def _take(self, active: Active, delta: Delta) -> None:
         record = active.record

@@ -55,7 +55,7 @@ class StagePort(Protocol):
         """Tell a replica that this gateway ends."""
         ...
 
-    def connect(self, thinkers: dict[str, str]) -> None:
+    def reach(self, thinkers: dict[str, str]) -> None:
         """Be connected to exactly these replicas of the thinker."""
         ...
 
@@ -238,7 +238,7 @@ class Dispatcher:
             # It has not heard from here for so long that it has dropped all it had.
             self._lose(replica, "silent")
         if stage == "thinker":
-            self._stages.connect(registry.addresses("thinker"))
+            self._stages.reach(registry.addresses("thinker"))
         self._aborts.resend(stage, name)
         following = NEXT.get(stage)
         peers = Peers(
@@ -267,4 +267,4 @@ class Dispatcher:
         if for_good:
             self._aborts.forget(stage, replica.name)
         if stage == "thinker":
-            self._stages.connect(self._registry.addresses("thinker"))
+            self._stages.reach(self._registry.addresses("thinker"))

@@ -16,6 +16,7 @@ import aiohttp
 import aiohttp.abc
 from yarl import URL
 
+from gateway.room import Room
 from gateway.urls import HttpsUrl, parse_host
 from shared.config import MediaConfig
 from shared.errors import ConfigError, MediaTooLargeError, MediaUnreachableError
@@ -80,7 +81,7 @@ class Fetcher:
         self._resolve = resolve
         self._allowed = allowed
         self._tls = tls or ssl.create_default_context()
-        self._places = asyncio.Semaphore(AT_ONCE)
+        self._places = Room(AT_ONCE)
         self._hosts: set[tuple[str, int]] = set()
         for text in config.url_hosts:
             place = parse_host(text)
@@ -99,20 +100,23 @@ class Fetcher:
                 f"{name}: this gateway does not fetch from {url.host}:{url.port} (media.url_hosts)"
             )
 
-    async def fetch(self, name: str, url: HttpsUrl, grow: Callable[[int], None]) -> bytearray:
+    async def fetch(
+        self, name: str, url: HttpsUrl, grow: Callable[[int], None], client: str = ""
+    ) -> bytearray:
         """Fetch a file.
 
         Args:
             name: Of the item, for errors.
             url: Where it is.
             grow: Called with the number of bytes before they are kept; may raise.
+            client: Whose request it is: clients have their turns.
 
         Raises:
             MediaUnreachableError: It cannot be had.
             MediaTooLargeError: It is larger than allowed.
         """
         self.check(name, url)
-        async with self._places:
+        async with self._places.take(1, client):
             try:
                 async with asyncio.timeout(self._timeout_s):
                     return await self._get(name, url, await self._addresses(name, url), grow)

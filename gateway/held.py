@@ -1,10 +1,11 @@
 """How many bytes of clients' files the gateway holds: for requests, and for uploads that are still coming."""
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from copy import copy
 from typing import Final
 
+from gateway.portions import Portions
+from gateway.room import Room
 from shared.errors import BusyError
 
 UPLOAD_GRACE_S: Final = 10.0
@@ -13,7 +14,7 @@ MIN_UPLOAD_BYTES_PER_S: Final = 2**17
 
 
 class HeldBytes:
-    """The bytes of media that all living requests hold together, bounded.
+    """The bytes of media that all living requests hold together, bounded; no client may hold all of them.
 
     Args:
         limit: Most bytes.
@@ -21,35 +22,60 @@ class HeldBytes:
     """
 
     def __init__(self, limit: int, retry_after_ms: Callable[[], int]) -> None:
-        self.total = 0
-        self._limit = limit
+        self._portions = Portions(limit)
         self._retry_after_ms = retry_after_ms
+        self.client = ""
 
-    def take(self, size: int) -> None:
-        """Count more bytes.
+    @property
+    def total(self) -> int:
+        """What all hold together."""
+        return self._portions.used
+
+    def of(self, client: str) -> "HeldBytes":
+        """The same bytes, as one client holds them."""
+        view = copy(self)
+        view.client = client
+        return view
+
+    def take(self, size: int, besides: int = 0) -> None:
+        """Count more bytes for the client.
+
+        Args:
+            size: How many.
+            besides: What it holds for the same request already.
 
         Raises:
             BusyError: There is no room for them.
         """
-        if self.total + size > self._limit:
+        if size and not self._portions.has_for(self.client, size, besides):
+            own, total = self._portions.own(self.client), self._portions.used
             raise BusyError(
-                f"{self.total} bytes of media are held, no room for {size} more "
-                f"(gateway.limits.held_bytes is {self._limit}): try again later",
+                f"{total} bytes of media are held, no room for {size} more (gateway.limits.held_bytes is "
+                f"{self._portions.total}, and this client holds {own}): try again later",
                 self._retry_after_ms(),
             )
-        self.total += size
+        self._portions.take(self.client, size)
+
+    def give(self, size: int) -> None:
+        """Count fewer bytes for the client."""
+        self._portions.give(self.client, size)
 
 
 class Hold:
     """What one request holds of them.
 
     Args:
-        held: Where it is counted.
+        held: Where it is counted, as its client's (:meth:`HeldBytes.of`).
     """
 
     def __init__(self, held: HeldBytes) -> None:
         self._held: Final = held
         self.size = 0
+
+    @property
+    def client(self) -> str:
+        """Whose request it is."""
+        return self._held.client
 
     def grow(self, size: int) -> None:
         """Count more bytes for the request.
@@ -57,43 +83,19 @@ class Hold:
         Raises:
             BusyError: There is no room for them.
         """
-        self._held.take(size)
+        self._held.take(size, self.size)
         self.size += size
 
     def release(self) -> None:
         """Count none any more; may be called again."""
-        self._held.total -= self.size
+        self._held.give(self.size)
         self.size = 0
 
 
-class UploadRoom:
-    """Memory for large uploads while they are read: who finds none waits, in order, and is not read.
-
-    Args:
-        limit: Most bytes; an upload alone is always read.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._used = 0
-        self._freed = asyncio.Event()
-        self._line = asyncio.Lock()
+class UploadRoom(Room):
+    """Memory for large uploads while they are read: who finds none waits for its turn, and is not read."""
 
     @staticmethod
     def limit_s(size: int) -> float:
         """Seconds that an upload of so many bytes may take."""
         return UPLOAD_GRACE_S + size / MIN_UPLOAD_BYTES_PER_S
-
-    @asynccontextmanager
-    async def take(self, size: int) -> AsyncIterator[None]:
-        """Wait for room, and keep it."""
-        async with self._line:
-            while self._used and self._used + size > self._limit:
-                self._freed.clear()
-                await self._freed.wait()
-            self._used += size
-        try:
-            yield
-        finally:
-            self._used -= size
-            self._freed.set()

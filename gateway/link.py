@@ -94,9 +94,9 @@ class StageLink:
         """
         self._thinkers.put(request)
 
-    def connect(self, thinkers: dict[str, str]) -> None:
+    def reach(self, thinkers: dict[str, str]) -> None:
         """Be connected to exactly these replicas of the thinker, by name and address."""
-        self._thinkers.connect(thinkers)
+        self._thinkers.reach(thinkers)
 
     def abort(self, stage: StageName, replica: str, request_id: str) -> None:
         """Tell a replica to drop a request, if it can be reached."""

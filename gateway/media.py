@@ -28,7 +28,9 @@ class Fetch(Protocol):
         """Refuse a URL whose host is not allowed."""
         ...
 
-    async def fetch(self, name: str, url: HttpsUrl, grow: Callable[[int], None]) -> bytearray:
+    async def fetch(
+        self, name: str, url: HttpsUrl, grow: Callable[[int], None], client: str = ""
+    ) -> bytearray:
         """Fetch a file."""
         ...
 
@@ -39,7 +41,7 @@ class MediaIntake:
     Args:
         config: What is allowed.
         fetch: Fetches by https; none if no host is allowed.
-        in_thread: Where data URLs are decoded.
+        in_thread: Where data URLs are decoded; given the client, the function and its arguments.
     """
 
     def __init__(self, config: MediaConfig, fetch: Fetch | None, in_thread: InThread) -> None:
@@ -97,7 +99,9 @@ class MediaIntake:
 
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._load_one(name, part, grow)) for name, part in items]
+                tasks = [
+                    group.create_task(self._load_one(name, part, grow, hold.client)) for name, part in items
+                ]
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from failures
         return [task.result() for task in tasks]
@@ -115,15 +119,18 @@ class MediaIntake:
                 )
             self._fetch.check(name, url)
 
-    async def _load_one(self, name: str, part: MediaPart, grow: Callable[[int], None]) -> MediaItem:
+    async def _load_one(
+        self, name: str, part: MediaPart, grow: Callable[[int], None], client: str
+    ) -> MediaItem:
         data: bytearray | memoryview
         if part.data is not None:
             data = part.data
         elif part.url is not None and is_data_url(part.url):
-            data = await self._in_thread(decode_data_url, name, part.url, self._config.max_item_bytes)
+            most = self._config.max_item_bytes
+            data = await self._in_thread(client, decode_data_url, name, part.url, most)
             grow(len(data))
         elif part.url is not None and self._fetch is not None:
-            data = await self._fetch.fetch(name, parse_https(name, part.url), grow)
+            data = await self._fetch.fetch(name, parse_https(name, part.url), grow, client)
         else:
             raise MediaError(f"{name}: give either data or url, and not both")
         self._check_size(name, len(data))

@@ -11,6 +11,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from gateway.core import Gateway
+from gateway.door import Door
 from gateway.held import UploadRoom
 from gateway.link import StageLink
 from gateway.media import Fetch
@@ -39,13 +40,14 @@ class GatewayProcess:
 
     Raises:
         CheckpointError: There is no checkpoint, or it lacks a file.
-        ConfigError: A host of ``media.url_hosts`` is not written like one, a variable of OpenTelemetry
-            holds what cannot be used, or the keys cannot be used.
+        ConfigError: A host of ``media.url_hosts`` is not written like one, a variable of OpenTelemetry holds
+            what cannot be used, or keys or the certificate cannot be used.
         AddressInUseError: Another process listens on one of the gateway's addresses.
     """
 
     def __init__(self, config: Config, fetch: Fetch | None = None) -> None:
         self._started = time.monotonic()
+        self.door: Final = Door(config)
         self._prompts = PromptBuilder(resolve_model(config, TOKENIZER_FILES))
         fetch = fetch or _fetcher(config.media)
         self._tracer = open_tracer(config.tracing, "gateway")
@@ -54,8 +56,9 @@ class GatewayProcess:
         self.gateway: Final = Gateway(config, self._prompts, self._link, fetch, traces)
         self.gateway.metrics.registry.register(self._link.edges())
         self.gateway.metrics.registry.register(self._link.peers())
+        self.gateway.metrics.registry.register(self.door.keys)
         uploads = UploadRoom(config.gateway.limits.held_bytes)
-        self._server = TcpServer(self.gateway, config, self.status, uploads)
+        self._server = TcpServer(self.gateway, config, self.status, uploads, self.door)
         self._http = self._http_server(config, uploads)
         self._ticker: asyncio.Task[None] | None = None
 
@@ -115,7 +118,7 @@ class GatewayProcess:
         from gateway.http.context import HttpContext  # noqa: PLC0415 - see above
         from gateway.http.server import HttpServer  # noqa: PLC0415
 
-        context = HttpContext(self.gateway, config, self.status, uploads, served_name(config))
+        context = HttpContext(self.gateway, config, self.status, uploads, self.door, served_name(config))
         return HttpServer(config.gateway.http, context)
 
     async def _tick(self) -> None:
@@ -152,8 +155,11 @@ async def run(config: Config) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     process = GatewayProcess(config)
+    if process.door.has_files:
+        loop.add_signal_handler(signal.SIGHUP, process.door.reload)
     await process.start()
     log.info("listening on %s", ", ".join(filter(None, [config.gateway.listen, config.gateway.http])))
+    process.door.warn()
     await stop.wait()
     log.info("stopping")
     await process.stop()

@@ -78,16 +78,22 @@ class GenerateRequest(
     traceparent: str | None = None
 
 
-class Hello(msgspec.Struct, frozen=True, tag="hello"):
+class Hello(msgspec.Struct, frozen=True, tag="hello", omit_defaults=True):
     """First message of a client; fields that a later version adds are ignored.
 
     Attributes:
         version: The :data:`PROTOCOL_VERSION` it speaks.
         client: Name of its software, for the gateway's log.
+        key: Its API key.  Without one, a gateway that asks for keys tells its status and nothing else.
     """
 
     version: int
     client: Annotated[str, Meta(max_length=256)] = ""
+    key: Annotated[str, Meta(max_length=256)] | None = None
+
+    def __repr__(self) -> str:
+        """Show it without the key."""
+        return f"Hello(version={self.version}, client={self.client!r})"
 
 
 class Submit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="submit"):
@@ -212,8 +218,23 @@ def parse_tcp(address: str) -> tuple[str, int]:
     Raises:
         ConfigError: It is nothing of the kind.
     """
+    host, port, tls = parse_address(address)
+    if tls:
+        raise ConfigError(f"{address!r} is not tcp://HOST:PORT")
+    return host, port
+
+
+def parse_address(address: str) -> tuple[str, int, bool]:
+    """Split ``tcp://HOST:PORT`` or ``tls://HOST:PORT``.
+
+    Returns:
+        Host, port, and whether TLS is spoken there.
+
+    Raises:
+        ConfigError: It is neither.
+    """
     scheme, _, rest = address.partition("://")
     host, _, port = rest.rpartition(":")
-    if scheme != "tcp" or not host or not port.isdecimal() or not 0 < int(port) < 2**16:
-        raise ConfigError(f"{address!r} is not tcp://HOST:PORT")
-    return host.strip("[]"), int(port)
+    if scheme not in ("tcp", "tls") or not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+        raise ConfigError(f"{address!r} is not tcp://HOST:PORT or tls://HOST:PORT")
+    return host.strip("[]"), int(port), scheme == "tls"

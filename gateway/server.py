@@ -10,7 +10,9 @@ from typing import Final
 import msgspec
 
 from gateway import failures
+from gateway.clients import NO_KEY, Client
 from gateway.core import Gateway
+from gateway.door import Door
 from gateway.events import ErrorEvent
 from gateway.held import UploadRoom
 from gateway.protocol import (
@@ -26,7 +28,6 @@ from gateway.protocol import (
     StatusQuery,
     StatusReply,
     Submit,
-    Welcome,
     pack,
     parse_tcp,
     read_body,
@@ -34,7 +35,7 @@ from gateway.protocol import (
     read_length,
 )
 from gateway.status import StatusReport
-from gateway.stream import ClientAccount, ResponseStream
+from gateway.stream import ResponseStream
 from shared.config import Config
 from shared.errors import (
     AddressInUseError,
@@ -44,10 +45,13 @@ from shared.errors import (
     MessageError,
     OmniRelayError,
     RequestError,
+    UnauthenticatedError,
     VersionError,
 )
 
 HELLO_TIMEOUT_S: Final = 10.0
+MAX_CONNECTIONS: Final = 512
+"""Open at once; one more is closed as it comes."""
 FAREWELL_S: Final = 1.0
 """How long a closing server tries to deliver the last events."""
 log = logging.getLogger(__name__)
@@ -61,21 +65,22 @@ class TcpServer:
         config: The whole stack's: the address and the limits.
         status: Gives the answer to a status query.
         uploads: Memory for large frames, shared with the other servers.
+        door: Who may come in, and what each may have.
     """
 
     def __init__(
-        self, gateway: Gateway, config: Config, status: Callable[[], StatusReport], uploads: UploadRoom
+        self,
+        gateway: Gateway,
+        config: Config,
+        status: Callable[[], StatusReport],
+        uploads: UploadRoom,
+        door: Door,
     ) -> None:
         self.refused: Final[Counter[str]] = Counter()
         self._gateway = gateway
+        self._door = door
         self._listen = config.gateway.listen
         self._limits = config.gateway.limits
-        self._welcome = Welcome(
-            PROTOCOL_VERSION,
-            self._limits.request_bytes,
-            config.media.max_item_bytes,
-            config.media.max_request_bytes,
-        )
         self._uploads = uploads
         self._status = status
         self._server: asyncio.Server | None = None
@@ -91,7 +96,7 @@ class TcpServer:
         """
         host, port = parse_tcp(self._listen)
         try:
-            self._server = await asyncio.start_server(self._serve, host, port)
+            self._server = await asyncio.start_server(self._serve, host, port, **self._door.server_options)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 raise AddressInUseError(
@@ -127,12 +132,21 @@ class TcpServer:
         if task is None or self._server is None or not self._server.is_serving():
             writer.close()
             return
+        if len(self._connections) >= MAX_CONNECTIONS:
+            log.warning("hung up on a client: %d connections are open", MAX_CONNECTIONS)
+            writer.transport.abort()
+            return
         self._peers += 1
-        account = ClientAccount(
-            f"client {self._peers}", self._limits.max_queued_per_client, self._limits.client_backlog_bytes
-        )
+        name = f"client {self._peers}"
         connection = Connection(
-            self._gateway, reader, writer, account, self._welcome, self._uploads, self._status, self.refused
+            self._gateway,
+            reader,
+            writer,
+            name,
+            self._door,
+            self._uploads,
+            self._status,
+            self.refused,
         )
         self._connections[task] = connection
         try:
@@ -151,8 +165,8 @@ class Connection:
         gateway: Answers the requests.
         reader: From the client.
         writer: To the client.
-        account: What the client may have open.
-        welcome: What the client is told of the limits, which are kept here.
+        name: What the client goes by in the log.
+        door: Who may come in, and what each may have.
         uploads: Memory for large frames, shared by all connections.
         status: Gives the answer to a status query.
         refused: Counts messages that could not be understood, by error code.
@@ -163,8 +177,8 @@ class Connection:
         gateway: Gateway,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
-        account: ClientAccount,
-        welcome: Welcome,
+        name: str,
+        door: Door,
         uploads: UploadRoom,
         status: Callable[[], StatusReport],
         refused: Counter[str],
@@ -172,9 +186,10 @@ class Connection:
         self._gateway = gateway
         self._reader = reader
         self._writer = writer
-        self._account = account
-        self._welcome = welcome
-        self._max_frame_bytes = welcome.max_frame_bytes or 0
+        self._door = door
+        # Until it has said who it is.
+        self._account = door.account(name, Client(name, known=False))
+        self._max_frame_bytes = 0
         self._uploads = uploads
         self._status = status
         self._refused = refused
@@ -193,7 +208,7 @@ class Connection:
                 await self._handle(await self._read())
         except (asyncio.IncompleteReadError, ConnectionError) as error:
             log.debug("%s went away: %s", self._account.name, error)
-        except (MessageError, TimeoutError) as error:
+        except (MessageError, UnauthenticatedError, TimeoutError) as error:
             await self._say_why(error)
         finally:
             for task in self._tasks.values():
@@ -201,10 +216,13 @@ class Connection:
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def _greet(self) -> None:
-        """Agree on the version.
+        """Agree on the version, and learn who comes.
+
+        Who brings no key where one is needed may ask for the status, and is told so for everything else.
 
         Raises:
             VersionError: The client speaks another one.
+            UnauthenticatedError: It brings a key that is not known.
             MessageError: It does not begin with a hello.
             TimeoutError: It says nothing.
         """
@@ -217,28 +235,39 @@ class Connection:
                 f"the client speaks version {message.version} of the protocol, "
                 f"this gateway version {PROTOCOL_VERSION}"
             )
-        await self._send(self._welcome)
+        if message.key is not None or not self._door.keys.needed:
+            name = self._account.name
+            self._account = self._door.account(name, self._door.client(message.key, name))
+        welcome = self._door.welcome(self._account.client)
+        self._max_frame_bytes = welcome.max_frame_bytes or 0
+        await self._send(welcome)
 
     async def _read(self) -> bytearray:
         """Read the next frame; a large one when there is memory for it.
 
         Raises:
             MessageError: It is too long, or comes too slowly.
+            UnauthenticatedError: It is large, and the client has not said who it is.
+            TimeoutError: Such a client says nothing.
         """
-        length = await read_length(self._reader, self._max_frame_bytes)
+        client = self._account.client
+        async with asyncio.timeout(None if client.known else HELLO_TIMEOUT_S):
+            length = await read_length(self._reader, self._max_frame_bytes)
         if length <= PIECE_BYTES:
             return await read_body(self._reader, length)
+        if not client.known:
+            raise UnauthenticatedError(NO_KEY)
         limit_s = self._uploads.limit_s(length)
-        async with self._uploads.take(length):
+        async with self._uploads.take(length, client.name):
             try:
                 async with asyncio.timeout(limit_s):
                     return await read_body(self._reader, length)
             except TimeoutError as error:
                 raise MessageError(f"a frame of {length} bytes did not come in {limit_s:.0f} s") from error
 
-    async def _say_why(self, error: MessageError | TimeoutError) -> None:
+    async def _say_why(self, error: MessageError | UnauthenticatedError | TimeoutError) -> None:
         """Say why, as far as the client listens, and read no further."""
-        known = error if isinstance(error, MessageError) else MessageError("no hello came")
+        known = MessageError("nothing came") if isinstance(error, TimeoutError) else error
         # What could not be read may be anything, so of the message only the code is written.
         log.warning("hung up on %s: %s", self._account.name, known.code)
         self._count(known)
@@ -345,7 +374,7 @@ class Connection:
         self._gateway.metrics.told("tcp", error.code)
         return failures.to_event(error)
 
-    def _count(self, error: MessageError) -> None:
+    def _count(self, error: OmniRelayError) -> None:
         """Note that a message could not be understood."""
         self._refused[error.code] += 1
         self._gateway.metrics.told("tcp", error.code)

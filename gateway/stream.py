@@ -5,12 +5,17 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+import msgspec
+
+from gateway.clients import RETRY_OWN_REQUESTS_MS, Client
 from gateway.events import AcceptedEvent, AudioEvent, DoneEvent, ErrorEvent, Event, FinalEvent, TextEvent
+from gateway.protocol import GenerateRequest
 from shared.errors import BusyError, SlowClientError
 
 EVENT_OVERHEAD: Final = 64
 BYTES_PER_ID: Final = 8
-RETRY_OWN_REQUESTS_MS: Final = 1000
+UNREAD_OF_ONE: Final = 2**20
+"""What a client that reads leaves unread at most."""
 
 
 def weight(event: Event) -> int:
@@ -22,31 +27,71 @@ def weight(event: Event) -> int:
     return EVENT_OVERHEAD
 
 
+class UnreadBytes:
+    """The bytes of answers that wait for all clients together.
+
+    Args:
+        limit: So many may wait; then a client that has left :data:`UNREAD_OF_ONE` unread gets no more.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit: Final = limit
+        self.total = 0
+
+
 class ClientAccount:
-    """What one client may have open at once: a TCP connection today, an API key later.
+    """What one connection may have open at once, and its client over all connections.
 
     Args:
         name: For the log.
-        max_requests: Requests whose end the client has not taken.
-        max_backlog_bytes: Bytes of answer that the client has not taken.
+        max_requests: Requests whose end the connection has not taken.
+        max_backlog_bytes: Bytes of answer that the connection has not taken.
+        client: Whose connection it is; none makes it a client of its own.
+        unread: Where what waits for all is counted.
     """
 
-    def __init__(self, name: str, max_requests: int, max_backlog_bytes: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        max_requests: int,
+        max_backlog_bytes: int,
+        client: Client | None = None,
+        unread: UnreadBytes | None = None,
+    ) -> None:
         self.name: Final = name
         self.max_requests: Final = max_requests
+        self.client = client or Client(name)
         self._max_backlog_bytes = max_backlog_bytes
+        self._unread = unread or UnreadBytes(max_backlog_bytes)
         self.open_requests = 0
         self.backlog_bytes = 0
+
+    @property
+    def share(self) -> str:
+        """What its client's share of the gateway goes by."""
+        return self.client.name
+
+    def allowed(self, request: GenerateRequest) -> GenerateRequest:
+        """Give a request no more urgent than the client may make it."""
+        best = self.client.limits.best_priority
+        return request if request.priority >= best else msgspec.structs.replace(request, priority=best)
 
     def open(self) -> None:
         """Count one more request.
 
         Raises:
-            BusyError: The client has as many as it may.
+            BusyError: The connection, or the client, has as many as it may.
+            UnauthenticatedError: The client is not known.
         """
         if self.open_requests >= self.max_requests:
             raise self.busy()
+        self.client.open()
         self.open_requests += 1
+
+    def end(self) -> None:
+        """Count one less."""
+        self.open_requests -= 1
+        self.client.close()
 
     def busy(self) -> BusyError:
         """Give the answer to one request too many."""
@@ -55,17 +100,28 @@ class ClientAccount:
         )
 
     def charge(self, size: int) -> None:
-        """Count bytes that wait for the client.
+        """Count bytes that wait for the connection.
 
         Raises:
             SlowClientError: They are more than may wait.
         """
         if self.backlog_bytes + size > self._max_backlog_bytes:
-            raise SlowClientError(
-                f"{self.backlog_bytes} bytes of answer wait to be read, "
-                f"no more than {self._max_backlog_bytes} are kept"
-            )
+            raise self._too_slow(self._max_backlog_bytes)
+        unread = self._unread
+        if unread.total + size > unread.limit and self.backlog_bytes > UNREAD_OF_ONE:
+            raise self._too_slow(UNREAD_OF_ONE)
         self.backlog_bytes += size
+        unread.total += size
+
+    def release(self, size: int) -> None:
+        """Count bytes that the connection has taken, or never will."""
+        self.backlog_bytes -= size
+        self._unread.total -= size
+
+    def _too_slow(self, most: int) -> SlowClientError:
+        return SlowClientError(
+            f"{self.backlog_bytes} bytes of answer wait to be read, no more than {most} are kept now"
+        )
 
 
 class ResponseStream:
@@ -121,7 +177,7 @@ class ResponseStream:
         self.cancel()
         while self._events:
             self._release(self._events.popleft())
-        self._account.open_requests -= 1
+        self._account.end()
 
     def __aiter__(self) -> "ResponseStream":
         return self
@@ -138,4 +194,4 @@ class ResponseStream:
 
     def _release(self, event: Event) -> None:
         if not isinstance(event, AcceptedEvent | DoneEvent | ErrorEvent):
-            self._account.backlog_bytes -= weight(event)
+            self._account.release(weight(event))

@@ -4,12 +4,13 @@
     .venv/bin/python scripts/lock_gateway.py
 
 The gateway's lock holds the packages of ``[project] dependencies`` in pyproject.toml and what those need in
-turn, as the metadata of the installed packages say it, each with its line of cpu.lock.  So there is one
+turn, as the metadata of the installed packages say it, each with its lines of cpu.lock.  So there is one
 place where a version is chosen.  ``tests/unit/test_requirements.py`` holds the file to what this gives.
 """
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterable
 from importlib import metadata
@@ -23,7 +24,8 @@ CPU_LOCK = ROOT / "requirements" / "cpu.lock"
 GATEWAY_LOCK = ROOT / "requirements" / "gateway.lock"
 HEADER = """\
 # Every package of the gateway's image, pinned: what OmniRelay needs where no stage runs, without PyTorch.
-# Derived from cpu.lock by scripts/lock_gateway.py; not edited by hand.  Installed with `--no-deps`.
+# Derived from cpu.lock by scripts/lock_gateway.py; not edited by hand.  Installed with `--no-deps`, and
+# only from the files whose hashes are here.
 """
 
 
@@ -58,8 +60,9 @@ def derive() -> str:
     """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     names = closure(project["dependencies"])
-    lines = CPU_LOCK.read_text(encoding="utf-8").splitlines()
-    pins = {canonicalize_name(line.split("==")[0]): line for line in lines if line[:1] not in ("", "#")}
+    # A pin, and the lines with its hashes.
+    entries = re.findall(r"^[a-z0-9].*(?:\n .*)*", CPU_LOCK.read_text(encoding="utf-8"), re.MULTILINE)
+    pins = {canonicalize_name(entry.split("==")[0]): entry for entry in entries}
     if missing := names - pins.keys():
         raise ValueError(f"cpu.lock does not pin {', '.join(sorted(missing))}")
     return HEADER + "".join(f"{line}\n" for name, line in pins.items() if name in names)

@@ -23,13 +23,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "requirements"
+TORCH_LOCK = REQUIREMENTS / "torch.lock"
 CPU_LOCK = REQUIREMENTS / "cpu.lock"
 DEV_LOCK = REQUIREMENTS / "dev.lock"
 GPU_PINS = REQUIREMENTS / "gpu.txt"
 
 PYTHON = (3, 11)
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
-TORCH_PACKAGES = ("torch", "torchvision")
 PROBE_SECONDS = 5.0
 HEARTBEAT_SECONDS = 5.0
 LOG_TAIL_LINES = 30
@@ -46,9 +46,9 @@ def say(text: str) -> None:
 
 
 def pins(lock: Path) -> dict[str, str]:
-    """Map the name of each package in a lock file to its whole line."""
-    lines = (line.strip() for line in lock.read_text(encoding="utf-8").splitlines())
-    return {line.split("==")[0]: line for line in lines if line and not line.startswith("#")}
+    """Map the name of each package in a lock file to its pin, without hashes."""
+    lines = (line.partition(" \\")[0] for line in lock.read_text(encoding="utf-8").splitlines())
+    return {line.split("==")[0]: line for line in lines if line and line[0] not in "# "}
 
 
 class Environment:
@@ -136,9 +136,8 @@ def index_answers(url: str) -> bool:
 
 
 def install_cpu(environment: Environment, tools: Sequence[Path]) -> None:
-    """Install the locked CPU set, and the lock files of the tools."""
-    locked = pins(CPU_LOCK)
-    torch = [locked[name] for name in TORCH_PACKAGES]
+    """Install the locked CPU set, and the lock files of the tools, from the files whose hashes are locked."""
+    torch = list(pins(TORCH_LOCK).values())
     say(f"[2/{STEPS}] {' and '.join(torch)}, CPU builds")
     if environment.has(*torch):
         say("      already in place")
@@ -157,14 +156,17 @@ def install_cpu(environment: Environment, tools: Sequence[Path]) -> None:
         )
     locks = (CPU_LOCK, *tools)
     say(f"[3/{STEPS}] {sum(len(pins(lock)) for lock in locks)} locked packages")
-    environment.pip_install("installing the locked packages", "--no-deps", *_from_files(locks))
+    options = ("--no-deps", "--require-hashes")
+    environment.pip_install("installing the locked packages", *options, *_from_files(locks))
 
 
 def install_gpu(environment: Environment, tools: Sequence[Path]) -> None:
     """Install vLLM's official build with the CUDA build of PyTorch that it asks for, and the tools."""
     say(f"[2/{STEPS}] PyTorch: vLLM brings the CUDA build it was made for")
     say(f"[3/{STEPS}] vLLM and the other pinned packages (several GB)")
-    environment.pip_install("installing the GPU packages", *_from_files((GPU_PINS, *tools)))
+    # What vLLM's CUDA build brings along is pip's to resolve, and has no hashes; all or none must have them.
+    pinned = [pin for lock in tools for pin in pins(lock).values()]
+    environment.pip_install("installing the GPU packages", "-r", GPU_PINS, *pinned)
 
 
 def _from_files(files: Sequence[Path]) -> list[str | Path]:

@@ -193,6 +193,12 @@ class UnknownRequestError(RequestError):
     code = "request_not_found"
 
 
+class UnauthenticatedError(RequestError):
+    """The gateway asks for an API key, and the request brings none that it knows."""
+
+    code = "unauthenticated"
+
+
 class OriginError(RequestError):
     """A browser sends the request for a page of another origin."""
 

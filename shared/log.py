@@ -4,6 +4,7 @@ Nothing secret and nothing of what clients send is written, at any level.
 """
 
 import logging
+import re
 import sys
 import traceback
 import warnings
@@ -21,6 +22,12 @@ _TALKATIVE: Final = {
 """Libraries that write what clients or secrets say, and from which level on they do not."""
 
 
+_SECRET: Final = re.compile(
+    r"(?i)(authorization\W{1,4}(?:bearer\s+)?|bearer\s+|openai-insecure-api-key\.)[^\s'\",;]+|omr_[\w-]{8,}"
+)
+"""What a client proves itself with, as libraries write it at ``debug``, and keys of ours anywhere."""
+
+
 class _Formatter(logging.Formatter):
     """Writes of an exception where it was raised and its class.
 
@@ -34,6 +41,10 @@ class _Formatter(logging.Formatter):
     def __init__(self, process: str, quiet: bool) -> None:
         super().__init__(f"%(asctime)s %(levelname)s {process} %(name)s: %(message)s", "%H:%M:%S")
         self._quiet = quiet
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Write a record without what clients prove themselves with."""
+        return _SECRET.sub(lambda found: f"{found[1] or ''}***", super().format(record))
 
     def formatException(  # noqa: N802  logging's name
         self,

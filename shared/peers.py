@@ -76,7 +76,7 @@ class PeerQueues(Generic[M]):
         """Seconds that encoding and handing over took, all together."""
         return self._closed_busy_s + sum(queue.busy_s for queue in self._queues.values())
 
-    def connect(self, replicas: Mapping[str, str]) -> bool:
+    def reach(self, replicas: Mapping[str, str]) -> bool:
         """Be connected to exactly these replicas.
 
         What waits for one that is gone is dropped: its requests are given to others from the beginning.

@@ -2,6 +2,8 @@
 
 import argparse
 import asyncio
+import os
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Final
@@ -10,9 +12,10 @@ from gateway.cli import checkpoint
 from gateway.cli.chat.answer import FiguresPrinter, Listener, TextPrinter, WavWriter, stream
 from gateway.cli.launcher import Stack, running, show_line
 from gateway.cli.output import mebibytes, say
+from gateway.cli.target import Target, own_target
 from gateway.cli.up import until_told_to_stop
-from gateway.client import AsyncGatewayClient, ChatOptions, SamplingOverrides
-from shared.config import load_config
+from gateway.client import ChatOptions, SamplingOverrides
+from shared.config import API_KEY_VARIABLE, load_config
 
 PROMPT: Final = "Answer the question that you hear."
 QUESTION: Final = "question.ogg"
@@ -31,15 +34,16 @@ def run(arguments: argparse.Namespace) -> int:
         OmniRelayError: The stack could not start, or the request failed.
     """
     config = load_config()
+    target = replace(own_target(config), api_key=os.environ.get(API_KEY_VARIABLE))
     checkpoint.ensure(config)
     stack = Stack(config, None, show_line if arguments.verbose else _hide)
     say("starting the four processes ...")
-    ended = asyncio.run(until_told_to_stop(_demonstrate(stack, config.gateway.listen, arguments.out)))
+    ended = asyncio.run(until_told_to_stop(_demonstrate(stack, target, arguments.out)))
     say("stopped" if ended else "interrupted")
     return 0 if ended else 1
 
 
-async def _demonstrate(stack: Stack, address: str, out: Path) -> None:
+async def _demonstrate(stack: Stack, target: Target, out: Path) -> None:
     async with running(stack):
         files = {name: _read(name) for name in DESCRIBED}
         say("")
@@ -55,7 +59,7 @@ async def _demonstrate(stack: Stack, address: str, out: Path) -> None:
             codec_sampling=SamplingOverrides(max_tokens=256),
         )
         listeners: list[Listener] = [WavWriter(out), TextPrinter(), FiguresPrinter()]
-        talk = asyncio.create_task(stream(address, PROMPT, options, listeners))
+        talk = asyncio.create_task(stream(target, PROMPT, options, listeners))
         watch = asyncio.create_task(stack.watch())
         done, _ = await asyncio.wait([talk, watch], return_when=asyncio.FIRST_COMPLETED)
         # If a process died, that is why the request failed, and what is to be told.
@@ -63,13 +67,12 @@ async def _demonstrate(stack: Stack, address: str, out: Path) -> None:
         talk.cancel()
         watch.cancel()
         say(f"written:             {out}")
-        await _show_memory(address)
+        await _show_memory(target)
         say("stopping the four processes ...")
 
 
-async def _show_memory(address: str) -> None:
-    async with AsyncGatewayClient(address) as client:
-        report = await client.status()
+async def _show_memory(target: Target) -> None:
+    report = await target.status()
     peaks = {"gateway": report.gateway.peak_memory_bytes}
     peaks |= {stage.name: stage.peak_memory_bytes for stage in report.stages}
     shown = ", ".join(f"{name} {mebibytes(peak)}" for name, peak in peaks.items())

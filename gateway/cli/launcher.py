@@ -12,7 +12,8 @@ from typing import Final
 from gateway.cli.child import Child
 from gateway.cli.output import announce
 from gateway.cli.progress import Progress
-from gateway.client import AsyncGatewayClient, StatusReport
+from gateway.cli.target import own_target
+from gateway.client import StatusReport
 from shared.config import ENV_PREFIX, Config
 from shared.errors import GatewayUnreachableError, MessageError, StageStartError
 from shared.messages import STAGES
@@ -37,6 +38,9 @@ class Stack:
         config_path: The file it comes from; none for the defaults.
         show: Called with the name of a process and a line of its output.
         modules: What each process runs.
+
+    Raises:
+        ConfigError: The gateway's certificate cannot be used.
     """
 
     def __init__(
@@ -47,6 +51,7 @@ class Stack:
         modules: Mapping[str, str] = MODULES,
     ) -> None:
         self._config = config
+        self._gateway = own_target(config)
         self._modules = modules
         self._arguments = ["--config", str(config_path)] if config_path else []
         self._show = show or show_line
@@ -143,8 +148,7 @@ class Stack:
     async def _ask(self) -> StatusReport | None:
         """Ask our own gateway; another program may answer while ours finds the address taken."""
         try:
-            async with AsyncGatewayClient(self._config.gateway.listen) as client:
-                report = await client.status()
+            report = await self._gateway.status()
         except (GatewayUnreachableError, MessageError):
             return None
         return report if report.gateway.pid == self._children[0].pid else None

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from gateway.cli import chat, checkpoint, completion, demo, doctor, keys, status, up
+from gateway.cli import api_key, chat, checkpoint, completion, demo, doctor, keys, status, up
 from gateway.cli.output import fail
-from gateway.client.types import DEFAULT_ADDRESS
+from gateway.cli.target import add_options
 from shared.errors import OmniRelayError
 
 INTERRUPTED: Final = 130
@@ -51,6 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_demo(commands)
     _add_doctor(commands)
     _add_keys(commands)
+    _add_api_key(commands)
     _add_completion(commands, parser)
     return parser
 
@@ -102,14 +103,14 @@ def _add_chat(commands: "_Commands[argparse.ArgumentParser]") -> None:
     parser.add_argument("--history", type=Path, metavar="FILE", help="keep the lines of conversations there")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     parser.add_argument("--verbose", action="store_true", help="which player; the figures of every answer")
-    parser.add_argument("--gateway", default=DEFAULT_ADDRESS, metavar="tcp://HOST:PORT")
+    add_options(parser)
     parser.set_defaults(run=chat.run, refuse_usage=parser.error)
 
 
 def _add_status(commands: "_Commands[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser("status", help="show the stages and the requests")
     parser.add_argument("--json", action="store_true", help="as one JSON object")
-    parser.add_argument("--gateway", default=DEFAULT_ADDRESS, metavar="tcp://HOST:PORT")
+    add_options(parser)
     parser.set_defaults(run=status.run)
 
 
@@ -132,6 +133,21 @@ def _add_keys(commands: "_Commands[argparse.ArgumentParser]") -> None:
     parser.add_argument("directory", type=Path, metavar="DIR")
     parser.add_argument("--force", action="store_true", help="replace the keys that are there")
     parser.set_defaults(run=keys.run)
+
+
+def _add_api_key(commands: "_Commands[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser("api-key", help="make a key for a client of the gateway, and print it")
+    parser.add_argument("name", metavar="NAME", help="what the key goes by in logs and metrics")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="YAML; its gateway.api_keys is added to")
+    parser.add_argument("--file", type=Path, metavar="FILE", help="add to this file instead")
+    parser.add_argument("--requests-per-second", type=float, metavar="N", help="that the key may begin")
+    parser.add_argument("--burst", type=int, metavar="N", help="requests at once, after a pause")
+    parser.add_argument("--max-requests", type=int, metavar="N", help="that may be open at once")
+    parser.add_argument("--request-bytes", type=int, metavar="N", help="largest request, media included")
+    parser.add_argument(
+        "--best-priority", type=int, metavar="N", help="most urgent one; smaller is more urgent"
+    )
+    parser.set_defaults(run=api_key.run)
 
 
 def _add_completion(commands: "_Commands[argparse.ArgumentParser]", whole: argparse.ArgumentParser) -> None:

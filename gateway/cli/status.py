@@ -1,12 +1,14 @@
 """``omnirelay status``: the stages, their health, requests by state."""
 
 import argparse
+import asyncio
 from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from gateway.cli.output import mebibytes, say
-from gateway.client import GatewayClient, StatusReport
+from gateway.cli.target import target_of
+from gateway.client import StatusReport
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -15,8 +17,7 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         GatewayUnreachableError: No gateway answers.
     """
-    with GatewayClient(arguments.gateway) as client:
-        report = client.status()
+    report = asyncio.run(target_of(arguments).status())
     if arguments.json:
         say(msgspec.json.encode(report).decode())
     else:

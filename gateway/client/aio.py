@@ -2,9 +2,11 @@
 
 import asyncio
 import logging
+import ssl
 import time
 from collections import deque
 from itertools import count
+from pathlib import Path
 from typing import Final, Self, Unpack
 
 import msgspec
@@ -34,14 +36,16 @@ from gateway.protocol import (
     StatusReply,
     Welcome,
     pack,
-    parse_tcp,
+    parse_address,
     read_frame,
 )
 from gateway.status import StatusReport
+from gateway.tls import client_context
 from shared.errors import (
     GatewayUnreachableError,
     MessageError,
     OmniRelayError,
+    UnauthenticatedError,
     VersionError,
 )
 
@@ -145,11 +149,21 @@ class AsyncGatewayClient:
     """A connection to a gateway; use it with ``async with``.
 
     Args:
-        address: ``tcp://HOST:PORT``.
+        address: ``tcp://HOST:PORT``, or ``tls://HOST:PORT`` where the gateway speaks TLS.
+        api_key: The key that it asks for, if it does.
+        ca: With ``tls://``, whose certificates are believed: a PEM file, or a context of one's own; none
+            believes those of the system.
     """
 
-    def __init__(self, address: str = DEFAULT_ADDRESS) -> None:
+    def __init__(
+        self,
+        address: str = DEFAULT_ADDRESS,
+        api_key: str | None = None,
+        ca: str | Path | ssl.SSLContext | None = None,
+    ) -> None:
         self.address: Final = address
+        self._api_key = api_key
+        self._ca = ca
         self._ids = count(1)
         self._answers: dict[int, AsyncAnswer] = {}
         self._reports: dict[int, asyncio.Future[StatusReport]] = {}
@@ -174,12 +188,21 @@ class AsyncGatewayClient:
         Raises:
             GatewayUnreachableError: Nobody answers at the address.
             VersionError: The gateway speaks another version of the protocol.
+            UnauthenticatedError: It does not know the key.
+            ConfigError: The address or the authorities' file cannot be used.
         """
-        host, port = parse_tcp(self.address)
+        host, port, tls = parse_address(self.address)
+        context = self._context() if tls else None
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                self._reader, self._writer = await asyncio.open_connection(host, port)
+                self._reader, self._writer = await asyncio.open_connection(host, port, ssl=context)
                 self._limits = await self._greet(self._reader, self._writer)
+        except ssl.SSLCertVerificationError as error:
+            await self.close()
+            raise GatewayUnreachableError(
+                f"what answers at {self.address} is not believed: {error.verify_message} "
+                "(its authority's certificate is given as ca, or --ca)"
+            ) from error
         except (OSError, TimeoutError, asyncio.IncompleteReadError) as error:
             await self.close()
             raise GatewayUnreachableError(
@@ -248,6 +271,11 @@ class AsyncGatewayClient:
         self._reports[client_id] = report
         return await report
 
+    def _context(self) -> ssl.SSLContext:
+        if isinstance(self._ca, ssl.SSLContext):
+            return self._ca
+        return client_context(Path(self._ca) if self._ca is not None else None)
+
     def _send(self, frame: Pieces) -> Upload:
         if self._lost is not None:
             raise self._lost
@@ -256,11 +284,10 @@ class AsyncGatewayClient:
         return self._outbox.put(frame)
 
     async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Welcome:
-        writer.write(pack(Hello(PROTOCOL_VERSION, "omnirelay-python")))
+        writer.write(pack(Hello(PROTOCOL_VERSION, "omnirelay-python", self._api_key)))
         answer = self._decode(await read_frame(reader, MAX_REPLY_BYTES))
         if isinstance(answer, Refused):
-            refused = VersionError if answer.code == VersionError.code else MessageError
-            raise refused(answer.message)
+            raise _refusal(answer)
         if not isinstance(answer, Welcome):
             raise MessageError("the gateway did not answer the hello")
         return answer
@@ -293,7 +320,7 @@ class AsyncGatewayClient:
             if report is not None and not report.done():
                 report.set_result(message.report)
         elif isinstance(message, Refused):
-            raise MessageError(f"the gateway refused a message: {message.message}")
+            raise _refusal(message)
 
     def _fail_all(self, error: OmniRelayError) -> None:
         self._lost = error
@@ -304,3 +331,11 @@ class AsyncGatewayClient:
             if not report.done():
                 report.set_exception(error)
         self._reports.clear()
+
+
+def _refusal(refused: Refused) -> OmniRelayError:
+    """The error that the gateway refused a message with."""
+    for kind in (VersionError, UnauthenticatedError):
+        if refused.code == kind.code:
+            return kind(refused.message)
+    return MessageError(f"the gateway refused a message: {refused.message}")

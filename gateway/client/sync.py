@@ -1,8 +1,10 @@
 """The client for plain code: the asyncio client on a thread of its own."""
 
 import asyncio
+import ssl
 import threading
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any, Self, TypeVar, Unpack
 
 from gateway.client.aio import AsyncAnswer, AsyncGatewayClient
@@ -80,18 +82,28 @@ class GatewayClient:
     """A connection to a gateway; use it with ``with``.  Any number of threads may share it.
 
     Args:
-        address: ``tcp://HOST:PORT``.
+        address: ``tcp://HOST:PORT``, or ``tls://HOST:PORT`` where the gateway speaks TLS.
+        api_key: The key that it asks for, if it does.
+        ca: With ``tls://``, whose certificates are believed: a PEM file, or a context of one's own; none
+            believes those of the system.
 
     Raises:
         GatewayUnreachableError: Nobody answers at the address.
         VersionError: The gateway speaks another version of the protocol.
+        UnauthenticatedError: It does not know the key.
+        ConfigError: The address or the authorities' file cannot be used.
     """
 
-    def __init__(self, address: str = DEFAULT_ADDRESS) -> None:
+    def __init__(
+        self,
+        address: str = DEFAULT_ADDRESS,
+        api_key: str | None = None,
+        ca: str | Path | ssl.SSLContext | None = None,
+    ) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="gateway-client", daemon=True)
         self._thread.start()
-        self._client = AsyncGatewayClient(address)
+        self._client = AsyncGatewayClient(address, api_key, ca)
         try:
             self.call(self._client.connect())
         except BaseException:

@@ -17,6 +17,7 @@ from gateway.http.errors import http_response, response_of
 from gateway.http.guard import AccessLog, OriginGuard
 from gateway.http.health import HealthApi
 from gateway.http.host import HostGuard, allowed_hosts
+from gateway.http.keys import KeyGuard
 from gateway.http.models import ModelsApi
 from gateway.http.monitor import MonitorApi
 from gateway.http.page import PageApi
@@ -52,7 +53,7 @@ def make_app(context: HttpContext) -> Starlette:
     if hosts is not None:
         middleware.insert(1, Middleware(HostGuard, hosts, context.told))
     if origins:
-        exposed = ["X-Request-Id", "Retry-After"]
+        exposed = ["X-Request-Id", "Retry-After", "Retry-After-Ms"]
         methods = ["GET", "POST"]
         middleware.append(
             Middleware(
@@ -63,6 +64,8 @@ def make_app(context: HttpContext) -> Starlette:
                 expose_headers=exposed,
             )
         )
+    # Behind CORS, so that pages of other origins may ask what they may send, and hear why not.
+    middleware.append(Middleware(KeyGuard, context.door, context.told))
     app = Starlette(
         routes=_routes(context),
         middleware=middleware,

@@ -9,6 +9,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from gateway.http.connection import ClientGoneError
 from gateway.http.context import HttpContext
+from gateway.http.keys import client_of
 from gateway.protocol import PIECE_BYTES
 from shared.errors import InvalidRequestError, RequestTooLargeError, SlowUploadError
 
@@ -28,16 +29,22 @@ async def read_body(request: Request, context: HttpContext, parse: Callable[[byt
         parse: Called with all bytes, on another thread if they are many.
 
     Raises:
+        BusyError: The client may begin no request now; nothing was read.
+        UnauthenticatedError: Its key was withdrawn.
         RequestTooLargeError: It is longer than allowed.
         SlowUploadError: It comes too slowly.
         ClientGoneError: It does not come any more.
         OmniRelayError: From ``parse``.
     """
+    client = client_of(request.scope)
+    client.check()
     limit = context.config.gateway.limits.request_bytes
+    if client.limits.request_bytes is not None:
+        limit = min(limit, client.limits.request_bytes)
     size = _announced(request, limit)
     if size <= PIECE_BYTES:
         return parse(await _receive(request, size, context.uploads.limit_s(size)))
-    async with context.uploads.take(size):
+    async with context.uploads.take(size, client.name):
         body = await _receive(request, size, context.uploads.limit_s(size))
         return await asyncio.to_thread(parse, body)
 
@@ -92,5 +99,6 @@ async def _receive(request: Request, limit: int, limit_s: float) -> bytearray:
 
 def _too_large(size: int, limit: int) -> RequestTooLargeError:
     return RequestTooLargeError(
-        f"the body has at least {size} bytes, at most {limit} are read (gateway.limits.request_bytes)"
+        f"the body has at least {size} bytes, at most {limit} are read (gateway.limits.request_bytes, "
+        "or request_bytes of the API key)"
     )

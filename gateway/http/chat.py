@@ -40,7 +40,7 @@ class ChatApi:
         read = partial(read_chat, max_text_tokens=limits.max_text_tokens, max_item_bytes=media.max_item_bytes)
         options, asked = await read_body(request, context, read)
         context.require_model(options.model)
-        beginning = begin(context.gateway, asked, context.account(), request)
+        beginning = begin(context.gateway, asked, context.account(request), request)
         # The gateway's from here on: files must be let go of when the request ends, not when it is answered.
         del asked
         answer = await beginning

@@ -6,9 +6,13 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Final
 
+from starlette.requests import HTTPConnection
+
 from gateway.core import Gateway
+from gateway.door import Door
 from gateway.held import UploadRoom
 from gateway.http.audio import AudioPool
+from gateway.http.keys import client_of
 from gateway.status import StatusReport
 from gateway.stream import ClientAccount
 from shared.config import Config
@@ -27,6 +31,7 @@ class HttpContext:
         config: The whole stack's.
         status: Says how the stack is.
         uploads: Memory for large bodies, shared with the other servers.
+        door: Who may come in, and what each may have.
         model: What clients call the served model.
         audio: Encodes speech.
         started: Unix time of the gateway's start.
@@ -36,16 +41,15 @@ class HttpContext:
     config: Config
     status: Callable[[], StatusReport]
     uploads: UploadRoom
+    door: Door
     model: str
     audio: AudioPool = field(default_factory=AudioPool)
     started: int = field(default_factory=lambda: int(time.time()))
     _clients: "count[int]" = field(default_factory=lambda: count(1))
 
-    def account(self) -> ClientAccount:
-        """Open an account for one HTTP request: without keys, nobody knows which of them are one client's."""
-        limits = self.config.gateway.limits
-        name = f"HTTP client {next(self._clients)}"
-        return ClientAccount(name, limits.max_queued_per_client, limits.client_backlog_bytes)
+    def account(self, request: HTTPConnection) -> ClientAccount:
+        """Open an account for one HTTP request or WebSocket."""
+        return self.door.account(f"HTTP client {next(self._clients)}", client_of(request.scope))
 
     def told(self, error: OmniRelayError) -> None:
         """Count an error that a client is told."""

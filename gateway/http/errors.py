@@ -18,12 +18,14 @@ from shared.errors import (
     RequestTooLargeError,
     SlowUploadError,
     StageUnavailableError,
+    UnauthenticatedError,
     UnknownModelError,
     UnknownRequestError,
 )
 
 STATUS: Final[dict[type[OmniRelayError], int]] = {
     InvalidRequestError: 400,
+    UnauthenticatedError: 401,
     OriginError: 403,
     UnknownModelError: 404,
     UnknownRequestError: 404,
@@ -37,7 +39,7 @@ STATUS: Final[dict[type[OmniRelayError], int]] = {
     DeadlineError: 504,
 }
 """Of the errors of these classes and of their children; 500 is that of all others."""
-TYPES: Final = {403: "permission_error", 429: "rate_limit_error"}
+TYPES: Final = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 CODES: Final = {404: "not_found", 405: "method_not_allowed"}
 """Of errors that have no class: nothing was asked that could have failed."""
 JSON: Final = "application/json"
@@ -57,6 +59,8 @@ def body_of(error: OmniRelayError) -> dict[str, Any]:
 def response_of(error: OmniRelayError) -> Response:
     """Give the answer that tells an error."""
     headers = {}
+    if isinstance(error, UnauthenticatedError):
+        headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, BusyError):
         headers["Retry-After"] = str(math.ceil(error.retry_after_ms / 1000))
         headers["Retry-After-Ms"] = str(error.retry_after_ms)

@@ -10,6 +10,7 @@ from typing import Final
 import uvicorn
 from starlette.types import ASGIApp
 
+from gateway.door import TlsOptions
 from gateway.http.app import make_app
 from gateway.http.context import HttpContext
 from gateway.http.protocol import KEEP_ALIVE_S, MAX_HEAD_BYTES, BoundedProtocol
@@ -33,7 +34,7 @@ class HttpServer:
     def __init__(self, address: str, context: HttpContext) -> None:
         self._address = address
         self._context = context
-        self._server = _Server(make_app(context))
+        self._server = _Server(make_app(context), context.door.server_options)
         self._serving: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -82,7 +83,8 @@ class HttpServer:
 class _Server(uvicorn.Server):
     """uvicorn, which here is a part of a process and not the process."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, options: TlsOptions) -> None:
+        self._options = options
         super().__init__(
             uvicorn.Config(
                 app,
@@ -100,6 +102,20 @@ class _Server(uvicorn.Server):
                 h11_max_incomplete_event_size=MAX_HEAD_BYTES,
             )
         )
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, as uvicorn does, but with bounds on how TLS begins and ends."""
+        state = self.lifespan.state
+
+        def protocol() -> BoundedProtocol:
+            return BoundedProtocol(config=self.config, server_state=self.server_state, app_state=state)
+
+        loop = asyncio.get_running_loop()
+        self.servers = [
+            await loop.create_server(protocol, sock=each, backlog=BACKLOG, **self._options)
+            for each in sockets or []
+        ]
+        self.started = True
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:

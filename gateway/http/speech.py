@@ -115,7 +115,7 @@ class SpeechApi:
         context = self._context
         options, asked = await read_body(request, context, read_speech)
         context.require_model(options.model)
-        answer = await begin(context.gateway, asked, context.account(), request)
+        answer = await begin(context.gateway, asked, context.account(request), request)
         if options.events:
             return EventStream(self._events(options, answer), answer, context.told)
         pieces = self._pieces(options, answer)

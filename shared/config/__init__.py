@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Self
 import yaml
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
-from shared.config.gateway import GatewayConfig, Limits
+from shared.config.gateway import GatewayConfig, Limits, TlsConfig
 from shared.config.media import MediaConfig
 from shared.config.security import SecurityConfig
 from shared.config.stages import (
@@ -32,6 +32,7 @@ from shared.errors import ConfigError
 from shared.messages import STAGES, StageName
 
 __all__ = [
+    "API_KEY_VARIABLE",
     "DEFAULT_CHECKPOINT",
     "ENV_PREFIX",
     "MODEL_VARIABLE",
@@ -48,6 +49,7 @@ __all__ = [
     "TalkerConfig",
     "ThinkerConfig",
     "ThinkerEngineConfig",
+    "TlsConfig",
     "Token2WavConfig",
     "TracingConfig",
     "load_config",
@@ -55,6 +57,8 @@ __all__ = [
 
 ENV_PREFIX = "OMNIRELAY_"
 MODEL_VARIABLE = "OMNI_MODEL"
+API_KEY_VARIABLE = "OMNIRELAY_API_KEY"
+"""A client's own key: no key of the configuration, and never to be told."""
 DEFAULT_CHECKPOINT = Path(".cache/omnirelay/tiny")
 """Where the small random checkpoint is kept that serves when no model is chosen."""
 
@@ -180,7 +184,7 @@ def _apply_overrides(values: dict[str, Any], environment: dict[str, str]) -> Non
     if model := environment.get(MODEL_VARIABLE):
         values["model"] = model
     for name, text in environment.items():
-        if not name.startswith(ENV_PREFIX):
+        if not name.startswith(ENV_PREFIX) or name == API_KEY_VARIABLE:
             continue
         *sections, key = name.removeprefix(ENV_PREFIX).lower().split("__")
         section = values

@@ -1,10 +1,12 @@
 """The gateway's section of the configuration."""
 
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, model_validator
 
-from shared.config.values import Address, Bytes, Host, Origin, Section, TcpAddress
+from shared.config.values import Address, Bytes, Host, Origin, Section, TcpAddress, empty_is_none
+
+FilePath = Annotated[str | None, BeforeValidator(empty_is_none)]
 
 
 class Limits(Section):
@@ -20,6 +22,8 @@ class Limits(Section):
         request_bytes: Largest request from a client, media included.
         held_bytes: Most bytes of media that all requests together may hold; one more is answered "busy".
         client_backlog_bytes: Most bytes of answer that wait for a client that does not read.
+        backlog_bytes: Most bytes of answers that wait for all clients together, before those who leave some
+            unread lose theirs.
         deadline_s: A request that has not ended by then expires.
     """
 
@@ -32,7 +36,26 @@ class Limits(Section):
     request_bytes: Bytes = 100 * 2**20
     held_bytes: Bytes = 2**30
     client_backlog_bytes: Bytes = 64 * 2**20
+    backlog_bytes: Bytes = 2**30
     deadline_s: Annotated[float, Field(gt=0)] = 600.0
+
+
+class TlsConfig(Section):
+    """TLS for clients, over TCP and over HTTP; either both files or none.
+
+    Attributes:
+        certificate: PEM file with the gateway's certificate and those between it and its authority's.
+        key: PEM file with its private key, which nobody else may read.
+    """
+
+    certificate: FilePath = None
+    key: FilePath = None
+
+    @model_validator(mode="after")
+    def _both_or_none(self) -> Self:
+        if (self.certificate is None) is not (self.key is None):
+            raise ValueError("certificate and key go together: give both or none")
+        return self
 
 
 class GatewayConfig(Section):
@@ -46,6 +69,8 @@ class GatewayConfig(Section):
         http_origins: Origins, besides the gateway's own, whose pages a browser may let use it.
         http_hosts: What HTTP requests may name as ``Host``, besides this machine and the hosts of
             ``http_origins``.  None stands for nothing else on the loopback, and for anything elsewhere.
+        api_keys: File with the API keys that clients need; none asks for no key.
+        tls: Certificate and key for clients' connections.
         heartbeat_timeout_s: A stage that is silent for longer counts as gone.
         orphan_timeout_s: A stage that hears nothing of the gateway for longer drops its requests.
         resume_attempts: How often a request is begun anew from what there is of its answer, after a stage was
@@ -61,6 +86,8 @@ class GatewayConfig(Section):
     http: TcpAddress | None = "tcp://127.0.0.1:8000"
     http_origins: list[Origin] = Field(default_factory=list)
     http_hosts: list[Host] | None = None
+    api_keys: FilePath = None
+    tls: TlsConfig = TlsConfig()
     heartbeat_timeout_s: Annotated[float, Field(gt=0)] = 1.5
     orphan_timeout_s: Annotated[float, Field(gt=0)] = 5.0
     resume_attempts: Annotated[int, Field(ge=0, le=100)] = 3

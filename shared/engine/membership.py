@@ -73,9 +73,9 @@ class Membership:
         self.news = True
         return True
 
-    def connect(self, message: Peers) -> None:
+    def reach(self, message: Peers) -> None:
         """Know the replicas of the next stage."""
-        if self._peers is not None and self._peers.connect(message.replicas):
+        if self._peers is not None and self._peers.reach(message.replicas):
             self.news = True
 
     def leave(self) -> None:

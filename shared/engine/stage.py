@@ -261,7 +261,7 @@ class StageLoop(Generic[M]):
     def _take_peers(self, message: Peers) -> None:
         if self._membership.joins(message):
             self._drop_orphans()
-        self._membership.connect(message)
+        self._membership.reach(message)
 
     def _drop_orphans(self) -> None:
         """The gateway whose requests are here is gone."""

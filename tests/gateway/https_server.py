@@ -35,6 +35,10 @@ class Authority:
         self.certificate = self._sign(self.name, self.key, ca=True)
 
     @property
+    def der(self) -> bytes:
+        return self.certificate.public_bytes(serialization.Encoding.DER)
+
+    @property
     def trusting(self) -> ssl.SSLContext:
         pem = self.certificate.public_bytes(serialization.Encoding.PEM).decode()
         return ssl.create_default_context(cadata=pem)

@@ -33,7 +33,7 @@ def in_message(content: Any) -> bytes:
 
 
 def uploads(b: Bench) -> int:
-    return b.process._server._uploads._used
+    return b.process._server._uploads.used
 
 
 TEXT = {"type": "text", "text": "x"}
@@ -177,7 +177,7 @@ def test_frames_for_which_there_is_no_memory_wait_in_order(configure: Configure)
             await until(lambda: uploads(b) == len(frame) - 4)
             second.writer.write(frame)
             third.writer.write(frame)
-            await until(b.process._server._uploads._line.locked)
+            await until(lambda: b.process._server._uploads.waiting)
             await serves(b)
             assert uploads(b) == len(frame) - 4
             first.writer.write(frame[300_000:])
@@ -201,7 +201,7 @@ def test_the_gateway_stops_although_frames_are_coming_and_waiting(configure: Con
             clients = [await RawClient.connect(b) for _ in range(3)]
             for raw in clients:
                 raw.writer.write(frame_with(MIB)[: MIB // 2])
-            await until(b.process._server._uploads._line.locked)
+            await until(lambda: b.process._server._uploads.waiting)
             await b.process.stop()
             assert uploads(b) == 0
             for raw in clients:

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 from starlette.routing import Route, WebSocketRoute
 
+from gateway.door import Door
 from gateway.held import UploadRoom
 from gateway.history import RequestReport
 from gateway.http.app import make_app
@@ -16,12 +17,14 @@ from gateway.http.encoders import FORMATS
 from gateway.http.errors import CODES, status_of
 from gateway.http.fields import IGNORED, NEUTRAL
 from gateway.http.speech import SpeechFields
+from gateway.keys import ApiKeys
 from gateway.lifecycle import StateCounts
 from gateway.metrics import GatewayMetrics
 from gateway.registry import StageRegistry
 from shared.config import Config
 from shared.errors import BusyError, MessageError, OmniRelayError, RequestError
 from tests.gateway.http_bench import http_gateway
+from tests.gateway.test_keys import keys_file
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGE = (DOCS / "api.md").read_text(encoding="utf-8")
@@ -85,14 +88,16 @@ def test_errors() -> None:
 
 
 def test_paths(configure: Callable[..., Config]) -> None:
-    context = HttpContext(None, configure(http_gateway()), lambda: None, UploadRoom(1), "m")  # type: ignore[arg-type,return-value]
+    config = configure(http_gateway())
+    context = HttpContext(None, config, lambda: None, UploadRoom(1), Door(config), "m")  # type: ignore[arg-type,return-value]
     routes = [route for route in make_app(context).routes if isinstance(route, Route | WebSocketRoute)]
     table = PAGE.partition("\n\nWith the official client")[0]
     assert {route.path.replace(":path", "") for route in routes} == set(re.findall(r"(/[\w/{}]*)`", table))
 
 
-def test_metrics() -> None:
+def test_metrics(tmp_path: Path) -> None:
     metrics = GatewayMetrics(StateCounts(), StageRegistry(1, 1))
+    metrics.registry.register(ApiKeys(keys_file(tmp_path / "keys", alice={"key": "k"})))
     metrics.told("http", "busy")
     page = (DOCS / "metrics.md").read_text(encoding="utf-8").partition("\n## Gateway\n")[2]
     told = {

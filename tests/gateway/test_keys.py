@@ -1,205 +1,258 @@
-"""``omnirelay keys``, and a real gateway and launcher whose sockets need them; the stages are imitated."""
+"""The file of API keys, what a key may do, and the command that makes one."""
 
-import asyncio
-import http.client
-import re
-import signal
 import stat
-import subprocess
-import sys
-from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 
 import pytest
-import zmq
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
-from gateway.cli.launcher import Stack, running
+from gateway.bucket import TokenBucket
 from gateway.cli.main import main
-from gateway.client import AsyncGatewayClient
-from shared.config import Config, load_config
-from shared.keys import ROLES, load_keys, secret_file
-from shared.messages import TextDelta
-from shared.wire import encode
-from tests.gateway.bench import free_ports, run
+from gateway.clients import Client, ClientLimits
+from gateway.door import open_doors
+from gateway.keys import ApiKeys, KeyEntry, hash_of, new_key, read_keys
+from gateway.protocol import GenerateRequest, Hello
+from gateway.stream import UNREAD_OF_ONE, ClientAccount, UnreadBytes
+from shared.config import load_config
+from shared.errors import BusyError, ConfigError, SlowClientError, UnauthenticatedError
+
+SECRET = "omr_" + "s3cr3t" * 7
 
 
-@pytest.fixture
-def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Keys, and an environment in which every process uses them."""
-    directory = tmp_path / "keys"
-    assert main(["keys", str(directory)]) == 0
-    monkeypatch.setenv("OMNIRELAY_SECURITY__KEYS", str(directory))
-    return directory
+def written(path: Path, text: str, mode: int = 0o600) -> Path:
+    path.write_text(text, encoding="utf-8")
+    path.chmod(mode)
+    return path
 
 
-def test_the_command_makes_keys_and_says_what_to_do(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    directory = tmp_path / "keys"
-    assert main(["keys", str(directory)]) == 0
-    told = capsys.readouterr().out
-    for role in ROLES:
-        assert f"{role}.key, {role}.key_secret" in told
-        assert stat.S_IMODE(secret_file(directory, role).stat().st_mode) == 0o600
-        assert load_keys(directory, role).secret.decode() not in told
-    assert f"security.keys: {directory}" in told
+def keys_file(path: Path, **keys: dict[str, object]) -> Path:
+    entries = {name: {"sha256": hash_of(str(entry.pop("key"))), **entry} for name, entry in keys.items()}
+    return written(path, yaml.safe_dump(entries))
 
 
-def test_the_command_replaces_keys_only_if_told_to(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["keys", str(tmp_path)]) == 0
-    before = load_keys(tmp_path, "gateway").secret
-    assert main(["keys", str(tmp_path)]) == 1
-    assert re.search(
-        r"output_unwritable: .* already, and nothing was changed: .*--force", capsys.readouterr().err
-    )
-    assert load_keys(tmp_path, "gateway").secret == before
-    assert main(["keys", str(tmp_path), "--force"]) == 0
-    assert load_keys(tmp_path, "gateway").secret != before
+def test_a_key_is_known_by_its_hash_alone(tmp_path: Path) -> None:
+    first, second = new_key(), new_key()
+    assert first != second
+    path = keys_file(tmp_path / "keys", alice={"key": first, "max_requests": 2}, bob={"key": second})
+    assert first not in path.read_text()
+    keys = ApiKeys(path)
+    assert keys.needed
+    assert keys.client(first).name == "key alice"
+    assert keys.client(first) is keys.client(first)
+    assert keys.client(second).limits.max_requests is None
+    told = set()
+    for wrong in (None, "", first[:-1], first + "x", f" {first}", "\udcff", hash_of(first)):
+        with pytest.raises(UnauthenticatedError) as error:
+            keys.client(wrong)
+        told.add(str(error.value))
+    assert len(told) == 1, "missing and wrong are told alike"
 
 
-def test_a_stack_with_keys_answers(place: Path, keys: Path) -> None:
-    """Four processes: the real gateway, and imitated stages on the real sockets."""
-
-    async def scenario() -> None:
-        config = load_config()
-        stack = Stack(config, None, lambda *_: None)
-        async with running(stack), AsyncGatewayClient(config.gateway.listen) as client:
-            answer = await client.chat("Hello").result()
-            assert answer.done.audio_seconds == 1.0
-            assert (await client.status()).refused == {}
-
-    run(scenario())
-
-
-def metric(config: Config, name: str) -> dict[str, float]:
-    """A counter of the gateway's, by reason."""
-    assert config.gateway.http is not None
-    connection = http.client.HTTPConnection(config.gateway.http.removeprefix("tcp://"), timeout=10)
-    with closing(connection):
-        connection.request("GET", "/metrics")
-        text = connection.getresponse().read().decode()
-    return {
-        reason: float(value)
-        for reason, value in re.findall(rf'^{name}{{.*reason="(\w+)".*}} (\S+)$', text, re.MULTILINE)
-    }
-
-
-def test_strangers_at_a_running_stack_are_counted_and_change_nothing(place: Path, keys: Path) -> None:
-    lines: list[str] = []
-
-    async def scenario() -> None:
-        config = load_config()
-        async with running(Stack(config, None, lambda name, line: lines.append(f"{name}: {line}"))):
-            forged = encode(TextDelta(request_id="a", seq=0, token_ids=[1]))
-            with zmq.Context() as outside:
-                sockets = []
-                for address in (config.gateway.events, config.gateway.control, config.stages.thinker.inbox):
-                    for kind in (zmq.PUSH, zmq.DEALER):
-                        stranger = outside.socket(kind)
-                        stranger.set(zmq.LINGER, 0)
-                        stranger.set(zmq.SNDTIMEO, 0)
-                        stranger.connect(address)
-                        stranger.send_multipart(forged)
-                        sockets.append(stranger)
-
-                async def refused() -> float:
-                    counts = await asyncio.to_thread(metric, config, "omnirelay_peers_refused_total")
-                    assert set(counts) == {"no_curve", "wrong_server_key", "unknown_key", "handshake"}
-                    return sum(counts.values())
-
-                while await refused() < 4:
-                    await asyncio.sleep(0.02)
-                for stranger in sockets:
-                    stranger.close()
-            async with AsyncGatewayClient(config.gateway.listen) as client:
-                assert (await client.chat("Hello").result()).done.audio_seconds == 1.0
-                report = await client.status()
-            assert report.refused == {}
-            assert report.dropped_events == 0
-
-    run(scenario())
-    told = [line for line in lines if line.startswith("gateway: ") and "a connection was refused" in line]
-    # One for each socket and reason, however often they come.
-    assert 1 <= len(told) <= 4
-
-
-def failing_gateway() -> str:
-    """What a gateway says that must not start."""
-    done = subprocess.run(
-        [sys.executable, "-m", "gateway"], capture_output=True, text=True, timeout=30, check=False
-    )
-    assert done.returncode == 1
-    assert "Traceback" not in done.stderr
-    return done.stderr
-
-
-@pytest.mark.parametrize("host", ["0.0.0.0", "*", "gateway"])  # noqa: S104 - it must not be bound to
-def test_a_gateway_that_others_can_reach_does_not_start_without_keys(
-    place: Path, monkeypatch: pytest.MonkeyPatch, host: str
-) -> None:
-    monkeypatch.setenv("OMNIRELAY_GATEWAY__EVENTS", f"tcp://{host}:{free_ports(1)[0]}")
-    told = failing_gateway()
-    assert "config_invalid: " in told
-    assert "make keys with `omnirelay keys DIR` and set security.keys to DIR" in told
+def test_without_a_file_nobody_needs_a_key() -> None:
+    assert not ApiKeys(None).needed
+    assert list(ApiKeys(None).names) == []
 
 
 @pytest.mark.parametrize(
-    ("spoil", "told"),
+    ("text", "problem"),
     [
-        (lambda path: path.chmod(0o640), "may be read by others (mode 0640): `chmod 600 "),
-        (lambda path: path.unlink(), "cannot read the key "),
-        (lambda path: path.write_text("nothing"), "holds no key of CURVE"),
+        ("- a\n", "must map names"),
+        ("a: {sha256: abc}\n", "a: Expected `str` matching regex"),
+        (f"a: {{sha256: {'a' * 64}, key: {SECRET}}}\n", "unknown field `key`"),
+        (f"a: {SECRET}\n", "Expected `object`, got `str`"),
+        (f"{SECRET}: 'oops\n", "is not YAML in line"),
+        (f"? [{SECRET}]\n: 1\n", "is not YAML"),
+        (f"{SECRET.upper()}: {{}}\n", "name 1 must match"),
+        (f"a: {{sha256: {'a' * 64}, best_priority: -2000}}\n", "best_priority"),
+        (f"a: {{sha256: {'a' * 64}, requests_per_second: 0}}\n", "requests_per_second"),
+        (f"a: {{sha256: {'a' * 64}}}\na: {{sha256: {'b' * 64}}}\n", "names a key twice"),
+        (f"a: {{sha256: {'a' * 64}}}\nb: {{sha256: {'a' * 64}}}\n", "one key under two names"),
     ],
-    ids=["readable", "missing", "empty"],
 )
-def test_a_gateway_does_not_start_with_bad_keys(
-    place: Path, keys: Path, spoil: Callable[[Path], object], told: str
+def test_a_file_that_cannot_be_believed_is_refused_without_its_content(
+    tmp_path: Path, text: str, problem: str
 ) -> None:
-    spoil(secret_file(keys, "gateway"))
-    output = failing_gateway()
-    assert "config_invalid: " in output
-    assert told in output
+    with pytest.raises(ConfigError, match=r"gateway\.api_keys") as error:
+        read_keys(written(tmp_path / "keys", text))
+    assert problem in str(error.value)
+    assert SECRET not in str(error.value)
+    assert SECRET.upper() not in str(error.value)
 
 
-def test_a_stage_with_other_keys_stays_outside_and_both_live_on(
-    place: Path, keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_file_that_others_may_write_is_large_or_missing_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stage whose keys were forgotten in an exchange is told so, and the gateway says who is missing."""
-    assert main(["keys", str(tmp_path / "others")]) == 0
-    with subprocess.Popen(
-        [sys.executable, "-m", "gateway"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as gateway:
-        monkeypatch.setenv("OMNIRELAY_SECURITY__KEYS", str(tmp_path / "others"))
-        with subprocess.Popen(
-            [sys.executable, "-m", "services.talker"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-        ) as stage:
+    with pytest.raises(ConfigError, match="may be written by others"):
+        read_keys(written(tmp_path / "a", "", 0o620))
+    with pytest.raises(ConfigError, match="cannot read"):
+        read_keys(tmp_path / "missing")
+    (tmp_path / "b").write_bytes(b"\xff")
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        read_keys(tmp_path / "b")
+    monkeypatch.setattr("gateway.keys.MAX_KEYS", 1)
+    two = "".join(f"k{number}: {{sha256: a{number:063}}}\n" for number in range(2))
+    with pytest.raises(ConfigError, match="has 2 keys, at most 1"):
+        read_keys(written(tmp_path / "c", two))
+    monkeypatch.setattr("gateway.keys.MAX_FILE_BYTES", 10)
+    with pytest.raises(ConfigError, match="more than 10 bytes"):
+        read_keys(tmp_path / "c")
+    assert read_keys(written(tmp_path / "d", "")) == {}
 
-            async def scenario() -> None:
-                config = load_config()
-                counted: dict[str, float] = {}
 
-                async def look() -> None:
-                    try:
-                        counted.update(
-                            await asyncio.to_thread(metric, config, "omnirelay_peers_refused_total")
-                        )
-                    except OSError:
-                        await asyncio.sleep(0.05)
+def test_what_is_read_again_holds_from_then_on(tmp_path: Path) -> None:
+    path = keys_file(
+        tmp_path / "keys", kept={"key": "k"}, gone={"key": "g"}, turned={"key": "t"}, limited={"key": "l"}
+    )
+    keys = ApiKeys(path)
+    kept, gone, turned, limited = (keys.client(each) for each in "kgtl")
+    kept.open()
+    keys_file(path, kept={"key": "k"}, turned={"key": "T"}, limited={"key": "l", "max_requests": 1})
+    keys.reload()
+    assert keys.client("k") is kept
+    kept.open()
+    assert kept.open_requests == 2
+    for withdrawn in (gone, turned):
+        with pytest.raises(UnauthenticatedError):
+            withdrawn.open()
+    assert keys.client("T") is not turned
+    limited.open()
+    with pytest.raises(BusyError, match="may have 1 requests open"):
+        limited.open()
+    path.write_text("broken: [")
+    with pytest.raises(ConfigError):
+        keys.reload()
+    assert keys.client("k") is kept
+    metrics = {
+        (sample.name, *sample.labels.values()): sample.value
+        for metric in keys.collect()
+        for sample in metric.samples
+    }
+    assert metrics["omnirelay_key_requests_total", "kept", "taken"] == 2
+    assert metrics["omnirelay_key_requests_total", "limited", "busy"] == 1
+    assert metrics["omnirelay_key_open_requests", "kept"] == 2
+    assert not any("gone" in name for name in metrics)
 
-                while not counted.get("wrong_server_key"):
-                    await look()
-                async with AsyncGatewayClient(config.gateway.listen) as client:
-                    talker = next(each for each in (await client.status()).stages if each.name == "talker")
-                assert talker.state == "starting"
 
-            run(scenario())
-            assert stage.poll() is None
-            stage.send_signal(signal.SIGTERM)
-            stage.communicate(timeout=10)
-        gateway.send_signal(signal.SIGTERM)
-        output, _ = gateway.communicate(timeout=10)
-    assert gateway.returncode == 0
-    assert output.count("the peer holds another key for this process") <= 2
+@given(
+    st.floats(0.1, 100),
+    st.integers(1, 20),
+    st.lists(st.floats(0, 2), max_size=100),
+)
+def test_a_bucket_gives_no_more_than_its_rate_and_burst(
+    per_second: float, burst: int, pauses: list[float]
+) -> None:
+    now = 0.0
+    bucket = TokenBucket(per_second, burst, clock=lambda: now)
+    taken = 0
+    for pause in pauses:
+        now += pause
+        wait_s = bucket.wait_s()
+        if wait_s == 0:
+            bucket.take()
+            taken += 1
+        else:
+            assert wait_s <= 1 / per_second + 1e-9
+        assert taken <= burst + per_second * now + 1e-6
+    now += bucket.wait_s() + 1e-6
+    assert bucket.wait_s() == 0
+
+
+def test_a_client_is_told_in_milliseconds_when_to_come_again() -> None:
+    client = Client("key a", ClientLimits(requests_per_second=0.5, burst=2))
+    client.open()
+    client.open()
+    with pytest.raises(BusyError, match=r"0\.5 requests a second") as busy:
+        client.open()
+    assert 1900 <= busy.value.retry_after_ms <= 2000
+    assert (client.taken, client.refused, client.open_requests) == (2, 1, 2)
+
+
+def test_no_request_is_more_urgent_than_its_client_may_be() -> None:
+    account = ClientAccount("x", 1, 1, Client("key a", ClientLimits(best_priority=5)))
+    assert account.allowed(GenerateRequest(priority=-3)).priority == 5
+    assert account.allowed(GenerateRequest(priority=9)).priority == 9
+
+
+def test_while_all_leave_much_unread_only_who_reads_gets_more() -> None:
+    unread = UnreadBytes(3 * UNREAD_OF_ONE)
+    slow, slower, reader = (ClientAccount(name, 9, 100 * UNREAD_OF_ONE, unread=unread) for name in "abc")
+    slow.charge(UNREAD_OF_ONE + 1)
+    slower.charge(2 * UNREAD_OF_ONE - 1)
+    reader.charge(1000)
+    with pytest.raises(SlowClientError, match=f"no more than {UNREAD_OF_ONE} are kept now"):
+        slow.charge(1)
+    slower.release(2 * UNREAD_OF_ONE - 1)
+    slow.charge(1)
+    assert unread.total == UNREAD_OF_ONE + 2 + 1000
+
+
+def test_a_hello_does_not_show_its_key() -> None:
+    assert "secret" not in repr(Hello(1, "x", "secret"))
+
+
+def test_the_environments_key_is_no_key_of_the_configuration() -> None:
+    assert load_config(environment={"OMNIRELAY_API_KEY": SECRET}) == load_config(environment={})
+
+
+@pytest.mark.parametrize(
+    ("gateway", "told"),
+    [
+        ({}, []),
+        ({"listen": "tcp://0.0.0.0:5555"}, ["can use this gateway", "no TLS"]),
+        ({"http": "tcp://example.org:80", "api_keys": "x"}, ["no TLS"]),
+        ({"http": "tcp://[::]:80", "tls": {"certificate": "c", "key": "k"}}, ["can use this gateway"]),
+        ({"listen": "tcp://localhost:1", "http": None}, []),
+    ],
+)
+def test_what_others_may_use_or_read_is_told(gateway: dict[str, object], told: list[str]) -> None:
+    config = load_config(environment={}).gateway.model_validate(gateway)
+    found = open_doors(config)
+    assert len(found) == len(told)
+    for words, line in zip(told, found, strict=True):
+        assert words in line
+
+
+def test_the_command_makes_a_key_that_is_known(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "folder" / "keys.yaml"
+    monkeypatch.setenv("OMNIRELAY_GATEWAY__API_KEYS", str(path))
+    assert main(["api-key", "alice"]) == 0
+    key = capsys.readouterr().out.strip()
+    assert key.startswith("omr_")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    path.write_text("# people\n" + path.read_text().rstrip("\n"))
+    limits = ["--requests-per-second", "2", "--burst", "3", "--max-requests", "4"]
+    assert main(["api-key", "bob", *limits, "--request-bytes", "5", "--best-priority", "6"]) == 0
+    told = capsys.readouterr()
+    assert told.out.strip() not in path.read_text() + told.err
+    assert path.read_text().startswith("# people\n")
+    entries = read_keys(path)
+    assert entries["alice"] == KeyEntry(sha256=hash_of(key))
+    assert entries["bob"] == KeyEntry(
+        sha256=hash_of(told.out.strip()),
+        requests_per_second=2,
+        burst=3,
+        max_requests=4,
+        request_bytes=5,
+        best_priority=6,
+    )
+    before = path.read_text()
+    for arguments, why in (
+        (["alice"], "has a key 'alice' already"),
+        (["Not a name"], "must match"),
+        (["carol", "--burst", "0"], "the limits of 'carol' cannot be used"),
+        (["carol", "--file", "/dev/null/keys"], "cannot write"),
+    ):
+        assert main(["api-key", *arguments]) == 1
+        assert why in capsys.readouterr().err
+    assert path.read_text() == before
+    assert [each.name for each in path.parent.iterdir()] == ["keys.yaml"]
+    written(path, "{}")
+    assert main(["api-key", "carol"]) == 1
+    assert "nothing can be added at its end" in capsys.readouterr().err
+    monkeypatch.delenv("OMNIRELAY_GATEWAY__API_KEYS")
+    assert main(["api-key", "carol"]) == 1
+    assert "names no file of keys" in capsys.readouterr().err

@@ -158,7 +158,11 @@ def test_more_than_is_held_is_busy_at_once(configure: Configure) -> None:
     media = {"max_item_bytes": 400, "max_request_bytes": 1000}
 
     async def scenario() -> None:
-        async with bench(configure(media=media, held_bytes=1000)) as b, b.client() as client:
+        async with (
+            bench(configure(media=media, held_bytes=1000)) as b,
+            b.client() as client,
+            b.client() as other,
+        ):
             first = client.chat(images=[bytes(400), bytes(400)])
             request = await b.stages.request(0)
             assert b.process.gateway.held.total == 800
@@ -172,7 +176,10 @@ def test_more_than_is_held_is_busy_at_once(configure: Configure) -> None:
                 await client.chat(images=data_url(bytes(150))).result()
             client.chat("no media")
             await b.stages.request(1)
-            second = client.chat(images=bytes(200))
+            # The rest is kept for others.
+            with pytest.raises(errors.BusyError, match="this client holds 800"):
+                await client.chat(images=bytes(200)).result()
+            second = other.chat(images=bytes(200))
             await b.stages.request(2)
             await b.stages.answer(request, b.encode("Hello"))
             await first.result()

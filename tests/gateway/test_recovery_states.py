@@ -124,7 +124,7 @@ class Recovery(RuleBasedStateMachine):
     def say_goodbye(self, stage: StageName, replica: str) -> None:
         pass
 
-    def connect(self, thinkers: dict[str, str]) -> None:
+    def reach(self, thinkers: dict[str, str]) -> None:
         pass
 
     # What happens.

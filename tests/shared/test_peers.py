@@ -37,7 +37,7 @@ def inboxes(context: Context) -> dict[str, PullQueue[Token2WavInput]]:
 @pytest.fixture
 def queues(context: Context, inboxes: dict[str, PullQueue[Token2WavInput]]) -> PeerQueues[Token2WavInput]:
     queues: PeerQueues[Token2WavInput] = PeerQueues(context, "token2wav", max_backlog_bytes=2000)
-    assert queues.connect({name: inbox.endpoint for name, inbox in inboxes.items()})
+    assert queues.reach({name: inbox.endpoint for name, inbox in inboxes.items()})
     return queues
 
 
@@ -68,22 +68,22 @@ def test_a_replica_that_is_not_known_is_refused(queues, replica):
 def test_what_waits_for_a_replica_that_is_gone_is_dropped(context, queues, inboxes):
     replicas = {name: inbox.endpoint for name, inbox in inboxes.items()}
     absent = free_address()
-    assert queues.connect(replicas | {"three": absent})
-    assert not queues.connect(replicas | {"three": absent})
+    assert queues.reach(replicas | {"three": absent})
+    assert not queues.reach(replicas | {"three": absent})
     queues.put(start("a", "three"))
     queues.put(tokens("a"))
     queues.put(start("b", "one"))
     assert queues.backlog_bytes > 0
     assert queues.names == ["one", "two", "three"]
     busy_s = queues.busy_s
-    assert queues.connect(replicas)
+    assert queues.reach(replicas)
     assert queues.busy_s >= busy_s
     assert queues.put(tokens("a", 1)) == 0
     assert queues.put(tokens("b")) > 0
     wait_until(lambda: queues.backlog_bytes == 0, queues.flush)
     # Another process at its address gets nothing of that.
     successor: PullQueue[Token2WavInput] = PullQueue(context, absent, Token2WavInput)
-    assert queues.connect(replicas | {"four": absent})
+    assert queues.reach(replicas | {"four": absent})
     queues.put(start("c", "four"))
     wait_until(lambda: queues.backlog_bytes == 0, queues.flush)
     (first,) = take(successor, 1)
@@ -92,7 +92,7 @@ def test_what_waits_for_a_replica_that_is_gone_is_dropped(context, queues, inbox
 
 def test_the_bound_is_for_each_replica(queues, inboxes):
     replicas = {name: inbox.endpoint for name, inbox in inboxes.items()}
-    queues.connect(replicas | {"three": free_address()})
+    queues.reach(replicas | {"three": free_address()})
     queues.put(start("a", "three"))
 
     def fill() -> None:
@@ -112,13 +112,13 @@ def test_the_bound_is_for_each_replica(queues, inboxes):
 
 
 def test_an_address_that_cannot_be_used_is_not_among_the_names(queues, inboxes):
-    assert queues.connect({"one": inboxes["one"].endpoint, "odd": "tcp://*:1"})
+    assert queues.reach({"one": inboxes["one"].endpoint, "odd": "tcp://*:1"})
     assert queues.names == ["one"]
 
 
 def test_nothing_is_kept_of_speech_that_needs_no_rows(context):
     queues: PeerQueues[SpeechStart] = PeerQueues(context, "talker")
-    queues.connect({"one": free_address()})
+    queues.reach({"one": free_address()})
     spoken = ResumedSpeech(codec_token_ids=[1], finish_reason="stop")
     route = Route(thinker="a", talker="one", token2wav="c")
     for name, resume in (("a", spoken), ("b", ResumedSpeech(codec_token_ids=[1])), ("c", None)):

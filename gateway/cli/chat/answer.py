@@ -9,7 +9,8 @@ import numpy as np
 
 from gateway.cli.output import MIB, mebibytes, printable, say, say_json, timing_lines, write_wav
 from gateway.cli.progress import Progress
-from gateway.client import AsyncGatewayClient, AudioEvent, ChatEvent, ChatOptions, DoneEvent, TextEvent
+from gateway.cli.target import Target
+from gateway.client import AudioEvent, ChatEvent, ChatOptions, DoneEvent, TextEvent
 from gateway.client.outbox import Upload
 from gateway.client.types import Prompt, Samples
 
@@ -105,13 +106,13 @@ class WavWriter(Recorder):
             write_wav(self._path, self.samples)
 
 
-async def stream(address: str, prompt: Prompt, options: ChatOptions, listeners: Iterable[Listener]) -> None:
+async def stream(target: Target, prompt: Prompt, options: ChatOptions, listeners: Iterable[Listener]) -> None:
     """Send a request on a connection of its own, and hand on its answer.
 
     Cancelling it hangs up, which makes the gateway cancel the request.
 
     Args:
-        address: The gateway's.
+        target: The gateway.
         prompt: What is asked.
         options: What is said beside it.
         listeners: Each takes every event, in this order.
@@ -119,7 +120,7 @@ async def stream(address: str, prompt: Prompt, options: ChatOptions, listeners: 
     Raises:
         OmniRelayError: The gateway cannot be reached, the request failed, or a listener cannot go on.
     """
-    async with AsyncGatewayClient(address) as client:
+    async with target.client() as client:
         answer = client.chat(prompt, **options)
         with Progress(lambda: _describe(answer.upload), PATIENCE_S):
             async for event in answer:

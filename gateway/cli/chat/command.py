@@ -11,6 +11,7 @@ from gateway.cli.chat import terminal
 from gateway.cli.chat.answer import FiguresPrinter, JsonPrinter, Listener, TextPrinter, WavWriter, stream
 from gateway.cli.chat.player import PLAYERS, Playback, Player, find_player
 from gateway.cli.output import note, say_json
+from gateway.cli.target import target_of
 from gateway.client import ChatOptions, SamplingOverrides
 from shared.errors import OmniRelayError
 
@@ -53,7 +54,7 @@ def _send(arguments: argparse.Namespace, player: Player | None) -> None:
         if player is not None:
             playback = stack.enter_context(Playback(player))
             listeners.insert(0, playback)
-        asyncio.run(stream(arguments.gateway, arguments.text or "", options, listeners))
+        asyncio.run(stream(target_of(arguments), arguments.text or "", options, listeners))
     if player is not None and playback.problem:
         note(f"the speech was not played to its end: {playback.problem}")
 

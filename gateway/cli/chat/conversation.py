@@ -9,8 +9,8 @@ from typing import Final
 from gateway.cli.chat.answer import Listener, Recorder, stream
 from gateway.cli.chat.player import Playback, Player
 from gateway.cli.output import note, write_wav
+from gateway.cli.target import Target
 from gateway.client import (
-    AsyncGatewayClient,
     AudioPart,
     ChatMessage,
     ChatOptions,
@@ -41,16 +41,16 @@ class Conversation:
     Every request has a connection of its own, so that a gateway may be restarted between two of them.
 
     Args:
-        address: The gateway's.
+        target: The gateway.
         options: What is said beside every message.
         printers: Show the answers.
         player: Plays the speech; none keeps it silent.
     """
 
     def __init__(
-        self, address: str, options: ChatOptions, printers: Sequence[Listener], player: Player | None
+        self, target: Target, options: ChatOptions, printers: Sequence[Listener], player: Player | None
     ) -> None:
-        self._address = address
+        self._target = target
         self._options = options
         self._printers = printers
         self._player = player
@@ -75,12 +75,7 @@ class Conversation:
         Raises:
             OmniRelayError: It does not answer.
         """
-
-        async def ask() -> StatusReport:
-            async with AsyncGatewayClient(self._address) as client:
-                return await client.status()
-
-        return asyncio.run(ask())
+        return asyncio.run(self._target.status())
 
     def attach(self, kind: MediaKind, source: str) -> str:
         """Let a file, or an ``https:`` URL, go with the next message; gives its name there.
@@ -151,7 +146,7 @@ class Conversation:
             self._playback = Playback(self._player)
             listeners.insert(0, self._playback)
         try:
-            asyncio.run(stream(self._address, [*self._turns, message], self._options, listeners))
+            asyncio.run(stream(self._target, [*self._turns, message], self._options, listeners))
         except KeyboardInterrupt:
             self.hush()
             if recorder.text:

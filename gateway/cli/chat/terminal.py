@@ -14,6 +14,7 @@ from gateway.cli.chat.conversation import Conversation
 from gateway.cli.chat.player import Player
 from gateway.cli.chat.slash import COMMANDS, Leave, perform
 from gateway.cli.output import fail, note, say_json
+from gateway.cli.target import target_of
 from gateway.client import ChatOptions
 from shared.errors import OmniRelayError, OutputError
 
@@ -34,7 +35,7 @@ def run(arguments: argparse.Namespace, options: ChatOptions, player: Player | No
     printers: list[Listener] = [JsonPrinter()] if arguments.json else [TextPrinter()]
     if arguments.verbose and not arguments.json:
         printers.append(FiguresPrinter())
-    conversation = Conversation(arguments.gateway, options, printers, player)
+    conversation = Conversation(target_of(arguments), options, printers, player)
     model = conversation.status().gateway.model
     if isinstance(sys.stdin, io.TextIOWrapper):
         # What is not Unicode fails when it is sent, and the conversation goes on.

@@ -10,7 +10,17 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from gateway.cli.doctor import checkpoint, demand, gpus, limits, machine, network, security, software
+from gateway.cli.doctor import (
+    access,
+    checkpoint,
+    demand,
+    gpus,
+    limits,
+    machine,
+    network,
+    security,
+    software,
+)
 from gateway.cli.doctor.finding import Finding, Level, ok, problem, warning
 from gateway.cli.output import say
 from gateway.cli.progress import Progress
@@ -89,9 +99,10 @@ class Examination:
     def _stack(self, config: Config, readings: machine.Machine | None, report: EngineReport | None) -> None:
         """What depends on the configuration."""
         on_cpu = report is None or report.platform == "cpu"
-        running = self._get("ports", lambda: network.ask_gateway(config.gateway.listen))
+        running = self._get("ports", lambda: network.ask_gateway(config))
         self._add("addresses", lambda: network.check_addresses(config))
         self._add("keys", lambda: security.check_keys(config))
+        self._add("access", lambda: access.check_access(config))
         self._add("ports", lambda: network.check_ports(config, running))
         model, told = self._get("checkpoint", lambda: checkpoint.examine(config)) or (None, [])
         self._findings += told

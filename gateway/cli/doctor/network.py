@@ -13,7 +13,8 @@ from typing import Final
 from pydantic import BaseModel
 
 from gateway.cli.doctor.finding import Findings, ok, problem, warning
-from gateway.client import AsyncGatewayClient, StatusReport
+from gateway.cli.target import own_target
+from gateway.client import StatusReport
 from shared.config import Config
 from shared.config.values import is_local
 from shared.errors import GatewayUnreachableError, MessageError
@@ -23,6 +24,8 @@ STATUS_S: Final = 5.0
 MAX_SOCKET_PATH: Final = 107
 """Of a Unix socket; the kernel takes no longer ones."""
 ANYWHERE: Final = ("*", "0.0.0.0", "::")  # noqa: S104  Recognized, not used.
+CLIENTS: Final = ("gateway.listen", "gateway.http")
+"""Where API keys and TLS hold: :mod:`gateway.cli.doctor.access`."""
 _LISTENS: Final = "0A"
 
 
@@ -52,22 +55,24 @@ def check_addresses(config: Config) -> Findings:
     open_ones = [
         f"{key} {address}"
         for key, address in addresses(config)
-        if key not in guarded and not is_local(address)
+        if key not in CLIENTS and key not in guarded and not is_local(address)
     ]
     if open_ones:
         advice = "nothing asks who comes: let only a trusted network reach it"
         yield warning("addresses", f"can be reached from other machines: {', '.join(open_ones)}", advice)
     if not shared and not open_ones:
         others = ", or who has a key" if any(not is_local(each) for each in guarded.values()) else ""
-        yield ok("addresses", f"all are different, and only this machine can reach them{others}")
+        yield ok(
+            "addresses", f"all are different, and only this machine can reach those of the stages{others}"
+        )
 
 
-def ask_gateway(address: str) -> StatusReport | None:
-    """The status of the OmniRelay that answers at an address; none if there is none."""
+def ask_gateway(config: Config) -> StatusReport | None:
+    """The status of the OmniRelay that answers where clients connect; none if there is none."""
 
     async def ask() -> StatusReport:
-        async with asyncio.timeout(STATUS_S), AsyncGatewayClient(address) as client:
-            return await client.status()
+        async with asyncio.timeout(STATUS_S):
+            return await own_target(config).status()
 
     try:
         return asyncio.run(ask())

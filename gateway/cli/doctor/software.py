@@ -1,6 +1,7 @@
 """Python, the packages, and whether the engine's libraries can be loaded."""
 
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -93,12 +94,12 @@ def project_needs() -> list[str]:
 
 
 def locked_versions(folder: Path) -> dict[str, str]:
-    """The versions of a checkout's lock file, by package; none if there is no such file."""
+    """The versions of a checkout's lock files, by package; none if there are no such files."""
     try:
-        lines = (folder / "cpu.lock").read_text(encoding="utf-8").splitlines()
+        text = "".join((folder / name).read_text(encoding="utf-8") for name in ("torch.lock", "cpu.lock"))
     except OSError:
         return {}
-    pins = dict(line.split("==", 1) for line in lines if "==" in line and not line.startswith("#"))
+    pins = dict(re.findall(r"^([\w-]+)==([^\s\\]+)", text, re.MULTILINE))
     return pins | {name: pins[other] for name, other in STAND_INS.items() if other in pins}
 
 

@@ -10,8 +10,10 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from gateway.http.connection import ClientGoneError
 from gateway.http.context import HttpContext
 from gateway.http.errors import response_of
+from gateway.http.keys import client_of
 from gateway.http.realtime.events import EventError, read_event
 from gateway.http.realtime.session import Session
+from gateway.portions import Portions
 from gateway.protocol import PIECE_BYTES
 from shared.errors import BusyError, InvalidRequestError, OmniRelayError
 
@@ -38,7 +40,7 @@ class RealtimeApi:
     def __init__(self, context: HttpContext, idle_s: float = IDLE_S) -> None:
         self._context = context
         self._idle_s = idle_s
-        self._open = 0
+        self._open = Portions(MAX_SESSIONS)
         self._events = 0
 
     async def serve(self, socket: WebSocket) -> None:
@@ -49,7 +51,8 @@ class RealtimeApi:
             self._context.told(error)
             await socket.send_denial_response(response_of(error))
             return
-        self._open += 1
+        client = client_of(socket.scope).name
+        self._open.take(client)
         try:
             offered = socket.scope["subprotocols"]
             await socket.accept(SUBPROTOCOL if SUBPROTOCOL in offered else None)
@@ -58,12 +61,14 @@ class RealtimeApi:
         except (ClientGoneError, WebSocketDisconnect) as error:
             log.debug("a realtime client went away: %s", error)
         finally:
-            self._open -= 1
+            self._open.give(client)
 
     def _check(self, socket: WebSocket) -> None:
         self._context.require_model(socket.query_params.get("model", self._context.model))
-        if self._context.gateway.closing or self._open >= MAX_SESSIONS:
-            raise BusyError(f"{self._open} sessions are open, no more are taken: try again later", RETRY_MS)
+        client = client_of(socket.scope).name
+        if self._context.gateway.closing or not self._open.has_for(client):
+            open_ones = f"{self._open.used} sessions are open, {self._open.own(client)} of them this client's"
+            raise BusyError(f"{open_ones}: no more are taken, try again later", RETRY_MS)
 
     async def _converse(self, socket: WebSocket) -> None:
         async def send(kind: str, fields: dict[str, Any]) -> None:
@@ -75,7 +80,7 @@ class RealtimeApi:
                 # The latter is Starlette's for a connection that was closed from here meanwhile.
                 raise ClientGoneError from error
 
-        session = Session(self._context, send)
+        session = Session(self._context, self._context.account(socket), send)
         reading = asyncio.create_task(self._read(socket, session))
         slow = asyncio.create_task(session.too_slow.wait())
         try:

@@ -28,6 +28,8 @@ from gateway.http.realtime.response import Response, Send
 from gateway.http.realtime.settings import Settings, read_options, split
 from gateway.parts import ChatMessage
 from gateway.protocol import GenerateRequest
+from gateway.stream import ClientAccount
+from shared.config import MediaConfig
 from shared.errors import InvalidRequestError, OmniRelayError, SlowClientError
 
 log = logging.getLogger(__name__)
@@ -38,18 +40,19 @@ class Session:
 
     Args:
         context: The gateway's parts.
+        account: Whose session it is.
         send: Sends events.
     """
 
-    def __init__(self, context: HttpContext, send: Send) -> None:
+    def __init__(self, context: HttpContext, account: ClientAccount, send: Send) -> None:
         self.id: Final = f"sess_{secrets.token_hex(10)}"
         self.too_slow: Final = asyncio.Event()
         """The client does not read fast enough: hang up."""
         self._context = context
         self._send = send
-        self._account = context.account()
+        self._account = account
         self._settings = Settings()
-        media, held = context.config.media, context.gateway.held
+        media, held = _media_of(account, context.config.media), context.gateway.held.of(account.share)
         self._conversation = Conversation(media, held)
         self._audio = InputAudio(media, held)
         self._response: Response | None = None
@@ -197,3 +200,12 @@ class Session:
 
     def _shown(self) -> dict[str, Any]:
         return self._settings.shown(self.id, self._context.model)
+
+
+def _media_of(account: ClientAccount, media: MediaConfig) -> MediaConfig:
+    """What sounds and pictures a request of this client may bring."""
+    most = account.client.limits.request_bytes
+    if most is None:
+        return media
+    bounds = {name: min(getattr(media, name), most) for name in ("max_item_bytes", "max_request_bytes")}
+    return media.model_copy(update=bounds)

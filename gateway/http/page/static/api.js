@@ -1,20 +1,34 @@
 // The gateway's API, as far as the page needs it.
 
-export class ApiError extends Error {}
+export class ApiError extends Error {
+  constructor(message, status = 0) {
+    super(message);
+    this.status = status;
+  }
+}
+
+let key = ""; // kept as long as the page, and nowhere else
+
+/** Send this API key from now on; none if it is empty. */
+export function useKey(value) {
+  key = value.trim();
+}
 
 const AWAY = "The gateway cannot be reached. Is it running?";
 
 async function ask(path, options) {
   let response;
   try {
-    response = await fetch(path, options);
+    const headers = { ...options?.headers, ...(key && { Authorization: `Bearer ${key}` }) };
+    response = await fetch(path, { ...options, headers });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new ApiError(AWAY);
   }
   if (response.ok) return response;
   const told = await response.json().catch(() => null);
-  throw new ApiError(told?.error?.message ?? told?.reasons?.join(", ") ?? `The gateway answered ${response.status}.`);
+  const words = told?.error?.message ?? told?.reasons?.join(", ") ?? `The gateway answered ${response.status}.`;
+  throw new ApiError(words, response.status);
 }
 
 /** The model that is served: `{id, voices}`. */

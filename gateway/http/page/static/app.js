@@ -1,6 +1,6 @@
 // The page: what the user does, and what follows from it.
 
-import { ApiError, chat, requireReady, servedModel } from "./api.js";
+import { ApiError, chat, requireReady, servedModel, useKey } from "./api.js";
 import { FileError, Tray } from "./files.js";
 import { PcmReader } from "./pcm.js";
 import { output } from "./player.js";
@@ -9,6 +9,7 @@ import { AnswerTurn, userTurn } from "./turns.js";
 
 const HOLD_MS = 350; // a shorter press begins a recording that the next press ends
 const CHECK_MS = 5000;
+const KEY_NEEDED = 401;
 const TEXT_ONLY = "(text only)";
 const byId = (id) => document.getElementById(id);
 
@@ -24,6 +25,7 @@ let answering = null; // {abort, turn}: an answer that comes
 let turn = null; // the last answer
 let recording = null;
 let starting = null; // a recording whose microphone is being asked for
+let checking = null; // when the stack is asked next
 let last = Promise.resolve(); // the end of the last answer
 
 // --- asking ---------------------------------------------------------------
@@ -219,11 +221,16 @@ async function check() {
     if (!(error instanceof ApiError)) throw error;
     state = "away";
     words = error.message;
+    if (error.status === KEY_NEEDED) {
+      byId("key-field").hidden = false;
+      words = "needs an API key";
+    }
   }
   byId("stack").dataset.state = state;
   byId("stack-text").textContent = words;
   byId("stack").title = words;
-  setTimeout(check, CHECK_MS);
+  clearTimeout(checking);
+  checking = setTimeout(check, CHECK_MS);
 }
 
 // --- what the user does ---------------------------------------------------
@@ -254,6 +261,11 @@ byId("stop").onclick = () => {
   text.focus();
 };
 byId("reset").onclick = reset;
+byId("key").onchange = () => {
+  useKey(byId("key").value);
+  model = null;
+  check();
+};
 for (const idea of document.querySelectorAll(".idea")) {
   idea.onclick = () => {
     text.value = idea.textContent;

@@ -1,0 +1,133 @@
+"""The door that clients come in by, over TCP and over HTTP: keys, TLS, and what each connection may hold."""
+
+import ipaddress
+import logging
+import ssl
+from pathlib import Path
+from typing import Final, TypedDict
+
+from gateway import tls
+from gateway.clients import Client
+from gateway.keys import ApiKeys
+from gateway.protocol import PROTOCOL_VERSION, Welcome, parse_tcp
+from gateway.stream import ClientAccount, UnreadBytes
+from shared.config import Config, GatewayConfig
+from shared.errors import ConfigError
+
+SHUTDOWN_S: Final = 5.0
+"""How long a client may take to agree on the end of a TLS connection."""
+log = logging.getLogger(__name__)
+
+
+class TlsOptions(TypedDict, total=False):
+    """Arguments of the event loop's ``create_server``."""
+
+    ssl: ssl.SSLContext
+    ssl_handshake_timeout: float
+    ssl_shutdown_timeout: float
+
+
+class Door:
+    """Says who comes in.
+
+    Args:
+        config: The whole stack's.
+
+    Raises:
+        ConfigError: The file of keys, the certificate or its key cannot be used.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._gateway = config.gateway
+        self._media = config.media
+        path = config.gateway.api_keys
+        self.keys: Final = ApiKeys(Path(path) if path is not None else None)
+        self._context = tls.server_context(config.gateway.tls)
+        self._unread = UnreadBytes(config.gateway.limits.backlog_bytes)
+
+    @property
+    def server_options(self) -> TlsOptions:
+        """What a server is made with, so that it speaks TLS where that is wanted."""
+        if self._context is None:
+            return {}
+        return TlsOptions(
+            ssl=self._context, ssl_handshake_timeout=tls.HANDSHAKE_S, ssl_shutdown_timeout=SHUTDOWN_S
+        )
+
+    @property
+    def has_files(self) -> bool:
+        """There is something that :meth:`reload` reads."""
+        return self.keys.needed or self._context is not None
+
+    def client(self, key: str | None, name: str) -> Client:
+        """Say who comes.
+
+        Args:
+            key: What came as a key.
+            name: What the client goes by where no keys are needed.
+
+        Raises:
+            UnauthenticatedError: A key is needed, and this is none that is known.
+        """
+        return self.keys.client(key) if self.keys.needed else Client(name)
+
+    def account(self, name: str, client: Client) -> ClientAccount:
+        """Open an account for a connection of a client.
+
+        Args:
+            name: What the connection goes by in the log.
+            client: Whose it is.
+        """
+        limits = self._gateway.limits
+        if client.name != name and self.keys.needed:
+            name = f"{name} ({client.name})"
+        return ClientAccount(
+            name, limits.max_queued_per_client, limits.client_backlog_bytes, client, self._unread
+        )
+
+    def welcome(self, client: Client) -> Welcome:
+        """Tell a client what is taken of it."""
+        most = self._gateway.limits.request_bytes
+        if client.limits.request_bytes is not None:
+            most = min(most, client.limits.request_bytes)
+        media = self._media
+        return Welcome(PROTOCOL_VERSION, most, media.max_item_bytes, media.max_request_bytes)
+
+    def reload(self) -> None:
+        """Read keys and certificate again; what cannot be used is told in the log, and changes nothing."""
+        try:
+            self.keys.reload()
+            if self._context is not None:
+                tls.load(self._context, self._gateway.tls)
+        except ConfigError as error:
+            log.error("nothing was read again: %s", error)
+            return
+        log.info("%d API keys, and the certificate if there is one, were read again", len(self.keys.names))
+
+    def warn(self) -> None:
+        """Say in the log what anybody could use or read."""
+        for what in open_doors(self._gateway):
+            log.warning("%s", what)
+
+
+def open_doors(gateway: GatewayConfig) -> list[str]:
+    """Say what other machines may use without a key, or read on the way."""
+    addresses = {"gateway.listen": gateway.listen, "gateway.http": gateway.http}
+    reached = [key for key, address in addresses.items() if address and not _is_loopback(address)]
+    if not reached:
+        return []
+    where = " and ".join(reached)
+    told = []
+    if gateway.api_keys is None:
+        told.append(f"who can reach {where} can use this gateway: it asks for no key (gateway.api_keys)")
+    if gateway.tls.certificate is None:
+        told.append(f"what goes over {where} can be read on the way: there is no TLS (gateway.tls)")
+    return told
+
+
+def _is_loopback(address: str) -> bool:
+    host = parse_tcp(address)[0]
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,297 @@
+"""No client gets so much of the gateway that others get nothing: the line, its places, and room for bytes."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AsyncExitStack, ExitStack
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.admission import Admission
+from gateway.held import HeldBytes, Hold
+from gateway.line import FairLine
+from gateway.portions import Portions
+from gateway.room import Room
+from shared.config import Config
+from shared.errors import BusyError
+from tests.gateway.bench import bench, run
+from tests.gateway.fake_stages import until
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["come", "come", "come", "finish", "cancel"]), st.integers(0, 5), st.integers(-1, 1)
+    ),
+    max_size=120,
+)
+
+
+class Crowd:
+    """Clients before an admission, and a record of who was served when."""
+
+    def __init__(self, max_active: int, max_queued: int) -> None:
+        self.bounds = max_active, max_active + max_queued
+        self.admission = Admission(max_active, max_queued)
+        self.waiting: dict[str, tuple[str, int]] = {}
+        self.active: dict[str, str] = {}
+        self.overtaken: Counter[str] = Counter()
+        """How often a client's first request in line was overtaken by one of the same priority."""
+        self.came = self.ended = 0
+
+    def come(self, client: str, priority: int = 0) -> str | None:
+        try:
+            with self.admission.preparing(client):
+                pass
+        except BusyError:
+            return None
+        name = f"{client}/{self.came}"
+        self.came += 1
+        self.admission.enter(name, priority, client)
+        self.waiting[name] = client, priority
+        self.serve()
+        return name
+
+    def leave(self, name: str) -> None:
+        self.admission.leave(name, 1.0 if name in self.active else None)
+        self.waiting.pop(name, None)
+        self.active.pop(name, None)
+        self.overtaken.pop(name, None)
+        self.ended += 1
+        self.serve()
+
+    def serve(self) -> list[str]:
+        served = []
+        while (name := self.admission.next()) is not None:
+            client, priority = self.waiting[name]
+            assert priority == min(each for _, each in self.waiting.values())
+            heads: dict[tuple[str, int], str] = {}
+            for each, key in self.waiting.items():
+                heads.setdefault(key, each)
+            assert heads[client, priority] == name, "a client's own requests keep their order"
+            self.overtaken.update(
+                each for (_, other), each in heads.items() if other == priority and each != name
+            )
+            self.overtaken.pop(name, None)
+            del self.waiting[name]
+            self.admission.start(name)
+            self.active[name] = client
+            served.append(name)
+        self.check()
+        return served
+
+    def check(self) -> None:
+        assert len(self.active) <= self.bounds[0]
+        assert len(self.active) + len(self.waiting) <= self.bounds[1]
+        assert not self.waiting or len(self.active) == self.bounds[0]
+        assert all(times <= 2 * self.bounds[1] for times in self.overtaken.values()), self.overtaken
+
+
+@given(st.integers(1, 4), st.integers(0, 12), STEPS)
+@settings(max_examples=300)
+def test_bounds_hold_nobody_starves_and_everyone_leaves(
+    max_active: int, max_queued: int, steps: list[tuple[str, int, int]]
+) -> None:
+    crowd = Crowd(max_active, max_queued)
+    for step, value, priority in steps:
+        if step == "come":
+            crowd.come(f"client {value}", priority)
+        else:
+            those = list(crowd.active if step == "finish" else crowd.waiting)
+            if those:
+                crowd.leave(those[value % len(those)])
+    while crowd.active:
+        crowd.leave(next(iter(crowd.active)))
+    assert not crowd.waiting
+    assert crowd.came == crowd.ended
+    assert crowd.admission._places.used == crowd.admission._active.used == 0
+    assert not crowd.admission._lines
+    assert not crowd.admission._clients
+
+
+@given(st.integers(1, 3), st.lists(st.integers(0, 40), min_size=1, max_size=5), st.integers(0, 60))
+def test_a_first_request_waits_for_at_most_one_of_each_other_client(
+    max_active: int, queued: list[int], served_before: int
+) -> None:
+    crowd = Crowd(max_active, 400)
+    for index, number in enumerate(queued):
+        for _ in range(number):
+            crowd.come(f"client {index}")
+    for _ in range(served_before):
+        if crowd.active:
+            crowd.leave(next(iter(crowd.active)))
+    newcomer = crowd.come("newcomer")
+    assert newcomer is not None
+    between: Counter[str] = Counter()
+    while newcomer not in crowd.active:
+        already = set(crowd.active)
+        crowd.leave(next(iter(crowd.active)))
+        between.update(crowd.active[name] for name in crowd.active.keys() - already - {newcomer})
+    assert all(times == 1 for times in between.values())
+
+
+def test_who_was_just_served_does_not_go_before_a_newcomer() -> None:
+    crowd = Crowd(1, 100)
+    for _ in range(61):
+        crowd.come("greedy")
+    for turn in range(1, 6):
+        newcomer = crowd.come(f"newcomer {turn}")
+        crowd.leave(next(iter(crowd.active)))
+        assert list(crowd.active) == [newcomer]
+        crowd.leave(next(iter(crowd.active)))
+        assert set(crowd.active.values()) == {"greedy"}
+
+
+def test_an_endless_stream_of_newcomers_starves_nobody() -> None:
+    crowd = Crowd(1, 20)
+    crowd.come("patient")
+    crowd.come("patient")
+    for number in range(200):
+        crowd.come(f"newcomer {number}")
+        crowd.come(f"another {number}")
+        crowd.leave(next(iter(crowd.active)))
+        if "patient" in crowd.active.values():
+            assert number < 40
+            return
+    raise AssertionError("it starved")
+
+
+def test_clients_that_always_have_more_are_served_alike() -> None:
+    crowd = Crowd(3, 100)
+    served: Counter[str] = Counter()
+    for _ in range(300):
+        for client, wanted in (("a", 60), ("b", 5), ("c", 1)):
+            while sum(each == client for each, _ in crowd.waiting.values()) < min(wanted, 5):
+                assert crowd.come(client)
+        name = next(iter(crowd.active))
+        served[crowd.active[name]] += 1
+        crowd.leave(name)
+    assert max(served.values()) - min(served.values()) <= 3, served
+
+
+@given(st.integers(1, 100), st.lists(st.tuples(st.integers(0, 8), st.integers(1, 30)), max_size=60))
+def test_no_client_gets_all_and_more_is_never_given_than_there_is(
+    total: int, wishes: list[tuple[int, int]]
+) -> None:
+    portions = Portions(total)
+    for client, size in wishes:
+        name = str(client)
+        if portions.has_for(name, size):
+            portions.take(name, size)
+        assert portions.used <= total
+    for client in range(9):
+        portions.give(str(client), portions.own(str(client)))
+    assert portions.used == 0
+
+
+def test_one_client_leaves_places_for_others() -> None:
+    crowd = Crowd(16, 64)
+    taken = sum(crowd.come("greedy") is not None for _ in range(200))
+    assert taken == 76
+    with pytest.raises(BusyError, match="this client has 76 of 80 places"), ExitStack() as stack:
+        stack.enter_context(crowd.admission.preparing("greedy"))
+    while crowd.come("second"):
+        pass
+    assert len(crowd.waiting) == 64
+    # All are taken now; the next that is free is for who has few.
+    crowd.leave(next(iter(crowd.active)))
+    assert crowd.come("greedy") is None
+    assert crowd.come("third") is not None
+
+
+def test_held_bytes_are_shared_and_one_request_may_have_all_of_them() -> None:
+    held = HeldBytes(1000, lambda: 7)
+    whole = Hold(held.of("a"))
+    whole.grow(900)
+    whole.grow(100)
+    whole.release()
+    first, second = Hold(held.of("a")), Hold(held.of("a"))
+    first.grow(850)
+    with pytest.raises(BusyError, match="850 bytes of media are held, no room for 100") as busy:
+        second.grow(100)
+    assert busy.value.retry_after_ms == 7
+    Hold(held.of("b")).grow(100)
+    assert held.total == 950
+
+
+def test_room_is_given_in_turn_and_nobody_waits_for_one_who_has_enough() -> None:
+    async def scenario() -> None:
+        room = Room(10)
+        got: list[str] = []
+        async with AsyncExitStack() as stack:
+
+            async def take(client: str, size: int) -> None:
+                await stack.enter_async_context(room.take(size, client))
+                got.append(client)
+
+            await take("a", 5)
+            await take("a", 4)
+            tasks = [asyncio.create_task(take(*each)) for each in (("a", 1), ("b", 1))]
+            # It has 9 of 10: the last one is for whoever has none.
+            await until(lambda: got == ["a", "a", "b"])
+            assert room.waiting == 1
+            gone = asyncio.create_task(take("c", 3))
+            await until(lambda: room.waiting == 2)
+            gone.cancel()
+            await until(gone.done)
+            assert room.waiting == 1
+            await stack.aclose()
+            await asyncio.gather(tasks[0])
+            assert got == ["a", "a", "b", "a"]
+        assert room.used == room.waiting == 0
+
+    run(scenario())
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 14), st.booleans()), max_size=30))
+@settings(deadline=None)
+def test_all_who_wait_for_room_get_it_or_leave_nothing(wishes: list[tuple[int, int, bool]]) -> None:
+    async def scenario() -> None:
+        room = Room(10)
+
+        async def use(client: str, size: int) -> None:
+            async with room.take(size, client):
+                assert room.used <= max(10, size)
+                await asyncio.sleep(0)
+
+        tasks = [asyncio.create_task(use(str(client), size)) for client, size, _ in wishes]
+        await asyncio.sleep(0)
+        for task, (_, _, stays) in zip(tasks, wishes, strict=True):
+            if not stays:
+                task.cancel()
+        await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 10)
+        assert room.used == room.waiting == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_line_passes_over_who_may_not_be_served() -> None:
+    line = FairLine(lambda _: False)
+    line.join("a1", "a")
+    line.join("b1", "b")
+    assert line.first(lambda client: client != "a") == ("b", "b1")
+    assert line.first(lambda _: False) is None
+    line.leave("unknown", "nobody")
+    line.leave("a1", "a")
+    line.serve("b")
+    assert not line
+
+
+@pytest.mark.parametrize("max_active", [1, 2])
+def test_sixty_requests_of_one_connection_do_not_hold_up_another(
+    configure: Callable[..., Config], max_active: int
+) -> None:
+    async def scenario() -> None:
+        config = configure(max_active=max_active, max_queued=64)
+        async with bench(config) as b, b.client() as greedy, b.client() as modest:
+            many = [greedy.chat(f"Question {number}", speech=False) for number in range(60)]
+            await until(lambda: b.counts["queued"] == 60 - max_active)
+            one = modest.chat("Hi", speech=False)
+            await until(lambda: b.counts["queued"] == 61 - max_active)
+            await b.stages.answer(await b.stages.request(0), b.encode("Hello"))
+            await b.stages.answer(await b.stages.request(max_active), b.encode("Modest"))
+            assert (await one.result()).text == "Modest"
+            for answer in many:
+                answer.cancel()
+
+    run(scenario())
