@@ -99,7 +99,9 @@ class StageRegistry:
         """
         replicas = self._replicas[beat.stage]
         known = replicas.get(beat.instance)
-        if (beat.stage, beat.instance) in self._departed or (known is None and len(replicas) >= MAX_REPLICAS):
+        if (beat.stage, beat.instance) in self._departed or (
+            known is None and not self._has_room(beat.stage)
+        ):
             return []
         if known is None:
             known = replicas[beat.instance] = Replica(beat, self._clock())
@@ -210,6 +212,16 @@ class StageRegistry:
             told += [] if replicas else [StageStatus(name=stage, state=self.state(stage))]
         return told
 
+    def _has_room(self, stage: StageName) -> bool:
+        """One more replica of a stage can be known, if need be in the place of one that is down."""
+        replicas = self._replicas[stage]
+        if len(replicas) >= MAX_REPLICAS:
+            gone = min((each for each in replicas.values() if each.down), key=_last_seen, default=None)
+            if gone is None:
+                return False
+            del replicas[gone.name]
+        return True
+
     def _age_s(self, replica: Replica) -> float:
         return self._clock() - replica.seen
 
@@ -248,3 +260,7 @@ class StageRegistry:
             load=beat.load,
             limits=beat.limits,
         )
+
+
+def _last_seen(replica: Replica) -> float:
+    return replica.seen

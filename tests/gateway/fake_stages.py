@@ -226,7 +226,9 @@ class FakeStages:
         return self.requests[index]
 
     async def aborted(self, request_id: str) -> None:
-        await self.aborted_at(request_id, *STAGES)
+        """Wait until all stages that serve a request were told to drop it."""
+        route = next(each.route for each in self.requests if each.request_id == request_id)
+        await self.aborted_at(request_id, *(each for each in STAGES if route and route.replica(each)))
 
     async def aborted_at(self, request_id: str, *stages: StageName) -> None:
         await until(

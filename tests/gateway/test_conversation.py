@@ -227,7 +227,7 @@ def test_ctrl_c_stops_the_answer_and_keeps_what_was_said(configure: Configure) -
             await b.stages.text(request.request_id, 0, b.encode("Hello"))
             await shown.see("Hello")
             shown.type(CTRL_C)
-            await b.stages.aborted_at(request.request_id, "thinker")
+            await b.stages.aborted(request.request_id)
             await shown.see("stopped")
             await until(lambda: b.counts["cancelled"] == 1)
             await shown.see("> ")

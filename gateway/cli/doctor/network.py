@@ -30,7 +30,7 @@ _LISTENS: Final = "0A"
 
 
 def addresses(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Every address where somebody listens, with its key, but for ports yet to be found."""
+    """Every address of a configuration to listen on, with its key, but for ports yet to be found."""
     for name in type(section).model_fields:
         value = getattr(section, name)
         if isinstance(value, BaseModel):

@@ -1,0 +1,140 @@
+"""What the gateway knows of replicas: their states, their work, and how many there may be."""
+
+import pytest
+
+from gateway import registry as module
+from gateway.placement import place
+from gateway.registry import StageRegistry
+from shared.messages import Heartbeat, StageLimits, StageLoad, StageName
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def registry(clock: Clock) -> StageRegistry:
+    return StageRegistry(1.5, 300.0, "gate", clock)
+
+
+def beat(name: str, stage: StageName = "thinker", inbox: str = "", **values: object) -> Heartbeat:
+    load = StageLoad(running=int(str(values.pop("running", 0))))
+    given = {"gateway": "gate", **values}
+    return Heartbeat(
+        stage=stage,
+        pid=1,
+        instance=name,
+        inbox=inbox or f"ipc://{name}",
+        limits=StageLimits(max_positions=9),
+        load=load,
+        **given,  # type: ignore[arg-type]
+    )
+
+
+def test_the_states_of_a_replica(registry: StageRegistry, clock: Clock) -> None:
+    assert registry.state("thinker") == "starting"
+    registry.note(beat("a", gateway=None))
+    assert registry.state("thinker") == "starting"
+    registry.note(beat("a"))
+    assert registry.state("thinker") == "ready"
+    registry.note(beat("a", draining=True))
+    assert registry.state("thinker") == "draining"
+    clock.now = 2.0
+    assert registry.state("thinker") == "draining", "only a look finds it down"
+    assert [each.name for each in registry.newly_down()] == ["a"]
+    assert registry.newly_down() == []
+    assert registry.state("thinker") == "down"
+    registry.note(beat("a"))
+    assert registry.state("thinker") == "ready"
+    registry.note(beat("a", busy_s=301.0))
+    (hung,) = registry.newly_down()
+    assert registry.why_down(hung) == "hung"
+    registry.dismiss("thinker", "a")
+    assert registry.state("thinker") == "down", "it was there once"
+    assert registry.note(beat("a")) == []
+    assert registry.get("thinker", "a") is None, "who has left does not come back by a late heartbeat"
+
+
+def test_how_long_a_stage_is_missing(registry: StageRegistry, clock: Clock) -> None:
+    clock.now = 3.0
+    assert registry.missing_s("thinker") == 3.0
+    registry.note(beat("a"))
+    assert registry.missing_s("thinker") == 0.0
+    clock.now = 5.0
+    registry.newly_down()
+    clock.now = 6.0
+    assert registry.missing_s("thinker") == 1.0
+
+
+def test_a_replica_that_was_silent_for_long_is_forgotten(registry: StageRegistry, clock: Clock) -> None:
+    registry.note(beat("a"))
+    registry.note(beat("b", stage="talker"))
+    clock.now = module.FORGET_S + 1
+    registry.note(beat("b", stage="talker"))
+    registry.newly_down()
+    assert [(each.name, each.state) for each in registry.report()][:2] == [
+        ("thinker", "down"),
+        ("talker", "ready"),
+    ]
+    assert registry.get("thinker", "a") is None
+
+
+def test_no_more_are_known_than_may_be(
+    registry: StageRegistry, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_REPLICAS", 2)
+    for name in "abc":
+        registry.note(beat(name))
+    assert sorted(registry.addresses("thinker")) == ["a", "b"]
+    clock.now = 2.0
+    registry.note(beat("b"))
+    registry.newly_down()
+    registry.note(beat("c"))
+    assert sorted(registry.addresses("thinker")) == ["b", "c"]
+    assert registry.get("thinker", "a") is None
+
+
+def test_a_successor_at_the_same_address(registry: StageRegistry) -> None:
+    registry.note(beat("a", inbox="ipc://x"))
+    assert [each.name for each in registry.note(beat("b", inbox="ipc://x"))] == ["a"]
+    assert list(registry.addresses("thinker")) == ["b"]
+
+
+def test_work_is_what_is_told_and_what_was_placed_since(registry: StageRegistry) -> None:
+    registry.note(beat("a", running=2))
+    registry.note(beat("b"))
+    routes = []
+    for _ in range(4):
+        route = place(registry, speech=False)
+        assert route is not None
+        registry.placed(route)
+        routes.append(route.thinker)
+    assert routes.count("b") >= 3
+    # A heartbeat may have been made before the last were placed; the next one knows of them.
+    registry.note(beat("b", running=0))
+    assert registry.ready("thinker")[0].work[0] >= 2
+    registry.note(beat("b", running=3))
+    registry.note(beat("b", running=3))
+    assert {each.name: each.work[0] for each in registry.ready("thinker")}["b"] == 3
+
+
+def test_only_whom_a_sender_knows_is_ready(registry: StageRegistry) -> None:
+    registry.note(beat("k", stage="talker", peers=["w"]))
+    registry.note(beat("w", stage="token2wav"))
+    assert registry.state("talker") == "ready", "nobody is there who could know it"
+    registry.note(beat("a"))
+    assert registry.state("talker") == "starting"
+    assert place(registry, speech=True) is None
+    registry.note(beat("a", peers=["k"]))
+    assert registry.state("talker") == "ready"
+    route = place(registry, speech=True)
+    assert route is not None
+    assert (route.thinker, route.talker, route.token2wav) == ("a", "k", "w")
