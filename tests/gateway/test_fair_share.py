@@ -88,7 +88,7 @@ class Crowd:
 
 
 @given(st.integers(1, 4), st.integers(0, 12), STEPS)
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 def test_bounds_hold_nobody_starves_and_everyone_leaves(
     max_active: int, max_queued: int, steps: list[tuple[str, int, int]]
 ) -> None:
@@ -109,6 +109,7 @@ def test_bounds_hold_nobody_starves_and_everyone_leaves(
     assert not crowd.admission._clients
 
 
+@settings(deadline=None)
 @given(st.integers(1, 3), st.lists(st.integers(0, 40), min_size=1, max_size=5), st.integers(0, 60))
 def test_a_first_request_waits_for_at_most_one_of_each_other_client(
     max_active: int, queued: list[int], served_before: int
@@ -169,6 +170,7 @@ def test_clients_that_always_have_more_are_served_alike() -> None:
     assert max(served.values()) - min(served.values()) <= 3, served
 
 
+@settings(deadline=None)
 @given(st.integers(1, 100), st.lists(st.tuples(st.integers(0, 8), st.integers(1, 30)), max_size=60))
 def test_no_client_gets_all_and_more_is_never_given_than_there_is(
     total: int, wishes: list[tuple[int, int]]
