@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 from gateway.lifecycle import ENDED, Lifecycle, RequestState, StateCounts
 from gateway.record import Delta
 from gateway.registry import StageRegistry
-from shared.errors import BusyError, InvalidRequestError
+from shared.errors import BusyError, InvalidRequestError, UnauthenticatedError
 from shared.messages import SAMPLE_RATE, STAGES, AudioChunk, StageName, TextDelta
 
 Interface = Literal["tcp", "http"]
@@ -41,7 +41,9 @@ def outcome_of(state: RequestState, error: BaseException | None) -> str:
         state: Its last one.
         error: Why, if it has no answer.
     """
-    blameless = state is RequestState.FAILED and isinstance(error, InvalidRequestError | BusyError)
+    blameless = state is RequestState.FAILED and isinstance(
+        error, InvalidRequestError | BusyError | UnauthenticatedError
+    )
     return "refused" if blameless else state.value
 
 
