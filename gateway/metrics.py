@@ -20,7 +20,7 @@ from gateway.lifecycle import ENDED, Lifecycle, RequestState, StateCounts
 from gateway.record import Delta
 from gateway.registry import Reason, StageRegistry
 from gateway.status import StageState
-from shared.errors import BusyError, InvalidRequestError
+from shared.errors import BusyError, InvalidRequestError, UnauthenticatedError
 from shared.messages import SAMPLE_RATE, STAGES, AudioChunk, StageName, TextDelta
 
 Interface = Literal["tcp", "http"]
@@ -43,7 +43,9 @@ def outcome_of(state: RequestState, error: BaseException | None) -> str:
         state: Its last one.
         error: Why, if it has no answer.
     """
-    blameless = state is RequestState.FAILED and isinstance(error, InvalidRequestError | BusyError)
+    blameless = state is RequestState.FAILED and isinstance(
+        error, InvalidRequestError | BusyError | UnauthenticatedError
+    )
     return "refused" if blameless else state.value
 
 

@@ -15,6 +15,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ SETS = {
     "development": ["torch.lock", "cpu.lock", "dev.lock"],
 }
 """What is installed together, from which locks."""
-AUDITED = ["torch.lock", "cpu.lock", "dev.lock", "audit.lock", "gpu.txt"]
+AUDITED = [*SETS["development"], "gpu.txt"], ["audit.lock"]
+"""What is asked about together: one version of each package."""
 FOUND, UNKNOWN = 1, 2
 """Exit statuses: something is known against a package; nobody could be asked."""
 
@@ -50,17 +52,40 @@ def sbom(out: Path) -> int:
 
 def audit(service: str) -> int:
     """Ask the advisory service, and say what it knows."""
+    packages: list[dict[str, Any]] = []
+    for locks in AUDITED:
+        text = "".join((REQUIREMENTS / lock).read_text(encoding="utf-8") for lock in locks)
+        # Without hashes, which pip-audit wants of all or of none.
+        pins = {line.removesuffix("\\").strip() for line in text.splitlines() if line and line[0] not in "# "}
+        try:
+            packages += ask(service, sorted(pins))
+        except ServiceError as error:
+            print(f"the advisory service {service!r} could not be asked: {error}")
+            return UNKNOWN
+    return report(service, packages)
+
+
+class ServiceError(Exception):
+    """Nobody could be asked; the message says why."""
+
+
+def ask(service: str, pins: Sequence[str]) -> list[dict[str, Any]]:
+    """Give what pip-audit hears of the service about each pin.
+
+    Raises:
+        ServiceError: Nothing.
+    """
     command = [sys.executable, "-m", "pip_audit", "--vulnerability-service", service, "--format", "json"]
     command += ["--disable-pip", "--no-deps", "--progress-spinner", "off"]
-    command += [part for lock in AUDITED for part in ("-r", str(REQUIREMENTS / lock))]
-    asked = subprocess.run(command, capture_output=True, text=True, check=False)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "requirements.txt")
+        path.write_text("\n".join(pins), encoding="utf-8")
+        asked = subprocess.run([*command, "-r", str(path)], capture_output=True, text=True, check=False)
     try:
         packages: list[dict[str, Any]] = json.loads(asked.stdout)["dependencies"]
-    except (json.JSONDecodeError, KeyError):
-        last = (asked.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        print(f"the advisory service {service!r} could not be asked: {last}")
-        return UNKNOWN
-    return report(service, packages)
+    except (json.JSONDecodeError, KeyError) as error:
+        raise ServiceError((asked.stderr.strip().splitlines() or ["it said nothing"])[-1]) from error
+    return packages
 
 
 def report(service: str, packages: list[dict[str, Any]]) -> int:
@@ -81,7 +106,7 @@ def report(service: str, packages: list[dict[str, Any]]) -> int:
     silent = sorted({each["name"] for each in packages if "skip_reason" in each})
     if silent:
         shown = ", ".join(silent[:5]) + (", …" if len(silent) > 5 else "")
-        number = f"{len(silent)} of {len(packages)} packages ({shown})"
+        number = f"{len(silent)} of {len({each['name'] for each in packages})} packages ({shown})"
         advice = "run this where it can be reached itself, a mirror of the index does not do"
         print(f"the advisory service {service!r} could not be asked about {number}: {advice}")
     if known:

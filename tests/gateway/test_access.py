@@ -70,6 +70,9 @@ def test_over_tcp_only_a_known_key_opens_more_than_the_status(configure: Configu
             with pytest.raises(UnauthenticatedError):
                 await AsyncGatewayClient(b.listen, KEY + "x").connect()
             assert len(b.stages.requests) == 1
+            outcomes = b.process.gateway.metrics.registry
+            assert outcomes.get_sample_value("omnirelay_requests_total", {"outcome": "failed"}) == 0
+            assert outcomes.get_sample_value("omnirelay_requests_total", {"outcome": "refused"}) == 1
             assert b.process.status().refused["unauthenticated"] == 2
 
     run(scenario())

@@ -19,6 +19,7 @@ from shared.errors import BusyError
 from tests.gateway.bench import bench, run
 from tests.gateway.fake_stages import until
 
+Configure = Callable[..., Config]
 STEPS = st.lists(
     st.tuples(
         st.sampled_from(["come", "come", "come", "finish", "cancel"]), st.integers(0, 5), st.integers(-1, 1)
@@ -88,7 +89,7 @@ class Crowd:
 
 
 @given(st.integers(1, 4), st.integers(0, 12), STEPS)
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 def test_bounds_hold_nobody_starves_and_everyone_leaves(
     max_active: int, max_queued: int, steps: list[tuple[str, int, int]]
 ) -> None:
@@ -109,6 +110,7 @@ def test_bounds_hold_nobody_starves_and_everyone_leaves(
     assert not crowd.admission._clients
 
 
+@settings(deadline=None)
 @given(st.integers(1, 3), st.lists(st.integers(0, 40), min_size=1, max_size=5), st.integers(0, 60))
 def test_a_first_request_waits_for_at_most_one_of_each_other_client(
     max_active: int, queued: list[int], served_before: int
@@ -169,6 +171,7 @@ def test_clients_that_always_have_more_are_served_alike() -> None:
     assert max(served.values()) - min(served.values()) <= 3, served
 
 
+@settings(deadline=None)
 @given(st.integers(1, 100), st.lists(st.tuples(st.integers(0, 8), st.integers(1, 30)), max_size=60))
 def test_no_client_gets_all_and_more_is_never_given_than_there_is(
     total: int, wishes: list[tuple[int, int]]
@@ -279,7 +282,7 @@ def test_a_line_passes_over_who_may_not_be_served() -> None:
 
 @pytest.mark.parametrize("max_active", [1, 2])
 def test_sixty_requests_of_one_connection_do_not_hold_up_another(
-    configure: Callable[..., Config], max_active: int
+    configure: Configure, max_active: int
 ) -> None:
     async def scenario() -> None:
         config = configure(max_active=max_active, max_queued=64)
@@ -293,5 +296,34 @@ def test_sixty_requests_of_one_connection_do_not_hold_up_another(
             assert (await one.result()).text == "Modest"
             for answer in many:
                 answer.cancel()
+
+    run(scenario())
+
+
+def test_under_overload_everyone_is_answered_and_nothing_is_left(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with bench(configure(max_active=2, max_queued=20)) as b, AsyncExitStack() as stack:
+            b.stages.serve(b.encode("Hello"))
+            clients = [await stack.enter_async_context(b.client()) for _ in range(10)]
+            told: Counter[str] = Counter()
+            served: Counter[int] = Counter()
+
+            async def ask(number: int) -> None:
+                try:
+                    await clients[number].chat("Hi", speech=False).result()
+                except BusyError as error:
+                    told["busy"] += error.retry_after_ms > 0
+                else:
+                    told["served"] += 1
+                    served[number] += 1
+
+            await asyncio.gather(*(ask(number % 10) for number in range(300)))
+            assert told["busy"] + told["served"] == 300
+            assert told["busy"] > 0
+            assert len(served) == 10, "each got something"
+            gateway = b.process.gateway
+            assert gateway._admission._places.used == gateway.held.total == 0
+            assert not gateway._admission._lines
+            assert (await clients[0].chat("Hi", speech=False).result()).text == "Hello"
 
     run(scenario())

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.bucket import TokenBucket
@@ -135,6 +135,7 @@ def test_what_is_read_again_holds_from_then_on(tmp_path: Path) -> None:
     assert not any("gone" in name for name in metrics)
 
 
+@settings(deadline=None)
 @given(
     st.floats(0.1, 100),
     st.integers(1, 20),
