@@ -1,4 +1,4 @@
-"""``make chaos``: processes of a running stack die, freeze and fail while streams run; is any answer another one?"""
+"""``make chaos``: processes of a running stack die, freeze and fail; is any answer another than it was?"""
 
 import argparse
 import random

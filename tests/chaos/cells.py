@@ -21,7 +21,7 @@ State = Literal["queued", "thinking", "talking", "synthesizing"]
 STATES: Final[tuple[State, ...]] = ("queued", "thinking", "talking", "synthesizing")
 ORDER: Final = ("received", *STATES, "completed")
 FILLER, QUEUED, NEWCOMER = STREAMS, STREAMS + 1, STREAMS + 2
-"""Numbers of requests beside the eight: one takes the last place, one waits, one comes when it has happened."""
+"""Requests beside the eight: one takes the last place, one waits, one comes when it has happened."""
 TRIES: Final = 5
 CELL_S: Final = 240.0
 """Most that anything of a cell may take, the start of a stage on a slow machine included."""
@@ -89,6 +89,14 @@ class Watcher:
 
     def report(self, request_id: str) -> dict[str, Any]:
         """What the gateway knows of a request."""
+        try:
+            return self._ask(request_id)
+        except ConnectionError:
+            # It was idle for too long, and is made anew.
+            self._connection.close()
+            return self._ask(request_id)
+
+    def _ask(self, request_id: str) -> dict[str, Any]:
         self._connection.request("GET", f"/v1/requests/{request_id}")
         report: dict[str, Any] = json.loads(self._connection.getresponse().read())
         return report
@@ -207,6 +215,7 @@ class Campaign:
         if done is None or newcomer is None:
             return
         newcomer.join(max(0.0, until - time.monotonic()))
+        done.rest.result(CELL_S)
         if done.dies:
             wait_until(lambda: len(stack.deaths) > deaths, "the process ends", CELL_S)
         wait_until(stack.all_ready, "all replicas are ready again", CELL_S)
@@ -234,6 +243,10 @@ class Campaign:
         with Watcher(self._stack) as watcher:
             resumes = [watcher.report(stream.request_id or "")["resumes"] for stream in streams]
         outcome.resumed = sum(resumes)
-        again = [each.heard.silence_after(done.at) for each, count in zip(streams, resumes, strict=True) if count]
+        # An answer in one piece is silent for most of its time.
+        again = [
+            stream.heard.silence_after(done.at)
+            for stream, count in zip(streams, resumes, strict=True)
+            if count and request_for(stream.number).streaming
+        ]
         outcome.recovery_s = max(again, default=None)
-

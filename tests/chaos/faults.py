@@ -6,12 +6,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Final, Literal
 
 import zmq
 
+from shared.errors import OmniRelayError
 from shared.messages import STAGES, StageName
 from tests.chaos.stack import ChaosStack
 from tests.support.garbage import noise, push
@@ -42,32 +44,47 @@ class Strike:
     Attributes:
         at: When, in monotonic seconds.
         dies: A process has to end, and another one to take its place.
+        rest: What follows: the process goes on, or the last of the garbage is sent.
     """
 
     at: float
     dies: bool
+    rest: "Future[None]"
 
 
 def strike(stack: ChaosStack, target: Target, fault: Fault, chance: random.Random) -> Strike:
     """Do it, and return at once; what has to follow, goes on in a thread of its own."""
     name = target if target == "gateway" else chance.choice(stack.of(target))
     at = time.monotonic()
+    rest: Future[None] = Future()
     if fault == "kill":
         stack.signal(name, signal.SIGKILL)
     elif fault == "freeze":
         stack.signal(name, signal.SIGSTOP)
-        _later(lambda: _thaw(stack, name, chance.uniform(0.2, 2.0)))
+        longer_s = chance.uniform(0.2, 2.0)
+        _later(lambda: _thaw(stack, name, longer_s), rest)
     elif fault == "garbage":
         seed = chance.randrange(2**32)
-        _later(lambda: throw_garbage(stack, target, random.Random(seed)))
+        _later(lambda: throw_garbage(stack, target, random.Random(seed)), rest)
     else:
         failure = "exit" if fault == "exit" else chance.choice(["memory", "device memory"])
         stack.order(name, chance.choice(["before", "after"]), failure)
-    return Strike(at, fault in ("kill", "exit", "memory"))
+    dies = fault in ("kill", "exit", "memory")
+    if dies:
+        rest.set_result(None)
+    return Strike(at, dies, rest)
 
 
-def _later(work: Callable[[], None]) -> None:
-    threading.Thread(target=work, name="fault", daemon=True).start()
+def _later(work: Callable[[], None], done: "Future[None]") -> None:
+    def run() -> None:
+        try:
+            work()
+        except (AssertionError, OSError, OmniRelayError, zmq.ZMQError) as error:
+            done.set_exception(error)
+        else:
+            done.set_result(None)
+
+    threading.Thread(target=run, name="fault", daemon=True).start()
 
 
 def _thaw(stack: ChaosStack, name: str, longer_s: float) -> None:
@@ -77,7 +94,9 @@ def _thaw(stack: ChaosStack, name: str, longer_s: float) -> None:
         if name == "gateway":
             time.sleep(ORPHANED_S + longer_s)
         else:
-            wait_until(lambda: _noticed(stack, process.pid), "the gateway notices the frozen replica", WITHIN_S)
+            wait_until(
+                lambda: _noticed(stack, process.pid), "the gateway notices the frozen replica", WITHIN_S
+            )
             time.sleep(longer_s)
     finally:
         process.send_signal(signal.SIGCONT)
@@ -91,7 +110,11 @@ def _noticed(stack: ChaosStack, pid: int) -> bool:
 def throw_garbage(stack: ChaosStack, target: Target, chance: random.Random) -> None:
     """Send what nobody can believe to every socket by which a process can be reached."""
     gateway = stack.config["gateway"]
-    own = [gateway["events"]] if target == "gateway" else [stack.addresses(each)["inbox"] for each in stack.of(target)]
+    own = (
+        [gateway["events"]]
+        if target == "gateway"
+        else [stack.addresses(each)["inbox"] for each in stack.of(target)]
+    )
     for address in {*own, gateway["events"]}:
         push(address, noise(MESSAGES, chance.randrange(2**32)))
     report = stack.status()

@@ -13,8 +13,9 @@ SETTLE_S: Final = 30.0
 DESCRIPTORS: Final = 6
 """How many descriptors more than before a process may have: a heartbeat or a scrape is always under way."""
 GROWTH: Final = 1.25
-"""Most that a process's resident memory may grow by, against what it or its predecessor had at the beginning."""
+"""Most that resident memory may grow by, against what the process or its predecessor had at the beginning,"""
 SPARE: Final = 48 * 2**20
+"""and what is added to that."""
 MIB: Final = 2**20
 
 
@@ -65,7 +66,11 @@ def held(stack: ChaosStack) -> list[str]:
             continue
         told = get(stack.addresses(stage)["http"], "/metrics").metrics
         read = Readings(told.values())
-        names = {"omnirelay_stage_held_bytes", "omnirelay_conditioning_rows_held", "omnirelay_kv_cache_usage_ratio"}
+        names = {
+            "omnirelay_stage_held_bytes",
+            "omnirelay_conditioning_rows_held",
+            "omnirelay_kv_cache_usage_ratio",
+        }
         values = {each: read(each, stage=name) for each in names if read.has(each, stage=name)}
         for state in ("running", "waiting"):
             values[state] = read("omnirelay_stage_requests", stage=name, state=state)

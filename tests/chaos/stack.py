@@ -1,4 +1,4 @@
-"""A stack whose dead processes are started again, as ``restart: unless-stopped`` of Docker Compose does it."""
+"""A stack whose dead processes are started again, as Docker Compose does with ``restart: unless-stopped``."""
 
 import signal
 import threading
@@ -47,7 +47,9 @@ class ChaosStack(Processes):
         deaths: Every process that ended, in order.
     """
 
-    def __init__(self, model: Path, directory: Path, replicas: int = 1, max_active: int = STREAMS + 1) -> None:
+    def __init__(
+        self, model: Path, directory: Path, replicas: int = 1, max_active: int = STREAMS + 1
+    ) -> None:
         gateway = {"resume_wait_s": RESUME_WAIT_S, "limits": {"max_active": max_active}}
         super().__init__(make_config(model, gateway=gateway), directory)
         self.replicas: Final = replicas

@@ -1,5 +1,6 @@
 """The requests, what their clients hear, and how that differs from what they should."""
 
+import itertools
 import threading
 import time
 from dataclasses import dataclass, field
@@ -8,13 +9,14 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from gateway.client import AudioEvent, ChatEvent, DoneEvent, GatewayClient, GenerateRequest, SamplingOverrides, TextEvent
+from gateway.client import AudioEvent, GatewayClient, GenerateRequest, SamplingOverrides, TextEvent
+from gateway.events import DoneEvent
 from shared.errors import OmniRelayError
 
 TEXT_TOKENS: Final = 48
 CODEC_TOKENS: Final = 192
 ALIKE: Final = 0.99
-"""Least correlation of a waveform with that of the undisturbed run: the first chunk after a resume has less context."""
+"""Least correlation with the undisturbed waveform: the first chunk after a resume has less context."""
 
 
 @dataclass
@@ -29,6 +31,7 @@ class Heard:
         chunks: Their samples.
         at: When each event came, in monotonic seconds.
         first_audio: When speech came first.
+        ended: The answer is whole.
         error: Why there is no whole answer.
     """
 
@@ -39,9 +42,10 @@ class Heard:
     chunks: list[npt.NDArray[np.float32]] = field(default_factory=list)
     at: list[float] = field(default_factory=list)
     first_audio: float | None = None
+    ended: bool = False
     error: OmniRelayError | None = None
 
-    def take(self, event: ChatEvent) -> None:
+    def take(self, event: TextEvent | AudioEvent | DoneEvent) -> None:
         """Note an event."""
         self.at.append(time.monotonic())
         if isinstance(event, TextEvent):
@@ -52,6 +56,7 @@ class Heard:
             self.chunks.append(event.samples)
         elif isinstance(event, DoneEvent):
             self.text, self.codes = event.text_token_ids, event.codec_token_ids
+            self.ended = True
 
     def differences(self, undisturbed: "Heard") -> list[str]:
         """What is not as in the undisturbed run."""
@@ -67,14 +72,26 @@ class Heard:
         }
         found = [what for what, is_so in wrong.items() if is_so]
         if not found and sizes:
-            likeness = float(np.corrcoef(np.concatenate(self.chunks), np.concatenate(undisturbed.chunks))[0, 1])
+            likeness = float(
+                np.corrcoef(np.concatenate(self.chunks), np.concatenate(undisturbed.chunks))[0, 1]
+            )
             found += [f"the waveform is another one, correlation {likeness:.4f}"] if likeness < ALIKE else []
         return found
+
+    def departures(self, undisturbed: "Heard") -> list[str]:
+        """What of a part of an answer is not as in the undisturbed run."""
+        sizes, others = ([chunk.size for chunk in each.chunks] for each in (self, undisturbed))
+        wrong = {
+            "the text ids differ": self.told != undisturbed.told[: len(self.told)],
+            "the chunks are not numbered one after another": self.seqs != list(range(len(self.seqs))),
+            f"the chunks have {sizes} samples instead of {others}": sizes != others[: len(sizes)],
+        }
+        return [what for what, is_so in wrong.items() if is_so]
 
     def silence_after(self, moment: float) -> float:
         """How long after a moment the longest silence behind it ended, in seconds."""
         times = [moment, *(each for each in self.at if each > moment)]
-        gaps = [(after - before, after) for before, after in zip(times, times[1:], strict=False)]
+        gaps = [(after - before, after) for before, after in itertools.pairwise(times)]
         return max(gaps)[1] - moment if gaps else 0.0
 
 

@@ -1,4 +1,4 @@
-"""``python -m tests.chaos.victim STAGE --config FILE``: a stage that fails in its next step when it is told to.
+"""``python -m tests.chaos.victim STAGE --config FILE``: a stage that fails in its next step when told to.
 
 The order is a file of its own for each process; SIGUSR1 says that it is there.
 """

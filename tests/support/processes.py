@@ -81,6 +81,7 @@ class Processes:
 
     def environment(self, name: str) -> dict[str, str]:
         """Variables for a process, beside the test's own."""
+        del name
         return {}
 
     def addresses(self, name: str) -> dict[str, str]:
