@@ -42,10 +42,13 @@ class Cell(NamedTuple):
         return f"{self.target}, {self.fault}, {self.state}"
 
 
-MATRIX: Final = [Cell(*each, state) for each in [
-    *((stage, fault) for stage in STAGES for fault in FAULTS),
-    *(("gateway", fault) for fault in GATEWAY_FAULTS),
-] for state in STATES]  # fmt: skip
+_STRUCK: Final[tuple[tuple[Target, tuple[Fault, ...]], ...]] = (
+    *((stage, FAULTS) for stage in STAGES),
+    ("gateway", GATEWAY_FAULTS),
+)
+MATRIX: Final = [
+    Cell(target, fault, state) for target, faults in _STRUCK for fault in faults for state in STATES
+]
 
 
 @dataclass

@@ -3,7 +3,7 @@
 import random
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -44,7 +44,8 @@ class Tally:
         resumed: Those that were begun anew.
         resumes: How often, together.
         turned_away: Times that a client was told to come again.
-        faults: Of those that were lost, or answered otherwise.
+        lost: Why those that have no whole answer have none.
+        wrong: How those differ that were answered otherwise.
     """
 
     asked: int = 0
@@ -54,6 +55,12 @@ class Tally:
     turned_away: int = 0
     lost: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
+
+    @property
+    def figures(self) -> tuple[int, ...]:
+        """A row of the table."""
+        lost, wrong = len(self.lost), len(self.wrong)
+        return self.asked, self.answered, self.resumed, self.resumes, self.turned_away, lost, wrong
 
 
 class Load:
@@ -90,6 +97,7 @@ class Load:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.broken += [f"{each.name} ended before its time" for each in self._threads if not each.is_alive()]
         self._stopping.set()
         for thread in self._threads:
             thread.join(CELL_S)
@@ -168,7 +176,11 @@ def soak(model: Path, folder: Path, chance: random.Random, seconds: float, repli
         before = footprints(stack)
         with MemoryWatch(stack) as memory:
             with Load(stack, chance.randrange(2**32), requests, undisturbed) as load:
-                strikes = _strike(stack, chance, time.monotonic() + seconds)
+                strikes: Counter[str] = Counter()
+                try:
+                    _strike(stack, chance, time.monotonic() + seconds, strikes)
+                except (TimeoutError, AssertionError, OmniRelayError, OSError) as error:
+                    load.broken.append(f"it was ended early: {type(error).__name__}: {error}")
             left = leaks(stack, before)
     trends = memory.trends()
     tallies = load.tallies
@@ -200,14 +212,13 @@ def _hear(client: GatewayClient, request: GenerateRequest) -> Heard:
     return heard
 
 
-def _strike(stack: ChaosStack, chance: random.Random, until: float) -> dict[str, int]:
-    """Let something happen every now and then; gives how often what happened."""
-    count: dict[str, int] = defaultdict(int)
+def _strike(stack: ChaosStack, chance: random.Random, until: float, count: Counter[str]) -> None:
+    """Let something happen every now and then, and count it."""
     while True:
         pause = chance.uniform(*STRIKES_S)
         if time.monotonic() + pause > until:
             time.sleep(max(0.0, until - time.monotonic()))
-            return count
+            return
         time.sleep(pause)
         stage, fault = chance.choice(STAGES), chance.choice(STRIKES)
         deaths = len(stack.deaths)
@@ -225,22 +236,10 @@ def _await_death(stack: ChaosStack, before: int) -> None:
 
 
 def _requests_table(tallies: dict[str, Tally]) -> str:
-    rows = [
-        (
-            what,
-            each.asked,
-            each.answered,
-            each.resumed,
-            each.resumes,
-            each.turned_away,
-            len(each.lost),
-            len(each.wrong),
-        )
-        for what, each in sorted(tallies.items())
-    ]
-    rows.append(("**together**", *(sum(row[place] for row in rows) for place in range(1, 8))))  # type: ignore[misc]
+    figures = {what: each.figures for what, each in sorted(tallies.items())}
+    figures["**together**"] = tuple(map(sum, zip(*figures.values(), strict=True)))
     head = ["requests", "asked", "as undisturbed", "begun anew", "how often", "turned away", "lost", "wrong"]
-    return table(head, rows)
+    return table(head, [(what, *each) for what, each in figures.items()])
 
 
 def _mib(size: float | None) -> str:

@@ -38,21 +38,21 @@ class Doom:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._order: tuple[str, str] | None = None
+        self._ordered: tuple[str, str] | None = None
 
     def hear(self, *_: object) -> None:
         """Read the order; the handler of the signal."""
-        moment, _, failure = self._path.read_text(encoding="ascii").partition(" ")
-        self._order = moment, failure
+        moment, failure = self._path.read_text(encoding="ascii").split(" ", 1)
+        self._ordered = moment, failure
 
     def strike(self, service: StageService[Any]) -> None:
         """Let a service fail in the step that follows the order."""
         step = service.step
 
         def doomed() -> dict[str, OmniRelayError]:
-            if self._order is None:
+            if self._ordered is None:
                 return step()
-            moment, failure = self._order
+            moment, failure = self._ordered
             if moment == "after":
                 step()
             return _fail(failure)
