@@ -80,7 +80,7 @@ def _later(work: Callable[[], None], done: "Future[None]") -> None:
         try:
             work()
         except (AssertionError, OSError, OmniRelayError, zmq.ZMQError) as error:
-            done.set_exception(error)
+            done.set_exception(AssertionError(f"the fault could not be made: {error!r}"))
         else:
             done.set_result(None)
 
