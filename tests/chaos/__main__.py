@@ -48,6 +48,8 @@ def _matrix(
         for cell in MATRIX
         if cell.target in options.targets and cell.fault in options.faults and cell.state in options.states
     ]
+    if options.only:
+        cells = [cell for cell in cells if ",".join(cell) in options.only]
     chance.shuffle(cells)
     outcomes = []
     with ChaosStack(model, folder, options.replicas) as stack:
@@ -82,6 +84,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--targets", choices=targets, default=targets, **several)
     parser.add_argument("--faults", choices=FAULTS, default=FAULTS, **several)
     parser.add_argument("--states", choices=STATES, default=STATES, **several)
+    parser.add_argument("--only", nargs="+", metavar="TARGET,FAULT,STATE", help="these cells of the matrix")
     parser.add_argument("--replicas", type=int, choices=(1, 2), default=1, help="of each stage")
     parser.add_argument("--soak", type=float, metavar="MINUTES", help="mixed load instead of the matrix")
     parser.add_argument("--out", type=Path, default=Path("out/chaos.md"), help="where the table goes")

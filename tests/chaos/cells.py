@@ -244,7 +244,7 @@ class Campaign:
             outcome.recovery_s = outcome.ttfa_s
             return
         with Watcher(self._stack) as watcher:
-            resumes = [watcher.report(stream.request_id or "")["resumes"] for stream in streams]
+            resumes = [watcher.report(stream.request_id or "-").get("resumes", 0) for stream in streams]
         outcome.resumed = sum(resumes)
         # An answer in one piece is silent for most of its time.
         again = [

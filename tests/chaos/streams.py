@@ -11,10 +11,12 @@ import numpy.typing as npt
 
 from gateway.client import AudioEvent, GatewayClient, GenerateRequest, SamplingOverrides, TextEvent
 from gateway.events import DoneEvent
-from shared.errors import OmniRelayError
+from shared.errors import BusyError, OmniRelayError, StageUnavailableError
 
 TEXT_TOKENS: Final = 48
 CODEC_TOKENS: Final = 192
+COME_AGAIN_S: Final = 120.0
+"""How long a client that is turned away asks again."""
 ALIKE: Final = 0.99
 """Least correlation with the undisturbed waveform: the first chunk after a resume has less context."""
 
@@ -116,13 +118,19 @@ class Stream(threading.Thread):
     Args:
         client: Sends it.
         number: Which request.
+
+    Attributes:
+        heard: What it has heard.
+        turned_away: How often it was told to come again, and did.
     """
 
     def __init__(self, client: GatewayClient, number: int) -> None:
         super().__init__(name=f"stream-{number}", daemon=True)
         self.number: Final = number
-        self.sent: Final = time.monotonic()
-        self.heard: Final = Heard()
+        self.heard = Heard()
+        self.turned_away = 0
+        self._client = client
+        self._until = time.monotonic() + COME_AGAIN_S
         self._answer = client.chat(request_for(number))
         self.start()
 
@@ -132,12 +140,22 @@ class Stream(threading.Thread):
         return self._answer.request_id
 
     def run(self) -> None:
+        while not self._listen() and time.monotonic() < self._until:
+            time.sleep(0.1)
+            self.turned_away += 1
+            self.heard = Heard()
+            self._answer = self._client.chat(request_for(self.number))
+
+    def _listen(self) -> bool:
+        """Hear the answer; False if the request was turned away."""
         try:
             for event in self._answer:
                 self.heard.take(event)
         except OmniRelayError as error:
             self.heard.error = error
             self.heard.at.append(time.monotonic())
+            return self.request_id is not None or not isinstance(error, StageUnavailableError | BusyError)
+        return True
 
     def result(self, until: float) -> Heard:
         """What was heard, once all was; fails when it has not ended by then, in monotonic seconds."""
