@@ -6,8 +6,8 @@ READY := $(VENV)/.ready
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo up test test-compose test-monitoring test-page prometheus chromium bench profile
-.PHONY: check format clean sbom audit
+.PHONY: help env demo up test test-chaos test-compose test-monitoring test-page prometheus chromium
+.PHONY: chaos bench profile check format clean sbom audit
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,6 +31,13 @@ up: env ## run the stack in the foreground until Ctrl-C
 test: export COVERAGE_FILE := $(CURDIR)/.coverage
 test: env ## run every test, with coverage of all processes
 	@$(BIN)/python -m pytest --cov --cov-report=term
+
+test-chaos: env ## kill, freeze and fail processes under eight streams: the short form of chaos
+	@$(BIN)/python -m pytest -m chaos tests/chaos
+
+# ARGS="--cells 10", ARGS="--soak 30": see `python -m tests.chaos --help`.
+chaos: env ## every process x fault x state under eight streams; or a soak; a table in out/chaos.md
+	@$(BIN)/python -m tests.chaos $(ARGS)
 
 test-compose: env ## test docker compose up for real: build, start, send, crash, stop
 	@$(BIN)/python -m pytest --capture=no -m compose tests/compose

@@ -47,6 +47,7 @@ from shared.errors import (
     RequestError,
     UnauthenticatedError,
     VersionError,
+    said,
 )
 
 HELLO_TIMEOUT_S: Final = 10.0
@@ -281,7 +282,7 @@ class Connection:
         try:
             message: ClientMessage = self._decoder.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise MessageError(f"message cannot be read: {error}") from error
+            raise MessageError(f"message cannot be read: {said(error)}") from error
         return message
 
     async def _handle(self, body: bytearray) -> None:
@@ -389,7 +390,7 @@ class Connection:
         try:
             return self._request_decoder.decode(raw)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise InvalidRequestError(f"the request is not valid: {error}") from error
+            raise InvalidRequestError(f"the request is not valid: {said(error)}") from error
 
     async def _send(self, message: ServerMessage) -> None:
         """Write a frame; one at a time, so that a slow client's frames wait where they are counted."""

@@ -6,7 +6,10 @@ see.  A message says what was wrong, where, and what to do.  Errors that derive 
 raised them.
 """
 
-from typing import ClassVar
+from typing import ClassVar, Final
+
+MAX_SAID: Final = 256
+"""Most characters that are repeated of what a library says of data from outside."""
 
 
 class OmniRelayError(Exception):
@@ -255,3 +258,11 @@ class GatewayUnreachableError(OmniRelayError):
     """The client cannot reach the gateway, or lost the connection to it."""
 
     code = "gateway_unreachable"
+
+
+def said(error: Exception) -> str:
+    """What a library says of data from outside, as a part of a message of ours.
+
+    It may quote the data at any length, line breaks included; a log has one line for each record.
+    """
+    return str(error)[:MAX_SAID].encode("unicode_escape").decode("ascii")

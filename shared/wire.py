@@ -10,7 +10,7 @@ from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
-from shared.errors import MessageError, PayloadError, VersionError
+from shared.errors import MessageError, PayloadError, VersionError, said
 from shared.messages import MAX_MEDIA_ITEMS
 from shared.payloads import Blob
 
@@ -77,7 +77,7 @@ class Decoder(Generic[M]):
         try:
             message = self._decoder.decode(header)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise MessageError(f"header cannot be read: {error}") from error
+            raise MessageError(f"header cannot be read: {said(error)}") from error
         finally:
             self._blobs = ()
         if self._unused:

@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from gateway.http.context import HttpContext
 from gateway.http.errors import json_response
+from shared.messages import STAGES
 
 
 class HealthApi:
@@ -26,7 +27,7 @@ class HealthApi:
         return json_response({"status": "ok"})
 
     async def readyz(self, request: Request) -> Response:
-        """All stages are ready; else 503 and the reason."""
+        """Each stage has a replica that is ready; else 503 and the reason."""
         del request
         reasons = self._reasons()
         return json_response(_verdict(reasons), 503 if reasons else 200)
@@ -58,8 +59,9 @@ class HealthApi:
         """Why the stack cannot serve now."""
         if self._context.gateway.closing:
             return ["the gateway is shutting down"]
-        stages = self._context.gateway.registry.report()
-        return [f"the {stage.name} is {stage.state}" for stage in stages if stage.state != "ready"]
+        registry = self._context.gateway.registry
+        states = {stage: registry.state(stage) for stage in STAGES}
+        return [f"the {stage} is {state}" for stage, state in states.items() if state != "ready"]
 
 
 def _verdict(reasons: list[str]) -> dict[str, Any]:

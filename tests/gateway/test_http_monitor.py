@@ -22,7 +22,7 @@ from shared.config import Config, load_config
 from shared.errors import AddressInUseError, ConfigError
 from shared.messages import SAMPLE_RATE, AudioChunk
 from shared.payloads import Blob
-from tests.gateway.bench import run
+from tests.gateway.bench import free_ports, run
 from tests.gateway.fake_stages import SPEAKERS, until
 from tests.gateway.http_bench import MODEL, HttpBench, cut, http_bench, http_gateway, melody, speaking
 
@@ -268,6 +268,25 @@ def test_the_log_holds_no_secrets(configure: Configure, caplog: pytest.LogCaptur
     assert lines[0].startswith("POST '/v1/chat/completions' 200 ")
     assert lines[1].startswith("GET 'another path' 404 ")
     assert "secret" not in caplog.text
+
+
+def test_a_lost_replica_beside_one_that_is_ready_does_not_make_the_stack_unready(
+    configure: Configure,
+) -> None:
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway(heartbeat_timeout_s=0.4))) as b:
+            registry = b.process.gateway.registry
+            other = b.stages.add("talker", "other", f"tcp://127.0.0.1:{free_ports(1)[0]}")
+            await until(lambda: registry.count("talker", "ready") == 2)
+            other.silent = True
+            await until(lambda: registry.count("talker", "down") == 1)
+            assert (await b.http.get("/readyz")).json() == {"status": "ok", "reasons": []}
+            assert (await b.http.get("/health")).status_code == 200
+            b.stages.replica("talker").silent = True
+            await until(lambda: registry.count("talker", "down") == 2)
+            assert (await b.http.get("/readyz")).json()["reasons"] == ["the talker is down"]
+
+    run(scenario())
 
 
 def test_an_address_that_is_taken(configure: Configure) -> None:

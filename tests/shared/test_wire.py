@@ -184,6 +184,14 @@ def test_a_message_that_lies_is_refused_and_says_how(frames, kind, problem):
         Decoder[Any](StageEvent).decode(frames)
 
 
+@pytest.mark.parametrize("header", [{"type": "x\n18:00:00 INFO all is well"}, {"type": "x" * 10**6}])
+def test_what_is_told_of_a_message_has_one_line_and_an_end(header):
+    with pytest.raises(MessageError, match="cannot be read") as refusal:
+        Decoder[Any](StageEvent).decode([pack(header)])
+    assert str(refusal.value).isprintable()
+    assert len(str(refusal.value)) < 1000
+
+
 def test_a_frame_named_twice_is_refused():
     header = msgspec.msgpack.decode(encode(rows())[0][1:])
     header["additional"]["entries"]["mrope_positions"]["tensor_data"] = header["rows"]["data"]

@@ -41,6 +41,7 @@ class Processes:
         self.address: str = config["gateway"]["listen"]
         self.config = config
         self.running: dict[str, subprocess.Popen[bytes]] = {}
+        self._own: dict[str, dict[str, str]] = {}
         self._directory = directory
         self._path = directory / "config.yaml"
         self._path.write_text(yaml.safe_dump(config), encoding="utf-8")
@@ -55,25 +56,44 @@ class Processes:
             process.wait()
 
     def start(self, name: str) -> None:
-        """Start a process: ``gateway``, a stage, or a stage with a number behind, for a further replica."""
-        stage, _, number = name.partition(" ")
+        """Start a process: ``gateway``, a stage, or a stage with a number behind, for a further replica.
+
+        Whatever is started under a name listens where the one before it did.
+        """
         inherited = {key: value for key, value in os.environ.items() if not key.startswith(("OMNI", "OTEL_"))}
-        changes = {}
-        if number:
-            (inbox,) = free_addresses(1)
-            changes = {
-                f"OMNIRELAY_STAGES__{stage.upper()}__INBOX": inbox,
-                f"OMNIRELAY_STAGES__{stage.upper()}__HTTP": "null",
-            }
-        module = f"services.{stage}" if stage in STAGES else stage
+        changes = {
+            f"OMNIRELAY_STAGES__{name.partition(' ')[0].upper()}__{key.upper()}": address
+            for key, address in self.addresses(name).items()
+        }
         with (self._directory / f"{name}.log").open("ab") as log:
             self.running[name] = subprocess.Popen(
-                [sys.executable, "-m", module, "--config", str(self._path)],
+                [sys.executable, "-m", *self.module(name), "--config", str(self._path)],
                 stdout=log,
                 stderr=log,
                 cwd=ROOT,
-                env=inherited | changes,
+                env=inherited | changes | self.environment(name),
             )
+
+    def module(self, name: str) -> list[str]:
+        """What is run as a process: a module, and arguments before those that all have."""
+        stage = name.partition(" ")[0]
+        return [f"services.{stage}" if stage in STAGES else stage]
+
+    def environment(self, name: str) -> dict[str, str]:
+        """Variables for a process, beside the test's own."""
+        del name
+        return {}
+
+    def addresses(self, name: str) -> dict[str, str]:
+        """Where a process listens: ``inbox`` and ``http`` of a stage."""
+        stage, _, number = name.partition(" ")
+        if stage not in STAGES:
+            return {}
+        if not number:
+            return {key: self.config["stages"][stage][key] for key in ("inbox", "http")}
+        if name not in self._own:
+            self._own[name] = dict(zip(("inbox", "http"), free_addresses(2), strict=True))
+        return self._own[name]
 
     def signal(self, name: str, number: signal.Signals) -> None:
         self.running[name].send_signal(number)

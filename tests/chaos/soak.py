@@ -1,0 +1,246 @@
+"""Minutes of mixed load, with a stage killed, frozen or failing every now and then."""
+
+import random
+import threading
+import time
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from gateway.client import GatewayClient, GenerateRequest
+from shared.errors import BusyError, OmniRelayError, StageUnavailableError
+from shared.messages import STAGES
+from tests.chaos.cells import CELL_S, Watcher
+from tests.chaos.faults import MEANING, Fault, strike
+from tests.chaos.leaks import MIB, footprints, leaks
+from tests.chaos.memory import GROWTH, SPARE, MemoryWatch
+from tests.chaos.mixture import Kind, cancel, catalogue, leave, listen, read_slowly
+from tests.chaos.report import table
+from tests.chaos.stack import ChaosStack
+from tests.chaos.streams import Heard
+from tests.support.processes import wait_until
+
+CLIENTS: Final = 6
+STRIKES_S: Final = (15.0, 45.0)
+"""Least and most time from when all is well again until something happens again."""
+STRIKES: Final[tuple[Fault, ...]] = ("kill", "freeze", "exit", "memory")
+MANNERS: Final = ("whole", "whole", "whole", "slowly", "cancelled", "left")
+_HOW: Final = {
+    "whole": "",
+    "slowly": ", read slowly",
+    "cancelled": ", cancelled on the way",
+    "left": ", its client goes away",
+}
+
+
+@dataclass
+class Tally:
+    """What became of the requests of one kind.
+
+    Attributes:
+        asked: Those that the gateway took.
+        answered: Those whose answer is the undisturbed one, as far as its client wanted it.
+        resumed: Those that were begun anew.
+        resumes: How often, together.
+        turned_away: Times that a client was told to come again.
+        lost: Why those that have no whole answer have none.
+        wrong: How those differ that were answered otherwise.
+    """
+
+    asked: int = 0
+    answered: int = 0
+    resumed: int = 0
+    resumes: int = 0
+    turned_away: int = 0
+    lost: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+
+    @property
+    def figures(self) -> tuple[int, ...]:
+        """A row of the table."""
+        lost, wrong = len(self.lost), len(self.wrong)
+        return self.asked, self.answered, self.resumed, self.resumes, self.turned_away, lost, wrong
+
+
+class Load:
+    """Clients that ask until they are stopped.
+
+    Args:
+        stack: It runs.
+        seed: What they draw from.
+        undisturbed: What each request of the catalogue is answered.
+    """
+
+    def __init__(
+        self,
+        stack: ChaosStack,
+        seed: int,
+        requests: dict[Kind, list[GenerateRequest]],
+        undisturbed: dict[Kind, list[Heard]],
+    ) -> None:
+        self.tallies: dict[str, Tally] = defaultdict(Tally)
+        self.broken: list[str] = []
+        self._stack = stack
+        self._requests = requests
+        self._undisturbed = undisturbed
+        self._stopping = threading.Event()
+        self._lock = threading.Lock()
+        self._threads = [
+            threading.Thread(target=self._run, args=(random.Random(seed + number),), name=f"client-{number}")
+            for number in range(CLIENTS)
+        ]
+
+    def __enter__(self) -> "Load":
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.broken += [f"{each.name} ended before its time" for each in self._threads if not each.is_alive()]
+        self._stopping.set()
+        for thread in self._threads:
+            thread.join(CELL_S)
+        self.broken += [f"{each.name} has not ended" for each in self._threads if each.is_alive()]
+
+    def _run(self, chance: random.Random) -> None:
+        try:
+            with GatewayClient(self._stack.address) as client, Watcher(self._stack) as watcher:
+                while not self._stopping.is_set():
+                    self._ask(client, watcher, chance)
+        except (OmniRelayError, OSError) as error:
+            self.broken.append(f"a client ended: {type(error).__name__}: {error}")
+
+    def _ask(self, client: GatewayClient, watcher: Watcher, chance: random.Random) -> None:
+        kind, manner = chance.choice(list(self._requests)), chance.choice(MANNERS)
+        number = chance.randrange(len(self._requests[kind]))
+        request = self._requests[kind][number]
+        turned_away = 0
+        while True:
+            heard = Heard()
+            if manner == "cancelled":
+                name = cancel(client, request, heard, chance)
+            elif manner == "left":
+                name = leave(self._stack.address, request, heard, chance)
+            elif manner == "slowly":
+                name = read_slowly(self._stack.address, request, heard)
+            else:
+                name = listen(client, request, heard)
+            if name is not None or not isinstance(heard.error, StageUnavailableError | BusyError):
+                break
+            turned_away += 1
+            if self._stopping.wait(0.2):
+                return
+        resumes = watcher.report(name).get("resumes", 0) if name else 0
+        self._note(f"{kind}{_HOW[manner]}", heard, self._undisturbed[kind][number], resumes, turned_away)
+
+    def _note(self, what: str, heard: Heard, expected: Heard, resumes: int, turned_away: int) -> None:
+        wrong: list[str] = []
+        if heard.error is None:
+            wrong = heard.differences(expected) if heard.ended else heard.departures(expected)
+        with self._lock:
+            tally = self.tallies[what]
+            tally.asked += 1
+            tally.resumes += resumes
+            tally.resumed += resumes > 0
+            tally.turned_away += turned_away
+            if heard.error is not None:
+                tally.lost.append(f"{heard.error.code}: {heard.error}")
+            elif wrong:
+                tally.wrong += wrong[:1]
+            else:
+                tally.answered += 1
+
+
+def soak(model: Path, folder: Path, chance: random.Random, seconds: float, replicas: int) -> tuple[str, bool]:
+    """Run it.
+
+    Args:
+        model: The checkpoint.
+        folder: For configuration and logs.
+        chance: What is drawn.
+        seconds: How long.
+        replicas: Of each stage.
+
+    Returns:
+        The tables, and whether all was well.
+    """
+    requests = catalogue()
+    with ChaosStack(model, folder, replicas) as stack:
+        undisturbed: dict[Kind, list[Heard]] = {}
+        with GatewayClient(stack.address) as client:
+            for _ in range(2):
+                undisturbed = {
+                    kind: [_hear(client, each) for each in some] for kind, some in requests.items()
+                }
+        before = footprints(stack)
+        with MemoryWatch(stack) as memory:
+            with Load(stack, chance.randrange(2**32), requests, undisturbed) as load:
+                strikes: Counter[str] = Counter()
+                try:
+                    _strike(stack, chance, time.monotonic() + seconds, strikes)
+                except (TimeoutError, AssertionError, OmniRelayError, OSError) as error:
+                    load.broken.append(f"it was ended early: {type(error).__name__}: {error}")
+            left = leaks(stack, before)
+    trends = memory.trends()
+    tallies = load.tallies
+    wrong = [f"{what}: {why}" for what, each in tallies.items() for why in (*each.lost, *each.wrong)]
+    wrong += load.broken + left + [f"the memory of {each.name} grew" for each in trends if not each.flat]
+    parts = [
+        f"{seconds / 60:.0f} minutes, {CLIENTS} clients, {replicas} replica(s) of each stage.",
+        _requests_table(tallies),
+        table(["what happened", "times"], sorted(strikes.items())),
+        table(
+            ["process", "incarnations", "first third, MiB", "last third, MiB", "most, MiB", ""],
+            [
+                (each.name, each.incarnations, _mib(each.first), _mib(each.last), _mib(each.most),
+                 "flat" if each.flat else "**grew**")
+                for each in trends
+            ],
+        ),
+        f"Flat: the last third's median is at most {GROWTH - 1:.0%} and {SPARE // MIB} MiB over the first's.",
+        *(f"- {each}" for each in wrong),
+    ]  # fmt: skip
+    return "\n\n".join(parts), not wrong
+
+
+def _hear(client: GatewayClient, request: GenerateRequest) -> Heard:
+    heard = Heard()
+    listen(client, request, heard)
+    if heard.error is not None:
+        raise heard.error
+    return heard
+
+
+def _strike(stack: ChaosStack, chance: random.Random, until: float, count: Counter[str]) -> None:
+    """Let something happen every now and then, and count it."""
+    while True:
+        pause = chance.uniform(*STRIKES_S)
+        if time.monotonic() + pause > until:
+            time.sleep(max(0.0, until - time.monotonic()))
+            return
+        time.sleep(pause)
+        stage, fault = chance.choice(STAGES), chance.choice(STRIKES)
+        deaths = len(stack.deaths)
+        done = strike(stack, stage, fault, chance)
+        count[f"{stage}, {MEANING[fault]}"] += 1
+        print(f"{until - time.monotonic():6.0f} s left: {stage}, {MEANING[fault]}", flush=True)
+        done.rest.result(CELL_S)
+        if done.dies:
+            _await_death(stack, deaths)
+        wait_until(stack.all_ready, "all replicas are ready again", CELL_S)
+
+
+def _await_death(stack: ChaosStack, before: int) -> None:
+    wait_until(lambda: len(stack.deaths) > before, "the process ends", CELL_S)
+
+
+def _requests_table(tallies: dict[str, Tally]) -> str:
+    figures = {what: each.figures for what, each in sorted(tallies.items())}
+    figures["**together**"] = tuple(map(sum, zip(*figures.values(), strict=True)))
+    head = ["requests", "asked", "as undisturbed", "begun anew", "how often", "turned away", "lost", "wrong"]
+    return table(head, [(what, *each) for what, each in figures.items()])
+
+
+def _mib(size: float | None) -> str:
+    return "" if size is None else f"{size / MIB:,.0f}"

@@ -1,0 +1,38 @@
+"""A few cells of the matrix, one after the other, on one stack; ``make chaos`` runs them all."""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.cells import Campaign, Cell
+from tests.chaos.stack import ChaosStack
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]
+
+SEED = 6
+CELLS = [
+    Cell("thinker", "memory", "thinking"),
+    Cell("talker", "kill", "talking"),
+    Cell("token2wav", "exit", "synthesizing"),
+    Cell("talker", "freeze", "queued"),
+    Cell("thinker", "garbage", "talking"),
+    Cell("gateway", "kill", "thinking"),
+]
+"""Each fault, each stage, each state."""
+
+
+@pytest.fixture(scope="module")
+def campaign(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Campaign]:
+    with ChaosStack(tiny_checkpoint, tmp_path_factory.mktemp("chaos")) as stack:
+        yield Campaign(stack, random.Random(SEED))
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=str)
+def test_eight_streams_end_as_if_nothing_had_happened_and_nothing_is_left(
+    campaign: Campaign, cell: Cell
+) -> None:
+    outcome = campaign.run(cell)
+    print(outcome)
+    assert outcome.faults == []

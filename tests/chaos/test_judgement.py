@@ -1,0 +1,46 @@
+"""What the harness calls another answer, and what it calls growing memory."""
+
+import numpy as np
+import pytest
+
+from tests.chaos.memory import Sample, trend
+from tests.chaos.streams import Heard
+
+SOUND = [np.sin(np.arange(100, dtype=np.float32) * (1 + each)) for each in range(3)]
+
+
+def heard(**changes: object) -> Heard:
+    whole = Heard([1, 2], [1, 2], [7, 8], [0, 1, 2], list(SOUND), ended=True)
+    for name, value in changes.items():
+        setattr(whole, name, value)
+    return whole
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"text": [1, 3], "told": [1, 3]}, "text ids differ"),
+        ({"told": [1]}, "not that of the end"),
+        ({"codes": [7]}, "codec ids differ"),
+        ({"seqs": [0, 1, 1]}, "not numbered"),
+        ({"chunks": SOUND[:2], "seqs": [0, 1]}, "samples instead of"),
+        ({"chunks": SOUND[:1] * 3}, "waveform is another"),
+    ],
+)
+def test_an_answer_that_differs_is_found(changes: dict[str, object], told: str) -> None:
+    assert heard().differences(heard()) == []
+    assert told in " ".join(heard(**changes).differences(heard()))
+
+
+def test_the_beginning_of_an_answer_is_no_departure_from_it_and_something_else_is() -> None:
+    part = heard(told=[1], text=[], codes=[], seqs=[0, 1], chunks=SOUND[:2])
+    assert part.departures(heard()) == []
+    part.told = [2]
+    assert part.departures(heard()) == ["the text ids differ"]
+
+
+@pytest.mark.parametrize(("grown", "flat"), [(0, True), (100 * 2**20, False)])
+def test_memory_that_grows_is_not_flat(grown: int, flat: bool) -> None:
+    samples = [Sample(at, 1 + (at > 50), 300 * 2**20 + grown * at // 90) for at in range(90)]
+    found = trend("thinker", samples)
+    assert (found.incarnations, found.flat) == (2, flat)

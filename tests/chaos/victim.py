@@ -1,0 +1,90 @@
+"""``python -m tests.chaos.victim STAGE --config FILE``: a stage that fails in its next step when told to.
+
+The order is a file of its own for each process; SIGUSR1 says that it is there.
+"""
+
+import importlib
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from shared.config import Config
+from shared.engine.process import Build, Context, run_stage
+from shared.engine.stage import StageService
+from shared.errors import OmniRelayError
+from shared.messages import StageEvent, StageName, TalkerInput, ThinkerInput, Token2WavInput
+from shared.peers import PeerQueues
+from shared.queues import PushQueue
+
+ORDER_VARIABLE: Final = "CHAOS_ORDER"
+EXIT_STATUS: Final = 70
+"""Of a stage that was told to exit."""
+
+Moment = Literal["before", "after"]
+"""Of the step: nothing of it was done, or all of it, and what came out is on its way."""
+Failure = Literal["exit", "memory", "device memory"]
+
+INPUTS: Final[dict[StageName, Any]] = {
+    "thinker": ThinkerInput,
+    "talker": TalkerInput,
+    "token2wav": Token2WavInput,
+}
+
+
+class Doom:
+    """Waits for the order."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._ordered: tuple[str, str] | None = None
+
+    def hear(self, *_: object) -> None:
+        """Read the order; the handler of the signal."""
+        moment, failure = self._path.read_text(encoding="ascii").split(" ", 1)
+        self._ordered = moment, failure
+
+    def strike(self, service: StageService[Any]) -> None:
+        """Let a service fail in the step that follows the order."""
+        step = service.step
+
+        def doomed() -> dict[str, OmniRelayError]:
+            if self._ordered is None:
+                return step()
+            moment, failure = self._ordered
+            if moment == "after":
+                step()
+            return _fail(failure)
+
+        setattr(service, "step", doomed)  # noqa: B010 - a method may not be assigned to
+
+
+def _fail(failure: str) -> dict[str, OmniRelayError]:
+    if failure == "exit":
+        os._exit(EXIT_STATUS)
+    if failure == "device memory":
+        import torch  # noqa: PLC0415 - after the environment is prepared
+
+        raise torch.OutOfMemoryError("told to be out of memory")
+    raise MemoryError("told to be out of memory")
+
+
+def _run(name: StageName) -> None:
+    doom = Doom(Path(os.environ[ORDER_VARIABLE]))
+    signal.signal(signal.SIGUSR1, doom.hear)
+    build: Build = importlib.import_module(f"services.{name}.__main__").build
+
+    def build_doomed(
+        config: Config, model: Path, context: Context, gateway: PushQueue[StageEvent]
+    ) -> tuple[StageService[Any], PeerQueues[Any] | None]:
+        service, peers = build(config, model, context, gateway)
+        doom.strike(service)
+        return service, peers
+
+    run_stage(name, INPUTS[name], build_doomed)
+
+
+if __name__ == "__main__":
+    stage = sys.argv.pop(1)
+    _run(next(name for name in INPUTS if name == stage))
