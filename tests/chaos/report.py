@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from benchmarks.machine import this_machine
-from tests.chaos.cells import STATES, Outcome
+from tests.chaos.cells import MATRIX, STATES, Outcome
 from tests.chaos.faults import MEANING
 
 
@@ -24,10 +24,10 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]], text_columns: i
 def matrix(outcomes: Sequence[Outcome]) -> str:
     """One row for what was done to whom; for each state whether all went well, and how long it took."""
     by_row: dict[tuple[str, str], dict[str, Outcome]] = {}
-    for each in outcomes:
+    for each in sorted(outcomes, key=lambda outcome: MATRIX.index(outcome.cell)):
         by_row.setdefault((each.cell.target, MEANING[each.cell.fault]), {})[each.cell.state] = each
     rows = []
-    for (target, fault), cells in sorted(by_row.items()):
+    for (target, fault), cells in by_row.items():
         done = cells.values()
         rows.append([
             target,
