@@ -45,6 +45,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         plan: How much.
         scenarios: Which of :data:`SCENARIOS`.
         servers: Which of :data:`SERVERS`.
+        synthesizers: OmniRelay's replicas of token2wav.
         streams: Lengths of token2wav's streams, in seconds.
         hops: Messages of each kind.
         steps: Decoding steps measured beside bare vLLM.
@@ -54,6 +55,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     plan: Plan
     scenarios: Sequence[str]
     servers: Sequence[str]
+    synthesizers: int = 1
     streams: Sequence[float] = STREAMS_S
     hops: int = 200
     steps: int = 200
@@ -84,7 +86,9 @@ async def measure(settings: Settings) -> Result:
         directory = Path(running.enter_context(tempfile.TemporaryDirectory()))
         adapters: list[Adapter] = []
         if "omnirelay" in served:
-            adapters.append(await running.enter_async_context(OmniRelay(model, directory)))
+            adapters.append(
+                await running.enter_async_context(OmniRelay(model, directory, settings.synthesizers))
+            )
         if "transformers" in served:
             reference = await running.enter_async_context(Transformers(model))
             adapters.append(reference)
@@ -151,6 +155,7 @@ def _settings(size: str, options: argparse.Namespace) -> Settings:
             plan=msgspec.structs.replace(plan, long_s=6.0, short_s=1.0),
             scenarios=options.scenarios or SCENARIOS,
             servers=options.servers,
+            synthesizers=options.token2wav,
             streams=(1.0, 2.0),
             hops=10,
             steps=10,
@@ -163,7 +168,13 @@ def _settings(size: str, options: argparse.Namespace) -> Settings:
         references=REFERENCES[size],
     )
     scenarios = options.scenarios or ALONE_SCENARIOS[size]
-    return Settings(size=size, plan=plan, scenarios=scenarios, servers=options.servers)
+    return Settings(
+        size=size,
+        plan=plan,
+        scenarios=scenarios,
+        servers=options.servers,
+        synthesizers=options.token2wav,
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -183,6 +194,9 @@ def _parser() -> argparse.ArgumentParser:
         "--scenarios", nargs="+", choices=SCENARIOS, help="what to measure (default: all on bench)"
     )
     parser.add_argument("--servers", nargs="+", choices=SERVERS, default=SERVERS)
+    parser.add_argument(
+        "--token2wav", type=int, default=1, metavar="N", help="OmniRelay's replicas of token2wav (default: 1)"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help=f"default: {RESULTS}")
     parser.add_argument("--name", default="", help="begins the names of the files written")
     parser.add_argument(

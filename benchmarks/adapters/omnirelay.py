@@ -13,7 +13,7 @@ from benchmarks.adapters.stamps import Stamps
 from benchmarks.answer import Answer
 from benchmarks.counters import Counters, scrape
 from benchmarks.workload import SEED, SPEAKER, Workload
-from gateway.cli.launcher import MODULES, Stack, running
+from gateway.cli.launcher import HTTP_PORTS_APART, MODULES, Stack, running
 from gateway.client import (
     AsyncAnswer,
     AsyncGatewayClient,
@@ -40,14 +40,15 @@ class OmniRelay:
     Args:
         model: Directory of the checkpoint.
         directory: Where its configuration is written.
+        synthesizers: Replicas of token2wav.
     """
 
     name = "omnirelay"
 
-    def __init__(self, model: Path, directory: Path) -> None:
+    def __init__(self, model: Path, directory: Path, synthesizers: int = 1) -> None:
         self.pids: dict[str, int] = {}
         self._path = directory / "omnirelay.yaml"
-        values = _configuration(model)
+        values = _configuration(model, synthesizers)
         self._path.write_text(yaml.safe_dump(values), encoding="utf-8")
         self._config = Config.model_validate(values)
         self._stamps = Stamps(directory / "stamps")
@@ -59,7 +60,10 @@ class OmniRelay:
         stack = Stack(self._config, self._path, show=lambda *_: None, modules=_MODULES)
         report = await self._closing.enter_async_context(running(stack))
         self.pids = {"gateway": report.gateway.pid}
-        self.pids |= {stage.name: stage.pid for stage in report.stages if stage.pid is not None}
+        for stage in report.stages:
+            others = sum(name.startswith(stage.name) for name in self.pids)
+            if stage.pid is not None:
+                self.pids[f"{stage.name} {others + 1}" if others else stage.name] = stage.pid
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -119,15 +123,19 @@ class OmniRelay:
 
     async def counters(self) -> Counters:
         """The metrics of all four processes."""
-        addresses: dict[str, str] = {stage: self._config.stage(stage).http or "" for stage in STAGES}
-        return await scrape(addresses | {"gateway": self._config.gateway.http or ""})
+        addresses = {"gateway": self._config.gateway.http or ""}
+        for stage in STAGES:
+            host, _, port = (self._config.stage(stage).http or "").rpartition(":")
+            for number in range(self._config.stage(stage).replicas):
+                addresses[f"{stage} {number + 1}"] = f"{host}:{int(port) + HTTP_PORTS_APART * number}"
+        return await scrape(addresses)
 
 
 def _forced(tokens: int) -> SamplingOverrides:
     return SamplingOverrides(max_tokens=tokens, min_tokens=tokens, temperature=0.0)
 
 
-def _configuration(model: Path) -> dict[str, Any]:
+def _configuration(model: Path, synthesizers: int) -> dict[str, Any]:
     """The defaults, on free addresses, with room for the longest answers that are measured."""
     listen, events, control, http, *others = _free_addresses(4 + 2 * len(STAGES))
     stages: dict[str, dict[str, Any]] = {
@@ -136,6 +144,7 @@ def _configuration(model: Path) -> dict[str, Any]:
     }
     for name in ("thinker", "talker"):
         stages[name]["engine"] = {"kv_cache_memory_bytes": KV_CACHE_BYTES}
+    stages["token2wav"]["replicas"] = synthesizers
     limits = {"max_codec_tokens": MOST_CODEC_TOKENS, "max_text_tokens": MOST_TEXT_TOKENS}
     return {
         "model": str(model),

@@ -74,6 +74,11 @@ class Child:
         return not self._ended.done()
 
     @property
+    def status(self) -> int | None:
+        """Its exit status; none while it runs."""
+        return self._process.returncode
+
+    @property
     def ending(self) -> str:
         """How it ended, in words."""
         status = self._process.returncode

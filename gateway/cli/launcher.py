@@ -20,6 +20,9 @@ from shared.messages import STAGES
 
 STOP_S: Final = 8.0
 """How long the processes may take to stop on their own."""
+MOST_RESTARTS: Final = 5
+RESTARTS_WITHIN_S: Final = 60.0
+"""Stages that end more often within that time are not started again."""
 HTTP_PORTS_APART: Final = 10
 """Each further replica serves HTTP so many ports above the one before."""
 POLL_S: Final = 0.2
@@ -56,6 +59,9 @@ class Stack:
         self._arguments = ["--config", str(config_path)] if config_path else []
         self._show = show or show_line
         self._children: list[Child] = []
+        # What each child's environment has of its own, and when stages were started again.
+        self._changes: dict[str, dict[str, str]] = {}
+        self._restarts: list[float] = []
 
     async def start(self) -> StatusReport:
         """Start all processes and wait until they are ready.
@@ -66,26 +72,49 @@ class Stack:
         Raises:
             StageStartError: One ended; the message says which, and its last lines.
         """
-        for name, module in self._modules.items():
-            command = [sys.executable, "-m", module, *self._arguments]
+        for name in self._modules:
             for number in range(1, self._replicas(name) + 1):
-                child, changes = name, {}
-                if number > 1:
-                    child, changes = f"{name} {number}", self._own_addresses(name, number)
-                self._children.append(await Child.start(child, command, self._show, changes))
+                child = f"{name} {number}" if number > 1 else name
+                self._changes[child] = self._own_addresses(name, number) if number > 1 else {}
+                self._children.append(await self._launch(child))
         return await self._wait_until_ready()
 
     async def watch(self) -> None:
-        """Wait until a process ends, which none should.
+        """Start stages that end again, unless they were told to: the gateway goes on with their requests.
 
         Raises:
-            StageStartError: One did; the message says which, and its last lines.
+            StageStartError: The gateway ended, or stages end again and again; the message says which, and its
+                last lines.
         """
-        await asyncio.wait(
-            [asyncio.create_task(child.wait()) for child in self._children],
-            return_when=asyncio.FIRST_COMPLETED,
-        )
-        self._check_alive("while the stack was running")
+        while True:
+            ends = [asyncio.create_task(child.wait()) for child in self._children]
+            try:
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for end in ends:
+                    end.cancel()
+            for index, child in enumerate(list(self._children)):
+                if not child.alive:
+                    self._check_restart(child)
+                    if child.status == 0:
+                        announce(f"the {child.name} {child.ending}")
+                        self._children.remove(child)
+                    else:
+                        announce(f"the {child.name} {child.ending}: it is started again")
+                        self._children[index] = await self._launch(child.name)
+                    break
+
+    def _check_restart(self, child: Child) -> None:
+        now = time.monotonic()
+        recent = [each for each in self._restarts if now - each < RESTARTS_WITHIN_S]
+        if len(recent) >= MOST_RESTARTS or child is self._children[0]:
+            self._check_alive("while the stack was running")
+        self._restarts = [*recent, now]
+
+    async def _launch(self, child: str) -> Child:
+        module = self._modules[child.partition(" ")[0]]
+        command = [sys.executable, "-m", module, *self._arguments]
+        return await Child.start(child, command, self._show, self._changes[child])
 
     async def stop(self) -> None:
         """Stop all processes, by force those that do not stop within :data:`STOP_S`."""

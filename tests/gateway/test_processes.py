@@ -21,6 +21,7 @@ from gateway.cli.main import main
 from gateway.client import GatewayClient
 from shared.config import load_config
 from shared.errors import StageStartError
+from shared.messages import STAGES
 from tests.gateway.bench import run
 
 
@@ -187,8 +188,48 @@ def test_a_port_that_another_program_uses_is_told_by_up(place: Path, monkeypatch
     assert f"tcp://127.0.0.1:{port} is in use" in told
 
 
-def test_stage_that_dies_or_will_not_stop(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stages_that_die_are_started_again_and_those_that_were_told_to_end_are_not(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(launcher, "announce", said.append)
+
+    async def until(stack: Stack, wanted: Callable[[dict[str, int]], bool]) -> dict[str, int]:
+        async with asyncio.timeout(30):
+            while True:
+                report = await stack._ask()
+                ready = {} if report is None else {s.name: s.pid for s in report.stages if s.state == "ready"}
+                pids = {name: pid for name, pid in ready.items() if pid is not None}
+                if wanted(pids):
+                    return pids
+                await asyncio.sleep(0.05)
+
+    async def scenario() -> None:
+        stack = Stack(load_config(), None, lambda *_: None)
+        async with running(stack):
+            watch = asyncio.create_task(stack.watch())
+            before = await until(stack, lambda pids: len(pids) == len(STAGES))
+            os.kill(before["talker"], signal.SIGKILL)
+            after = await until(stack, lambda pids: pids.get("talker", before["talker"]) != before["talker"])
+            assert after["thinker"] == before["thinker"]
+            os.kill(after["token2wav"], signal.SIGTERM)
+            await until(stack, lambda pids: "token2wav" not in pids)
+            async with asyncio.timeout(30):
+                while not any(line.startswith("the token2wav") for line in said):
+                    await asyncio.sleep(0.05)
+            assert "the talker was killed by SIGKILL: it is started again" in said
+            assert "the token2wav ended with exit status 0" in said
+            assert not watch.done()
+            watch.cancel()
+
+    run(scenario())
+
+
+def test_stage_that_dies_again_and_again_or_will_not_stop(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(launcher, "STOP_S", 0.5)
+    monkeypatch.setattr(launcher, "MOST_RESTARTS", 0)
     monkeypatch.setenv("FAKE_TOKEN2WAV", "stubborn")
     said: list[str] = []
     monkeypatch.setattr(launcher, "announce", said.append)
