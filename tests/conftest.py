@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 import zmq
+from hypothesis import settings
 
 from checkpoint import CheckpointShape, write_checkpoint
 from checkpoint.shape import TalkerShape, ThinkerShape
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from tests.support.answers import Reference
     from tests.support.conversations import Processor
 
+# How long an example takes says something of the machine, and nothing of the code.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 # Before any test module imports vLLM, or something of transformers that imports torchvision.
 prepare_environment(ThinkerConfig(threads=1))
 # PyTorch has read its number at the imports above.  More threads would wait in loops for cores that stages

@@ -148,7 +148,7 @@ def test_addresses_that_others_can_reach() -> None:
 
 def test_an_open_port_collides_with_the_same_one_of_the_loopback(checkpoint_dir: Path) -> None:
     config = make_config(checkpoint_dir, {"http": "tcp://0.0.0.0:5999", "control": "tcp://127.0.0.1:5999"})
-    assert [finding.level for finding in network.check_addresses(config)] == ["problem", "warning"]
+    assert [finding.level for finding in network.check_addresses(config)] == ["problem"]
 
 
 def test_an_address_that_is_told_or_found_is_no_place_to_listen() -> None:
@@ -163,7 +163,7 @@ def test_addresses_that_need_a_key_are_not_open() -> None:
     (finding,) = network.check_addresses(configured(keyed, talker="tcp://talker:5563"))
     assert (finding.level, finding.what[-18:]) == ("ok", ", or who has a key")
     (finding,) = network.check_addresses(
-        configured(keyed, talker="tcp://talker:5563", http="tcp://0.0.0.0:5999")
+        configured(keyed, talker="tcp://talker:5563", **{"thinker http": "tcp://0.0.0.0:5999"})
     )
     assert finding.level == "warning"
-    assert finding.what.endswith("from other machines: gateway.http tcp://0.0.0.0:5999")
+    assert finding.what.endswith("from other machines: stages.thinker.http tcp://0.0.0.0:5999")
