@@ -131,11 +131,16 @@ class TalkerRig:
         """Step until all that was taken is spoken; nothing may fail."""
         while self.service.ready:
             assert self.step() == {}
-        self.check_empty()
+        self.check_silent()
 
     def check_empty(self) -> None:
         """Nothing is in work, and nothing is held."""
         assert self.service.living() == []
+        self.check_silent()
+
+    def check_silent(self) -> None:
+        """Nothing is to be spoken, and nothing is held; late rows may be waited for."""
+        assert self.service._speeches == {}
         assert self.scheduler.held_bytes == 0
         assert self.steps.free_blocks == self.steps.blocks
 

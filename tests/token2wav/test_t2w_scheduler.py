@@ -153,7 +153,7 @@ def test_bad_parameters_fail_only_themselves(oracle, idle, tokens, extra, reason
     assert isinstance(error, StageFailedError if "scheduled" in reason else InvalidRequestError)
     with pytest.raises(type(error), match=reason):
         raise error
-    assert error.args[0] in propagate_logs.text
+    assert error.for_log in propagate_logs.text
     if "good" in outcomes:
         result = outcomes["good"].waveform
         assert result is not None
