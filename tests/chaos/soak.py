@@ -187,7 +187,7 @@ def soak(model: Path, folder: Path, chance: random.Random, seconds: float, repli
     wrong = [f"{what}: {why}" for what, each in tallies.items() for why in (*each.lost, *each.wrong)]
     wrong += load.broken + left + [f"the memory of {each.name} grew" for each in trends if not each.flat]
     parts = [
-        f"{seconds / 60:.0f} minutes, {CLIENTS} clients, {replicas} replica{"s" * (replicas > 1)} of each stage.",
+        f"{seconds / 60:.0f} minutes, {CLIENTS} clients, {replicas} replica(s) of each stage.",
         _requests_table(tallies),
         table(["what happened", "times"], sorted(strikes.items())),
         table(
