@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from tests.chaos.leaks import Footprint
 from tests.chaos.memory import Sample, trend
 from tests.chaos.streams import Heard
 
@@ -44,3 +45,16 @@ def test_memory_that_grows_is_not_flat(grown: int, flat: bool) -> None:
     samples = [Sample(at, 1 + (at > 50), 300 * 2**20 + grown * at // 90) for at in range(90)]
     found = trend("thinker", samples)
     assert (found.incarnations, found.flat) == (2, flat)
+
+
+@pytest.mark.parametrize(
+    ("now", "told"),
+    [
+        (Footprint(20, 1, 2**30), []),
+        (Footprint(99, 1, 2**30), ["99 descriptors after 20"]),
+        (Footprint(20, 3, 2**30), ["3 children after 1"]),
+        (Footprint(20, 1, 2**31), ["2048 MiB after 1024"]),
+    ],
+)
+def test_what_is_more_than_it_was_is_told(now: Footprint, told: list[str]) -> None:
+    assert now.exceeds(Footprint(20, 1, 2**30), children=2) == told
