@@ -43,6 +43,8 @@ Build = Callable[
 
 _MOST_NICE: Final = 19
 """Of setpriority(2)."""
+_SESSION_NICENESS: Final = Path("/proc/self/autogroup")
+"""Of sched(7)."""
 
 log = logging.getLogger(__name__)
 
@@ -76,10 +78,19 @@ def run_stage(name: StageName, union: Any, build: Build) -> None:
 
 
 def _be_nice(niceness: int) -> None:
-    """Lower the priority of this thread and of those it starts from now on."""
+    """Lower the priority of this thread, of those it starts from now on, and of this process among others.
+
+    Where Linux groups processes by session (``CONFIG_SCHED_AUTOGROUP``), the niceness of threads counts only
+    within their session; so one that is this process's own is made as nice.
+    """
     thread = threading.get_native_id()
     now = os.getpriority(os.PRIO_PROCESS, thread)
     os.setpriority(os.PRIO_PROCESS, thread, min(_MOST_NICE, now + niceness))
+    if os.getsid(0) == os.getpid():
+        try:
+            _SESSION_NICENESS.write_text(str(niceness), encoding="ascii")
+        except OSError as error:
+            log.debug("no niceness for the session: %s", error)
 
 
 def _serve(name: StageName, config: Config, union: Any, build: Build) -> None:

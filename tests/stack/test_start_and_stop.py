@@ -13,6 +13,7 @@ import psutil
 import pytest
 import yaml
 
+from gateway.client import AudioEvent, GatewayClient, SamplingOverrides
 from tests.support.stack import COMMAND, RunningStack, make_config
 
 
@@ -92,18 +93,22 @@ def test_the_stack_stops_within_ten_seconds_and_leaves_nothing(tiny_checkpoint: 
             assert probe.connect_ex(("127.0.0.1", int(address.rpartition(":")[2]))) != 0
 
 
-def test_a_dead_stage_ends_the_stack_and_is_named(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    running = RunningStack(make_config(tiny_checkpoint), tmp_path)
-    running.wait_until_ready()
-    (talker,) = (
-        child
-        for child in psutil.Process(running.process.pid).children(recursive=True)
-        if "services.talker" in child.cmdline()
-    )
-    talker.kill()
-    assert running.process.wait(30) == 1
-    running.stop()
-    assert any("talker was killed by SIGKILL" in line for line in running.output)
+def test_a_dead_stage_is_started_again_and_its_request_goes_on(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    codec = SamplingOverrides(max_tokens=600, min_tokens=600)
+    with RunningStack(make_config(tiny_checkpoint), tmp_path) as running:
+        (talker,) = (
+            child
+            for child in psutil.Process(running.process.pid).children(recursive=True)
+            if "services.talker" in child.cmdline()
+        )
+        with GatewayClient(running.address) as client:
+            answer = client.chat("Who?", seed=3, codec_sampling=codec)
+            next(event for event in answer if isinstance(event, AudioEvent))
+            talker.kill()
+            result = answer.result()
+            assert len(result.done.codec_token_ids) == 600
+            assert client.status().resumes == 1
+    assert any("talker was killed by SIGKILL: it is started again" in line for line in running.output)
 
 
 def test_children_do_not_survive_a_killed_launcher(tiny_checkpoint: Path, tmp_path: Path) -> None:
