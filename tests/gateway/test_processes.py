@@ -198,8 +198,8 @@ def test_stages_that_die_are_started_again_and_those_that_were_told_to_end_are_n
         async with asyncio.timeout(30):
             while True:
                 report = await stack._ask()
-                ready = {} if report is None else {s.name: s.pid for s in report.stages if s.state == "ready"}
-                pids = {name: pid for name, pid in ready.items() if pid is not None}
+                ready = [] if report is None else [each for each in report.stages if each.state == "ready"]
+                pids: dict[str, int] = {each.name: each.pid for each in ready if each.pid is not None}
                 if wanted(pids):
                     return pids
                 await asyncio.sleep(0.05)
