@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from benchmarks.adapters.base import Adapter
-from benchmarks.adapters.omnirelay import OmniRelay
+from benchmarks.adapters.omnirelay import Changes, OmniRelay
 from benchmarks.adapters.transformers import Transformers
 from benchmarks.checkpoints import SIZES, ensure, parameters
 from benchmarks.floor import measure_floor
@@ -85,10 +85,9 @@ async def measure(settings: Settings) -> Result:
     async with AsyncExitStack() as running:
         directory = Path(running.enter_context(tempfile.TemporaryDirectory()))
         adapters: list[Adapter] = []
+        changes: Changes = {"token2wav": {"replicas": settings.synthesizers}}
         if "omnirelay" in served:
-            adapters.append(
-                await running.enter_async_context(OmniRelay(model, directory, settings.synthesizers))
-            )
+            adapters.append(await running.enter_async_context(OmniRelay(model, directory, changes)))
         if "transformers" in served:
             reference = await running.enter_async_context(Transformers(model))
             adapters.append(reference)

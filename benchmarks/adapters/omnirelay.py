@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import time
+from collections.abc import Mapping
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 from typing import Any, Final, Self
@@ -25,12 +26,13 @@ from gateway.client import (
 )
 from shared.config import Config
 from shared.errors import OmniRelayError
-from shared.messages import STAGES
+from shared.messages import STAGES, StageName
 
 MOST_CODEC_TOKENS: Final = 6_500
 MOST_TEXT_TOKENS: Final = 1_600
 KV_CACHE_BYTES: Final = 512 * 2**20
 """Room for eight answers of a minute on the ``bench`` checkpoint."""
+Changes = Mapping[StageName, Mapping[str, Any]]
 _MODULES: Final = {**MODULES, "token2wav": "benchmarks.adapters.stamped_token2wav"}
 
 
@@ -40,15 +42,15 @@ class OmniRelay:
     Args:
         model: Directory of the checkpoint.
         directory: Where its configuration is written.
-        synthesizers: Replicas of token2wav.
+        changes: What differs from the defaults in the configuration of stages, by stage.
     """
 
     name = "omnirelay"
 
-    def __init__(self, model: Path, directory: Path, synthesizers: int = 1) -> None:
+    def __init__(self, model: Path, directory: Path, changes: Changes | None = None) -> None:
         self.pids: dict[str, int] = {}
         self._path = directory / "omnirelay.yaml"
-        values = _configuration(model, synthesizers)
+        values = _configuration(model, changes or {})
         self._path.write_text(yaml.safe_dump(values), encoding="utf-8")
         self._config = Config.model_validate(values)
         self._stamps = Stamps(directory / "stamps")
@@ -135,7 +137,7 @@ def _forced(tokens: int) -> SamplingOverrides:
     return SamplingOverrides(max_tokens=tokens, min_tokens=tokens, temperature=0.0)
 
 
-def _configuration(model: Path, synthesizers: int) -> dict[str, Any]:
+def _configuration(model: Path, changes: Changes) -> dict[str, Any]:
     """The defaults, on free addresses, with room for the longest answers that are measured."""
     listen, events, control, http, *others = _free_addresses(4 + 2 * len(STAGES))
     stages: dict[str, dict[str, Any]] = {
@@ -144,7 +146,8 @@ def _configuration(model: Path, synthesizers: int) -> dict[str, Any]:
     }
     for name in ("thinker", "talker"):
         stages[name]["engine"] = {"kv_cache_memory_bytes": KV_CACHE_BYTES}
-    stages["token2wav"]["replicas"] = synthesizers
+    for name, values in changes.items():
+        stages[name] |= values
     limits = {"max_codec_tokens": MOST_CODEC_TOKENS, "max_text_tokens": MOST_TEXT_TOKENS}
     return {
         "model": str(model),
