@@ -1,6 +1,7 @@
 """A message's way between two processes, through the queues that the stages use.
 
-``python -m benchmarks.hops ADDRESS ADDRESS [KEYS]`` is the receiving process.
+``python -m benchmarks.hops ADDRESS ADDRESS [KEYS]`` is the receiving process, and
+``python -m benchmarks.hops compute`` one that computes beside it.
 """
 
 import asyncio
@@ -9,15 +10,17 @@ import struct
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.results import Hop
-from shared.config import Config
+from shared.config import Config, StageConfig
 from shared.curve import StackContext, open_context
+from shared.engine.process import be_nice
 from shared.errors import OmniRelayError
 from shared.keys import Role, make_keys
-from shared.messages import ConditioningRows, TalkerInput
+from shared.messages import STAGES, ConditioningRows, TalkerInput
 from shared.payloads import (
     AdditionalInformationEntry,
     AdditionalInformationPayload,
@@ -30,8 +33,14 @@ from shared.wire import encode
 ROW: Final = (1, 1024)
 PROMPT: Final = (1465, 3584)
 """Rows of a long prompt on the released checkpoint's width: 21 MB."""
+CHUNK: Final = (1, 46_080)
+"""As many bytes as the speech of eight blocks."""
+COMPUTING: Final = len(STAGES)
+"""Processes that compute while the chunks are sent, as nice as stages."""
 PAUSE_S: Final = 0.005
 """Between two messages, so that the receiver waits as an idle stage does."""
+Messages = Sequence[tuple[str, tuple[int, int], int]]
+"""Their names, shapes and numbers."""
 WARM_UP: Final = 5
 ANSWER_S: Final = 20
 
@@ -55,16 +64,39 @@ async def measure_hops(repeats: int) -> list[Hop]:
     """Send a row, and a long prompt's rows, to another process, over and over; then the same encrypted."""
     with tempfile.TemporaryDirectory() as directory:
         make_keys(Path(directory, "keys"), replace=False)
-        plain = await _between_processes(repeats, None)
-        return plain + await _between_processes(repeats, str(Path(directory, "keys")))
+        keys = str(Path(directory, "keys"))
+        quiet = [("one row", ROW, repeats), ("a prompt of 21 MB", PROMPT, max(5, repeats // 10))]
+        hops = await _between_processes(quiet) + await _between_processes(quiet, keys)
+        busy = [await _compute() for _ in range(COMPUTING)]
+        try:
+            name = f"a chunk while {COMPUTING} processes compute"
+            return hops + await _between_processes([(name, CHUNK, repeats)])
+        finally:
+            for process in busy:
+                process.kill()
+                await process.wait()
 
 
-async def _between_processes(repeats: int, keys: str | None) -> list[Hop]:
+async def _compute() -> asyncio.subprocess.Process:
+    # In a session of its own, as the launcher starts stages.
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "benchmarks.hops", "compute"), start_new_session=True
+    )
+
+
+def compute() -> None:
+    """Compute until the process is killed."""
+    be_nice(StageConfig.model_fields["niceness"].default)
+    while True:
+        pass
+
+
+async def _between_processes(messages: Messages, keys: str | None = None) -> list[Hop]:
     forth, back = _free_addresses()
     command = [sys.executable, "-m", "benchmarks.hops", forth, back, *([keys] if keys else [])]
     process = await asyncio.create_subprocess_exec(*command)
     try:
-        return await asyncio.to_thread(_measure, forth, back, repeats, keys)
+        return await asyncio.to_thread(_measure, forth, back, messages, keys)
     finally:
         process.terminate()
         await process.wait()
@@ -74,20 +106,14 @@ def _context(role: Role, keys: str | None) -> StackContext:
     return open_context(Config.model_validate({"security": {"keys": keys}}), role)
 
 
-def _measure(forth: str, back: str, repeats: int, keys: str | None) -> list[Hop]:
+def _measure(forth: str, back: str, messages: Messages, keys: str | None) -> list[Hop]:
     """Be the gateway, and the other process the thinker: they send to each other."""
     context = _context("gateway", keys)
     how = ", CURVE" if keys else ""
     sender = PushQueue[Any](context, forth, server="thinker")
     answers = PullQueue[Any](context, back, TalkerInput)
     try:
-        return [
-            _hop(name + how, shape, sender, answers, count)
-            for name, shape, count in (
-                ("one row", ROW, repeats),
-                ("a prompt of 21 MB", PROMPT, max(5, repeats // 10)),
-            )
-        ]
+        return [_hop(name + how, shape, sender, answers, count) for name, shape, count in messages]
     finally:
         sender.close()
         answers.close()
@@ -161,4 +187,6 @@ def _free_addresses() -> tuple[str, str]:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:] == ["compute"]:
+        compute()
     receive(*sys.argv[1:])

@@ -77,7 +77,7 @@ def run_stage(name: StageName, union: Any, build: Build) -> None:
         os._exit(0)
 
 
-def _be_nice(niceness: int) -> None:
+def be_nice(niceness: int) -> None:
     """Lower the priority of this thread, of those it starts from now on, and of this process among others.
 
     Where Linux groups processes by session (``CONFIG_SCHED_AUTOGROUP``), the niceness of threads counts only
@@ -116,7 +116,7 @@ def _serve(name: StageName, config: Config, union: Any, build: Build) -> None:
             context, config.gateway.events, stage.max_backlog_bytes, "gateway"
         )
         # ZeroMQ's own threads are there by now and keep their priority; those that compute are yet to come.
-        _be_nice(stage.niceness)
+        be_nice(stage.niceness)
         log.info("loading %s", model)
         service, peers = build(config, model, context, gateway)
         service.traces.tracer = tracer

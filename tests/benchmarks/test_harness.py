@@ -140,8 +140,8 @@ def test_parts_of_transformers_make_up_its_time(result: Result) -> None:
 
 
 def test_a_hop_is_the_sum_of_its_parts(result: Result) -> None:
-    plain = ["one row", "a prompt of 21 MB"]
-    assert [hop.message for hop in result.hops] == [*plain, *(f"{message}, CURVE" for message in plain)]
+    plain, busy = ["one row", "a prompt of 21 MB"], "a chunk while 3 processes compute"
+    assert [hop.message for hop in result.hops] == [*plain, *(f"{message}, CURVE" for message in plain), busy]
     for hop in result.hops:
         parts = zip(hop.encode_ms, hop.wire_ms, hop.decode_ms, hop.total_ms, strict=True)
         assert all(min(each) > 0 and math.isclose(sum(each[:3]), each[3]) for each in parts)
