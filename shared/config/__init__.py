@@ -129,8 +129,13 @@ class Config(Section):
 
     def inner_addresses(self) -> dict[str, str]:
         """The addresses of the sockets between the processes, by their keys."""
-        inboxes = {f"stages.{name}.inbox": self.stage(name).inbox for name in STAGES}
-        return {"gateway.events": self.gateway.events, "gateway.control": self.gateway.control, **inboxes}
+        found = {"gateway.events": self.gateway.events, "gateway.control": self.gateway.control}
+        for name in STAGES:
+            stage = self.stage(name)
+            found[f"stages.{name}.inbox"] = stage.inbox
+            if stage.advertise is not None:
+                found[f"stages.{name}.advertise"] = stage.advertise
+        return found
 
     def stage(self, name: StageName) -> StageConfig:
         """The configuration of one stage."""

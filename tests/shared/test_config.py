@@ -160,6 +160,11 @@ def test_processes_on_this_machine_need_no_keys(address):
     assert load_config(None, {"OMNIRELAY_GATEWAY__EVENTS": f"'{address}'"}).gateway.events == address
 
 
+def test_an_address_that_is_told_to_others_needs_keys_as_well():
+    with pytest.raises(ConfigError, match="stages.talker.advertise tcp://far:1, "):
+        load_config(None, {"OMNIRELAY_STAGES__TALKER__ADVERTISE": "tcp://far:1"})
+
+
 @pytest.mark.parametrize(
     "key", ["GATEWAY__EVENTS", "GATEWAY__CONTROL", *(f"STAGES__{name.upper()}__INBOX" for name in STAGES)]
 )

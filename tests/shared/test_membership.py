@@ -142,7 +142,7 @@ def test_a_message_without_a_route_is_for_whoever_gets_it() -> None:
 
 
 def config(**talker: Any) -> Config:
-    return Config.model_validate({"stages": {"talker": talker}})
+    return Config.model_validate({"stages": {"talker": talker}, "security": {"internal_network": True}})
 
 
 def test_an_address_to_tell_is_one_that_can_be_reached() -> None:
