@@ -161,7 +161,7 @@ def test_processes_on_this_machine_need_no_keys(address):
 
 
 def test_an_address_that_is_told_to_others_needs_keys_as_well():
-    with pytest.raises(ConfigError, match="stages.talker.advertise tcp://far:1, "):
+    with pytest.raises(ConfigError, match=r"stages\.talker\.advertise tcp://far:1, "):
         load_config(None, {"OMNIRELAY_STAGES__TALKER__ADVERTISE": "tcp://far:1"})
 
 
