@@ -28,7 +28,7 @@ REQUESTS: Final = 24
 LENGTHS_S: Final = (3.0, 6.0, 12.0, 20.0)
 RATES: Final = {"bench": (0.4, 0.6), "tiny": (0.6, 0.9)}
 """Requests a second: about 60 and 90% of what two cores serve."""
-REPEATS: Final = 2
+REPEATS: Final = 1
 OFF: Final[Changes] = {"talker": {"playback_margin_s": 0.0}, "token2wav": {"playback_margin_s": 0.0}}
 WAYS: Final[dict[str, Changes]] = {"on": {}, "off": OFF}
 
