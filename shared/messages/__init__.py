@@ -1,0 +1,122 @@
+"""Every message that crosses a socket between two OmniRelay processes, field by field.
+
+A message is a msgspec struct with a tag; :mod:`shared.wire` turns it into ZeroMQ frames and back.
+Tensor bytes never sit inside the header: a field of type :class:`shared.payloads.Blob` travels as a frame
+of its own.
+
+Edges (the direction data flows)::
+
+    gateway   -> thinker    ThinkRequest
+    thinker   -> talker     SpeechStart, ConditioningRows
+    talker    -> token2wav  SynthesisStart, CodecTokens
+    any stage -> gateway    TextDelta, CodecDelta, AudioChunk, RequestFailed
+    control, to the gateway Heartbeat, AbortDone, Farewell
+    control, to a stage     Peers, Abort, Closing
+"""
+
+from shared.messages.control import (
+    HEARTBEAT_SUFFIX,
+    MAX_REPLICAS,
+    Abort,
+    AbortDone,
+    Closing,
+    ControlToGateway,
+    ControlToStage,
+    Farewell,
+    Heartbeat,
+    Peers,
+    StageLimits,
+    StageLoad,
+    control_identity,
+)
+from shared.messages.events import AudioChunk, CodecDelta, PromptUsage, RequestFailed, StageEvent, TextDelta
+from shared.messages.request import (
+    MAX_MEDIA_ITEMS,
+    MEDIA_KINDS,
+    MediaItem,
+    MediaKind,
+    Resume,
+    ResumedSpeech,
+    Route,
+    Sampling,
+    SpeechSettings,
+    ThinkerInput,
+    ThinkRequest,
+)
+from shared.messages.speech import (
+    CodecTokens,
+    ConditioningRows,
+    SpeechStart,
+    SynthesisStart,
+    TalkerInput,
+    Token2WavInput,
+)
+from shared.messages.values import (
+    CODEC_RATE,
+    SAMPLE_RATE,
+    STAGES,
+    AddressText,
+    Count,
+    FinishReason,
+    PositiveCount,
+    Priority,
+    RequestId,
+    Seed,
+    StageName,
+    Text,
+    TokenId,
+    TraceParent,
+)
+
+__all__ = [
+    "CODEC_RATE",
+    "HEARTBEAT_SUFFIX",
+    "MAX_MEDIA_ITEMS",
+    "MAX_REPLICAS",
+    "MEDIA_KINDS",
+    "SAMPLE_RATE",
+    "STAGES",
+    "Abort",
+    "AbortDone",
+    "AddressText",
+    "AudioChunk",
+    "Closing",
+    "CodecDelta",
+    "CodecTokens",
+    "ConditioningRows",
+    "ControlToGateway",
+    "ControlToStage",
+    "Count",
+    "Farewell",
+    "FinishReason",
+    "Heartbeat",
+    "MediaItem",
+    "MediaKind",
+    "Peers",
+    "PositiveCount",
+    "Priority",
+    "PromptUsage",
+    "RequestFailed",
+    "RequestId",
+    "Resume",
+    "ResumedSpeech",
+    "Route",
+    "Sampling",
+    "Seed",
+    "SpeechSettings",
+    "SpeechStart",
+    "StageEvent",
+    "StageLimits",
+    "StageLoad",
+    "StageName",
+    "SynthesisStart",
+    "TalkerInput",
+    "Text",
+    "TextDelta",
+    "ThinkRequest",
+    "ThinkerInput",
+    "Token2WavInput",
+    "TokenId",
+    "TraceParent",
+    "control_identity",
+]

@@ -1,0 +1,126 @@
+"""Control sockets: who is there, with what, and what is dropped."""
+
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta
+
+from shared.messages.values import AddressText, Count, PositiveCount, RequestId, StageName
+from shared.payloads import Name
+
+HEARTBEAT_SUFFIX: Final = ".heartbeat"
+"""On the control socket the heartbeats of a replica go by its identity with this behind."""
+MAX_REPLICAS: Final = 256
+"""Most replicas of one stage."""
+
+
+class StageLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a stage's checkpoint and engine allow; fixed while the process lives.
+
+    Attributes:
+        max_positions: Most positions (prompt + generated) of one request; 0 where it has no meaning.
+        speakers: Names of the voices; empty from a stage that does not know them.
+    """
+
+    max_positions: Count = 0
+    speakers: Annotated[list[Name], Meta(max_length=1024)] = []
+
+
+class StageLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a stage holds at one moment.
+
+    Attributes:
+        running: Requests in the engine's batch.
+        waiting: Requests that wait for memory, rows or tokens.
+        held_bytes: Bytes of rows or codes held for them.
+        outbox_bytes: Bytes encoded and not yet taken by the next stage.
+        refused: Messages refused since the start.
+        steps: Engine steps since the start.
+    """
+
+    running: Count = 0
+    waiting: Count = 0
+    held_bytes: Annotated[int, Meta(ge=0)] = 0
+    outbox_bytes: Annotated[int, Meta(ge=0)] = 0
+    refused: Annotated[int, Meta(ge=0)] = 0
+    steps: Annotated[int, Meta(ge=0)] = 0
+
+
+class Heartbeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="heartbeat"):
+    """Stage to gateway, on the control socket: I am here, ready, and this is what I hold.
+
+    Attributes:
+        stage: Which stage.
+        pid: Its process id.
+        instance: The replica's name, drawn at random when the process starts; process ids are all alike in
+            containers.
+        inbox: The address by which others reach it.  Where it listens on all addresses of its machine, the
+            gateway puts in the one from which the heartbeat came.
+        limits: Fixed limits, repeated so that a gateway that starts later learns them.
+        load: What it held when its loop last came round.
+        peak_memory_bytes: Largest resident set of the process so far.
+        busy_s: Seconds since then; large while a long step is computed.
+        gateway: The gateway whose requests it takes; none while it knows of none.
+        peers: The replicas of the next stage that it can send to.
+        draining: It ends soon, and wants nothing new.
+    """
+
+    stage: StageName
+    pid: PositiveCount
+    instance: Name
+    inbox: AddressText
+    limits: StageLimits
+    load: StageLoad
+    peak_memory_bytes: Annotated[int, Meta(ge=0)] = 0
+    busy_s: Annotated[float, Meta(ge=0)] = 0.0
+    gateway: Name | None = None
+    peers: Annotated[list[Name], Meta(max_length=MAX_REPLICAS)] = []
+    draining: bool = False
+
+
+class Farewell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="farewell"):
+    """Stage to gateway, on the control socket: I end now, whatever of requests is still here."""
+
+    stage: StageName
+    instance: Name
+
+
+class Peers(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="peers"):
+    """Gateway to stage, on the control socket, in answer to each heartbeat.
+
+    Attributes:
+        gateway: The gateway's name, drawn at random when it starts; its requests' ids begin with it.
+        replicas: The replicas of the next stage and their addresses.
+        released: To one that drains: no request needs it any more.
+    """
+
+    gateway: Name
+    replicas: Annotated[dict[Name, AddressText], Meta(max_length=MAX_REPLICAS)] = {}
+    released: bool = False
+
+
+class Closing(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="closing"):
+    """Gateway to stage, on the control socket: I end now; none of my requests lives any more."""
+
+
+class Abort(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="abort"):
+    """Gateway to stage, on the control socket: drop everything of this request, now and later."""
+
+    request_id: RequestId
+
+
+class AbortDone(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="abort_done"):
+    """Stage to gateway, on the control socket: nothing of this request is left here."""
+
+    request_id: RequestId
+    stage: StageName
+    instance: Name
+
+
+def control_identity(stage: StageName, instance: str) -> str:
+    """What a replica goes by on the control socket."""
+    return f"{stage}.{instance}"
+
+
+ControlToGateway = Heartbeat | AbortDone | Farewell
+ControlToStage = Peers | Abort | Closing

@@ -1,0 +1,102 @@
+"""Any stage to gateway: what came out."""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from shared.messages.values import Count, FinishReason, PositiveCount, RequestId, StageName, Text, TokenId
+from shared.payloads import Blob, Name, check_tensor
+
+
+class PromptUsage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a prompt came to.
+
+    Attributes:
+        tokens: Its length, with every placeholder replaced by the tokens of its item.
+        cached_tokens: How many of them were found in the prefix cache.
+    """
+
+    tokens: PositiveCount
+    cached_tokens: Count = 0
+
+
+class TextDelta(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="text"):
+    """Thinker to gateway: the next text tokens, the end token included.
+
+    Attributes:
+        request_id: As in :class:`ThinkRequest`.
+        seq: 0, 1, 2, … per request.
+        token_ids: The tokens.
+        finish_reason: Set in the last delta of the request.
+        prompt: Set in the first delta of the request.
+    """
+
+    request_id: RequestId
+    seq: Count
+    token_ids: Annotated[list[TokenId], Meta(max_length=65_536)]
+    finish_reason: FinishReason | None = None
+    prompt: PromptUsage | None = None
+
+
+class CodecDelta(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="codec"):
+    """Talker to gateway: a copy of what went to token2wav, so that the gateway can finish a request.
+
+    Attributes:
+        request_id: As in :class:`ThinkRequest`.
+        seq: 0, 1, 2, … per request.
+        token_ids: The codec tokens, without the end token.
+        finish_reason: Set in the last delta of the request.
+        conditioned: The talker has all conditioning rows: it needs no thinker any more.
+    """
+
+    request_id: RequestId
+    seq: Count
+    token_ids: Annotated[list[TokenId], Meta(max_length=65_536)]
+    finish_reason: FinishReason | None = None
+    conditioned: bool = False
+
+
+class AudioChunk(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="audio"):
+    """Token2wav to gateway: the next piece of the waveform.
+
+    Attributes:
+        request_id: As in :class:`ThinkRequest`.
+        seq: 0, 1, 2, … per request.
+        samples: Number of samples at :data:`SAMPLE_RATE`, mono.
+        data: float32 in [-1, 1], little-endian, ``4 * samples`` bytes.
+        last: No chunk follows.
+    """
+
+    request_id: RequestId
+    seq: Count
+    samples: Count
+    data: Blob
+    last: bool = False
+
+    def check(self) -> None:
+        """Refuse a chunk whose number of samples and bytes do not agree.
+
+        Raises:
+            PayloadError: They do not.
+        """
+        check_tensor("audio", (self.samples,), "float32", self.data)
+
+
+class RequestFailed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="failed"):
+    """Any stage to gateway: this request cannot go on.
+
+    Attributes:
+        request_id: As in :class:`ThinkRequest`.
+        stage: Where it failed.
+        code: The ``code`` of a class in :mod:`shared.errors`.
+        message: What was wrong, in words for the client.
+    """
+
+    request_id: RequestId
+    stage: StageName
+    code: Name
+    message: Text
+
+
+StageEvent = TextDelta | CodecDelta | AudioChunk | RequestFailed

@@ -1,0 +1,155 @@
+"""Gateway to thinker: a request, and what it is made of."""
+
+from typing import Annotated, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+from shared.messages.values import (
+    Count,
+    FinishReason,
+    PositiveCount,
+    Priority,
+    RequestId,
+    Seed,
+    StageName,
+    TokenId,
+    TraceParent,
+)
+from shared.payloads import Blob, Name
+
+MediaKind = Literal["audio", "image", "video"]
+MEDIA_KINDS: Final[tuple[MediaKind, ...]] = ("audio", "image", "video")
+MAX_MEDIA_ITEMS: Final = 256
+"""Most sounds, pictures and videos of one request, whatever the configuration allows."""
+
+
+class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How the next token is drawn.
+
+    Attributes:
+        max_tokens: Most tokens to generate.
+        min_tokens: No end token is drawn before this many.
+        temperature: 0 is greedy.
+        top_k: Draw from the k most likely; 0 switches it off.
+        top_p: Draw from the smallest set of tokens with this probability mass.
+        repetition_penalty: Divides the positive and multiplies the negative logits of tokens already
+            present (prompt included); 1 switches it off (CTRL, arXiv 1909.05858).
+    """
+
+    max_tokens: PositiveCount
+    min_tokens: Count = 0
+    temperature: Annotated[float, Meta(ge=0, le=10)] = 0.0
+    top_k: Annotated[int, Meta(ge=0, le=2**20)] = 0
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] = 1.0
+
+
+class SpeechSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What the talker and token2wav need to know of a request.
+
+    Attributes:
+        speaker: Name of a voice in the checkpoint.
+        sampling: How codec tokens are drawn.
+        seed: Seeds the talker's draws and the initial noise of token2wav.
+        streaming: Send audio in chunks while the talker talks; else in one piece at the end, which
+            equals the reference's waveform.
+    """
+
+    speaker: Name
+    sampling: Sampling
+    seed: Seed
+    streaming: bool = True
+
+
+class MediaItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A sound, picture or video, as its file has it.
+
+    Attributes:
+        kind: What it is to the model; the format is found in the data.
+        data: The bytes of the file, compressed as they came.
+    """
+
+    kind: MediaKind
+    data: Blob
+
+
+class ResumedSpeech(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What the gateway holds of the speech of a request that is resumed.
+
+    Attributes:
+        codec_token_ids: The codec tokens that came, without the end token.
+        finish_reason: Why they ended; none if more are to be drawn.
+        chunks: Chunks of audio that came; they are not made again.
+    """
+
+    codec_token_ids: Annotated[list[TokenId], Meta(max_length=65_536)] = []
+    finish_reason: FinishReason | None = None
+    chunks: Count = 0
+
+
+class Resume(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What the gateway holds of a request that is resumed: nothing of it is drawn again.
+
+    Attributes:
+        text_token_ids: The text tokens that came, the end token included.
+        finish_reason: Why they ended; none if more are to be drawn.
+        speech: The same of its speech; none for an answer in text only.
+    """
+
+    text_token_ids: Annotated[list[TokenId], Meta(max_length=65_536)] = []
+    finish_reason: FinishReason | None = None
+    speech: ResumedSpeech | None = None
+
+
+class Route(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The replicas that serve a request, by the names they have drawn; addresses never come from requests.
+
+    Attributes:
+        thinker: Of the thinker.
+        talker: Of the talker; none for an answer in text only.
+        token2wav: Of token2wav; none for an answer in text only.
+    """
+
+    thinker: Name
+    talker: Name | None = None
+    token2wav: Name | None = None
+
+    def replica(self, stage: "StageName") -> str | None:
+        """Which replica of a stage serves the request; none if no replica does."""
+        name: str | None = getattr(self, stage)
+        return name
+
+
+class ThinkRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="think"):
+    """Gateway to thinker: answer this prompt.
+
+    Attributes:
+        request_id: Chosen by the gateway, unique among all living requests.
+        prompt_token_ids: The whole prompt, chat template applied; each item of ``media`` is one
+            placeholder token in it.
+        sampling: How text tokens are drawn.
+        seed: Seeds the draws.
+        priority: Smaller is served first.
+        speech: None for an answer in text only.
+        media: What the prompt's placeholders stand for, in their order.
+        use_audio_in_video: The sound of the videos is heard, interleaved with their pictures.
+        traceparent: The gateway's span of the request; none if it is not traced.
+        resume: What is there of the answer already; none for a new request.
+        route: Who serves the request; without it, it goes nowhere but to the thinker.
+    """
+
+    request_id: RequestId
+    prompt_token_ids: Annotated[list[TokenId], Meta(min_length=1, max_length=2**20)]
+    sampling: Sampling
+    seed: Seed
+    priority: Priority = 0
+    speech: SpeechSettings | None = None
+    media: Annotated[list[MediaItem], Meta(max_length=MAX_MEDIA_ITEMS)] = []
+    use_audio_in_video: bool = False
+    traceparent: TraceParent | None = None
+    resume: Resume | None = None
+    route: Route | None = None
+
+
+ThinkerInput = ThinkRequest

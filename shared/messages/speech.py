@@ -1,0 +1,103 @@
+"""Thinker to talker, talker to token2wav: what speech is made from."""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from shared.messages.request import ResumedSpeech, Route, SpeechSettings
+from shared.messages.values import Count, PositiveCount, Priority, RequestId, TokenId, TraceParent
+from shared.payloads import AdditionalInformationPayload, PromptEmbedsPayload
+
+
+class SpeechStart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="speech_start"):
+    """Thinker to talker: rows of a new request will follow.
+
+    Attributes:
+        request_id: As in :class:`ThinkRequest`.
+        prompt_tokens: Length of the thinker's prompt, n, every placeholder replaced.  The talker's own
+            prompt is n + 2 positions: the prompt, the voice's start token and the first token of the reply.
+            Where text and speech have both ended nobody needs it, and it counts placeholders as one token.
+        priority: As in :class:`ThinkRequest`.
+        speech: The settings, unchanged.
+        traceparent: As in :class:`ThinkRequest`.
+        resume: What is there of the speech already; none for a new request.
+        route: As in :class:`ThinkRequest`.
+    """
+
+    request_id: RequestId
+    prompt_tokens: PositiveCount
+    priority: Priority
+    speech: SpeechSettings
+    traceparent: TraceParent | None = None
+    resume: ResumedSpeech | None = None
+    route: Route | None = None
+
+
+class ConditioningRows(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="rows"):
+    """Thinker to talker: the next rows of a request's conditioning track.
+
+    Attributes:
+        request_id: As in :class:`ThinkRequest`.
+        seq: 0, 1, 2, … per request.
+        start: Position of the first row; rows follow one another without gap.
+        rows: The rows; none is allowed in the last message.
+        additional: ``mrope_positions`` for exactly these rows.
+        last: No row follows; the talker repeats the last one for as long as it talks.
+    """
+
+    request_id: RequestId
+    seq: Count
+    start: Count
+    rows: PromptEmbedsPayload
+    additional: AdditionalInformationPayload
+    last: bool = False
+
+    def check(self) -> None:
+        """Check the rows and what comes with them.
+
+        Raises:
+            PayloadError: Naming the field that is wrong.
+        """
+        self.rows.check()
+        self.additional.check()
+
+
+class SynthesisStart(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="synthesis_start"
+):
+    """Talker to token2wav: codec tokens of a new request will follow.
+
+    The fields are those of :class:`SpeechStart`, and
+
+    Attributes:
+        chunks_delivered: Chunks of this stream that the client has; the codec tokens come from the start
+            all the same.
+    """
+
+    request_id: RequestId
+    priority: Priority
+    speech: SpeechSettings
+    traceparent: TraceParent | None = None
+    chunks_delivered: Count = 0
+    route: Route | None = None
+
+
+class CodecTokens(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="codec_tokens"):
+    """Talker to token2wav: the next codec tokens; 50 make one second of audio.
+
+    Attributes:
+        request_id: As in :class:`ThinkRequest`.
+        seq: 0, 1, 2, … per request.
+        token_ids: Ids of the DiT's code book; the end token is not among them.
+        last: No token follows.
+    """
+
+    request_id: RequestId
+    seq: Count
+    token_ids: Annotated[list[TokenId], Meta(max_length=65_536)]
+    last: bool = False
+
+
+TalkerInput = SpeechStart | ConditioningRows
+Token2WavInput = SynthesisStart | CodecTokens
