@@ -22,6 +22,7 @@ from zmq.utils.monitor import recv_monitor_message
 from shared.config import Config
 from shared.config.values import is_local
 from shared.errors import ConfigError
+from shared.io_threads import put_first
 from shared.keys import Keys, Role, load_keys, public_file
 from shared.messages import STAGES
 from shared.metrics import by_reason, counter
@@ -91,6 +92,7 @@ def open_context(config: Config, role: Role) -> StackContext:
     directory = config.security.keys
     keys = load_keys(Path(directory), role) if directory is not None else None
     context = StackContext()
+    put_first(context)
     context.role = role
     context.internal_network = config.security.internal_network
     context.door = None if keys is None else Door(context, keys, Path(directory or ""))

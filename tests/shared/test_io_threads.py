@@ -1,0 +1,71 @@
+"""ZeroMQ's threads have a real-time priority where the system allows it, and do without where not."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems have other scheduling classes")
+
+# Prints the scheduling classes of its threads when a message has gone through a socket.
+PROGRAM = """
+import json, os, resource
+from shared.config import Config
+from shared.curve import open_context
+import zmq
+{before}
+context = open_context(Config(), "gateway")
+pull, push = context.socket(zmq.PULL), context.socket(zmq.PUSH)
+push.connect(f"tcp://127.0.0.1:{{pull.bind_to_random_port('tcp://127.0.0.1')}}")
+push.send(b"here")
+received = pull.recv().decode()
+classes = {{int(thread): os.sched_getscheduler(int(thread)) for thread in os.listdir("/proc/self/task")}}
+main = classes.pop(os.getpid())
+print(json.dumps([received, main, sorted(classes.values())]))
+context.destroy(linger=0)
+"""
+UNPRIVILEGED = """
+resource.setrlimit(resource.RLIMIT_RTPRIO, (0, 0))
+if os.getuid() == 0:
+    os.setresuid(65534, 65534, 65534)
+"""
+
+
+def classes_of(before: str = "") -> tuple[str, int, list[int]]:
+    program = [sys.executable, "-c", PROGRAM.format(before=before)]
+    done = subprocess.run(program, capture_output=True, timeout=60, check=True, text=True)
+    received, main, others = json.loads(done.stdout)
+    return received, main, others
+
+
+def allowed() -> bool:
+    answer: list[bool] = []
+
+    def ask() -> None:
+        try:
+            os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+        except PermissionError:
+            answer.append(False)
+        else:
+            answer.append(True)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    thread.join()
+    return answer[0]
+
+
+def test_they_go_first_and_nothing_else_does() -> None:
+    if not allowed():
+        pytest.skip("this user may not have real-time threads")
+    received, main, others = classes_of()
+    # One that reaps closed sockets, one that moves bytes.
+    assert (received, main, others) == ("here", os.SCHED_OTHER, [os.SCHED_RR] * 2)
+
+
+def test_without_the_right_messages_come_all_the_same() -> None:
+    received, main, others = classes_of(UNPRIVILEGED)
+    assert (received, main, others) == ("here", os.SCHED_OTHER, [os.SCHED_OTHER] * 2)
