@@ -34,7 +34,16 @@ from shared.messages import (
 )
 from shared.queues import PullQueue, PushQueue
 from shared.wire import Decoder, encode
-from tests.shared.support import ANY_PORT, Context, endpoint, free_address, take, take_frames, wait_until
+from tests.shared.support import (
+    ANY_PORT,
+    Context,
+    endpoint,
+    free_address,
+    sending,
+    take,
+    take_frames,
+    wait_until,
+)
 
 STAGE: StageName = "token2wav"
 INSTANCE = "one"
@@ -137,7 +146,9 @@ class Harness:
         self.inbox = PullQueue[Any](context, ANY_PORT, Token2WavInput)
         control_address = endpoint(self.router)
         self._control = ControlClient(context, control_address, STAGE)
-        gateway = PushQueue[StageEvent](context, self._events_address, max_backlog_bytes)
+        gateway = PushQueue[StageEvent](
+            context, self._events_address, sending(max_backlog_bytes=max_backlog_bytes)
+        )
         self.service.gateway = gateway
         self.gateway = gateway
         self.heart = HeartbeatThread(context, control_address, STAGE, heartbeat_s)
@@ -152,7 +163,7 @@ class Harness:
             gateway,
             [gateway],
         )
-        self.sender = PushQueue[Any](context, endpoint(self.inbox.socket))
+        self.sender = PushQueue[Any](context, endpoint(self.inbox.socket), sending())
         self.raw = context.socket(zmq.PUSH)
         self.raw.connect(endpoint(self.inbox.socket))
         self.events: PullQueue[Any] | None = None
