@@ -167,7 +167,11 @@ class FakeReplica:
 
 
 class FakeStages:
-    """Records what the gateway asks and checks it, and sends what the test tells it to."""
+    """Records what the gateway asks and checks it, and sends what the test tells it to.
+
+    Attributes:
+        generous: The thinker gives credit.
+    """
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -175,6 +179,7 @@ class FakeStages:
         self.requests: list[ThinkRequest] = []
         self.aborts: dict[StageName, list[str]] = {stage: [] for stage in STAGES}
         self.confirm = True
+        self.generous = True
         self.pids: dict[StageName, int] = {stage: 100 + index for index, stage in enumerate(STAGES)}
         self.max_positions = 512
         self.alive: set[StageName] = set(STAGES)
@@ -302,6 +307,8 @@ class FakeStages:
         while True:
             request = decoder.decode(await socket.recv_multipart())
             if isinstance(request, Mark):
+                if not self.generous:
+                    continue
                 credit = Credit(sender=request.sender, channel=request.channel, position=request.position)
                 await self.control["thinker"].send_multipart(encode(credit))
                 continue
