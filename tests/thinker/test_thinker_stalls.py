@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from shared.messages import Route, TalkerInput, ThinkRequest
+from shared.messages import Route, TalkerInput, TextDelta, ThinkRequest
 from shared.peers import PeerQueues
 from shared.queues import PullQueue
 from tests.shared.support import ANY_PORT, Context, sending, wait_until
@@ -46,6 +46,7 @@ class Talkers:
         if self.rig.service.ready:
             assert self.rig.service.step() == {}
         for event in self.rig._gateway.take():
+            assert isinstance(event, TextDelta)
             self.texts.setdefault(event.request_id, []).extend(event.token_ids)
             if event.finish_reason is not None:
                 self.ended.add(event.request_id)
