@@ -1,6 +1,6 @@
 """A message's way between two processes, through the queues that the stages use.
 
-``python -m benchmarks.hops ADDRESS ADDRESS [KEYS]`` is the receiving process, and
+``python -m benchmarks.hops ADDRESS ADDRESS ADDRESS [KEYS]`` is the receiving process, and
 ``python -m benchmarks.hops compute`` one that computes beside it.
 """
 
@@ -14,21 +14,24 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import zmq
+
 from benchmarks.results import Hop
 from shared.config import Config, StageConfig
+from shared.control import MAX_CONTROL_BYTES, ControlClient
 from shared.curve import StackContext, open_context
 from shared.engine.process import be_nice
 from shared.errors import OmniRelayError
 from shared.keys import Role, make_keys
-from shared.messages import STAGES, ConditioningRows, TalkerInput
+from shared.messages import STAGES, ConditioningRows, ControlToGateway, Credit, TalkerInput
 from shared.payloads import (
     AdditionalInformationEntry,
     AdditionalInformationPayload,
     Blob,
     PromptEmbedsPayload,
 )
-from shared.queues import PullQueue, PushQueue
-from shared.wire import encode
+from shared.queues import PullQueue, PushQueue, Sending, bind
+from shared.wire import Decoder, encode
 
 ROW: Final = (1, 1024)
 PROMPT: Final = (1465, 3584)
@@ -43,6 +46,9 @@ Messages = Sequence[tuple[str, tuple[int, int], int]]
 """Their names, shapes and numbers."""
 WARM_UP: Final = 5
 ANSWER_S: Final = 20
+IDENTITY: Final = "thinker.hops"
+Addresses = tuple[str, str, str]
+"""Of the thinker's inbox, and of the gateway's sockets for answers and for control."""
 
 
 def rows_message(shape: tuple[int, int], seq: int) -> ConditioningRows:
@@ -92,11 +98,11 @@ def compute() -> None:
 
 
 async def _between_processes(messages: Messages, keys: str | None = None) -> list[Hop]:
-    forth, back = _free_addresses()
-    command = [sys.executable, "-m", "benchmarks.hops", forth, back, *([keys] if keys else [])]
+    addresses = _free_addresses()
+    command = [sys.executable, "-m", "benchmarks.hops", *addresses, *([keys] if keys else [])]
     process = await asyncio.create_subprocess_exec(*command)
     try:
-        return await asyncio.to_thread(_measure, forth, back, messages, keys)
+        return await asyncio.to_thread(_measure, addresses, messages, keys)
     finally:
         process.terminate()
         await process.wait()
@@ -106,33 +112,71 @@ def _context(role: Role, keys: str | None) -> StackContext:
     return open_context(Config.model_validate({"security": {"keys": keys}}), role)
 
 
-def _measure(forth: str, back: str, messages: Messages, keys: str | None) -> list[Hop]:
+class _Gateway:
+    """The gateway's sockets: messages to the thinker, its answers, and the credit that it gives."""
+
+    def __init__(self, context: StackContext, forth: str, back: str, control: str) -> None:
+        self.sender = PushQueue[Any](context, forth, Sending("gateway.hops"), "thinker")
+        self.answers = PullQueue[Any](context, back, TalkerInput)
+        self._control = context.socket(zmq.ROUTER)
+        bind(self._control, control)
+        self._decoder = Decoder[ControlToGateway](ControlToGateway, MAX_CONTROL_BYTES)
+        self._poller = zmq.Poller()
+        for each in (self.answers.socket, self._control):
+            self._poller.register(each, zmq.POLLIN)
+
+    def answer(self) -> tuple[float, float]:
+        """When the other process had the message, and how long it decoded."""
+        deadline = time.monotonic() + ANSWER_S
+        while time.monotonic() < deadline:
+            self.sender.flush()
+            self._poller.poll(100)
+            for message in self.answers.drain():
+                at, decode_s = struct.unpack("<2d", message.rows.data.view)
+                return at, decode_s
+            self.take_credit()
+        raise OmniRelayError("the receiving process does not answer")
+
+    def take_credit(self) -> None:
+        """Hear what the other process has taken."""
+        while self._control.poll(0):
+            _, *frames = self._control.recv_multipart()
+            message = self._decoder.decode(frames)
+            if isinstance(message, Credit):
+                self.sender.credit(message)
+
+    def close(self) -> None:
+        """Close the sockets."""
+        self.sender.close()
+        self.answers.close()
+        self._control.close()
+
+
+def _measure(addresses: Addresses, messages: Messages, keys: str | None) -> list[Hop]:
     """Be the gateway, and the other process the thinker: they send to each other."""
     context = _context("gateway", keys)
     how = ", CURVE" if keys else ""
-    sender = PushQueue[Any](context, forth, server="thinker")
-    answers = PullQueue[Any](context, back, TalkerInput)
+    gateway = _Gateway(context, *addresses)
     try:
-        return [_hop(name + how, shape, sender, answers, count) for name, shape, count in messages]
+        return [_hop(name + how, shape, gateway, count) for name, shape, count in messages]
     finally:
-        sender.close()
-        answers.close()
+        gateway.close()
         context.term()
 
 
-def _hop(
-    name: str, shape: tuple[int, int], sender: PushQueue[Any], answers: PullQueue[Any], count: int
-) -> Hop:
+def _hop(name: str, shape: tuple[int, int], gateway: _Gateway, count: int) -> Hop:
+    sender = gateway.sender
     totals, encodes, decodes = [], [], []
     size = sum(map(len, encode(rows_message(shape, 0))))
     for seq in range(WARM_UP + count):
         message = rows_message(shape, seq)
         time.sleep(PAUSE_S)
+        gateway.take_credit()
         encoded = sender.sent.codec_seconds.total
         started = time.monotonic()
         sender.put(message)
         sender.flush()
-        at, decode_s = _answer(sender, answers)
+        at, decode_s = gateway.answer()
         if seq >= WARM_UP:
             totals.append(1000 * (at - started))
             encodes.append(1000 * (sender.sent.codec_seconds.total - encoded))
@@ -141,23 +185,12 @@ def _hop(
     return Hop(message=name, bytes=size, total_ms=totals, encode_ms=encodes, decode_ms=decodes, wire_ms=wires)
 
 
-def _answer(sender: PushQueue[Any], answers: PullQueue[Any]) -> tuple[float, float]:
-    """When the other process had the message, and how long it decoded."""
-    deadline = time.monotonic() + ANSWER_S
-    while time.monotonic() < deadline:
-        sender.flush()
-        answers.socket.poll(100)
-        for message in answers.drain():
-            at, decode_s = struct.unpack("<2d", message.rows.data.view)
-            return at, decode_s
-    raise OmniRelayError("the receiving process does not answer")
-
-
-def receive(forth: str, back: str, keys: str | None = None) -> None:
+def receive(forth: str, back: str, gateway: str, keys: str | None = None) -> None:
     """Take messages as a stage's loop does, and tell when each was there."""
     context = _context("thinker", keys)
     inbox = PullQueue[Any](context, forth, TalkerInput)
-    answers = PushQueue[Any](context, back, server="gateway")
+    answers = PushQueue[Any](context, back, Sending(IDENTITY), "gateway")
+    control = ControlClient(context, gateway, IDENTITY)
     # Silence means that the sender has gone.
     while inbox.socket.poll(1000 * ANSWER_S):
         decoded = inbox.received.codec_seconds.total
@@ -174,16 +207,16 @@ def receive(forth: str, back: str, keys: str | None = None) -> None:
                     additional=rows_message((1, 4), 0).additional,
                 )
             )
+        for credit in inbox.take_credits():
+            control.send(credit)
 
 
-def _free_addresses() -> tuple[str, str]:
-    with socket.socket() as first, socket.socket() as second:
-        for each in (first, second):
+def _free_addresses() -> Addresses:
+    with socket.socket() as first, socket.socket() as second, socket.socket() as third:
+        for each in (first, second, third):
             each.bind(("127.0.0.1", 0))
-        return (
-            f"tcp://127.0.0.1:{first.getsockname()[1]}",
-            f"tcp://127.0.0.1:{second.getsockname()[1]}",
-        )
+        forth, back, control = (f"tcp://127.0.0.1:{each.getsockname()[1]}" for each in (first, second, third))
+        return forth, back, control
 
 
 if __name__ == "__main__":

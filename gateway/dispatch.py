@@ -16,6 +16,7 @@ from shared.config import Config
 from shared.errors import OmniRelayError, QueueFullError, StageUnavailableError
 from shared.messages import (
     STAGES,
+    AbortDone,
     ControlToGateway,
     Farewell,
     Heartbeat,
@@ -166,7 +167,7 @@ class Dispatcher:
             left = self._registry.dismiss(message.stage, message.instance)
             if left is not None:
                 self._lose(left, "left", for_good=True)
-        else:
+        elif isinstance(message, AbortDone):
             self._aborts.confirmed(message.stage, message.instance, message.request_id)
 
     def check(self) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import secrets
 from collections import Counter
 from collections.abc import Callable
 from typing import Final
@@ -20,6 +21,7 @@ from shared.messages import (
     Closing,
     ControlToGateway,
     ControlToStage,
+    Credit,
     Heartbeat,
     Peers,
     StageEvent,
@@ -29,7 +31,7 @@ from shared.messages import (
 )
 from shared.metrics import EdgeMetrics
 from shared.peers import PeerQueues
-from shared.queues import DEFAULT_MAX_BACKLOG_BYTES, LINGER_MS, PullQueue, bind
+from shared.queues import DEFAULT_MAX_BACKLOG_BYTES, LINGER_MS, PullQueue, Sending, bind
 from shared.wire import MAX_HEADER_BYTES, Decoder, encode
 
 CONTROL_BURST: Final = 256
@@ -62,7 +64,8 @@ class StageLink:
             raise
         # The largest request must fit, or it would wait for ever.
         backlog = max(DEFAULT_MAX_BACKLOG_BYTES, config.media.max_request_bytes + MAX_HEADER_BYTES)
-        self._thinkers: PeerQueues[ThinkRequest] = PeerQueues(self._context, "thinker", backlog)
+        self._sending = Sending(f"gateway.{secrets.token_hex(8)}", config.window_bytes, backlog)
+        self._thinkers: PeerQueues[ThinkRequest] = PeerQueues(self._context, "thinker", self._sending)
         self._on_event: Callable[[StageEvent], None] | None = None
         self._on_control: Callable[[ControlToGateway], None] | None = None
 
@@ -165,6 +168,8 @@ class StageLink:
             return
         for event in self._events.drain():
             self._on_event(event)
+        for credit in self._events.take_credits():
+            self._send(credit.sender.encode(), credit)
         if self._events.socket.poll(0):
             asyncio.get_running_loop().call_soon(self._read_events)
 
@@ -177,24 +182,45 @@ class StageLink:
             except zmq.Again:
                 return
             message = self._decode_control(identity, frames)
-            if message is not None:
+            if isinstance(message, Credit):
+                self._pass_on(message)
+            elif message is not None:
                 self._on_control(message)
         asyncio.get_running_loop().call_soon(self._read_control)
+
+    def _pass_on(self, credit: Credit) -> None:
+        """Give credit to whom it is for: one of the stages, or this gateway."""
+        if credit.sender != self._sending.sender:
+            self._send(credit.sender.encode(), credit)
+            return
+        try:
+            known = self._thinkers.credit(credit)
+        except MessageError as error:
+            self._refuse_control(error)
+        else:
+            if not known:
+                log.debug("credit for the channel %s, which was closed", credit.channel)
 
     def _decode_control(self, identity: zmq.Frame, frames: list[zmq.Frame]) -> ControlToGateway | None:
         """Decode a message and check that it comes from the replica it names."""
         try:
             message = self._decoder.decode([frame.buffer for frame in frames])
+            if isinstance(message, Credit):
+                # Who knows the name of a channel has it from the channel.
+                return message
             speaker = control_identity(message.stage, message.instance)
             if identity.bytes.removesuffix(HEARTBEAT_SUFFIX.encode()) != speaker.encode():
                 raise MessageError(f"peer {identity.bytes[:64]!r} speaks for {speaker}")
             if isinstance(message, Heartbeat):
                 return msgspec.structs.replace(message, inbox=_reachable(message.inbox, identity))
         except MessageError as error:
-            self._control_refused[error.code] += 1
-            log.warning("refused a control message: %s: %s", error.code, error)
+            self._refuse_control(error)
             return None
         return message
+
+    def _refuse_control(self, error: MessageError) -> None:
+        self._control_refused[error.code] += 1
+        log.warning("refused a control message: %s: %s", error.code, error)
 
 
 def _reachable(inbox: str, frame: zmq.Frame) -> str:

@@ -66,8 +66,12 @@ class ControlClient:
             try:
                 messages.append(self._decoder.decode(frames))
             except MessageError as error:
-                self.refused[error.code] += 1
-                log.warning("refused a control message: %s: %s", error.code, error)
+                self.refuse(error)
+
+    def refuse(self, error: MessageError) -> None:
+        """Count and log a message that is refused, here or by the stage that looked closer."""
+        self.refused[error.code] += 1
+        log.warning("refused a control message: %s: %s", error.code, error)
 
     def close(self) -> None:
         """Close the socket."""

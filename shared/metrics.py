@@ -174,6 +174,16 @@ class EdgeMetrics(Collector):
             "Bytes that wait in the sender because the receiver has not taken them.",
             ((labels, queue.backlog_bytes) for labels, queue in self._sending),
         )
+        yield gauge(
+            "omnirelay_edge_outstanding_bytes",
+            "Bytes handed to ZeroMQ for which no credit has come back.",
+            ((labels, queue.outstanding_bytes) for labels, queue in self._sending),
+        )
+        yield counter(
+            "omnirelay_edge_stalled_seconds_total",
+            "Time in which something waited in the sender because a receiver had not taken what came before.",
+            ((labels, queue.stalled_s) for labels, queue in self._sending),
+        )
         yield counter(
             "omnirelay_edge_received_messages_total",
             "Messages that arrived, refused ones included.",

@@ -7,9 +7,9 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 import zmq
 
 from shared.errors import ConfigError, StageUnavailableError
-from shared.messages import Route, SpeechStart, StageName, SynthesisStart, ThinkRequest
+from shared.messages import Credit, Route, SpeechStart, StageName, SynthesisStart, ThinkRequest
 from shared.metrics import WAIT_BUCKETS, Distribution, Traffic
-from shared.queues import DEFAULT_MAX_BACKLOG_BYTES, PushQueue
+from shared.queues import PushQueue, Sending
 
 M = TypeVar("M")
 M_contra = TypeVar("M_contra", contravariant=True)
@@ -23,6 +23,10 @@ class Outlet(Protocol[M_contra]):
         """Send a message now or later; see :meth:`shared.queues.PushQueue.put`."""
         ...
 
+    def stalls(self, request_id: str) -> bool:
+        """Whether the receiver of a request's messages does not keep up."""
+        ...
+
 
 class PeerQueues(Generic[M]):
     """One queue per replica of a stage; together they look like one.
@@ -32,7 +36,7 @@ class PeerQueues(Generic[M]):
     Args:
         context: ZeroMQ context of the process.
         stage: The stage that receives.
-        max_backlog_bytes: Most bytes that may wait here for one replica.
+        sending: Who sends, within which bounds for each replica.
 
     Attributes:
         stage: The stage that receives.
@@ -44,17 +48,18 @@ class PeerQueues(Generic[M]):
         self,
         context: zmq.Context[zmq.Socket[bytes]],
         stage: StageName,
-        max_backlog_bytes: int = DEFAULT_MAX_BACKLOG_BYTES,
+        sending: Sending,
     ) -> None:
         self.sent: Final = Traffic()
         self.waited: Final = Distribution(WAIT_BUCKETS)
         self._context = context
         self.stage: Final[StageName] = stage
-        self._max_backlog_bytes = max_backlog_bytes
+        self._sending = sending
         self._asked: dict[str, str] = {}
         self._queues: dict[str, PushQueue[M]] = {}
         self._of_request: dict[str, PushQueue[M]] = {}
         self._closed_busy_s = 0.0
+        self._closed_stalled_s = 0.0
 
     @property
     def names(self) -> list[str]:
@@ -64,12 +69,22 @@ class PeerQueues(Generic[M]):
     @property
     def backlog_bytes(self) -> int:
         """Bytes that wait here because their receivers have not taken them."""
-        return sum(queue.backlog_bytes for queue in self._queues.values())
+        return sum(queue.backlog_bytes for queue in tuple(self._queues.values()))
 
     @property
-    def congested(self) -> bool:
-        """One of the queues is; see :attr:`shared.queues.PushQueue.congested`."""
-        return any(queue.congested for queue in self._queues.values())
+    def outstanding_bytes(self) -> int:
+        """Bytes that ZeroMQ took and for which no credit has come back, of all replicas together."""
+        return sum(queue.outstanding_bytes for queue in tuple(self._queues.values()))
+
+    @property
+    def stalled_s(self) -> float:
+        """Seconds in which something waited for a replica, of all together."""
+        return self._closed_stalled_s + sum(queue.stalled_s for queue in tuple(self._queues.values()))
+
+    @property
+    def refusing(self) -> list[zmq.Socket[bytes]]:
+        """See :attr:`shared.queues.PushQueue.refusing`."""
+        return [socket for queue in self._queues.values() for socket in queue.refusing]
 
     @property
     def busy_s(self) -> float:
@@ -117,6 +132,15 @@ class PeerQueues(Generic[M]):
         followed = self._of_request.pop(request_id, None) if last else self._of_request.get(request_id)
         return followed.put(message) if followed is not None else 0
 
+    def stalls(self, request_id: str) -> bool:
+        """Whether the replica that serves a request does not keep up; see :meth:`PushQueue.stalls`."""
+        queue = self._of_request.get(request_id)
+        return queue is not None and queue.stalls(request_id)
+
+    def credit(self, credit: Credit) -> bool:
+        """See :meth:`shared.queues.PushQueue.credit`."""
+        return any(queue.credit(credit) for queue in self._queues.values())
+
     def flush(self) -> None:
         """Send what waits, as far as the receivers take it; never blocks."""
         for queue in self._queues.values():
@@ -145,7 +169,7 @@ class PeerQueues(Generic[M]):
 
     def _open(self, name: str, address: str) -> None:
         try:
-            queue: PushQueue[M] = PushQueue(self._context, address, self._max_backlog_bytes, self.stage)
+            queue: PushQueue[M] = PushQueue(self._context, address, self._sending, self.stage)
         except ConfigError as error:
             # It is not among the names, so no request is given to it.
             log.warning("the %s %s cannot be reached: %s", self.stage, name, error)
@@ -157,6 +181,7 @@ class PeerQueues(Generic[M]):
     def _close(self, name: str) -> None:
         queue = self._queues.pop(name)
         self._closed_busy_s += queue.busy_s
+        self._closed_stalled_s += queue.stalled_s
         self._of_request = {key: each for key, each in self._of_request.items() if each is not queue}
         queue.close(deliver=False)
         log.info("the %s %s is gone", self.stage, name)

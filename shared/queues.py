@@ -1,26 +1,32 @@
 """Typed queues over ZeroMQ: one direction, one union of messages, memory bounded in bytes.
 
 The receiving side binds, the sending side connects; addresses come from the configuration only.
-Small frames are copied into the socket, large ones are handed over without a copy.
+Small frames are copied into the socket, large ones are handed over without a copy.  ZeroMQ is given no more
+than the receiver has :mod:`credit <shared.credits>` for; the rest waits here.
 """
 
 import errno
 import logging
 from collections import Counter, deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Final, Generic, TypeVar
 
 import zmq
 
+from shared.credits import DEFAULT_WINDOW_BYTES, Window
 from shared.curve import guard_client, guard_server
 from shared.errors import AddressInUseError, ConfigError, MessageError, QueueFullError
 from shared.keys import Role
+from shared.messages import Credit, Mark
 from shared.metrics import WAIT_BUCKETS, Distribution, Traffic
 from shared.wire import DEFAULT_MAX_PAYLOAD_BYTES, MAX_HEADER_BYTES, Decoder, Frame, encode
 
-HIGH_WATER_MARK: Final = 64
-"""Messages that ZeroMQ itself may hold per direction; what exceeds it waits here, counted in bytes."""
+RECEIVE_HIGH_WATER_MARK: Final = 64
+"""Messages of one sender that ZeroMQ may hold for a receiver: a bound even for who keeps no window."""
+SEND_HIGH_WATER_MARK: Final = 4096
+"""Messages that it may hold for a sender: those so small that their bytes are not what they cost."""
 ZERO_COPY_BYTES: Final = 64 * 1024
 """From this size on a frame is not copied: below it, copying is cheaper than the bookkeeping."""
 DEFAULT_MAX_BACKLOG_BYTES: Final = 256 * 2**20
@@ -83,16 +89,32 @@ def connect(socket: zmq.Socket[Any], address: str, server: Role | None = None) -
         raise ConfigError(f"cannot connect to {address}: {error}") from error
 
 
+@dataclass(frozen=True)
+class Sending:
+    """Who sends, and how much of it may be held.
+
+    Attributes:
+        sender: The process, as :class:`shared.messages.Mark` has it.
+        window_bytes: Most bytes on the way to one receiver; a message that is larger goes alone.
+        max_backlog_bytes: Most bytes that may wait for one receiver behind that.
+    """
+
+    sender: str
+    window_bytes: int = DEFAULT_WINDOW_BYTES
+    max_backlog_bytes: int = DEFAULT_MAX_BACKLOG_BYTES
+
+
 class PushQueue(Generic[M]):
     """The sending end of an edge.
 
     Args:
         context: ZeroMQ context of the process.
         address: Where the receiving end is bound, e.g. ``tcp://127.0.0.1:5611``.
-        max_backlog_bytes: Most bytes that may wait here while the receiver does not keep up.
+        sending: Who sends, within which bounds.
         server: Whose process the receiving end is; needed where the processes have keys.
 
     Attributes:
+        sending: As given.
         sent: What ZeroMQ took.
         waited: Seconds from encoding until then, of each message.
         busy_s: Seconds that encoding and handing over took, all together.
@@ -102,32 +124,51 @@ class PushQueue(Generic[M]):
         self,
         context: zmq.Context[zmq.Socket[bytes]],
         address: str,
-        max_backlog_bytes: int = DEFAULT_MAX_BACKLOG_BYTES,
+        sending: Sending,
         server: Role | None = None,
     ) -> None:
         self.address = address
-        self._max_backlog_bytes = max_backlog_bytes
+        self.sending: Final = sending
         self.sent = Traffic()
         self.waited = Distribution(WAIT_BUCKETS)
         self.busy_s = 0.0
+        self._window = Window(sending.window_bytes)
         # Whose request, what, its size, and since when it waits.
         self._backlog: deque[tuple[str, list[Frame], int, float]] = deque()
         self._backlog_bytes = 0
+        self._refused = False
+        self._stalled_s = 0.0
+        self._stalled_since: float | None = None
         self._socket = context.socket(zmq.PUSH)
-        self._socket.set(zmq.SNDHWM, HIGH_WATER_MARK)
+        self._socket.set(zmq.SNDHWM, SEND_HIGH_WATER_MARK)
         self._socket.set(zmq.LINGER, LINGER_MS)
         self._socket.set(zmq.IMMEDIATE, 1)
         connect(self._socket, address, server)
 
     @property
     def backlog_bytes(self) -> int:
-        """Bytes that wait here because the receiver has not taken them."""
+        """Bytes that wait here because the receiver has not taken those before them."""
         return self._backlog_bytes
 
     @property
-    def congested(self) -> bool:
-        """More than half of the bound waits: the producer should pause."""
-        return self._backlog_bytes > self._max_backlog_bytes // 2
+    def outstanding_bytes(self) -> int:
+        """Bytes that ZeroMQ took and for which no credit has come back."""
+        return self._window.outstanding
+
+    @property
+    def stalled_s(self) -> float:
+        """Seconds in which something waited here, all together; may be asked by another thread."""
+        since = self._stalled_since
+        return self._stalled_s + (perf_counter() - since if since is not None else 0.0)
+
+    @property
+    def refusing(self) -> list[zmq.Socket[bytes]]:
+        """The socket, if it is ZeroMQ and not the window that takes nothing now: poll it for writing."""
+        return [self._socket] if self._refused else []
+
+    def stalls(self, request_id: str) -> bool:  # noqa: ARG002 - see shared.peers.Outlet
+        """Whether the receiver does not keep up, so that nothing more should be made for it."""
+        return bool(self._backlog)
 
     def put(self, message: M) -> int:
         """Send a message now, or keep it until :meth:`flush` can.
@@ -144,7 +185,7 @@ class PushQueue(Generic[M]):
         encoded = perf_counter()
         self.sent.codec_seconds.observe(encoded - started)
         size = sum(map(len, frames))
-        if self._backlog_bytes + size > self._max_backlog_bytes:
+        if self._backlog_bytes + size > self.sending.max_backlog_bytes:
             raise QueueFullError(
                 f"{self._backlog_bytes} bytes wait for {self.address}, no room for {size} more"
             )
@@ -155,6 +196,9 @@ class PushQueue(Generic[M]):
         else:
             self._backlog.append((request_id, frames, size, encoded))
             self._backlog_bytes += size
+            if self._stalled_since is None:
+                self._stalled_since = encoded
+        self._mark()
         self.busy_s += perf_counter() - started
         return size
 
@@ -163,16 +207,23 @@ class PushQueue(Generic[M]):
         if self._backlog:
             started = perf_counter()
             self._send_backlog()
+            self._mark()
             self.busy_s += perf_counter() - started
 
-    def _send_backlog(self) -> None:
-        while self._backlog:
-            _, frames, size, since = self._backlog[0]
-            if not self._try_send(frames, size):
-                return
-            self._backlog.popleft()
-            self._backlog_bytes -= size
-            self.waited.observe(perf_counter() - since)
+    def credit(self, credit: Credit) -> bool:
+        """Hear what the receiver has taken, and send as much more.
+
+        Returns:
+            False if it is for another queue.
+
+        Raises:
+            MessageError: It cannot be.
+        """
+        if credit.channel != self._window.channel:
+            return False
+        self._window.credit(credit.position)
+        self.flush()
+        return True
 
     def discard(self, request_id: str) -> None:
         """Drop what waits of a request that has ended: nobody wants it, and it takes the room of others."""
@@ -180,6 +231,7 @@ class PushQueue(Generic[M]):
         if dropped:
             self._backlog = deque(entry for entry in self._backlog if entry[0] != request_id)
             self._backlog_bytes -= dropped
+            self._note_end_of_stall()
 
     def close(self, deliver: bool = True) -> None:
         """Close the socket.
@@ -191,7 +243,41 @@ class PushQueue(Generic[M]):
             self.flush()
         self._socket.close(None if deliver else 0)
 
+    def _send_backlog(self) -> None:
+        while self._backlog:
+            _, frames, size, since = self._backlog[0]
+            if not self._try_send(frames, size):
+                return
+            self._backlog.popleft()
+            self._backlog_bytes -= size
+            self.waited.observe(perf_counter() - since)
+        self._note_end_of_stall()
+
+    def _note_end_of_stall(self) -> None:
+        if self._stalled_since is not None and not self._backlog:
+            self._stalled_s, self._stalled_since = self.stalled_s, None
+            self._refused = False
+
     def _try_send(self, frames: list[Frame], size: int) -> bool:
+        if not self._window.admits(size):
+            self._refused = False
+            return False
+        if not self._hand_over(frames, size):
+            return False
+        self._window.add(size)
+        return True
+
+    def _mark(self) -> None:
+        """Ask for credit, if it is time."""
+        stalled = bool(self._backlog) and not self._window.admits(self._backlog[0][2])
+        if self._window.wants_mark(stalled):
+            mark = Mark(sender=self.sending.sender, channel=self._window.channel, position=self._window.sent)
+            frames = encode(mark)
+            if self._hand_over(frames, len(frames[0])):
+                self._window.marked()
+
+    def _hand_over(self, frames: list[Frame], size: int) -> bool:
+        """Give a message to ZeroMQ; False if it takes none now."""
         last = len(frames) - 1
         for index, frame in enumerate(frames):
             more = zmq.SNDMORE if index < last else 0
@@ -199,7 +285,9 @@ class PushQueue(Generic[M]):
                 self._socket.send(frame, zmq.NOBLOCK | more, copy=len(frame) < ZERO_COPY_BYTES)
             except zmq.Again:
                 # Only a first part can be refused: ZeroMQ takes a multipart message whole.
+                self._refused = True
                 return False
+        self._refused = False
         self.sent.messages += 1
         self.sent.bytes += size
         return True
@@ -231,9 +319,11 @@ class PullQueue(Generic[M]):
         self.address = address
         self.received = Traffic()
         self.refused: Counter[str] = Counter()
-        self._decoder: Decoder[M] = Decoder(union, max_payload_bytes)
+        self._decoder: Decoder[M | Mark] = Decoder(union | Mark, max_payload_bytes)
+        # The last mark of each channel.
+        self._marks: dict[str, Mark] = {}
         self.socket = context.socket(zmq.PULL)
-        self.socket.set(zmq.RCVHWM, HIGH_WATER_MARK)
+        self.socket.set(zmq.RCVHWM, RECEIVE_HIGH_WATER_MARK)
         self.socket.set(zmq.LINGER, 0)
         # ZeroMQ drops the connection of a peer that announces more, before it allocates.
         self.socket.set(zmq.MAXMSGSIZE, max(max_payload_bytes, MAX_HEADER_BYTES))
@@ -252,8 +342,18 @@ class PullQueue(Generic[M]):
             except zmq.Again:
                 return
             message = self._decode([frame.buffer for frame in frames])
-            if message is not None:
+            if isinstance(message, Mark):
+                self._marks[message.channel] = message
+            elif message is not None:
                 yield message
+
+    def take_credits(self) -> list[Credit]:
+        """What senders are to be told of the messages that :meth:`drain` has given since the last call."""
+        marks, self._marks = self._marks, {}
+        return [
+            Credit(sender=mark.sender, channel=mark.channel, position=mark.position)
+            for mark in marks.values()
+        ]
 
     def refuse(self, error: MessageError) -> None:
         """Count and log a message that is refused, here or by the stage that looked closer."""
@@ -264,7 +364,7 @@ class PullQueue(Generic[M]):
         """Stop listening."""
         self.socket.close()
 
-    def _decode(self, frames: list[Frame]) -> M | None:
+    def _decode(self, frames: list[Frame]) -> M | Mark | None:
         received = self.received
         received.messages += 1
         received.bytes += sum(map(len, frames))

@@ -18,7 +18,7 @@ def build(
     from services.talker.service import TalkerService  # noqa: PLC0415 - after the environment is prepared
 
     stage = config.stages.talker
-    token2wav: PeerQueues[Token2WavInput] = PeerQueues(context, "token2wav", stage.max_backlog_bytes)
+    token2wav: PeerQueues[Token2WavInput] = PeerQueues(context, "token2wav", gateway.sending)
     return TalkerService(model, stage, gateway, token2wav), token2wav
 
 

@@ -54,13 +54,6 @@ class TalkerScheduler(StageScheduler):
         self._clocks[engine_id] = clock
 
     @property
-    def has_ready(self) -> bool:
-        """A step would compute something, or the worker must hear of an ended request."""
-        if self.finished_req_ids or self.has_failures:
-            return True
-        return any(self._has_row(request) for request in self.requests.values())
-
-    @property
     def held_bytes(self) -> int:
         """Bytes of all tracks."""
         return sum(track.nbytes for track in self._tracks.values())
@@ -70,18 +63,18 @@ class TalkerScheduler(StageScheduler):
         """Rows of all tracks; may be asked by another thread."""
         return sum(track.length for track in tuple(self._tracks.values()))
 
+    def may_run(self, request: Request) -> bool:
+        """Whether the row of a request's next position is there, and its token2wav keeps up."""
+        return self._has_row(request) and super().may_run(request)
+
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
-        """Schedule a step of the requests that have their rows, and attach those rows."""
-        ready = {request.request_id for request in self.running if self._has_row(request)}
+        """Schedule a step of the requests that have their rows and whose token2wav keeps up."""
+        ready = {request.request_id for request in self.running if self.may_run(request)}
         ready -= far_ahead({name: self._clocks[name].due for name in ready}, self._margin_s)
         self.pass_over([request for request in self.running if request.request_id not in ready])
         output = super().schedule(throttle_prefills)
         output.row_writes = self._plan_writes(output)
         return output
-
-    def _handle_blocked_waiting_request(self, request: Request) -> bool:
-        """vLLM asks whether a waiting request may start; it is skipped, not moved, if not."""
-        return self._has_row(request) and super()._handle_blocked_waiting_request(request)
 
     def _has_row(self, request: Request) -> bool:
         track = self._tracks.get(request.request_id)

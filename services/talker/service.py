@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -220,6 +221,7 @@ class TalkerService:
         engine_id = submit(self._engine, message.request_id, tokens_input(prompt), params, message.priority)
         clock = PlaybackClock(message.speech.streaming)
         self._scheduler.attach(engine_id, track, clock)
+        self._scheduler.follow(engine_id, partial(self._token2wav.stalls, message.request_id))
         self._speeches[message.request_id] = _Speech(
             message.request_id, engine_id, track, clock, len(resume.codec_token_ids)
         )

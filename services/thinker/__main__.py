@@ -20,7 +20,7 @@ def build(
 
     give_back_large_blocks()
     stage, receiver = config.stages.thinker, config.stages.talker
-    talker: PeerQueues[TalkerInput] = PeerQueues(context, "talker", stage.max_backlog_bytes)
+    talker: PeerQueues[TalkerInput] = PeerQueues(context, "talker", gateway.sending)
     service = ThinkerService(model, stage, gateway, talker, config.media, receiver.max_payload_bytes)
     return service, talker
 

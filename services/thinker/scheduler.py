@@ -44,7 +44,8 @@ class ThinkerScheduler(StageScheduler):
         self._reads: list[RowRead] = []
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
-        """Schedule a step, and note its rows."""
+        """Schedule a step of the requests whose talker keeps up, and note its rows."""
+        self.pass_over([request for request in self.running if self.is_stalled(request)])
         output = super().schedule(throttle_prefills)
         for engine_id in output.num_scheduled_tokens:
             request = self.requests[engine_id]

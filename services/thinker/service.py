@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -129,7 +130,7 @@ class ThinkerService:
     @property
     def ready(self) -> bool:
         """A step would do something."""
-        return self._scheduler.has_requests() or self._preparer.has_outcomes
+        return self._scheduler.has_ready or self._preparer.has_outcomes
 
     def accept(self, message: ThinkRequest) -> None:
         """Take a prompt.
@@ -258,6 +259,7 @@ class ThinkerService:
         prompt = progress.behind(prompt)
         engine_id = submit(self._engine, message.request_id, prompt, params, message.priority)
         thought = _Thought(message.request_id, engine_id, length, track, progress)
+        self._scheduler.follow(engine_id, partial(self._talker.stalls, message.request_id))
         self._thoughts[message.request_id] = thought
         self._by_engine_id[engine_id] = thought
         if self._preparing.pop(message.request_id, None) is not None:

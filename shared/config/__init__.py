@@ -28,6 +28,7 @@ from shared.config.stages import (
     Token2WavConfig,
 )
 from shared.config.values import Section, TraceEndpoint, empty_is_none, is_local
+from shared.credits import DEFAULT_WINDOW_BYTES
 from shared.errors import ConfigError
 from shared.messages import STAGES, StageName
 
@@ -87,6 +88,8 @@ class Config(Section):
         model: Directory of the checkpoint, or its id on the Hugging Face hub; none is the small random
             checkpoint in :data:`DEFAULT_CHECKPOINT`.
         log_level: Of OmniRelay's own log lines.
+        window_bytes: Most bytes on the way from one process to another: sent, and not yet taken from the
+            socket.  A message that is larger goes alone.
         gateway: The gateway.
         media: Sounds, pictures and videos of requests.
         security: Who may join the stack.
@@ -96,6 +99,7 @@ class Config(Section):
 
     model: str | None = None
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    window_bytes: Annotated[int, Field(ge=2**20)] = DEFAULT_WINDOW_BYTES
     gateway: GatewayConfig = GatewayConfig()
     media: MediaConfig = MediaConfig()
     security: SecurityConfig = SecurityConfig()

@@ -67,7 +67,7 @@ class StageConfig(Section):
         threads: CPU threads of the model; none takes OMP_NUM_THREADS, or else a third of the cores.
         devices: ``CUDA_VISIBLE_DEVICES`` of the process; none leaves the environment as it is.
         max_payload_bytes: Largest tensor it takes from a socket.
-        max_backlog_bytes: Most bytes that may wait for the next stage.
+        max_backlog_bytes: Most bytes that may wait for one receiver, behind ``window_bytes``.
         heartbeat_s: Time between two heartbeats.
         niceness: Added to that of the threads that compute, so that those that send and receive, the gateway
             and clients get a core when they need one.

@@ -32,7 +32,7 @@ from shared.log import configure_logging
 from shared.messages import Farewell, StageEvent, StageName, control_identity
 from shared.metrics import EdgeMetrics
 from shared.peers import Outgoing, PeerQueues
-from shared.queues import PullQueue, PushQueue
+from shared.queues import PullQueue, PushQueue, Sending
 from shared.tracing import open_tracer
 
 Context = zmq.Context[zmq.Socket[bytes]]
@@ -112,9 +112,8 @@ def _serve(name: StageName, config: Config, union: Any, build: Build) -> None:
         identity = control_identity(name, instance)
         address = stage.advertise or inbox.endpoint
         control = ControlClient(context, config.gateway.control, identity)
-        gateway: PushQueue[StageEvent] = PushQueue(
-            context, config.gateway.events, stage.max_backlog_bytes, "gateway"
-        )
+        sending = Sending(identity, config.window_bytes, stage.max_backlog_bytes)
+        gateway: PushQueue[StageEvent] = PushQueue(context, config.gateway.events, sending, "gateway")
         # ZeroMQ's own threads are there by now and keep their priority; those that compute are yet to come.
         be_nice(stage.niceness)
         log.info("loading %s", model)

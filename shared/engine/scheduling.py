@@ -1,6 +1,7 @@
 """What the three specialised schedulers have in common: one request's failure is its own."""
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
@@ -48,10 +49,41 @@ class StageScheduler(Scheduler):
         self.batch_sizes = Distribution(BATCH_BUCKETS)
         self.scheduled_tokens = 0
         self.preemptions = 0
+        self._stalled: dict[str, Callable[[], bool]] = {}
+        self._was_empty = False
+
+    def follow(self, engine_id: str, stalled: Callable[[], bool]) -> None:
+        """Hold a request, once it was added, while the receiver of what it makes does not keep up.
+
+        It keeps its place and its KV blocks, unless there is none for a request that could run.
+
+        Args:
+            engine_id: The request, by the engine's name.
+            stalled: Says whether the receiver does not.
+        """
+        self._stalled[engine_id] = stalled
+
+    def is_stalled(self, request: Request) -> bool:
+        """Whether the receiver of what a request makes does not keep up."""
+        stalled = self._stalled.get(request.request_id)
+        return stalled is not None and stalled()
+
+    def may_run(self, request: Request) -> bool:
+        """Whether a request can be worked on now, if there is room for it."""
+        return not self.is_stalled(request)
+
+    @property
+    def has_ready(self) -> bool:
+        """A step would compute something, or the worker must hear of an ended request."""
+        if self.finished_req_ids or self.has_failures:
+            return True
+        return any(self.may_run(request) for request in self.requests.values())
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         """Schedule a step, and count what is in it."""
+        self._make_room()
         output = super().schedule(throttle_prefills)
+        self._was_empty = not output.num_scheduled_tokens
         if output.num_scheduled_tokens:
             self.batch_sizes.observe(len(output.num_scheduled_tokens))
             self.scheduled_tokens += output.total_num_scheduled_tokens
@@ -67,6 +99,23 @@ class StageScheduler(Scheduler):
             request.next_decode_eligible_step = upcoming
         for request in held:
             request.next_decode_eligible_step = upcoming + 1
+
+    def _handle_blocked_waiting_request(self, request: Request) -> bool:
+        """vLLM asks whether a waiting request may start; it is skipped, not moved, if not."""
+        return self.may_run(request) and super()._handle_blocked_waiting_request(request)
+
+    def _make_room(self) -> None:
+        """Let a stalled request give its place and its memory to one that waits and could run."""
+        if len(self.running) < self.max_num_active_reqs and not self._was_empty:
+            return
+        stalled = [request for request in self.running if self.is_stalled(request)]
+        if stalled and any(self.may_run(request) for request in self.waiting):
+            self.running.remove(stalled[-1])
+            self._preempt_request(stalled[-1], time.monotonic())
+
+    def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
+        self._stalled.pop(request.request_id, None)
+        return super()._free_request(request, *args, **kwargs)
 
     def collect(self, stage: StageName) -> Iterator[Metric]:
         """What the scheduler tells Prometheus; asked by another thread."""

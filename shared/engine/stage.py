@@ -15,6 +15,7 @@ from prometheus_client.core import Metric
 
 from shared.config import StageConfig
 from shared.control import ControlClient
+from shared.credits import MARK_AGAIN_S
 from shared.engine.heartbeat import HeartbeatThread
 from shared.engine.membership import Membership
 from shared.engine.model_time import ModelTime
@@ -32,6 +33,7 @@ from shared.messages import (
     Abort,
     AbortDone,
     Closing,
+    Credit,
     Heartbeat,
     Peers,
     RequestFailed,
@@ -46,7 +48,6 @@ from shared.queues import PullQueue, PushQueue
 
 REMEMBERED_ENDS: Final = 10_000
 """Aborted and failed requests whose late messages are dropped in silence; older ones count as unknown."""
-CONGESTED_WAIT_MS: Final = 2
 ACTIVITIES: Final = ("wait", "take", "model", "engine", "send")
 """What a loop spends its time with; see :attr:`StageLoop.seconds`."""
 STEP_BUCKETS: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
@@ -192,7 +193,7 @@ class StageLoop(Generic[M]):
                 self._take_control()
                 self._take_inbox()
                 self._spent("take")
-                if self._service.ready and not self._congested:
+                if self._may_step:
                     self._step()
                     self._spent("engine")
                 self._flush()
@@ -221,16 +222,26 @@ class StageLoop(Generic[M]):
         seconds[activity] += now - then - computed - sent
 
     @property
-    def _congested(self) -> bool:
-        return any(outbox.congested for outbox in self._outboxes)
+    def _may_step(self) -> bool:
+        """A step would compute something, and what it tells the gateway will be taken.
+
+        Requests whose next stage does not keep up the service holds by itself.
+        """
+        return self._service.ready and not self._gateway.backlog_bytes
 
     def _wait(self) -> None:
-        """Block only when there is nothing to compute."""
-        if self._service.ready and not self._congested:
+        """Block only when there is nothing to compute; credit that comes, or ZeroMQ's room, ends it."""
+        if self._may_step:
             return
-        waiting_to_send = any(outbox.backlog_bytes for outbox in self._outboxes)
-        until_report = max(0, int((self._next_report - time.monotonic()) * 1000) + 1)
-        woken = self._poller.poll(min(CONGESTED_WAIT_MS, until_report) if waiting_to_send else until_report)
+        wait_s = max(0.0, self._next_report - time.monotonic())
+        if any(outbox.backlog_bytes for outbox in self._outboxes):
+            wait_s = min(wait_s, MARK_AGAIN_S)
+        refusing = [socket for outbox in self._outboxes for socket in outbox.refusing]
+        for socket in refusing:
+            self._poller.register(socket, zmq.POLLOUT)
+        woken = self._poller.poll(int(wait_s * 1000) + 1)
+        for socket in refusing:
+            self._poller.unregister(socket)
         wake_fd = self._service.wake_fd
         if wake_fd is not None and (wake_fd, zmq.POLLIN) in woken:
             os.eventfd_read(wake_fd)
@@ -247,6 +258,8 @@ class StageLoop(Generic[M]):
                 self._control.send(done)
             elif isinstance(message, Peers):
                 self._take_peers(message)
+            elif isinstance(message, Credit):
+                self._take_credit(message)
             elif isinstance(message, Closing):
                 self._membership.leave()
                 self._drop_orphans()
@@ -257,6 +270,15 @@ class StageLoop(Generic[M]):
                 self._drop(request_id)
                 self._fail(request_id, silent)
             self._membership.leave()
+
+    def _take_credit(self, credit: Credit) -> None:
+        try:
+            known = any(outbox.credit(credit) for outbox in self._outboxes)
+        except MessageError as error:
+            self._control.refuse(error)
+        else:
+            if not known:
+                log.debug("credit for the channel %s, which was closed", credit.channel)
 
     def _take_peers(self, message: Peers) -> None:
         if self._membership.joins(message):
@@ -297,6 +319,9 @@ class StageLoop(Generic[M]):
                 # Nothing was computed yet, so whatever is wrong is wrong with this request alone.
                 log.exception("a message of request %s could not be taken", request_id)
                 self._fail(request_id, StageFailedError(f"a message could not be taken: {error!r}"))
+        for credit in self._inbox.take_credits():
+            # If it is lost, the sender asks again.
+            self._control.send(credit)
 
     def _step(self) -> None:
         started = time.perf_counter()

@@ -10,8 +10,9 @@ Edges (the direction data flows)::
     thinker   -> talker     SpeechStart, ConditioningRows
     talker    -> token2wav  SynthesisStart, CodecTokens
     any stage -> gateway    TextDelta, CodecDelta, AudioChunk, RequestFailed
-    control, to the gateway Heartbeat, AbortDone, Farewell
-    control, to a stage     Peers, Abort, Closing
+    each of these           Mark
+    control, to the gateway Heartbeat, AbortDone, Farewell, Credit
+    control, to a stage     Peers, Abort, Closing, Credit
 """
 
 from shared.messages.control import (
@@ -29,6 +30,7 @@ from shared.messages.control import (
     StageLoad,
     control_identity,
 )
+from shared.messages.credits import Credit, Mark
 from shared.messages.events import AudioChunk, CodecDelta, PromptUsage, RequestFailed, StageEvent, TextDelta
 from shared.messages.request import (
     MAX_MEDIA_ITEMS,
@@ -87,9 +89,11 @@ __all__ = [
     "ControlToGateway",
     "ControlToStage",
     "Count",
+    "Credit",
     "Farewell",
     "FinishReason",
     "Heartbeat",
+    "Mark",
     "MediaItem",
     "MediaKind",
     "Peers",

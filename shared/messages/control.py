@@ -5,6 +5,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
+from shared.messages.credits import Credit
 from shared.messages.values import AddressText, Count, PositiveCount, RequestId, StageName
 from shared.payloads import Name
 
@@ -122,5 +123,5 @@ def control_identity(stage: StageName, instance: str) -> str:
     return f"{stage}.{instance}"
 
 
-ControlToGateway = Heartbeat | AbortDone | Farewell
-ControlToStage = Peers | Abort | Closing
+ControlToGateway = Heartbeat | AbortDone | Farewell | Credit
+ControlToStage = Peers | Abort | Closing | Credit

@@ -15,6 +15,7 @@ from shared.curve import open_context
 from shared.messages import (
     AudioChunk,
     CodecDelta,
+    Credit,
     Heartbeat,
     Peers,
     RequestFailed,
@@ -27,7 +28,7 @@ from shared.messages import (
     control_identity,
 )
 from shared.payloads import Blob
-from shared.queues import PullQueue, PushQueue
+from shared.queues import PullQueue, PushQueue, Sending
 from tests.gateway.fake_stages import placeholder_ids, problem_of, usage
 
 
@@ -40,8 +41,9 @@ def run(name: StageName) -> None:
     config = load_config()
     context = open_context(config, name)
     instance = secrets.token_hex(4)
-    control = ControlClient(context, config.gateway.control, control_identity(name, instance))
-    events: PushQueue[StageEvent] = PushQueue(context, config.gateway.events, server="gateway")
+    identity = control_identity(name, instance)
+    control = ControlClient(context, config.gateway.control, identity)
+    events: PushQueue[StageEvent] = PushQueue(context, config.gateway.events, Sending(identity), "gateway")
     inbox: PullQueue[ThinkRequest] = PullQueue(context, config.stage(name).inbox, ThinkRequest)
     speakers = ["Chelsie"] if name == "token2wav" else []
     limits = StageLimits(max_positions=4096, speakers=speakers)
@@ -61,7 +63,11 @@ def run(name: StageName) -> None:
             peers=list(joined.replicas),
         )
         control.send(beat)
-        joined = next((each for each in control.receive() if isinstance(each, Peers)), joined)
+        for message in control.receive():
+            if isinstance(message, Peers):
+                joined = message
+            elif isinstance(message, Credit):
+                events.credit(message)
         for request in inbox.drain():
             if problem := problem_of(request, placeholders):
                 failed = RequestFailed(
@@ -70,6 +76,8 @@ def run(name: StageName) -> None:
                 events.put(failed)
             else:
                 answer(events, request)
+        for credit in inbox.take_credits():
+            control.send(credit)
         events.flush()
         inbox.socket.poll(20)
 

@@ -13,14 +13,17 @@ from tokenizers import Tokenizer
 from shared.config import Config
 from shared.messages import (
     STAGES,
+    Abort,
     AbortDone,
     AudioChunk,
     Closing,
     CodecDelta,
     ControlToStage,
+    Credit,
     Farewell,
     FinishReason,
     Heartbeat,
+    Mark,
     MediaKind,
     Peers,
     PromptUsage,
@@ -152,7 +155,7 @@ class FakeReplica:
                 self.peers = {} if self.deaf_to_peers else message.replicas
             elif isinstance(message, Closing):
                 self.gateway = None
-            else:
+            elif isinstance(message, Abort):
                 await self._take_abort(message.request_id)
 
     async def _take_abort(self, request_id: str) -> None:
@@ -164,7 +167,11 @@ class FakeReplica:
 
 
 class FakeStages:
-    """Records what the gateway asks and checks it, and sends what the test tells it to."""
+    """Records what the gateway asks and checks it, and sends what the test tells it to.
+
+    Attributes:
+        generous: The thinker gives credit.
+    """
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -172,6 +179,7 @@ class FakeStages:
         self.requests: list[ThinkRequest] = []
         self.aborts: dict[StageName, list[str]] = {stage: [] for stage in STAGES}
         self.confirm = True
+        self.generous = True
         self.pids: dict[StageName, int] = {stage: 100 + index for index, stage in enumerate(STAGES)}
         self.max_positions = 512
         self.alive: set[StageName] = set(STAGES)
@@ -295,9 +303,15 @@ class FakeStages:
         return self.replica(stage).heartbeat()
 
     async def _take_requests(self, socket: zmq.asyncio.Socket) -> None:
-        decoder: Decoder[ThinkRequest] = Decoder(ThinkRequest)
+        decoder: Decoder[ThinkRequest | Mark] = Decoder(ThinkRequest | Mark)
         while True:
             request = decoder.decode(await socket.recv_multipart())
+            if isinstance(request, Mark):
+                if not self.generous:
+                    continue
+                credit = Credit(sender=request.sender, channel=request.channel, position=request.position)
+                await self.control["thinker"].send_multipart(encode(credit))
+                continue
             problem = problem_of(request, self._placeholders)
             self.problems += [problem] if problem else []
             self.requests.append(request)

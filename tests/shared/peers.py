@@ -10,7 +10,7 @@ from shared.curve import Door, StackContext
 from shared.keys import Keys, Role, load_keys
 from shared.messages import StageEvent, TextDelta
 from shared.queues import PullQueue, PushQueue
-from tests.shared.support import ANY_PORT, endpoint
+from tests.shared.support import ANY_PORT, endpoint, sending
 
 HELLO = TextDelta(request_id="a", seq=0, token_ids=[1, 2, 3])
 RETRIES = 3
@@ -28,7 +28,7 @@ def inbox(context: StackContext, address: str = ANY_PORT, **options: int) -> Pul
 
 
 def outbox(context: StackContext, queue: PullQueue[Any], server: Role | None = None) -> PushQueue[Any]:
-    return PushQueue(context, endpoint(queue.socket), server=server)
+    return PushQueue(context, endpoint(queue.socket), sending(), server=server)
 
 
 class Stranger:

@@ -10,6 +10,7 @@ from prometheus_client.core import Metric
 
 from shared.config import TalkerConfig
 from shared.control import ControlClient
+from shared.credits import DEFAULT_WINDOW_BYTES
 from shared.engine.heartbeat import HeartbeatThread
 from shared.engine.membership import Membership
 from shared.engine.model_time import ModelTime
@@ -34,7 +35,16 @@ from shared.messages import (
 )
 from shared.queues import PullQueue, PushQueue
 from shared.wire import Decoder, encode
-from tests.shared.support import ANY_PORT, Context, endpoint, free_address, take, take_frames, wait_until
+from tests.shared.support import (
+    ANY_PORT,
+    Context,
+    endpoint,
+    free_address,
+    sending,
+    take,
+    take_frames,
+    wait_until,
+)
 
 STAGE: StageName = "token2wav"
 INSTANCE = "one"
@@ -113,6 +123,16 @@ class EchoService:
         return iter(())
 
 
+class CountingLoop(StageLoop[Any]):
+    """Counts how often it came round."""
+
+    rounds = 0
+
+    def _wait(self) -> None:
+        self.rounds += 1
+        super()._wait()
+
+
 class Harness:
     """The loop, and what the other processes would hold of its sockets."""
 
@@ -123,13 +143,14 @@ class Harness:
         heartbeat_s: float = 0.05,
         orphan_timeout_s: float = 5.0,
         drain_s: float = 10.0,
+        window_bytes: int = DEFAULT_WINDOW_BYTES,
     ) -> None:
         self.service = EchoService()
         self.context = context
         self.router = context.socket(zmq.ROUTER)
         self.router.bind(ANY_PORT)
         self.heartbeats = 0
-        self._decoder: Decoder[ControlToGateway] = Decoder(ControlToGateway)
+        self.decoder: Decoder[ControlToGateway] = Decoder(ControlToGateway)
         self._done: list[AbortDone] = []
         self._heard: list[Heartbeat] = []
         self._events_address = free_address()
@@ -137,12 +158,16 @@ class Harness:
         self.inbox = PullQueue[Any](context, ANY_PORT, Token2WavInput)
         control_address = endpoint(self.router)
         self._control = ControlClient(context, control_address, STAGE)
-        gateway = PushQueue[StageEvent](context, self._events_address, max_backlog_bytes)
+        gateway = PushQueue[StageEvent](
+            context,
+            self._events_address,
+            sending(max_backlog_bytes=max_backlog_bytes, window_bytes=window_bytes),
+        )
         self.service.gateway = gateway
         self.gateway = gateway
         self.heart = HeartbeatThread(context, control_address, STAGE, heartbeat_s)
         self.membership = Membership(STAGE, INSTANCE, self.inbox.endpoint, orphan_timeout_s=orphan_timeout_s)
-        self.loop: StageLoop[Any] = StageLoop(
+        self.loop = CountingLoop(
             self.service,
             self.config,
             self.inbox,
@@ -152,7 +177,7 @@ class Harness:
             gateway,
             [gateway],
         )
-        self.sender = PushQueue[Any](context, endpoint(self.inbox.socket))
+        self.sender = PushQueue[Any](context, endpoint(self.inbox.socket), sending())
         self.raw = context.socket(zmq.PUSH)
         self.raw.connect(endpoint(self.inbox.socket))
         self.events: PullQueue[Any] | None = None
@@ -211,7 +236,7 @@ class Harness:
 
     def _hear(self) -> None:
         identity, *frames = take_frames(self.router)
-        message = self._decoder.decode(frames)
+        message = self.decoder.decode(frames)
         if isinstance(message, Heartbeat):
             assert identity == (STAGE + HEARTBEAT_SUFFIX).encode()
             self._heard.append(message)

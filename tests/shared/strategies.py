@@ -159,6 +159,13 @@ stage_events: st.SearchStrategy[Any] = st.one_of(
         message=st.text(max_size=200),
     ),
 )
+positions: dict[str, Any] = {
+    "sender": st.from_regex(r"(gateway|thinker|talker|token2wav)\.[A-Za-z0-9_-]{1,128}", fullmatch=True),
+    "channel": st.from_regex(r"[0-9a-f]{16}", fullmatch=True),
+    "position": sizes,
+}
+marks = st.builds(messages.Mark, **positions)
+credits_ = st.builds(messages.Credit, **positions)
 control_to_gateway: st.SearchStrategy[Any] = st.builds(
     messages.Heartbeat,
     stage=st.sampled_from(STAGES),
@@ -183,10 +190,12 @@ control_to_gateway: st.SearchStrategy[Any] = st.builds(
 ) | st.one_of(
     st.builds(messages.AbortDone, request_id=request_ids, stage=st.sampled_from(STAGES), instance=names),
     st.builds(messages.Farewell, stage=st.sampled_from(STAGES), instance=names),
+    credits_,
 )
 control_to_stage: st.SearchStrategy[Any] = st.one_of(
     st.builds(messages.Abort, request_id=request_ids),
     st.builds(messages.Closing),
+    credits_,
     st.builds(
         messages.Peers,
         gateway=names,
@@ -196,10 +205,10 @@ control_to_stage: st.SearchStrategy[Any] = st.one_of(
 )
 
 SOCKETS: dict[str, tuple[Any, st.SearchStrategy[Any]]] = {
-    "thinker": (messages.ThinkerInput, thinker_input),
-    "talker": (messages.TalkerInput, talker_input),
-    "token2wav": (messages.Token2WavInput, token2wav_input),
-    "events": (messages.StageEvent, stage_events),
+    "thinker": (messages.ThinkerInput | messages.Mark, thinker_input | marks),
+    "talker": (messages.TalkerInput | messages.Mark, talker_input | marks),
+    "token2wav": (messages.Token2WavInput | messages.Mark, token2wav_input | marks),
+    "events": (messages.StageEvent | messages.Mark, stage_events | marks),
     "control at the gateway": (messages.ControlToGateway, control_to_gateway),
     "control at a stage": (messages.ControlToStage, control_to_stage),
 }

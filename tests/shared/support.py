@@ -7,10 +7,15 @@ from typing import Any
 
 import zmq
 
-from shared.queues import PullQueue
+from shared.queues import PullQueue, Sending
 
 DEADLINE_S = 20.0
 ANY_PORT = "tcp://127.0.0.1:*"
+
+
+def sending(**bounds: int) -> Sending:
+    """Some sender, within the default bounds unless told otherwise."""
+    return Sending("thinker.test", **bounds)
 
 
 class Context(zmq.Context[zmq.Socket[bytes]]):

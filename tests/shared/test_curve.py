@@ -44,6 +44,7 @@ from tests.shared.support import (
     endpoint,
     free_address,
     port_of,
+    sending,
     take,
     take_frames,
     wait_until,
@@ -122,7 +123,7 @@ def test_the_largest_payload_passes_and_a_larger_one_does_not(opened: Open) -> N
 
 def test_a_member_joins_whenever_the_other_side_comes(opened: Open) -> None:
     address = free_address()
-    push: PushQueue[Any] = PushQueue(opened("thinker"), address, server="talker")
+    push: PushQueue[Any] = PushQueue(opened("thinker"), address, sending(), server="talker")
     for _ in range(2):
         context = opened("talker")
         queue = inbox(context, address)
@@ -151,7 +152,7 @@ def test_nobody_else_can_read_along(opened: Open) -> None:
         )
         queue = inbox(receiver)
         with Wiretap(port_of(endpoint(queue.socket))) as tap:
-            push: PushQueue[Any] = PushQueue(sender, tap.address, server="gateway")
+            push: PushQueue[Any] = PushQueue(sender, tap.address, sending(), server="gateway")
             push.put(chunk)
             assert take(queue, 1, meanwhile=push.flush) == [chunk]
             assert (MARK in tap.seen, b"secret-id" in tap.seen) == (not keyed, not keyed)
@@ -239,7 +240,7 @@ def test_a_member_that_is_not_welcome_is_told_so_once(opened: Open, caplog: pyte
 
 def test_whose_key_must_be_there_has_to_be_said(opened: Open) -> None:
     with pytest.raises(ConfigError, match="whose key must be there is not said"):
-        PushQueue(opened("thinker"), free_address())
+        PushQueue(opened("thinker"), free_address(), sending())
 
 
 # --- without keys ---
@@ -251,7 +252,7 @@ def test_a_socket_that_others_can_reach_is_not_made_without_keys(opened: Open, a
     with pytest.raises(ConfigError, match=r"there are no keys: set security\.keys, or security\."):
         inbox(opened("talker", None), address)
     with pytest.raises(ConfigError, match="there are no keys"):
-        PushQueue(opened("thinker", None), address, server="talker")
+        PushQueue(opened("thinker", None), address, sending(), server="talker")
 
 
 def test_it_is_made_on_a_network_that_is_said_to_be_internal(opened: Open) -> None:
@@ -260,6 +261,7 @@ def test_it_is_made_on_a_network_that_is_said_to_be_internal(opened: Open) -> No
     push: PushQueue[Any] = PushQueue(
         opened("thinker", None, internal_network=True),
         f"tcp://127.0.0.1:{port_of(address)}",
+        sending(),
         server="talker",
     )
     push.put(HELLO)
@@ -278,7 +280,7 @@ def test_a_socket_that_is_closed_leaves_nothing_behind(opened: Open) -> None:
     context = opened("thinker")
     watched = door(context)._watched
     for _ in range(20):
-        PushQueue[Any](context, free_address(), server="talker").close()
+        PushQueue[Any](context, free_address(), sending(), server="talker").close()
     wait_until(lambda: not watched and not door(context)._arrivals)
 
 

@@ -19,7 +19,7 @@ from shared.metrics import Distribution, EdgeMetrics, counter, gauge, histogram
 from shared.payloads import Blob
 from shared.queues import PullQueue, PushQueue
 from shared.wire import VERSION_BYTE
-from tests.shared.support import ANY_PORT, Context, endpoint, free_address, take, wait_until
+from tests.shared.support import ANY_PORT, Context, endpoint, free_address, sending, take, wait_until
 from tests.support.http import Readings, registry_of
 
 EDGE = {"stage": "thinker", "edge": "gateway"}
@@ -52,7 +52,7 @@ def test_a_distribution_counts_as_prometheus_wants_it(bounds: list[int], values:
 
 def test_what_is_collected_is_valid_in_both_formats_of_prometheus(context: Context) -> None:
     inbox = PullQueue[StageEvent](context, ANY_PORT, StageEvent)
-    sender = PushQueue[StageEvent](context, endpoint(inbox.socket))
+    sender = PushQueue[StageEvent](context, endpoint(inbox.socket), sending())
     sender.put(text())
     take(inbox, 1, meanwhile=sender.flush)
     inbox.refuse(PayloadError("rows", "are wrong"))
@@ -76,7 +76,7 @@ def test_a_family_needs_no_value() -> None:
 
 def test_messages_and_bytes_of_an_edge_are_counted_at_both_ends(context: Context) -> None:
     inbox = PullQueue[StageEvent](context, ANY_PORT, StageEvent)
-    sender = PushQueue[StageEvent](context, endpoint(inbox.socket))
+    sender = PushQueue[StageEvent](context, endpoint(inbox.socket), sending())
     metrics = EdgeMetrics("thinker", {"gateway": sender}, {"gateway": inbox})
     sizes = [sender.put(message) for message in (text(0), audio(100), audio(50_000), text(1))]
     take(inbox, 4, meanwhile=sender.flush)
@@ -93,7 +93,7 @@ def test_messages_and_bytes_of_an_edge_are_counted_at_both_ends(context: Context
 
 def test_a_message_that_waits_for_its_receiver_is_seen_waiting(context: Context) -> None:
     address = free_address()
-    sender = PushQueue[StageEvent](context, address, max_backlog_bytes=1000)
+    sender = PushQueue[StageEvent](context, address, sending(max_backlog_bytes=1000))
     metrics = EdgeMetrics("thinker", {"gateway": sender}, {})
     size = sender.put(text())
     with pytest.raises(QueueFullError):

@@ -15,7 +15,7 @@ from shared.messages import (
 )
 from shared.peers import PeerQueues
 from shared.queues import PullQueue
-from tests.shared.support import ANY_PORT, Context, free_address, take, wait_until
+from tests.shared.support import ANY_PORT, Context, free_address, sending, take, wait_until
 
 SPEECH = SpeechSettings(speaker="Chelsie", sampling=Sampling(max_tokens=1), seed=0)
 
@@ -36,7 +36,7 @@ def inboxes(context: Context) -> dict[str, PullQueue[Token2WavInput]]:
 
 @pytest.fixture
 def queues(context: Context, inboxes: dict[str, PullQueue[Token2WavInput]]) -> PeerQueues[Token2WavInput]:
-    queues: PeerQueues[Token2WavInput] = PeerQueues(context, "token2wav", max_backlog_bytes=2000)
+    queues: PeerQueues[Token2WavInput] = PeerQueues(context, "token2wav", sending(max_backlog_bytes=2000))
     assert queues.reach({name: inbox.endpoint for name, inbox in inboxes.items()})
     return queues
 
@@ -101,11 +101,11 @@ def test_the_bound_is_for_each_replica(queues, inboxes):
 
     with pytest.raises(QueueFullError):
         fill()
-    assert queues.congested
+    assert queues.stalls("a")
     queues.put(start("b", "one"))
     queues.discard("a")
     wait_until(lambda: queues.backlog_bytes == 0, queues.flush)
-    assert not queues.congested
+    assert not queues.stalls("b")
     assert queues.put(tokens("a", 1000)) == 0
     queues.close()
     assert queues.names == []
@@ -117,7 +117,7 @@ def test_an_address_that_cannot_be_used_is_not_among_the_names(queues, inboxes):
 
 
 def test_nothing_is_kept_of_speech_that_needs_no_rows(context):
-    queues: PeerQueues[SpeechStart] = PeerQueues(context, "talker")
+    queues: PeerQueues[SpeechStart] = PeerQueues(context, "talker", sending())
     queues.reach({"one": free_address()})
     spoken = ResumedSpeech(codec_token_ids=[1], finish_reason="stop")
     route = Route(thinker="a", talker="one", token2wav="c")

@@ -24,6 +24,7 @@ from tests.shared.support import (
     endpoint,
     free_address,
     port_of,
+    sending,
     take,
     wait_until,
 )
@@ -39,7 +40,7 @@ def inbox(context: Context) -> PullQueue[Any]:
 @pytest.fixture
 def connect(context: Context) -> Callable[..., PushQueue[Any]]:
     def connect(inbox: PullQueue[Any], **options: Any) -> PushQueue[Any]:
-        return PushQueue(context, endpoint(inbox.socket), **options)
+        return PushQueue(context, endpoint(inbox.socket), sending(**options))
 
     return connect
 
@@ -81,7 +82,7 @@ def test_put_tells_the_bytes_on_the_wire(inbox, connect):
 
 def test_what_is_put_before_the_receiver_starts_arrives_when_it_does(context):
     address = free_address()
-    sender = PushQueue[Any](context, address)
+    sender = PushQueue[Any](context, address, sending())
     sizes = [sender.put(text(seq)) for seq in range(100)]
     sender.flush()
     assert sender.backlog_bytes == sum(sizes)
@@ -93,7 +94,7 @@ def test_what_is_put_before_the_receiver_starts_arrives_when_it_does(context):
 def test_the_backlog_is_bounded_in_bytes(context):
     message = audio(1000)
     size = sum(len(frame) for frame in encode(message))
-    sender = PushQueue[Any](context, free_address(), max_backlog_bytes=3 * size)
+    sender = PushQueue[Any](context, free_address(), sending(max_backlog_bytes=3 * size))
     for _ in range(3):
         sender.put(message)
     assert sender.backlog_bytes == 3 * size
@@ -107,7 +108,7 @@ def test_the_backlog_is_bounded_in_bytes(context):
 def test_a_queue_that_was_full_takes_messages_again_once_the_receiver_is_there(context):
     address = free_address()
     size = sum(len(frame) for frame in encode(text(0)))
-    sender = PushQueue[Any](context, address, max_backlog_bytes=2 * size)
+    sender = PushQueue[Any](context, address, sending(max_backlog_bytes=2 * size))
     sender.put(text(0))
     sender.put(text(1))
     with pytest.raises(QueueFullError):
@@ -118,14 +119,20 @@ def test_a_queue_that_was_full_takes_messages_again_once_the_receiver_is_there(c
     assert take(late, 1, meanwhile=sender.flush) == [text(2)]
 
 
-def test_a_queue_is_congested_above_half_of_its_bound(context):
-    size = sum(len(frame) for frame in encode(text(0)))
-    sender = PushQueue[Any](context, free_address(), max_backlog_bytes=4 * size)
-    congested = []
-    for seq in range(4):
-        sender.put(text(seq))
-        congested.append(sender.congested)
-    assert congested == [False, False, True, True]
+def test_a_queue_stalls_while_anything_waits(context):
+    address = free_address()
+    sender = PushQueue[Any](context, address, sending())
+    assert not sender.stalls("a")
+    assert sender.refusing == []
+    sender.put(text(0))
+    assert sender.stalls("a")
+    # There is credit enough, but nobody to whom ZeroMQ could give it.
+    assert sender.refusing == [sender._socket]
+    late = PullQueue[Any](context, address, StageEvent)
+    take(late, 1, meanwhile=sender.flush)
+    assert not sender.stalls("a")
+    assert sender.refusing == []
+    assert 0 < sender.stalled_s == sender.stalled_s
 
 
 def test_a_receiver_that_does_not_read_fills_the_backlog_and_not_memory(inbox, connect):
@@ -143,16 +150,16 @@ def test_a_receiver_that_does_not_read_fills_the_backlog_and_not_memory(inbox, c
 
     with pytest.raises(QueueFullError):
         put_until_full()
-    # Beyond the bound there is what ZeroMQ and the kernel hold: 64 messages at either end and some.
-    assert 8 <= put < 250
-    assert sender.congested
+    # Beyond the bound there is the window.
+    assert put == sender.sending.window_bytes // 1_000_000 + 7
+    assert sender.outstanding_bytes <= sender.sending.window_bytes
 
 
 def stuck_sender(context: Context, size: int) -> tuple[bytearray, RawPeer, PushQueue[Any]]:
     """Put a blob of this size for a receiver that shakes hands and then reads nothing."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(DEADLINE_S)
-        sender = PushQueue[Any](context, f"tcp://127.0.0.1:{listener.getsockname()[1]}")
+        sender = PushQueue[Any](context, f"tcp://127.0.0.1:{listener.getsockname()[1]}", sending())
         peer = RawPeer(None, b"PULL", accepted=listener.accept()[0])
     data = bytearray(size)
     sender.put(AudioChunk(request_id="a", seq=0, samples=size // 4, data=Blob(data)))
@@ -301,7 +308,7 @@ def test_a_peer_that_breaks_off_in_a_message_harms_nobody(inbox, connect):
 @pytest.mark.parametrize("length", [2**24 + 1, 2**40, 2**63 - 1])
 def test_a_peer_that_announces_more_than_allowed_is_dropped_and_others_are_served(context, length):
     small = PullQueue[Any](context, ANY_PORT, StageEvent, max_payload_bytes=2**24)
-    other = PushQueue[Any](context, endpoint(small.socket))
+    other = PushQueue[Any](context, endpoint(small.socket), sending())
     peer = RawPeer(endpoint(small.socket), b"PUSH")
     peer.send(VERSION_BYTE + b"header", more=True)
     peer.announce(length)
@@ -315,7 +322,7 @@ def test_a_peer_that_announces_more_than_allowed_is_dropped_and_others_are_serve
 def test_a_payload_over_the_limit_within_a_legal_frame_is_refused(context):
     """The header's limit is larger than this payload's, so the socket lets the frame through."""
     small = PullQueue[Any](context, ANY_PORT, StageEvent, max_payload_bytes=1000)
-    sender = PushQueue[Any](context, endpoint(small.socket))
+    sender = PushQueue[Any](context, endpoint(small.socket), sending())
     sender.put(audio(251))
     sender.put(audio(250))
     assert take(small, 1, meanwhile=sender.flush) == [audio(250)]
@@ -360,5 +367,5 @@ def test_a_failed_bind_leaves_no_socket_behind(context, inbox):
 
 def test_an_address_that_cannot_be_connected_to_is_a_config_error(context):
     with pytest.raises(ConfigError, match=r"cannot connect to tcp://\*:5999"):
-        PushQueue(context, "tcp://*:5999")
+        PushQueue(context, "tcp://*:5999", sending())
     assert [made.closed for made in context.made] == [True]

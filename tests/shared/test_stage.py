@@ -193,17 +193,18 @@ def test_every_living_request_is_reported_even_if_the_broken_engine_cannot_abort
     assert harness.error is harness.service.step_error
 
 
-def test_a_congested_outbox_pauses_the_work_and_it_resumes(context):
+def test_a_gateway_that_takes_nothing_pauses_the_work_and_it_resumes(context):
     with running(context, listening=False, max_backlog_bytes=4000) as harness:
         for seq in range(100):
             harness.send("a", seq, tokens=20)
-        wait_until(lambda: harness.gateway.congested)
+        wait_until(lambda: harness.gateway.backlog_bytes > 0)
+        # What waits is what one step has made.
         steps = harness.service.steps
-        assert 0 < steps < 100
+        assert steps == 1
         # Controls and inbox are served while the work pauses.
         harness.send("late", 0)
         assert harness.abort("late").request_id == "late"
-        assert harness.next_heartbeat().load.outbox_bytes > 2000
+        assert harness.next_heartbeat().load.outbox_bytes > 0
         assert harness.service.steps == steps
         harness.listen()
         events = harness.take(100)

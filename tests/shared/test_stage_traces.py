@@ -15,7 +15,7 @@ from shared.messages import CodecTokens, SynthesisStart
 from shared.otel import Tracer
 from shared.queues import PushQueue
 from tests.shared.stages import STAGE, Harness, running
-from tests.shared.support import Context, free_address, wait_until
+from tests.shared.support import Context, free_address, sending, wait_until
 from tests.shared.test_process import ECHO, ROOT, environment
 from tests.support.http import get
 from tests.support.otlp import Collector, Span, wait_for_senders
@@ -148,7 +148,7 @@ def test_a_stage_that_ends_sends_its_last_spans_and_waits_for_no_dead_collector(
     received = "omnirelay_edge_received_messages_total"
     with process, zmq.Context() as context:
         wait_until(lambda: listens(http))
-        push: PushQueue[SynthesisStart | CodecTokens] = PushQueue(context, inbox)
+        push: PushQueue[SynthesisStart | CodecTokens] = PushQueue(context, inbox, sending())
         push.put(start_of("a", TRACEPARENT))
         push.put(CodecTokens(request_id="a", seq=0, token_ids=[1], last=True))
         wait_until(lambda: get(http, "/metrics").metrics[received].samples[0].value == 2, push.flush)

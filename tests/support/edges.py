@@ -7,6 +7,7 @@ from typing import Any, Generic, TypeVar
 import zmq
 
 from shared.queues import PullQueue, PushQueue
+from tests.shared.support import sending
 
 M = TypeVar("M")
 _numbers = itertools.count()
@@ -22,7 +23,7 @@ class Edge(Generic[M]):
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], union: Any) -> None:
         address = f"inproc://edge-{next(_numbers)}"
         self._pull: PullQueue[M] = PullQueue(context, address, union)
-        self.push: PushQueue[M] = PushQueue(context, address)
+        self.push: PushQueue[M] = PushQueue(context, address, sending())
 
     def take(self) -> list[M]:
         """All messages that were sent since the last call; none may have been refused."""
@@ -30,6 +31,8 @@ class Edge(Generic[M]):
         while True:
             self.push.flush()
             arrived = list(self._pull.drain())
+            for credit in self._pull.take_credits():
+                self.push.credit(credit)
             if not arrived:
                 break
             messages += arrived

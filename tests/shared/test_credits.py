@@ -1,0 +1,229 @@
+"""Credits: a sender's account, whatever becomes of messages, marks and credits on the way."""
+
+from collections import deque
+from typing import Any, cast
+
+import msgspec
+import pytest
+import zmq
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from shared.credits import MARK_AGAIN_S, Window
+from shared.errors import MessageError
+from shared.messages import Credit, Mark, StageEvent, TextDelta
+from shared.queues import PullQueue, PushQueue
+from shared.wire import Decoder, Frame, encode
+from tests.shared.support import sending
+
+WINDOW = 1000
+ROUNDS = 20
+"""More than any state needs to come to rest."""
+
+
+def text(seq: int, tokens: int = 1, request_id: str = "a") -> TextDelta:
+    return TextDelta(request_id=request_id, seq=seq, token_ids=[0] * tokens)
+
+
+class Pipe:
+    """What a PUSH socket has taken and its PULL socket has not given, in the place of ZeroMQ."""
+
+    def __init__(self) -> None:
+        self.messages: deque[list[bytes]] = deque()
+        self.connected = True
+        self._parts: list[bytes] = []
+
+    def socket(self, _: int) -> "Pipe":
+        return self
+
+    def set(self, *_: object) -> None:
+        pass
+
+    def connect(self, _: str) -> None:
+        pass
+
+    def bind(self, _: str) -> None:
+        pass
+
+    @property
+    def context(self) -> None:
+        return None
+
+    def send(self, frame: Frame, flags: int, **_: bool) -> None:
+        if not self.connected:
+            raise zmq.Again
+        self._parts.append(bytes(frame))
+        if not flags & zmq.SNDMORE:
+            self.messages.append(self._parts)
+            self._parts = []
+
+    def recv_multipart(self, *_: object, **__: bool) -> list[zmq.Frame]:
+        if not self.messages:
+            raise zmq.Again
+        return [zmq.Frame(part) for part in self.messages.popleft()]
+
+
+class Channel(RuleBasedStateMachine):
+    """A queue whose messages, marks and credits may be lost, late or repeated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.pipe = Pipe()
+        context = cast("zmq.Context[zmq.Socket[bytes]]", self.pipe)
+        self.sender = PushQueue[Any](context, "", sending(window_bytes=WINDOW))
+        self.sender._window._clock = lambda: self.now
+        self.receiver = PullQueue[Any](context, "", StageEvent)
+        self.decoder = Decoder[TextDelta | Mark](TextDelta | Mark)
+        self.credits: list[Credit] = []
+        self.put: list[tuple[str, int]] = []
+        self.gone: list[tuple[str, int]] = []
+        self.count = 0
+        self.largest = 0
+
+    @rule(tokens=st.integers(1, 3000), request_id=st.sampled_from("ab"))
+    def send(self, tokens: int, request_id: str) -> None:
+        self.count += 1
+        seq = self.count
+        self.put.append((request_id, seq))
+        self.largest = max(self.largest, self.sender.put(text(seq, tokens, request_id)))
+
+    @rule(limit=st.integers(1, 5))
+    def take(self, limit: int) -> None:
+        self.gone += [(message.request_id, message.seq) for message in self.receiver.drain(limit)]
+        self.credits += self.receiver.take_credits()
+
+    @precondition(lambda self: self.credits)
+    @rule(data=st.data(), again=st.booleans())
+    def hear(self, data: st.DataObject, again: bool) -> None:
+        """A credit arrives: any, and it may come again."""
+        index = data.draw(st.integers(0, len(self.credits) - 1))
+        credit = self.credits[index] if again else self.credits.pop(index)
+        assert self.sender.credit(credit)
+
+    @precondition(lambda self: self.credits)
+    @rule()
+    def lose_credits(self) -> None:
+        self.credits.clear()
+
+    @rule()
+    def break_connection(self) -> None:
+        """What is on the way is lost, marks among it; perhaps because the receiver has ended."""
+        for frames in self.pipe.messages:
+            message = self.decoder.decode(frames)
+            if not isinstance(message, Mark):
+                self.gone.append((message.request_id, message.seq))
+        self.pipe.messages.clear()
+        self.pipe.connected = False
+
+    @rule()
+    def connect(self) -> None:
+        self.pipe.connected = True
+
+    @rule(passed=st.floats(0, 2))
+    def come_round(self, passed: float) -> None:
+        self.now += passed
+        self.sender.flush()
+
+    @rule(request_id=st.sampled_from("ab"))
+    def abort(self, request_id: str) -> None:
+        self.sender.discard(request_id)
+        reached = self.on_the_way() | set(self.gone)
+        self.put = [each for each in self.put if each in reached or each[0] != request_id]
+
+    @rule(position=st.integers(1, 10**6))
+    def hear_nonsense(self, position: int) -> None:
+        window = self.sender._window
+        nonsense = Credit(sender="thinker.test", channel=window.channel, position=window.sent + position)
+        with pytest.raises(MessageError, match="credit for"):
+            self.sender.credit(nonsense)
+        assert not self.sender.credit(msgspec.structs.replace(nonsense, channel="0" * 16))
+
+    @invariant()
+    def no_more_is_on_the_way_than_the_window_or_one_message(self) -> None:
+        sizes = [sum(map(len, frames)) for frames in self.pipe.messages if not self.is_mark(frames)]
+        assert sum(sizes) <= self.sender.outstanding_bytes
+        assert 0 <= self.sender.outstanding_bytes <= max(WINDOW, self.largest)
+        assert sum(sizes) <= WINDOW or len(sizes) == 1
+
+    def on_the_way(self) -> set[tuple[str, int]]:
+        messages = [self.decoder.decode(frames) for frames in self.pipe.messages]
+        return {(each.request_id, each.seq) for each in messages if not isinstance(each, Mark)}
+
+    def is_mark(self, frames: list[bytes]) -> bool:
+        return isinstance(self.decoder.decode(frames), Mark)
+
+    def teardown(self) -> None:
+        """From any state: once all works again, all is delivered, in order."""
+        self.pipe.connected = True
+        for _ in range(ROUNDS + len(self.put)):
+            self.come_round(2 * MARK_AGAIN_S)
+            self.take(1000)
+            while self.credits:
+                assert self.sender.credit(self.credits.pop(0))
+        assert self.sender.backlog_bytes == 0
+        assert not self.sender.stalls("a")
+        assert self.gone == self.put
+        assert not self.receiver.refused
+
+
+Channel.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestChannel = Channel.TestCase
+
+
+def test_a_mark_goes_out_with_each_quarter_and_when_something_waits() -> None:
+    now = 0.0
+    window = Window(WINDOW, lambda: now)
+    window.add(249)
+    assert not window.wants_mark(stalled=False)
+    window.add(1)
+    assert window.wants_mark(stalled=False)
+    window.marked()
+    assert not window.wants_mark(stalled=False)
+    # All that was sent was asked about; again only if the answer stays away.
+    assert not window.wants_mark(stalled=True)
+    now += MARK_AGAIN_S
+    assert window.wants_mark(stalled=True)
+    assert not window.wants_mark(stalled=False)
+
+
+def test_credit_never_goes_back() -> None:
+    window = Window(WINDOW)
+    window.add(900)
+    window.credit(700)
+    window.credit(300)
+    assert window.outstanding == 200
+    assert window.admits(800)
+    assert not window.admits(801)
+    window.credit(900)
+    assert window.admits(10 * WINDOW)
+    with pytest.raises(MessageError, match="credit for 901 bytes of a channel on which 900 were sent"):
+        window.credit(901)
+    assert window.outstanding == 0
+
+
+def test_each_channel_has_a_name_of_its_own() -> None:
+    assert len({Window(WINDOW).channel for _ in range(100)}) == 100
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("sender", "thinker.one.heartbeat"),
+        ("sender", "nobody.one"),
+        ("sender", "gateway."),
+        ("sender", "thinker.one\n"),
+        ("channel", "0" * 15),
+        ("channel", "0" * 15 + "X"),
+        ("position", -1),
+        ("position", 2**63),
+    ],
+)
+def test_a_mark_that_cannot_be_is_refused(field: str, value: object) -> None:
+    mark = Mark(sender="thinker.one", channel="0" * 16, position=0)
+    changed = msgspec.structs.replace(mark, **{field: value})
+    decoder = Decoder[Mark | Credit](Mark | Credit)
+    assert decoder.decode(encode(mark)) == mark
+    with pytest.raises(MessageError):
+        decoder.decode(encode(changed))
