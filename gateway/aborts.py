@@ -1,5 +1,6 @@
 """Aborts that a replica has not confirmed are sent again."""
 
+import logging
 import time
 from collections.abc import Callable, Collection
 from typing import Final
@@ -9,6 +10,8 @@ from shared.messages import StageName
 RESEND_AFTER_S: Final = 0.4
 MAX_OPEN: Final = 10_000
 """Unconfirmed aborts kept for a replica; the oldest is given up for one more."""
+
+log = logging.getLogger(__name__)
 
 Holder = tuple[StageName, str]
 """A replica that may hold something of a request: its stage and its name."""
@@ -61,7 +64,9 @@ class AbortLedger:
         if missing > 1:
             self._unconfirmed[request_id] = began, missing - 1
         elif missing:
-            self._observe(self._clock() - began)
+            seconds = self._clock() - began
+            log.debug("request %s was dropped by all its stages after %.4f s", request_id, seconds)
+            self._observe(seconds)
 
     def resend(self, stage: StageName, replica: str) -> None:
         """The replica is alive: repeat what it has not confirmed."""

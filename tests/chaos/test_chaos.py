@@ -18,6 +18,9 @@ CELLS = [
     Cell("token2wav", "exit", "synthesizing"),
     Cell("talker", "freeze", "queued"),
     Cell("thinker", "garbage", "talking"),
+    Cell("token2wav", "hang", "talking"),
+    Cell("talker", "stop", "thinking"),
+    Cell("gateway", "stop", "queued"),
     Cell("gateway", "kill", "thinking"),
 ]
 """Each fault, each stage, each state."""
