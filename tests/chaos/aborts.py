@@ -52,11 +52,12 @@ def dropped(log: str) -> dict[str, list[float]]:
 
     A request that waited in line is at no stage, and not told.
     """
-    states = dict(_GIVEN_UP.findall(log))
+    dropped_after = dict(_DROPPED.findall(log))
     found: dict[str, list[float]] = defaultdict(list)
-    for name, seconds in _DROPPED.findall(log):
-        if name in states:
-            found[states[name]].append(float(seconds))
+    for name, state in _GIVEN_UP.findall(log):
+        # Of several attempts the last one; those before were not given up by a client.
+        if name in dropped_after:
+            found[state].append(float(dropped_after[name]))
     return found
 
 

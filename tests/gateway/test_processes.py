@@ -122,6 +122,26 @@ def test_up_waits_for_requests_unless_it_is_told_twice(place: Path, monkeypatch:
         assert "killed" not in rest
 
 
+def test_an_answer_longer_than_the_grace_is_ended_in_time(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_THINKER", "mute")
+    monkeypatch.setenv("OMNIRELAY_GATEWAY__DRAIN_S", "1")
+    with start("gateway.cli", "up") as process:
+        read_until(process, "ready: tcp://")
+        with GatewayClient(os.environ["OMNIRELAY_GATEWAY__LISTEN"]) as client:
+            answer = client.chat("Hello")
+            wait_for(lambda: client.status().requests["thinking"] == 1)
+            began = time.monotonic()
+            process.send_signal(signal.SIGTERM)
+            with pytest.raises(CancelledRequestError, match="shutting down"):
+                answer.result()
+            assert time.monotonic() - began >= 1
+        rest, _ = process.communicate(timeout=15)
+        assert process.returncode == 0, rest
+        assert "killed" not in rest
+
+
 def test_a_gateway_that_was_frozen_blames_nobody(place: Path) -> None:
     with start("gateway.cli", "up") as process:
         read_until(process, "ready: tcp://")
