@@ -34,7 +34,7 @@ def main() -> int:
         if options.aborts is not None:
             text, good = measure(model, folder, chance, options.aborts, options.long)
         elif options.soak is not None:
-            text, good = soak(model, folder, chance, options.soak * 60, options.replicas)
+            text, good = soak(model, folder, chance, options.soak * 60, options.replicas, options.targets)
         else:
             text, good = _matrix(model, folder, chance, options)
     options.out.parent.mkdir(parents=True, exist_ok=True)

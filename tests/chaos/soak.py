@@ -4,6 +4,7 @@ import random
 import threading
 import time
 from collections import Counter, defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -196,7 +197,14 @@ class Load:
                 tally.answered += 1
 
 
-def soak(model: Path, folder: Path, chance: random.Random, seconds: float, replicas: int) -> tuple[str, bool]:
+def soak(
+    model: Path,
+    folder: Path,
+    chance: random.Random,
+    seconds: float,
+    replicas: int,
+    among: Collection[Target] = TARGETS,
+) -> tuple[str, bool]:
     """Run it.
 
     Args:
@@ -205,6 +213,7 @@ def soak(model: Path, folder: Path, chance: random.Random, seconds: float, repli
         chance: What is drawn.
         seconds: How long.
         replicas: Of each stage.
+        among: The processes to which something happens.
 
     Returns:
         The tables, and whether all was well.
@@ -222,7 +231,7 @@ def soak(model: Path, folder: Path, chance: random.Random, seconds: float, repli
             with Load(stack, chance.randrange(2**32), requests, undisturbed) as load:
                 strikes: Counter[str] = Counter()
                 try:
-                    _strike(stack, chance, time.monotonic() + seconds, strikes, load)
+                    _strike(stack, chance, time.monotonic() + seconds, strikes, load, among)
                 except (TimeoutError, AssertionError, OmniRelayError, OSError) as error:
                     load.broken.append(f"it was ended early: {type(error).__name__}: {error}")
             left = leaks(stack, before)
@@ -269,7 +278,14 @@ def _resumes(watcher: Watcher, name: str) -> int:
     return resumes
 
 
-def _strike(stack: ChaosStack, chance: random.Random, until: float, count: Counter[str], load: Load) -> None:
+def _strike(
+    stack: ChaosStack,
+    chance: random.Random,
+    until: float,
+    count: Counter[str],
+    load: Load,
+    among: Collection[Target],
+) -> None:
     """Let something happen every now and then, and count it."""
     while True:
         pause = chance.uniform(*STRIKES_S)
@@ -277,7 +293,7 @@ def _strike(stack: ChaosStack, chance: random.Random, until: float, count: Count
             time.sleep(max(0.0, until - time.monotonic()))
             return
         time.sleep(pause)
-        target = chance.choice(TARGETS)
+        target = chance.choice([each for each in TARGETS if each in among])
         fault = chance.choice(GATEWAY_STRIKES if target == "gateway" else STAGE_STRIKES)
         deaths = len(stack.deaths)
         if target == "gateway" and fault == "kill":
