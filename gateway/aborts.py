@@ -1,7 +1,8 @@
 """Aborts that a replica has not confirmed are sent again."""
 
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final
 
 from shared.messages import StageName
@@ -10,36 +11,62 @@ RESEND_AFTER_S: Final = 0.4
 MAX_OPEN: Final = 10_000
 """Unconfirmed aborts kept for a replica; the oldest is given up for one more."""
 
+log = logging.getLogger(__name__)
+
+Holder = tuple[StageName, str]
+"""A replica that may hold something of a request: its stage and its name."""
+
 
 class AbortLedger:
     """Which replicas have not yet confirmed which aborts.
 
     Args:
         send: Sends an abort of a request to a replica; one that gets lost is sent again later.
+        observe: Told in how many seconds all replicas have dropped a request; not of one that a replica took
+            along when it ended.
         clock: Gives monotonic seconds.
     """
 
     def __init__(
-        self, send: Callable[[StageName, str, str], None], clock: Callable[[], float] = time.monotonic
+        self,
+        send: Callable[[StageName, str, str], None],
+        observe: Callable[[float], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._send = send
+        self._observe = observe
         self._clock = clock
-        self._open: dict[tuple[StageName, str], dict[str, float]] = {}
+        # What each replica has not confirmed, with the time when it was told last.
+        self._open: dict[Holder, dict[str, float]] = {}
+        # When a request was aborted, and how many replicas have not confirmed it.
+        self._unconfirmed: dict[str, tuple[float, int]] = {}
 
-    def abort(self, stage: StageName, replica: str, request_id: str) -> None:
-        """Tell a replica to drop a request."""
-        waiting = self._open.setdefault((stage, replica), {})
-        if len(waiting) >= MAX_OPEN:
-            del waiting[next(iter(waiting))]
-        waiting[request_id] = self._clock()
-        self._send(stage, replica, request_id)
+    def abort(self, request_id: str, holders: Collection[Holder]) -> None:
+        """Tell replicas to drop a request."""
+        now = self._clock()
+        self._unconfirmed[request_id] = now, len(holders)
+        for holder in holders:
+            waiting = self._open.setdefault(holder, {})
+            if len(waiting) >= MAX_OPEN:
+                self._unconfirmed.pop(oldest := next(iter(waiting)), None)
+                del waiting[oldest]
+            waiting[request_id] = now
+            self._send(*holder, request_id)
 
     def confirmed(self, stage: StageName, replica: str, request_id: str) -> None:
         """A replica holds nothing of the request any more."""
         waiting = self._open.get((stage, replica), {})
-        waiting.pop(request_id, None)
+        if waiting.pop(request_id, None) is None:
+            return
         if not waiting:
-            self._open.pop((stage, replica), None)
+            del self._open[stage, replica]
+        began, missing = self._unconfirmed.pop(request_id, (0.0, 0))
+        if missing > 1:
+            self._unconfirmed[request_id] = began, missing - 1
+        elif missing:
+            seconds = self._clock() - began
+            log.debug("request %s was dropped by all its stages after %.4f s", request_id, seconds)
+            self._observe(seconds)
 
     def resend(self, stage: StageName, replica: str) -> None:
         """The replica is alive: repeat what it has not confirmed."""
@@ -52,4 +79,5 @@ class AbortLedger:
 
     def forget(self, stage: StageName, replica: str) -> None:
         """The replica is gone for good, and all that it held."""
-        self._open.pop((stage, replica), None)
+        for request_id in self._open.pop((stage, replica), {}):
+            self._unconfirmed.pop(request_id, None)

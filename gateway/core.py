@@ -38,6 +38,7 @@ from shared.errors import (
     SlowClientError,
     StageFailedError,
     StageUnavailableError,
+    StoppingError,
 )
 from shared.messages import (
     SAMPLE_RATE,
@@ -49,6 +50,8 @@ from shared.messages import (
     ThinkRequest,
 )
 
+MIN_RETRY_STOPPING_MS: Final = 1000
+"""A gateway that has ended is not back sooner."""
 log = logging.getLogger(__name__)
 
 
@@ -68,6 +71,7 @@ class Gateway:
 
     Attributes:
         name: Drawn at random; the names of its requests begin with it.
+        stopping: It takes no more requests.
     """
 
     def __init__(
@@ -100,7 +104,10 @@ class Gateway:
         self._media = MediaIntake(config.media, fetch, self._thread.run)
         self._active: dict[str, Active] = {}
         self._history = RequestHistory()
-        self.closing = False
+        self._clock = clock
+        self._ends_at = 0.0
+        self.stopping = False
+        self._closed = False
 
     async def submit(self, request: GenerateRequest, account: ClientAccount) -> ResponseStream:
         """Take a request.
@@ -120,6 +127,7 @@ class Gateway:
         hold = Hold(self.held.of(account.share))
         account_open = False
         try:
+            self._require_open()
             account.open()
             account_open = True
             return await self._admit(account.allowed(request), account, lifecycle, hold, trace)
@@ -175,7 +183,7 @@ class Gateway:
 
     def start_waiting(self) -> None:
         """Give free places at the stages to those who wait; to be called every now and then."""
-        while not self.closing and (request_id := self._admission.next()) is not None:
+        while not self._closed and (request_id := self._admission.next()) is not None:
             if not self.dispatcher.begin(self._active[request_id]):
                 return
             self._admission.start(request_id)
@@ -184,15 +192,29 @@ class Gateway:
         """Take requests away from stages that have fallen silent; to be called every now and then."""
         self.dispatcher.check()
 
+    def drain(self, grace_s: float) -> None:
+        """Take no more requests; those that are there have so long until :meth:`close`."""
+        self.stopping = True
+        self._ends_at = self._clock() + grace_s
+        self.dispatcher.drain()
+
     def close(self) -> None:
         """End all requests and take no more."""
-        self.closing = True
+        self.stopping = self._closed = True
         for active in list(self._active.values()):
             self._give_up(
                 active, RequestState.CANCELLED, CancelledRequestError("the gateway is shutting down")
             )
         self.dispatcher.close()
         self._thread.close()
+
+    def _require_open(self) -> None:
+        if self.stopping:
+            left_ms = round(1000 * (self._ends_at - self._clock()))
+            raise StoppingError(
+                "the gateway is being stopped and takes no more requests: connect anew, then ask again",
+                max(MIN_RETRY_STOPPING_MS, left_ms),
+            )
 
     async def _admit(
         self,
@@ -213,7 +235,7 @@ class Gateway:
                     think = await self._prepare(request, hold, trace)
             except TimeoutError as error:
                 raise _late(lifecycle.state, deadline_s) from error
-        if self.closing:
+        if self._closed:
             raise CancelledRequestError("the gateway is shutting down")
         self._validator.check_stages(request)
         request_id = think.request_id

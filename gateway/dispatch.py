@@ -95,11 +95,16 @@ class Dispatcher:
         self._stages = stages
         self._give_up = give_up
         self._clock = clock
-        self._aborts = AbortLedger(stages.abort, clock)
+        self._aborts = AbortLedger(stages.abort, metrics.abort.observe, clock)
         self._attempts: dict[str, Active] = {}
         # Those that have a place at the stages, and wait for a replica.
         self._waiting: dict[str, Active] = {}
+        self._draining = False
         self._closed = False
+
+    def drain(self) -> None:
+        """This gateway ends when its requests have ended: the stages must be there until then."""
+        self._draining = self._registry.gateway_drains = True
 
     def close(self) -> None:
         """Tell all replicas that this gateway ends; none is heard any more."""
@@ -216,15 +221,16 @@ class Dispatcher:
         if attempt is None:
             return
         del self._attempts[attempt.id]
-        for stage in STAGES:
-            replica = attempt.route.replica(stage)
-            if replica is not None:
-                self._aborts.abort(stage, replica, attempt.id)
+        route = ((stage, attempt.route.replica(stage)) for stage in STAGES)
+        self._aborts.abort(attempt.id, [(stage, replica) for stage, replica in route if replica is not None])
 
     def _hear(self, beat: Heartbeat) -> None:
         stage, name = beat.stage, beat.instance
         registry = self._registry
         known = registry.get(stage, name)
+        # Who stops everything tells stages and gateway at about the same time: a stage that is not needed now
+        # may yet be for what stands in line here.
+        drained_before = beat.draining and known is not None and known.beat.draining
         age_s = registry.heartbeat_age_s(stage, name)
         self._metrics.heartbeat(stage, age_s, self._config.stage(stage).heartbeat_s)
         left = known is not None and known.beat.gateway == self._name != beat.gateway
@@ -245,7 +251,7 @@ class Dispatcher:
         peers = Peers(
             gateway=self._name,
             replicas=registry.addresses(following) if following else {},
-            released=beat.draining and not self._held_by(replica),
+            released=drained_before and not self._draining and not self._held_by(replica),
         )
         self._stages.tell(stage, name, peers)
 

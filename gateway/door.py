@@ -10,7 +10,7 @@ from gateway import tls
 from gateway.clients import Client
 from gateway.keys import ApiKeys
 from gateway.protocol import PROTOCOL_VERSION, Welcome, parse_tcp
-from gateway.stream import ClientAccount, UnreadBytes
+from gateway.stream import ClientAccount, Unread
 from shared.config import Config, GatewayConfig
 from shared.errors import ConfigError
 
@@ -43,7 +43,7 @@ class Door:
         path = config.gateway.api_keys
         self.keys: Final = ApiKeys(Path(path) if path is not None else None)
         self._context = tls.server_context(config.gateway.tls)
-        self._unread = UnreadBytes(config.gateway.limits.backlog_bytes)
+        self._unread = Unread(config.gateway.limits.backlog_bytes)
 
     @property
     def server_options(self) -> TlsOptions:
@@ -53,6 +53,11 @@ class Door:
         return TlsOptions(
             ssl=self._context, ssl_handshake_timeout=tls.HANDSHAKE_S, ssl_shutdown_timeout=SHUTDOWN_S
         )
+
+    @property
+    def open_requests(self) -> int:
+        """Requests that are prepared, wait, are answered, or have not been read to their end."""
+        return self._unread.requests
 
     @property
     def has_files(self) -> bool:

@@ -75,6 +75,7 @@ class GatewayMetrics:
             "Time at the stages for each second of speech.",
             FACTORS,
         )
+        self.abort = self._histogram("abort_seconds", "Time until all stages had dropped a request.")
         self.underruns = self._counter("playback_underruns", "Gaps in speech that is played as it comes.")
         self.audio = self._counter("audio_seconds", "Speech that was sent.")
         self.prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts, media included.")

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from gateway.http.server import HttpServer
 
 TICK_S: Final = 0.05
+AWAY_S: Final = 0.25
+"""A tick that comes so much later than it should: the gateway was frozen, or had no processor."""
+STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 log = logging.getLogger(__name__)
 
 
@@ -79,6 +82,24 @@ class GatewayProcess:
         self._link.start(self.gateway.on_event, self.gateway.on_control)
         self._ticker = asyncio.create_task(self._tick())
 
+    async def drain(self, grace_s: float, hurry: asyncio.Event) -> None:
+        """Take no more clients and requests, and wait until those that are there have ended.
+
+        Args:
+            grace_s: How long at most, in seconds.
+            hurry: Ends the wait.
+        """
+        self._server.stop_listening()
+        if self._http is not None:
+            self._http.stop_listening()
+        self.gateway.drain(grace_s)
+        log.info("stopping: %d requests are open, they have %g s", self.door.open_requests, grace_s)
+        until = time.monotonic() + grace_s
+        while self._answering and not hurry.is_set() and time.monotonic() < until:
+            await asyncio.sleep(TICK_S)
+        if self._answering:
+            log.warning("%d requests are ended before their time", self.door.open_requests)
+
     async def stop(self) -> None:
         """End all requests, tell their clients and the stages, and close every socket."""
         self.gateway.close()
@@ -105,6 +126,11 @@ class GatewayProcess:
             resumes=self.gateway.dispatcher.resumes,
         )
 
+    @property
+    def _answering(self) -> bool:
+        """A client waits for an answer, or for the rest of one."""
+        return self.door.open_requests > 0 or (self._http is not None and self._http.answering)
+
     def _close(self) -> None:
         """Close what is there from the beginning."""
         self._link.close()
@@ -122,8 +148,14 @@ class GatewayProcess:
         return HttpServer(config.gateway.http, context)
 
     async def _tick(self) -> None:
+        before = time.monotonic()
         while True:
             await asyncio.sleep(TICK_S)
+            now = time.monotonic()
+            away_s, before = now - before - TICK_S, now
+            if away_s > AWAY_S:
+                log.warning("this gateway did not run for %.1f s: nobody is blamed for that time", away_s)
+                self.gateway.registry.excuse(away_s)
             self._link.poll()
             self.gateway.start_waiting()
             self.gateway.check_stages()
@@ -145,15 +177,19 @@ def peak_memory_bytes() -> int:
 
 
 async def run(config: Config) -> None:
-    """Run a gateway until SIGTERM or SIGINT.
+    """Run a gateway until SIGTERM or SIGINT, and until its requests have ended, or a second signal comes.
 
     Raises:
         OmniRelayError: It cannot start.
     """
-    stop = asyncio.Event()
+    stop, hurry = asyncio.Event(), asyncio.Event()
+
+    def tell() -> None:
+        (hurry if stop.is_set() else stop).set()
+
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    for number in STOP_SIGNALS:
+        loop.add_signal_handler(number, tell)
     process = GatewayProcess(config)
     if process.door.has_files:
         loop.add_signal_handler(signal.SIGHUP, process.door.reload)
@@ -161,5 +197,9 @@ async def run(config: Config) -> None:
     log.info("listening on %s", ", ".join(filter(None, [config.gateway.listen, config.gateway.http])))
     process.door.warn()
     await stop.wait()
-    log.info("stopping")
+    await process.drain(config.gateway.drain_s, hurry)
     await process.stop()
+    for number in STOP_SIGNALS:
+        loop.remove_signal_handler(number)
+        # All is done: a signal that comes now must not make it look otherwise.
+        signal.signal(number, signal.SIG_IGN)

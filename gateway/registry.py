@@ -64,6 +64,9 @@ class StageRegistry:
         step_timeout_s: So is one whose loop has been in the same step for longer.
         gateway: The gateway's name; a replica that has not joined it yet takes none of its requests.
         clock: Gives monotonic seconds.
+
+    Attributes:
+        gateway_drains: The gateway ends too: what it has in line is for replicas that drain, as for others.
     """
 
     def __init__(
@@ -77,6 +80,7 @@ class StageRegistry:
         self._step_timeout_s = step_timeout_s
         self._gateway = gateway
         self._clock = clock
+        self.gateway_drains = False
         self._replicas: dict[StageName, dict[str, Replica]] = {stage: {} for stage in STAGES}
         self._departed: OrderedDict[tuple[StageName, str], None] = OrderedDict()
         # Since when no replica of a stage is ready; none while one is.
@@ -124,6 +128,14 @@ class StageRegistry:
         left = self._replicas[stage].pop(name, None)
         self._note_missing(stage)
         return left
+
+    def excuse(self, away_s: float) -> None:
+        """The gateway could hear nobody for so many seconds: that is no silence of the replicas."""
+        for each in self.replicas():
+            each.seen = min(self._clock(), each.seen + away_s)
+        for stage, since in self._missing_since.items():
+            if since is not None:
+                self._missing_since[stage] = since + away_s
 
     def newly_down(self) -> list[Replica]:
         """The replicas that fell silent, or hang, since the last call.
@@ -233,7 +245,7 @@ class StageRegistry:
             return "down"
         if replica.beat.gateway != self._gateway or not self._reachable(replica):
             return "starting"
-        return "draining" if replica.beat.draining else "ready"
+        return "draining" if replica.beat.draining and not self.gateway_drains else "ready"
 
     def _reachable(self, replica: Replica) -> bool:
         """Somebody who is to send to it knows it, if there is anybody."""

@@ -106,6 +106,11 @@ class TcpServer:
                 ) from error
             raise ConfigError(f"cannot listen on {self._listen}: {error}") from error
 
+    def stop_listening(self) -> None:
+        """Take no more clients; those that are there stay."""
+        if self._server is not None:
+            self._server.close()
+
     async def close(self) -> None:
         """Take no more clients, deliver what is on its way for :data:`FAREWELL_S`, and hang up.
 
@@ -113,7 +118,7 @@ class TcpServer:
         """
         if self._server is None:
             return
-        self._server.close()
+        self.stop_listening()
         connections = dict(self._connections)
         farewells = [asyncio.create_task(each.answered()) for each in connections.values()]
         if farewells:

@@ -27,16 +27,21 @@ def weight(event: Event) -> int:
     return EVENT_OVERHEAD
 
 
-class UnreadBytes:
-    """The bytes of answers that wait for all clients together.
+class Unread:
+    """What all clients together have not read.
 
     Args:
-        limit: So many may wait; then a client that has left :data:`UNREAD_OF_ONE` unread gets no more.
+        limit: So many bytes may wait; then a client that has left :data:`UNREAD_OF_ONE` unread gets no more.
+
+    Attributes:
+        total: Bytes of answers that wait.
+        requests: Those whose end their clients have not taken.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit: Final = limit
         self.total = 0
+        self.requests = 0
 
 
 class ClientAccount:
@@ -56,13 +61,13 @@ class ClientAccount:
         max_requests: int,
         max_backlog_bytes: int,
         client: Client | None = None,
-        unread: UnreadBytes | None = None,
+        unread: Unread | None = None,
     ) -> None:
         self.name: Final = name
         self.max_requests: Final = max_requests
         self.client = client or Client(name)
         self._max_backlog_bytes = max_backlog_bytes
-        self._unread = unread or UnreadBytes(max_backlog_bytes)
+        self._unread = unread or Unread(max_backlog_bytes)
         self.open_requests = 0
         self.backlog_bytes = 0
 
@@ -87,10 +92,12 @@ class ClientAccount:
             raise self.busy()
         self.client.open()
         self.open_requests += 1
+        self._unread.requests += 1
 
     def end(self) -> None:
         """Count one less."""
         self.open_requests -= 1
+        self._unread.requests -= 1
         self.client.close()
 
     def busy(self) -> BusyError:

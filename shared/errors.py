@@ -219,6 +219,12 @@ class BusyError(RequestError):
         self.retry_after_ms = retry_after_ms
 
 
+class StoppingError(BusyError):
+    """The gateway was told to stop, and only ends what it has; ask another one, or its successor."""
+
+    code = "stopping"
+
+
 class CancelledRequestError(RequestError):
     """The client cancelled the request, or went away."""
 

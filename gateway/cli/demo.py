@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     checkpoint.ensure(config)
     stack = Stack(config, None, show_line if arguments.verbose else _hide)
     say("starting the four processes ...")
-    ended = asyncio.run(until_told_to_stop(_demonstrate(stack, target, arguments.out)))
+    ended = asyncio.run(until_told_to_stop(stack, _demonstrate(stack, target, arguments.out)))
     say("stopped" if ended else "interrupted")
     return 0 if ended else 1
 

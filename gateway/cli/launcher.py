@@ -19,7 +19,9 @@ from shared.errors import GatewayUnreachableError, MessageError, StageStartError
 from shared.messages import STAGES
 
 STOP_S: Final = 8.0
-"""How long the processes may take to stop on their own."""
+"""How long the processes may take to stop on their own, once no request is left."""
+FAREWELL_S: Final = 3.0
+"""How long the gateway may take to tell its clients about those that it has ended."""
 MOST_RESTARTS: Final = 5
 RESTARTS_WITHIN_S: Final = 60.0
 """Stages that end more often within that time are not started again."""
@@ -59,6 +61,7 @@ class Stack:
         self._arguments = ["--config", str(config_path)] if config_path else []
         self._show = show or show_line
         self._children: list[Child] = []
+        self._hurry = asyncio.Event()
         # What each child's environment has of its own, and when stages were started again.
         self._changes: dict[str, dict[str, str]] = {}
         self._restarts: list[float] = []
@@ -116,9 +119,26 @@ class Stack:
         command = [sys.executable, "-m", module, *self._arguments]
         return await Child.start(child, command, self._show, self._changes[child])
 
+    def hurry(self) -> None:
+        """Let :meth:`stop` wait for no request any more."""
+        self._hurry.set()
+
     async def stop(self) -> None:
-        """Stop all processes, by force those that do not stop within :data:`STOP_S`."""
+        """Stop all processes: the gateway when its requests have ended or its time is over, then the stages.
+
+        By force those that do not stop within :data:`STOP_S` from then.
+        """
+        for gateway in self._children[:1]:
+            gateway.terminate()
+            waits = [
+                asyncio.create_task(gateway.wait(self._config.gateway.drain_s + FAREWELL_S)),
+                asyncio.create_task(self._hurry.wait()),
+            ]
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            for each in waits:
+                each.cancel()
         for child in self._children:
+            # A gateway that is told a second time ends its requests.
             child.terminate()
         late = time.monotonic() + STOP_S
         for child in self._children:

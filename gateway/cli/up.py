@@ -20,13 +20,19 @@ def run(arguments: argparse.Namespace) -> int:
     """
     config = load_config(arguments.config)
     checkpoint.ensure(config)
-    asyncio.run(until_told_to_stop(_serve(Stack(config, arguments.config), _addresses(config))))
+    stack = Stack(config, arguments.config)
+    asyncio.run(until_told_to_stop(stack, _serve(stack, _addresses(config)), config.gateway.drain_s))
     announce("stopped")
     return 0
 
 
-async def until_told_to_stop(work: Coroutine[Any, Any, None]) -> bool:
-    """Run until the work ends, or is cancelled by SIGINT or SIGTERM.
+async def until_told_to_stop(stack: Stack, work: Coroutine[Any, Any, None], drain_s: float = 0.0) -> bool:
+    """Run until the work ends, or is cancelled by SIGINT or SIGTERM; a second one hurries the stop.
+
+    Args:
+        stack: What the work starts and stops.
+        work: What is to be done.
+        drain_s: How long the requests of others have; 0 if there are none, and the first signal hurries.
 
     Returns:
         True if the work came to its own end.
@@ -36,8 +42,11 @@ async def until_told_to_stop(work: Coroutine[Any, Any, None]) -> bool:
 
     def stop(number: int) -> None:
         if not told:
-            announce("stopping ...")
+            more = f" (requests have up to {drain_s:g} s; once more ends them now)" if drain_s else ""
+            announce(f"stopping ...{more}")
             task.cancel()
+        if told or not drain_s:
+            stack.hurry()
         told.append(number)
 
     for number in (signal.SIGINT, signal.SIGTERM):

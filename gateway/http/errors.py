@@ -18,6 +18,7 @@ from shared.errors import (
     RequestTooLargeError,
     SlowUploadError,
     StageUnavailableError,
+    StoppingError,
     UnauthenticatedError,
     UnknownModelError,
     UnknownRequestError,
@@ -33,6 +34,8 @@ STATUS: Final[dict[type[OmniRelayError], int]] = {
     RequestTooLargeError: 413,
     MediaTooLargeError: 413,
     BusyError: 429,
+    # Not the client's doing: whoever balances load asks another gateway.
+    StoppingError: 503,
     # A client that goes away hears nothing; one that hears this is told that the gateway stops.
     CancelledRequestError: 503,
     StageUnavailableError: 503,

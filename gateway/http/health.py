@@ -57,8 +57,8 @@ class HealthApi:
 
     def _reasons(self) -> list[str]:
         """Why the stack cannot serve now."""
-        if self._context.gateway.closing:
-            return ["the gateway is shutting down"]
+        if self._context.gateway.stopping:
+            return ["the gateway is draining: it was told to stop"]
         registry = self._context.gateway.registry
         states = {stage: registry.state(stage) for stage in STAGES}
         return [f"the {stage} is {state}" for stage, state in states.items() if state != "ready"]

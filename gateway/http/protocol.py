@@ -32,6 +32,11 @@ class BoundedProtocol(H11Protocol):
         self._drain = Alarm(self.loop, DRAIN_S, self._hang_up)
         self._stall = Alarm(self.loop, STALL_S, self._hang_up)
 
+    @property
+    def answering(self) -> bool:
+        """A request has begun whose answer is not complete."""
+        return self.cycle is not None and not self.cycle.response_complete
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take a connection, if there is a place for it."""
         super().connection_made(transport)

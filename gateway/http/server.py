@@ -47,6 +47,17 @@ class HttpServer:
         sockets = await self._listen()
         self._serving = asyncio.create_task(self._server.serve(sockets))
 
+    @property
+    def answering(self) -> bool:
+        """An answer is not complete; sessions of WebSockets do not count."""
+        connections = self._server.server_state.connections
+        return any(isinstance(each, BoundedProtocol) and each.answering for each in connections)
+
+    def stop_listening(self) -> None:
+        """Take no more clients; those that are there stay."""
+        for each in self._server.servers:
+            each.close()
+
     async def close(self) -> None:
         """Take no more requests, deliver what is on its way for :data:`FAREWELL_S`, and hang up.
 
@@ -85,6 +96,7 @@ class _Server(uvicorn.Server):
 
     def __init__(self, app: ASGIApp, options: TlsOptions) -> None:
         self._options = options
+        self.servers = []
         super().__init__(
             uvicorn.Config(
                 app,

@@ -77,6 +77,7 @@ class GatewayConfig(Section):
             lost or failed; 0 lets it fail at once.
         resume_wait_s: How long a request waits for a stage that is gone.
         step_timeout_s: A stage whose loop has been in one step for longer counts as hung.
+        drain_s: How long the gateway goes on with its requests once it is told to stop.
         limits: What is admitted.
     """
 
@@ -93,4 +94,5 @@ class GatewayConfig(Section):
     resume_attempts: Annotated[int, Field(ge=0, le=100)] = 3
     resume_wait_s: Annotated[float, Field(ge=0)] = 30.0
     step_timeout_s: Annotated[float, Field(gt=0)] = 300.0
+    drain_s: Annotated[float, Field(ge=0)] = 10.0
     limits: Limits = Limits()

@@ -19,6 +19,8 @@ class HeartbeatThread(threading.Thread):
     A step may last: a long prompt, a long waveform.  The gateway learns from each heartbeat that the
     process lives, and from its ``busy_s`` how long the loop has been in the same step.
 
+    Started before the loop reports for the first time, it waits for that.
+
     Args:
         context: ZeroMQ context of the process; the thread makes a socket of its own.
         address: The gateway's control address.
@@ -82,10 +84,10 @@ class HeartbeatThread(threading.Thread):
                 if self._stopping.is_set():
                     return
                 now = time.monotonic()
-                self.late += now - previous > 2 * self._interval_s
-                previous = now
                 report = self.report
                 if report is not None:
+                    self.late += now - previous > 2 * self._interval_s
                     self.sent += client.send(report)
+                previous = now
         finally:
             client.close()

@@ -6,6 +6,7 @@ import logging
 import multiprocessing
 import os
 import secrets
+import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -66,6 +67,8 @@ def run_stage(name: StageName, union: Any, build: Build) -> None:
     try:
         config = load_config(path)
         configure_logging(name, config.log_level)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, _leave)
         _serve(name, config, union, build)
     except OmniRelayError as error:
         log.error("%s: %s", error.code, error)
@@ -75,6 +78,13 @@ def run_stage(name: StageName, union: Any, build: Build) -> None:
         # the sockets are closed and all is sent.  Only workers in further processes need an orderly end.
         logging.shutdown()
         os._exit(0)
+
+
+def _leave(number: int, _: Any) -> None:
+    """End while nothing has begun yet."""
+    signal.signal(number, signal.SIG_DFL)
+    log.info("%s: stopped while loading", signal.Signals(number).name)
+    sys.exit(0)
 
 
 def be_nice(niceness: int) -> None:
@@ -114,7 +124,11 @@ def _serve(name: StageName, config: Config, union: Any, build: Build) -> None:
         control = ControlClient(context, config.gateway.control, identity)
         sending = Sending(identity, config.window_bytes, stage.max_backlog_bytes)
         gateway: PushQueue[StageEvent] = PushQueue(context, config.gateway.events, sending, "gateway")
-        # ZeroMQ's own threads are there by now and keep their priority; those that compute are yet to come.
+        heart = HeartbeatThread(context, config.gateway.control, identity, stage.heartbeat_s)
+        heart.start()
+        closing.callback(heart.stop)
+        # It and ZeroMQ's own threads are there by now and keep their priority; those that compute are yet to
+        # come.
         be_nice(stage.niceness)
         log.info("loading %s", model)
         service, peers = build(config, model, context, gateway)
@@ -125,14 +139,12 @@ def _serve(name: StageName, config: Config, union: Any, build: Build) -> None:
         membership = Membership(name, instance, address, peers, config.gateway.orphan_timeout_s)
         # What was loaded stays until the end: no garbage collection needs to look at it again.
         gc.freeze()
-        heart = HeartbeatThread(context, config.gateway.control, identity, stage.heartbeat_s)
         loop = StageLoop(service, stage, inbox, membership, control, heart, gateway, list(outboxes.values()))
         REGISTRY.register(StageMetrics(service, loop, heart))
         REGISTRY.register(EdgeMetrics(name, outboxes, {name: inbox}, {"control": control.refused}))
         REGISTRY.register(PeerMetrics(context))
         stop_on_signals(loop)
         log.info("%s is ready on %s", instance, address)
-        heart.start()
         health.loaded(heart)
         try:
             loop.run()

@@ -250,6 +250,8 @@ class StageLoop(Generic[M]):
         for message in self._control.receive():
             if isinstance(message, Abort):
                 self._drop(message.request_id)
+                # What is told of the stage is then without it.
+                self._next_report = 0.0
                 done = AbortDone(
                     request_id=message.request_id,
                     stage=self._service.name,

@@ -11,6 +11,7 @@ from typing import Any
 
 from checkpoint import write_checkpoint
 from shared.messages import STAGES
+from tests.chaos.aborts import measure
 from tests.chaos.cells import MATRIX, STATES, Campaign, Cell, Outcome
 from tests.chaos.faults import FAULTS
 from tests.chaos.report import faults, machine_line, matrix
@@ -30,8 +31,10 @@ def main() -> int:
         model = Path(scratch) / "checkpoint"
         write_checkpoint(model)
         chance = random.Random(options.seed)
-        if options.soak is not None:
-            text, good = soak(model, folder, chance, options.soak * 60, options.replicas)
+        if options.aborts is not None:
+            text, good = measure(model, folder, chance, options.aborts, options.long)
+        elif options.soak is not None:
+            text, good = soak(model, folder, chance, options.soak * 60, options.replicas, options.targets)
         else:
             text, good = _matrix(model, folder, chance, options)
     options.out.parent.mkdir(parents=True, exist_ok=True)
@@ -87,6 +90,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", metavar="TARGET,FAULT,STATE", help="these cells of the matrix")
     parser.add_argument("--replicas", type=int, choices=(1, 2), default=1, help="of each stage")
     parser.add_argument("--soak", type=float, metavar="MINUTES", help="mixed load instead of the matrix")
+    parser.add_argument("--aborts", type=int, metavar="ROUNDS", help="how soon stages drop what is given up")
+    parser.add_argument("--long", action="store_true", help="with --aborts: requests whose steps are long")
     parser.add_argument("--out", type=Path, default=Path("out/chaos.md"), help="where the table goes")
     parser.add_argument("--logs", type=Path, help="a folder that keeps the processes' logs")
     return parser.parse_args()

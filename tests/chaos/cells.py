@@ -60,8 +60,8 @@ class Outcome:
         tries: How often it was tried until the chosen request was in the state when it happened.
         hit: It was.
         resumed: Requests that were begun anew, counting each time.
-        recovery_s: From then until the last of the requests that were begun anew streamed again; of a killed
-            gateway, until its successor gave speech.
+        recovery_s: From then until the last of the requests that were begun anew streamed again; of a gateway
+            that ended, until its successor gave speech.
         ttfa_s: Time to first audio of a request that came just then, asked again while it was turned away.
         seconds: How long it took, until nothing was left of it.
         faults: What is not as it should be.
@@ -207,6 +207,9 @@ class Campaign:
                 streams = [Stream(client, number) for number in numbers]
                 chosen = streams[-1] if cell.state == "queued" else self._chance.choice(streams)
                 reached = watcher.await_state(chosen, cell.state)
+                if reached and cell.target == "gateway" and cell.fault == "stop":
+                    # What it has not taken yet would be turned away.
+                    wait_until(lambda: all(each.request_id for each in streams), "all are taken", CELL_S)
                 done = strike(stack, cell.target, cell.fault, self._chance) if reached else None
                 newcomer = Newcomer(stack) if done else None
                 if done and cell.target != "gateway":
@@ -227,7 +230,8 @@ class Campaign:
 
     def _judge(self, outcome: Outcome, done: Strike, streams: list[Stream], newcomer: Newcomer) -> None:
         """Compare all answers with those of the undisturbed run."""
-        lost = outcome.cell.target == "gateway" and outcome.cell.fault == "kill"
+        replaced = outcome.cell.target == "gateway" and done.dies
+        lost = replaced and outcome.cell.fault == "kill"
         for stream in streams:
             late_s = stream.heard.at[-1] - done.at
             if lost and isinstance(stream.heard.error, GatewayUnreachableError):
@@ -240,7 +244,7 @@ class Campaign:
         outcome.ttfa_s = newcomer.ttfa_s
         if outcome.ttfa_s is not None and outcome.ttfa_s > TTFA_S:
             outcome.faults.append(f"the newcomer heard nothing for {outcome.ttfa_s:.1f} s")
-        if lost:
+        if replaced:
             outcome.recovery_s = outcome.ttfa_s
             return
         with Watcher(self._stack) as watcher:

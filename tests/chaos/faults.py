@@ -15,20 +15,23 @@ import zmq
 
 from shared.errors import OmniRelayError
 from shared.messages import STAGES, StageName
-from tests.chaos.stack import ChaosStack
+from tests.chaos.stack import DRAIN_S, ChaosStack
 from tests.support.garbage import noise, push
+from tests.support.http import get
 from tests.support.processes import wait_until
 
-Fault = Literal["kill", "freeze", "exit", "memory", "garbage"]
+Fault = Literal["kill", "freeze", "hang", "exit", "memory", "stop", "garbage"]
 Target = StageName | Literal["gateway"]
 
-FAULTS: Final[tuple[Fault, ...]] = ("kill", "freeze", "exit", "memory", "garbage")
-GATEWAY_FAULTS: Final[tuple[Fault, ...]] = ("kill", "freeze", "garbage")
+FAULTS: Final[tuple[Fault, ...]] = ("kill", "freeze", "hang", "exit", "memory", "stop", "garbage")
+GATEWAY_FAULTS: Final[tuple[Fault, ...]] = ("kill", "freeze", "stop", "garbage")
 MEANING: Final[dict[Fault, str]] = {
     "kill": "kill -9",
     "freeze": "SIGSTOP, later SIGCONT",
+    "hang": "a step that never ends",
     "exit": "exit in a step",
     "memory": "out of memory in a step",
+    "stop": "SIGTERM",
     "garbage": "garbage on its sockets",
 }
 ORPHANED_S: Final = 6.0
@@ -63,15 +66,23 @@ def strike(stack: ChaosStack, target: Target, fault: Fault, chance: random.Rando
         stack.signal(name, signal.SIGSTOP)
         longer_s = chance.uniform(0.2, 2.0)
         _later(lambda: _thaw(stack, name, longer_s), rest)
+    elif fault == "hang":
+        pid = stack.running[name].pid
+        stack.order(name, chance.choice(["before", "after"]), fault)
+        _later(lambda: _replace_hung(stack, name, pid), rest)
+    elif fault == "stop":
+        process = stack.running[name]
+        process.terminate()
+        _later(lambda: _await_clean_end(stack, process.pid), rest)
     elif fault == "garbage":
         seed = chance.randrange(2**32)
         _later(lambda: throw_garbage(stack, target, random.Random(seed)), rest)
     else:
         failure = "exit" if fault == "exit" else chance.choice(["memory", "device memory"])
         stack.order(name, chance.choice(["before", "after"]), failure)
-    dies = fault in ("kill", "exit", "memory")
-    if dies:
+    if fault in ("kill", "exit", "memory"):
         rest.set_result(None)
+    dies = fault in ("kill", "hang", "exit", "memory", "stop")
     return Strike(at, dies, rest)
 
 
@@ -100,6 +111,23 @@ def _thaw(stack: ChaosStack, name: str, longer_s: float) -> None:
             time.sleep(longer_s)
     finally:
         process.send_signal(signal.SIGCONT)
+
+
+def _replace_hung(stack: ChaosStack, name: str, pid: int) -> None:
+    """Do what an orchestrator does that asks ``/livez``: end a process that hangs."""
+    address = stack.addresses(name)["http"]
+    wait_until(lambda: _noticed(stack, pid), "the gateway notices the hung replica", WITHIN_S)
+    wait_until(lambda: get(address, "/livez").status == 503, "the hung replica says so", WITHIN_S)
+    stack.signal(name, signal.SIGKILL)
+
+
+def _await_clean_end(stack: ChaosStack, pid: int) -> None:
+    def status() -> int | None:
+        return next((each.status for each in stack.deaths if each.pid == pid), None)
+
+    wait_until(lambda: status() is not None, "the process ends", WITHIN_S + DRAIN_S)
+    if status() != 0:
+        raise AssertionError(f"the process that was told to stop ended with {status()}")
 
 
 def _noticed(stack: ChaosStack, pid: int) -> bool:

@@ -120,7 +120,12 @@ def cancel(client: GatewayClient, request: GenerateRequest, heard: Heard, chance
 
 def leave(address: str, request: GenerateRequest, heard: Heard, chance: random.Random) -> Name:
     """Hear a part, and go away without a word."""
-    with GatewayClient(address) as client:
+    try:
+        client = GatewayClient(address)
+    except GatewayUnreachableError as error:
+        heard.error = error
+        return None
+    with client:
         answer = client.chat(request)
         events = chance.randrange(20)
         try:
@@ -135,8 +140,13 @@ def leave(address: str, request: GenerateRequest, heard: Heard, chance: random.R
 
 def read_slowly(address: str, request: GenerateRequest, heard: Heard) -> Name:
     """Take the answer from the network as slowly as a bad line would."""
-    name: Name = None
     with closing(socket.socket()) as line:
+        return _read_slowly(line, address, request, heard)
+
+
+def _read_slowly(line: socket.socket, address: str, request: GenerateRequest, heard: Heard) -> Name:
+    name: Name = None
+    try:
         line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)
         line.settimeout(TIMEOUT_S)
         line.connect(parse_tcp(address))
@@ -155,7 +165,10 @@ def read_slowly(address: str, request: GenerateRequest, heard: Heard) -> Name:
                 heard.take(event)
                 if heard.ended:
                     return name
-    heard.error = GatewayUnreachableError("the connection was lost")
+    except ConnectionError as error:
+        heard.error = GatewayUnreachableError(f"the connection was lost: {error}")
+    else:
+        heard.error = GatewayUnreachableError("the connection was closed")
     return name
 
 

@@ -1,18 +1,20 @@
-"""Minutes of mixed load, with a stage killed, frozen or failing every now and then."""
+"""Minutes of mixed load, with a process killed, frozen, stopped or failing every now and then."""
 
 import random
 import threading
 import time
 from collections import Counter, defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from gateway.client import GatewayClient, GenerateRequest
-from shared.errors import BusyError, OmniRelayError, StageUnavailableError
+from shared.errors import BusyError, GatewayUnreachableError, OmniRelayError, StageUnavailableError
 from shared.messages import STAGES
-from tests.chaos.cells import CELL_S, Watcher
-from tests.chaos.faults import MEANING, Fault, strike
+from tests.chaos.aborts import FIGURES, dropped, figures
+from tests.chaos.cells import CELL_S, CLEAN_S, Watcher
+from tests.chaos.faults import MEANING, Fault, Target, strike
 from tests.chaos.leaks import MIB, footprints, leaks
 from tests.chaos.memory import GROWTH, SPARE, MemoryWatch
 from tests.chaos.mixture import Kind, cancel, catalogue, leave, listen, read_slowly
@@ -24,7 +26,10 @@ from tests.support.processes import wait_until
 CLIENTS: Final = 6
 STRIKES_S: Final = (15.0, 45.0)
 """Least and most time from when all is well again until something happens again."""
-STRIKES: Final[tuple[Fault, ...]] = ("kill", "freeze", "exit", "memory")
+STAGE_STRIKES: Final[tuple[Fault, ...]] = ("kill", "freeze", "hang", "exit", "memory", "stop")
+GATEWAY_STRIKES: Final[tuple[Fault, ...]] = ("kill", "stop")
+TARGETS: Final[tuple[Target, ...]] = (*STAGES, *STAGES, "gateway")
+"""The gateway half as often as a stage."""
 MANNERS: Final = ("whole", "whole", "whole", "slowly", "cancelled", "left")
 _HOW: Final = {
     "whole": "",
@@ -43,7 +48,8 @@ class Tally:
         answered: Those whose answer is the undisturbed one, as far as its client wanted it.
         resumed: Those that were begun anew.
         resumes: How often, together.
-        turned_away: Times that a client was told to come again.
+        turned_away: Times that a client was told to come again, or found no gateway.
+        cut_off: Requests that ended with a killed gateway, whose clients were told so at once.
         lost: Why those that have no whole answer have none.
         wrong: How those differ that were answered otherwise.
     """
@@ -53,6 +59,7 @@ class Tally:
     resumed: int = 0
     resumes: int = 0
     turned_away: int = 0
+    cut_off: int = 0
     lost: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
 
@@ -60,7 +67,8 @@ class Tally:
     def figures(self) -> tuple[int, ...]:
         """A row of the table."""
         lost, wrong = len(self.lost), len(self.wrong)
-        return self.asked, self.answered, self.resumed, self.resumes, self.turned_away, lost, wrong
+        told = self.asked, self.answered, self.resumed, self.resumes, self.turned_away, self.cut_off
+        return *told, lost, wrong
 
 
 class Load:
@@ -70,6 +78,12 @@ class Load:
         stack: It runs.
         seed: What they draw from.
         undisturbed: What each request of the catalogue is answered.
+
+    Attributes:
+        tallies: What became of the requests.
+        broken: What went wrong with the clients themselves.
+        gateway_killed: When a gateway was killed last, in monotonic seconds.
+        told_s: The longest that a client of a killed gateway did not know it.
     """
 
     def __init__(
@@ -81,6 +95,8 @@ class Load:
     ) -> None:
         self.tallies: dict[str, Tally] = defaultdict(Tally)
         self.broken: list[str] = []
+        self.gateway_killed = 0.0
+        self.told_s = 0.0
         self._stack = stack
         self._requests = requests
         self._undisturbed = undisturbed
@@ -105,13 +121,20 @@ class Load:
 
     def _run(self, chance: random.Random) -> None:
         try:
-            with GatewayClient(self._stack.address) as client, Watcher(self._stack) as watcher:
-                while not self._stopping.is_set():
-                    self._ask(client, watcher, chance)
+            while not self._stopping.is_set():
+                try:
+                    with GatewayClient(self._stack.address) as client, Watcher(self._stack) as watcher:
+                        while not self._stopping.is_set() and self._ask(client, watcher, chance):
+                            pass
+                except GatewayUnreachableError:
+                    # Its successor is not there yet.
+                    self._stopping.wait(0.2)
         except (OmniRelayError, OSError) as error:
             self.broken.append(f"a client ended: {type(error).__name__}: {error}")
 
-    def _ask(self, client: GatewayClient, watcher: Watcher, chance: random.Random) -> None:
+    def _ask(self, client: GatewayClient, watcher: Watcher, chance: random.Random) -> bool:
+        """Ask for something; False if there is no gateway any more."""
+        began = time.monotonic()
         kind, manner = chance.choice(list(self._requests)), chance.choice(MANNERS)
         number = chance.randrange(len(self._requests[kind]))
         request = self._requests[kind][number]
@@ -130,9 +153,31 @@ class Load:
                 break
             turned_away += 1
             if self._stopping.wait(0.2):
-                return
-        resumes = watcher.report(name).get("resumes", 0) if name else 0
-        self._note(f"{kind}{_HOW[manner]}", heard, self._undisturbed[kind][number], resumes, turned_away)
+                return True
+        what = f"{kind}{_HOW[manner]}"
+        if isinstance(heard.error, GatewayUnreachableError) and self._note_cut_off(
+            what, taken=name is not None, began=began, slow=manner == "slowly"
+        ):
+            return False
+        resumes = _resumes(watcher, name) if name else 0
+        self._note(what, heard, self._undisturbed[kind][number], resumes, turned_away)
+        return not isinstance(heard.error, GatewayUnreachableError)
+
+    def _note_cut_off(self, what: str, taken: bool, began: float, slow: bool) -> bool:
+        """Note a request that had no answer for want of a gateway; False if there was one all the time."""
+        killed = self.gateway_killed
+        with self._lock:
+            if not taken:
+                self.tallies[what].turned_away += 1
+                return True
+            if killed < began:
+                return False
+            self.tallies[what].asked += 1
+            self.tallies[what].cut_off += 1
+            # Who reads slowly has yet to read what was on its way.
+            if not slow:
+                self.told_s = max(self.told_s, time.monotonic() - killed)
+        return True
 
     def _note(self, what: str, heard: Heard, expected: Heard, resumes: int, turned_away: int) -> None:
         wrong: list[str] = []
@@ -152,7 +197,14 @@ class Load:
                 tally.answered += 1
 
 
-def soak(model: Path, folder: Path, chance: random.Random, seconds: float, replicas: int) -> tuple[str, bool]:
+def soak(
+    model: Path,
+    folder: Path,
+    chance: random.Random,
+    seconds: float,
+    replicas: int,
+    among: Collection[Target] = TARGETS,
+) -> tuple[str, bool]:
     """Run it.
 
     Args:
@@ -161,6 +213,7 @@ def soak(model: Path, folder: Path, chance: random.Random, seconds: float, repli
         chance: What is drawn.
         seconds: How long.
         replicas: Of each stage.
+        among: The processes to which something happens.
 
     Returns:
         The tables, and whether all was well.
@@ -178,18 +231,22 @@ def soak(model: Path, folder: Path, chance: random.Random, seconds: float, repli
             with Load(stack, chance.randrange(2**32), requests, undisturbed) as load:
                 strikes: Counter[str] = Counter()
                 try:
-                    _strike(stack, chance, time.monotonic() + seconds, strikes)
+                    _strike(stack, chance, time.monotonic() + seconds, strikes, load, among)
                 except (TimeoutError, AssertionError, OmniRelayError, OSError) as error:
                     load.broken.append(f"it was ended early: {type(error).__name__}: {error}")
             left = leaks(stack, before)
     trends = memory.trends()
     tallies = load.tallies
     wrong = [f"{what}: {why}" for what, each in tallies.items() for why in (*each.lost, *each.wrong)]
+    if load.told_s > CLEAN_S:
+        wrong.append(f"a client of a killed gateway did not know it for {load.told_s:.1f} s")
     wrong += load.broken + left + [f"the memory of {each.name} grew" for each in trends if not each.flat]
     parts = [
         f"{seconds / 60:.0f} minutes, {CLIENTS} clients, {replicas} replica(s) of each stage.",
         _requests_table(tallies),
         table(["what happened", "times"], sorted(strikes.items())),
+        f"Clients of a killed gateway knew it after {load.told_s:.2f} s at most.",
+        _aborts_table(stack.log("gateway")),
         table(
             ["process", "incarnations", "first third, MiB", "last third, MiB", "most, MiB", ""],
             [
@@ -212,7 +269,23 @@ def _hear(client: GatewayClient, request: GenerateRequest) -> Heard:
     return heard
 
 
-def _strike(stack: ChaosStack, chance: random.Random, until: float, count: Counter[str]) -> None:
+def _resumes(watcher: Watcher, name: str) -> int:
+    """How often a request was begun anew, as far as its gateway is there to tell."""
+    try:
+        resumes: int = watcher.report(name).get("resumes", 0)
+    except OSError:
+        return 0
+    return resumes
+
+
+def _strike(
+    stack: ChaosStack,
+    chance: random.Random,
+    until: float,
+    count: Counter[str],
+    load: Load,
+    among: Collection[Target],
+) -> None:
     """Let something happen every now and then, and count it."""
     while True:
         pause = chance.uniform(*STRIKES_S)
@@ -220,11 +293,14 @@ def _strike(stack: ChaosStack, chance: random.Random, until: float, count: Count
             time.sleep(max(0.0, until - time.monotonic()))
             return
         time.sleep(pause)
-        stage, fault = chance.choice(STAGES), chance.choice(STRIKES)
+        target = chance.choice([each for each in TARGETS if each in among])
+        fault = chance.choice(GATEWAY_STRIKES if target == "gateway" else STAGE_STRIKES)
         deaths = len(stack.deaths)
-        done = strike(stack, stage, fault, chance)
-        count[f"{stage}, {MEANING[fault]}"] += 1
-        print(f"{until - time.monotonic():6.0f} s left: {stage}, {MEANING[fault]}", flush=True)
+        if target == "gateway" and fault == "kill":
+            load.gateway_killed = time.monotonic()
+        done = strike(stack, target, fault, chance)
+        count[f"{target}, {MEANING[fault]}"] += 1
+        print(f"{until - time.monotonic():6.0f} s left: {target}, {MEANING[fault]}", flush=True)
         done.rest.result(CELL_S)
         if done.dies:
             _await_death(stack, deaths)
@@ -238,8 +314,15 @@ def _await_death(stack: ChaosStack, before: int) -> None:
 def _requests_table(tallies: dict[str, Tally]) -> str:
     figures = {what: each.figures for what, each in sorted(tallies.items())}
     figures["**together**"] = tuple(map(sum, zip(*figures.values(), strict=True)))
-    head = ["requests", "asked", "as undisturbed", "begun anew", "how often", "turned away", "lost", "wrong"]
+    head = ["requests", "asked", "as undisturbed", "begun anew", "how often", "turned away"]
+    head += ["gateway killed", "lost", "wrong"]
     return table(head, [(what, *each) for what, each in figures.items()])
+
+
+def _aborts_table(log: str) -> str:
+    """How soon the stages had dropped what clients gave up, frozen and dying ones included."""
+    rows = [(state, *figures(seconds)) for state, seconds in sorted(dropped(log).items())]
+    return table(["given up while", *FIGURES], rows)
 
 
 def _mib(size: float | None) -> str:

@@ -14,6 +14,11 @@ from tests.support.stack import make_config
 STREAMS: Final = 8
 RESUME_WAIT_S: Final = 180.0
 """Longer than a stage takes to start on a machine that has other work."""
+STEP_TIMEOUT_S: Final = 8.0
+"""Longer than any step takes on a machine that has other work, and no longer than a test can wait."""
+DRAIN_S: Final = 60.0
+"""Longer than the answers take there."""
+LOG_LEVELS: Final = {"gateway": "debug"}
 PAUSE_S: Final = 0.1
 """Docker's own, before the first restart."""
 
@@ -50,7 +55,12 @@ class ChaosStack(Processes):
     def __init__(
         self, model: Path, directory: Path, replicas: int = 1, max_active: int = STREAMS + 1
     ) -> None:
-        gateway = {"resume_wait_s": RESUME_WAIT_S, "limits": {"max_active": max_active}}
+        gateway = {
+            "resume_wait_s": RESUME_WAIT_S,
+            "step_timeout_s": STEP_TIMEOUT_S,
+            "drain_s": DRAIN_S,
+            "limits": {"max_active": max_active},
+        }
         super().__init__(make_config(model, gateway=gateway), directory)
         self.replicas: Final = replicas
         self.deaths: list[Death] = []
@@ -88,7 +98,8 @@ class ChaosStack(Processes):
         return ["tests.chaos.victim", stage] if stage in STAGES else super().module(name)
 
     def environment(self, name: str) -> dict[str, str]:
-        return {ORDER_VARIABLE: str(self._order(name))}
+        # The gateway tells when each abort was confirmed.
+        return {ORDER_VARIABLE: str(self._order(name)), "OMNIRELAY_LOG_LEVEL": LOG_LEVELS.get(name, "info")}
 
     def order(self, name: str, moment: str, failure: str) -> None:
         """Let a stage fail in its next step."""

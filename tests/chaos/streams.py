@@ -118,20 +118,22 @@ class Stream(threading.Thread):
     Args:
         client: Sends it.
         number: Which request.
+        request: Another one than that of the number.
 
     Attributes:
         heard: What it has heard.
         turned_away: How often it was told to come again, and did.
     """
 
-    def __init__(self, client: GatewayClient, number: int) -> None:
+    def __init__(self, client: GatewayClient, number: int, request: GenerateRequest | None = None) -> None:
         super().__init__(name=f"stream-{number}", daemon=True)
         self.number: Final = number
+        self._request = request or request_for(number)
         self.heard = Heard()
         self.turned_away = 0
         self._client = client
         self._until = time.monotonic() + COME_AGAIN_S
-        self._answer = client.chat(request_for(number))
+        self._answer = client.chat(self._request)
         self.start()
 
     @property
@@ -144,7 +146,7 @@ class Stream(threading.Thread):
             time.sleep(0.1)
             self.turned_away += 1
             self.heard = Heard()
-            self._answer = self._client.chat(request_for(self.number))
+            self._answer = self._client.chat(self._request)
 
     def _listen(self) -> bool:
         """Hear the answer; False if the request was turned away."""
@@ -156,6 +158,10 @@ class Stream(threading.Thread):
             self.heard.at.append(time.monotonic())
             return self.request_id is not None or not isinstance(error, StageUnavailableError | BusyError)
         return True
+
+    def cancel(self) -> None:
+        """Want no more of it."""
+        self._answer.cancel()
 
     def result(self, until: float) -> Heard:
         """What was heard, once all was; fails when it has not ended by then, in monotonic seconds."""

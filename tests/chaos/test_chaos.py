@@ -18,9 +18,11 @@ CELLS = [
     Cell("token2wav", "exit", "synthesizing"),
     Cell("talker", "freeze", "queued"),
     Cell("thinker", "garbage", "talking"),
+    Cell("token2wav", "hang", "talking"),
+    Cell("gateway", "stop", "queued"),
     Cell("gateway", "kill", "thinking"),
 ]
-"""Each fault, each stage, each state."""
+"""Each fault, each process, each state; SIGTERM of a stage is in ``tests/stack``."""
 
 
 @pytest.fixture(scope="module")

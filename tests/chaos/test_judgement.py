@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from tests.chaos.aborts import dropped
 from tests.chaos.leaks import Footprint
 from tests.chaos.memory import Sample, trend
 from tests.chaos.streams import Heard
@@ -58,3 +59,16 @@ def test_memory_that_grows_is_not_flat(grown: int, flat: bool) -> None:
 )
 def test_what_is_more_than_it_was_is_told(now: Footprint, told: list[str]) -> None:
     assert now.exceeds(Footprint(20, 1, 2**30), children=2) == told
+
+
+def test_aborts_are_told_by_the_state_in_which_a_request_was_given_up() -> None:
+    log = (
+        "12:00:01 INFO gateway gateway.core: request aa01 cancelled from thinking: cancelled: no\n"
+        "12:00:01 DEBUG gateway gateway.aborts: request aa01 was dropped by all its stages after 0.0120 s\n"
+        "12:00:02 DEBUG gateway gateway.aborts: request bb02 was dropped by all its stages after 1.0000 s\n"
+        "12:00:03 INFO gateway gateway.core: request bb02 expired from talking: deadline_exceeded: late\n"
+        "12:00:03 DEBUG gateway gateway.aborts: request bb02.1 was dropped by all its stages after 0.5000 s\n"
+        "12:00:04 INFO gateway gateway.core: request cc03 failed from talking: stage_failed\n"
+        "12:00:04 DEBUG gateway gateway.aborts: request cc03 was dropped by all its stages after 3.0000 s\n"
+    )
+    assert dropped(log) == {"thinking": [0.012], "talking": [0.5]}

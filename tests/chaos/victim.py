@@ -7,6 +7,7 @@ import importlib
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -24,7 +25,7 @@ EXIT_STATUS: Final = 70
 
 Moment = Literal["before", "after"]
 """Of the step: nothing of it was done, or all of it, and what came out is on its way."""
-Failure = Literal["exit", "memory", "device memory"]
+Failure = Literal["hang", "exit", "memory", "device memory"]
 
 INPUTS: Final[dict[StageName, Any]] = {
     "thinker": ThinkerInput,
@@ -61,6 +62,9 @@ class Doom:
 
 
 def _fail(failure: str) -> dict[str, OmniRelayError]:
+    if failure == "hang":
+        while True:
+            time.sleep(3600)
     if failure == "exit":
         os._exit(EXIT_STATUS)
     if failure == "device memory":

@@ -1,7 +1,8 @@
 """A stage's process without a model, for the launcher's tests: ``run(name)``.
 
 It speaks the real messages; the thinker answers for all three stages.  ``FAKE_<STAGE>`` in the
-environment makes a stage misbehave: ``fail`` ends it at once, ``stubborn`` lets it ignore SIGTERM.
+environment makes a stage misbehave: ``fail`` ends it at once, ``stubborn`` lets it ignore SIGTERM, ``mute``
+lets it answer nothing.
 """
 
 import os
@@ -74,7 +75,7 @@ def run(name: StageName) -> None:
                     request_id=request.request_id, stage=name, code="stage_failed", message=problem
                 )
                 events.put(failed)
-            else:
+            elif behaviour != "mute":
                 answer(events, request)
         for credit in inbox.take_credits():
             control.send(credit)

@@ -173,7 +173,8 @@ def test_a_gateway_that_stops_tells_its_clients(configure: Configure) -> None:
             await b.stages.text(request.request_id, 0, b.encode("Hello"))
             await until(lambda: b.process.gateway.report(request.request_id).text_tokens > 0)  # type: ignore[union-attr]
             b.process.gateway.close()
-            assert (await b.http.get("/readyz")).json()["reasons"] == ["the gateway is shutting down"]
+            reasons = (await b.http.get("/readyz")).json()["reasons"]
+            assert reasons == ["the gateway is draining: it was told to stop"]
             http = b.process._http
             assert http is not None
             await http.close()

@@ -14,7 +14,7 @@ from gateway.clients import Client, ClientLimits
 from gateway.door import open_doors
 from gateway.keys import ApiKeys, KeyEntry, hash_of, new_key, read_keys
 from gateway.protocol import GenerateRequest, Hello
-from gateway.stream import UNREAD_OF_ONE, ClientAccount, UnreadBytes
+from gateway.stream import UNREAD_OF_ONE, ClientAccount, Unread
 from shared.config import load_config
 from shared.errors import BusyError, ConfigError, SlowClientError, UnauthenticatedError
 
@@ -177,7 +177,7 @@ def test_no_request_is_more_urgent_than_its_client_may_be() -> None:
 
 
 def test_while_all_leave_much_unread_only_who_reads_gets_more() -> None:
-    unread = UnreadBytes(3 * UNREAD_OF_ONE)
+    unread = Unread(3 * UNREAD_OF_ONE)
     slow, slower, reader = (ClientAccount(name, 9, 100 * UNREAD_OF_ONE, unread=unread) for name in "abc")
     slow.charge(UNREAD_OF_ONE + 1)
     slower.charge(2 * UNREAD_OF_ONE - 1)

@@ -212,10 +212,9 @@ def test_aborts_are_bounded_and_repeated_until_confirmed(monkeypatch: pytest.Mon
     monkeypatch.setattr("gateway.aborts.MAX_OPEN", 2)
     sent: list[tuple[str, str, str]] = []
     now = 0.0
-    ledger = AbortLedger(lambda *abort: sent.append(abort), clock=lambda: now)
+    ledger = AbortLedger(lambda *abort: sent.append(abort), lambda _: None, clock=lambda: now)
     for name in "abc":
-        ledger.abort("thinker", "one", name)
-        ledger.abort("talker", "two", name)
+        ledger.abort(name, [("thinker", "one"), ("talker", "two")])
     sent.clear()
     now = 10.0
     ledger.confirmed("talker", "two", "b")
@@ -229,3 +228,24 @@ def test_aborts_are_bounded_and_repeated_until_confirmed(monkeypatch: pytest.Mon
     ledger.forget("thinker", "one")
     ledger.resend("thinker", "one")
     assert len(sent) == 3
+
+
+def test_an_abort_lasts_until_the_last_replica_has_confirmed_it() -> None:
+    now = 0.0
+    lasted: list[float] = []
+    ledger = AbortLedger(lambda *_: None, lasted.append, clock=lambda: now)
+    for name in "ab":
+        ledger.abort(name, [("thinker", "one"), ("talker", "two")])
+    now = 1.0
+    ledger.confirmed("talker", "two", "a")
+    ledger.confirmed("talker", "two", "a")
+    assert lasted == []
+    now = 3.0
+    ledger.confirmed("thinker", "one", "a")
+    assert lasted == [3.0]
+    ledger.forget("thinker", "one")
+    ledger.confirmed("talker", "two", "b")
+    assert lasted == [3.0], "what a replica took along was not dropped by it"
+    ledger.abort("c", [("thinker", "one")])
+    ledger.confirmed("thinker", "one", "c")
+    assert lasted == [3.0, 0.0]

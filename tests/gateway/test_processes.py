@@ -20,7 +20,7 @@ from gateway.cli.launcher import Stack, running
 from gateway.cli.main import main
 from gateway.client import GatewayClient
 from shared.config import load_config
-from shared.errors import StageStartError
+from shared.errors import CancelledRequestError, StageStartError
 from shared.messages import STAGES
 from tests.gateway.bench import run
 
@@ -100,6 +100,65 @@ def test_up_runs_until_told_to_stop(place: Path) -> None:
         assert process.returncode == 0, rest
         assert "killed" not in rest
         assert rest.endswith("stopped\n")
+
+
+def test_up_waits_for_requests_unless_it_is_told_twice(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_THINKER", "mute")
+    monkeypatch.setenv("OMNIRELAY_GATEWAY__DRAIN_S", "60")
+    with start("gateway.cli", "up") as process:
+        read_until(process, "ready: tcp://")
+        with GatewayClient(os.environ["OMNIRELAY_GATEWAY__LISTEN"]) as client:
+            answer = client.chat("Hello")
+            wait_for(lambda: client.status().requests["thinking"] == 1)
+            process.send_signal(signal.SIGINT)
+            (told,) = [line for line in read_until(process, "stopping ...") if "stopping ..." in line]
+            assert "up to 60 s; once more ends them now" in told
+            read_until(process, "1 requests are open, they have 60 s")
+            process.send_signal(signal.SIGINT)
+            with pytest.raises(CancelledRequestError, match="shutting down"):
+                answer.result()
+        rest, _ = process.communicate(timeout=15)
+        assert process.returncode == 0, rest
+        assert "killed" not in rest
+
+
+def test_an_answer_longer_than_the_grace_is_ended_in_time(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_THINKER", "mute")
+    monkeypatch.setenv("OMNIRELAY_GATEWAY__DRAIN_S", "1")
+    with start("gateway.cli", "up") as process:
+        read_until(process, "ready: tcp://")
+        with GatewayClient(os.environ["OMNIRELAY_GATEWAY__LISTEN"]) as client:
+            answer = client.chat("Hello")
+            wait_for(lambda: client.status().requests["thinking"] == 1)
+            began = time.monotonic()
+            process.send_signal(signal.SIGTERM)
+            with pytest.raises(CancelledRequestError, match="shutting down"):
+                answer.result()
+            assert time.monotonic() - began >= 1
+        rest, _ = process.communicate(timeout=15)
+        assert process.returncode == 0, rest
+        assert "killed" not in rest
+
+
+def test_a_gateway_that_was_frozen_blames_nobody(place: Path) -> None:
+    with start("gateway.cli", "up") as process:
+        read_until(process, "ready: tcp://")
+        with GatewayClient(os.environ["OMNIRELAY_GATEWAY__LISTEN"]) as client:
+            pid = client.status().gateway.pid
+            os.kill(pid, signal.SIGSTOP)
+            # Longer than the stages may be silent.
+            time.sleep(2.5)
+            answer = client.chat("Hello")
+            os.kill(pid, signal.SIGCONT)
+            assert answer.result().text
+            assert client.status().ready
+        process.send_signal(signal.SIGINT)
+        rest, _ = process.communicate(timeout=15)
+        assert process.returncode == 0, rest
+        assert "nobody is blamed" in rest
+        assert "does not answer any more" not in rest
 
 
 def test_up_starts_as_many_replicas_as_are_wanted(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

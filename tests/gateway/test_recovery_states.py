@@ -277,6 +277,11 @@ class Recovery(RuleBasedStateMachine):
         name = list(self.clients)[pick % len(self.clients)]
         self.do(lambda: self.gateway._expire(name, 1.0) if late else self.gateway.cancel(name))
 
+    @precondition(lambda self: len(self.clients) > 2 and not self.gateway.stopping)
+    @rule()
+    def the_gateway_is_told_to_stop(self) -> None:
+        self.do(lambda: self.gateway.drain(10.0))
+
     def one_of(self, pick: int) -> Try:
         """An attempt: mostly a present one, if there is any."""
         present = [one for one in self.tries if self.gateway.dispatcher.of(one.request.request_id)]

@@ -138,3 +138,18 @@ def test_only_whom_a_sender_knows_is_ready(registry: StageRegistry) -> None:
     route = place(registry, speech=True)
     assert route is not None
     assert (route.thinker, route.talker, route.token2wav) == ("a", "k", "w")
+
+
+def test_nobody_is_blamed_for_time_in_which_the_gateway_did_not_run(
+    registry: StageRegistry, clock: Clock
+) -> None:
+    registry.note(beat("a"))
+    clock.now = 0.5
+    registry.note(beat("b"))
+    clock.now = 10.0
+    registry.excuse(9.0)
+    assert registry.newly_down() == []
+    assert registry.missing_s("talker") == 1.0
+    registry.note(beat("b"))
+    clock.now = 10.6
+    assert [each.name for each in registry.newly_down()] == ["a"]

@@ -311,6 +311,7 @@ def test_priority_then_order_of_arrival(configure: Configure) -> None:
             client.chat("Hi", seed=0)
             for seed, priority in ((1, 0), (2, 0), (3, -1)):
                 client.chat("Hi", seed=seed, priority=priority)
+            await until(lambda: b.counts["queued"] == 3)
             for index in range(4):
                 await b.stages.answer(await b.stages.request(index), b.encode("Hello"))
             assert [request.seed for request in b.stages.requests] == [0, 3, 1, 2]

@@ -18,11 +18,13 @@ ROOT = Path(__file__).parents[2]
 
 ECHO = """
 import sys
+import threading
 from shared.engine.process import run_stage
 from shared.messages import Token2WavInput
 from tests.shared.stages import EchoService
 
 def build(config, model, context, gateway):
+    print(*(each.native_id for each in threading.enumerate() if each.name == "heartbeat"), flush=True)
     # Until the test closes its end.
     sys.stdin.read()
     service = EchoService()
@@ -102,6 +104,32 @@ def test_a_bad_configuration_ends_the_stage_with_one_line(tmp_path, tiny_checkpo
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stage_that_is_told_to_end_while_it_loads_does_so(tiny_checkpoint: Path, number: int) -> None:
+    overrides = {
+        "OMNIRELAY_STAGES__TOKEN2WAV__INBOX": free_address(),
+        "OMNIRELAY_STAGES__TOKEN2WAV__HTTP": "null",
+        "OMNIRELAY_GATEWAY__EVENTS": free_address(),
+        "OMNIRELAY_GATEWAY__CONTROL": free_address(),
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-c", ECHO],
+        env=environment(tiny_checkpoint, **overrides),
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        process.send_signal(number)
+        assert process.wait(timeout=30) == 0
+        assert process.stderr is not None
+        assert process.stderr.read().endswith("stopped while loading\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_stage_answers_while_it_loads_serves_and_stops_cleanly(tiny_checkpoint: Path, number: int) -> None:
     inbox, http = free_address(), free_address()
     process = subprocess.Popen(
@@ -117,11 +145,14 @@ def test_a_stage_answers_while_it_loads_serves_and_stops_cleanly(tiny_checkpoint
         ),
         cwd=ROOT,
         stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
     with process:
         assert process.stdin is not None
+        assert process.stdout is not None
+        heart = int(process.stdout.readline())
         assert process.stderr is not None
         seen = [process.stderr.readline()]
         assert get(http, "/livez").status == 200
@@ -132,7 +163,7 @@ def test_a_stage_answers_while_it_loads_serves_and_stops_cleanly(tiny_checkpoint
         wait_until(lambda: get(http, "/readyz").status == 200)
         threads = niceness(process.pid)
         assert threads[process.pid] == min(19, os.getpriority(os.PRIO_PROCESS, 0) + 7)
-        assert os.getpriority(os.PRIO_PROCESS, 0) in threads.values(), "those that send are not slowed down"
+        assert threads[heart] == os.getpriority(os.PRIO_PROCESS, 0), "those that send are not slowed down"
         told = get(http, "/metrics").metrics
         assert {"omnirelay_stage_info", "omnirelay_edge_backlog_bytes", "process_cpu_seconds_total"} <= set(
             told

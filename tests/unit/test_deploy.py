@@ -194,3 +194,11 @@ def test_a_service_is_told_where_traces_go_if_the_operators_environment_says_so(
     # Without a value, Compose takes the one of its own environment, and sets nothing where there is none.
     assert environment["OTEL_EXPORTER_OTLP_ENDPOINT"] is None
     assert environment["OTEL_EXPORTER_OTLP_HEADERS"] is None
+
+
+@pytest.mark.parametrize("service", OURS)
+def test_who_is_told_to_stop_has_time_for_it(service: str) -> None:
+    config = config_of(service, COMPOSE, GPU)
+    drain_s = config.gateway.drain_s if service == "gateway" else config.stage(service).drain_s  # type: ignore[arg-type]
+    assert config.gateway.drain_s <= min(config.stage(stage).drain_s for stage in STAGES)
+    assert int(SERVICES[service]["stop_grace_period"].removesuffix("s")) >= drain_s + 3

@@ -66,7 +66,7 @@ class RealtimeApi:
     def _check(self, socket: WebSocket) -> None:
         self._context.require_model(socket.query_params.get("model", self._context.model))
         client = client_of(socket.scope).name
-        if self._context.gateway.closing or not self._open.has_for(client):
+        if self._context.gateway.stopping or not self._open.has_for(client):
             open_ones = f"{self._open.used} sessions are open, {self._open.own(client)} of them this client's"
             raise BusyError(f"{open_ones}: no more are taken, try again later", RETRY_MS)
 
