@@ -14,7 +14,7 @@ from shared.errors import MessageError, PayloadError, VersionError, said
 from shared.messages import MAX_MEDIA_ITEMS
 from shared.payloads import Blob
 
-WIRE_VERSION: Final = 3
+WIRE_VERSION: Final = 4
 MAX_HEADER_BYTES: Final = 8 * 2**20
 """A header larger than this is refused; the longest legal prompt needs about 5 MiB."""
 MAX_FRAMES: Final = 1 + MAX_MEDIA_ITEMS
