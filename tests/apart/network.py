@@ -106,12 +106,13 @@ class Host(Namespace):
             yield
 
     @contextmanager
-    def resetting(self, other: "Host") -> Iterator[None]:
-        """Connections of another host are reset when it sends something, as a firewall does that forgot them.
+    def resetting(self, other: "Host", port: int) -> Iterator[None]:
+        """Another host's connections to a port are reset when it sends, as if a firewall had forgotten them.
 
         This host does not hear of it: its ends stay open.
         """
-        with self._rule("--source", other.address, "-p", "tcp", "-j", "REJECT", "--reject-with", "tcp-reset"):
+        way = ("--source", other.address, "--protocol", "tcp", "--dport", str(port))
+        with self._rule(*way, "--jump", "REJECT", "--reject-with", "tcp-reset"):
             yield
 
     @contextmanager

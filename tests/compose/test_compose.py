@@ -211,7 +211,7 @@ def test_keys_tls_and_a_second_talker_as_the_documentation_has_them(running: Pro
         assert done.returncode == 0, f"{line}: {done.stderr}"
         printed += done.stdout
     keyed = Project(running.name, running.ports, override)
-    keyed.run("up", "--detach", "--wait", "--scale", "talker=2", timeout_s=HEALTHY_S)
+    keyed.run("up", "--detach", "--wait", "--scale", "talker=2", timeout_s=900.0)
     certificate = ssl.create_default_context(cafile=tmp_path / "secrets/gateway.pem")
     port = running.ports["HTTP_PORT"]
     with urllib.request.urlopen(f"https://localhost:{port}/readyz", context=certificate, timeout=10) as reply:
@@ -226,7 +226,7 @@ def test_keys_tls_and_a_second_talker_as_the_documentation_has_them(running: Pro
             assert len({each.inbox for each in ready if each.name == "talker"}) == wanted
             assert client.chat("Who?", text_sampling=SamplingOverrides(max_tokens=8)).result().audio.size
             if wanted == 2:
-                keyed.run("up", "--detach", "--wait", "--scale", "talker=1", timeout_s=HEALTHY_S)
+                keyed.run("up", "--detach", "--wait", "--scale", "talker=1", timeout_s=900.0)
 
 
 def test_it_stops_and_leaves_nothing(running: Project) -> None:
