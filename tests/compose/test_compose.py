@@ -217,8 +217,8 @@ def test_keys_tls_and_a_second_talker_as_the_documentation_has_them(running: Pro
     with urllib.request.urlopen(f"https://localhost:{port}/readyz", context=certificate, timeout=10) as reply:
         assert reply.status == 200
     address = f"tls://localhost:{running.ports['TCP_PORT']}"
-    with pytest.raises(UnauthenticatedError):
-        GatewayClient(address, ca=certificate)
+    with GatewayClient(address, ca=certificate) as stranger, pytest.raises(UnauthenticatedError):
+        stranger.chat("Who?").result()
     key = next(word for word in printed.split() if word.startswith("omr_"))
     with GatewayClient(address, api_key=key, ca=certificate) as client:
         for wanted in (2, 1):

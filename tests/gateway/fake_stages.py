@@ -193,7 +193,11 @@ class FakeStages:
     def listen(self, inbox: str | None = None) -> zmq.asyncio.Socket:
         """A thinker takes requests from now on, by the socket that is returned."""
         socket = self.context.socket(zmq.PULL)
-        socket.bind(inbox or self.config.stages.thinker.inbox)
+        try:
+            socket.bind(inbox or self.config.stages.thinker.inbox)
+        except zmq.ZMQError:
+            socket.close(0)
+            raise
         self._tasks.append(asyncio.create_task(self._take_requests(socket)))
         return socket
 
