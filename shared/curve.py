@@ -64,7 +64,7 @@ class StackContext(zmq.Context[zmq.Socket[bytes]]):
     Attributes:
         role: Whose process it is.
         internal_network: Addresses of other machines may be used without keys.
-        door: Who asks peers for their keys, and hears of connections.
+        door: Asks peers for their keys, and watches connections.
     """
 
     role: Role
