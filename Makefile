@@ -6,8 +6,8 @@ READY := $(VENV)/.ready
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo up test test-chaos test-compose test-monitoring test-page prometheus chromium
-.PHONY: chaos bench profile check format clean sbom audit
+.PHONY: help env demo up test test-chaos test-apart test-compose test-monitoring test-page prometheus chromium
+.PHONY: ip iptables chaos bench profile check format clean sbom audit
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,6 +34,10 @@ test: env ## run every test, with coverage of all processes
 
 test-chaos: env ## kill, freeze and fail processes under eight streams: the short form of chaos
 	@$(BIN)/python -m pytest -m chaos tests/chaos
+
+# Needs root: each process gets a network namespace of its own.
+test-apart: env ip iptables ## each process on a host of its own: links that are cut, slow, or lose packets
+	@$(BIN)/python -m pytest --capture=no -m apart tests/apart
 
 # ARGS="--cells 10", ARGS="--soak 30": see `python -m tests.chaos --help`.
 chaos: env ## every process x fault x state under eight streams; or a soak; a table in out/chaos.md
@@ -62,8 +66,10 @@ profile: env ## where a request's time goes, per stage: a picture in benchmarks/
 # Debian's packages behind these commands are installed if that can be.
 prometheus: PACKAGES := prometheus
 chromium: PACKAGES := chromium fonts-dejavu-core
+ip: PACKAGES := iproute2
+iptables: PACKAGES := iptables
 # RUNLEVEL keeps Debian from starting a Prometheus of its own.
-prometheus chromium:
+prometheus chromium ip iptables:
 	@command -v $@ >/dev/null || { \
 		[ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null || { \
 			echo "$@ is missing: run this as root on Debian, or install what Debian calls $(PACKAGES)."; exit 1; }; \

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
 import msgspec
@@ -32,6 +32,7 @@ _WHAT: Final[dict[Reason, str]] = {
     "hung": "has been in one step for too long",
     "restarted": "was restarted",
     "left": "has ended",
+    "cut off": "is cut off",
     "failed": "failed",
 }
 log = logging.getLogger(__name__)
@@ -58,6 +59,10 @@ class StagePort(Protocol):
 
     def reach(self, thinkers: dict[str, str]) -> None:
         """Be connected to exactly these replicas of the thinker."""
+        ...
+
+    def breaks(self) -> dict[str, int]:
+        """How often the connection to a replica of the thinker has ended; without those of none."""
         ...
 
 
@@ -100,6 +105,8 @@ class Dispatcher:
         # Those that have a place at the stages, and wait for a replica.
         self._waiting: dict[str, Active] = {}
         self._draining = False
+        # How often the connection to a thinker had ended at the last look.
+        self._breaks: dict[str, int] = {}
         self._closed = False
 
     def drain(self) -> None:
@@ -177,6 +184,10 @@ class Dispatcher:
 
     def check(self) -> None:
         """Look for replicas that fell silent and for requests that can go on; to be called now and then."""
+        breaks = self._stages.breaks()
+        for name in _increased(self._breaks, breaks):
+            self._cut_thinker(name)
+        self._breaks = breaks
         for replica in self._registry.newly_down():
             self._lose(replica, self._registry.why_down(replica))
         for active in list(self._waiting.values()):
@@ -234,6 +245,7 @@ class Dispatcher:
         age_s = registry.heartbeat_age_s(stage, name)
         self._metrics.heartbeat(stage, age_s, self._config.stage(stage).heartbeat_s)
         left = known is not None and known.beat.gateway == self._name != beat.gateway
+        cut = _increased(known.beat.breaks, beat.breaks) if known is not None else []
         for before in registry.note(beat):
             self._metrics.restarted(stage)
             self._lose(before, "restarted", for_good=True)
@@ -244,6 +256,8 @@ class Dispatcher:
         if left:
             # It has not heard from here for so long that it has dropped all it had.
             self._lose(replica, "silent")
+        for receiver in cut:
+            self._cut(replica, receiver)
         if stage == "thinker":
             self._stages.reach(registry.addresses("thinker"))
         self._aborts.resend(stage, name)
@@ -265,6 +279,26 @@ class Dispatcher:
             and active.record.needs(replica.stage)
         ]
 
+    def _cut(self, sender: Replica, receiver: str) -> None:
+        """A replica's connection to one of the next stage, or to here, has ended.
+
+        What was under way may be lost, and nobody would miss the last of it.
+        """
+        stage, following = sender.stage, NEXT.get(sender.stage)
+        error = StageUnavailableError(f"the {stage} lost its connection to the {following or 'gateway'}")
+        for active in self._held_by(sender):
+            route = active.attempt.route if active.attempt is not None else None
+            if receiver == "gateway" or (route and following and route.replica(following) == receiver):
+                self.retry(active, stage, "cut off", error)
+
+    def _cut_thinker(self, name: str) -> None:
+        """The connection to a thinker has ended: what it was asked may be lost, if nothing came of it yet."""
+        replica = self._registry.get("thinker", name)
+        for active in self._held_by(replica) if replica is not None else []:
+            if active.record.text.next_seq == 0:
+                error = StageUnavailableError("the connection to the thinker was lost")
+                self.retry(active, "thinker", "cut off", error)
+
     def _lose(self, replica: Replica, reason: Reason, for_good: bool = False) -> None:
         """A replica is gone, and what it held of requests with it."""
         stage = replica.stage
@@ -275,3 +309,8 @@ class Dispatcher:
             self._aborts.forget(stage, replica.name)
         if stage == "thinker":
             self._stages.reach(self._registry.addresses("thinker"))
+
+
+def _increased(before: Mapping[str, int], now: Mapping[str, int]) -> list[str]:
+    """The names whose count is higher than it was."""
+    return [name for name, count in now.items() if count > before.get(name, 0)]

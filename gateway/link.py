@@ -101,6 +101,10 @@ class StageLink:
         """Be connected to exactly these replicas of the thinker, by name and address."""
         self._thinkers.reach(thinkers)
 
+    def breaks(self) -> dict[str, int]:
+        """How often the connection to a replica of the thinker has ended; without those of none."""
+        return self._thinkers.breaks
+
     def abort(self, stage: StageName, replica: str, request_id: str) -> None:
         """Tell a replica to drop a request, if it can be reached."""
         if stage == "thinker":

@@ -18,7 +18,7 @@ MAX_DEPARTED: Final = 1000
 NEXT: Final[dict[StageName, StageName]] = {"thinker": "talker", "talker": "token2wav"}
 """To which stage a stage sends."""
 _BEFORE: Final = {receiver: sender for sender, receiver in NEXT.items()}
-Reason = Literal["silent", "hung", "restarted", "left", "failed"]
+Reason = Literal["silent", "hung", "restarted", "left", "cut off", "failed"]
 """Why a stage was lost to a request."""
 
 

@@ -1,4 +1,4 @@
-"""Who may join: CURVE on the sockets between the processes.
+"""Who may join: CURVE on the sockets between the processes; and which of their connections end.
 
 The keys belong to a process's ZeroMQ context, as libzmq's question does who may connect (ZAP, RFC 27): it
 asks over ``inproc``, once for each connection, before a message is taken.  A thread of the context answers,
@@ -11,7 +11,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import zmq
 from prometheus_client.core import Metric
@@ -41,12 +41,12 @@ ENVELOPE_BYTES: Final = 64
 _ZAP: Final = "inproc://zeromq.zap.01"
 _DOMAIN: Final = b"omnirelay"
 _CALLS: Final = "inproc://omnirelay.curve"
-_EVENTS: Final = (
+_FAILURES: Final = (
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-    | zmq.EVENT_MONITOR_STOPPED
 )
+_CHANGES: Final = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 _REASONS: Final = {
     "no_curve": "the peer does not use CURVE",
     "wrong_server_key": "the peer holds another key for this process",
@@ -65,18 +65,37 @@ class StackContext(zmq.Context[zmq.Socket[bytes]]):
     Attributes:
         role: Whose process it is.
         internal_network: Addresses of other machines may be used without keys.
-        door: Who asks peers for their keys; none without keys.
+        door: Asks peers for their keys, and watches connections.
     """
 
     role: Role
     internal_network: bool
-    door: "Door | None"
+    door: "Door"
 
     def term(self) -> None:
         """See :meth:`zmq.Context.term`; the door closes by itself."""
         super().term()
-        if self.door is not None:
-            self.door.join()
+        self.door.join()
+
+
+class Link:
+    """The connection of a socket to the process that it sends to.
+
+    Attributes:
+        there: It is made; of a socket that nobody watches, always.
+        breaks: How often it has ended.  Each time, what was under way may be lost.
+    """
+
+    def __init__(self, there: bool = True) -> None:
+        self.there = there
+        self.breaks = 0
+
+    def take(self, event: int) -> None:
+        """Hear of a change from the socket's monitor."""
+        if event == zmq.EVENT_DISCONNECTED:
+            # Of attempts that fail nothing is lost.
+            self.breaks += self.there
+        self.there = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
 
 
 def open_context(config: Config, role: Role) -> StackContext:
@@ -95,7 +114,7 @@ def open_context(config: Config, role: Role) -> StackContext:
     put_first(context)
     context.role = role
     context.internal_network = config.security.internal_network
-    context.door = None if keys is None else Door(context, keys, Path(directory or ""))
+    context.door = Door(context, keys, Path(directory or ""))
     return context
 
 
@@ -109,13 +128,13 @@ def guard_server(socket: zmq.Socket[Any], address: str) -> None:
     """
     context = socket.context
     if isinstance(context, StackContext):
-        if context.door is not None:
+        if context.door.has_keys:
             context.door.serve(socket, address)
         else:
             _refuse_open_network(context, address)
 
 
-def guard_client(socket: zmq.Socket[Any], address: str, server: Role | None) -> None:
+def guard_client(socket: zmq.Socket[Any], address: str, server: Role | None) -> Link:
     """Let a socket that is about to be connected talk to nobody but the process that is meant.
 
     Args:
@@ -123,18 +142,21 @@ def guard_client(socket: zmq.Socket[Any], address: str, server: Role | None) -> 
         address: Where it will connect.
         server: Whose process must be there.
 
+    Returns:
+        Tells how the connection is.
+
     Raises:
         ConfigError: There are no keys, and the address is another machine's; or with keys: nobody says whose
             process is meant.
     """
     context = socket.context
-    if isinstance(context, StackContext):
-        if context.door is None:
-            _refuse_open_network(context, address)
-        elif server is None:
-            raise ConfigError(f"cannot connect to {address}: whose key must be there is not said")
-        else:
-            context.door.join_server(socket, address, server)
+    if not isinstance(context, StackContext):
+        return Link()
+    if not context.door.has_keys:
+        _refuse_open_network(context, address)
+    elif server is None:
+        raise ConfigError(f"cannot connect to {address}: whose key must be there is not said")
+    return context.door.join_server(socket, address, server)
 
 
 def _refuse_open_network(context: StackContext, address: str) -> None:
@@ -145,52 +167,71 @@ def _refuse_open_network(context: StackContext, address: str) -> None:
         )
 
 
+class _Watched(NamedTuple):
+    """A socket whose monitor is read: its address, whose process is there if it connects, how that is."""
+
+    address: str
+    server: Role | None = None
+    link: Link = Link()
+
+
 class Door(threading.Thread):
-    """Prepares the sockets of a context for CURVE, and answers libzmq's question who may connect.
+    """Prepares the sockets of a context for CURVE, answers libzmq's question who may connect, watches them.
 
     It ends with its context.
 
     Args:
         context: The context.
-        keys: The process's keys.
+        keys: The process's keys; none asks nobody.
         directory: Where they come from, for what is told.
 
     Attributes:
         refused: Peers that were not let in, by reason.
     """
 
-    def __init__(self, context: zmq.Context[Any], keys: Keys, directory: Path) -> None:
+    def __init__(self, context: zmq.Context[Any], keys: Keys | None, directory: Path) -> None:
         super().__init__(name="curve", daemon=True)
         self.refused: Counter[str] = Counter()
         self._keys = keys
         self._directory = directory
-        self._roles = {z85.decode(key): role for role, key in keys.public.items()}
+        self._roles = {z85.decode(key): role for role, key in keys.public.items()} if keys else {}
         self._told: set[tuple[str, str]] = set()
         self._numbers = itertools.count()
-        self._arrivals: deque[tuple[zmq.Socket[bytes], str, Role | None]] = deque()
-        self._watched: dict[zmq.Socket[bytes], tuple[str, Role | None]] = {}
+        self._arrivals: deque[tuple[zmq.Socket[bytes], _Watched]] = deque()
+        self._watched: dict[zmq.Socket[bytes], _Watched] = {}
         # Sockets of a shadow belong to this thread: destroying the context leaves them to it.
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(context.underlying)
         self._zap = self._context.socket(zmq.REP)
-        self._zap.bind(_ZAP)
+        if keys is not None:
+            self._zap.bind(_ZAP)
         self._calls = self._context.socket(zmq.PULL)
         self._calls.bind(_CALLS)
         self.start()
 
+    @property
+    def has_keys(self) -> bool:
+        """Peers are asked for theirs."""
+        return self._keys is not None
+
     def serve(self, socket: zmq.Socket[Any], address: str) -> None:
-        """Prepare a socket that will be bound."""
+        """Prepare a socket that will be bound; there must be keys."""
         self._prepare(socket)
         socket.set(zmq.CURVE_SERVER, 1)
         socket.set(zmq.ZAP_DOMAIN, _DOMAIN)
         # Without it, libzmq would let everybody in if nobody answered its question.
         socket.set(zmq.ZAP_ENFORCE_DOMAIN, 1)
-        self._watch(socket, address, None)
+        self._watch(socket, _FAILURES, _Watched(address))
 
-    def join_server(self, socket: zmq.Socket[Any], address: str, server: Role) -> None:
+    def join_server(self, socket: zmq.Socket[Any], address: str, server: Role | None) -> Link:
         """Prepare a socket that will be connected to a role's process."""
+        link = Link(there=False)
+        if self._keys is None or server is None:
+            self._watch(socket, _CHANGES, _Watched(address, None, link))
+            return link
         self._prepare(socket)
         socket.set(zmq.CURVE_SERVERKEY, self._keys.public[server])
-        self._watch(socket, address, server)
+        self._watch(socket, _CHANGES | _FAILURES, _Watched(address, server, link))
+        return link
 
     def run(self) -> None:
         """Answer until the context ends."""
@@ -204,8 +245,8 @@ class Door(threading.Thread):
                         self._zap.send_multipart(self._answer(self._zap.recv_multipart()))
                     elif socket is self._calls:
                         self._calls.recv()
-                        monitor, address, server = self._arrivals.popleft()
-                        self._watched[monitor] = (address, server)
+                        monitor, watched = self._arrivals.popleft()
+                        self._watched[monitor] = watched
                         poller.register(monitor, zmq.POLLIN)
                     elif not self._take_event(socket):
                         poller.unregister(socket)
@@ -218,19 +259,21 @@ class Door(threading.Thread):
                 each.close(linger=0)
 
     def _prepare(self, socket: zmq.Socket[Any]) -> None:
+        if self._keys is None:
+            return
         socket.set(zmq.CURVE_PUBLICKEY, self._keys.public[self._keys.role])
         socket.set(zmq.CURVE_SECRETKEY, self._keys.secret)
         limit = int(socket.get(zmq.MAXMSGSIZE))
         if limit >= 0:
             socket.set(zmq.MAXMSGSIZE, limit + ENVELOPE_BYTES)
 
-    def _watch(self, socket: zmq.Socket[Any], address: str, server: Role | None) -> None:
-        """Hear of handshakes that fail.  May be called by any thread."""
+    def _watch(self, socket: zmq.Socket[Any], events: int, watched: _Watched) -> None:
+        """Hear of a socket's events.  May be called by any thread."""
         name = f"inproc://omnirelay.curve.{next(self._numbers)}"
-        socket.monitor(name, _EVENTS)
+        socket.monitor(name, events | zmq.EVENT_MONITOR_STOPPED)
         monitor = self._context.socket(zmq.PAIR)
         monitor.connect(name)
-        self._arrivals.append((monitor, address, server))
+        self._arrivals.append((monitor, watched))
         with self._context.socket(zmq.PUSH) as call:
             call.connect(_CALLS)
             call.send(b"")
@@ -238,7 +281,7 @@ class Door(threading.Thread):
     def _answer(self, question: list[bytes]) -> list[bytes]:
         """Answer libzmq's question: version, number, domain, peer's address, identity, mechanism, key."""
         number = question[1] if len(question) > 1 else b""
-        if len(question) == 7 and question[2] == _DOMAIN and question[5] == b"CURVE":
+        if self._keys and len(question) == 7 and question[2] == _DOMAIN and question[5] == b"CURVE":
             role = self._roles.get(question[6])
             if role in WELCOME[self._keys.role]:
                 return [b"1.0", number, b"200", b"welcome", role.encode(), b""]
@@ -249,13 +292,15 @@ class Door(threading.Thread):
         return [b"1.0", number, b"400", b"not welcome", b"", b""]
 
     def _take_event(self, monitor: zmq.Socket[bytes]) -> bool:
-        """Tell of a handshake that failed; gives False if the socket is closed."""
+        """Take what happens to a socket; gives False if it is closed."""
         message = recv_monitor_message(monitor)
         event, value = message["event"], message["value"]
-        address, server = self._watched[monitor]
+        address, server, link = self._watched[monitor]
         if event == zmq.EVENT_MONITOR_STOPPED:
             return False
-        if server is not None:
+        if event & _CHANGES:
+            link.take(event)
+        elif server is not None:
             self._tell_client(address, server, event)
         elif event != zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             # What failed at the key was told and counted when it was asked about.
@@ -276,7 +321,7 @@ class Door(threading.Thread):
     def _tell_client(self, address: str, server: Role, event: int) -> None:
         """Tell why this process is not let in, or does not talk to who is there."""
         file = public_file(self._directory, server)
-        if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+        if self._keys and event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             why = f"our key is not welcome; has it the same {public_file(self._directory, self._keys.role)}?"
         else:
             why = f"the handshake failed: has the process there security.keys, and the pair of {file}?"
@@ -311,7 +356,7 @@ class PeerMetrics(Collector):
     def collect(self) -> Iterable[Metric]:
         """See :class:`prometheus_client.registry.Collector`."""
         door = self._context.door
-        counts = door.refused if door is not None else {}
+        counts = door.refused
         yield counter(
             "omnirelay_peers_refused_total",
             "Connections between processes that were refused, by reason.",

@@ -63,8 +63,13 @@ class PeerQueues(Generic[M]):
 
     @property
     def names(self) -> list[str]:
-        """The replicas that can be sent to."""
-        return list(self._queues)
+        """The replicas that can be sent to: the connection to them is there."""
+        return [name for name, queue in self._queues.items() if queue.link.there]
+
+    @property
+    def breaks(self) -> dict[str, int]:
+        """How often the connection to a replica has ended since it was asked for; without those of none."""
+        return {name: queue.link.breaks for name, queue in self._queues.items() if queue.link.breaks}
 
     @property
     def backlog_bytes(self) -> int:

@@ -16,7 +16,7 @@ from typing import Any, Final, Generic, TypeVar
 import zmq
 
 from shared.credits import DEFAULT_WINDOW_BYTES, Window
-from shared.curve import guard_client, guard_server
+from shared.curve import Link, guard_client, guard_server
 from shared.errors import AddressInUseError, ConfigError, MessageError, QueueFullError
 from shared.keys import Role
 from shared.messages import Credit, Mark
@@ -32,6 +32,11 @@ ZERO_COPY_BYTES: Final = 64 * 1024
 DEFAULT_MAX_BACKLOG_BYTES: Final = 256 * 2**20
 LINGER_MS: Final = 500
 """How long a closing socket may try to deliver what it took."""
+SILENT_LINK_MS: Final = 10_000
+"""How long a peer's machine may leave what it is sent unacknowledged before the connection is given up.  One
+that takes nothing because its process is in a long step counts too, once the buffers of both are full."""
+CONNECT_MS: Final = 2000
+"""How long an attempt to connect may take before the next: the kernel's own pauses become ever longer."""
 
 M = TypeVar("M")
 log = logging.getLogger(__name__)
@@ -53,6 +58,7 @@ def bind(socket: zmq.Socket[Any], address: str) -> None:
         ConfigError: The address cannot be used at all, or not without keys.
     """
     try:
+        _bound_silence(socket)
         guard_server(socket, address)
         socket.bind(address)
     except ConfigError:
@@ -65,7 +71,15 @@ def bind(socket: zmq.Socket[Any], address: str) -> None:
         raise ConfigError(f"cannot listen on {address}: {error}") from error
 
 
-def connect(socket: zmq.Socket[Any], address: str, server: Role | None = None) -> None:
+def _bound_silence(socket: zmq.Socket[Any]) -> None:
+    """Give up connections to machines from which nothing is heard, whether or not something is sent there."""
+    socket.set(zmq.TCP_MAXRT, SILENT_LINK_MS)
+    socket.set(zmq.TCP_KEEPALIVE, 1)
+    socket.set(zmq.TCP_KEEPALIVE_IDLE, SILENT_LINK_MS // 2000)
+    socket.set(zmq.TCP_KEEPALIVE_INTVL, 1)
+
+
+def connect(socket: zmq.Socket[Any], address: str, server: Role | None = None) -> Link:
     """Connect a socket, or close it and say clearly why it could not be connected.
 
     A peer that is not there yet is no error: ZeroMQ goes on trying.
@@ -75,11 +89,16 @@ def connect(socket: zmq.Socket[Any], address: str, server: Role | None = None) -
         address: Where to.
         server: Whose process listens there; needed where the processes have keys.
 
+    Returns:
+        Tells how the connection is.
+
     Raises:
         ConfigError: The address cannot be used at all, or not without keys.
     """
     try:
-        guard_client(socket, address, server)
+        _bound_silence(socket)
+        socket.set(zmq.CONNECT_TIMEOUT, CONNECT_MS)
+        link = guard_client(socket, address, server)
         socket.connect(address)
     except ConfigError:
         socket.close()
@@ -87,6 +106,7 @@ def connect(socket: zmq.Socket[Any], address: str, server: Role | None = None) -
     except zmq.ZMQError as error:
         socket.close()
         raise ConfigError(f"cannot connect to {address}: {error}") from error
+    return link
 
 
 @dataclass(frozen=True)
@@ -118,6 +138,7 @@ class PushQueue(Generic[M]):
         sent: What ZeroMQ took.
         waited: Seconds from encoding until then, of each message.
         busy_s: Seconds that encoding and handing over took, all together.
+        link: How its connection is.
     """
 
     def __init__(
@@ -143,7 +164,7 @@ class PushQueue(Generic[M]):
         self._socket.set(zmq.SNDHWM, SEND_HIGH_WATER_MARK)
         self._socket.set(zmq.LINGER, LINGER_MS)
         self._socket.set(zmq.IMMEDIATE, 1)
-        connect(self._socket, address, server)
+        self.link = connect(self._socket, address, server)
 
     @property
     def backlog_bytes(self) -> int:

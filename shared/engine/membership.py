@@ -54,6 +54,11 @@ class Membership:
         return self._peers.names if self._peers is not None else []
 
     @property
+    def breaks(self) -> dict[str, int]:
+        """How often the connection to one of them has ended; see :attr:`shared.messages.Heartbeat.breaks`."""
+        return self._peers.breaks if self._peers is not None else {}
+
+    @property
     def draining(self) -> bool:
         """The replica was told to stop, and goes on with what it has."""
         return self._drain_until is not None

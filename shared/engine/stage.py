@@ -162,6 +162,7 @@ class StageLoop(Generic[M]):
         self._drain_s = config.drain_s
         self._report_s = config.heartbeat_s / 2
         self._next_report = 0.0
+        self._told_links: tuple[list[str], dict[str, int]] = [], {}
         self._ended: OrderedDict[str, None] = OrderedDict()
         self._stopping = False
         self._poller = zmq.Poller()
@@ -363,9 +364,11 @@ class StageLoop(Generic[M]):
     def _report(self) -> None:
         """Tell the heartbeat thread how things are, every now and then and when there is news."""
         now = time.monotonic()
-        news, self._membership.news = self._membership.news, False
+        links = self._links()
+        news = self._membership.news or links != self._told_links
         if now < self._next_report and not news:
             return
+        self._membership.news, self._told_links = False, links
         self._next_report = now + self._report_s
         load = msgspec.structs.replace(
             self._service.load(),
@@ -382,11 +385,19 @@ class StageLoop(Generic[M]):
                 load=load,
                 peak_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
                 gateway=self._membership.gateway,
-                peers=self._membership.peers,
+                peers=links[0],
                 draining=self._membership.draining,
+                breaks=links[1],
             ),
             at_once=news,
         )
+
+    def _links(self) -> tuple[list[str], dict[str, int]]:
+        """The connections that are there, and how often which have ended."""
+        breaks = self._membership.breaks
+        if self._gateway.link.breaks:
+            breaks["gateway"] = self._gateway.link.breaks
+        return self._membership.peers, breaks
 
 
 def stop_on_signals(loop: StageLoop[Any]) -> None:

@@ -64,6 +64,8 @@ class Heartbeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         gateway: The gateway whose requests it takes; none while it knows of none.
         peers: The replicas of the next stage that it can send to.
         draining: It ends soon, and wants nothing new.
+        breaks: How often a connection has ended, by the replica of the next stage, or ``gateway`` for that of
+            its events; without those that never have.  Whatever was under way may be lost.
     """
 
     stage: StageName
@@ -77,6 +79,7 @@ class Heartbeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     gateway: Name | None = None
     peers: Annotated[list[Name], Meta(max_length=MAX_REPLICAS)] = []
     draining: bool = False
+    breaks: Annotated[dict[Name, Count], Meta(max_length=MAX_REPLICAS + 1)] = {}
 
 
 class Farewell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="farewell"):

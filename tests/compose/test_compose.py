@@ -5,7 +5,10 @@ The tests run in their order: the last one stops the stack.
 
 import json
 import os
+import re
 import signal
+import ssl
+import subprocess
 import time
 import urllib.error
 import urllib.request
@@ -15,7 +18,8 @@ from pathlib import Path
 import pytest
 
 from gateway.client import GatewayClient, SamplingOverrides
-from tests.compose.project import SERVING, STAGES, Project, docker, say
+from shared.errors import UnauthenticatedError
+from tests.compose.project import ROOT, SERVING, STAGES, Project, docker, say
 
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(1800)]
 
@@ -189,6 +193,40 @@ def test_a_stage_that_hangs_is_seen_and_one_that_is_killed_comes_back(running: P
     running.wait_for("gateway", "healthy", UNHEALTHY_S)
     assert running.inspect("talker")["RestartCount"] == 1
     ask(running)
+
+
+def test_keys_tls_and_a_second_talker_as_the_documentation_has_them(running: Project, tmp_path: Path) -> None:
+    section = (ROOT / "docs/deployment.md").read_text(encoding="utf-8").partition("### Keys and TLS\n")[2]
+    # Its own folder instead of one beside compose.yaml; everything else as it is written.
+    commands, _, rest = section.partition("In `compose.override.yaml`:")
+    override = tmp_path / "override.yaml"
+    text = rest.partition("```yaml\n")[2].partition("```")[0]
+    override.write_text(text.replace("./secrets", f"{tmp_path}/secrets"), encoding="utf-8")
+    printed = ""
+    for line in re.findall(r"^    (.+)$", commands, re.MULTILINE):
+        command = line.replace("docker compose", f"docker compose -f {ROOT}/compose.yaml -p {running.name}")
+        done = subprocess.run(
+            ["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
+        )
+        assert done.returncode == 0, f"{line}: {done.stderr}"
+        printed += done.stdout
+    keyed = Project(running.name, running.ports, override)
+    keyed.run("up", "--detach", "--wait", "--scale", "talker=2", timeout_s=900.0)
+    certificate = ssl.create_default_context(cafile=tmp_path / "secrets/gateway.pem")
+    port = running.ports["HTTP_PORT"]
+    with urllib.request.urlopen(f"https://localhost:{port}/readyz", context=certificate, timeout=10) as reply:
+        assert reply.status == 200
+    address = f"tls://localhost:{running.ports['TCP_PORT']}"
+    with GatewayClient(address, ca=certificate) as stranger, pytest.raises(UnauthenticatedError):
+        stranger.chat("Who?").result()
+    key = next(word for word in printed.split() if word.startswith("omr_"))
+    with GatewayClient(address, api_key=key, ca=certificate) as client:
+        for wanted in (2, 1):
+            ready = [each for each in client.status().stages if each.state == "ready"]
+            assert len({each.inbox for each in ready if each.name == "talker"}) == wanted
+            assert client.chat("Who?", text_sampling=SamplingOverrides(max_tokens=8)).result().audio.size
+            if wanted == 2:
+                keyed.run("up", "--detach", "--wait", "--scale", "talker=1", timeout_s=900.0)
 
 
 def test_it_stops_and_leaves_nothing(running: Project) -> None:

@@ -87,6 +87,7 @@ class FakeReplica:
         peers: The replicas of the next stage that it was told of.
         released: It was told that nothing needs it.
         aborts: The requests that it was told to drop.
+        breaks: How often its connections have ended.
     """
 
     def __init__(self, stages: "FakeStages", stage: StageName, name: str, inbox: str) -> None:
@@ -100,6 +101,7 @@ class FakeReplica:
         self.peers: dict[str, str] = {}
         self.released = False
         self.aborts: list[str] = []
+        self.breaks: dict[str, int] = {}
         self.load = StageLoad(running=1)
         self.busy_s = 0.0
         self._stages = stages
@@ -135,6 +137,7 @@ class FakeReplica:
             gateway=self.gateway,
             peers=list(self.peers),
             draining=self.draining,
+            breaks=self.breaks,
         )
 
     async def _beat(self) -> None:
@@ -195,11 +198,16 @@ class FakeStages:
         """The first replicas' control sockets."""
         return {stage: self.replica(stage).control for stage in STAGES}
 
-    def listen(self, inbox: str | None = None) -> None:
-        """A thinker takes requests from now on."""
+    def listen(self, inbox: str | None = None) -> zmq.asyncio.Socket:
+        """A thinker takes requests from now on, by the socket that is returned."""
         socket = self.context.socket(zmq.PULL)
-        socket.bind(inbox or self.config.stages.thinker.inbox)
+        try:
+            socket.bind(inbox or self.config.stages.thinker.inbox)
+        except zmq.ZMQError:
+            socket.close(0)
+            raise
         self._tasks.append(asyncio.create_task(self._take_requests(socket)))
+        return socket
 
     async def start(self) -> None:
         for stage in STAGES:

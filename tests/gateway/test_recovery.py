@@ -64,7 +64,18 @@ async def fails(b: Bench, stage: StageName, request: ThinkRequest) -> None:
     await b.stages.fail(request.request_id, stage, "queue_full", "no room")
 
 
-LOSSES = {"silent": goes_silent, "hung": hangs, "restarted": restarts, "left": leaves, "failed": fails}
+async def is_cut_off(b: Bench, stage: StageName, request: ThinkRequest) -> None:
+    b.stages.replica(stage).breaks = {"gateway": 1}
+
+
+LOSSES = {
+    "silent": goes_silent,
+    "hung": hangs,
+    "restarted": restarts,
+    "left": leaves,
+    "failed": fails,
+    "cut off": is_cut_off,
+}
 POINTS = {
     "nothing": (0.0, 0.0, 0.0),
     "middle": (0.5, 0.5, 0.4),
@@ -130,7 +141,7 @@ def test_an_answer_goes_on_where_it_was(
             done = await whole(answer, script)
             assert done.request_id == first.request_id
             for each in b.stages.replicas:
-                if each.stage != stage or loss in ("hung", "failed"):
+                if each.stage != stage or loss in ("hung", "failed", "cut off"):
                     assert each.aborts.count(first.request_id) >= 1 or each.name != "first"
             report = b.process.gateway.report(first.request_id)
             assert report is not None

@@ -127,6 +127,9 @@ class Recovery(RuleBasedStateMachine):
     def reach(self, thinkers: dict[str, str]) -> None:
         pass
 
+    def breaks(self) -> dict[str, int]:
+        return {}
+
     # What happens.
 
     def do(self, what: Callable[[], T]) -> T:

@@ -19,7 +19,6 @@ Open = Callable[..., StackContext]
 
 
 def door(context: StackContext) -> Door:
-    assert context.door is not None
     return context.door
 
 

@@ -268,8 +268,37 @@ def test_it_is_made_on_a_network_that_is_said_to_be_internal(opened: Open) -> No
     assert take(queue, 1, meanwhile=push.flush) == [HELLO]
 
 
-def test_without_keys_there_is_no_thread(opened: Open) -> None:
-    assert opened("talker", None).door is None
+def test_without_keys_nobody_is_asked(opened: Open) -> None:
+    assert not opened("talker", None).door.has_keys
+
+
+# --- connections that end ---
+
+
+@pytest.mark.parametrize("keyed", [True, False])
+def test_a_connection_that_ends_is_counted_and_attempts_are_not(opened: Open, keyed: bool) -> None:
+    """What was under way may be lost, and only the sender's end knows that it was."""
+    keys: dict[str, Any] = {} if keyed else {"keys": None}
+    address = free_address()
+    push: PushQueue[Any] = PushQueue(opened("thinker", **keys), address, server="talker")
+    assert (push.link.there, push.link.breaks) == (False, 0)
+    for ended in range(3):
+        context = opened("talker", **keys)
+        queue = inbox(context, address)
+        wait_until(lambda: push.link.there)
+        assert push.link.breaks == ended
+        queue.close()
+        context.term()
+        wait_until(lambda: not push.link.there)
+    assert push.link.breaks == 3
+
+
+def test_one_whose_key_is_not_welcome_never_had_a_connection(
+    opened: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    push = outbox(opened("thinker"), inbox(opened("token2wav")), "token2wav")
+    wait_until(lambda: "no connection to the token2wav" in caplog.text)
+    assert (push.link.there, push.link.breaks) == (False, 0)
 
 
 # --- housekeeping ---

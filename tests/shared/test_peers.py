@@ -1,6 +1,7 @@
 """The queues to the replicas of the next stage."""
 
 import pytest
+import zmq
 
 from shared.errors import QueueFullError, StageUnavailableError
 from shared.messages import (
@@ -39,6 +40,14 @@ def queues(context: Context, inboxes: dict[str, PullQueue[Token2WavInput]]) -> P
     queues: PeerQueues[Token2WavInput] = PeerQueues(context, "token2wav", sending(max_backlog_bytes=2000))
     assert queues.reach({name: inbox.endpoint for name, inbox in inboxes.items()})
     return queues
+
+
+def test_who_is_not_connected_cannot_be_sent_to_and_breaks_are_counted(queues):
+    assert (sorted(queues.names), queues.breaks) == (["one", "two"], {})
+    queues._queues["two"].link.take(zmq.EVENT_DISCONNECTED)
+    assert (queues.names, queues.breaks) == (["one"], {"two": 1})
+    queues._queues["two"].link.take(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+    assert (sorted(queues.names), queues.breaks) == (["one", "two"], {"two": 1})
 
 
 def test_a_request_goes_where_its_route_says_and_what_follows_goes_after_it(queues, inboxes):

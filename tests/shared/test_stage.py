@@ -5,6 +5,7 @@ import time
 from typing import Any
 
 import pytest
+import zmq
 
 from shared.engine import stage
 from shared.errors import (
@@ -237,6 +238,13 @@ def test_an_idle_stage_sends_heartbeats_that_say_what_it_holds(harness):
         meanwhile=lambda: seen.append(harness.next_heartbeat().load),
     )
     assert (seen[-1].running, seen[-1].held_bytes) == (1, 123)
+
+
+def test_a_connection_that_has_ended_is_told_at_once_and_from_then_on(context):
+    with running(context, heartbeat_s=5.0) as harness:
+        harness.gateway.link.take(zmq.EVENT_DISCONNECTED)
+        for _ in range(2):
+            wait_until(lambda: harness.next_heartbeat().breaks == {"gateway": 1})
 
 
 def test_stop_ends_an_idle_loop_within_a_heartbeat(context):
