@@ -16,9 +16,11 @@ DEADLINE_S = 10.0
 COLUMNS: Final = 80
 CTRL_C, CTRL_D, ENTER = "\x03", "\x04", "\r"
 # In a session of its own, the first terminal that a process opens is its controlling terminal, whose
-# Ctrl-C reaches it.
+# Ctrl-C reaches it.  A program in the background of a shell, as the tests may be, has it ignored, and so
+# would those that it starts.
 _AT_TERMINAL: Final = (
-    "import os, sys; terminal = os.open(sys.argv[1], os.O_RDWR);"
+    "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL);"
+    "terminal = os.open(sys.argv[1], os.O_RDWR);"
     "[os.dup2(terminal, number) for number in (0, 1, 2)];"
     "os.execv(sys.executable, [sys.executable, *sys.argv[2:]])"
 )
