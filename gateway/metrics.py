@@ -20,7 +20,13 @@ from gateway.lifecycle import ENDED, Lifecycle, RequestState, StateCounts
 from gateway.record import Delta
 from gateway.registry import Reason, StageRegistry
 from gateway.status import StageState
-from shared.errors import BusyError, InvalidRequestError, StageUnavailableError, UnauthenticatedError
+from shared.errors import (
+    BusyError,
+    InvalidRequestError,
+    OmniRelayError,
+    StageUnavailableError,
+    UnauthenticatedError,
+)
 from shared.messages import SAMPLE_RATE, STAGES, AudioChunk, StageName, TextDelta
 
 Interface = Literal["tcp", "http"]
@@ -32,7 +38,11 @@ LONG_SPEECH_S: Final = 3.0
 SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 FACTORS: Final = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.25, 1.5, 2, 3, 5, 10)
 
-TURNED_AWAY: Final = (BusyError, StageUnavailableError, UnauthenticatedError)
+TURNED_AWAY: Final[tuple[type[OmniRelayError], ...]] = (
+    BusyError,
+    StageUnavailableError,
+    UnauthenticatedError,
+)
 """Errors of which there is nothing wrong with the request itself."""
 
 # A time stamp of its own for each counter would double what is scraped; Prometheus sees a restart without.

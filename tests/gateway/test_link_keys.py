@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -93,7 +94,7 @@ def test_a_key_speaks_for_its_own_stage_and_for_no_other(
             for claimed in STAGES:
                 client = client_of(config, key, claimed, closing)
                 for message in all_of(claimed):
-                    await until(lambda client=client, message=message: client.send(message))
+                    await until(partial(client.send, message))
             await until(lambda: len(heard) + link.refused().total() == 3 * len(STAGES))
             assert heard == all_of(key)
             assert link.refused() == {"message_invalid": 6}
@@ -116,7 +117,7 @@ def test_without_keys_it_goes_by_its_name(closing: ExitStack) -> None:
             link.start(no_event, heard.append)
             client = client_of(config, "talker", "talker", closing)
             for message in all_of("talker"):
-                await until(lambda message=message: client.send(message))
+                await until(partial(client.send, message))
             await until(lambda: len(heard) == 3)
             assert link.refused() == {}
         finally:
