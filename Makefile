@@ -29,7 +29,7 @@ up: env ## run the stack in the foreground until Ctrl-C
 
 # The absolute path reaches children of measured processes that work in another folder.
 test: export COVERAGE_FILE := $(CURDIR)/.coverage
-test: env ## run every test, with coverage of all processes
+test: env ## run every test, with coverage, that of a whole stack's processes included
 	@$(BIN)/python -m pytest --cov --cov-report=term
 
 test-chaos: env ## kill, freeze and fail processes under eight streams: the short form of chaos

@@ -13,7 +13,7 @@ import zmq
 from shared.config import Config
 from shared.config.values import WILDCARDS, check_reachable
 from shared.control import MAX_CONTROL_BYTES
-from shared.curve import PeerMetrics, open_context
+from shared.curve import PeerMetrics, check_key, open_context
 from shared.errors import MessageError, OmniRelayError
 from shared.messages import (
     HEARTBEAT_SUFFIX,
@@ -215,6 +215,8 @@ class StageLink:
             speaker = control_identity(message.stage, message.instance)
             if identity.bytes.removesuffix(HEARTBEAT_SUFFIX.encode()) != speaker.encode():
                 raise MessageError(f"peer {identity.bytes[:64]!r} speaks for {speaker}")
+            if self._context.door.has_keys:
+                check_key(identity, message.stage)
             if isinstance(message, Heartbeat):
                 return msgspec.structs.replace(message, inbox=_reachable(message.inbox, identity))
         except MessageError as error:

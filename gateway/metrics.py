@@ -20,15 +20,30 @@ from gateway.lifecycle import ENDED, Lifecycle, RequestState, StateCounts
 from gateway.record import Delta
 from gateway.registry import Reason, StageRegistry
 from gateway.status import StageState
-from shared.errors import BusyError, InvalidRequestError, UnauthenticatedError
+from shared.errors import (
+    BusyError,
+    InvalidRequestError,
+    OmniRelayError,
+    StageUnavailableError,
+    UnauthenticatedError,
+)
 from shared.messages import SAMPLE_RATE, STAGES, AudioChunk, StageName, TextDelta
 
 Interface = Literal["tcp", "http"]
 
 LATE_INTERVALS: Final = 2
 """A heartbeat is late that comes more than so many of its intervals after the one before."""
+LONG_SPEECH_S: Final = 3.0
+"""Speech that is shorter takes longer than it sounds wherever the first sound does."""
 SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 FACTORS: Final = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.25, 1.5, 2, 3, 5, 10)
+
+TURNED_AWAY: Final[tuple[type[OmniRelayError], ...]] = (
+    BusyError,
+    StageUnavailableError,
+    UnauthenticatedError,
+)
+"""Errors of which there is nothing wrong with the request itself."""
 
 # A time stamp of its own for each counter would double what is scraped; Prometheus sees a restart without.
 disable_created_metrics()
@@ -74,6 +89,7 @@ class GatewayMetrics:
             "real_time_factor",
             "Time at the stages for each second of speech.",
             FACTORS,
+            ["speech"],
         )
         self.abort = self._histogram("abort_seconds", "Time until all stages had dropped a request.")
         self.underruns = self._counter("playback_underruns", "Gaps in speech that is played as it comes.")
@@ -86,6 +102,10 @@ class GatewayMetrics:
             self._late.labels(stage)
             for reason in get_args(Reason):
                 self._resumes.labels(stage, reason)
+        for length in ("short", "long"):
+            self.real_time.labels(length)
+        for interface, error in product(get_args(Interface), TURNED_AWAY):
+            self._errors.labels(interface, error.code)
         for outcome in (*sorted(state.value for state in ENDED), "refused"):
             self._outcomes.labels(outcome)
         self.registry.register(_Now(counts, stages))
@@ -116,8 +136,10 @@ class GatewayMetrics:
     def _counter(self, name: str, what: str, labels: Iterable[str] = ()) -> Counter:
         return Counter(f"omnirelay_{name}", what, labels, registry=self.registry)
 
-    def _histogram(self, name: str, what: str, buckets: tuple[float, ...] = SECONDS) -> Histogram:
-        return Histogram(f"omnirelay_{name}", what, buckets=buckets, registry=self.registry)
+    def _histogram(
+        self, name: str, what: str, buckets: tuple[float, ...] = SECONDS, labels: Iterable[str] = ()
+    ) -> Histogram:
+        return Histogram(f"omnirelay_{name}", what, labels, buckets=buckets, registry=self.registry)
 
 
 class RequestMeter:
@@ -175,7 +197,8 @@ class RequestMeter:
             served = entered[RequestState.COMPLETED] - entered[RequestState.THINKING]
             self._metrics.request.observe(self._age(self._clock()))
             if self._audio_seconds:
-                self._metrics.real_time.observe(served / self._audio_seconds)
+                length = "long" if self._audio_seconds >= LONG_SPEECH_S else "short"
+                self._metrics.real_time.labels(length).observe(served / self._audio_seconds)
 
     def _take_audio(self, seconds: float) -> None:
         if not seconds:

@@ -21,7 +21,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from shared.config import Config
 from shared.config.values import is_local
-from shared.errors import ConfigError
+from shared.errors import ConfigError, MessageError
 from shared.io_threads import put_first
 from shared.keys import Keys, Role, load_keys, public_file
 from shared.messages import STAGES
@@ -157,6 +157,25 @@ def guard_client(socket: zmq.Socket[Any], address: str, server: Role | None) -> 
     elif server is None:
         raise ConfigError(f"cannot connect to {address}: whose key must be there is not said")
     return context.door.join_server(socket, address, server)
+
+
+def check_key(frame: zmq.Frame, role: Role) -> None:
+    """Refuse a message that came with another role's key than that of who it says it is from.
+
+    Args:
+        frame: Of the message, received by a socket that :func:`guard_server` prepared.
+        role: Who it says it is from.
+
+    Raises:
+        MessageError: The key is another role's.
+    """
+    try:
+        # What the door answered when the peer showed its key: libzmq keeps it, and no peer can set it.
+        owner = str(frame.get("User-Id"))
+    except zmq.ZMQError as error:
+        raise MessageError(f"a message of the {role} came without a key") from error
+    if owner != role:
+        raise MessageError(f"the {owner}'s key speaks for the {role}")
 
 
 def _refuse_open_network(context: StackContext, address: str) -> None:

@@ -9,6 +9,8 @@ from vllm.model_executor.models import ModelRegistry
 from vllm.platforms import current_platform
 from vllm.v1.engine.llm_engine import LLMEngine
 
+from services.thinker.blocks import hash_replies_apart
+from services.thinker.media.spans import Clock
 from services.thinker.model import SpeakingThinker
 from services.thinker.scheduler import ThinkerScheduler
 from shared.config import MediaConfig, ThinkerConfig
@@ -42,7 +44,7 @@ def build_thinker(model: Path, config: ThinkerConfig, media: MediaConfig) -> LLM
         media: What a request may bring.
     """
     ModelRegistry.register_model(ARCHITECTURE, SpeakingThinker)
-    return build_engine(
+    engine = build_engine(
         "thinker",
         model,
         config.engine,
@@ -63,6 +65,13 @@ def build_thinker(model: Path, config: ThinkerConfig, media: MediaConfig) -> LLM
         # There is no memory to be measured on a CPU: its KV cache has the size it is given.
         skip_mm_profiling=current_platform.is_cpu(),
     )
+    core = engine.engine_core.engine_core
+    if core.request_block_hasher is not None:
+        clock = Clock.of(engine.model_config.hf_config.thinker_config)
+        core.request_block_hasher = hash_replies_apart(
+            core.request_block_hasher, core.scheduler.hash_block_size, clock
+        )
+    return engine
 
 
 def end_token_ids(hf_config: Any) -> list[int]:

@@ -15,9 +15,9 @@ from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.inputs import MultiModalFeatureSpec
 from vllm.sequence import IntermediateTensors
 
-from services.thinker.media.spans import Clock, Grid, VisualSpan, mrope_positions
+from services.thinker.media.spans import Clock
+from services.thinker.positions import prompt_positions
 from shared.engine.conditioning import ConditioningStore
-from shared.errors import StageFailedError
 
 
 @MULTIMODAL_REGISTRY.register_processor(
@@ -70,27 +70,11 @@ class SpeakingThinker(Qwen2_5OmniThinkerForConditionalGeneration):
     def get_mrope_input_positions(
         self, input_tokens: list[int], mm_features: list[MultiModalFeatureSpec]
     ) -> tuple[torch.Tensor, int]:
-        """M-RoPE position ids int64 ``[3, n]`` of a prompt, and what a token behind it adds to its index.
-
-        vLLM's own differ from the reference's where the sound of a video is heard.
-        """
-        clock = Clock.of(self.config)
-        sounds = {
-            each.mm_position.offset: each.mm_position.get_num_embeds()
-            for each in mm_features
-            if each.modality == "audio"
-        }
-        spans = [
-            VisualSpan(
-                feature.mm_position.offset, _grid(feature, clock), sounds.get(feature.mm_position.offset)
-            )
-            for feature in sorted(mm_features, key=lambda each: each.mm_position.offset)
-            if feature.modality != "audio"
-        ]
+        """M-RoPE position ids int64 ``[3, n]`` of a prompt, and what a token behind it adds to its index."""
         # What is read again of a reply has the positions that it had when it was drawn: they count from the
         # largest of the prompt, which need not be that of its last token.
         length = self.prompt_lengths.get(id(input_tokens), len(input_tokens))
-        positions = torch.from_numpy(mrope_positions(length, spans, clock))
+        positions = torch.from_numpy(prompt_positions(length, mm_features, Clock.of(self.config)))
         following = torch.arange(len(input_tokens) - length) + positions.max() + 1
         behind = int(positions.max()) + 1 - length
         return torch.cat([positions, following.expand(3, -1)], dim=1), behind
@@ -127,12 +111,3 @@ class SpeakingThinker(Qwen2_5OmniThinkerForConditionalGeneration):
                 )
                 return merge_interleaved_embeddings(embeds, media, is_video, is_audio, is_multimodal)
         return super().embed_input_ids(input_ids, media, is_multimodal=is_multimodal)
-
-
-def _grid(feature: MultiModalFeatureSpec, clock: Clock) -> Grid:
-    """The grid of a picture or video, from what its encoder is given."""
-    if feature.data is None:
-        raise StageFailedError("the engine has lost the features of an item")
-    patches = feature.data[f"{feature.modality}_grid_thw"].data.tolist()
-    is_video = feature.modality == "video"
-    return Grid.of(patches, float(feature.data["second_per_grid_ts"].data) if is_video else 0.0, clock)

@@ -19,6 +19,7 @@ from services.thinker.media.layout import check_placeholders
 from services.thinker.media.marks import Marks
 from services.thinker.media.preparer import MediaPreparer
 from services.thinker.resume import Progress
+from services.thinker.rows import RowSender
 from services.thinker.scheduler import SPEECH, ThinkerScheduler
 from services.thinker.track import TrackWriter
 from services.thinker.worker import PROMPT_TOKENS
@@ -43,7 +44,6 @@ from shared.errors import (
     UnknownSpeakerError,
 )
 from shared.messages import (
-    ConditioningRows,
     FinishReason,
     PromptUsage,
     Sampling,
@@ -101,10 +101,10 @@ class ThinkerService:
         self.traces = StageTraces(self.name)
         self._gateway = gateway
         self._talker = talker
-        self._max_payload_bytes = max_payload_bytes
         self._engine: LLMEngine = build_thinker(model, config, media)
         self.model_time = watch_model(self._engine)
         self._scheduler: ThinkerScheduler = self._engine.engine_core.engine_core.scheduler
+        self._rows = RowSender(self._engine, self._scheduler, talker, max_payload_bytes)
         self._embeddings = read_speech_embeddings(self._engine, model)
         hf_config = self._engine.model_config.hf_config
         self._end_tokens = end_token_ids(hf_config)
@@ -120,7 +120,6 @@ class ThinkerService:
         self._thoughts: dict[str, _Thought] = {}
         self._by_engine_id: dict[str, _Thought] = {}
         self._steps = 0
-        self._rows_sent = 0
         self._prompt_tokens = 0
         self._cached_tokens = 0
         self.limits = StageLimits(
@@ -231,7 +230,7 @@ class ThinkerService:
         yield counter(
             "omnirelay_conditioning_rows_sent_total",
             "Conditioning rows sent to the talker.",
-            [(labels, self._rows_sent)],
+            [(labels, self._rows.sent)],
         )
         yield from self._preparer.metrics.collect()
 
@@ -318,40 +317,12 @@ class ThinkerService:
         )
 
     def _send_rows(self) -> dict[str, OmniRelayError]:
-        """Read all rows of the step at once, then send each request its own."""
-        failures: dict[str, OmniRelayError] = {}
-        reads = [read for read in self._scheduler.take_reads() if read.engine_id in self._by_engine_id]
-        if not reads:
-            return failures
-        slots = torch.cat([read.slots for read in reads])
-        rows, positions = self._engine.collective_rpc("read_rows", args=(slots,))[0]
-        first = 0
-        for read in reads:
-            last = first + read.slots.shape[0]
-            thought = self._by_engine_id[read.engine_id]
-            try:
-                self._send_track(thought, read.start, rows[first:last], positions[:, first:last])
-            except QueueFullError as error:
-                failures[thought.request_id] = error
-            first = last
-        return failures
+        failures = self._rows.send(self._track_of)
+        return {self._by_engine_id[engine_id].request_id: error for engine_id, error in failures.items()}
 
-    def _send_track(self, thought: _Thought, start: int, rows: torch.Tensor, positions: torch.Tensor) -> None:
-        """Send a request's next rows, in messages that the talker takes.
-
-        A step may bring many more rows than it computes: all that a long prompt finds in the prefix cache.
-        """
-        if thought.track is None:
-            return
-        # One less, for the track may add the voice's row.
-        most = max(1, self._max_payload_bytes // (rows.shape[1] * rows.dtype.itemsize) - 1)
-        for first in range(0, rows.shape[0], most):
-            last = first + most
-            self._put_rows(thought.track.rows(start + first, rows[first:last], positions[:, first:last]))
-
-    def _put_rows(self, message: ConditioningRows) -> None:
-        self._talker.put(message)
-        self._rows_sent += message.rows.shape[0]
+    def _track_of(self, engine_id: str) -> TrackWriter | None:
+        thought = self._by_engine_id.get(engine_id)
+        return thought.track if thought is not None else None
 
     def _send_text(self, thought: _Thought, output: RequestOutput) -> None:
         completion = output.outputs[0]
@@ -379,7 +350,7 @@ class ThinkerService:
     def _complete(self, thought: _Thought, output: RequestOutput, reason: FinishReason) -> None:
         """Close the rows of a request, and forget it."""
         if thought.track is not None:
-            self._put_rows(thought.track.close())
+            self._rows.close(thought.track)
         self._forget(thought.request_id)
         if thought.request_id not in self.traces:
             return

@@ -1,13 +1,13 @@
 """What every stage tells Prometheus, whatever it computes."""
 
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from shared.engine.heartbeat import HeartbeatThread
-from shared.engine.stage import StageLoop, StageService
+from shared.engine.stage import DropReason, StageLoop, StageService
 from shared.errors import BusyError, QueueFullError, StageFailedError
 from shared.messages import Heartbeat
 from shared.metrics import by_reason, counter, gauge, histogram
@@ -57,6 +57,11 @@ class StageMetrics(Collector):
             "omnirelay_stage_failures_total",
             "Requests that failed in this stage, by error code.",
             by_reason(self._labels, self._loop.failures, *(error.code for error in _OWN_FAULTS)),
+        )
+        yield counter(
+            "omnirelay_stage_drops_total",
+            "Requests that were dropped here before their end, because the gateway said so or was gone.",
+            by_reason(self._labels, self._loop.drops, *get_args(DropReason)),
         )
         yield counter(
             "omnirelay_heartbeats_sent_total",

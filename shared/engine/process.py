@@ -140,9 +140,9 @@ def _serve(name: StageName, config: Config, union: Any, build: Build) -> None:
         # What was loaded stays until the end: no garbage collection needs to look at it again.
         gc.freeze()
         loop = StageLoop(service, stage, inbox, membership, control, heart, gateway, list(outboxes.values()))
-        REGISTRY.register(StageMetrics(service, loop, heart))
-        REGISTRY.register(EdgeMetrics(name, outboxes, {name: inbox}, {"control": control.refused}))
-        REGISTRY.register(PeerMetrics(context))
+        edges = EdgeMetrics(name, outboxes, {name: inbox}, {"control": control.refused})
+        for metrics in (StageMetrics(service, loop, heart), edges, PeerMetrics(context)):
+            REGISTRY.register(metrics)
         stop_on_signals(loop)
         log.info("%s is ready on %s", instance, address)
         health.loaded(heart)

@@ -7,7 +7,7 @@ import signal
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Literal, Protocol, TypeVar
 
 import msgspec
 import zmq
@@ -50,6 +50,7 @@ REMEMBERED_ENDS: Final = 10_000
 """Aborted and failed requests whose late messages are dropped in silence; older ones count as unknown."""
 ACTIVITIES: Final = ("wait", "take", "model", "engine", "send")
 """What a loop spends its time with; see :attr:`StageLoop.seconds`."""
+DropReason = Literal["aborted", "orphaned"]
 STEP_BUCKETS: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 """Seconds of a step."""
 
@@ -130,6 +131,7 @@ class StageLoop(Generic[M]):
 
     Attributes:
         failures: Requests that failed here, by error code.
+        drops: Requests that were dropped before their end: the gateway said so, or was gone.
         step_seconds: How long each step took, with what it sent.
         seconds: What the loop's time went to, by activity: ``wait`` until there is something to do; ``take``
             messages; compute the ``model``; what the ``engine`` does around it (schedule, prepare, sample);
@@ -148,6 +150,7 @@ class StageLoop(Generic[M]):
         outboxes: Sequence[Outgoing],
     ) -> None:
         self.failures: Counter[str] = Counter()
+        self.drops: Counter[str] = Counter()
         self.step_seconds = Distribution(STEP_BUCKETS)
         self.seconds = dict.fromkeys(ACTIVITIES, 0.0)
         # When the last activity ended, and what the clocks showed that run during others.
@@ -250,7 +253,7 @@ class StageLoop(Generic[M]):
     def _take_control(self) -> None:
         for message in self._control.receive():
             if isinstance(message, Abort):
-                self._drop(message.request_id)
+                self._drop(message.request_id, "aborted")
                 # What is told of the stage is then without it.
                 self._next_report = 0.0
                 done = AbortDone(
@@ -270,7 +273,7 @@ class StageLoop(Generic[M]):
             # Not in silence: if it was only slow, it must learn that they are not here any more.
             silent = StageUnavailableError("the gateway was silent for too long")
             for request_id in self._service.living():
-                self._drop(request_id)
+                self._drop(request_id, "orphaned")
                 self._fail(request_id, silent)
             self._membership.leave()
 
@@ -292,10 +295,12 @@ class StageLoop(Generic[M]):
         """The gateway whose requests are here is gone."""
         for request_id in self._service.living():
             log.info("request %s is an orphan", request_id)
-            self._drop(request_id)
+            self._drop(request_id, "orphaned")
 
-    def _drop(self, request_id: str) -> None:
+    def _drop(self, request_id: str, why: DropReason) -> None:
         """Forget everything of a request that nobody wants any more."""
+        if self._service.holds(request_id):
+            self.drops[why] += 1
         self._service.traces.aborted(request_id)
         self._end(request_id)
         for outbox in self._outboxes:

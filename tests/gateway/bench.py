@@ -46,7 +46,7 @@ def make_config(
                 "events": events,
                 "control": control,
                 "http": None,
-                # What a lost stage means without a second attempt; with it: test_recovery.py.
+                # What a lost stage means without a second attempt; with it: recovering.py.
                 "resume_attempts": 0,
                 # Gateway and stages share a loop here, which large bodies keep busy.
                 "heartbeat_timeout_s": 10.0,

@@ -10,6 +10,7 @@ from shared.config import Config
 from shared.messages import STAGES
 from tests.gateway.bench import free_ports, make_config
 from tests.gateway.checkpoint_dir import make_checkpoint_dir
+from tests.gateway.guarded import KEY, OTHER, keys_file
 
 ROOT = Path(__file__).resolve().parents[2]
 KEYS = ["GATEWAY__LISTEN", "GATEWAY__EVENTS", "GATEWAY__CONTROL", "GATEWAY__HTTP"]
@@ -29,6 +30,18 @@ def configure(checkpoint_dir: Path) -> Callable[..., Config]:
         return make_config(checkpoint_dir, gateway, media, **others)
 
     return configured
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> str:
+    """The path of a file with the API keys of two clients."""
+    return str(keys_file(tmp_path / "keys.yaml", alice={"key": KEY}, bob={"key": OTHER}))
+
+
+@pytest.fixture
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests are begun anew at once."""
+    monkeypatch.setattr("gateway.dispatch.PAUSE_S", 0.0)
 
 
 @pytest.fixture

@@ -7,8 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -30,28 +29,14 @@ from shared.errors import (
     MessageError,
     UnauthenticatedError,
 )
-from tests.gateway.bench import Bench, bench, free_ports, run
+from tests.gateway.bench import bench, free_ports, run
 from tests.gateway.fake_stages import until
+from tests.gateway.guarded import BEARER, CHAT, KEY, OTHER, keys_file, serving
 from tests.gateway.http_bench import HI, MODEL, http_bench, http_gateway
 from tests.gateway.raw_client import HI as HI_TCP
 from tests.gateway.raw_client import RawClient, submit
-from tests.gateway.test_keys import keys_file
 
 Configure = Callable[..., Config]
-KEY, OTHER = "omr_alices-own-key", "omr_bobs-own-key"
-BEARER = {"Authorization": f"Bearer {KEY}"}
-CHAT = "/v1/chat/completions"
-
-
-@pytest.fixture
-def keys(tmp_path: Path) -> str:
-    return str(keys_file(tmp_path / "keys.yaml", alice={"key": KEY}, bob={"key": OTHER}))
-
-
-@asynccontextmanager
-async def serving(b: Bench) -> AsyncIterator[None]:
-    b.stages.serve(b.encode("Hello"))
-    yield
 
 
 def test_over_tcp_only_a_known_key_opens_more_than_the_status(configure: Configure, keys: str) -> None:

@@ -23,8 +23,8 @@ from gateway.metrics import GatewayMetrics
 from gateway.registry import StageRegistry
 from shared.config import Config
 from shared.errors import BusyError, MessageError, OmniRelayError, RequestError
+from tests.gateway.guarded import keys_file
 from tests.gateway.http_bench import http_gateway
-from tests.gateway.test_keys import keys_file
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGE = (DOCS / "api.md").read_text(encoding="utf-8")

@@ -161,7 +161,9 @@ def test_metrics_count_what_happens(configure: Configure) -> None:
                 "omnirelay_time_to_first_text_seconds_count": 2,
                 "omnirelay_time_to_first_audio_seconds_count": 1,
                 "omnirelay_request_seconds_count": 2,
-                "omnirelay_real_time_factor_count": 1,
+                'omnirelay_real_time_factor_count{speech="short"}': 1,
+                'omnirelay_real_time_factor_count{speech="long"}': 0,
+                'omnirelay_client_errors_total{code="busy",interface="tcp"}': 0,
                 "omnirelay_audio_seconds_total": 0.5,
                 "omnirelay_prompt_tokens_total": sum(len(each.prompt_token_ids) for each in requests),
                 "omnirelay_text_tokens_total": 2 * len(b.encode("Hello world")),
@@ -192,6 +194,33 @@ def test_gaps_in_speech_are_counted() -> None:
     assert metrics.registry.get_sample_value("omnirelay_playback_underruns_total") == 1
     assert metrics.registry.get_sample_value("omnirelay_audio_seconds_total") == 2
     assert metrics.registry.get_sample_value("omnirelay_time_to_first_audio_seconds_sum") == 1
+
+
+@pytest.mark.parametrize(("pieces", "length"), [(5, "short"), (6, "long")])
+def test_long_speech_is_told_from_short(pieces: int, length: str) -> None:
+    """What is short takes longer than it sounds wherever the first sound does."""
+    now = 0.0
+
+    def clock() -> float:
+        return now
+
+    counts = StateCounts()
+    metrics = GatewayMetrics(counts, StageRegistry(1, 1))
+    lifecycle = Lifecycle(counts, clock)
+    meter = RequestMeter(metrics, lifecycle, clock)
+    for state in (RequestState.QUEUED, RequestState.THINKING):
+        lifecycle.move(state)
+    samples = SAMPLE_RATE // 2
+    data = Blob(np.zeros(samples, np.float32).tobytes())
+    for seq in range(pieces):
+        meter.take(AudioChunk(request_id="a", seq=seq, samples=samples, data=data))
+    now = 6.0
+    for state in (RequestState.TALKING, RequestState.SYNTHESIZING, RequestState.COMPLETED):
+        lifecycle.move(state)
+    meter.ended(None)
+    read = metrics.registry.get_sample_value
+    factors = {each: read("omnirelay_real_time_factor_sum", {"speech": each}) for each in ("short", "long")}
+    assert factors == {"short": 0, "long": 0, length: 6.0 / (pieces / 2)}
 
 
 @pytest.mark.parametrize(

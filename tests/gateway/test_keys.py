@@ -4,7 +4,6 @@ import stat
 from pathlib import Path
 
 import pytest
-import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,19 +16,9 @@ from gateway.protocol import GenerateRequest, Hello
 from gateway.stream import UNREAD_OF_ONE, ClientAccount, Unread
 from shared.config import load_config
 from shared.errors import BusyError, ConfigError, SlowClientError, UnauthenticatedError
+from tests.gateway.guarded import keys_file, written
 
 SECRET = "omr_" + "s3cr3t" * 7
-
-
-def written(path: Path, text: str, mode: int = 0o600) -> Path:
-    path.write_text(text, encoding="utf-8")
-    path.chmod(mode)
-    return path
-
-
-def keys_file(path: Path, **keys: dict[str, object]) -> Path:
-    entries = {name: {"sha256": hash_of(str(entry.pop("key"))), **entry} for name, entry in keys.items()}
-    return written(path, yaml.safe_dump(entries))
 
 
 def test_a_key_is_known_by_its_hash_alone(tmp_path: Path) -> None:

@@ -4,8 +4,8 @@ import asyncio
 import base64
 import json
 import ssl
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,25 +25,11 @@ from shared.errors import (
     GatewayUnreachableError,
 )
 from tests.gateway.bench import Bench, bench, run
+from tests.gateway.guarded import CHAT, KEY, OTHER, serving
 from tests.gateway.http_bench import HI, MODEL, http_bench, http_gateway
 from tests.gateway.https_server import Authority
-from tests.gateway.test_keys import keys_file
 
 Configure = Callable[..., Config]
-KEY, OTHER = "omr_alices-own-key", "omr_bobs-own-key"
-BEARER = {"Authorization": f"Bearer {KEY}"}
-CHAT = "/v1/chat/completions"
-
-
-@pytest.fixture
-def keys(tmp_path: Path) -> str:
-    return str(keys_file(tmp_path / "keys.yaml", alice={"key": KEY}, bob={"key": OTHER}))
-
-
-@asynccontextmanager
-async def serving(b: Bench) -> AsyncIterator[None]:
-    b.stages.serve(b.encode("Hello"))
-    yield
 
 
 class Certified:

@@ -15,6 +15,7 @@ from PIL import Image
 
 from shared.messages import STAGES
 from shared.wire import VERSION_BYTE
+from tests.monitoring.conftest import KEYS
 from tests.shared.support import wait_until
 from tests.support.dashboard import Series, draw, name_of
 from tests.support.http import get
@@ -103,7 +104,8 @@ def test_the_dashboard_can_be_drawn(
 ) -> None:
     shown_s = SHOWN_S if PICTURE else 10.0
     if PICTURE:
-        with Traffic(stack.address, MIXED, clients=5, after_s=SHOWN_S / 10, until_s=SHOWN_S):
+        keys = [KEYS[name] for name in ("web", "app", "guest")]
+        with Traffic(stack.address, MIXED, clients=5, after_s=SHOWN_S / 10, until_s=SHOWN_S, keys=keys):
             time.sleep(SHOWN_S)
     end = time.time()
     data = {

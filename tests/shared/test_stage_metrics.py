@@ -15,9 +15,9 @@ from shared.engine.health import StageHealth
 from shared.engine.heartbeat import HeartbeatThread
 from shared.engine.metrics import StageMetrics
 from shared.errors import InvalidRequestError, OmniRelayError, UnknownSpeakerError
-from shared.messages import Heartbeat, StageLimits, StageLoad
+from shared.messages import Closing, Heartbeat, StageLimits, StageLoad
 from shared.metrics import EdgeMetrics
-from shared.wire import VERSION_BYTE
+from shared.wire import VERSION_BYTE, encode
 from tests.shared.stages import STAGE, Harness, running
 from tests.shared.support import DEADLINE_S, Context, free_address, wait_until
 from tests.support.http import Answer, Readings, get, registry_of
@@ -117,6 +117,19 @@ def test_failures_are_counted_by_code_wherever_they_happen(stage: Watched) -> No
     read = stage.read()
     assert read("omnirelay_stage_failures_total", **OURS, reason="unknown_speaker") == 2
     assert read("omnirelay_stage_failures_total", **OURS, reason="invalid_request") == 1
+
+
+def test_requests_that_nobody_wants_any_more_are_counted_by_reason(stage: Watched) -> None:
+    harness, dropped = stage.harness, "omnirelay_stage_drops_total"
+    assert stage.read()(dropped, **OURS, reason="aborted") == 0
+    for request_id in ("a", "b", "c"):
+        harness.send(request_id)
+    harness.take(3)
+    assert harness.abort("a")
+    assert harness.abort("nobodys")
+    assert stage.read()(dropped, **OURS, reason="aborted") == 1
+    harness.router.send_multipart([STAGE.encode(), *encode(Closing())])
+    wait_until(lambda: stage.read()(dropped, **OURS, reason="orphaned") == 2)
 
 
 def test_refusals_are_told_by_edge_and_reason(stage: Watched) -> None:

@@ -44,6 +44,10 @@ class Pair:
 
 @pytest.fixture(scope="module", params=list(shapes()))
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    if request.param == "tiny":
+        # The session has one of these.
+        yield Pair(request.getfixturevalue("stack"), request.getfixturevalue("reference"))
+        return
     directory = tmp_path_factory.mktemp("parity")
     seed = list(shapes()).index(request.param) + 1
     write_checkpoint(directory / "model", shapes()[request.param], seed=seed)

@@ -5,6 +5,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 import yaml
 
 from gateway.client import AudioEvent, GatewayClient, SamplingOverrides
-from tests.support.stack import COMMAND, RunningStack, make_config
+from tests.support.stack import COMMAND, RunningStack, inherited, make_config
 
 
 def fail_to_start(config: dict[str, Any], directory: Path) -> str:
@@ -22,7 +23,12 @@ def fail_to_start(config: dict[str, Any], directory: Path) -> str:
     path = directory / "config.yaml"
     path.write_text(yaml.safe_dump(config), encoding="utf-8")
     done = subprocess.run(
-        [COMMAND, "up", "--config", str(path)], capture_output=True, text=True, timeout=100, check=False
+        [COMMAND, "up", "--config", str(path)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        env=inherited(),
     )
     assert done.returncode == 1
     return done.stdout + done.stderr
@@ -79,42 +85,52 @@ def test_a_second_thinker_on_the_same_address_ends_and_harms_nobody(
     assert stack.process.poll() is None
 
 
-def test_the_stack_stops_within_ten_seconds_and_leaves_nothing(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    running = RunningStack(make_config(tiny_checkpoint), tmp_path)
-    running.wait_until_ready()
-    children = psutil.Process(running.process.pid).children(recursive=True)
+@pytest.fixture(scope="module")
+def own_stack(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
+    """A stack for a test that kills one of its processes, and for the one behind it, which stops it.
+
+    It tells its coverage: it starts, answers, loses a stage and stops.
+    """
+    directory = tmp_path_factory.mktemp("stack")
+    with RunningStack(make_config(tiny_checkpoint), directory, measured=True) as running:
+        yield running
+
+
+def children_of(running: RunningStack) -> list[psutil.Process]:
+    return psutil.Process(running.process.pid).children(recursive=True)
+
+
+def test_a_dead_stage_is_started_again_and_its_request_goes_on(own_stack: RunningStack) -> None:
+    codec = SamplingOverrides(max_tokens=600, min_tokens=600)
+    (talker,) = (child for child in children_of(own_stack) if "services.talker" in child.cmdline())
+    with GatewayClient(own_stack.address) as client:
+        answer = client.chat("Who?", seed=3, codec_sampling=codec)
+        next(event for event in answer if isinstance(event, AudioEvent))
+        talker.kill()
+        result = answer.result()
+        assert len(result.done.codec_token_ids) == 600
+        assert client.status().resumes == 1
+    assert any("talker was killed by SIGKILL: it is started again" in line for line in own_stack.output)
+
+
+def test_the_stack_stops_within_ten_seconds_and_leaves_nothing(own_stack: RunningStack) -> None:
+    children = children_of(own_stack)
     assert len(children) >= 4
-    assert running.stop() < 10
-    assert running.process.returncode == 0
-    assert not [line for line in running.output if "killed" in line or "Traceback" in line]
+    said = len(own_stack.output)
+    assert own_stack.stop() < 10
+    assert own_stack.process.returncode == 0
+    assert not [line for line in own_stack.output[said:] if "killed" in line]
+    assert not [line for line in own_stack.output if "Traceback" in line]
     assert not [child for child in children if child.is_running()]
-    for address in (running.address, *(each["inbox"] for each in running.config["stages"].values())):
+    for address in (own_stack.address, *(each["inbox"] for each in own_stack.config["stages"].values())):
         with closing(socket.socket()) as probe:
             assert probe.connect_ex(("127.0.0.1", int(address.rpartition(":")[2]))) != 0
-
-
-def test_a_dead_stage_is_started_again_and_its_request_goes_on(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    codec = SamplingOverrides(max_tokens=600, min_tokens=600)
-    with RunningStack(make_config(tiny_checkpoint), tmp_path) as running:
-        (talker,) = (
-            child
-            for child in psutil.Process(running.process.pid).children(recursive=True)
-            if "services.talker" in child.cmdline()
-        )
-        with GatewayClient(running.address) as client:
-            answer = client.chat("Who?", seed=3, codec_sampling=codec)
-            next(event for event in answer if isinstance(event, AudioEvent))
-            talker.kill()
-            result = answer.result()
-            assert len(result.done.codec_token_ids) == 600
-            assert client.status().resumes == 1
-    assert any("talker was killed by SIGKILL: it is started again" in line for line in running.output)
 
 
 def test_children_do_not_survive_a_killed_launcher(tiny_checkpoint: Path, tmp_path: Path) -> None:
     running = RunningStack(make_config(tiny_checkpoint), tmp_path)
     running.wait_until_ready()
-    children = psutil.Process(running.process.pid).children(recursive=True)
+    children = children_of(running)
     os.kill(running.process.pid, 9)
     _, alive = psutil.wait_procs(children, timeout=20)
     running.stop()

@@ -1,6 +1,5 @@
 """The processes of the stack, each started, stopped and killed by itself, as an orchestrator does."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -14,7 +13,7 @@ import yaml
 from gateway.client import GatewayClient, StatusReport
 from shared.errors import GatewayUnreachableError
 from shared.messages import STAGES
-from tests.support.stack import free_addresses
+from tests.support.stack import free_addresses, inherited
 
 START_S = 150.0
 ROOT = Path(__file__).resolve().parents[2]
@@ -60,7 +59,6 @@ class Processes:
 
         Whatever is started under a name listens where the one before it did.
         """
-        inherited = {key: value for key, value in os.environ.items() if not key.startswith(("OMNI", "OTEL_"))}
         changes = {
             f"OMNIRELAY_STAGES__{name.partition(' ')[0].upper()}__{key.upper()}": address
             for key, address in self.addresses(name).items()
@@ -71,7 +69,7 @@ class Processes:
                 stdout=log,
                 stderr=log,
                 cwd=ROOT,
-                env=inherited | changes | self.environment(name),
+                env=inherited() | changes | self.environment(name),
             )
 
     def module(self, name: str) -> list[str]:

@@ -25,9 +25,10 @@ class Prometheus:
         address: ``tcp://HOST:PORT``, where it listens.
         targets: ``HOST:PORT`` of each process.
         directory: For its configuration and its data.
+        key: The API key that it shows to them.
     """
 
-    def __init__(self, address: str, targets: list[str], directory: Path) -> None:
+    def __init__(self, address: str, targets: list[str], directory: Path, key: str) -> None:
         program = shutil.which("prometheus")
         assert program is not None, (
             "prometheus is missing: run `make test-monitoring`, or install the package"
@@ -43,7 +44,13 @@ class Prometheus:
                         "evaluation_interval": EVERY,
                     },
                     "rule_files": [str(RULES)],
-                    "scrape_configs": [{"job_name": "omnirelay", "static_configs": [{"targets": targets}]}],
+                    "scrape_configs": [
+                        {
+                            "job_name": "omnirelay",
+                            "static_configs": [{"targets": targets}],
+                            "authorization": {"credentials": key},
+                        }
+                    ],
                 }
             ),
             encoding="utf-8",

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Final, Self
 
 from gateway.client import AudioEvent, ChatMessage, GatewayClient, SamplingOverrides
-from shared.errors import InvalidRequestError
+from shared.errors import BusyError, InvalidRequestError
 from tests.support.media import clip, picture, spoken
 
 STOP_S = 60.0
@@ -93,6 +93,7 @@ class Traffic:
         clients: How many there are.
         after_s: When each comes, later than the one before.
         until_s: When the first one goes; each goes earlier than the one before, by ``after_s``.
+        keys: API keys of the clients, in turn.  Who is busy with a limit of his key waits.
     """
 
     def __init__(
@@ -103,7 +104,9 @@ class Traffic:
         clients: int = 1,
         after_s: float = 0.0,
         until_s: float = math.inf,
+        keys: Sequence[str | None] = (None,),
     ) -> None:
+        self._keys = keys
         self._address = address
         self._asks = asks
         self._stopping = threading.Event()
@@ -126,12 +129,15 @@ class Traffic:
         began = time.monotonic()
         if self._stopping.wait(after_s):
             return
-        with GatewayClient(self._address) as client:
+        with GatewayClient(self._address, self._keys[first % len(self._keys)]) as client:
             for number in itertools.count(first, len(self._threads)):
                 if self._stopping.is_set() or time.monotonic() > began + until_s:
                     return
                 turn = first + number // len(self._threads)
-                self._asks[turn % len(self._asks)](client, number)
+                try:
+                    self._asks[turn % len(self._asks)](client, number)
+                except BusyError as error:
+                    self._stopping.wait((error.retry_after_ms or 1000) / 1000)
 
 
 def _text(tokens: int) -> SamplingOverrides:

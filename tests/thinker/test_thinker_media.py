@@ -4,14 +4,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest import mock
 
+import msgspec
 import pytest
 import torch
 
-from shared.messages import ThinkRequest
-from tests.support.answers import Answer, Reference
+from shared.messages import Resume, ThinkRequest
+from tests.support.answers import Answer, Reference, random_prompt
 from tests.support.conversations import Conversation, Item, Processor, Turn, asks, examples
-from tests.support.media import picture, spoken
+from tests.support.media import clip, picture, spoken
 from tests.support.thinking import ThinkerRig, speech_of, thinker_request
+from tests.thinker.conftest import BLOCK_SIZE
 
 TEXT_TOKENS = 20
 TOLERANCE = 1e-4
@@ -121,6 +123,64 @@ def test_a_second_turn_computes_only_what_is_new(
     shared = thinker.starts["first"].prompt_tokens - 4
     assert usage.cached_tokens == shared // block * block > 0
     assert sum(thinker.steps.of("second")) < len(answer.prompt) - usage.cached_tokens + len(answer.text)
+
+
+@pytest.fixture
+def wide(chunked_thinker: ThinkerRig, processor: Processor) -> ThinkRequest:
+    """A request with a video that is wider than its sound is long, answered by a thinker that knew nothing.
+
+    The text behind the video counts from the end of the sound, the reply from the largest position; in the
+    next turn the reply is text behind the video.
+    """
+    conversation = asks(Item("video", clip("mp4", 1.0, 4, 1680, 56, text="Hi.")), use_audio_in_video=True)
+    request = request_of("first", conversation, processor, max_tokens=80, min_tokens=80)
+    chunked_thinker.engine.reset_prefix_cache()
+    chunked_thinker.run(request)
+    return request
+
+
+def resumed(request: ThinkRequest, text: list[int]) -> ThinkRequest:
+    return msgspec.structs.replace(request, request_id="resumed", resume=Resume(text_token_ids=text))
+
+
+@pytest.mark.parametrize("drawn_anew", [True, False], ids=["drawn", "read again"])
+def test_a_reply_is_not_found_in_the_cache_where_its_positions_are_others(
+    chunked_thinker: ThinkerRig,
+    wide: ThinkRequest,
+    reference: Reference,
+    processor: Processor,
+    drawn_anew: bool,
+) -> None:
+    reply = chunked_thinker.text("first")
+    if not drawn_anew:
+        chunked_thinker.engine.reset_prefix_cache()
+        chunked_thinker.run(resumed(wide, reply[:50]))
+    more = [*reply, *random_prompt(20)]
+    second = {"request_id": "second", "prompt_token_ids": [*wide.prompt_token_ids, *more]}
+    sampling = msgspec.structs.replace(wide.sampling, max_tokens=TEXT_TOKENS, min_tokens=0)
+    chunked_thinker.run(msgspec.structs.replace(wide, **second, sampling=sampling))
+    first = Conversation((Turn("user", (Item("video", bytes(wide.media[0].data.view)),)),), True)
+    inputs = processor.inputs(first)
+    inputs["input_ids"] = torch.cat([inputs["input_ids"], torch.tensor([more])], dim=1)
+    inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    (answer,) = reference.answers_to(
+        inputs, use_audio_in_video=True, thinker_max_new_tokens=TEXT_TOKENS, talker_max_new_tokens=2
+    )
+    check(chunked_thinker, "second", answer)
+    length = chunked_thinker.starts["first"].prompt_tokens
+    assert answer.positions[:, :length].max() > answer.positions[:, length - 1].max()
+    usage = chunked_thinker.texts["second"][0].prompt
+    assert usage is not None
+    # All whole blocks of the first prompt, and none of the reply.
+    assert usage.cached_tokens == length // BLOCK_SIZE * BLOCK_SIZE > 0
+
+
+def test_it_is_found_where_they_are_the_same(chunked_thinker: ThinkerRig, wide: ThinkRequest) -> None:
+    reply = chunked_thinker.text("first")
+    chunked_thinker.run(resumed(wide, reply[:70]))
+    assert chunked_thinker.text("resumed") == reply[70:]
+    # What it did not find is a part of a block.
+    assert chunked_thinker.steps.of("resumed")[0] <= BLOCK_SIZE
 
 
 def test_the_encoders_output_is_used_again_at_another_place(

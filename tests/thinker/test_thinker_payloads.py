@@ -15,7 +15,7 @@ def test_many_rows_at_once_leave_in_messages_within_the_limit(
     prompt = random_prompt(300)
     thinker.run(thinker_request("whole", prompt, speech=speech_of()))
     assert max(message.rows.data.nbytes for message in thinker.tracks["whole"]) > LIMIT
-    monkeypatch.setattr(thinker.service, "_max_payload_bytes", LIMIT)
+    monkeypatch.setattr(thinker.service._rows, "_max_payload_bytes", LIMIT)
     # The second finds its prompt in the prefix cache: one step brings all of its rows.
     thinker.run(thinker_request("cut", prompt, speech=speech_of()))
     assert max(message.rows.data.nbytes for message in thinker.tracks["cut"]) <= LIMIT

@@ -1,0 +1,62 @@
+"""How the prefix cache tells blocks of KV memory apart: by their tokens, and by where these stand.
+
+vLLM takes a block for another one if both have the same tokens behind the same ones.  What was computed for
+them is the same only if their position ids are, and those of a reply need not be: while it is drawn it counts
+on from the largest position of its prompt, and in the next turn it is text behind the prompt's last token.
+The two differ, in transformers too, where a video is wider than its sound is long.
+"""
+
+import hashlib
+from collections.abc import Callable
+from typing import Final
+
+from vllm.v1.core.kv_cache_utils import BlockHash
+from vllm.v1.request import Request
+
+from services.thinker.media.spans import Clock
+from services.thinker.positions import prompt_positions
+from services.thinker.worker import PROMPT_TOKENS
+
+BlockHasher = Callable[[Request], list[BlockHash]]
+"""Hashes of the blocks that a request has filled since the last time; each covers those before it."""
+
+_APART: Final = b"a reply that counts from the largest position of its prompt"
+
+
+def hash_replies_apart(hash_blocks: BlockHasher, block_size: int, clock: Clock) -> BlockHasher:
+    """A hasher in which a reply is another one than the same text in a prompt, where its positions are.
+
+    Args:
+        hash_blocks: vLLM's hasher.
+        block_size: Positions of a block.
+        clock: The checkpoint's.
+    """
+
+    def hash_apart(request: Request) -> list[BlockHash]:
+        hashes = hash_blocks(request)
+        length = _prompt_tokens(request)
+        # Of the new blocks, the first that has a token of the reply.
+        first = length // block_size - len(request.block_hashes)
+        if not 0 <= first < len(hashes) or not _has_gap(request, length, clock):
+            return hashes
+        apart = BlockHash(hashlib.sha256(hashes[first] + _APART).digest())
+        # What follows is hashed behind this one, of an earlier attempt or still to come.
+        request.block_hashes += [*hashes[:first], apart]
+        return hash_blocks(request)
+
+    return hash_apart
+
+
+def _prompt_tokens(request: Request) -> int:
+    """How many tokens are the prompt, without what is read again of a reply."""
+    params = request.sampling_params
+    told = params.extra_args if params and params.extra_args else {}
+    return int(told.get(PROMPT_TOKENS, request.num_prompt_tokens))
+
+
+def _has_gap(request: Request, length: int, clock: Clock) -> bool:
+    """Whether the reply's positions do not follow that of the prompt's last token."""
+    if not request.mm_features:
+        return False
+    positions = prompt_positions(length, request.mm_features, clock)
+    return bool(positions.max() > positions[:, -1].max())

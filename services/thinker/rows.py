@@ -1,0 +1,91 @@
+"""The way of conditioning rows from the engine's memory to the talker."""
+
+from collections.abc import Callable
+
+import torch
+from vllm.v1.engine.llm_engine import LLMEngine
+
+from services.thinker.scheduler import ThinkerScheduler
+from services.thinker.track import TrackWriter
+from shared.errors import QueueFullError
+from shared.messages import ConditioningRows, TalkerInput
+from shared.peers import Outlet
+
+
+class RowSender:
+    """Reads the rows of each step, and sends each request its own.
+
+    Args:
+        engine: The thinker's.
+        scheduler: Its scheduler, which knows the rows of a step.
+        talker: Where rows go.
+        max_payload_bytes: Largest tensor that the talker takes.
+
+    Attributes:
+        sent: Rows of all messages.
+    """
+
+    def __init__(
+        self,
+        engine: LLMEngine,
+        scheduler: ThinkerScheduler,
+        talker: Outlet[TalkerInput],
+        max_payload_bytes: int,
+    ) -> None:
+        self.sent = 0
+        self._engine = engine
+        self._scheduler = scheduler
+        self._talker = talker
+        self._max_payload_bytes = max_payload_bytes
+
+    def send(self, track_of: Callable[[str], TrackWriter | None]) -> dict[str, QueueFullError]:
+        """Send what the last step made readable.
+
+        Args:
+            track_of: Gives the track of a request by the engine's name; none if nobody wants its rows.
+
+        Returns:
+            The requests for whose rows the talker's queue has no room, by the engine's name.
+        """
+        failures: dict[str, QueueFullError] = {}
+        reads = [
+            (read, track) for read in self._scheduler.take_reads() if (track := track_of(read.engine_id))
+        ]
+        if not reads:
+            return failures
+        slots = torch.cat([read.slots for read, _ in reads])
+        rows, positions = self._engine.collective_rpc("read_rows", args=(slots,))[0]
+        first = 0
+        for read, track in reads:
+            last = first + read.slots.shape[0]
+            try:
+                self._send_track(track, read.start, rows[first:last], positions[:, first:last])
+            except QueueFullError as error:
+                failures[read.engine_id] = error
+            first = last
+        return failures
+
+    def close(self, track: TrackWriter) -> None:
+        """Send the last message of a track.
+
+        Raises:
+            QueueFullError: The talker's queue has no room.
+        """
+        self._put(track.close())
+
+    def _send_track(
+        self, track: TrackWriter, start: int, rows: torch.Tensor, positions: torch.Tensor
+    ) -> None:
+        """Send a request's next rows, in messages that the talker takes.
+
+        A step may bring many more rows than it computes: all that a long prompt finds in the prefix cache.
+        """
+        # One less, for the track may add the voice's row.
+        most = max(1, self._max_payload_bytes // (rows.shape[1] * rows.dtype.itemsize) - 1)
+        for first in range(0, rows.shape[0], most):
+            last = first + most
+            self._put(track.rows(start + first, rows[first:last], positions[:, first:last]))
+
+    def _put(self, message: ConditioningRows) -> None:
+        self._talker.put(message)
+        self.sent += message.rows.shape[0]
