@@ -3,7 +3,10 @@
 import asyncio
 import random
 import zlib
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 MAX_CUTS = 6
 BYTE_BY_BYTE = 96
@@ -16,13 +19,45 @@ def cut(data: bytes) -> list[bytes]:
     if len(data) <= BYTE_BY_BYTE and chance.random() < 0.25:
         return [data[at : at + 1] for at in range(len(data))]
     places = sorted(chance.randint(0, len(data)) for _ in range(chance.randint(1, MAX_CUTS)))
-    return [data[start:end] for start, end in zip([0, *places], [*places, len(data)], strict=True)]
+    pieces = [data[start:end] for start, end in zip([0, *places], [*places, len(data)], strict=True)]
+    # A network never delivers nothing: to h11 that would be the end.
+    return [piece for piece in pieces if piece]
+
+
+def framed(data: bytes) -> bytes:
+    """Turn bytes into frames that are whole, so that what is in them is looked at.
+
+    The first byte says whether they are (``f``), or come as they are; of a frame two bytes tell the length.
+    """
+    if data[:1] != b"f":
+        return data[1:]
+    frames, at = bytearray(), 1
+    while at < len(data):
+        body = data[at + 2 : at + 2 + int.from_bytes(data[at : at + 2], "big")]
+        frames += len(body).to_bytes(4, "big") + body
+        at += 2 + len(body)
+    return bytes(frames)
+
+
+def unframed(stream: bytes) -> bytes:
+    """The other way round."""
+    frames, at = bytearray(b"f"), 0
+    while at < len(stream):
+        length = int.from_bytes(stream[at : at + 4], "big")
+        frames += length.to_bytes(2, "big") + stream[at + 4 : at + 4 + length]
+        at += 4 + length
+    return bytes(frames)
 
 
 async def settle(rounds: int = 12) -> None:
     """Let everything run that waits for nothing but its turn."""
     for _ in range(rounds):
         await asyncio.sleep(0)
+
+
+async def at_once(function: Callable[..., T], *arguments: Any) -> T:
+    """Stand in for :func:`asyncio.to_thread`: the same, but always as fast."""
+    return function(*arguments)
 
 
 class Transport(asyncio.Transport):

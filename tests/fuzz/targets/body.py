@@ -21,7 +21,7 @@ from gateway.parts import TextPart, parts_of
 from gateway.protocol import GenerateRequest
 from shared.errors import CancelledRequestError, InvalidRequestError, MediaError, OmniRelayError
 from tests.fuzz.intake import CONFIG, INTERNAL, context, data_of
-from tests.fuzz.streams import cut
+from tests.fuzz.streams import at_once, cut
 
 LONG: Final = 16
 """Longer strings count as long here, as those of a file would."""
@@ -35,7 +35,8 @@ def check(data: bytes) -> None:
     """Read a body, or follow a session."""
     kind, body = data[:1], data[1:]
     if kind == b"r":
-        asyncio.run(_converse(body.split(b"\n")))
+        with mock.patch("asyncio.to_thread", at_once):
+            asyncio.run(_converse(body.split(b"\n")))
     elif kind == b"s":
         _ask(body, read_speech)
     else:

@@ -15,7 +15,7 @@ from gateway.protocol import LENGTH_BYTES, PROTOCOL_VERSION, Refused, Reply, Ser
 from shared.errors import OmniRelayError
 from shared.messages import STAGES
 from tests.fuzz.intake import STATUS
-from tests.fuzz.streams import connection, cut, feed, settle
+from tests.fuzz.streams import connection, cut, feed, framed, settle, unframed
 
 REQUESTS: Final = 2
 """Their names are 1 and 2; the status is asked for by the name 3."""
@@ -24,6 +24,7 @@ SECONDS: Final = ("ttft_s", "ttfa_s", "wall_s")
 
 def check(data: bytes) -> None:
     """Listen to a gateway that says this, in two ways."""
+    data = framed(data)
     end = LENGTH_BYTES + int.from_bytes(data[:LENGTH_BYTES], "big")
     greeting, rest = data[:end], data[end:]
     whole = asyncio.run(_listen([greeting], [rest]))
@@ -80,6 +81,12 @@ async def _events(answer: AsyncAnswer) -> list[object]:
 
 def seeds() -> Iterator[bytes]:
     """Give what gateways say."""
+    for stream in _streams():
+        yield b"r" + stream
+        yield unframed(stream)
+
+
+def _streams() -> Iterator[bytes]:
     welcome = pack(Welcome(PROTOCOL_VERSION, 10**6, 10**5, 10**6))
     yield pack(Welcome(PROTOCOL_VERSION))
     yield pack(Refused("version_unsupported", "another one"))

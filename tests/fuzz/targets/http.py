@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from functools import cache
 from typing import Any, Final
+from unittest import mock
 
 import msgspec
 from prometheus_client import CollectorRegistry
@@ -15,7 +16,7 @@ from gateway.http.protocol import BoundedProtocol
 from gateway.http.server import _Server
 from shared.engine.endpoint import HttpEndpoint, _Connection
 from tests.fuzz.intake import INTERNAL, Intake, context
-from tests.fuzz.streams import Transport, cut, settle
+from tests.fuzz.streams import Transport, at_once, cut, settle
 
 STATUS: Final = re.compile(rb"HTTP/1\.1 ([0-9]{3}) ")
 SWITCHING: Final = b"HTTP/1.1 101"
@@ -28,7 +29,12 @@ def check(data: bytes) -> None:
     """Serve a connection on which this comes, in two ways."""
     kind, rest = data[:1], data[1:]
     serve = _serve_stage if kind == b"s" else _serve
-    whole, pieces = (asyncio.run(serve(each)) for each in ([rest], cut(rest)))
+    # Who upgrades waits for the answer before more is said.
+    end = rest.find(b"\r\n\r\n") + 4
+    head, more = (rest[:end], rest[end:]) if end > 3 else (rest, b"")
+    with mock.patch("asyncio.to_thread", at_once):
+        whole = asyncio.run(serve([each for each in (head, more) if each]))
+        pieces = asyncio.run(serve([*cut(head), *cut(more)]))
     for written in (whole, pieces):
         for status in STATUS.findall(written):
             assert status != b"500", written

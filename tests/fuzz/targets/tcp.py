@@ -27,7 +27,7 @@ from gateway.protocol import (
 )
 from gateway.server import Connection
 from tests.fuzz.intake import CONFIG, INTERNAL, STATUS, Intake
-from tests.fuzz.streams import connection, cut, feed
+from tests.fuzz.streams import connection, cut, feed, framed, unframed
 
 PIECE_BYTES: Final = 600
 """Longer frames count as uploads here: few enough for the fuzzer to make them."""
@@ -37,6 +37,7 @@ ROOM: Final = 2**30
 
 def check(data: bytes) -> None:
     """Serve a client that says this, in two ways."""
+    data = framed(data)
     with mock.patch.object(server, "PIECE_BYTES", PIECE_BYTES):
         whole, pieces = (asyncio.run(_serve(each)) for each in ([data], cut(data)))
     # Whether a name may be used again depends on who has heard of its end, and so on time.
@@ -79,6 +80,12 @@ def _messages(written: bytes) -> Iterator[ServerMessage]:
 
 def seeds() -> Iterator[bytes]:
     """Give what clients say: requests of every kind behind a hello."""
+    for stream in _streams():
+        yield b"r" + stream
+        yield unframed(stream)
+
+
+def _streams() -> Iterator[bytes]:
     hello = pack(Hello(1, "seed"))
     yield hello
     yield pack(Hello(1, "seed", "omr_key")) + pack(StatusQuery(1))
