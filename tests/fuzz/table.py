@@ -50,10 +50,10 @@ TARGETS: Final = {
     target.name: target
     for target in (
         Target("wire", 2048, "messages between the processes, and what follows from their fields"),
-        Target("tcp", 4096, "the gateway's TCP protocol, from the first byte to the thinker's message"),
-        Target("client", 4096, "the client's end of it"),
-        Target("http", 4096, "HTTP and WebSockets at the gateway, and the stages' HTTP endpoint"),
-        Target("body", 4096, "bodies of chat and speech, and the events of a realtime session"),
+        Target("tcp", 2048, "the gateway's TCP protocol, from the first byte to the thinker's message"),
+        Target("client", 2048, "the client's end of it"),
+        Target("http", 2048, "HTTP and WebSockets at the gateway, and the stages' HTTP endpoint"),
+        Target("body", 2048, "bodies of chat and speech, and the events of a realtime session"),
         Target("config", 2048, "YAML, environment variables, files of API keys and of CURVE keys"),
         Target("media", 2048, "URLs, the beginnings of files, the decoders' pipe, traceparent, ZAP"),
     )

@@ -1,4 +1,4 @@
-"""What is said in JSON: the first byte tells chat, speech, or the events of a realtime session, a line each."""
+"""What is said in JSON; the first byte tells chat, speech, or the events of a session, a line each."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -183,7 +183,7 @@ def _chats() -> Iterator[dict[str, Any]]:
         {"type": "image_url", "image_url": {"url": url, "detail": "auto"}},
         {"type": "video_url", "video_url": {"url": "data:,%00%01%02abcdefghijklm"}},
         {"type": "audio_url", "audio_url": {"url": "https://example.com/a.wav"}},
-        {"type": "text", "text": "What is this, and what is \"that\"?"},
+        {"type": "text", "text": 'What is this, and what is "that"?'},
     ]
     yield {"messages": [{"role": "user", "content": content}]}
     for part in content:
@@ -218,5 +218,3 @@ def _sessions() -> Iterator[list[dict[str, Any]]]:
     settings = {"type": "realtime", "instructions": "Be kind", "audio": audio, "max_output_tokens": "inf"}
     beta = {"modalities": ["text"], "voice": "Ethan", "temperature": 0.8, "tool_choice": "auto"}
     yield [{"type": "session.update", "session": settings}, {"type": "session.update", "session": beta}]
-
-

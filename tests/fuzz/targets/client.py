@@ -11,7 +11,16 @@ import numpy as np
 from gateway import events
 from gateway.client import AsyncGatewayClient, AudioEvent
 from gateway.client.aio import AsyncAnswer
-from gateway.protocol import LENGTH_BYTES, PROTOCOL_VERSION, Refused, Reply, ServerMessage, StatusReply, Welcome, pack
+from gateway.protocol import (
+    LENGTH_BYTES,
+    PROTOCOL_VERSION,
+    Refused,
+    Reply,
+    ServerMessage,
+    StatusReply,
+    Welcome,
+    pack,
+)
 from shared.errors import OmniRelayError
 from shared.messages import STAGES
 from tests.fuzz.intake import STATUS

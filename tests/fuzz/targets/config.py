@@ -37,8 +37,8 @@ def check(data: bytes) -> None:
             _check_api_keys(rest)
         else:
             _check_curve_keys(kind, rest)
-    except ConfigError as error:
-        assert str(error)
+    except ConfigError:
+        return
 
 
 def _check_yaml(content: bytes) -> None:

@@ -20,8 +20,11 @@ from tests.fuzz.streams import Transport, at_once, cut, settle
 
 STATUS: Final = re.compile(rb"HTTP/1\.1 ([0-9]{3}) ")
 SWITCHING: Final = b"HTTP/1.1 101"
+BROKEN: Final = b"Invalid HTTP request received."
 # What no two answers have in common: the time, drawn names, and numbers of metrics.
-_OWN: Final = re.compile(rb"\r\n(date|x-request-id|content-length): [^\r]*|^[a-z_]+(\{[^}]*\})? [-+0-9.einfa]+$", re.M)
+_OWN: Final = re.compile(
+    rb"\r\n(date|x-request-id|content-length): [^\r]*|^[a-z_]+(\{[^}]*\})? [-+0-9.einfa]+$", re.M | re.I
+)
 ROUNDS: Final = 40
 
 
@@ -38,8 +41,9 @@ def check(data: bytes) -> None:
     for written in (whole, pieces):
         for status in STATUS.findall(written):
             assert status != b"500", written
-    # What is drawn for a session is in its events.
-    if SWITCHING not in whole and SWITCHING not in pieces:
+    # What is drawn for a session is in its events; and of a request that breaks off it depends on time
+    # whether somebody has answered it before.
+    if not any(each in written for each in (SWITCHING, BROKEN) for written in (whole, pieces)):
         assert _OWN.sub(b"", whole) == _OWN.sub(b"", pieces)
 
 

@@ -68,8 +68,8 @@ def _frames(data: bytes) -> list[bytes]:
     sizes = [int.from_bytes(data[at + 2 * each : at + 2 * each + 2], "big") for each in range(count)]
     rest, blobs = data[at + 2 * count :], []
     for size in reversed(sizes):
-        size = min(size, len(rest))
-        rest, blob = rest[: len(rest) - size], rest[len(rest) - size :]
+        start = max(0, len(rest) - size)
+        rest, blob = rest[:start], rest[start:]
         blobs.insert(0, blob)
     return [rest, *blobs]
 
@@ -156,20 +156,23 @@ def _messages() -> Iterator[tuple[int, Any]]:
     yield 1, messages.SpeechStart(**both, prompt_tokens=4, resume=spoken)
     for dtype in ("float32", "bfloat16"):
         size = 2 * WIDTH * (4 if dtype == "float32" else 2)
-        yield 1, messages.ConditioningRows(
-            request_id="gw.1",
-            seq=0,
-            start=0,
-            rows=PromptEmbedsPayload(shape=(2, WIDTH), dtype=dtype, data=Blob(bytes(size))),
-            additional=AdditionalInformationPayload(
-                entries={
-                    "mrope_positions": AdditionalInformationEntry(
-                        tensor_data=Blob(bytes(24)), tensor_shape=(3, 2), tensor_dtype="int32"
-                    ),
-                    "list": AdditionalInformationEntry(list_data=[1, 2.5, "a", True, None]),
-                }
+        yield (
+            1,
+            messages.ConditioningRows(
+                request_id="gw.1",
+                seq=0,
+                start=0,
+                rows=PromptEmbedsPayload(shape=(2, WIDTH), dtype=dtype, data=Blob(bytes(size))),
+                additional=AdditionalInformationPayload(
+                    entries={
+                        "mrope_positions": AdditionalInformationEntry(
+                            tensor_data=Blob(bytes(24)), tensor_shape=(3, 2), tensor_dtype="int32"
+                        ),
+                        "list": AdditionalInformationEntry(list_data=[1, 2.5, "a", True, None]),
+                    }
+                ),
+                last=True,
             ),
-            last=True,
         )
     yield 2, messages.SynthesisStart(**both, chunks_delivered=2)
     yield 2, messages.CodecTokens(request_id="gw.1", seq=1, token_ids=[4, 5], last=True)
