@@ -1,4 +1,4 @@
-"""``make fuzz``: let a fuzzer look for inputs that show a fault; ``python -m tests.fuzz TARGET --seconds 600``."""
+"""``make fuzz``: does any input of a decoder or a protocol show a fault?"""
 
 import argparse
 import hashlib
@@ -49,7 +49,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--minimise",
         action="store_true",
-        help="do not fuzz: keep what earlier runs found in tests/fuzz/corpus",
+        help="keep what was found in tests/fuzz/corpus; nothing is fuzzed",
     )
     options = parser.parse_args()
     if unknown := set(options.targets) - set(TARGETS):
@@ -109,11 +109,10 @@ def _minimise(target: Target, folder: Path) -> None:
 
 
 def _run(target: Target, arguments: list[str], log: Path) -> int:
+    command = [sys.executable, "-m", "tests.fuzz.engine", target.name, *arguments]
     with log.open("w", encoding="utf-8") as file:
-        command = [sys.executable, "-m", "tests.fuzz.engine", target.name, *arguments]
-        return subprocess.run(
-            command, stdout=file, stderr=subprocess.STDOUT, cwd=ROOT, check=False
-        ).returncode
+        ended = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, cwd=ROOT, check=False)
+    return ended.returncode
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""What is fuzzed: a module for each target, with ``check(data)``, which raises for a fault, and ``seeds()``."""
+"""What is fuzzed, a module each: ``check(data)`` raises for a fault, ``seeds()`` is what to begin with."""

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from gateway.http.app import make_app
 from gateway.http.protocol import BoundedProtocol
 from gateway.http.server import _Server
+from shared.engine import endpoint
 from shared.engine.endpoint import HttpEndpoint, _Connection
 from tests.fuzz.intake import INTERNAL, Intake, context
 from tests.fuzz.streams import Transport, at_once, cut, settle
@@ -26,6 +27,8 @@ _OWN: Final = re.compile(
     rb"\r\n(date|x-request-id|content-length): [^\r]*|^[a-z_]+(\{[^}]*\})? [-+0-9.einfa]+$", re.M | re.I
 )
 ROUNDS: Final = 40
+MAX_HEAD_BYTES: Final = 256
+"""Of a stage here: little enough for the fuzzer to write more."""
 
 
 def check(data: bytes) -> None:
@@ -35,7 +38,10 @@ def check(data: bytes) -> None:
     # Who upgrades waits for the answer before more is said.
     end = rest.find(b"\r\n\r\n") + 4
     head, more = (rest[:end], rest[end:]) if end > 3 else (rest, b"")
-    with mock.patch("asyncio.to_thread", at_once):
+    with (
+        mock.patch("asyncio.to_thread", at_once),
+        mock.patch.object(endpoint, "MAX_HEAD_BYTES", MAX_HEAD_BYTES),
+    ):
         whole = asyncio.run(serve([each for each in (head, more) if each]))
         pieces = asyncio.run(serve([*cut(head), *cut(more)]))
     for written in (whole, pieces):
@@ -93,9 +99,9 @@ def _server() -> tuple[_Server, Intake]:
 
 @cache
 def _endpoint() -> HttpEndpoint:
-    endpoint = HttpEndpoint("tcp://127.0.0.1:0", lambda: None, lambda: "no", CollectorRegistry())
-    endpoint.close()
-    return endpoint
+    made = HttpEndpoint("tcp://127.0.0.1:0", lambda: None, lambda: "no", CollectorRegistry())
+    made.close()
+    return made
 
 
 def seeds() -> Iterator[bytes]:
@@ -103,6 +109,7 @@ def seeds() -> Iterator[bytes]:
     for path in ("/livez", "/readyz", "/metrics", "/none?a=b"):
         yield b"s" + _request("GET", path)
     yield b"s" + _request("POST", "/livez")
+    yield b"s" + _request("GET", "/livez", {"X": "a" * (MAX_HEAD_BYTES - 43)})
     paths = ("/", "/page/page.js", "/livez", "/readyz", "/health", "/v1/models", "/v1/models/omnirelay")
     for path in (*paths, "/v1/requests/gw.1", "/v1/none%20", "/metrics"):
         yield b"g" + _request("GET", path)

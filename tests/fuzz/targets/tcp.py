@@ -12,7 +12,7 @@ from gateway import server
 from gateway.core import Gateway
 from gateway.door import Door
 from gateway.held import UploadRoom
-from gateway.parts import AudioPart, ChatMessage, ImagePart, TextPart, VideoPart
+from gateway.parts import AudioPart, ChatMessage, ContentPart, ImagePart, TextPart, VideoPart
 from gateway.protocol import (
     LENGTH_BYTES,
     Cancel,
@@ -111,7 +111,7 @@ def _requests() -> Iterator[GenerateRequest]:
         max_tokens=5, min_tokens=1, temperature=0.5, top_k=3, top_p=0.5, repetition_penalty=1.1
     )
     yield GenerateRequest(messages=[user], text_sampling=sampling, codec_sampling=sampling, streaming=False)
-    parts = [
+    parts: list[ContentPart] = [
         AudioPart(data=memoryview(b"RIFF")),
         ImagePart(url="data:image/png;base64,iVBORw0KGgo="),
         VideoPart(url="data:,%00%01ab"),

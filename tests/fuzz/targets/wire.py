@@ -66,7 +66,8 @@ def check(data: bytes) -> None:
 def _frames(data: bytes) -> list[bytes]:
     count, at = data[0] % (MAX_BLOBS + 1), 1
     sizes = [int.from_bytes(data[at + 2 * each : at + 2 * each + 2], "big") for each in range(count)]
-    rest, blobs = data[at + 2 * count :], []
+    rest = data[at + 2 * count :]
+    blobs: list[bytes] = []
     for size in reversed(sizes):
         start = max(0, len(rest) - size)
         rest, blob = rest[:start], rest[start:]
