@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 FOLDER: Final = Path(__file__).resolve().parent
-KIB_A_RUN: Final = 96 * 1024
+KIB_A_RUN: Final = 32 * 1024
 """Most KiB that the largest resident set may grow by while one input is looked at."""
 
 
