@@ -7,7 +7,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 
 .DEFAULT_GOAL := help
 .PHONY: help env demo up test test-chaos test-apart test-compose test-monitoring test-page prometheus chromium
-.PHONY: ip iptables chaos bench profile check format clean sbom audit
+.PHONY: ip iptables chaos fuzz bench profile check format clean sbom audit
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,6 +42,10 @@ test-apart: env ip iptables ## each process on a host of its own: links that are
 # ARGS="--cells 10", ARGS="--soak 30": see `python -m tests.chaos --help`.
 chaos: env ## every process x fault x state under eight streams; or a soak; a table in out/chaos.md
 	@$(BIN)/python -m tests.chaos $(ARGS)
+
+# ARGS="tcp http --seconds 60", ARGS="tcp --minimise": see `python -m tests.fuzz --help`.
+fuzz: env ## let a fuzzer look for faults in every decoder, ten minutes each; what it finds is in out/fuzz
+	@$(BIN)/python -m tests.fuzz $(ARGS)
 
 test-compose: env ## test docker compose up for real: build, start, send, crash, stop
 	@$(BIN)/python -m pytest --capture=no -m compose tests/compose

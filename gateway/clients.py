@@ -18,15 +18,15 @@ class ClientLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """What one client may do; none is no bound besides those that hold for all.
 
     Attributes:
-        requests_per_second: How many requests it may begin in a second, on average.
+        requests_per_second: How many requests it may begin in a second, on average: 0.000001 to 1,000,000.
         burst: How many at once, after a pause; the default is those of one second.
         max_requests: How many may be open at once: prepared, waiting, being answered, or being read.
         request_bytes: Largest request, media included.
         best_priority: The most urgent priority, which is the smallest; more urgent requests get this one.
     """
 
-    requests_per_second: Annotated[float, Meta(gt=0)] | None = None
-    burst: Annotated[int, Meta(ge=1)] | None = None
+    requests_per_second: Annotated[float, Meta(ge=1e-6, le=1e6)] | None = None
+    burst: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
     max_requests: Annotated[int, Meta(ge=1)] | None = None
     request_bytes: Annotated[int, Meta(ge=1)] | None = None
     best_priority: Annotated[int, Meta(ge=-1000, le=1000)] = -1000

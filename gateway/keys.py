@@ -17,6 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from gateway.clients import NO_KEY, Client, ClientLimits
+from shared.config import NOT_YAML
 from shared.errors import ConfigError, UnauthenticatedError
 
 PREFIX: Final = "omr_"
@@ -64,7 +65,7 @@ def read_keys(path: Path) -> dict[str, KeyEntry]:
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
         values = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
+    except NOT_YAML as error:
         # Not the error's own words, which quote the line: somebody may have written a key there.
         mark = getattr(error, "problem_mark", None)
         where = f" in line {mark.line + 1}" if mark is not None else ""

@@ -38,6 +38,9 @@ WELCOME: Final[dict[Role, tuple[Role, ...]]] = {
 ENVELOPE_BYTES: Final = 64
 """More than CURVE adds to a frame, which ZeroMQ counts when it looks at the size: 33 in libzmq 4.3."""
 
+KEY_BYTES: Final = 32
+"""Of a public key, as ZAP tells it."""
+
 _ZAP: Final = "inproc://zeromq.zap.01"
 _DOMAIN: Final = b"omnirelay"
 _CALLS: Final = "inproc://omnirelay.curve"
@@ -300,7 +303,8 @@ class Door(threading.Thread):
     def _answer(self, question: list[bytes]) -> list[bytes]:
         """Answer libzmq's question: version, number, domain, peer's address, identity, mechanism, key."""
         number = question[1] if len(question) > 1 else b""
-        if self._keys and len(question) == 7 and question[2] == _DOMAIN and question[5] == b"CURVE":
+        asked = len(question) == 7 and question[2] == _DOMAIN and question[5] == b"CURVE"
+        if self._keys and asked and len(question[6]) == KEY_BYTES:
             role = self._roles.get(question[6])
             if role in WELCOME[self._keys.role]:
                 return [b"1.0", number, b"200", b"welcome", role.encode(), b""]

@@ -47,10 +47,12 @@ from shared.errors import (
     OmniRelayError,
     UnauthenticatedError,
     VersionError,
+    said,
 )
 
 MAX_REPLY_BYTES: Final = 512 * 2**20
 CONNECT_TIMEOUT_S: Final = 5.0
+SAMPLE_BYTES: Final = 4
 log = logging.getLogger(__name__)
 
 
@@ -109,7 +111,11 @@ class AsyncAnswer:
         return self._waiting.popleft()
 
     def take(self, event: events.Event) -> bool:
-        """Note an event when it arrives; True if it is the last.  For the client's own use."""
+        """Note an event when it arrives; True if it is the last.  For the client's own use.
+
+        Raises:
+            MessageError: It is none that a gateway sends.
+        """
         elapsed = time.monotonic() - self._sent
         if isinstance(event, events.AcceptedEvent):
             self.request_id = event.request_id
@@ -117,6 +123,8 @@ class AsyncAnswer:
             self._first_text = self._first_text or elapsed
             self._waiting.append(event)
         elif isinstance(event, events.AudioEvent):
+            if len(event.pcm) % SAMPLE_BYTES:
+                raise MessageError(f"the gateway sent {len(event.pcm)} bytes of audio, which end in a sample")
             samples = np.frombuffer(event.pcm, "<f4").astype(np.float32, copy=False)
             if samples.size:
                 self._first_audio = self._first_audio or elapsed
@@ -295,8 +303,8 @@ class AsyncGatewayClient:
     def _decode(self, body: bytearray) -> ServerMessage:
         try:
             message: ServerMessage = self._decoder.decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise MessageError(f"the gateway sent what cannot be read: {error}") from error
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise MessageError(f"the gateway sent what cannot be read: {said(error)}") from error
         return message
 
     async def _receive(self, reader: asyncio.StreamReader) -> None:

@@ -82,7 +82,14 @@ class BoundedProtocol(H11Protocol):
         super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is not HTTP, in the form of the other errors."""
+        """Answer what is not HTTP, in the form of the other errors, if no other answer has begun."""
+        if self.cycle is not None:
+            # Whoever still answers the request that broke off has nobody to answer to.
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if self.conn.our_state not in {h11.IDLE, h11.SEND_RESPONSE}:
+            self.transport.close()
+            return
         headers, body = malformed(msg)
         answer = h11.Response(status_code=400, headers=headers, reason=b"Bad Request")
         for part in (answer, h11.Data(data=body), h11.EndOfMessage()):

@@ -8,7 +8,7 @@ Unknown keys are refused.  No value is ever imported or executed.
 
 import os
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 import yaml
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
@@ -37,6 +37,7 @@ __all__ = [
     "DEFAULT_CHECKPOINT",
     "ENV_PREFIX",
     "MODEL_VARIABLE",
+    "NOT_YAML",
     "Config",
     "EngineConfig",
     "GatewayConfig",
@@ -64,7 +65,15 @@ DEFAULT_CHECKPOINT = Path(".cache/omnirelay/tiny")
 """Where the small random checkpoint is kept that serves when no model is chosen."""
 
 
-_NOT_YAML = (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError)
+NOT_YAML: Final = (
+    yaml.YAMLError,
+    ValueError,
+    LookupError,
+    ArithmeticError,
+    AttributeError,
+    TypeError,
+    RecursionError,
+)
 """What PyYAML raises: its own error, and whatever escapes it, as for ``2024-99-99`` or ``!!bool x``."""
 
 
@@ -175,7 +184,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from error
-    except _NOT_YAML as error:
+    except NOT_YAML as error:
         raise ConfigError(f"{path} is not YAML: {_in_one_line(error)}") from error
     if values is None:
         return {}
@@ -203,5 +212,5 @@ def _apply_overrides(values: dict[str, Any], environment: dict[str, str]) -> Non
                 raise ConfigError(f"{name}: {part} is a value, not a section")
         try:
             section[key] = yaml.safe_load(text)
-        except _NOT_YAML as error:
+        except NOT_YAML as error:
             raise ConfigError(f"{name}={text!r} is not a YAML value: {_in_one_line(error)}") from error

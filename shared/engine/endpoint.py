@@ -28,6 +28,7 @@ MAX_CONNECTIONS: Final = 64
 """Open at a time; for one more the oldest is closed, so that silent ones cannot keep others out."""
 TIMEOUT_S: Final = 5.0
 """For a whole request: its head, and until its answer is taken."""
+_END: Final = b"\r\n\r\n"
 _REQUEST_LINE: Final = re.compile(r"([A-Z]{1,16}) (/[!->@-~]*)(?:\?[!-~]*)? HTTP/1\.[01]")
 
 Check = Callable[[], str | None]
@@ -143,8 +144,9 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """A part of the request came."""
         self._head += data
-        head, end, _ = self._head.partition(b"\r\n\r\n")
-        if len(head) > MAX_HEAD_BYTES:
+        head, end, _ = self._head.partition(_END)
+        # Without its end, the last bytes may be the end's first ones.
+        if len(head) > MAX_HEAD_BYTES + (0 if end else len(_END) - 1):
             self._transport.write(_response(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE))
         elif end:
             self._transport.write(self._answer(head.decode("latin-1")))

@@ -355,6 +355,26 @@ def test_what_is_not_http_is_refused(configure: Configure) -> None:
     run(scenario())
 
 
+def test_a_body_that_breaks_off_under_an_answer_is_no_error_of_ours(
+    configure: Configure, caplog: pytest.LogCaptureFixture
+) -> None:
+    head = b"POST /v1/none HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b:
+            async with raw(b) as (reader, writer):
+                writer.write(head + b"zz\r\n")
+                assert (await hung_up_on(reader)).startswith(b"HTTP/1.1 400")
+            async with raw(b) as (reader, writer):
+                writer.write(head)
+                assert (await reader.readline()).startswith(b"HTTP/1.1 404")
+                writer.write(b"zz\r\n")
+                assert b"not_found" in await hung_up_on(reader)
+
+    run(scenario())
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
 def test_no_more_connections_than_there_are_places(
     configure: Configure, monkeypatch: pytest.MonkeyPatch
 ) -> None:

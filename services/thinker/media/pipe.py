@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from services.thinker.media.limits import DecodeLimits
-from shared.errors import MessageError
+from shared.errors import MessageError, said
 from shared.messages import MediaKind
 
 MAX_HEADER_BYTES: Final = 1 << 16
@@ -110,8 +110,8 @@ class Pipe:
         self.receive_into(memoryview(header))
         try:
             return decoder.decode(header)
-        except msgspec.DecodeError as error:
-            raise MessageError(f"a header that cannot be read: {error}") from error
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise MessageError(f"a header that cannot be read: {said(error)}") from error
 
     def receive_into(self, buffer: memoryview) -> None:
         """Fill a contiguous buffer of bytes."""

@@ -1,0 +1,220 @@
+"""What is said in JSON; the first byte tells chat, speech, or the events of a session, a line each."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, Final
+from unittest import mock
+
+import msgspec
+from starlette.requests import Request
+
+from gateway.clients import Client
+from gateway.http import strings
+from gateway.http.body import read_body
+from gateway.http.chat_request import read_chat
+from gateway.http.keys import CLIENT
+from gateway.http.realtime.events import EventError, read_event
+from gateway.http.realtime.session import Session
+from gateway.http.speech import read_speech
+from gateway.parts import TextPart, parts_of
+from gateway.protocol import GenerateRequest
+from shared.errors import CancelledRequestError, InvalidRequestError, MediaError, OmniRelayError
+from tests.fuzz.intake import CONFIG, INTERNAL, context, data_of
+from tests.fuzz.streams import at_once, cut
+
+LONG: Final = 16
+"""Longer strings count as long here, as those of a file would."""
+LIMITS: Final = CONFIG.gateway.limits
+_read_chat = partial(
+    read_chat, max_text_tokens=LIMITS.max_text_tokens, max_item_bytes=CONFIG.media.max_item_bytes
+)
+
+
+def check(data: bytes) -> None:
+    """Read a body, or follow a session."""
+    kind, body = data[:1], data[1:]
+    if kind == b"r":
+        with mock.patch("asyncio.to_thread", at_once):
+            asyncio.run(_converse(body.split(b"\n")))
+    elif kind == b"s":
+        _ask(body, read_speech)
+    else:
+        _ask(body, _read_chat)
+        _check_long_strings(body)
+
+
+def _ask(body: bytes, parse: Callable[[bytearray], tuple[Any, GenerateRequest]]) -> None:
+    """A body is read and its request checked; in pieces it is the same body."""
+    whole = asyncio.run(_submit([body], parse))
+    assert whole == asyncio.run(_submit(cut(body), parse))
+    assert INTERNAL not in whole
+
+
+async def _submit(
+    pieces: list[bytes], parse: Callable[[bytearray], tuple[Any, GenerateRequest]]
+) -> tuple[str, ...]:
+    api, intake = context()
+    client = Client("client 1")
+    waiting = [{"type": "http.request", "body": piece, "more_body": True} for piece in pieces]
+    waiting.append({"type": "http.request", "body": b"", "more_body": False})
+
+    async def receive() -> dict[str, Any]:
+        return waiting.pop(0)
+
+    headers = [(b"content-length", str(sum(map(len, pieces))).encode())]
+    scope = {"type": "http", "headers": headers, CLIENT: client}
+    try:
+        options, asked = await read_body(Request(scope, receive), api, parse)
+        written = msgspec.msgpack.encode(asked)
+        assert msgspec.msgpack.encode(msgspec.msgpack.decode(written, type=GenerateRequest)) == written
+        await intake.submit(asked, api.account(Request(scope, receive)))
+    except CancelledRequestError:
+        return (repr(options), written.hex())
+    except OmniRelayError as error:
+        return (error.code, str(error))
+    finally:
+        assert not intake.held.total
+        assert not api.uploads.used
+        assert not client.open_requests
+    raise AssertionError("neither taken nor refused")
+
+
+def _check_long_strings(body: bytes) -> None:
+    """Long strings are cut out before JSON is read; what is read is the same all the same."""
+    with mock.patch.object(strings, "MIN_LENGTH", LONG):
+        short = _content(body)
+    plain = _content(body)
+    if short is not None and plain is not None:
+        assert short == plain
+
+
+def _content(body: bytes) -> list[object] | None:
+    try:
+        _, asked = _read_chat(bytearray(body))
+        return [[_seen(part) for part in parts_of(message)] for message in asked.messages]
+    except (InvalidRequestError, MediaError):
+        return None
+
+
+def _seen(part: Any) -> object:
+    if isinstance(part, TextPart):
+        return part.text
+    try:
+        return type(part), bytes(data_of("item", part) or b"")
+    except MediaError as error:
+        return error.code
+
+
+async def _converse(lines: list[bytes]) -> None:
+    api, intake = context()
+    client = Client("client 1")
+    account = api.door.account("client 1", client)
+    sent: list[tuple[str, Any]] = []
+
+    async def send(kind: str, fields: dict[str, Any]) -> None:
+        sent.append((kind, msgspec.json.decode(msgspec.json.encode(fields))))
+
+    session = Session(api, account, send)
+    async with asyncio.timeout(5):
+        await session.begin()
+        for line in lines[:16]:
+            await _tell(session, line.decode("utf-8", "replace"))
+        await session.close()
+    assert INTERNAL not in intake.metrics.codes
+    assert not intake.held.total
+    assert not client.open_requests
+
+
+async def _tell(session: Session, text: str) -> None:
+    name = None
+    try:
+        event = read_event(text)
+        name = event.event_id
+        await session.handle(event)
+    except EventError as error:
+        await session.tell(error.error, error.event_id)
+    except OmniRelayError as error:
+        await session.tell(error, name)
+
+
+def seeds() -> Iterator[bytes]:
+    """Give bodies as clients of OpenAI's API write them."""
+    for chat in _chats():
+        yield b"c" + msgspec.json.encode({"model": "omnirelay", **chat})
+    speech = {"model": "omnirelay", "input": "Say this", "voice": "Chelsie", "response_format": "wav"}
+    yield b"s" + msgspec.json.encode(speech)
+    more = {"voice": {"id": "Ethan"}, "instructions": "slowly", "stream_format": "sse", "speed": 1.0}
+    yield b"s" + msgspec.json.encode({**speech, **more, "seed": 3, "response_format": "pcm"})
+    for events in _sessions():
+        yield b"r" + b"\n".join(map(msgspec.json.encode, events))
+
+
+def _chats() -> Iterator[dict[str, Any]]:
+    user = {"role": "user", "content": "Hello"}
+    yield {"messages": [user]}
+    yield {
+        "messages": [{"role": "developer", "content": "Be kind"}, user],
+        "modalities": ["text", "audio"],
+        "audio": {"voice": "Chelsie", "format": "pcm16"},
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "max_tokens": 5,
+        "temperature": 0.5,
+        "top_k": -1,
+        "seed": 7,
+    }
+    yield {
+        "messages": [{"role": "assistant", "audio": {"transcript": "A spoken answer, long enough"}}, user],
+        "max_completion_tokens": 4,
+        "ignore_eos": True,
+        "codec_sampling": {"temperature": 0.4, "max_tokens": 9},
+        "n": 1,
+        "tools": [],
+        "logit_bias": {},
+        "user": "me",
+        "deadline_s": 2,
+        "priority": -3,
+    }
+    bare = {"data": "UklGRgAAAABXQVZFUklGRg==", "format": "wav"}
+    url = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUg=="
+    content = [
+        {"type": "input_audio", "input_audio": bare},
+        {"type": "image_url", "image_url": {"url": url, "detail": "auto"}},
+        {"type": "video_url", "video_url": {"url": "data:,%00%01%02abcdefghijklm"}},
+        {"type": "audio_url", "audio_url": {"url": "https://example.com/a.wav"}},
+        {"type": "text", "text": 'What is this, and what is "that"?'},
+    ]
+    yield {"messages": [{"role": "user", "content": content}]}
+    for part in content:
+        yield {
+            "messages": [{"role": "user", "content": [part]}],
+            "mm_processor_kwargs": {"use_audio_in_video": True},
+        }
+
+
+def _sessions() -> Iterator[list[dict[str, Any]]]:
+    append = {"type": "input_audio_buffer.append", "audio": "AAABAAIAAwA="}
+    commit, clear = ({"type": f"input_audio_buffer.{each}"} for each in ("commit", "clear"))
+    create: dict[str, Any] = {"type": "response.create", "event_id": "e1"}
+    yield [append, commit, create, append, clear, commit]
+    own = {"conversation": "none", "metadata": {"a": "b"}, "output_modalities": ["text"]}
+    given = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi"}]}]
+    yield [{**create, "response": {**own, "input": given, "max_output_tokens": 5}}]
+    item = {"id": "i1", "type": "message", "role": "user", "content": []}
+    parts = [
+        {"type": "input_text", "text": "What is this?"},
+        {"type": "input_image", "image_url": "data:image/png;base64,iVBORw0KGgo="},
+        {"type": "input_audio", "audio": "AAABAA=="},
+    ]
+    yield [
+        {"type": "conversation.item.create", "item": {**item, "content": parts}, "previous_item_id": "root"},
+        {"type": "conversation.item.truncate", "item_id": "i1", "content_index": 0, "audio_end_ms": 5},
+        {**create, "response": {"input": [{"type": "item_reference", "id": "i1"}]}},
+        {"type": "response.cancel"},
+        {"type": "conversation.item.delete", "item_id": "i1"},
+    ]
+    audio = {"input": {"format": {"type": "audio/pcm", "rate": 24000}, "turn_detection": None}}
+    settings = {"type": "realtime", "instructions": "Be kind", "audio": audio, "max_output_tokens": "inf"}
+    beta = {"modalities": ["text"], "voice": "Ethan", "temperature": 0.8, "tool_choice": "auto"}
+    yield [{"type": "session.update", "session": settings}, {"type": "session.update", "session": beta}]

@@ -1,0 +1,128 @@
+"""What a gateway writes to a client, whole and cut: the client is told the same, and never left waiting."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any, Final
+from unittest import mock
+
+import msgspec
+import numpy as np
+
+from gateway import events
+from gateway.client import AsyncGatewayClient, AudioEvent
+from gateway.client.aio import AsyncAnswer
+from gateway.protocol import (
+    LENGTH_BYTES,
+    PROTOCOL_VERSION,
+    Refused,
+    Reply,
+    ServerMessage,
+    StatusReply,
+    Welcome,
+    pack,
+)
+from shared.errors import OmniRelayError
+from shared.messages import STAGES
+from tests.fuzz.intake import STATUS
+from tests.fuzz.streams import connection, cut, feed, framed, settle, unframed
+
+REQUESTS: Final = 2
+"""Their names are 1 and 2; the status is asked for by the name 3."""
+SECONDS: Final = ("ttft_s", "ttfa_s", "wall_s")
+
+
+def check(data: bytes) -> None:
+    """Listen to a gateway that says this, in two ways."""
+    data = framed(data)
+    end = LENGTH_BYTES + int.from_bytes(data[:LENGTH_BYTES], "big")
+    greeting, rest = data[:end], data[end:]
+    whole = asyncio.run(_listen([greeting], [rest]))
+    assert whole == asyncio.run(_listen(cut(greeting), cut(rest)))
+
+
+async def _listen(greeting: list[bytes], rest: list[bytes]) -> list[object]:
+    """Give what the users of a client see; requests are sent between what greets them and the rest."""
+    reader, writer, _ = connection()
+    client = AsyncGatewayClient()
+    feeding = asyncio.create_task(feed(reader, greeting))
+    try:
+        with mock.patch("asyncio.open_connection", mock.AsyncMock(return_value=(reader, writer))):
+            connecting = asyncio.create_task(client.connect())
+            await feeding
+            if not connecting.done():
+                reader.feed_eof()
+            async with asyncio.timeout(5):
+                await connecting
+        return await _ask(client, reader, rest)
+    except OmniRelayError as error:
+        return [error.code, str(error)]
+    finally:
+        await client.close()
+
+
+async def _ask(client: AsyncGatewayClient, reader: asyncio.StreamReader, rest: list[bytes]) -> list[object]:
+    answers = [client.chat("Hello") for _ in range(REQUESTS)]
+    report = asyncio.create_task(client.status())
+    await settle()
+    await feed(reader, rest)
+    reader.feed_eof()
+    async with asyncio.timeout(5):
+        seen: list[object] = [await _events(answer) for answer in answers]
+        await asyncio.wait({report})
+    error = report.exception()
+    assert error is None or isinstance(error, OmniRelayError), error
+    return [*seen, str(error) if error else report.result()]
+
+
+async def _events(answer: AsyncAnswer) -> list[object]:
+    seen: list[object] = []
+    try:
+        async for event in answer:
+            if isinstance(event, AudioEvent):
+                assert event.samples.dtype == np.float32
+                seen.append((event.seq, event.samples.tobytes()))
+            else:
+                seen.append(repr({**msgspec.to_builtins(event), **dict.fromkeys(SECONDS)}))
+    except OmniRelayError as error:
+        seen += [error.code, str(error)]
+    return seen
+
+
+def seeds() -> Iterator[bytes]:
+    """Give what gateways say."""
+    for stream in _streams():
+        yield b"r" + stream
+        yield unframed(stream)
+
+
+def _streams() -> Iterator[bytes]:
+    welcome = pack(Welcome(PROTOCOL_VERSION, 10**6, 10**5, 10**6))
+    yield pack(Welcome(PROTOCOL_VERSION))
+    yield pack(Refused("version_unsupported", "another one"))
+    yield pack(Refused("unauthenticated", "who are you"))
+    yield welcome + pack(Refused("message_invalid", "what"))
+    yield welcome + pack(StatusReply(3, STATUS))
+    done = events.DoneEvent(
+        request_id="gw.1",
+        text="Hi",
+        prompt_token_ids=[1],
+        text_token_ids=[2, 3],
+        codec_token_ids=[4],
+        audio_seconds=0.1,
+        finish_reason="stop",
+        codec_finish_reason="length",
+        seed=1,
+        speaker="Chelsie",
+        state_seconds=dict.fromkeys(STAGES, 0.5),
+    )
+    answer: list[Any] = [
+        events.AcceptedEvent(request_id="gw.1"),
+        events.TextEvent(token_ids=[2], text="Hi"),
+        events.AudioEvent(seq=0, pcm=np.zeros(3, "<f4").tobytes()),
+        done,
+    ]
+    both: list[ServerMessage] = [Reply(name, event) for event in answer for name in (1, 2)]
+    yield welcome + b"".join(map(pack, [*both, StatusReply(3, STATUS)]))
+    for code in ("busy", "media_too_large", "request_failed", "stage_failed", "what"):
+        event = events.ErrorEvent(code=code, message="why", retry_after_ms=5)
+        yield welcome + pack(Reply(1, event)) + pack(Reply(2, event))

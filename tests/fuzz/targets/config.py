@@ -1,0 +1,136 @@
+"""What the operator writes; the first byte tells which file it is, or that it is the environment."""
+
+import atexit
+import os
+import tempfile
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import yaml
+import zmq
+from zmq.utils import z85
+
+from gateway.clients import Client
+from gateway.failures import to_event
+from gateway.keys import ApiKeys, hash_of, read_keys
+from gateway.protocol import Reply, pack
+from shared.config import ENV_PREFIX, Config, TracingConfig, load_config
+from shared.errors import BusyError, ConfigError
+from shared.keys import ROLES, load_keys, public_file, secret_file
+from shared.tracing import ENDPOINT_VARIABLE, TRACES_VARIABLE, traces_url
+
+KEY: Final = "omr_seed"
+
+
+def check(data: bytes) -> None:
+    """Read it: it can be used, or a ConfigError says why not."""
+    kind, rest = data[:1], data[1:]
+    try:
+        if kind == b"y":
+            _check_yaml(rest)
+        elif kind == b"e":
+            _check_environment(rest)
+        elif kind == b"a":
+            _check_api_keys(rest)
+        else:
+            _check_curve_keys(kind, rest)
+    except ConfigError:
+        return
+
+
+def _check_yaml(content: bytes) -> None:
+    config = load_config(_written("config.yaml", content), {})
+    values = config.model_dump(mode="json")
+    assert Config.model_validate(yaml.safe_load(yaml.safe_dump(values))) == config
+
+
+def _check_environment(content: bytes) -> None:
+    """A line is a variable, without what all have in common."""
+    environment = {}
+    for line in os.fsdecode(content).split("\n"):
+        name, _, value = line.partition("=")
+        environment[ENV_PREFIX + name] = value
+        environment[TRACES_VARIABLE] = environment[ENDPOINT_VARIABLE] = value
+    config = load_config(None, environment)
+    assert Config.model_validate(config.model_dump()) == config
+    traces_url(TracingConfig(), environment)
+
+
+def _check_api_keys(content: bytes) -> None:
+    path = _written("keys.yaml", content)
+    entries = read_keys(path)
+    for name, entry in entries.items():
+        client = Client(name, entry)
+        client.open()
+        try:
+            client.check()
+        except BusyError as error:
+            pack(Reply(1, to_event(error)))
+    assert ApiKeys(path).names == list(entries)
+    again = yaml.safe_dump(msgspec.to_builtins(entries), sort_keys=False).encode()
+    assert read_keys(_written("again.yaml", again)) == entries
+
+
+def _check_curve_keys(kind: bytes, content: bytes) -> None:
+    """One file of a directory that is as it should be otherwise."""
+    directory = _keys()
+    path = secret_file(directory, "gateway") if kind == b"s" else public_file(directory, "thinker")
+    before = path.read_bytes()
+    path.write_bytes(content)
+    try:
+        keys = load_keys(directory, "gateway")
+    finally:
+        path.write_bytes(before)
+    assert set(keys.public) == set(ROLES)
+    assert zmq.curve_public(keys.secret) == keys.public["gateway"]
+
+
+def _written(name: str, content: bytes) -> Path:
+    path = _folder() / name
+    path.write_bytes(content)
+    return path
+
+
+@cache
+def _folder() -> Path:
+    folder = tempfile.TemporaryDirectory(prefix="fuzz-")
+    atexit.register(folder.cleanup)
+    return Path(folder.name)
+
+
+@cache
+def _keys() -> Path:
+    """Keys that are the same in every run."""
+    directory = _folder() / "keys"
+    directory.mkdir()
+    for number, role in enumerate(ROLES):
+        secret = z85.encode(bytes([number + 1]) * 32)
+        public = f'public-key = "{zmq.curve_public(secret).decode()}"\n'
+        public_file(directory, role).write_text(public)
+        secret_file(directory, role).write_text(f'{public}secret-key = "{secret.decode()}"\n')
+        secret_file(directory, role).chmod(0o600)
+    return directory
+
+
+def seeds() -> Iterator[bytes]:
+    """Give files as the documentation has them."""
+    default = yaml.safe_dump(Config().model_dump(mode="json"))
+    sections = default.split("\n")
+    top = [at for at, line in enumerate(sections) if line and line[0] != " "]
+    for start, end in zip(top, [*top[1:], len(sections)], strict=True):
+        yield b"y" + "\n".join(sections[start:end]).encode()[:1900]
+    yield b"y" + b"a: &b [1, 1.5, 2024-01-02, 1:30, 0x1f, .inf, !!str 5]\nc: *b\n<<: {d: ~}\n"
+    variables = ["GATEWAY__LISTEN=tcp://0.0.0.0:5555", "STAGES__TALKER__REPLICAS=2", "LOG_LEVEL=debug"]
+    variables += ["TRACING__ENDPOINT=http://localhost:4318", "MEDIA__URL_HOSTS=[example.com]"]
+    for variable in variables:
+        yield b"e" + variable.encode()
+    yield b"e" + "\n".join(variables).encode()
+    entry = {"sha256": hash_of(KEY), "requests_per_second": 2.5, "burst": 3, "max_requests": 4}
+    other = {"sha256": hash_of(KEY + "2"), "request_bytes": 1000, "best_priority": -5}
+    yield b"a" + yaml.safe_dump({"alice": entry, "bob": other}).encode()
+    yield b"a" + yaml.safe_dump({"carol": {"sha256": hash_of("3"), "requests_per_second": 1}}).encode()
+    yield b"s" + secret_file(_keys(), "gateway").read_bytes()
+    yield b"p" + public_file(_keys(), "thinker").read_bytes()

@@ -1,0 +1,291 @@
+"""What is read of media and of names, each a small parser; the first byte tells which."""
+
+import base64
+import socket
+import struct
+from collections.abc import Iterator
+from fractions import Fraction
+from io import BytesIO
+from pathlib import Path
+from typing import Any, Final, get_args
+from unittest import mock
+from urllib.parse import unquote_to_bytes
+
+import msgspec
+import numpy as np
+import soundfile
+import zmq
+from PIL import Image
+from zmq.utils import z85
+
+from gateway import urls
+from gateway.http.guard import _is_own
+from gateway.http.host import _name, is_local
+from gateway.protocol import parse_address
+from gateway.urls import HttpsUrl, decode_data_url, is_data_url, parse_host, parse_https
+from services.thinker.media.complete import check_complete
+from services.thinker.media.decoded import DecodedAudio
+from services.thinker.media.decoder import MediaDecoder
+from services.thinker.media.durations import frame_durations
+from services.thinker.media.formats import Format, check_format
+from services.thinker.media.limits import DecodeLimits
+from services.thinker.media.mp3 import declared_frames, tags_length
+from services.thinker.media.pipe import ANSWERS, JOBS, LIMITS, STARTS, Done, Job, Pipe, Ready, Refused
+from shared.curve import WELCOME, Door
+from shared.errors import ConfigError, MediaError, MessageError
+from shared.keys import ROLES, Keys, Role
+from shared.messages import MEDIA_KINDS, MediaKind, TraceParent
+from shared.otel import Tracer
+
+MAX_BYTES: Final = 1500
+PIECE: Final = 16
+"""Data URLs are decoded in pieces of so few characters here."""
+NUMBERS: Final = "0123456789abcdef"
+DECODERS: Final[tuple[msgspec.msgpack.Decoder[Any], ...]] = (ANSWERS, JOBS, LIMITS, STARTS)
+BOUNDS: Final = DecodeLimits(
+    max_audio_seconds=1.0,
+    min_image_side=1,
+    max_image_pixels=4096,
+    max_video_seconds=1.0,
+    max_video_frames=8,
+    max_decoded_bytes=16_384,
+    timeout_s=2.0,
+)
+_TRACEPARENT: Final = msgspec.msgpack.Decoder(TraceParent)
+
+
+def check(data: bytes) -> None:
+    """Hand it to the parser that it is for."""
+    kind, rest = data[:1], data[1:]
+    parser = PARSERS.get(kind)
+    if parser is not None:
+        parser(rest)
+
+
+def _check_data_url(data: bytes) -> None:
+    """In small pieces it is what it is in one, and what Python's own decoders say."""
+    url = data.decode("utf-8", "replace")
+    if not is_data_url(url):
+        url = f"data:{url}"
+    whole = _decoded(url)
+    with mock.patch.object(urls, "PIECE_CHARACTERS", PIECE):
+        assert _decoded(url) == whole
+    if whole is None:
+        return
+    header, _, content = url.partition(",")
+    expected = unquote_to_bytes(content)
+    if header.rstrip().lower().endswith(";base64"):
+        expected = base64.b64decode(expected + b"=" * (-len(expected) % 4))
+    assert whole == expected
+    assert len(whole) <= MAX_BYTES
+
+
+def _decoded(url: str) -> bytearray | None:
+    try:
+        return decode_data_url("image 1", url, MAX_BYTES)
+    except MediaError:
+        return None
+
+
+def _check_https(data: bytes) -> None:
+    """What is taken apart can be put together, and means the same."""
+    url = data.decode("utf-8", "replace")
+    try:
+        parsed = parse_https("image 1", url)
+    except MediaError:
+        return
+    again = f"https://{parsed.host}:{parsed.port}{parsed.target}"
+    assert parse_https("image 1", again) == parsed
+    assert parse_host(f"{parsed.host}:{parsed.port}") == (parsed.host, parsed.port)
+    assert isinstance(parsed, HttpsUrl)
+    assert not set(parsed.host) & set("@\\[]%/ ")
+    assert parsed.target.isascii()
+    assert parsed.target.isprintable()
+
+
+def _check_names(data: bytes) -> None:
+    """Hosts, origins and addresses."""
+    text = data.decode("latin-1")
+    assert _name(text) == _name(text).lower()
+    is_local(_name(text))
+    origin, _, host = text.partition(" ")
+    if _is_own(origin, host):
+        assert origin in (f"http://{host}", f"https://{host}")
+    try:
+        name, port, _ = parse_address(data.decode("utf-8", "replace"))
+    except ConfigError:
+        return
+    assert name or "[" in text or "]" in text
+    assert 0 < port < 2**16
+
+
+def _check_file(data: bytes) -> None:
+    """The beginning of a file, as every kind."""
+    assert tags_length(data) >= 0
+    frames = declared_frames(data)
+    assert frames is None or frames >= 0
+    for kind in MEDIA_KINDS:
+        try:
+            form = check_format(kind, data)
+        except MediaError:
+            continue
+        assert form in get_args(Format)
+        _check_structure(form, data)
+
+
+def _check_structure(form: Format, data: bytes) -> None:
+    try:
+        check_complete(form, data)
+        if form in ("png", "webp", "gif"):
+            durations = frame_durations(data, form)
+            assert len(durations) <= len(data)
+            assert all(isinstance(each, Fraction) and each > 0 for each in durations)
+    except MediaError:
+        return
+
+
+def _check_pipe(data: bytes) -> None:
+    """What a decoder process writes, or the thinker."""
+    number, content = data[:1], data[1:]
+    for decoder in DECODERS if not number else DECODERS[number[0] % len(DECODERS) :][:1]:
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            theirs.sendall(content)
+            theirs.shutdown(socket.SHUT_WR)
+            try:
+                _receive(Pipe(ours), decoder)
+            except (MessageError, EOFError):
+                continue
+
+
+def _receive(pipe: Pipe, decoder: msgspec.msgpack.Decoder[Any]) -> None:
+    header = pipe.receive(decoder)
+    assert decoder.decode(msgspec.msgpack.encode(header)) == header
+    if isinstance(header, Done):
+        kinds: tuple[MediaKind, ...] = MEDIA_KINDS
+        kind = kinds[0 if header.pixels is None else len(header.pixels) - 2]
+        job = Job(kind, 1, with_audio=kind == "video" and header.samples is not None)
+        decoded = _DECODER._receive(pipe, job, header)
+        assert decoded.nbytes <= BOUNDS.max_decoded_bytes + 4 * (BOUNDS.sampling_rate + 1)
+        assert isinstance(decoded, DecodedAudio) == (kind == "audio")
+
+
+def _check_traceparent(data: bytes) -> None:
+    """A client's is believed or passed over; one that a stage takes is one that was made here."""
+    text = data.decode("latin-1")
+    span = _TRACER.begin("request", text, 1)
+    made = _TRACER.traceparent(span) if span is not None else None
+    if made is not None:
+        assert _TRACEPARENT.decode(msgspec.msgpack.encode(made)) == made
+    try:
+        believed = _TRACEPARENT.decode(msgspec.msgpack.encode(text))
+    except msgspec.ValidationError:
+        return
+    if made is not None:
+        assert made.split("-")[1] == believed.split("-")[1]
+
+
+def _check_zap(data: bytes) -> None:
+    """Frames, one behind the other with a byte for the length of each."""
+    frames, at = [], 0
+    while at < len(data):
+        frames.append(data[at + 1 : at + 1 + data[at]])
+        at += 1 + data[at]
+    answer = Door._answer(_DOOR, frames)
+    assert len(answer) == 6
+    # The mechanism is the sixth of the seven frames, the key the last.
+    welcome = [[b"CURVE", z85.decode(_DOOR._keys.public[role])] for role in WELCOME["gateway"]]
+    assert (answer[2] == b"200") == (frames[2:3] == [b"omnirelay"] and frames[5:] in welcome)
+    assert len(_DOOR._told) <= 64
+
+
+PARSERS: Final = {
+    b"d": _check_data_url,
+    b"h": _check_https,
+    b"n": _check_names,
+    b"f": _check_file,
+    b"p": _check_pipe,
+    b"t": _check_traceparent,
+    b"z": _check_zap,
+}
+
+
+def _make_tracer() -> Tracer:
+    """A tracer that begins spans, and sends none."""
+    tracer = Tracer("gateway", "http://127.0.0.1:9/v1/traces", 1.0)
+    tracer.close()
+    return tracer
+
+
+def _make_door() -> Door:
+    """A door that answers questions, and guards nothing."""
+    public: dict[Role, bytes] = {
+        role: zmq.curve_public(z85.encode(bytes([number + 1]) * 32)) for number, role in enumerate(ROLES)
+    }
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    door = Door(context, Keys("gateway", b"", public), Path("keys"))
+    context.destroy(0)
+    door.join()
+    return door
+
+
+_DOOR: Final = _make_door()
+_DECODER: Final = MediaDecoder(BOUNDS)
+_TRACER: Final = _make_tracer()
+
+
+def seeds() -> Iterator[bytes]:
+    """Give one of each."""
+    png = _picture("PNG")
+    for url in (
+        "data:image/png;base64," + base64.b64encode(png[:90]).decode(),
+        "data:;base64,QUJD",
+        "data:;base64,QQ==",
+        "data:text/plain,a%20b%2Cc" + "abcdefgh" * 4,
+        "DATA:;BASE64,QUJDQUJDQUJDQUJD%51%55%4a%44QUJD",
+    ):
+        yield b"d" + url.encode()
+    for url in ("https://example.com/a.png?b=c#d", "HTTPS://Example.com:8443", "https://10.0.0.1/a/../b"):
+        yield b"h" + url.encode()
+    names = ["localhost:8000", "[::1]:8000", "http://127.0.0.1:8000 127.0.0.1:8000", "tls://[::1]:5555"]
+    for name in (*names, "tcp://127.0.0.1:5555", "https://localhost localhost"):
+        yield b"n" + name.encode()
+    for file in (png, _picture("GIF"), _picture("WEBP"), *_sounds()):
+        yield b"f" + file
+    for message in (
+        Ready(),
+        Job("video", 5, True),
+        Done((2, 2, 3)),
+        Done((2, 2, 2, 3), 3),
+        Done(None, 3),
+        Refused("too_large", "it is"),
+        BOUNDS,
+    ):
+        header = msgspec.msgpack.encode(message)
+        yield b"p\x00" + len(header).to_bytes(4, "big") + header + bytes(36)
+    for span in ("00-{}-{}-01", "00-{}-{}-00", "01-{}-{}-01-more"):
+        yield b"t" + span.format("1" * 32, "2" * 16).encode()
+    for role in ROLES:
+        key = z85.decode(_DOOR._keys.public[role])
+        question = [b"1.0", b"1", b"omnirelay", b"127.0.0.1", b"", b"CURVE", key]
+        yield b"z" + b"".join(bytes([len(frame)]) + frame for frame in question)
+
+
+def _picture(form: str) -> bytes:
+    """A small animation."""
+    file = BytesIO()
+    first, second = (Image.new("RGB", (2, 2), colour) for colour in ("red", "blue"))
+    first.save(file, form, save_all=True, append_images=[second], duration=100)
+    return file.getvalue()
+
+
+def _sounds() -> Iterator[bytes]:
+    """The same silence in several formats, and the beginnings of what is made elsewhere."""
+    for form in ("WAV", "FLAC", "OGG", "MP3"):
+        file = BytesIO()
+        soundfile.write(file, np.zeros(64, np.float32), 16_000, format=form)
+        yield file.getvalue()[:1200]
+    yield b"ID3\x04\x00\x10\x00\x00\x00\x03abc" + b"3DI" + bytes(7) + b"fLaC"
+    box = struct.pack(">I4s", 16, b"ftyp") + b"isom" + bytes(4)
+    yield box + struct.pack(">I4s", 8, b"moov") + struct.pack(">I4sQ", 1, b"mdat", 20) + bytes(4)
+    yield b"\x1a\x45\xdf\xa3\x80\x18\x53\x80\x67\x84\x1f\x43\xb6\x75"
