@@ -31,10 +31,10 @@ from shared.payloads import (
 from shared.wire import Decoder, encode
 
 SOCKETS: Final = (
-    messages.ThinkerInput,
-    messages.TalkerInput,
-    messages.Token2WavInput,
-    messages.StageEvent,
+    messages.ThinkerInput | messages.Mark,
+    messages.TalkerInput | messages.Mark,
+    messages.Token2WavInput | messages.Mark,
+    messages.StageEvent | messages.Mark,
     messages.ControlToGateway,
     messages.ControlToStage,
 )
@@ -181,6 +181,11 @@ def _messages() -> Iterator[tuple[int, Any]]:
     yield 3, messages.TextDelta(request_id="gw.1", seq=0, token_ids=[9], finish_reason="stop", prompt=usage)
     yield 3, messages.CodecDelta(request_id="gw.1", seq=0, token_ids=[9], conditioned=True)
     yield 3, messages.AudioChunk(request_id="gw.1", seq=0, samples=2, data=Blob(bytes(8)), last=True)
+    mark: dict[str, Any] = {"sender": "talker.k0", "channel": "0123456789abcdef", "position": 1 << 40}
+    for number in range(4):
+        yield number, messages.Mark(**mark)
+    for number in (4, 5):
+        yield number, messages.Credit(**mark)
     for code in ("busy", "media_invalid", "sequence_invalid", "request_failed", "unknown_speaker"):
         yield 3, messages.RequestFailed(request_id="gw.1", stage="talker", code=code, message="why")
     beat = messages.Heartbeat(
