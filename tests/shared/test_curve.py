@@ -280,7 +280,7 @@ def test_a_connection_that_ends_is_counted_and_attempts_are_not(opened: Open, ke
     """What was under way may be lost, and only the sender's end knows that it was."""
     keys: dict[str, Any] = {} if keyed else {"keys": None}
     address = free_address()
-    push: PushQueue[Any] = PushQueue(opened("thinker", **keys), address, server="talker")
+    push: PushQueue[Any] = PushQueue(opened("thinker", **keys), address, sending(), server="talker")
     assert (push.link.there, push.link.breaks) == (False, 0)
     for ended in range(3):
         context = opened("talker", **keys)

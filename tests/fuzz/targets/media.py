@@ -194,7 +194,7 @@ def _check_zap(data: bytes) -> None:
     answer = Door._answer(_DOOR, frames)
     assert len(answer) == 6
     # The mechanism is the sixth of the seven frames, the key the last.
-    welcome = [[b"CURVE", z85.decode(_DOOR._keys.public[role])] for role in WELCOME["gateway"]]
+    welcome = [[b"CURVE", z85.decode(_PUBLIC[role])] for role in WELCOME["gateway"]]
     assert (answer[2] == b"200") == (frames[2:3] == [b"omnirelay"] and frames[5:] in welcome)
     assert len(_DOOR._told) <= 64
 
@@ -217,13 +217,15 @@ def _make_tracer() -> Tracer:
     return tracer
 
 
+_PUBLIC: Final[dict[Role, bytes]] = {
+    role: zmq.curve_public(z85.encode(bytes([number + 1]) * 32)) for number, role in enumerate(ROLES)
+}
+
+
 def _make_door() -> Door:
     """A door that answers questions, and guards nothing."""
-    public: dict[Role, bytes] = {
-        role: zmq.curve_public(z85.encode(bytes([number + 1]) * 32)) for number, role in enumerate(ROLES)
-    }
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    door = Door(context, Keys("gateway", b"", public), Path("keys"))
+    door = Door(context, Keys("gateway", b"", _PUBLIC), Path("keys"))
     context.destroy(0)
     door.join()
     return door
@@ -266,7 +268,7 @@ def seeds() -> Iterator[bytes]:
     for span in ("00-{}-{}-01", "00-{}-{}-00", "01-{}-{}-01-more"):
         yield b"t" + span.format("1" * 32, "2" * 16).encode()
     for role in ROLES:
-        key = z85.decode(_DOOR._keys.public[role])
+        key = z85.decode(_PUBLIC[role])
         question = [b"1.0", b"1", b"omnirelay", b"127.0.0.1", b"", b"CURVE", key]
         yield b"z" + b"".join(bytes([len(frame)]) + frame for frame in question)
 
