@@ -74,7 +74,7 @@ class Intake:
         taken: The requests that were.
     """
 
-    closing = False
+    stopping = False
 
     def __init__(self) -> None:
         self.metrics = metrics()
