@@ -132,7 +132,7 @@ def read_event(text: str) -> ClientEvent:
         given = values.get("event_id")
         event_id = given[:512] if isinstance(given, str) else None
         kind = values.get("type")
-        if kind in _UNSUPPORTED:
+        if isinstance(kind, str) and kind in _UNSUPPORTED:
             raise UnsupportedError(f"{kind} is not supported", "type")
         if not isinstance(kind, str) or kind not in _KINDS:
             raise InvalidRequestError(f"there is no event of type {str(kind)[:64]!r}", "type")

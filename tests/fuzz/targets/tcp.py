@@ -58,6 +58,7 @@ async def _serve(pieces: list[bytes]) -> bytes:
     reader.feed_eof()
     async with asyncio.timeout(5):
         await serving
+    writer.close()
     for message in _messages(bytes(transport.written)):
         if isinstance(message, Reply):
             assert cast(Any, message.event).code != INTERNAL, message
