@@ -33,6 +33,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def opened(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
     """Opens the contexts of processes; closes them with the test, and the sockets that it leaves open."""
+    before = set(threading.enumerate())
     contexts: list[StackContext] = []
     made: list[zmq.Socket[bytes]] = []
 
@@ -50,4 +51,4 @@ def opened(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
     yield open_one
     for context in contexts:
         context.destroy(linger=0)
-    assert not [thread for thread in threading.enumerate() if thread.name == "curve"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "curve" and thread not in before]
