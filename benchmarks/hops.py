@@ -30,7 +30,8 @@ from shared.payloads import (
     Blob,
     PromptEmbedsPayload,
 )
-from shared.queues import PullQueue, PushQueue, Sending, bind
+from shared.queues import PullQueue, PushQueue, Sending
+from shared.sockets import bind
 from shared.wire import Decoder, encode
 
 ROW: Final = (1, 1024)

@@ -13,25 +13,32 @@ import zmq
 from shared.config import Config
 from shared.config.values import WILDCARDS, check_reachable
 from shared.control import MAX_CONTROL_BYTES
-from shared.curve import PeerMetrics, check_key, open_context
+from shared.curve import PeerMetrics, check_key, has_keys, open_context
 from shared.errors import MessageError, OmniRelayError
+from shared.keys import ROLES, Role
 from shared.messages import (
     HEARTBEAT_SUFFIX,
     Abort,
+    AudioChunk,
     Closing,
+    CodecDelta,
     ControlToGateway,
     ControlToStage,
     Credit,
     Heartbeat,
+    Mark,
     Peers,
+    RequestFailed,
     StageEvent,
     StageName,
+    TextDelta,
     ThinkRequest,
     control_identity,
 )
 from shared.metrics import EdgeMetrics
 from shared.peers import PeerQueues
-from shared.queues import DEFAULT_MAX_BACKLOG_BYTES, LINGER_MS, PullQueue, Sending, bind
+from shared.queues import DEFAULT_MAX_BACKLOG_BYTES, PullQueue, Sending
+from shared.sockets import LINGER_MS, bind
 from shared.wire import MAX_HEADER_BYTES, Decoder, encode
 
 CONTROL_BURST: Final = 256
@@ -57,7 +64,9 @@ class StageLink:
         self._decoder: Decoder[ControlToGateway] = Decoder(ControlToGateway, MAX_CONTROL_BYTES)
         self._context = open_context(config, "gateway")
         try:
-            self._events: PullQueue[StageEvent] = PullQueue(self._context, gateway.events, StageEvent)
+            self._events: PullQueue[StageEvent] = PullQueue(
+                self._context, gateway.events, StageEvent, speaker=_speaker
+            )
             self._control = self._bind_control(gateway.control)
         except OmniRelayError:
             self._context.destroy(linger=0)
@@ -215,7 +224,7 @@ class StageLink:
             speaker = control_identity(message.stage, message.instance)
             if identity.bytes.removesuffix(HEARTBEAT_SUFFIX.encode()) != speaker.encode():
                 raise MessageError(f"peer {identity.bytes[:64]!r} speaks for {speaker}")
-            if self._context.door.has_keys:
+            if has_keys(self._context):
                 check_key(identity, message.stage)
             if isinstance(message, Heartbeat):
                 return msgspec.structs.replace(message, inbox=_reachable(message.inbox, identity))
@@ -227,6 +236,21 @@ class StageLink:
     def _refuse_control(self, error: MessageError) -> None:
         self._control_refused[error.code] += 1
         log.warning("refused a control message: %s: %s", error.code, error)
+
+
+def _speaker(event: StageEvent | Mark) -> Role:
+    """Whose key an event must come with."""
+    match event:
+        case TextDelta():
+            return "thinker"
+        case CodecDelta():
+            return "talker"
+        case AudioChunk():
+            return "token2wav"
+        case RequestFailed():
+            return event.stage
+        case Mark():
+            return next(role for role in ROLES if event.sender.startswith(f"{role}."))
 
 
 def _reachable(inbox: str, frame: zmq.Frame) -> str:

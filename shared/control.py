@@ -12,7 +12,7 @@ import zmq
 
 from shared.errors import MessageError
 from shared.messages import ControlToGateway, ControlToStage
-from shared.queues import LINGER_MS, connect
+from shared.sockets import LINGER_MS, connect
 from shared.wire import Decoder, encode
 
 MAX_CONTROL_BYTES: Final = 1 << 20

@@ -131,7 +131,7 @@ def guard_server(socket: zmq.Socket[Any], address: str) -> None:
     """
     context = socket.context
     if isinstance(context, StackContext):
-        if context.door.has_keys:
+        if has_keys(context):
             context.door.serve(socket, address)
         else:
             _refuse_open_network(context, address)
@@ -160,6 +160,11 @@ def guard_client(socket: zmq.Socket[Any], address: str, server: Role | None) -> 
     elif server is None:
         raise ConfigError(f"cannot connect to {address}: whose key must be there is not said")
     return context.door.join_server(socket, address, server)
+
+
+def has_keys(context: zmq.Context[Any]) -> bool:
+    """Whether the processes have keys."""
+    return isinstance(context, StackContext) and context.door.has_keys
 
 
 def check_key(frame: zmq.Frame, role: Role) -> None:

@@ -5,10 +5,9 @@ Small frames are copied into the socket, large ones are handed over without a co
 than the receiver has :mod:`credit <shared.credits>` for; the rest waits here.
 """
 
-import errno
 import logging
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Final, Generic, TypeVar
@@ -16,11 +15,12 @@ from typing import Any, Final, Generic, TypeVar
 import zmq
 
 from shared.credits import DEFAULT_WINDOW_BYTES, Window
-from shared.curve import Link, guard_client, guard_server
-from shared.errors import AddressInUseError, ConfigError, MessageError, QueueFullError
+from shared.curve import check_key, has_keys
+from shared.errors import MessageError, QueueFullError
 from shared.keys import Role
 from shared.messages import Credit, Mark
 from shared.metrics import WAIT_BUCKETS, Distribution, Traffic
+from shared.sockets import LINGER_MS, bind, connect
 from shared.wire import DEFAULT_MAX_PAYLOAD_BYTES, MAX_HEADER_BYTES, Decoder, Frame, encode
 
 RECEIVE_HIGH_WATER_MARK: Final = 64
@@ -30,83 +30,9 @@ SEND_HIGH_WATER_MARK: Final = 4096
 ZERO_COPY_BYTES: Final = 64 * 1024
 """From this size on a frame is not copied: below it, copying is cheaper than the bookkeeping."""
 DEFAULT_MAX_BACKLOG_BYTES: Final = 256 * 2**20
-LINGER_MS: Final = 500
-"""How long a closing socket may try to deliver what it took."""
-SILENT_LINK_MS: Final = 10_000
-"""How long a peer's machine may leave what it is sent unacknowledged before the connection is given up.  One
-that takes nothing because its process is in a long step counts too, once the buffers of both are full."""
-CONNECT_MS: Final = 2000
-"""How long an attempt to connect may take before the next: the kernel's own pauses become ever longer."""
 
 M = TypeVar("M")
 log = logging.getLogger(__name__)
-
-
-def address_in_use(address: str) -> AddressInUseError:
-    """The error for an address of the configuration on which somebody else listens."""
-    return AddressInUseError(
-        f"{address} is in use: is another OmniRelay process running there? "
-        "Stop it, or set another address in the configuration."
-    )
-
-
-def bind(socket: zmq.Socket[Any], address: str) -> None:
-    """Bind a socket, or close it and say clearly why it could not be bound.
-
-    Raises:
-        AddressInUseError: Another process listens there.
-        ConfigError: The address cannot be used at all, or not without keys.
-    """
-    try:
-        _bound_silence(socket)
-        guard_server(socket, address)
-        socket.bind(address)
-    except ConfigError:
-        socket.close()
-        raise
-    except zmq.ZMQError as error:
-        socket.close()
-        if error.errno == errno.EADDRINUSE:
-            raise address_in_use(address) from error
-        raise ConfigError(f"cannot listen on {address}: {error}") from error
-
-
-def _bound_silence(socket: zmq.Socket[Any]) -> None:
-    """Give up connections to machines from which nothing is heard, whether or not something is sent there."""
-    socket.set(zmq.TCP_MAXRT, SILENT_LINK_MS)
-    socket.set(zmq.TCP_KEEPALIVE, 1)
-    socket.set(zmq.TCP_KEEPALIVE_IDLE, SILENT_LINK_MS // 2000)
-    socket.set(zmq.TCP_KEEPALIVE_INTVL, 1)
-
-
-def connect(socket: zmq.Socket[Any], address: str, server: Role | None = None) -> Link:
-    """Connect a socket, or close it and say clearly why it could not be connected.
-
-    A peer that is not there yet is no error: ZeroMQ goes on trying.
-
-    Args:
-        socket: The socket.
-        address: Where to.
-        server: Whose process listens there; needed where the processes have keys.
-
-    Returns:
-        Tells how the connection is.
-
-    Raises:
-        ConfigError: The address cannot be used at all, or not without keys.
-    """
-    try:
-        _bound_silence(socket)
-        socket.set(zmq.CONNECT_TIMEOUT, CONNECT_MS)
-        link = guard_client(socket, address, server)
-        socket.connect(address)
-    except ConfigError:
-        socket.close()
-        raise
-    except zmq.ZMQError as error:
-        socket.close()
-        raise ConfigError(f"cannot connect to {address}: {error}") from error
-    return link
 
 
 @dataclass(frozen=True)
@@ -324,6 +250,8 @@ class PullQueue(Generic[M]):
         address: Where to listen.
         union: The message types that this edge carries.
         max_payload_bytes: Most bytes of one tensor.
+        speaker: Says whose a message must be; where the processes have keys, one that came with another's is
+            refused.  Not needed where only one role may send.
 
     Attributes:
         received: What arrived.
@@ -336,8 +264,10 @@ class PullQueue(Generic[M]):
         address: str,
         union: Any,
         max_payload_bytes: int = DEFAULT_MAX_PAYLOAD_BYTES,
+        speaker: Callable[[M | Mark], Role] | None = None,
     ) -> None:
         self.address = address
+        self._speaker = speaker if has_keys(context) else None
         self.received = Traffic()
         self.refused: Counter[str] = Counter()
         self._decoder: Decoder[M | Mark] = Decoder(union | Mark, max_payload_bytes)
@@ -362,7 +292,7 @@ class PullQueue(Generic[M]):
                 frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
-            message = self._decode([frame.buffer for frame in frames])
+            message = self._decode(frames)
             if isinstance(message, Mark):
                 self._marks[message.channel] = message
             elif message is not None:
@@ -385,13 +315,16 @@ class PullQueue(Generic[M]):
         """Stop listening."""
         self.socket.close()
 
-    def _decode(self, frames: list[Frame]) -> M | Mark | None:
+    def _decode(self, parts: list[zmq.Frame]) -> M | Mark | None:
+        frames: list[Frame] = [part.buffer for part in parts]
         received = self.received
         received.messages += 1
         received.bytes += sum(map(len, frames))
         started = perf_counter()
         try:
             message = self._decoder.decode(frames)
+            if self._speaker is not None:
+                check_key(parts[0], self._speaker(message))
         except MessageError as error:
             self.refuse(error)
             return None

@@ -20,7 +20,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from shared.errors import ConfigError
-from shared.queues import address_in_use
+from shared.sockets import address_in_use
 
 MAX_HEAD_BYTES: Final = 16 * 1024
 """Largest request line with its headers."""

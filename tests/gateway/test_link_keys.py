@@ -1,4 +1,4 @@
-"""On the gateway's control socket a stage speaks for itself alone: its key says who it is."""
+"""On the gateway's sockets a stage speaks for itself alone: its key says who it is."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import zmq
 
 from gateway.link import StageLink
 from shared.config import Config
@@ -15,15 +16,23 @@ from shared.keys import make_keys
 from shared.messages import (
     STAGES,
     AbortDone,
+    AudioChunk,
+    CodecDelta,
     ControlToGateway,
     Farewell,
     Heartbeat,
+    Mark,
+    RequestFailed,
     StageEvent,
     StageLimits,
     StageLoad,
     StageName,
+    TextDelta,
     control_identity,
 )
+from shared.payloads import Blob
+from shared.sockets import connect
+from shared.wire import encode
 from tests.gateway.bench import free_ports, run
 from tests.gateway.fake_stages import until
 
@@ -53,6 +62,10 @@ def closing() -> Iterator[ExitStack]:
 
 def no_event(event: StageEvent) -> None:
     raise AssertionError(f"nobody sent {event}")
+
+
+def no_word(word: ControlToGateway) -> None:
+    raise AssertionError(f"nobody said {word}")
 
 
 def client_of(config: Config, key: StageName, claimed: StageName, closing: ExitStack) -> ControlClient:
@@ -97,6 +110,44 @@ def test_a_key_speaks_for_its_own_stage_and_for_no_other(
                     await until(partial(client.send, message))
             await until(lambda: len(heard) + link.refused().total() == 3 * len(STAGES))
             assert heard == all_of(key)
+            assert link.refused() == {"message_invalid": 6}
+            for other in set(STAGES) - {key}:
+                assert f"the {key}'s key speaks for the {other}" in caplog.text
+        finally:
+            link.close()
+
+    run(scenario())
+
+
+def events_of(stage: StageName) -> list[StageEvent | Mark]:
+    """One of each that a stage tells of requests."""
+    what: dict[StageName, StageEvent] = {
+        "thinker": TextDelta(request_id="a", seq=0, token_ids=[1]),
+        "talker": CodecDelta(request_id="a", seq=0, token_ids=[1]),
+        "token2wav": AudioChunk(request_id="a", seq=0, samples=0, data=Blob(b"")),
+    }
+    failed = RequestFailed(request_id="a", stage=stage, code="busy", message="it is")
+    return [what[stage], failed, Mark(sender=f"{stage}.{INSTANCE}", channel="0" * 16, position=0)]
+
+
+@pytest.mark.parametrize("key", STAGES)
+def test_what_a_key_tells_of_requests_is_its_own_stages(
+    config: Config, key: StageName, closing: ExitStack, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        heard: list[StageEvent] = []
+        link = StageLink(config)
+        try:
+            link.start(heard.append, no_word)
+            context = open_context(config, key)
+            closing.callback(context.term)
+            push = closing.enter_context(context.socket(zmq.PUSH))
+            connect(push, config.gateway.events, "gateway")
+            for stage in STAGES:
+                for event in events_of(stage):
+                    push.send_multipart(encode(event))
+            await until(lambda: len(heard) + link.refused().total() == 8)
+            assert heard == events_of(key)[:2]
             assert link.refused() == {"message_invalid": 6}
             for other in set(STAGES) - {key}:
                 assert f"the {key}'s key speaks for the {other}" in caplog.text

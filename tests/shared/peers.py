@@ -10,6 +10,7 @@ from shared.curve import Door, StackContext
 from shared.keys import Keys, Role, load_keys
 from shared.messages import StageEvent, TextDelta
 from shared.queues import PullQueue, PushQueue
+from shared.wire import DEFAULT_MAX_PAYLOAD_BYTES
 from tests.shared.support import ANY_PORT, endpoint, sending
 
 HELLO = TextDelta(request_id="a", seq=0, token_ids=[1, 2, 3])
@@ -22,8 +23,10 @@ def door(context: StackContext) -> Door:
     return context.door
 
 
-def inbox(context: StackContext, address: str = ANY_PORT, **options: int) -> PullQueue[Any]:
-    return PullQueue(context, address, StageEvent, **options)
+def inbox(
+    context: StackContext, address: str = ANY_PORT, max_payload_bytes: int = DEFAULT_MAX_PAYLOAD_BYTES
+) -> PullQueue[Any]:
+    return PullQueue(context, address, StageEvent, max_payload_bytes)
 
 
 def outbox(context: StackContext, queue: PullQueue[Any], server: Role | None = None) -> PushQueue[Any]:

@@ -25,7 +25,8 @@ from shared.messages import (
     StageLoad,
 )
 from shared.payloads import Blob
-from shared.queues import PullQueue, PushQueue, bind, connect
+from shared.queues import PullQueue, PushQueue
+from shared.sockets import bind, connect
 from shared.wire import encode
 from tests.shared.peers import (
     HELLO,
