@@ -157,6 +157,10 @@ class _Sink:
         """Drop a message."""
         return 0 if message is None else 1
 
+    def stalls(self, _: str) -> bool:
+        """Keep up with everything."""
+        return False
+
 
 if __name__ == "__main__":
     measured = main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))

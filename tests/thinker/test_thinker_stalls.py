@@ -68,7 +68,8 @@ def context() -> Iterator[Context]:
 
 def with_talkers(rig: ThinkerRig, context: Context, monkeypatch: pytest.MonkeyPatch) -> Talkers:
     talkers = Talkers(rig, context)
-    monkeypatch.setattr(rig.service, "_talker", talkers.queues)
+    for owner in (rig.service, rig.service._rows):
+        monkeypatch.setattr(owner, "_talker", talkers.queues)
     return talkers
 
 
