@@ -7,7 +7,7 @@ from benchmarks.adapters.stamps import note_chunks
 from services.token2wav.__main__ import build
 from shared.config import Config
 from shared.engine.process import Context, run_stage
-from shared.engine.stage import StageService
+from shared.engine.service import StageService
 from shared.messages import StageEvent, Token2WavInput
 from shared.queues import PushQueue
 

@@ -77,7 +77,7 @@ class _Speech:
 
 
 class TalkerService:
-    """Speaks replies; see :class:`shared.engine.stage.StageService` for the protocol.
+    """Speaks replies; see :class:`shared.engine.service.StageService` for the protocol.
 
     Args:
         model: Directory of the checkpoint.

@@ -6,7 +6,7 @@ from typing import Any
 from shared.config import Config
 from shared.engine.environment import give_back_large_blocks
 from shared.engine.process import Context, run_stage
-from shared.engine.stage import StageService
+from shared.engine.service import StageService
 from shared.messages import StageEvent, TalkerInput, ThinkerInput
 from shared.peers import PeerQueues
 from shared.queues import PushQueue

@@ -75,7 +75,7 @@ class _Thought:
 
 
 class ThinkerService:
-    """Answers prompts; see :class:`shared.engine.stage.StageService` for the protocol.
+    """Answers prompts; see :class:`shared.engine.service.StageService` for the protocol.
 
     Args:
         model: Directory of the checkpoint.

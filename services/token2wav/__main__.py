@@ -5,7 +5,7 @@ from typing import Any
 
 from shared.config import Config
 from shared.engine.process import Context, run_stage
-from shared.engine.stage import StageService
+from shared.engine.service import StageService
 from shared.messages import StageEvent, Token2WavInput
 from shared.queues import PushQueue
 

@@ -62,7 +62,7 @@ class _Voice:
 
 
 class Token2WavService:
-    """Gives replies their sound; see :class:`shared.engine.stage.StageService` for the protocol.
+    """Gives replies their sound; see :class:`shared.engine.service.StageService` for the protocol.
 
     A stream has one chunk in the engine at a time, named like its request.
 

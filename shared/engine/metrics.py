@@ -7,7 +7,8 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from shared.engine.heartbeat import HeartbeatThread
-from shared.engine.stage import DropReason, StageLoop, StageService
+from shared.engine.service import StageService
+from shared.engine.stage import DropReason, StageLoop
 from shared.errors import BusyError, QueueFullError, StageFailedError
 from shared.messages import Heartbeat
 from shared.metrics import by_reason, counter, gauge, histogram

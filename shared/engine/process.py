@@ -27,7 +27,8 @@ from shared.engine.health import StageHealth
 from shared.engine.heartbeat import HeartbeatThread
 from shared.engine.membership import Membership
 from shared.engine.metrics import StageMetrics
-from shared.engine.stage import StageLoop, StageService, stop_on_signals
+from shared.engine.service import StageService
+from shared.engine.stage import StageLoop, stop_on_signals
 from shared.errors import OmniRelayError
 from shared.log import configure_logging
 from shared.messages import Farewell, StageEvent, StageName, control_identity

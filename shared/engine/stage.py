@@ -6,20 +6,18 @@ import resource
 import signal
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Sequence
-from typing import Any, Final, Generic, Literal, Protocol, TypeVar
+from collections.abc import Sequence
+from typing import Any, Final, Generic, Literal, TypeVar
 
 import msgspec
 import zmq
-from prometheus_client.core import Metric
 
 from shared.config import StageConfig
 from shared.control import ControlClient
 from shared.credits import MARK_AGAIN_S
 from shared.engine.heartbeat import HeartbeatThread
 from shared.engine.membership import Membership
-from shared.engine.model_time import ModelTime
-from shared.engine.traces import StageTraces
+from shared.engine.service import StageService
 from shared.errors import (
     MessageError,
     OmniRelayError,
@@ -38,9 +36,6 @@ from shared.messages import (
     Peers,
     RequestFailed,
     StageEvent,
-    StageLimits,
-    StageLoad,
-    StageName,
 )
 from shared.metrics import Distribution
 from shared.peers import Outgoing
@@ -55,65 +50,7 @@ STEP_BUCKETS: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 """Seconds of a step."""
 
 M = TypeVar("M")
-M_contra = TypeVar("M_contra", contravariant=True)
 log = logging.getLogger(__name__)
-
-
-class StageService(Protocol[M_contra]):
-    """What a stage does; :class:`StageLoop` decides when.
-
-    Attributes:
-        name: The stage.
-        limits: What its checkpoint and engine allow.
-        wake_fd: An eventfd that is written to when :attr:`ready` may have become true other than by a
-            message; none if it never does.
-        model_time: How long its model has computed.
-        traces: What is told of its requests; the service says what it does of them, and when one is done,
-            the loop when one fails or is aborted.
-    """
-
-    name: StageName
-    limits: StageLimits
-    wake_fd: int | None
-    model_time: ModelTime
-    traces: StageTraces
-
-    @property
-    def ready(self) -> bool:
-        """A step would do something."""
-
-    def accept(self, message: M_contra) -> None:
-        """Take a message.
-
-        Raises:
-            MessageError: It is refused.
-            RequestError: It is understood, and its request cannot be served.
-        """
-
-    def abort(self, request_id: str) -> None:
-        """Drop everything of a request, if it is here."""
-
-    def step(self) -> dict[str, OmniRelayError]:
-        """Compute one step and send what came out.
-
-        Returns:
-            Requests that failed in it, with the reason.
-        """
-
-    def load(self) -> StageLoad:
-        """What is held now."""
-
-    def holds(self, request_id: str) -> bool:
-        """Whether a request is in work."""
-
-    def living(self) -> list[str]:
-        """All requests in work."""
-
-    def close(self) -> None:
-        """End whatever would outlive the process."""
-
-    def collect(self) -> Iterator[Metric]:
-        """What the service tells Prometheus; asked by another thread, at any time."""
 
 
 class StageLoop(Generic[M]):

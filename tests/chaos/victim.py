@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 
 from shared.config import Config
 from shared.engine.process import Build, Context, run_stage
-from shared.engine.stage import StageService
+from shared.engine.service import StageService
 from shared.errors import OmniRelayError
 from shared.messages import StageEvent, StageName, TalkerInput, ThinkerInput, Token2WavInput
 from shared.peers import PeerQueues

@@ -18,7 +18,7 @@ from shared.config import (
     ThinkerEngineConfig,
     Token2WavConfig,
 )
-from shared.engine.stage import StageService
+from shared.engine.service import StageService
 from shared.messages import (
     AudioChunk,
     CodecDelta,

@@ -1,0 +1,70 @@
+"""What every stage's service can do; the stage loop needs nothing else of it."""
+
+from collections.abc import Iterator
+from typing import Protocol, TypeVar
+
+from prometheus_client.core import Metric
+
+from shared.engine.model_time import ModelTime
+from shared.engine.traces import StageTraces
+from shared.errors import OmniRelayError
+from shared.messages import StageLimits, StageLoad, StageName
+
+M_contra = TypeVar("M_contra", contravariant=True)
+
+
+class StageService(Protocol[M_contra]):
+    """What a stage does; :class:`shared.engine.stage.StageLoop` decides when.
+
+    Attributes:
+        name: The stage.
+        limits: What its checkpoint and engine allow.
+        wake_fd: An eventfd that is written to when :attr:`ready` may have become true other than by a
+            message; none if it never does.
+        model_time: How long its model has computed.
+        traces: What is told of its requests; the service says what it does of them, and when one is done,
+            the loop when one fails or is aborted.
+    """
+
+    name: StageName
+    limits: StageLimits
+    wake_fd: int | None
+    model_time: ModelTime
+    traces: StageTraces
+
+    @property
+    def ready(self) -> bool:
+        """A step would do something."""
+
+    def accept(self, message: M_contra) -> None:
+        """Take a message.
+
+        Raises:
+            MessageError: It is refused.
+            RequestError: It is understood, and its request cannot be served.
+        """
+
+    def abort(self, request_id: str) -> None:
+        """Drop everything of a request, if it is here."""
+
+    def step(self) -> dict[str, OmniRelayError]:
+        """Compute one step and send what came out.
+
+        Returns:
+            Requests that failed in it, with the reason.
+        """
+
+    def load(self) -> StageLoad:
+        """What is held now."""
+
+    def holds(self, request_id: str) -> bool:
+        """Whether a request is in work."""
+
+    def living(self) -> list[str]:
+        """All requests in work."""
+
+    def close(self) -> None:
+        """End whatever would outlive the process."""
+
+    def collect(self) -> Iterator[Metric]:
+        """What the service tells Prometheus; asked by another thread, at any time."""
