@@ -285,6 +285,10 @@ class Dispatcher:
         What was under way may be lost, and nobody would miss the last of it.
         """
         stage, following = sender.stage, NEXT.get(sender.stage)
+        doubted = self._registry.get(following, receiver) if following else None
+        if doubted is not None:
+            # Others that send to it may not have looked yet: nothing is given to it by their way either.
+            doubted.doubted = True
         error = StageUnavailableError(f"the {stage} lost its connection to the {following or 'gateway'}")
         for active in self._held_by(sender):
             route = active.attempt.route if active.attempt is not None else None
@@ -294,7 +298,10 @@ class Dispatcher:
     def _cut_thinker(self, name: str) -> None:
         """The connection to a thinker has ended: what it was asked may be lost, if nothing came of it yet."""
         replica = self._registry.get("thinker", name)
-        for active in self._held_by(replica) if replica is not None else []:
+        if replica is None:
+            return
+        replica.doubted = True
+        for active in self._held_by(replica):
             if active.record.text.next_seq == 0:
                 error = StageUnavailableError("the connection to the thinker was lost")
                 self.retry(active, "thinker", "cut off", error)

@@ -30,6 +30,7 @@ class Replica:
         beat: Its last heartbeat.
         seen: When that came, in monotonic seconds.
         down: It is known to be lost.
+        doubted: A connection to it has ended since its last heartbeat: it may be no more.
         placed: Requests given to it since the last heartbeat, and between that and the one before: the last
             may not tell of those yet.
     """
@@ -37,6 +38,7 @@ class Replica:
     beat: Heartbeat
     seen: float
     down: bool = False
+    doubted: bool = False
     placed: list[int] = field(default_factory=lambda: [0, 0])
 
     @property
@@ -110,7 +112,7 @@ class StageRegistry:
         if known is None:
             known = replicas[beat.instance] = Replica(beat, self._clock())
             self._known_once.add(beat.stage)
-        known.beat, known.seen = beat, self._clock()
+        known.beat, known.seen, known.doubted = beat, self._clock(), False
         known.placed = [0, known.placed[0]]
         if not self._lost(known):
             known.down = False
@@ -174,9 +176,13 @@ class StageRegistry:
         return sum(self._state(each) == state for each in self._replicas[stage].values())
 
     def ready(self, stage: StageName) -> list[Replica]:
-        """The replicas that take requests, those with the least work first."""
-        replicas = self._replicas[stage].values()
-        return sorted((each for each in replicas if self._state(each) == "ready"), key=lambda each: each.work)
+        """The replicas to which requests may be given now, those with the least work first."""
+        able = [
+            each
+            for each in self._replicas[stage].values()
+            if self._state(each) == "ready" and not each.doubted
+        ]
+        return sorted(able, key=lambda each: each.work)
 
     def addresses(self, stage: StageName) -> dict[str, str]:
         """The replicas that can be sent to: those that end soon are still among them."""
@@ -250,7 +256,11 @@ class StageRegistry:
     def _reachable(self, replica: Replica) -> bool:
         """Somebody who is to send to it knows it, if there is anybody."""
         sender = _BEFORE.get(replica.stage)
-        senders = [each for each in self._replicas[sender].values() if not each.down] if sender else []
+        senders = (
+            [each for each in self._replicas[sender].values() if self._state(each) == "ready"]
+            if sender
+            else []
+        )
         return not senders or any(replica.name in each.beat.peers for each in senders)
 
     def _note_missing(self, stage: StageName) -> None:

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import resource
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
@@ -33,6 +34,9 @@ def put_first(context: zmq.Context[Any]) -> None:
 
 def _try_real_time() -> bool:
     if sys.platform != "linux":
+        return False
+    if resource.getrlimit(resource.RLIMIT_RTTIME)[0] != resource.RLIM_INFINITY:
+        # Who computes for longer than that in one go is killed; encrypting much may take long.
         return False
     try:
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(_PRIORITY))

@@ -23,10 +23,9 @@ from shared.metrics import WAIT_BUCKETS, Distribution, Traffic
 from shared.sockets import LINGER_MS, bind, connect
 from shared.wire import DEFAULT_MAX_PAYLOAD_BYTES, MAX_HEADER_BYTES, Decoder, Frame, encode
 
-RECEIVE_HIGH_WATER_MARK: Final = 64
-"""Messages of one sender that ZeroMQ may hold for a receiver: a bound even for who keeps no window."""
-SEND_HIGH_WATER_MARK: Final = 4096
-"""Messages that it may hold for a sender: those so small that their bytes are not what they cost."""
+HIGH_WATER_MARK: Final = 4096
+"""Messages that ZeroMQ may hold at each end: those so small that their bytes are not what they cost.
+With far fewer, a receiver in a long step would take nothing from the network, and lose its connection."""
 ZERO_COPY_BYTES: Final = 64 * 1024
 """From this size on a frame is not copied: below it, copying is cheaper than the bookkeeping."""
 DEFAULT_MAX_BACKLOG_BYTES: Final = 256 * 2**20
@@ -87,7 +86,7 @@ class PushQueue(Generic[M]):
         self._stalled_s = 0.0
         self._stalled_since: float | None = None
         self._socket = context.socket(zmq.PUSH)
-        self._socket.set(zmq.SNDHWM, SEND_HIGH_WATER_MARK)
+        self._socket.set(zmq.SNDHWM, HIGH_WATER_MARK)
         self._socket.set(zmq.LINGER, LINGER_MS)
         self._socket.set(zmq.IMMEDIATE, 1)
         self.link = connect(self._socket, address, server)
@@ -111,7 +110,7 @@ class PushQueue(Generic[M]):
     @property
     def refusing(self) -> list[zmq.Socket[bytes]]:
         """The socket, if it is ZeroMQ and not the window that takes nothing now: poll it for writing."""
-        return [self._socket] if self._refused else []
+        return [self._socket] if self._refused and self._backlog else []
 
     def stalls(self, request_id: str) -> bool:  # noqa: ARG002 - see shared.peers.Outlet
         """Whether the receiver does not keep up, so that nothing more should be made for it."""
@@ -274,7 +273,7 @@ class PullQueue(Generic[M]):
         # The last mark of each channel.
         self._marks: dict[str, Mark] = {}
         self.socket = context.socket(zmq.PULL)
-        self.socket.set(zmq.RCVHWM, RECEIVE_HIGH_WATER_MARK)
+        self.socket.set(zmq.RCVHWM, HIGH_WATER_MARK)
         self.socket.set(zmq.LINGER, 0)
         # ZeroMQ drops the connection of a peer that announces more, before it allocates.
         self.socket.set(zmq.MAXMSGSIZE, max(max_payload_bytes, MAX_HEADER_BYTES))

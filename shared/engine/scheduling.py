@@ -82,8 +82,9 @@ class StageScheduler(Scheduler):
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         """Schedule a step, and count what is in it."""
         self._make_room()
+        could = any(self.may_run(request) for request in self.requests.values())
         output = super().schedule(throttle_prefills)
-        self._was_empty = not output.num_scheduled_tokens
+        self._was_empty = could and not output.num_scheduled_tokens
         if output.num_scheduled_tokens:
             self.batch_sizes.observe(len(output.num_scheduled_tokens))
             self.scheduled_tokens += output.total_num_scheduled_tokens

@@ -26,6 +26,10 @@ def text(seq: int, tokens: int = 1, request_id: str = "a") -> TextDelta:
     return TextDelta(request_id=request_id, seq=seq, token_ids=[0] * tokens)
 
 
+HIGH_WATER = 8
+"""Messages that the pipe holds."""
+
+
 class Pipe:
     """What a PUSH socket has taken and its PULL socket has not given, in the place of ZeroMQ."""
 
@@ -51,7 +55,7 @@ class Pipe:
         return None
 
     def send(self, frame: Frame, flags: int, **_: bool) -> None:
-        if not self.connected:
+        if not self.connected or (not self._parts and len(self.messages) >= HIGH_WATER):
             raise zmq.Again
         self._parts.append(bytes(frame))
         if not flags & zmq.SNDMORE:
@@ -147,6 +151,11 @@ class Channel(RuleBasedStateMachine):
         assert 0 <= self.sender.outstanding_bytes <= max(WINDOW, self.largest)
         assert sum(sizes) <= WINDOW or len(sizes) == 1
 
+    @invariant()
+    def the_socket_is_watched_only_for_what_waits(self) -> None:
+        """One that can be written to wakes its loop, which must then have something to write."""
+        assert not self.sender.refusing or self.sender.backlog_bytes > 0
+
     def on_the_way(self) -> set[tuple[str, int]]:
         messages = [self.decoder.decode(frames) for frames in self.pipe.messages]
         return {(each.request_id, each.seq) for each in messages if not isinstance(each, Mark)}
@@ -227,3 +236,19 @@ def test_a_mark_that_cannot_be_is_refused(field: str, value: object) -> None:
     assert decoder.decode(encode(mark)) == mark
     with pytest.raises(MessageError):
         decoder.decode(encode(changed))
+
+
+def test_a_mark_that_is_refused_is_nothing_to_wait_for() -> None:
+    """A socket that can be written to would wake the loop over and over, which has nothing to write."""
+    pipe = Pipe()
+    context = cast("zmq.Context[zmq.Socket[bytes]]", pipe)
+    quarter = HIGH_WATER * sum(map(len, encode(text(0))))
+    sender = PushQueue[Any](context, "", sending(window_bytes=4 * quarter))
+    for seq in range(HIGH_WATER):
+        sender.put(text(seq))
+    assert sender._window.wants_mark(stalled=False)
+    assert (len(pipe.messages), sender.backlog_bytes, sender.refusing) == (HIGH_WATER, 0, [])
+    # The next message asks again.
+    pipe.messages.clear()
+    sender.put(text(HIGH_WATER))
+    assert not sender._window.wants_mark(stalled=False)

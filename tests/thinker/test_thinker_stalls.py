@@ -111,6 +111,23 @@ def test_a_held_request_gives_its_place_to_one_that_can_run(
     assert talkers.texts["held"] == talkers.texts["one"]
 
 
+def test_a_held_request_keeps_its_place_while_there_is_room(
+    thinker: ThinkerRig, context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    talkers = with_talkers(thinker, context, monkeypatch)
+    preemptions = thinker.scheduler.preemptions
+    thinker.service.accept(talkers.request("bad", "held"))
+    thinker.service.accept(thinker_request("text", random_prompt(5), min_tokens=200))
+    wait_until(lambda: talkers.queues.backlog_bytes > 0 and "text" in talkers.texts, talkers.come_round)
+    # A step in which nothing is computed, because nothing is left that could be.
+    thinker.service.abort("text")
+    talkers.rest()
+    thinker.service.accept(thinker_request("next", random_prompt(5)))
+    talkers.run(until={"next"})
+    assert thinker.scheduler.preemptions == preemptions
+    talkers.run("bad", until={"held"})
+
+
 def test_an_abort_frees_the_talker_of_others(
     thinker: ThinkerRig, context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
