@@ -1,6 +1,7 @@
 """A stage's process without a model, for the launcher's tests: ``run(name)``.
 
-It speaks the real messages; the thinker answers for all three stages.  ``FAKE_<STAGE>`` in the
+It speaks the real messages; the thinker answers for all three stages, with the key of each where there are
+keys.  ``FAKE_<STAGE>`` in the
 environment makes a stage misbehave: ``fail`` ends it at once, ``stubborn`` lets it ignore SIGTERM, ``mute``
 lets it answer nothing.
 """
@@ -10,10 +11,11 @@ import secrets
 import signal
 import sys
 
-from shared.config import load_config
+from shared.config import Config, load_config
 from shared.control import ControlClient
-from shared.curve import open_context
+from shared.curve import StackContext, open_context
 from shared.messages import (
+    STAGES,
     AudioChunk,
     CodecDelta,
     Credit,
@@ -44,7 +46,7 @@ def run(name: StageName) -> None:
     instance = secrets.token_hex(4)
     identity = control_identity(name, instance)
     control = ControlClient(context, config.gateway.control, identity)
-    events: PushQueue[StageEvent] = PushQueue(context, config.gateway.events, Sending(identity), "gateway")
+    events = queues_of(config, context, name, instance)
     inbox: PullQueue[ThinkRequest] = PullQueue(context, config.stage(name).inbox, ThinkRequest)
     speakers = ["Chelsie"] if name == "token2wav" else []
     limits = StageLimits(max_positions=4096, speakers=speakers)
@@ -68,26 +70,52 @@ def run(name: StageName) -> None:
             if isinstance(message, Peers):
                 joined = message
             elif isinstance(message, Credit):
-                events.credit(message)
+                events[name].credit(message)
         for request in inbox.drain():
             if problem := problem_of(request, placeholders):
                 failed = RequestFailed(
                     request_id=request.request_id, stage=name, code="stage_failed", message=problem
                 )
-                events.put(failed)
+                events[name].put(failed)
             elif behaviour != "mute":
                 answer(events, request)
-        for credit in inbox.take_credits():
-            control.send(credit)
-        events.flush()
+        send_what_waits(control, inbox, events)
         inbox.socket.poll(20)
 
 
-def answer(events: "PushQueue[StageEvent]", request: ThinkRequest) -> None:
+def send_what_waits(
+    control: ControlClient,
+    inbox: PullQueue[ThinkRequest],
+    events: "dict[StageName, PushQueue[StageEvent]]",
+) -> None:
+    for credit in inbox.take_credits():
+        control.send(credit)
+    for queue in events.values():
+        queue.flush()
+
+
+def queues_of(
+    config: Config, context: StackContext, name: StageName, instance: str
+) -> dict[StageName, PushQueue[StageEvent]]:
+    """For each stage that the process answers for, a queue with that stage's key."""
+    return {
+        stage: PushQueue(
+            context if stage == name else open_context(config, stage),
+            config.gateway.events,
+            Sending(control_identity(stage, instance)),
+            "gateway",
+        )
+        for stage in (STAGES if name == "thinker" else (name,))
+    }
+
+
+def answer(events: "dict[StageName, PushQueue[StageEvent]]", request: ThinkRequest) -> None:
     name = request.request_id
     ids = request.prompt_token_ids[:3]
-    events.put(TextDelta(request_id=name, seq=0, token_ids=ids, finish_reason="stop", prompt=usage(request)))
+    events["thinker"].put(
+        TextDelta(request_id=name, seq=0, token_ids=ids, finish_reason="stop", prompt=usage(request))
+    )
     if request.speech is not None:
-        events.put(CodecDelta(request_id=name, seq=0, token_ids=[7] * 50, finish_reason="length"))
+        events["talker"].put(CodecDelta(request_id=name, seq=0, token_ids=[7] * 50, finish_reason="length"))
         pcm = Blob(b"\0\0\0\x3f" * 24_000)
-        events.put(AudioChunk(request_id=name, seq=0, samples=24_000, data=pcm, last=True))
+        events["token2wav"].put(AudioChunk(request_id=name, seq=0, samples=24_000, data=pcm, last=True))
