@@ -5,7 +5,7 @@ for each of the 36 evaluations of an utterance.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -44,6 +44,7 @@ class SolverState:
         conditioned: constant input of the conditioned branch, float32 [blocks, block_size, hidden].
         unconditioned: the same of the other branch, float32 [hidden]; None without guidance.
         rotation: rotary table, complex64 [blocks, block_size, head_dim / 2].
+        audio: the pieces that became audio, float32 [samples] each.
     """
 
     chunk: SynthesisChunk
@@ -54,6 +55,20 @@ class SolverState:
     conditioned: torch.Tensor
     unconditioned: torch.Tensor | None
     rotation: torch.Tensor
+    audio: list[torch.Tensor] = field(default_factory=list)
+
+    def split_mel(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return the frames before the target, the target and the frames after it, [frames, mel_dim] each."""
+        mel = self.mel.flatten(0, 1)[: self.frames]
+        begin = self.chunk.target_start - self.chunk.window_start
+        end = begin + self.chunk.target_frames
+        before = mel[:begin] if self.chunk.stream.mel is None else self.chunk.stream.mel
+        return before, mel[begin:end], mel[end:]
+
+    def leave_mel(self, frames: int) -> None:
+        """Leave the stream's next chunk the last so many mel frames before its target."""
+        before, target, _ = self.split_mel()
+        self.chunk.stream.mel = torch.cat([before, target])[-frames:]
 
 
 class Conditioner:

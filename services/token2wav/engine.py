@@ -18,7 +18,12 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from services.token2wav.checkpoint import component_configs
 from services.token2wav.chunks import CodecGeometry
 from services.token2wav.model import ARCHITECTURE, Token2WavForSynthesis
-from services.token2wav.scheduler import MAX_BATCH_FRAMES_KEY, PLAYBACK_MARGIN_KEY, DiffusionScheduler
+from services.token2wav.scheduler import (
+    MAX_BATCH_FRAMES_KEY,
+    MAX_VOCODER_FRAMES_KEY,
+    PLAYBACK_MARGIN_KEY,
+    DiffusionScheduler,
+)
 from services.token2wav.synthesis import (
     CHUNK_KEY,
     MAX_TIME_POINTS,
@@ -44,6 +49,7 @@ def build_token2wav(
     *,
     max_batch_frames: int,
     max_num_seqs: int,
+    max_vocoder_frames: int = 1024,
     playback_margin_s: float = 0.0,
     gpu_memory_utilization: float = 0.3,
     log_stats: bool = False,
@@ -52,8 +58,9 @@ def build_token2wav(
 
     Args:
         model_dir: checkpoint directory of Qwen2.5-Omni, with ``spk_dict.pt`` in it.
-        max_batch_frames: mel frames that the windows of the running chunks may have together.
+        max_batch_frames: mel frames that the solver may advance in a step.
         max_num_seqs: chunks that may run together.
+        max_vocoder_frames: mel frames that may become audio in a step.
         playback_margin_s: chunks due later than that wait while others are not; 0 lets none wait.
         gpu_memory_utilization: share of the device's memory that vLLM checks for at the start.
         log_stats: keep vLLM's own metrics.
@@ -62,16 +69,16 @@ def build_token2wav(
         ConfigError: a bound is not positive.
         CheckpointError: the directory lacks a file or a tensor, or holds one that does not fit.
     """
-    if max_batch_frames < 1 or max_num_seqs < 1:
+    if min(max_batch_frames, max_num_seqs, max_vocoder_frames) < 1:
         raise ConfigError(
-            f"token2wav: max_batch_frames {max_batch_frames} and max_num_seqs {max_num_seqs} must be positive"
+            f"token2wav: max_batch_frames {max_batch_frames}, max_num_seqs {max_num_seqs} and "
+            f"max_vocoder_frames {max_vocoder_frames} must be positive"
         )
     if not (model_dir / "config.json").is_file():
         raise CheckpointError(f"{model_dir / 'config.json'}: the configuration of the checkpoint is missing")
     ModelRegistry.register_model(ARCHITECTURE, Token2WavForSynthesis)
     config = EngineConfig(
         dtype="float32",
-        max_model_len=MAX_TIME_POINTS,
         max_num_seqs=max_num_seqs,
         # One step of each request, or all steps of one that is alone.
         max_num_batched_tokens=max(max_num_seqs, MAX_TIME_POINTS),
@@ -88,7 +95,11 @@ def build_token2wav(
         scheduler_cls=DiffusionScheduler,
         skip_tokenizer_init=True,
         enable_prefix_caching=False,
-        additional_config={MAX_BATCH_FRAMES_KEY: max_batch_frames, PLAYBACK_MARGIN_KEY: playback_margin_s},
+        additional_config={
+            MAX_BATCH_FRAMES_KEY: max_batch_frames,
+            MAX_VOCODER_FRAMES_KEY: max_vocoder_frames,
+            PLAYBACK_MARGIN_KEY: playback_margin_s,
+        },
     )
 
 
@@ -106,7 +117,8 @@ def _token2wav_config(config: PretrainedConfig) -> PretrainedConfig:
     narrowed.hidden_size = _NOMINAL_HIDDEN_SIZE
     narrowed.num_attention_heads = 1
     narrowed.num_hidden_layers = 1
-    narrowed.max_position_embeddings = MAX_TIME_POINTS
+    # As many tokens as a chunk can have: see SynthesisChunk.tokens.
+    narrowed.max_position_embeddings = MAX_TIME_POINTS + narrowed.dit_config.max_position_embeddings
     return narrowed
 
 
@@ -175,13 +187,14 @@ class SynthesisEngine:
         if request_id in self._internal_ids:
             raise StageFailedError(f"chunk {request_id!r} is in flight already")
         params = PoolingParams(task="plugin", extra_kwargs={CHUNK_KEY: chunk})
-        prompt = TokensPrompt(prompt_token_ids=[_STEP_TOKEN] * chunk.steps)
+        tokens = chunk.tokens(self.scheduler.max_vocoder_frames)
+        prompt = TokensPrompt(prompt_token_ids=[_STEP_TOKEN] * tokens)
         self._internal_ids[request_id] = self._engine.add_request(
             request_id, prompt, params, priority=priority
         )
 
     def step(self) -> list[ChunkOutcome]:
-        """Advance all active chunks by one solver step and return those that ended.
+        """Advance all active chunks by a solver step or a piece of audio, and return those that ended.
 
         Every chunk that was submitted and not aborted ends in exactly one outcome.  What goes wrong with
         the batch as a whole (the device out of memory, say) is raised as it is: then the engine's state

@@ -1,11 +1,12 @@
-"""Advances every active chunk by its scheduled solver steps, and makes finished ones audio.
+"""Advances every active chunk by its scheduled solver steps, and makes solved ones audio.
 
 vLLM calls a pooler after each forward pass with the requests of the batch, how many tokens each was
-scheduled for and how many it has had.  Here a token is a solver step.
+scheduled for and how many it has had.  Here a token is a solver step, or a piece of audio; the last solver
+step makes the first piece, too.
 """
 
 import logging
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from weakref import WeakKeyDictionary
 
 import torch
@@ -66,7 +67,7 @@ class SolverPooler(Pooler):
         cursor = pooling_metadata.get_pooling_cursor()
         chunks = [_chunk_of(params) for params in pooling_metadata.pooling_params]
         outputs: list[torch.Tensor | None] = [None] * len(chunks)
-        steps: dict[int, range] = {}
+        tokens: dict[int, range] = {}
         for index, chunk in enumerate(chunks):
             end = int(cursor.seq_lens_cpu[index])
             start = end - int(cursor.num_scheduled_tokens_cpu[index])
@@ -74,11 +75,10 @@ class SolverPooler(Pooler):
                 # Only vLLM's profiling run: the scheduler refuses requests without a chunk.
                 outputs[index] = hidden_states.new_zeros(1)
             elif self._prepare(index, chunk, start, pooling_metadata, outputs):
-                steps[index] = range(start, end)
-        self._solve(steps, pooling_metadata.pooling_states)
-        for index in steps:
-            if cursor.finished_mask[index]:
-                outputs[index] = self._finish(pooling_metadata.pooling_states[index])
+                tokens[index] = range(start, end)
+        self._solve(tokens, pooling_metadata.pooling_states)
+        for index, taken in tokens.items():
+            outputs[index] = self._make_audio(index, taken, pooling_metadata)
         return outputs
 
     def _prepare(
@@ -104,17 +104,16 @@ class SolverPooler(Pooler):
             outputs[index] = _fail(index, failure, metadata.get_pooling_cursor())
         return outputs[index] is None
 
-    def _solve(self, steps: dict[int, range], keys: Sequence[PoolingStates]) -> None:
+    def _solve(self, tokens: Mapping[int, range], keys: Sequence[PoolingStates]) -> None:
         """Take one step after the other, each of all requests that still have one to take."""
-        most = max((len(taken) for taken in steps.values()), default=0)
+        steps = {}
+        for index, taken in tokens.items():
+            state = self._states[keys[index]]
+            steps[index] = [(state, step) for step in taken if step < state.chunk.steps]
         batch: DiTBatch | None = None
         size = 0
-        for offset in range(most):
-            active = [
-                (self._states[keys[index]], taken[offset])
-                for index, taken in steps.items()
-                if offset < len(taken)
-            ]
+        for offset in range(max(map(len, steps.values()), default=0)):
+            active = [of_one[offset] for of_one in steps.values() if offset < len(of_one)]
             if batch is None or len(active) != size:
                 batch, size = self._conditioner.batch([state for state, _ in active]), len(active)
             self._step(active, batch)
@@ -138,28 +137,41 @@ class SolverPooler(Pooler):
         for (state, _), advanced in zip(active, torch.split(mel, sizes), strict=True):
             state.mel = advanced
 
-    def _finish(self, key: PoolingStates) -> torch.Tensor:
-        """Make a solved request audio; where that fails, return its failure."""
-        state = self._states.pop(key)
+    def _make_audio(self, index: int, taken: range, metadata: PoolingMetadata) -> torch.Tensor | None:
+        """Make the pieces of audio that are due; gives the whole after the last one, or a failure at once."""
+        cursor, key = metadata.get_pooling_cursor(), metadata.pooling_states[index]
+        state = self._states[key]
+        first = state.chunk.steps - 1
+        pieces = int(cursor.prompt_lens_cpu[index]) - first
+        failure: OmniRelayError | None = None
         try:
-            return pack_waveform(self._vocode(state))
+            for token in taken:
+                if token >= first:
+                    state.audio.append(self._vocode(state, token - first, pieces))
         except OmniRelayError as error:
-            return pack_failure(error)
+            failure = error
         except Exception as error:
             logger.exception("a chunk could not be made audio")
-            return pack_failure(StageFailedError(f"the chunk could not be made audio: {error}"))
+            failure = StageFailedError(f"the chunk could not be made audio: {error}")
+        if failure is None and len(state.audio) < pieces:
+            return None
+        del self._states[key]
+        if failure is not None:
+            return _fail(index, failure, cursor)
+        state.leave_mel(self._modules_of_model[1].context.left)
+        return pack_waveform(torch.cat(state.audio))
 
-    def _vocode(self, state: SolverState) -> torch.Tensor:
+    def _vocode(self, state: SolverState, piece: int, pieces: int) -> torch.Tensor:
+        """Make one of so many pieces audio, float32 [samples]."""
         _, vocoder = self._modules_of_model
-        chunk = state.chunk
-        mel = state.mel.flatten(0, 1)[: state.frames]
-        begin, end = chunk.target_start - chunk.window_start, chunk.target_end - chunk.window_start
-        before = mel[:begin] if chunk.stream.mel is None else chunk.stream.mel
-        target = mel[begin:end]
-        waveform = vocoder(before, target, mel[end:]).float()
+        before, target, after = state.split_mel()
+        frames = target.shape[0]
+        start, end = frames * piece // pieces, frames * (piece + 1) // pieces
+        left = torch.cat([before, target[:start]])[-vocoder.context.left :]
+        right = torch.cat([target[end : end + vocoder.context.right], after])
+        waveform = vocoder(left, target[start:end], right).float()
         if not bool(torch.isfinite(waveform).all()):
             raise StageFailedError("the vocoder's waveform is not finite")
-        chunk.stream.mel = torch.cat([before, target])[-vocoder.context.left :]
         return waveform
 
 

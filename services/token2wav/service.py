@@ -83,6 +83,7 @@ class Token2WavService:
             model,
             max_batch_frames=config.synthesis.max_batch_frames,
             max_num_seqs=config.engine.max_num_seqs,
+            max_vocoder_frames=config.synthesis.max_vocoder_frames,
             playback_margin_s=config.playback_margin_s,
             gpu_memory_utilization=config.engine.gpu_memory_utilization,
             log_stats=config.http is not None,
@@ -168,8 +169,7 @@ class Token2WavService:
         yield counter(
             "omnirelay_solver_steps_total",
             "Solver steps of all chunks: nine a chunk with ten time points.",
-            # A token of this engine is a solver step.
-            [(labels, scheduler.scheduled_tokens)],
+            [(labels, scheduler.solver_steps)],
         )
         yield counter(
             "omnirelay_synthesis_chunks_total",

@@ -66,8 +66,21 @@ class SynthesisChunk:
 
     @property
     def steps(self) -> int:
-        """Number of solver steps: what the scheduler counts as the tokens of this request."""
+        """Number of solver steps."""
         return self.time_points - 1
+
+    @property
+    def target_frames(self) -> int:
+        """Number of mel frames that become audio."""
+        return self.target_end - self.target_start
+
+    def tokens(self, max_vocoder_frames: int) -> int:
+        """Number of tokens of this request: its solver steps, the last of which makes audio, and more audio.
+
+        Args:
+            max_vocoder_frames: mel frames that may become audio at one token.
+        """
+        return self.steps - 1 + -(-self.target_frames // max_vocoder_frames)
 
     def window_frames(self, repeats: int) -> int:
         """Number of mel frames in the window: what the memory budget counts."""

@@ -100,7 +100,8 @@ class SynthesisConfig(Section):
         time_points: Points of the ODE's time axis; one less is the number of solver steps.
         guidance_scale: Classifier-free guidance.
         sway_coefficient: Sway sampling of the time axis (F5-TTS, arXiv 2410.06885).
-        max_batch_frames: Most mel frames in one batch; a chunk that does not fit waits.
+        max_batch_frames: Most mel frames that the solver advances in a step; a chunk that does not fit waits.
+        max_vocoder_frames: Most mel frames that become audio in a step; a chunk with more does so in pieces.
     """
 
     first_chunk_blocks: Annotated[int, Field(gt=0)] = 1
@@ -110,7 +111,8 @@ class SynthesisConfig(Section):
     time_points: Annotated[int, Field(ge=2, le=257)] = 10
     guidance_scale: Annotated[float, Field(ge=0)] = 0.5
     sway_coefficient: float | None = -1.0
-    max_batch_frames: Annotated[int, Field(gt=0)] = 32_768
+    max_batch_frames: Annotated[int, Field(gt=0)] = 8192
+    max_vocoder_frames: Annotated[int, Field(gt=0)] = 1024
 
 
 class ThinkerConfig(StageConfig):

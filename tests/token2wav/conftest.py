@@ -8,6 +8,7 @@ from services.token2wav.engine import SynthesisEngine, build_token2wav
 from services.token2wav.pooler import SolverPooler
 from tests.token2wav.support import (
     MAX_BATCH_FRAMES,
+    MAX_VOCODER_FRAMES,
     OTHER_BIGVGAN,
     OTHER_DIT,
     SMALL_BIGVGAN,
@@ -29,13 +30,20 @@ def other_oracle(tmp_path_factory) -> Oracle:
 
 @pytest.fixture(scope="session")
 def engine(oracle) -> SynthesisEngine:
-    llm_engine = build_token2wav(oracle.path, max_batch_frames=MAX_BATCH_FRAMES, max_num_seqs=8)
+    llm_engine = build_token2wav(
+        oracle.path,
+        max_batch_frames=MAX_BATCH_FRAMES,
+        max_vocoder_frames=MAX_VOCODER_FRAMES,
+        max_num_seqs=8,
+    )
     return SynthesisEngine(llm_engine)
 
 
 @pytest.fixture(scope="session")
 def other_engine(other_oracle) -> SynthesisEngine:
-    llm_engine = build_token2wav(other_oracle.path, max_batch_frames=100_000, max_num_seqs=8)
+    llm_engine = build_token2wav(
+        other_oracle.path, max_batch_frames=100_000, max_vocoder_frames=7, max_num_seqs=8
+    )
     return SynthesisEngine(llm_engine)
 
 

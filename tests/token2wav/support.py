@@ -17,7 +17,8 @@ from services.token2wav.synthesis import SynthesisChunk
 
 NUM_EMBEDS = 64
 MAX_BATCH_FRAMES = 500
-"""Of the fixture ``engine``."""
+MAX_VOCODER_FRAMES = 90
+"""Of the fixture ``engine``; no multiple of a block."""
 
 
 @dataclass

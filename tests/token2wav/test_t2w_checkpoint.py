@@ -103,6 +103,8 @@ def test_engine_needs_a_checkpoint_and_bounds(tmp_path, oracle):
         build_token2wav(tmp_path, max_batch_frames=1, max_num_seqs=1)
     with pytest.raises(ConfigError, match="max_batch_frames 0"):
         build_token2wav(oracle.path, max_batch_frames=0, max_num_seqs=1)
+    with pytest.raises(ConfigError, match="max_vocoder_frames 0"):
+        build_token2wav(oracle.path, max_batch_frames=1, max_num_seqs=1, max_vocoder_frames=0)
 
 
 @pytest.mark.parametrize(

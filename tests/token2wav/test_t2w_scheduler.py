@@ -10,9 +10,11 @@ from vllm import PoolingParams
 from services.token2wav.engine import ChunkOutcome
 from services.token2wav.synthesis import CHUNK_KEY
 from shared.errors import InvalidRequestError, StageFailedError, UnknownSpeakerError
-from tests.token2wav.support import MAX_BATCH_FRAMES, counting, run_all
+from tests.token2wav.support import MAX_BATCH_FRAMES, MAX_VOCODER_FRAMES, counting, run_all
 
 TOLERANCE = 1e-4
+TWO_PIECES = MAX_VOCODER_FRAMES // 2 + 5
+"""Codec ids of a chunk that becomes audio in two pieces."""
 
 
 def progress(engine) -> dict[str, int]:
@@ -48,6 +50,63 @@ def test_a_lone_request_takes_all_its_steps_at_once(oracle, idle, pooler):
         outcomes = idle.step()
     assert [outcome.request_id for outcome in outcomes] == ["lone"]
     assert len(calls) == 9
+
+
+def test_a_lone_request_takes_no_more_steps_at_once_than_the_budgets_allow(oracle, idle, pooler):
+    chunk = oracle.chunk(120, seed=6)
+    idle.submit_chunk("lone", chunk)
+    steps, pieces = [], []
+    outcomes: list[ChunkOutcome] = []
+    while not outcomes:
+        with counting(pooler, "_step") as solved, counting(pooler, "_vocode") as vocoded:
+            outcomes = idle.step()
+        steps.append(len(solved))
+        pieces.append(len(vocoded))
+    # Two times 240 frames are within the 500 of a step; 240 are three pieces of at most 90.
+    assert steps == [2, 2, 2, 2, 1, 0, 0]
+    assert pieces == [0, 0, 0, 0, 1, 1, 1]
+    assert (outcomes[0].waveform - oracle.waveform(chunk)).abs().max() < TOLERANCE
+
+
+def test_no_step_makes_more_audio_than_the_budget_and_what_is_due_first_goes_first(oracle, idle, pooler):
+    now = time.monotonic()
+    # Of 80, 80, 10 and 100 frames; the last is two pieces.
+    chunks = {
+        "late": oracle.chunk(40, seed=1, due=now + 2),
+        "soon": oracle.chunk(40, seed=2, due=now + 1),
+        "small": oracle.chunk(5, seed=3, due=now + 3),
+        "long": oracle.chunk(50, seed=4, due=now),
+    }
+    for name, chunk in chunks.items():
+        idle.submit_chunk(name, chunk)
+    names = {chunk.seed: name for name, chunk in chunks.items()}
+    made: list[list[str]] = []
+    results: dict[str, torch.Tensor] = {}
+    while idle.has_work:
+        with counting(pooler, "_vocode") as vocoded:
+            results |= {outcome.request_id: outcome.waveform for outcome in idle.step()}
+        made.append([names[state.chunk.seed] for state, *_ in vocoded])
+    # Eight solver steps without audio; and after the end vLLM takes an empty step.
+    assert [names for names in made if names] == [["long"], ["long"], ["soon", "small"], ["late"]]
+    assert made[8] == ["long"]
+    for name, chunk in chunks.items():
+        assert (results[name] - oracle.waveform(chunk)).abs().max() < TOLERANCE
+
+
+def test_abort_between_two_pieces_of_audio_frees_the_state(oracle, idle, pooler):
+    idle.submit_chunk("aborted", oracle.chunk(120, seed=7))
+    while True:
+        with counting(pooler, "_vocode") as vocoded:
+            assert idle.step() == []
+        if vocoded:
+            break
+    assert pooler.active_states == 1
+    del vocoded
+    idle.abort(["aborted"])
+    idle.step()
+    gc.collect()
+    assert pooler.active_states == 0
+    assert not idle.has_work
 
 
 def test_what_does_not_fit_the_budget_waits_and_is_not_overtaken(oracle, idle):
@@ -196,21 +255,22 @@ def test_an_exception_while_preparing_or_vocoding_fails_one_request(oracle, idle
             raise RuntimeError("broken on purpose")
         return prepare(chunk)
 
-    def vocode_or_break(state):
-        if state.chunk.seed == 14:
-            raise RuntimeError("broken later")
-        return vocode(state)
+    def vocode_or_break(state, piece, pieces):
+        if (state.chunk.seed, piece) in ((14, 0), (15, 1)):
+            raise RuntimeError(f"broken at piece {piece}")
+        return vocode(state, piece, pieces)
 
     monkeypatch.setattr(pooler._conditioner, "prepare", prepare_or_break)
     monkeypatch.setattr(pooler, "_vocode", vocode_or_break)
-    for seed in (12, 13, 14):
-        idle.submit_chunk(f"seed-{seed}", oracle.chunk(5, seed=seed))
+    for seed in (12, 13, 14, 15):
+        idle.submit_chunk(f"seed-{seed}", oracle.chunk(TWO_PIECES, seed=seed))
     outcomes = {outcome.request_id: outcome for outcome in collect(idle)}
     assert outcomes["seed-12"].error is None
-    for seed, reason in ((13, "broken on purpose"), (14, "broken later")):
+    for seed, reason in ((13, "broken on purpose"), (14, "broken at piece 0"), (15, "broken at piece 1")):
         error = outcomes[f"seed-{seed}"].error
         assert isinstance(error, StageFailedError)
         assert reason in str(error)
+    gc.collect()
     assert pooler.active_states == 0
 
 
