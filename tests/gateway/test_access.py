@@ -66,7 +66,7 @@ def test_over_tcp_only_a_known_key_opens_more_than_the_status(configure: Configu
 def test_who_says_nothing_of_himself_may_not_stay(
     configure: Configure, keys: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.server.HELLO_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("gateway.connection.HELLO_TIMEOUT_S", 0.2)
 
     async def scenario() -> None:
         async with bench(configure({"api_keys": keys})) as b:

@@ -54,7 +54,7 @@ def test_other_version_is_told_both_versions(configure: Configure, monkeypatch: 
 
 
 def test_client_must_begin_with_hello(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.server.HELLO_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("gateway.connection.HELLO_TIMEOUT_S", 0.05)
 
     async def scenario() -> None:
         async with bench(configure()) as b:

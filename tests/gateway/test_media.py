@@ -282,7 +282,7 @@ def test_files_of_an_ended_request_are_let_go_of(
         bodies.append(weakref.ref(body))
         return body
 
-    monkeypatch.setattr("gateway.server.read_body", watched)
+    monkeypatch.setattr("gateway.connection.read_body", watched)
 
     async def scenario() -> None:
         async with bench(configure()) as b, b.client() as client:

@@ -8,7 +8,7 @@ from unittest import mock
 
 import msgspec
 
-from gateway import server
+from gateway.connection import Connection
 from gateway.core import Gateway
 from gateway.door import Door
 from gateway.held import UploadRoom
@@ -25,7 +25,6 @@ from gateway.protocol import (
     Submit,
     pack,
 )
-from gateway.server import Connection
 from tests.fuzz.intake import CONFIG, INTERNAL, STATUS, Intake
 from tests.fuzz.streams import connection, cut, feed, framed, unframed
 
@@ -38,7 +37,7 @@ ROOM: Final = 2**30
 def check(data: bytes) -> None:
     """Serve a client that says this, in two ways."""
     data = framed(data)
-    with mock.patch.object(server, "PIECE_BYTES", PIECE_BYTES):
+    with mock.patch("gateway.connection.PIECE_BYTES", PIECE_BYTES):
         whole, pieces = (asyncio.run(_serve(each)) for each in ([data], cut(data)))
     # Whether a name may be used again depends on who has heard of its end, and so on time.
     if STILL not in whole and STILL not in pieces:
