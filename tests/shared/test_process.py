@@ -103,22 +103,26 @@ def test_a_bad_configuration_ends_the_stage_with_one_line(tmp_path, tiny_checkpo
     assert re.search(problem.format(path=re.escape(str(path))), line)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_stage_that_is_told_to_end_while_it_loads_does_so(tiny_checkpoint: Path, number: int) -> None:
-    overrides = {
-        "OMNIRELAY_STAGES__TOKEN2WAV__INBOX": free_address(),
-        "OMNIRELAY_STAGES__TOKEN2WAV__HTTP": "null",
-        "OMNIRELAY_GATEWAY__EVENTS": free_address(),
-        "OMNIRELAY_GATEWAY__CONTROL": free_address(),
-    }
-    process = subprocess.Popen(
+def start_echo(model: Path, **overrides: str) -> subprocess.Popen[str]:
+    """Start a stage that echoes what it is given; it loads until its standard input is closed."""
+    gateway = {"OMNIRELAY_GATEWAY__EVENTS": free_address(), "OMNIRELAY_GATEWAY__CONTROL": free_address()}
+    return subprocess.Popen(
         [sys.executable, "-c", ECHO],
-        env=environment(tiny_checkpoint, **overrides),
+        env=environment(model, **gateway, **overrides),
         cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stage_that_is_told_to_end_while_it_loads_does_so(tiny_checkpoint: Path, number: int) -> None:
+    process = start_echo(
+        tiny_checkpoint,
+        OMNIRELAY_STAGES__TOKEN2WAV__INBOX=free_address(),
+        OMNIRELAY_STAGES__TOKEN2WAV__HTTP="null",
     )
     with process:
         assert process.stdout is not None
@@ -132,22 +136,12 @@ def test_a_stage_that_is_told_to_end_while_it_loads_does_so(tiny_checkpoint: Pat
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_stage_answers_while_it_loads_serves_and_stops_cleanly(tiny_checkpoint: Path, number: int) -> None:
     inbox, http = free_address(), free_address()
-    process = subprocess.Popen(
-        [sys.executable, "-c", ECHO],
-        env=environment(
-            tiny_checkpoint,
-            OMNIRELAY_STAGES__TOKEN2WAV__INBOX=inbox,
-            OMNIRELAY_STAGES__TOKEN2WAV__HTTP=http,
-            OMNIRELAY_STAGES__TOKEN2WAV__HEARTBEAT_S="0.05",
-            OMNIRELAY_STAGES__TOKEN2WAV__NICENESS="7",
-            OMNIRELAY_GATEWAY__EVENTS=free_address(),
-            OMNIRELAY_GATEWAY__CONTROL=free_address(),
-        ),
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+    process = start_echo(
+        tiny_checkpoint,
+        OMNIRELAY_STAGES__TOKEN2WAV__INBOX=inbox,
+        OMNIRELAY_STAGES__TOKEN2WAV__HTTP=http,
+        OMNIRELAY_STAGES__TOKEN2WAV__HEARTBEAT_S="0.05",
+        OMNIRELAY_STAGES__TOKEN2WAV__NICENESS="7",
     )
     with process:
         assert process.stdin is not None
