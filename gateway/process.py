@@ -22,6 +22,7 @@ from gateway.traces import GatewayTraces
 from shared.checkpoints import TOKENIZER_FILES, resolve_model, served_name
 from shared.config import Config, MediaConfig
 from shared.errors import OmniRelayError
+from shared.real_time import go_first
 from shared.tracing import open_tracer
 
 if TYPE_CHECKING:
@@ -194,6 +195,8 @@ async def run(config: Config) -> None:
     if process.door.has_files:
         loop.add_signal_handler(signal.SIGHUP, process.door.reload)
     await process.start()
+    # Where stages share its machine, it would wait for what they compute before it passes their audio on.
+    go_first()
     log.info("listening on %s", ", ".join(filter(None, [config.gateway.listen, config.gateway.http])))
     process.door.warn()
     await stop.wait()

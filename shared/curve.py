@@ -22,10 +22,10 @@ from zmq.utils.monitor import recv_monitor_message
 from shared.config import Config
 from shared.config.values import is_local
 from shared.errors import ConfigError, MessageError
-from shared.io_threads import put_first
 from shared.keys import Keys, Role, load_keys, public_file
 from shared.messages import STAGES
 from shared.metrics import by_reason, counter
+from shared.real_time import put_first
 
 WELCOME: Final[dict[Role, tuple[Role, ...]]] = {
     "gateway": STAGES,

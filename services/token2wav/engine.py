@@ -49,7 +49,7 @@ def build_token2wav(
     *,
     max_batch_frames: int,
     max_num_seqs: int,
-    max_vocoder_frames: int = 1024,
+    max_vocoder_frames: int = 512,
     playback_margin_s: float = 0.0,
     gpu_memory_utilization: float = 0.3,
     log_stats: bool = False,

@@ -111,8 +111,8 @@ class SynthesisConfig(Section):
     time_points: Annotated[int, Field(ge=2, le=257)] = 10
     guidance_scale: Annotated[float, Field(ge=0)] = 0.5
     sway_coefficient: float | None = -1.0
-    max_batch_frames: Annotated[int, Field(gt=0)] = 8192
-    max_vocoder_frames: Annotated[int, Field(gt=0)] = 1024
+    max_batch_frames: Annotated[int, Field(gt=0)] = 4096
+    max_vocoder_frames: Annotated[int, Field(gt=0)] = 512
 
 
 class ThinkerConfig(StageConfig):

@@ -10,6 +10,7 @@ import threading
 import time
 import wave
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from gateway.client import GatewayClient
 from shared.config import load_config
 from shared.errors import CancelledRequestError, StageStartError
 from shared.messages import STAGES
+from shared.real_time import go_first
 from tests.gateway.bench import run
 
 
@@ -69,6 +71,16 @@ def test_gateway_process_starts_and_stops(place: Path) -> None:
         rest, _ = process.communicate(timeout=10)
         assert process.returncode == 0
         assert "Traceback" not in rest
+
+
+def test_the_gateways_loop_goes_first_and_only_where_it_may(place: Path) -> None:
+    with start("gateway") as process:
+        read_until(process, "listening on")
+        own = os.sched_getscheduler(process.pid) & ~os.SCHED_RESET_ON_FORK
+        with ThreadPoolExecutor(1) as probe:
+            assert own == (os.SCHED_RR if probe.submit(go_first).result() else os.SCHED_OTHER)
+        process.terminate()
+        process.communicate(timeout=10)
 
 
 def test_gateway_process_without_checkpoint(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

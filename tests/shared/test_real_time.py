@@ -1,4 +1,4 @@
-"""ZeroMQ's threads have a real-time priority where the system allows it, and do without where not."""
+"""Threads that move bytes have a real-time priority where the system allows it, and do without where not."""
 
 import json
 import os
@@ -31,6 +31,25 @@ UNPRIVILEGED = """
 resource.setrlimit(resource.RLIMIT_RTPRIO, (0, 0))
 if os.getuid() == 0:
     os.setresuid(65534, 65534, 65534)
+"""
+
+
+BOUNDED = "resource.setrlimit(resource.RLIMIT_RTTIME, (10**6, 10**6))"
+LOOP = """
+import json, os, resource, threading
+from shared.real_time import go_first
+{before}
+inside = []
+went = go_first()
+thread = threading.Thread(target=lambda: inside.append(os.sched_getscheduler(0)))
+thread.start()
+thread.join()
+reading, writing = os.pipe()
+if os.fork() == 0:
+    os.write(writing, b"%d" % os.sched_getscheduler(0))
+    os._exit(0)
+child = int(os.read(reading, 20))
+print(json.dumps([went, os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK, *inside, child]))
 """
 
 
@@ -69,3 +88,12 @@ def test_they_go_first_and_nothing_else_does() -> None:
 def test_without_the_right_messages_come_all_the_same() -> None:
     received, main, others = classes_of(UNPRIVILEGED)
     assert (received, main, others) == ("here", os.SCHED_OTHER, [os.SCHED_OTHER] * 3)
+
+
+@pytest.mark.parametrize("before", ["", UNPRIVILEGED, BOUNDED])
+def test_a_loop_goes_first_and_what_it_starts_does_not(before: str) -> None:
+    program = [sys.executable, "-c", LOOP.format(before=before)]
+    done = subprocess.run(program, capture_output=True, timeout=60, check=True, text=True)
+    expected = not before and allowed()
+    own = os.SCHED_RR if expected else os.SCHED_OTHER
+    assert json.loads(done.stdout) == [expected, own, os.SCHED_OTHER, os.SCHED_OTHER]

@@ -1,4 +1,4 @@
-"""ZeroMQ's own threads go before those that compute."""
+"""Who moves bytes goes before who computes: ZeroMQ's own threads, and the gateway's loop."""
 
 import logging
 import os
@@ -26,21 +26,29 @@ def put_first(context: zmq.Context[Any]) -> None:
     """
     # Asked in a thread that ends: what a thread is allowed, libzmq takes for granted.
     with ThreadPoolExecutor(1) as probe:
-        allowed = probe.submit(_try_real_time).result()
+        allowed = probe.submit(go_first).result()
     if allowed:
         context.set(zmq.THREAD_SCHED_POLICY, os.SCHED_RR)
         context.set(zmq.THREAD_PRIORITY, _PRIORITY)
 
 
-def _try_real_time() -> bool:
+def go_first() -> bool:
+    """Give the calling thread that priority, where the system allows it; not those that it starts.
+
+    For a thread that mostly waits, and whose work others wait for: what it takes of a processor nobody else
+    has.
+
+    Returns:
+        Whether it has it.
+    """
     if sys.platform != "linux":
         return False
     if resource.getrlimit(resource.RLIMIT_RTTIME)[0] != resource.RLIM_INFINITY:
         # Who computes for longer than that in one go is killed; encrypting much may take long.
         return False
     try:
-        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(_PRIORITY))
+        os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(_PRIORITY))
     except OSError as error:
-        log.debug("no real-time priority for the threads of ZeroMQ: %s", error)
+        log.debug("no real-time priority: %s", error)
         return False
     return True
