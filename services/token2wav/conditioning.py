@@ -15,7 +15,7 @@ from services.token2wav.blocks import BlockLayout, build_layout, to_blocks
 from services.token2wav.carry import CarriedChunk, Carry
 from services.token2wav.dit import DiffusionTransformer, DiTBatch, layers_looking_back
 from services.token2wav.noise import initial_noise
-from services.token2wav.ode import EVALUATIONS_PER_STEP, time_points
+from services.token2wav.ode import EVALUATIONS_PER_STEP, evaluation_times, time_points
 from services.token2wav.synthesis import SynthesisChunk
 from shared.engine.speakers import Speaker
 from shared.errors import CheckpointError, UnknownSpeakerError
@@ -31,6 +31,19 @@ class Voice:
     unconditioned: torch.Tensor
 
 
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """What depends on nothing but where the solver stops: all chunks that stop there share it.
+
+    Attributes:
+        lengths: of the steps, float32 [steps].
+        modulation: of the transformer at each evaluation, float32 [steps * 4, values].
+    """
+
+    lengths: torch.Tensor
+    modulation: torch.Tensor
+
+
 @dataclass
 class SolverState:
     """One request between two steps of the solver.
@@ -40,7 +53,7 @@ class SolverState:
         continues: whether the chunk before left its keys and values.
         frames: mel frames in the window.
         mel: the noisy mel, float32 [blocks, block_size, mel_dim].
-        times: where the solver stops, float32 [time_points].
+        schedule: of the solver.
         conditioned: constant input of the conditioned branch, float32 [blocks, block_size, hidden].
         unconditioned: the same of the other branch, float32 [hidden]; None without guidance.
         rotation: rotary table, complex64 [blocks, block_size, head_dim / 2].
@@ -51,7 +64,7 @@ class SolverState:
     continues: bool
     frames: int
     mel: torch.Tensor
-    times: torch.Tensor
+    schedule: Schedule
     conditioned: torch.Tensor
     unconditioned: torch.Tensor | None
     rotation: torch.Tensor
@@ -83,6 +96,8 @@ class Conditioner:
         self._dit = dit
         self._speakers = speakers
         self._voices: dict[str, Voice] = {}
+        # One in practice: the configuration says where the solver stops.
+        self._schedules: dict[tuple[int, float | None], Schedule] = {}
 
     @property
     def _device(self) -> torch.device:
@@ -134,11 +149,19 @@ class Conditioner:
             continues=continues,
             frames=frames,
             mel=to_blocks(noise.to(self._device), config.block_size),
-            times=time_points(chunk.time_points, chunk.sway_coefficient).to(self._device),
+            schedule=self._schedule(chunk.time_points, chunk.sway_coefficient),
             conditioned=to_blocks(constant.repeat_interleave(config.repeats, dim=0), config.block_size),
             unconditioned=voice.unconditioned if _is_guided(chunk) else None,
             rotation=to_blocks(self._rotary(chunk.window_start, frames), config.block_size),
         )
+
+    def _schedule(self, count: int, sway_coefficient: float | None) -> Schedule:
+        key = (count, sway_coefficient)
+        if key not in self._schedules:
+            points = time_points(count, sway_coefficient)
+            times = evaluation_times(points).to(self._device)
+            self._schedules[key] = Schedule(points.diff().to(self._device), self._dit.modulation(times))
+        return self._schedules[key]
 
     def _rotary(self, start: int, frames: int) -> torch.Tensor:
         """Rotary table at the positions that the frames have in the stream, [frames, head_dim / 2]."""
@@ -179,6 +202,7 @@ class Conditioner:
         scales = [scale for state in guided for scale in [state.chunk.guidance_scale] * state.mel.shape[0]]
         return DiTBatch(
             layout=layout,
+            modulations=[state.schedule.modulation for state in states],
             carry=_carry(states, layout, self._dit.config.block_size),
             constant=torch.cat(constants),
             rotation=torch.cat([state.rotation for state in states])[layout.source],

@@ -36,6 +36,8 @@ class DiTBatch:
 
     Attributes:
         layout: of the blocks.
+        modulations: of each request, by number of the evaluation; see
+            :meth:`DiffusionTransformer.modulation`.
         constant: the part of the input projection that does not change, float32
             [rows, block_size, hidden].
         rotation: rotary table, complex64 [rows, block_size, head_dim / 2].
@@ -44,10 +46,22 @@ class DiTBatch:
     """
 
     layout: BlockLayout
+    modulations: Sequence[torch.Tensor]
     constant: torch.Tensor
     rotation: torch.Tensor
     guidance: torch.Tensor
     carry: Carry
+
+    def modulation(self, evaluations: Sequence[int]) -> torch.Tensor:
+        """Look up what modulates each row at its request's evaluation.
+
+        Returns:
+            float32 [rows, 1, values], or [1, 1, values] where it is the same for all.
+        """
+        found = [table[number] for table, number in zip(self.modulations, evaluations, strict=True)]
+        if all(table is self.modulations[0] for table in self.modulations) and len(set(evaluations)) == 1:
+            return found[0].view(1, 1, -1)
+        return torch.stack(found)[self.layout.request].unsqueeze(1)
 
 
 def _linear(inputs: int, outputs: int) -> ReplicatedLinear:
@@ -182,30 +196,29 @@ def _gelu_(values: torch.Tensor) -> torch.Tensor:
 
 
 class Modulation(nn.Module):
-    """Time-dependent shifts, scales and gates of a layer (adaLN-Zero of Peebles & Xie, "DiT", 2023)."""
+    """Time-dependent shifts, scales and gates of a layer (adaLN-Zero of Peebles & Xie, "DiT", 2023).
 
-    def __init__(self, hidden_size: int, count: int) -> None:
+    Args:
+        hidden_size: of the layer.
+        count: vectors that it wants.
+        scales: which of them are scales: deviations from one in the checkpoint.
+    """
+
+    def __init__(self, hidden_size: int, count: int, scales: Sequence[int]) -> None:
         super().__init__()
-        self._count = count
+        self._shape = (count, hidden_size)
+        self._scales = list(scales)
         self.linear = nn.Linear(hidden_size, hidden_size * count)
 
-    def forward(self, time: torch.Tensor, request: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Compute the layer's values and hand each row those of its request.
-
-        Args:
-            time: time embedding, float32 [requests, hidden].
-            request: request of each row, int64 [rows].
-
-        Returns:
-            ``count`` tensors, float32 [rows, 1, hidden].
-        """
-        values = self.linear(functional.silu(time))[request]
-        return torch.chunk(values.unsqueeze(1), self._count, dim=-1)
+    def forward(self, time: torch.Tensor) -> torch.Tensor:
+        """Turn activated time embeddings, [times, hidden], into vectors, [times, count * hidden]."""
+        values = self.linear(time).unflatten(-1, self._shape)
+        values[:, self._scales] += 1
+        return values.flatten(1)
 
 
 def _modulate(states: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
-    normed = functional.layer_norm(states, states.shape[-1:], eps=_NORM_EPSILON)
-    return torch.addcmul(shift, normed, 1 + scale)
+    return torch.addcmul(shift, functional.layer_norm(states, states.shape[-1:], eps=_NORM_EPSILON), scale)
 
 
 def layers_looking_back(config: Qwen2_5OmniDiTConfig) -> list[int]:
@@ -220,7 +233,7 @@ class DiTLayer(nn.Module):
         super().__init__()
         looking_back = layers_looking_back(config)
         past_index = looking_back.index(index) if index in looking_back else None
-        self.attn_norm = Modulation(config.hidden_size, count=6)
+        self.attn_norm = Modulation(config.hidden_size, count=6, scales=(1, 4))
         self.attn = BlockAttention(
             config,
             past_index=past_index,
@@ -229,10 +242,13 @@ class DiTLayer(nn.Module):
         self.ff = FeedForward(config)
 
     def forward(
-        self, states: torch.Tensor, time: torch.Tensor, batch: DiTBatch, evaluations: Sequence[int]
+        self,
+        states: torch.Tensor,
+        modulation: Sequence[torch.Tensor],
+        batch: DiTBatch,
+        evaluations: Sequence[int],
     ) -> torch.Tensor:
-        """[rows, block_size, hidden] -> the same; ``time`` is [requests, hidden]."""
-        modulation = self.attn_norm(time, batch.layout.request)
+        """[rows, block_size, hidden] -> the same; ``modulation`` is six of [rows or 1, 1, hidden]."""
         attn_shift, attn_scale, attn_gate, ff_shift, ff_scale, ff_gate = modulation
         attended = self.attn(_modulate(states, attn_scale, attn_shift), batch, evaluations)
         states = torch.addcmul(states, attn_gate, attended)
@@ -256,16 +272,26 @@ class DiffusionTransformer(nn.Module):
         self.transformer_blocks = nn.ModuleList(
             DiTLayer(config, index) for index in range(config.num_hidden_layers)
         )
-        self.norm_out = Modulation(config.hidden_size, count=2)
+        self.norm_out = Modulation(config.hidden_size, count=2, scales=(0,))
         self.proj_out = _linear(config.hidden_size, config.mel_dim)
 
-    def forward(
-        self, times: torch.Tensor, mel: torch.Tensor, batch: DiTBatch, evaluations: Sequence[int]
-    ) -> torch.Tensor:
+    def modulation(self, times: torch.Tensor) -> torch.Tensor:
+        """Compute the shifts, scales and gates of all layers: they depend on nothing but the time.
+
+        Args:
+            times: float32 [times].
+
+        Returns:
+            float32 [times, (6 * layers + 2) * hidden]
+        """
+        time = functional.silu(self.time_embed(times))
+        # In the order of the layers; the output's comes last.
+        return torch.cat([each(time) for each in self.modules() if isinstance(each, Modulation)], dim=-1)
+
+    def forward(self, mel: torch.Tensor, batch: DiTBatch, evaluations: Sequence[int]) -> torch.Tensor:
         """Evaluate the network and apply guidance.
 
         Args:
-            times: of each request, float32 [requests].
             mel: noisy mel frames, float32 [source rows, block_size, mel_dim].
             batch: of these requests.
             evaluations: how many evaluations of each request came before this one.
@@ -274,11 +300,11 @@ class DiffusionTransformer(nn.Module):
             The velocity, shaped as ``mel``; what stands in padded frames has no meaning.
         """
         layout = batch.layout
-        time = self.time_embed(times)
+        modulation = batch.modulation(evaluations).split(self.config.hidden_size, dim=-1)
         states = self.input_embed.project_mel(mel)[layout.source] + batch.constant
-        for layer in self.transformer_blocks:
-            states = layer(states, time, batch, evaluations)
-        scale, shift = self.norm_out(time, layout.request)
+        for index, layer in enumerate(self.transformer_blocks):
+            states = layer(states, modulation[6 * index : 6 * index + 6], batch, evaluations)
+        scale, shift = modulation[-2:]
         output: torch.Tensor = self.proj_out(_modulate(states, scale, shift))
         conditioned, unconditioned = output[: layout.source_rows], output[layout.source_rows :]
         if unconditioned.shape[0] == 0:

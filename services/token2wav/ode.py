@@ -9,8 +9,8 @@ from typing import Final
 
 import torch
 
-Velocity = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
-"""(times [requests], values [rows, ...], number of the evaluation) -> derivative, shaped as the values."""
+Velocity = Callable[[torch.Tensor, int], torch.Tensor]
+"""(values [rows, ...], number of the evaluation in its step) -> derivative, shaped as the values."""
 
 EVALUATIONS_PER_STEP: Final = 4
 
@@ -34,25 +34,36 @@ def time_points(count: int, sway_coefficient: float | None) -> torch.Tensor:
     return points
 
 
+def evaluation_times(points: torch.Tensor) -> torch.Tensor:
+    """Times at which :func:`advance` evaluates the derivative in all steps, float32 [steps * 4].
+
+    Args:
+        points: where the solver stops, float32 [steps + 1].
+    """
+    start, end = points[:-1], points[1:]
+    length = end - start
+    times = [start, start + length * _THIRD, start + length * _TWO_THIRDS, end]
+    return torch.stack(times, dim=1).flatten()
+
+
 def advance(
-    velocity: Velocity, value: torch.Tensor, start: torch.Tensor, end: torch.Tensor, rows: torch.Tensor
+    velocity: Velocity, value: torch.Tensor, length: torch.Tensor, rows: torch.Tensor
 ) -> torch.Tensor:
     """Integrate every request over one time interval of its own, by Kutta's 3/8 rule.
 
     Args:
-        velocity: the derivative; called :data:`EVALUATIONS_PER_STEP` times.
-        value: values at ``start``, float32 [rows, ...], the rows of all requests together.
-        start: where each request's interval begins, float32 [requests].
-        end: where it ends, float32 [requests].
+        velocity: the derivative; called :data:`EVALUATIONS_PER_STEP` times, at the interval's
+            :func:`evaluation_times`.
+        value: values at the interval's beginning, float32 [rows, ...], the rows of all requests together.
+        length: of each request's interval, float32 [requests].
         rows: the request that each row of ``value`` belongs to, int64 [rows].
 
     Returns:
-        Values at ``end``, shaped as ``value``.
+        Values at the interval's end, shaped as ``value``.
     """
-    length = end - start
     step = length[rows].view(-1, *(1,) * (value.ndim - 1))
-    k1 = velocity(start, value, 0)
-    k2 = velocity(start + length * _THIRD, value + step * k1 * _THIRD, 1)
-    k3 = velocity(start + length * _TWO_THIRDS, value + step * (k2 - k1 * _THIRD), 2)
-    k4 = velocity(end, value + step * (k1 - k2 + k3), 3)
+    k1 = velocity(value, 0)
+    k2 = velocity(value + step * k1 * _THIRD, 1)
+    k3 = velocity(value + step * (k2 - k1 * _THIRD), 2)
+    k4 = velocity(value + step * (k1 - k2 + k3), 3)
     return value + (k1 + 3 * (k2 + k3) + k4) * step / 8

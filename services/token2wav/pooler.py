@@ -121,16 +121,15 @@ class SolverPooler(Pooler):
     def _step(self, active: Sequence[tuple[SolverState, int]], batch: DiTBatch) -> None:
         dit, _ = self._modules_of_model
 
-        def velocity(times: torch.Tensor, value: torch.Tensor, evaluation: int) -> torch.Tensor:
+        def velocity(value: torch.Tensor, evaluation: int) -> torch.Tensor:
             done = [step * EVALUATIONS_PER_STEP + evaluation for _, step in active]
-            output: torch.Tensor = dit(times, value, batch, done)
+            output: torch.Tensor = dit(value, batch, done)
             return output
 
         mel = advance(
             velocity,
             value=torch.cat([state.mel for state, _ in active]),
-            start=torch.stack([state.times[step] for state, step in active]),
-            end=torch.stack([state.times[step + 1] for state, step in active]),
+            length=torch.stack([state.schedule.lengths[step] for state, step in active]),
             rows=batch.layout.source_request,
         )
         sizes = [state.mel.shape[0] for state, _ in active]

@@ -8,7 +8,7 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
     RungeKutta4ODESolver,
 )
 
-from services.token2wav.ode import advance, time_points
+from services.token2wav.ode import EVALUATIONS_PER_STEP, advance, evaluation_times, time_points
 from services.token2wav.vocoder import (
     AntiAliasedActivation,
     Context,
@@ -102,12 +102,14 @@ def test_solver_equals_the_reference_for_each_request_at_its_own_times():
     sways = [-1.0, None, 0.4]
     values = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
     times = torch.stack([time_points(10, sway) for sway in sways])
+    evaluated = torch.stack([evaluation_times(points) for points in times])
     batched, rows = values, torch.arange(3)
     for step in range(9):
-        batched = advance(
-            lambda time, value, _: velocity(time[:, None], value),
-            batched, times[:, step], times[:, step + 1], rows,
-        )  # fmt: skip
+
+        def derivative(value, evaluation, first=step * EVALUATIONS_PER_STEP):
+            return velocity(evaluated[:, first + evaluation, None], value)
+
+        batched = advance(derivative, batched, times[:, step + 1] - times[:, step], rows)
     for index, _ in enumerate(sways):
         alone = RungeKutta4ODESolver(velocity, values[index]).integrate(times[index])[-1]
         assert torch.equal(batched[index], alone)
