@@ -166,7 +166,8 @@ class SolverPooler(Pooler):
         before, target, after = state.split_mel()
         frames = target.shape[0]
         start, end = frames * piece // pieces, frames * (piece + 1) // pieces
-        left = torch.cat([before, target[:start]])[-vocoder.context.left :]
+        # Of what is more than the context on either side the vocoder takes no notice.
+        left = torch.cat([before, target[max(0, start - vocoder.context.left) : start]])
         right = torch.cat([target[end : end + vocoder.context.right], after])
         waveform = vocoder(left, target[start:end], right).float()
         if not bool(torch.isfinite(waveform).all()):
