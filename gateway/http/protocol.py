@@ -92,7 +92,9 @@ class BoundedProtocol(H11Protocol):
             return
         headers, body = malformed(msg)
         answer = h11.Response(status_code=400, headers=headers, reason=b"Bad Request")
-        for part in (answer, h11.Data(data=body), h11.EndOfMessage()):
+        # A HEAD whose body is broken has an answer without one.
+        of_head = self.conn.our_state is h11.SEND_RESPONSE and self.scope["method"] == "HEAD"
+        for part in (answer, h11.Data(data=b"" if of_head else body), h11.EndOfMessage()):
             self.transport.write(self.conn.send(part) or b"")
         self.transport.close()
 

@@ -366,6 +366,10 @@ def test_a_body_that_breaks_off_under_an_answer_is_no_error_of_ours(
                 writer.write(head + b"zz\r\n")
                 assert (await hung_up_on(reader)).startswith(b"HTTP/1.1 400")
             async with raw(b) as (reader, writer):
+                writer.write(head.replace(b"POST", b"HEAD") + b"zz\r\n")
+                answer, _, body = (await hung_up_on(reader)).partition(b"\r\n\r\n")
+                assert (answer.startswith(b"HTTP/1.1 400"), body) == (True, b"")
+            async with raw(b) as (reader, writer):
                 writer.write(head)
                 assert (await reader.readline()).startswith(b"HTTP/1.1 404")
                 writer.write(b"zz\r\n")
