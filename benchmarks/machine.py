@@ -24,6 +24,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
         system: Kernel and C library.
         versions: Of Python and of the packages that compute.
         load: Processes that wanted to run in the last minute, before the run began.
+        real_time: Whether what moves bytes, the clients of this process included, goes before what computes.
     """
 
     cpu: str
@@ -32,6 +33,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     system: str
     versions: dict[str, str]
     load: float
+    real_time: bool
 
 
 def this_machine() -> Machine:
@@ -43,6 +45,7 @@ def this_machine() -> Machine:
         system=f"{platform.system()} {platform.release()}, {' '.join(platform.libc_ver())}",
         versions={"python": platform.python_version(), **_versions()},
         load=round(os.getloadavg()[0], 2),
+        real_time=os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK == os.SCHED_RR,
     )
 
 

@@ -23,6 +23,7 @@ def _head(result: Result) -> str:
     lines += [
         f"{machine.cpu}, {machine.cores} cores, {machine.memory_gib} GiB, {machine.system}; {versions}.",
         f"Load average before the run: {machine.load}.",
+        f"Real-time priority for what moves bytes, clients included: {'yes' if machine.real_time else 'no'}.",
     ]
     if result.loads:
         asked = result.loads[-1].workload

@@ -28,6 +28,10 @@ from services.token2wav.carry import Carry
 
 _NORM_EPSILON = 1e-6
 _GELU_CUBIC = 0.044715
+_LAYER_VECTORS = 6
+"""Shift, scale and gate of a layer's attention, and those of its feed-forward part."""
+_OUTPUT_VECTORS = 2
+"""Scale and shift before the output."""
 
 
 @dataclass
@@ -53,15 +57,28 @@ class DiTBatch:
     carry: Carry
 
     def modulation(self, evaluations: Sequence[int]) -> torch.Tensor:
-        """Look up what modulates each row at its request's evaluation.
+        """Look up what modulates the layers at each request's evaluation.
 
         Returns:
-            float32 [rows, 1, values], or [1, 1, values] where it is the same for all.
+            float32 [requests, values], or [1, values] where it is the same for all.
         """
         found = [table[number] for table, number in zip(self.modulations, evaluations, strict=True)]
-        if all(table is self.modulations[0] for table in self.modulations) and len(set(evaluations)) == 1:
-            return found[0].view(1, 1, -1)
-        return torch.stack(found)[self.layout.request].unsqueeze(1)
+        same = all(table is self.modulations[0] for table in self.modulations) and len(set(evaluations)) == 1
+        return torch.stack(found[:1] if same else found)
+
+    def of_rows(self, values: torch.Tensor, count: int) -> tuple[torch.Tensor, ...]:
+        """Hand each row its request's part of a modulation.
+
+        Args:
+            values: of a layer, float32 [requests or 1, count * hidden].
+            count: vectors in it.
+
+        Returns:
+            ``count`` tensors, float32 [rows or 1, 1, hidden].
+        """
+        if values.shape[0] > 1:
+            values = values[self.layout.request]
+        return values.unsqueeze(1).chunk(count, dim=-1)
 
 
 def _linear(inputs: int, outputs: int) -> ReplicatedLinear:
@@ -233,7 +250,7 @@ class DiTLayer(nn.Module):
         super().__init__()
         looking_back = layers_looking_back(config)
         past_index = looking_back.index(index) if index in looking_back else None
-        self.attn_norm = Modulation(config.hidden_size, count=6, scales=(1, 4))
+        self.attn_norm = Modulation(config.hidden_size, count=_LAYER_VECTORS, scales=(1, 4))
         self.attn = BlockAttention(
             config,
             past_index=past_index,
@@ -244,12 +261,13 @@ class DiTLayer(nn.Module):
     def forward(
         self,
         states: torch.Tensor,
-        modulation: Sequence[torch.Tensor],
+        modulation: torch.Tensor,
         batch: DiTBatch,
         evaluations: Sequence[int],
     ) -> torch.Tensor:
-        """[rows, block_size, hidden] -> the same; ``modulation`` is six of [rows or 1, 1, hidden]."""
-        attn_shift, attn_scale, attn_gate, ff_shift, ff_scale, ff_gate = modulation
+        """[rows, block_size, hidden] -> the same; ``modulation`` is [requests or 1, 6 * hidden]."""
+        parts = batch.of_rows(modulation, _LAYER_VECTORS)
+        attn_shift, attn_scale, attn_gate, ff_shift, ff_scale, ff_gate = parts
         attended = self.attn(_modulate(states, attn_scale, attn_shift), batch, evaluations)
         states = torch.addcmul(states, attn_gate, attended)
         return torch.addcmul(states, ff_gate, self.ff(_modulate(states, ff_scale, ff_shift)))
@@ -272,7 +290,7 @@ class DiffusionTransformer(nn.Module):
         self.transformer_blocks = nn.ModuleList(
             DiTLayer(config, index) for index in range(config.num_hidden_layers)
         )
-        self.norm_out = Modulation(config.hidden_size, count=2, scales=(0,))
+        self.norm_out = Modulation(config.hidden_size, count=_OUTPUT_VECTORS, scales=(0,))
         self.proj_out = _linear(config.hidden_size, config.mel_dim)
 
     def modulation(self, times: torch.Tensor) -> torch.Tensor:
@@ -300,11 +318,14 @@ class DiffusionTransformer(nn.Module):
             The velocity, shaped as ``mel``; what stands in padded frames has no meaning.
         """
         layout = batch.layout
-        modulation = batch.modulation(evaluations).split(self.config.hidden_size, dim=-1)
+        widths = [_LAYER_VECTORS * self.config.hidden_size] * len(self.transformer_blocks)
+        modulation = batch.modulation(evaluations).split(
+            [*widths, _OUTPUT_VECTORS * self.config.hidden_size], dim=-1
+        )
         states = self.input_embed.project_mel(mel)[layout.source] + batch.constant
-        for index, layer in enumerate(self.transformer_blocks):
-            states = layer(states, modulation[6 * index : 6 * index + 6], batch, evaluations)
-        scale, shift = modulation[-2:]
+        for layer, values in zip(self.transformer_blocks, modulation[:-1], strict=True):
+            states = layer(states, values, batch, evaluations)
+        scale, shift = batch.of_rows(modulation[-1], _OUTPUT_VECTORS)
         output: torch.Tensor = self.proj_out(_modulate(states, scale, shift))
         conditioned, unconditioned = output[: layout.source_rows], output[layout.source_rows :]
         if unconditioned.shape[0] == 0:

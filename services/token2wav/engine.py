@@ -80,7 +80,7 @@ def build_token2wav(
     config = EngineConfig(
         dtype="float32",
         max_num_seqs=max_num_seqs,
-        # One step of each request, or all steps of one that is alone.
+        # One step of each request, or as many as fit of one that is alone.
         max_num_batched_tokens=max(max_num_seqs, MAX_TIME_POINTS),
         gpu_memory_utilization=gpu_memory_utilization,
         enforce_eager=True,

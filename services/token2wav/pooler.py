@@ -142,23 +142,22 @@ class SolverPooler(Pooler):
         state = self._states[key]
         first = state.chunk.steps - 1
         pieces = int(cursor.prompt_lens_cpu[index]) - first
-        failure: OmniRelayError | None = None
         try:
             for token in taken:
                 if token >= first:
                     state.audio.append(self._vocode(state, token - first, pieces))
+            if len(state.audio) < pieces:
+                return None
+            state.leave_mel(self._modules_of_model[1].context.left)
+            output = pack_waveform(torch.cat(state.audio))
         except OmniRelayError as error:
-            failure = error
+            output = _fail(index, error, cursor)
         except Exception as error:
             logger.exception("a chunk could not be made audio")
             failure = StageFailedError(f"the chunk could not be made audio: {error}")
-        if failure is None and len(state.audio) < pieces:
-            return None
+            output = _fail(index, failure, cursor)
         del self._states[key]
-        if failure is not None:
-            return _fail(index, failure, cursor)
-        state.leave_mel(self._modules_of_model[1].context.left)
-        return pack_waveform(torch.cat(state.audio))
+        return output
 
     def _vocode(self, state: SolverState, piece: int, pieces: int) -> torch.Tensor:
         """Make one of so many pieces audio, float32 [samples]."""

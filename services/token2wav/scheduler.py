@@ -1,4 +1,4 @@
-"""Schedules solver steps: every engine step advances all active chunks by one.
+"""Schedules solver steps: an engine step advances all active chunks by one, as far as there is room.
 
 A request's tokens are its solver steps, so advancing all active requests by one step is what vLLM
 calls chunked prefill with a chunk of one token.  At the last of them the vocoder makes the chunk audio, or
@@ -29,13 +29,12 @@ class DiffusionScheduler(StageScheduler):
 
     While some chunk is due within ``additional_config["playback_margin_s"]``, those due later wait.
 
-    In a step the solver advances at most ``additional_config["max_batch_frames"]`` frames.  A chunk whose
-    window does not fit beside the others waits, and nothing overtakes it: else a large one could wait for
-    ever.  One larger than the budget runs alone.  A chunk that is alone takes as many solver steps at once as
-    fit, for there is nobody to wait for.
+    In a step the solver advances at most ``additional_config["max_batch_frames"]`` frames, or one chunk that
+    has more, and at most ``additional_config["max_vocoder_frames"]`` become audio; a chunk with more does so
+    in pieces.  Who was left out for want of room longest goes first, then who is due first: so a long chunk
+    and the others take turns.  Of the waiting ones none overtakes another.
 
-    At most ``additional_config["max_vocoder_frames"]`` frames become audio in a step, those due first.  A
-    chunk with more does so in pieces.
+    A chunk that is alone takes as many solver steps at once as fit, for there is nobody to wait for.
 
     Attributes:
         max_vocoder_frames: that budget.
@@ -53,7 +52,10 @@ class DiffusionScheduler(StageScheduler):
         self._margin_s = float(additional.get(PLAYBACK_MARGIN_KEY, 0))
         self._dit_config, _ = component_configs(self.vllm_config.model_config.hf_config)
         self._unchecked: list[Request] = []
-        self._budget_spent = False
+        self._room = self._whole_room()
+        self._waited: dict[str, int] = {}
+        # The first waiting request, if it joins at this step; none as soon as one behind it does not.
+        self._joins: str | None = None
         self.solver_steps = 0
         # vLLM switches both off for models without a KV cache.
         self.scheduler_config.enable_chunked_prefill = True
@@ -70,26 +72,57 @@ class DiffusionScheduler(StageScheduler):
         for request in unchecked:
             if not request.is_finished():
                 self.prepare(request.request_id, partial(self._check, request))
-        self._budget_spent = False
-        self.pass_over(self._held())
+        self.pass_over(self._choose())
         self.max_num_scheduled_tokens = self._tokens_at_once()
         output = super().schedule(throttle_prefills)
         self.solver_steps += sum(self._solved(*taken) for taken in output.num_scheduled_tokens.items())
         return output
 
-    def _held(self) -> list[Request]:
-        """The running requests that are left out of the next step."""
-        due = {request.request_id: _chunk_of(request).due for request in [*self.running, *self._admissible()]}
-        ahead = far_ahead(due, self._margin_s)
-        held = []
-        room = self.max_vocoder_frames
-        for request in sorted(self.running, key=lambda request: due[request.request_id]):
-            frames = self._vocoder_frames(request)
-            if request.request_id in ahead or frames > room:
-                held.append(request)
-            else:
-                room -= frames
-        return held
+    def _choose(self) -> list[Request]:
+        """Give the room of the next step to running requests and to the first waiting one.
+
+        Returns:
+            The running requests that are left out.
+        """
+        joining = self._next_in_line()
+        candidates = [*self.running, *joining]
+        due = {request.request_id: _chunk_of(request).due for request in candidates}
+        ahead = far_ahead(due, self._margin_s) - {request.request_id for request in joining}
+        self._room = self._whole_room()
+        left_out, waited = [], {}
+        for request in sorted(candidates, key=lambda each: (-self._waited_for(each), due[each.request_id])):
+            if request.request_id in ahead:
+                left_out.append(request)
+            elif not self._take_room(request):
+                left_out.append(request)
+                waited[request.request_id] = self._waited_for(request) + 1
+        self._waited = waited
+        self._joins = next((each.request_id for each in joining if each not in left_out), None)
+        return [request for request in left_out if request not in joining]
+
+    def _waited_for(self, request: Request) -> int:
+        """Steps in a row that a request was left out for want of room."""
+        return self._waited.get(request.request_id, 0)
+
+    def _next_in_line(self) -> list[Request]:
+        """The waiting request that is next to join, if there is a place."""
+        if not self.waiting or len(self.running) >= self.max_num_running_reqs:
+            return []
+        return [self.waiting.peek_request()]
+
+    def _whole_room(self) -> tuple[int, int]:
+        return self._max_batch_frames, self.max_vocoder_frames
+
+    def _take_room(self, request: Request) -> bool:
+        """Take the room that a request's next token needs, if it is there; more than all is all of it."""
+        chunk, done = _chunk_of(request), request.num_computed_tokens
+        solver, vocoder = self._room
+        solved = self._frames(request) if done < chunk.steps else 0
+        vocoded = chunk.piece_frames(self.max_vocoder_frames) if done >= chunk.steps - 1 else 0
+        if vocoded > vocoder or (solved > solver and solver < self._max_batch_frames):
+            return False
+        self._room = max(0, solver - solved), vocoder - vocoded
+        return True
 
     def _tokens_at_once(self) -> int:
         """Tokens of the next step: one of each request, or as many of a single one as the budgets allow."""
@@ -99,36 +132,19 @@ class DiffusionScheduler(StageScheduler):
         left = _chunk_of(request).steps - request.num_computed_tokens
         return max(1, min(left, self._max_batch_frames // self._frames(request)))
 
-    def _vocoder_frames(self, request: Request) -> int:
-        """Most mel frames of a request that its next token makes audio."""
-        chunk = _chunk_of(request)
-        if request.num_computed_tokens < chunk.steps - 1:
-            return 0
-        return min(chunk.target_frames, self.max_vocoder_frames)
-
     def _solved(self, request_id: str, taken: int) -> int:
         """How many of the tokens that a request was just given are solver steps."""
         request = self.requests[request_id]
         left = _chunk_of(request).steps - (request.num_computed_tokens - taken)
         return max(0, min(taken, left))
 
-    def _admissible(self) -> list[Request]:
-        """The waiting request that joins at this step, if one does."""
-        if not self.waiting or len(self.running) >= self.max_num_running_reqs:
-            return []
-        first = self.waiting.peek_request()
-        return [] if self._exceeds_budget(first) else [first]
-
     def _handle_blocked_waiting_request(self, request: Request) -> bool:
         """Say whether a waiting request may start: vLLM's hook, which keeps its place if it may not."""
-        if not super()._handle_blocked_waiting_request(request):
+        if not super()._handle_blocked_waiting_request(request) or self._joins is None:
             return False
-        self._budget_spent = self._budget_spent or self._exceeds_budget(request)
-        return not self._budget_spent
-
-    def _exceeds_budget(self, request: Request) -> bool:
-        running = sum(self._frames(other) for other in self.running)
-        return bool(self.running) and running + self._frames(request) > self._max_batch_frames
+        if request.request_id != self._joins and not self._take_room(request):
+            self._joins = None
+        return self._joins is not None
 
     def _frames(self, request: Request) -> int:
         return _chunk_of(request).window_frames(self._dit_config.repeats)

@@ -80,7 +80,14 @@ class SynthesisChunk:
         Args:
             max_vocoder_frames: mel frames that may become audio at one token.
         """
-        return self.steps - 1 + -(-self.target_frames // max_vocoder_frames)
+        return self.steps - 1 + self._pieces(max_vocoder_frames)
+
+    def piece_frames(self, max_vocoder_frames: int) -> int:
+        """Number of mel frames of the largest piece; its arguments are those of :meth:`tokens`."""
+        return -(-self.target_frames // self._pieces(max_vocoder_frames))
+
+    def _pieces(self, max_vocoder_frames: int) -> int:
+        return -(-self.target_frames // max_vocoder_frames)
 
     def window_frames(self, repeats: int) -> int:
         """Number of mel frames in the window: what the memory budget counts."""

@@ -100,7 +100,7 @@ class SynthesisConfig(Section):
         time_points: Points of the ODE's time axis; one less is the number of solver steps.
         guidance_scale: Classifier-free guidance.
         sway_coefficient: Sway sampling of the time axis (F5-TTS, arXiv 2410.06885).
-        max_batch_frames: Most mel frames that the solver advances in a step; a chunk that does not fit waits.
+        max_batch_frames: Most mel frames that the solver advances in a step; what does not fit takes turns.
         max_vocoder_frames: Most mel frames that become audio in a step; a chunk with more does so in pieces.
     """
 

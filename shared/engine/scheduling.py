@@ -39,7 +39,6 @@ class StageScheduler(Scheduler):
 
     Attributes:
         batch_sizes: Requests of each step that computed something.
-        scheduled_tokens: Tokens of all steps.
         preemptions: How often a request had to give its KV blocks back.
     """
 
@@ -47,7 +46,6 @@ class StageScheduler(Scheduler):
         super().__init__(*args, **kwargs)
         self._failures: dict[str, OmniRelayError] = {}
         self.batch_sizes = Distribution(BATCH_BUCKETS)
-        self.scheduled_tokens = 0
         self.preemptions = 0
         self._stalled: dict[str, Callable[[], bool]] = {}
         self._was_empty = False
@@ -87,7 +85,6 @@ class StageScheduler(Scheduler):
         self._was_empty = could and not output.num_scheduled_tokens
         if output.num_scheduled_tokens:
             self.batch_sizes.observe(len(output.num_scheduled_tokens))
-            self.scheduled_tokens += output.total_num_scheduled_tokens
         if output.preempted_req_ids:
             self.preemptions += len(output.preempted_req_ids)
         return output

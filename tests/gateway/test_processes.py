@@ -73,12 +73,13 @@ def test_gateway_process_starts_and_stops(place: Path) -> None:
         assert "Traceback" not in rest
 
 
-def test_the_gateways_loop_goes_first_and_only_where_it_may(place: Path) -> None:
+def test_the_gateways_loop_goes_first(place: Path) -> None:
+    with ThreadPoolExecutor(1) as probe:
+        if not probe.submit(go_first).result():
+            pytest.skip("this user may not have real-time threads")
     with start("gateway") as process:
         read_until(process, "listening on")
-        own = os.sched_getscheduler(process.pid) & ~os.SCHED_RESET_ON_FORK
-        with ThreadPoolExecutor(1) as probe:
-            assert own == (os.SCHED_RR if probe.submit(go_first).result() else os.SCHED_OTHER)
+        assert os.sched_getscheduler(process.pid) & ~os.SCHED_RESET_ON_FORK == os.SCHED_RR
         process.terminate()
         process.communicate(timeout=10)
 

@@ -1,6 +1,8 @@
 import gc
 import logging
+import random
 import time
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -68,29 +70,97 @@ def test_a_lone_request_takes_no_more_steps_at_once_than_the_budgets_allow(oracl
     assert (outcomes[0].waveform - oracle.waveform(chunk)).abs().max() < TOLERANCE
 
 
-def test_no_step_makes_more_audio_than_the_budget_and_what_is_due_first_goes_first(oracle, idle, pooler):
-    now = time.monotonic()
-    # Of 80, 80, 10 and 100 frames; the last is two pieces.
-    chunks = {
-        "late": oracle.chunk(40, seed=1, due=now + 2),
-        "soon": oracle.chunk(40, seed=2, due=now + 1),
-        "small": oracle.chunk(5, seed=3, due=now + 3),
-        "long": oracle.chunk(50, seed=4, due=now),
-    }
-    for name, chunk in chunks.items():
-        idle.submit_chunk(name, chunk)
-    names = {chunk.seed: name for name, chunk in chunks.items()}
-    made: list[list[str]] = []
-    results: dict[str, torch.Tensor] = {}
-    while idle.has_work:
+def audio_of_steps(engine, pooler, results) -> list[dict[int, int]]:
+    """Step until idle; gives the mel frames that each step made audio, by the seed of their chunk."""
+    made = []
+    while engine.has_work:
         with counting(pooler, "_vocode") as vocoded:
-            results |= {outcome.request_id: outcome.waveform for outcome in idle.step()}
-        made.append([names[state.chunk.seed] for state, *_ in vocoded])
-    # Eight solver steps without audio; and after the end vLLM takes an empty step.
-    assert [names for names in made if names] == [["long"], ["long"], ["soon", "small"], ["late"]]
-    assert made[8] == ["long"]
-    for name, chunk in chunks.items():
-        assert (results[name] - oracle.waveform(chunk)).abs().max() < TOLERANCE
+            results |= {outcome.request_id: outcome.waveform for outcome in engine.step()}
+        made.append({state.chunk.seed: frames_of_piece(state, pieces) for state, _, pieces in vocoded})
+    return made
+
+
+def frames_of_piece(state, pieces: int) -> int:
+    return -(-state.chunk.target_frames // pieces)
+
+
+def test_no_step_makes_more_audio_than_the_budget_and_all_take_turns(oracle, idle, pooler):
+    now = time.monotonic()
+    # Of two pieces of 50 frames, and of one of 80, 10 and 80.
+    long, soon, small, late = range(4)
+    chunks = [oracle.chunk(codes, seed=seed, due=now + seed) for seed, codes in enumerate((50, 40, 5, 40))]
+    for chunk in chunks:
+        idle.submit_chunk(str(chunk.seed), chunk)
+    results: dict[str, torch.Tensor] = {}
+    made = audio_of_steps(idle, pooler, results)
+    assert made[:8] == [{}] * 8
+    assert [set(frames) for frames in made[8:12]] == [{long, small}, {soon}, {late}, {long}]
+    for chunk in chunks:
+        assert (results[str(chunk.seed)] - oracle.waveform(chunk)).abs().max() < TOLERANCE
+
+
+def test_a_newcomer_does_not_wait_for_all_pieces_of_a_long_chunk(oracle, idle, pooler):
+    idle.submit_chunk("long", oracle.chunk(180, seed=1, due=0.0))
+    idle.submit_chunk("new", oracle.chunk(5, seed=2, due=time.monotonic() + 5))
+    results: dict[str, torch.Tensor] = {}
+    made = [set(frames) for frames in audio_of_steps(idle, pooler, results) if frames]
+    # 360 frames are four pieces of 90, which leave no room beside them.
+    assert made == [{1}, {2}, {1}, {1}, {1}]
+
+
+def test_what_begins_with_audio_is_held_to_the_budget_as_it_joins(oracle, idle, pooler):
+    for seed in range(5):
+        idle.submit_chunk(str(seed), oracle.chunk(20, seed=seed, time_points=2))
+    results: dict[str, torch.Tensor] = {}
+    made = audio_of_steps(idle, pooler, results)
+    # 40 frames each.
+    assert [len(frames) for frames in made if frames] == [2, 2, 1]
+    assert results.keys() == set("01234")
+
+
+def test_a_chunk_larger_than_the_budget_and_the_others_take_turns(oracle, idle, monkeypatch):
+    monkeypatch.setattr(idle.scheduler, "_max_batch_frames", 20)
+    idle.submit_chunk("large", oracle.chunk(30, seed=1, due=0.0))
+    idle.submit_chunk("a", oracle.chunk(2, seed=2, due=1.0))
+    idle.submit_chunk("b", oracle.chunk(3, seed=3, due=2.0))
+    seen = []
+    for _ in range(5):
+        idle.step()
+        seen.append(progress(idle))
+    assert seen == [
+        {"large": 1},
+        # Who waits in line is seen when there is somebody to wait for.
+        {"large": 2},
+        {"large": 2, "a": 1, "b": 1},
+        {"large": 3, "a": 1, "b": 1},
+        {"large": 3, "a": 2, "b": 2},
+    ]
+    assert run_all(idle).keys() == {"large", "a", "b"}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_step_exceeds_a_budget_and_nobody_waits_longer_than_all_others_take(oracle, idle, pooler, seed):
+    chance = random.Random(seed)
+    now = time.monotonic()
+    total = 12
+    for number in range(total):
+        codes, due = chance.choice((1, 5, 24, 60, 150)), now + chance.uniform(-5, 5)
+        idle.submit_chunk(str(number), oracle.chunk(codes, seed=number, due=due))
+    ended: set[str] = set()
+    left_out: Counter[str] = Counter()
+    while idle.has_work:
+        before = progress(idle)
+        with counting(pooler, "_step") as solved, counting(pooler, "_vocode") as vocoded:
+            ended |= {outcome.request_id for outcome in idle.step()}
+        for active, _ in solved:
+            assert sum(state.frames for state, _ in active) <= MAX_BATCH_FRAMES
+        made = sum(frames_of_piece(state, pieces) for state, _, pieces in vocoded)
+        assert made <= MAX_VOCODER_FRAMES
+        after = progress(idle)
+        for name, tokens in before.items():
+            left_out[name] = 0 if name in ended or after[name] > tokens else left_out[name] + 1
+            assert left_out[name] < total
+    assert len(ended) == total
 
 
 def test_abort_between_two_pieces_of_audio_frees_the_state(oracle, idle, pooler):
@@ -305,13 +375,16 @@ def test_chunks_due_later_wait_for_one_that_is_due(oracle, idle, monkeypatch):
         assert (results[name] - oracle.waveform(chunk)).abs().max() < TOLERANCE
 
 
-def test_a_due_chunk_without_a_place_does_not_make_the_others_wait(oracle, idle, monkeypatch):
+@pytest.mark.parametrize(("places", "expected"), [(8, {"a": 1, "b": 1, "due": 1}), (2, {"a": 2, "b": 2})])
+def test_those_due_later_wait_for_one_that_is_due_only_if_it_has_a_place(
+    oracle, idle, monkeypatch, places, expected
+):
     monkeypatch.setattr(idle.scheduler, "_margin_s", 1.0)
-    half = MAX_BATCH_FRAMES // 4 + 5
+    monkeypatch.setattr(idle.scheduler, "max_num_running_reqs", places)
     for name in ("a", "b"):
-        idle.submit_chunk(name, oracle.chunk(half // 2, due=time.monotonic() + 100))
+        idle.submit_chunk(name, oracle.chunk(60, due=time.monotonic() + 100))
     idle.step()
-    idle.submit_chunk("due", oracle.chunk(half, due=time.monotonic()))
+    idle.submit_chunk("due", oracle.chunk(130, due=time.monotonic()))
     idle.step()
-    assert progress(idle) == {"a": 2, "b": 2}
+    assert progress(idle) == expected
     assert run_all(idle).keys() == {"a", "b", "due"}
