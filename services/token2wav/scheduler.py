@@ -7,6 +7,7 @@ how long an abort or an urgent chunk waits for its end, is mel frames: those tha
 those that become audio.
 """
 
+from collections import Counter
 from functools import partial
 from typing import Any
 
@@ -32,7 +33,7 @@ class DiffusionScheduler(StageScheduler):
     In a step the solver advances at most ``additional_config["max_batch_frames"]`` frames, or one chunk that
     has more, and at most ``additional_config["max_vocoder_frames"]`` become audio; a chunk with more does so
     in pieces.  Who was left out for want of room longest goes first, then who is due first: so a long chunk
-    and the others take turns.  Of the waiting ones none overtakes another.
+    and the others take turns.  Of the waiting ones none overtakes another, unless that can wait.
 
     A chunk that is alone takes as many solver steps at once as fit, for there is nobody to wait for.
 
@@ -53,8 +54,10 @@ class DiffusionScheduler(StageScheduler):
         self._dit_config, _ = component_configs(self.vllm_config.model_config.hf_config)
         self._unchecked: list[Request] = []
         self._room = self._whole_room()
-        self._waited: dict[str, int] = {}
-        # The first waiting request, if it joins at this step; none as soon as one behind it does not.
+        # Steps for which a request was left out for want of room since it last had some.
+        self._waited: Counter[str] = Counter()
+        self._ahead: set[str] = set()
+        # The next one in line, if it joins at this step; none as soon as one behind it does not.
         self._joins: str | None = None
         self.solver_steps = 0
         # vLLM switches both off for models without a KV cache.
@@ -79,36 +82,29 @@ class DiffusionScheduler(StageScheduler):
         return output
 
     def _choose(self) -> list[Request]:
-        """Give the room of the next step to running requests and to the first waiting one.
+        """Give the room of the next step to running requests and to the next one in line.
 
         Returns:
             The running requests that are left out.
         """
-        joining = self._next_in_line()
-        candidates = [*self.running, *joining]
-        due = {request.request_id: _chunk_of(request).due for request in candidates}
-        ahead = far_ahead(due, self._margin_s) - {request.request_id for request in joining}
+        waiting = list(self.waiting) if len(self.running) < self.max_num_active_reqs else []
+        due = {request.request_id: _chunk_of(request).due for request in [*self.running, *waiting]}
+        self._ahead = far_ahead(due, self._margin_s)
+        joining = [request for request in waiting if request.request_id not in self._ahead][:1]
         self._room = self._whole_room()
-        left_out, waited = [], {}
-        for request in sorted(candidates, key=lambda each: (-self._waited_for(each), due[each.request_id])):
-            if request.request_id in ahead:
+        left_out = []
+        order = {name: (-self._waited[name], moment) for name, moment in due.items()}
+        for request in sorted([*self.running, *joining], key=lambda each: order[each.request_id]):
+            if request.request_id in self._ahead:
                 left_out.append(request)
-            elif not self._take_room(request):
+            elif self._take_room(request):
+                del self._waited[request.request_id]
+            else:
                 left_out.append(request)
-                waited[request.request_id] = self._waited_for(request) + 1
-        self._waited = waited
+                self._waited[request.request_id] += 1
+        self._waited = Counter({name: steps for name, steps in self._waited.items() if name in self.requests})
         self._joins = next((each.request_id for each in joining if each not in left_out), None)
         return [request for request in left_out if request not in joining]
-
-    def _waited_for(self, request: Request) -> int:
-        """Steps in a row that a request was left out for want of room."""
-        return self._waited.get(request.request_id, 0)
-
-    def _next_in_line(self) -> list[Request]:
-        """The waiting request that is next to join, if there is a place."""
-        if not self.waiting or len(self.running) >= self.max_num_running_reqs:
-            return []
-        return [self.waiting.peek_request()]
 
     def _whole_room(self) -> tuple[int, int]:
         return self._max_batch_frames, self.max_vocoder_frames
@@ -140,9 +136,9 @@ class DiffusionScheduler(StageScheduler):
 
     def _handle_blocked_waiting_request(self, request: Request) -> bool:
         """Say whether a waiting request may start: vLLM's hook, which keeps its place if it may not."""
-        if not super()._handle_blocked_waiting_request(request) or self._joins is None:
+        if not super()._handle_blocked_waiting_request(request) or request.request_id in self._ahead:
             return False
-        if request.request_id != self._joins and not self._take_room(request):
+        if self._joins is not None and request.request_id != self._joins and not self._take_room(request):
             self._joins = None
         return self._joins is not None
 

@@ -90,7 +90,7 @@ class SynthesisChunk:
         return -(-self.target_frames // max_vocoder_frames)
 
     def window_frames(self, repeats: int) -> int:
-        """Number of mel frames in the window: what the memory budget counts."""
+        """Number of mel frames in the window: those that the solver advances."""
         return len(self.codes) * repeats
 
 
@@ -122,7 +122,7 @@ def validate_chunk(chunk: SynthesisChunk, config: Qwen2_5OmniDiTConfig) -> None:
         raise InvalidRequestError(f"time_points {chunk.time_points} is not in 2..{MAX_TIME_POINTS}")
     if not 0 <= chunk.seed < 2**64:
         raise InvalidRequestError(f"seed {chunk.seed} is not an unsigned 64-bit integer")
-    for name in ("guidance_scale", "sway_coefficient"):
+    for name in ("guidance_scale", "sway_coefficient", "due"):
         value = getattr(chunk, name)
         if value is not None and not math.isfinite(value):
             raise InvalidRequestError(f"{name} {value} is not finite")

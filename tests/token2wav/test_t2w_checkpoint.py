@@ -123,6 +123,7 @@ def test_engine_needs_a_checkpoint_and_bounds(tmp_path, oracle):
         ({"seed": 2**64}, "seed"),
         ({"guidance_scale": float("nan")}, "guidance_scale nan"),
         ({"sway_coefficient": float("inf")}, "sway_coefficient inf"),
+        ({"due": float("nan")}, "due nan"),
         ({"is_last": False}, "target_end 10 of a chunk before others cuts a block"),
         (
             {"target_start": 2, "stream": StreamState(past=torch.zeros(1))},

@@ -142,25 +142,39 @@ def test_a_chunk_larger_than_the_budget_and_the_others_take_turns(oracle, idle, 
 def test_no_step_exceeds_a_budget_and_nobody_waits_longer_than_all_others_take(oracle, idle, pooler, seed):
     chance = random.Random(seed)
     now = time.monotonic()
-    total = 12
+    scheduler, total = idle.scheduler, 12
     for number in range(total):
         codes, due = chance.choice((1, 5, 24, 60, 150)), now + chance.uniform(-5, 5)
         idle.submit_chunk(str(number), oracle.chunk(codes, seed=number, due=due))
-    ended: set[str] = set()
+    ended: list[str] = []
     left_out: Counter[str] = Counter()
     while idle.has_work:
-        before = progress(idle)
+        before = {request.request_id: request.num_computed_tokens for request in scheduler.running}
+        if len(before) < scheduler.max_num_running_reqs and scheduler.waiting:
+            before[scheduler.waiting.peek_request().request_id] = 0
         with counting(pooler, "_step") as solved, counting(pooler, "_vocode") as vocoded:
-            ended |= {outcome.request_id for outcome in idle.step()}
-        for active, _ in solved:
-            assert sum(state.frames for state, _ in active) <= MAX_BATCH_FRAMES
-        made = sum(frames_of_piece(state, pieces) for state, _, pieces in vocoded)
-        assert made <= MAX_VOCODER_FRAMES
-        after = progress(idle)
+            ended += [outcome.request_id for outcome in idle.step()]
+        assert sum(state.frames for active, _ in solved for state, _ in active) <= MAX_BATCH_FRAMES
+        assert sum(frames_of_piece(state, pieces) for state, _, pieces in vocoded) <= MAX_VOCODER_FRAMES
         for name, tokens in before.items():
-            left_out[name] = 0 if name in ended or after[name] > tokens else left_out[name] + 1
-            assert left_out[name] < total
+            request = scheduler.requests.get(name)
+            served = request is None or request.num_computed_tokens > tokens
+            left_out[name] = 0 if served else left_out[name] + 1
+            assert left_out[name] < scheduler.max_num_running_reqs
     assert len(ended) == total
+
+
+def test_one_that_can_wait_does_not_join_before_those_that_are_due(oracle, idle, monkeypatch):
+    monkeypatch.setattr(idle.scheduler, "_margin_s", 1.0)
+    now = time.monotonic()
+    for name, due in (("due", now), ("later", now + 100), ("soon", now)):
+        idle.submit_chunk(name, oracle.chunk(20, due=due))
+    idle.step()
+    assert progress(idle) == {"due": 1, "soon": 1}
+    for _ in range(8):
+        idle.step()
+    # When nobody else is there any more.
+    assert run_all(idle).keys() == {"later"}
 
 
 def test_abort_between_two_pieces_of_audio_frees_the_state(oracle, idle, pooler):
@@ -271,7 +285,8 @@ def raw(engine, request_id: str, tokens: int, extra) -> None:
     ],
 )
 def test_bad_parameters_fail_only_themselves(oracle, idle, tokens, extra, reason, propagate_logs):
-    good = oracle.chunk(5, seed=1)
+    # Too long to be done at once, where it begins alone.
+    good = oracle.chunk(120, seed=1)
     idle.submit_chunk("good", good)
     idle.step() if reason.startswith("8") else None
     if extra is not None and CHUNK_KEY not in extra:
@@ -283,10 +298,9 @@ def test_bad_parameters_fail_only_themselves(oracle, idle, tokens, extra, reason
     with pytest.raises(type(error), match=reason):
         raise error
     assert error.for_log in propagate_logs.text
-    if "good" in outcomes:
-        result = outcomes["good"].waveform
-        assert result is not None
-        assert (result - oracle.waveform(good)).abs().max() < TOLERANCE
+    result = outcomes["good"].waveform
+    assert result is not None
+    assert (result - oracle.waveform(good)).abs().max() < TOLERANCE
     assert not idle.has_work
 
 
@@ -380,7 +394,7 @@ def test_those_due_later_wait_for_one_that_is_due_only_if_it_has_a_place(
     oracle, idle, monkeypatch, places, expected
 ):
     monkeypatch.setattr(idle.scheduler, "_margin_s", 1.0)
-    monkeypatch.setattr(idle.scheduler, "max_num_running_reqs", places)
+    monkeypatch.setattr(idle.scheduler, "max_num_active_reqs", places)
     for name in ("a", "b"):
         idle.submit_chunk(name, oracle.chunk(60, due=time.monotonic() + 100))
     idle.step()
