@@ -151,16 +151,20 @@ class Stack:
     async def _wait_until_ready(self) -> StatusReport:
         started = time.monotonic()
         told = started
+        announced: set[str] = set()
         missing = [child.name for child in self._children]
         with Progress(lambda: f"waiting for {', '.join(missing)}") as progress:
             while True:
                 self._check_alive("before all were ready")
                 report = await self._ask()
                 now = time.monotonic()
-                for name in self._ready(report).intersection(missing):
+                ready = self._ready(report)
+                for name in ready.intersection(missing) - announced:
                     announce(f"the {name} is ready after {now - started:.1f} s")
-                    missing.remove(name)
+                    announced.add(name)
                     told = now
+                # One that was ready alone is not while the one before it does not know it yet.
+                missing[:] = [child.name for child in self._children if child.name not in ready]
                 if report is not None and not missing:
                     return report
                 if now - told > PROGRESS_S and not progress.visible:

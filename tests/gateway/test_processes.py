@@ -14,12 +14,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from gateway.cli import child, launcher
 from gateway.cli.launcher import Stack, running
 from gateway.cli.main import main
-from gateway.client import GatewayClient
+from gateway.client import GatewayClient, StatusReport
 from shared.config import load_config
 from shared.errors import CancelledRequestError, StageStartError
 from shared.messages import STAGES
@@ -295,6 +296,33 @@ def test_stages_that_die_are_started_again_and_those_that_were_told_to_end_are_n
             watch.cancel()
 
     run(scenario())
+
+
+def test_a_stack_is_ready_when_all_are_at_the_same_time(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(launcher, "announce", said.append)
+    ask, turns = Stack._ask, list(STAGES)
+
+    async def one_after_the_other(stack: Stack) -> StatusReport | None:
+        report = await ask(stack)
+        if report is None or any(stage.state != "ready" for stage in report.stages) or not turns:
+            return report
+        name = turns.pop(0)
+        only = [
+            msgspec.structs.replace(each, state="ready" if each.name == name else "starting")
+            for each in report.stages
+        ]
+        return msgspec.structs.replace(report, stages=only)
+
+    monkeypatch.setattr(Stack, "_ask", one_after_the_other)
+
+    async def scenario() -> None:
+        async with running(Stack(load_config(), None, lambda *_: None)) as report:
+            assert not turns
+            assert [stage.state for stage in report.stages] == ["ready"] * 3
+
+    run(scenario())
+    assert sorted(line.split()[1] for line in said if "is ready" in line) == sorted(["gateway", *STAGES])
 
 
 def test_stage_that_dies_again_and_again_or_will_not_stop(
