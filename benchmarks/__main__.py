@@ -30,11 +30,11 @@ from shared.real_time import go_first
 RESULTS: Final = Path("benchmarks/results")
 SCENARIOS: Final = ("concurrency", "first-audio", "hops", "synthesis", "floor")
 SERVERS: Final = ("omnirelay", "transformers")
-SECONDS: Final = {"bench": 10.0, "tiny": 2.56}
-LEVELS: Final = {"bench": [1, 4, 8, 16], "tiny": [1, 4, 8]}
-ROUNDS: Final = {"bench": 1, "tiny": 3}
-REFERENCES: Final = {"bench": 2, "tiny": 6}
-ALONE_SCENARIOS: Final = {"bench": SCENARIOS, "tiny": SCENARIOS[:1]}
+SECONDS: Final = {"bench": 10.0, "small": 10.0, "tiny": 2.56}
+LEVELS: Final = {"bench": [1, 4, 8, 16], "small": [1, 4, 8, 16], "tiny": [1, 4, 8]}
+ROUNDS: Final = {"bench": 1, "small": 1, "tiny": 3}
+REFERENCES: Final = {"bench": 2, "small": 2, "tiny": 6}
+ALONE_SCENARIOS: Final = {"bench": SCENARIOS, "small": SCENARIOS[:2], "tiny": SCENARIOS[:1]}
 STREAMS_S: Final = (1.0, 10.0, 30.0, 120.0)
 
 
@@ -185,11 +185,9 @@ def _parser() -> argparse.ArgumentParser:
         description="Measure OmniRelay beside transformers' own generate, on this machine, in one run.",
     )
     parser.add_argument(
-        "--size", action="append", choices=SIZES, help="checkpoint; may be given twice (default: both)"
+        "--size", action="append", choices=SIZES, help="checkpoint; may be given again (default: all)"
     )
-    parser.add_argument(
-        "--seconds", type=float, help="speech of an answer (default: 10 on bench, 2.56 on tiny)"
-    )
+    parser.add_argument("--seconds", type=float, help="speech of an answer (default: 10; 2.56 on tiny)")
     parser.add_argument("--clients", type=int, nargs="+", metavar="N", help="clients at once, one load each")
     parser.add_argument("--repeats", type=int, default=2, help="how often everything is done (default: 2)")
     parser.add_argument(

@@ -12,7 +12,7 @@ from typing import Final
 
 from shared.errors import CheckpointError
 
-SIZES: Final = ("bench", "tiny")
+SIZES: Final = ("bench", "small", "tiny")
 DIRECTORY: Final = Path(".cache/omnirelay/benchmarks")
 _LENGTH_BYTES: Final = 8
 
@@ -46,9 +46,9 @@ def main(size: str, directory: Path) -> None:
 
     import transformers  # noqa: PLC0415 - as above
 
-    from checkpoint import BENCH, RECIPE_FILE, TINY, write_checkpoint  # noqa: PLC0415 - loads torch
+    from checkpoint import BENCH, RECIPE_FILE, SMALL, TINY, write_checkpoint  # noqa: PLC0415 - loads torch
 
-    shape = {"bench": BENCH, "tiny": TINY}[size]
+    shape = {"bench": BENCH, "small": SMALL, "tiny": TINY}[size]
     recipe = directory / RECIPE_FILE
     wanted = json.loads(json.dumps({"seed": 0, "shape": dataclasses.asdict(shape)}))
     if recipe.is_file():

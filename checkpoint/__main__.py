@@ -1,4 +1,4 @@
-"""Command line: ``python -m checkpoint DIR [--size tiny|bench] [--seed N]``."""
+"""Command line: ``python -m checkpoint DIR [--size tiny|small|bench] [--seed N]``."""
 
 import argparse
 import logging
@@ -9,10 +9,10 @@ import torch
 import transformers
 from safetensors import safe_open
 
-from checkpoint import BENCH, TINY, write_checkpoint
+from checkpoint import BENCH, SMALL, TINY, write_checkpoint
 from shared.errors import OmniRelayError
 
-_SIZES = {"tiny": TINY, "bench": BENCH}
+_SIZES = {"tiny": TINY, "small": SMALL, "bench": BENCH}
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -28,7 +28,7 @@ from shared.tracing import open_tracer
 if TYPE_CHECKING:
     from gateway.http.server import HttpServer
 
-TICK_S: Final = 0.05
+TICK_S: Final = 0.1
 AWAY_S: Final = 0.25
 """A tick that comes so much later than it should: the gateway was frozen, or had no processor."""
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)

@@ -30,7 +30,7 @@ from shared.messages import STAGES, StageName
 
 MOST_CODEC_TOKENS: Final = 6_500
 MOST_TEXT_TOKENS: Final = 1_600
-KV_CACHE_BYTES: Final = 512 * 2**20
+KV_CACHE_BYTES: Final = 2**30
 """Room for eight answers of a minute on the ``bench`` checkpoint."""
 Changes = Mapping[StageName, Mapping[str, Any]]
 _MODULES: Final = {**MODULES, "token2wav": "benchmarks.adapters.stamped_token2wav"}

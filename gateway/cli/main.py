@@ -62,7 +62,7 @@ _Commands = argparse._SubParsersAction  # argparse has no public name for it
 def _add_checkpoint(commands: "_Commands[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser("checkpoint", help="make a random checkpoint")
     parser.add_argument("directory", type=Path, metavar="DIR")
-    parser.add_argument("--size", choices=("tiny", "bench"), default="tiny")
+    parser.add_argument("--size", choices=("tiny", "small", "bench"), default="tiny")
     parser.add_argument("--seed", type=int, default=0)
     parser.set_defaults(run=checkpoint.run)
 

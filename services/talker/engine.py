@@ -12,6 +12,7 @@ from services.talker.scheduler import PLAYBACK_MARGIN_KEY, TalkerScheduler
 from shared.config import TalkerConfig
 from shared.engine.nucleus import NucleusProcessor
 from shared.engine.platform import build_engine
+from shared.engine.repetition import RepetitionProcessor
 from shared.errors import CheckpointError
 
 ARCHITECTURE = "OmniRelayConditionedTalker"
@@ -35,7 +36,7 @@ def build_talker(model: Path, config: TalkerConfig) -> LLMEngine:
         hf_overrides=partial(_talker_config, prompt_mode=config.prompt_mode),
         scheduler_cls=TalkerScheduler,
         worker_cls="services.talker.worker.TalkerWorker",
-        logits_processors=[NucleusProcessor],
+        logits_processors=[RepetitionProcessor, NucleusProcessor],
         skip_tokenizer_init=True,
         # A prompt's token ids are all alike, so equal prompts could not be told apart.
         enable_prefix_caching=False,

@@ -16,6 +16,7 @@ from services.thinker.scheduler import ThinkerScheduler
 from shared.config import MediaConfig, ThinkerConfig
 from shared.engine.nucleus import NucleusProcessor
 from shared.engine.platform import build_engine
+from shared.engine.repetition import RepetitionProcessor
 from shared.engine.speakers import load_speakers
 from shared.errors import CheckpointError
 
@@ -52,7 +53,7 @@ def build_thinker(model: Path, config: ThinkerConfig, media: MediaConfig) -> LLM
         hf_overrides={"architectures": [ARCHITECTURE]},
         scheduler_cls=ThinkerScheduler,
         worker_cls="services.thinker.worker.ThinkerWorker",
-        logits_processors=[NucleusProcessor],
+        logits_processors=[RepetitionProcessor, NucleusProcessor],
         enable_prefix_caching=config.engine.enable_prefix_caching,
         # A video may bring its sound.
         limit_mm_per_prompt={

@@ -12,6 +12,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 
 from shared.engine.draws import go_on_drawing
 from shared.engine.nucleus import narrow_here
+from shared.engine.repetition import penalize_here
 from shared.engine.traces import StageTraces
 from shared.errors import InvalidRequestError, PromptTooLongError, StageFailedError
 from shared.messages import FinishReason, Sampling, StageLoad
@@ -62,7 +63,7 @@ def sampling_params(
         )
     except REFUSALS as error:
         raise InvalidRequestError(f"sampling: {error}") from error
-    return go_on_drawing(narrow_here(params), made)
+    return go_on_drawing(penalize_here(narrow_here(params)), made)
 
 
 def submit(

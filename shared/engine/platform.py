@@ -9,6 +9,7 @@ from vllm.platforms import current_platform
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from shared.config import EngineConfig
+from shared.engine.process_groups import end_groups_of_one
 from shared.errors import CheckpointError
 from shared.messages import StageName
 
@@ -63,6 +64,8 @@ def build_engine(
         "use_tqdm_on_load": False,
     }
     engine = LLMEngine.from_engine_args(EngineArgs(**(arguments | specific)))
+    if on_cpu:
+        end_groups_of_one()
     # vLLM would add the end tokens of generation_config.json to every request's; those are text tokens,
     # and mean something else to the talker.  Each request names its own end tokens.
     engine.input_processor.generation_config_fields = {}
