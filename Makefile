@@ -21,7 +21,7 @@ $(READY): pyproject.toml requirements/torch.lock requirements/cpu.lock requireme
 	@"$(PYTHON)" scripts/setup_env.py --device "$(DEVICE)" --venv "$(VENV)"
 	@touch $@
 
-demo: env ## start the stack on the small checkpoint and send one real request
+demo: env ## start the stack on the tiny checkpoint and send one real request
 	@$(BIN)/omnirelay demo
 
 up: env ## run the stack in the foreground until Ctrl-C

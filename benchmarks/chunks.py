@@ -209,5 +209,5 @@ def main(model: Path, directory: Path, name: str) -> None:
 if __name__ == "__main__":
     import asyncio
 
-    size = sys.argv[1] if len(sys.argv) > 1 else "bench"
+    size = sys.argv[1] if len(sys.argv) > 1 else "small"
     main(asyncio.run(ensure(size)), Path("benchmarks/results"), size)

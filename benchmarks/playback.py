@@ -26,7 +26,7 @@ from shared.errors import OmniRelayError
 
 REQUESTS: Final = 24
 LENGTHS_S: Final = (3.0, 6.0, 12.0, 20.0)
-RATES: Final = {"bench": (0.4, 0.6), "tiny": (0.6, 0.9)}
+RATES: Final = {"small": (0.4, 0.6), "tiny": (0.6, 0.9)}
 """Requests a second: about 60 and 90% of what two cores serve."""
 REPEATS: Final = 1
 OFF: Final[Changes] = {"talker": {"playback_margin_s": 0.0}, "token2wav": {"playback_margin_s": 0.0}}
@@ -126,7 +126,7 @@ def table(size: str, heard: Sequence[Heard]) -> str:
 
 
 if __name__ == "__main__":
-    chosen = sys.argv[1] if len(sys.argv) > 1 else "bench"
+    chosen = sys.argv[1] if len(sys.argv) > 1 else "small"
     text = table(chosen, asyncio.run(measure(chosen)))
     Path("benchmarks/results", f"{chosen}-playback.md").write_text(text, encoding="utf-8")
     sys.stdout.write(text)

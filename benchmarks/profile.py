@@ -17,10 +17,8 @@ from shared.errors import OmniRelayError
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, and draw; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.profile", description=__doc__)
-    parser.add_argument("--size", choices=SIZES, default="bench", help="checkpoint (default: bench)")
-    parser.add_argument(
-        "--seconds", type=float, help="speech of an answer (default: 10 on bench, 2.56 on tiny)"
-    )
+    parser.add_argument("--size", choices=SIZES, default="small", help="checkpoint (default: small)")
+    parser.add_argument("--seconds", type=float, help="speech of an answer (default: 10; 2.56 on tiny)")
     parser.add_argument("--clients", type=int, nargs="+", metavar="N", default=[1, 8], help="default: 1 8")
     parser.add_argument("--out", type=Path, metavar="FILE.png", help=f"default: in {RESULTS}")
     options = parser.parse_args(arguments)

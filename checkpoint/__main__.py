@@ -26,7 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     logging.getLogger("checkpoint").setLevel(logging.INFO)
-    # More would wait for each other in loops: beside other work, making the small one took 15 s instead of 1.
+    # More would wait for each other in loops: beside other work, making the tiny one took 15 s instead of 1.
     torch.set_num_threads(1)
     # transformers warns of each text id in the talker's config, where the released model has them too.
     transformers.logging.set_verbosity_error()

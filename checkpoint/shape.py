@@ -235,12 +235,25 @@ SMALL = CheckpointShape(
     ),
     vocoder=VocoderShape(channels=64, kernel_sizes=(3,)),
 )
-# As wide as the released model of 3B parameters in thinker and talker, of fewer layers: a step takes tens of
-# milliseconds, and each stage 20 to 50% of transformers' time for an answer of 10 s.
+# Half of the layers of the released thinker of 3B parameters, and a talker with the sizes of Qwen2 0.5B: a step
+# takes tens of milliseconds, and each stage 20 to 50% of transformers' time for an answer of 10 s.
 BENCH = CheckpointShape(
-    thinker=ThinkerShape(hidden_size=2048, intermediate_size=11008, layers=16, heads=16, key_value_heads=2),
+    thinker=ThinkerShape(
+        hidden_size=2048,
+        intermediate_size=11008,
+        layers=18,
+        heads=16,
+        key_value_heads=2,
+        max_positions=4096,
+    ),
     talker=TalkerShape(
-        hidden_size=896, intermediate_size=4864, layers=24, heads=14, key_value_heads=2, head_dim=64
+        hidden_size=896,
+        intermediate_size=4864,
+        layers=24,
+        heads=14,
+        key_value_heads=2,
+        head_dim=64,
+        max_positions=4096,
     ),
     audio=SMALL.audio,
     vision=SMALL.vision,

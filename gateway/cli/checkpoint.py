@@ -24,24 +24,24 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def ensure(config: Config) -> None:
-    """Make the small checkpoint if no model is chosen and it is missing.
+    """Make the tiny checkpoint if no model is chosen and it is missing.
 
     Raises:
         CheckpointError: It could not be made.
     """
     if config.model is not None or (DEFAULT_CHECKPOINT / "config.json").is_file():
         return
-    say(f"making the small checkpoint in {DEFAULT_CHECKPOINT} ...")
+    say(f"making the tiny checkpoint in {DEFAULT_CHECKPOINT} ...")
     # Made aside and moved into place, so that an interrupted attempt is not taken for a checkpoint.
     aside = DEFAULT_CHECKPOINT.with_name(f"{DEFAULT_CHECKPOINT.name}.{os.getpid()}")
     try:
         status = _make(aside, "tiny", 0, quiet=True)
         if status != 0:
-            raise CheckpointError(f"the small checkpoint could not be made: exit status {status}")
+            raise CheckpointError(f"the tiny checkpoint could not be made: exit status {status}")
         shutil.rmtree(DEFAULT_CHECKPOINT, ignore_errors=True)
         aside.rename(DEFAULT_CHECKPOINT)
     except OSError as error:
-        raise CheckpointError(f"the small checkpoint could not be put in place: {error}") from error
+        raise CheckpointError(f"the tiny checkpoint could not be put in place: {error}") from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 

@@ -65,6 +65,7 @@ def build_engine(
     }
     engine = LLMEngine.from_engine_args(EngineArgs(**(arguments | specific)))
     if on_cpu:
+        # The cores are the model's; beside a GPU there are others.
         end_groups_of_one()
     # vLLM would add the end tokens of generation_config.json to every request's; those are text tokens,
     # and mean something else to the talker.  Each request names its own end tokens.

@@ -27,7 +27,7 @@ _GROUPS: Final[tuple[Callable[[], GroupCoordinator], ...]] = (
 
 
 def end_groups_of_one() -> None:
-    """End all groups of one member but the world's, by which vLLM would know where to make others.
+    """End the groups of one member, but for the world's, by which vLLM knows where to make others.
 
     vLLM sends nothing within a group of one.  What it asks of a group later, its size and its own place in
     it, the group still tells.  With a model in other processes there are none here.

@@ -15,8 +15,9 @@ from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 
 _KEY: Final = "repetition"
+_SEEN: Final = "repetition_seen"
 _ROOM: Final = 256
-"""Tokens of each request that may come before all are collected anew."""
+"""Tokens per request that may come before all are collected anew."""
 
 
 def penalize_here(params: SamplingParams) -> SamplingParams:
@@ -34,22 +35,22 @@ def penalize_here(params: SamplingParams) -> SamplingParams:
 class _Seen:
     """The tokens of a request's prompt and answer, each once."""
 
-    __slots__ = ("_answer", "_known", "_read", "penalty", "tokens")
+    __slots__ = ("_known", "_read", "answer", "penalty", "tokens")
 
     def __init__(self, penalty: float, prompt: list[int], answer: list[int]) -> None:
         self.penalty = penalty
         self.tokens = array("q", dict.fromkeys(prompt))
+        # vLLM's own list, which only grows: nothing is drawn that is taken back later.
+        self.answer = answer
         self._known = set(self.tokens)
-        # vLLM's own list, which grows with each step.
-        self._answer = answer
         self._read = 0
 
     def read(self) -> list[int]:
         """Read on in the answer; gives tokens that had not been seen."""
-        fresh = [token for token in dict.fromkeys(self._answer[self._read :]) if token not in self._known]
+        fresh = [token for token in dict.fromkeys(self.answer[self._read :]) if token not in self._known]
         self._known.update(fresh)
         self.tokens.extend(fresh)
-        self._read = len(self._answer)
+        self._read = len(self.answer)
         return fresh
 
 
@@ -65,20 +66,23 @@ class RepetitionProcessor(LogitsProcessor):
         del vllm_config, is_pin_memory
         self._device = device
         self._seen: dict[int, _Seen] = {}
-        self._stale = True
-        self._count = 0
-        # Of each token seen its row of the batch and its id, and what its logit is divided by.
+        # Of each token seen its row of the batch and its id; of each row its penalty.
         self._places = torch.empty(2, 0, dtype=torch.int64, device=device)
-        self._penalties = torch.empty(0, device=device)
+        self._count = 0
+        self._penalties = torch.empty(0, dtype=torch.float32, device=device)
 
     def is_argmax_invariant(self) -> bool:
         """The largest logit may become less than another one."""
         return False
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
-        """Follow requests as they join, leave and move within the batch."""
-        if process_dict_updates(self._seen, batch_update, _seen_of):
-            self._stale = True
+        """Follow requests as they join, leave and move within the batch, and read what was drawn last."""
+        changed = process_dict_updates(self._seen, batch_update, _seen_of)
+        fresh = [(row, token) for row, seen in self._seen.items() for token in seen.read()]
+        if changed or self._count + len(fresh) > self._places.shape[1]:
+            self._collect()
+        elif fresh:
+            self._append(torch.tensor(fresh).T)
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
         """Penalize in place.
@@ -86,41 +90,44 @@ class RepetitionProcessor(LogitsProcessor):
         Args:
             logits: Before temperature, float32 [requests, vocabulary].
         """
-        if not self._seen:
-            return logits
-        fresh = [(row, token, seen.penalty) for row, seen in self._seen.items() for token in seen.read()]
-        if self._stale or self._count + len(fresh) > self._places.shape[1]:
-            self._collect()
-        elif fresh:
-            places = torch.tensor([(row, token) for row, token, _ in fresh]).T
-            self._append(places, torch.tensor([penalty for _, _, penalty in fresh]))
-        rows, tokens = self._places[:, : self._count]
-        penalties = self._penalties[: self._count]
-        values = logits[rows, tokens]
-        logits[rows, tokens] = torch.where(values > 0, values / penalties, values * penalties)
+        if self._seen:
+            rows, tokens = self._places[:, : self._count]
+            values, penalties = logits[rows, tokens], self._penalties[rows]
+            logits[rows, tokens] = torch.where(values > 0, values / penalties, values * penalties)
         return logits
 
     def _collect(self) -> None:
         """Write down everything that was seen, with room for what comes."""
-        room = _ROOM * len(self._seen)
-        requests = self._seen.values()
-        counts = torch.tensor([len(seen.tokens) for seen in requests])
-        rows = torch.tensor(list(self._seen)).repeat_interleave(counts)
-        tokens = torch.from_numpy(np.concatenate([seen.tokens for seen in requests]))
-        penalties = torch.tensor([seen.penalty for seen in requests]).repeat_interleave(counts)
-        self._places = torch.empty(2, len(tokens) + room, dtype=torch.int64, device=self._device)
-        self._penalties = torch.empty(len(tokens) + room, device=self._device)
         self._count = 0
-        self._stale = False
-        self._append(torch.stack([rows, tokens]), penalties)
+        if not self._seen:
+            return
+        counts = torch.tensor([len(seen.tokens) for seen in self._seen.values()])
+        rows = torch.tensor(list(self._seen)).repeat_interleave(counts)
+        tokens = torch.from_numpy(np.concatenate([seen.tokens for seen in self._seen.values()]))
+        size = len(tokens) + _ROOM * len(self._seen)
+        self._places = torch.empty(2, size, dtype=torch.int64, device=self._device)
+        self._append(torch.stack([rows, tokens]))
+        penalties = torch.ones(1 + max(self._seen), dtype=torch.float32)
+        for row, seen in self._seen.items():
+            penalties[row] = seen.penalty
+        self._penalties = penalties.to(self._device)
 
-    def _append(self, places: torch.Tensor, penalties: torch.Tensor) -> None:
-        start, end = self._count, self._count + len(penalties)
-        self._places[:, start:end] = places
-        self._penalties[start:end] = penalties
+    def _append(self, places: torch.Tensor) -> None:
+        end = self._count + places.shape[1]
+        self._places[:, self._count : end] = places
         self._count = end
 
 
 def _seen_of(params: SamplingParams, prompt: list[int] | None, answer: list[int]) -> _Seen | None:
-    penalty: float | None = (params.extra_args or {}).get(_KEY)
-    return None if penalty is None else _Seen(penalty, prompt or [], answer)
+    """What was seen of a request that joins the batch.
+
+    A request for which a step has nothing to do leaves the batch for as long; so it is kept where the
+    request is.
+    """
+    extra = params.extra_args or {}
+    if _KEY not in extra:
+        return None
+    seen: _Seen | None = extra.get(_SEEN)
+    if seen is None or seen.answer is not answer:
+        seen = extra[_SEEN] = _Seen(extra[_KEY], prompt or [], answer)
+    return seen

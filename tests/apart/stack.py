@@ -1,4 +1,4 @@
-"""The real processes of the small checkpoint, each on a host of its own."""
+"""The real processes of the tiny checkpoint, each on a host of its own."""
 
 import shutil
 from collections.abc import Iterator

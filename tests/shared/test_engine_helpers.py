@@ -95,12 +95,13 @@ def test_sampling_reaches_the_engine_as_it_was_asked_for():
     result = params(min_tokens=2, temperature=0.9, top_k=40, repetition_penalty=1.05)
     assert (result.max_tokens, result.min_tokens, result.seed) == (10, 2, 7)
     assert (result.temperature, result.top_k, result.top_p) == (0.9, 40, 1.0)
-    assert result.repetition_penalty == 1.05
     assert result.stop_token_ids == [3]
     assert result.output_kind is RequestOutputKind.DELTA
     assert result.detokenize is False
+    # That of vLLM's sampler is off: a processor of ours has it.
+    assert result.repetition_penalty == 1
     assert result.extra_args is not None
-    assert result.extra_args["speaker"] == "Ethan"
+    assert (result.extra_args["speaker"], result.extra_args["repetition"]) == ("Ethan", 1.05)
 
 
 def test_an_answer_is_never_longer_than_the_room_behind_the_prompt():

@@ -1,5 +1,7 @@
 """The repetition penalty on tokens seen, against transformers' and vLLM's on the whole vocabulary."""
 
+from typing import Any
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,11 +24,23 @@ class Request:
 
     def __init__(self, penalty: float, prompt: list[int], answer: list[int]) -> None:
         self.penalty, self.prompt, self.answer = penalty, prompt, list(answer)
+        self.params = penalize_here(SamplingParams(repetition_penalty=penalty))
+        assert self.params.repetition_penalty == 1
 
     def at(self, row: int) -> AddedRequest:
-        asked = penalize_here(SamplingParams(repetition_penalty=self.penalty))
-        assert asked.repetition_penalty == 1
-        return row, asked, self.prompt, self.answer
+        return row, self.params, self.prompt, self.answer
+
+
+class Watched(list[int]):
+    """An answer that notes from where on it was read."""
+
+    def __init__(self, tokens: list[int]) -> None:
+        super().__init__(tokens)
+        self.reads: list[int] = []
+
+    def __getitem__(self, part: Any) -> Any:
+        self.reads.append(part.start)
+        return super().__getitem__(part)
 
 
 def processor() -> RepetitionProcessor:
@@ -38,7 +52,10 @@ def update(size: int, added=(), removed=(), moved=()) -> BatchUpdate:
 
 
 def random_logits(rows: int) -> torch.Tensor:
-    return 3 * torch.randn(rows, VOCABULARY, generator=torch.Generator().manual_seed(rows))
+    logits = 3 * torch.randn(rows, VOCABULARY, generator=torch.Generator().manual_seed(rows))
+    # What must not be drawn, and what is neither likely nor unlikely.
+    logits[:, 7], logits[:, 8] = -torch.inf, 0.0
+    return logits
 
 
 def by_transformers(logits: torch.Tensor, requests: dict[int, Request]) -> torch.Tensor:
@@ -88,6 +105,7 @@ def test_follows_requests_that_join_leave_and_move():
     batch = {0: first, 2: second}
 
     def check() -> None:
+        repetition.update_state(None)
         assert torch.equal(repetition.apply(logits.clone()), by_transformers(logits, batch))
         for request in batch.values():
             request.answer.append(len(request.answer) + 10)
@@ -118,4 +136,28 @@ def test_goes_on_where_there_is_no_room_left(monkeypatch):
     repetition.update_state(update(1, [request.at(0)]))
     for token in range(1, 20):
         request.answer.append(token)
+        repetition.update_state(None)
         assert torch.equal(repetition.apply(logits.clone()), by_transformers(logits, {0: request}))
+
+
+def test_what_was_seen_of_a_request_is_kept_while_it_is_out_of_the_batch():
+    """A talker's request is, for each step for which its row has not come."""
+    repetition, logits = processor(), random_logits(2)
+    request, other = Request(1.3, [0], [1, 2]), Request(1.1, [3], [])
+    request.answer = watched = Watched(request.answer)
+    repetition.update_state(update(2, [request.at(0), other.at(1)]))
+    repetition.update_state(update(1, removed=[0], moved=[(1, 0, MoveDirectionality.UNIDIRECTIONAL)]))
+    assert torch.equal(repetition.apply(logits.clone()), by_transformers(logits, {0: other}))
+    request.answer.append(4)
+    watched.reads.clear()
+    repetition.update_state(update(2, [request.at(1)]))
+    assert watched.reads == [2]
+    assert torch.equal(repetition.apply(logits.clone()), by_transformers(logits, {0: other, 1: request}))
+
+
+def test_another_answer_to_the_same_request_is_read_from_its_beginning():
+    repetition, logits, request = processor(), random_logits(1), Request(1.3, [0], [1, 2])
+    repetition.update_state(update(1, [request.at(0)]))
+    request.answer = [5]
+    repetition.update_state(update(1, [request.at(0)]))
+    assert torch.equal(repetition.apply(logits.clone()), by_transformers(logits, {0: request}))

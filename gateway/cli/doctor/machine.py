@@ -18,7 +18,7 @@ COMFORT: Final = 0.8
 """Of the memory; beyond it, little is left for requests."""
 MIN_OPEN_FILES: Final = 1024
 SMALL_CHECKPOINT_BYTES: Final = 64 * MIB
-"""Room for the small checkpoint while it is made."""
+"""Room for the tiny checkpoint while it is made."""
 HUB_BYTES: Final = 30 * GIB
 """Room for a released checkpoint: that with 7 billion parameters has more than 20 GiB."""
 CGROUP: Final = Path("/sys/fs/cgroup")
