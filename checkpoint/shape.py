@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 
 from shared.errors import CheckpointError
 
@@ -235,8 +235,8 @@ SMALL = CheckpointShape(
     ),
     vocoder=VocoderShape(channels=64, kernel_sizes=(3,)),
 )
-# Half of the layers of the released thinker of 3B parameters, and a talker with the sizes of Qwen2 0.5B: a step
-# takes tens of milliseconds, and each stage 20 to 50% of transformers' time for an answer of 10 s.
+# Half of the layers of the released thinker of 3B parameters, and a talker with the sizes of Qwen2 0.5B: steps
+# take tens of milliseconds, and each stage 20 to 50% of transformers' time for an answer of 10 s.
 BENCH = CheckpointShape(
     thinker=ThinkerShape(
         hidden_size=2048,
@@ -257,16 +257,6 @@ BENCH = CheckpointShape(
     ),
     audio=SMALL.audio,
     vision=SMALL.vision,
-    dit=DiTShape(
-        hidden_size=512,
-        layers=4,
-        heads=8,
-        head_dim=64,
-        embedding_size=512,
-        speaker_size=64,
-        encoder_size=64,
-        encoder_channels=64,
-        reference_frames=200,
-    ),
+    dit=replace(SMALL.dit, hidden_size=512, layers=4, heads=8, embedding_size=512),
     vocoder=SMALL.vocoder,
 )
