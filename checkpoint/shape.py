@@ -235,8 +235,8 @@ SMALL = CheckpointShape(
     ),
     vocoder=VocoderShape(channels=64, kernel_sizes=(3,)),
 )
-# Half of the layers of the released thinker of 3B parameters, and a talker with the sizes of Qwen2 0.5B: steps
-# take tens of milliseconds, and each stage 20 to 50% of transformers' time for an answer of 10 s.
+# Half of the layers of the released thinker of 3B parameters, and a talker with the sizes of Qwen2 0.5B: each
+# step takes tens of milliseconds, each stage 20 to 50% of transformers' time for an answer of 10 s.
 BENCH = CheckpointShape(
     thinker=ThinkerShape(
         hidden_size=2048,
