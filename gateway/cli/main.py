@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from gateway.cli import api_key, chat, checkpoint, completion, demo, doctor, keys, status, up
+from gateway.cli import api_key, batch, chat, checkpoint, completion, demo, doctor, keys, status, up
 from gateway.cli.output import fail
 from gateway.cli.target import add_options
 from shared.errors import OmniRelayError
@@ -47,6 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_checkpoint(commands)
     _add_up(commands)
     _add_chat(commands)
+    _add_batch(commands)
     _add_status(commands)
     _add_demo(commands)
     _add_doctor(commands)
@@ -105,6 +106,24 @@ def _add_chat(commands: "_Commands[argparse.ArgumentParser]") -> None:
     parser.add_argument("--verbose", action="store_true", help="which player; the figures of every answer")
     add_options(parser)
     parser.set_defaults(run=chat.run, refuse_usage=parser.error)
+
+
+def _add_batch(commands: "_Commands[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser("batch", help="answer a file of prompts, and resume where it stopped")
+    parser.add_argument("prompts", type=Path, metavar="FILE.jsonl", help="one prompt a line, as JSON")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where results are written")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="YAML of the stack; the defaults without")
+    parser.add_argument("--text-only", action="store_true", help="no speech")
+    parser.add_argument("--concurrency", type=_positive, metavar="N", help="requests at once")
+    add_options(parser)
+    parser.set_defaults(run=batch.run, refuse_usage=parser.error, gateway=None)
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError
+    return number
 
 
 def _add_status(commands: "_Commands[argparse.ArgumentParser]") -> None:
