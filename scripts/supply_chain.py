@@ -27,6 +27,8 @@ SETS = {
     "development": ["torch.lock", "cpu.lock", "dev.lock"],
 }
 """What is installed together, from which locks."""
+ENVIRONMENTS = {"environment-cpu": ".venv", "environment-gpu": ".venv-gpu"}
+"""What was installed, with all that it needed: the GPU set is resolved by pip, and not locked."""
 AUDITED = [*SETS["development"], "gpu.txt"], ["audit.lock"]
 """What is asked about together: one version of each package."""
 FOUND, UNKNOWN = 1, 2
@@ -34,20 +36,29 @@ FOUND, UNKNOWN = 1, 2
 
 
 def sbom(out: Path) -> int:
-    """Write a CycloneDX file for each set of packages that is installed together."""
+    """Write a CycloneDX file for each set of locked packages, and for each environment that is there."""
     out.mkdir(parents=True, exist_ok=True)
+    for name, folder in ENVIRONMENTS.items():
+        python = ROOT / folder / "bin" / "python"
+        if python.exists():
+            describe(out / f"sbom-{name}.json", "environment", str(python))
     for name, locks in SETS.items():
         text = "".join((REQUIREMENTS / lock).read_text(encoding="utf-8") for lock in locks)
         path = out / f"sbom-{name}.json"
         with tempfile.TemporaryDirectory() as folder:
             pins = Path(folder, "requirements.txt")
             pins.write_text(text, encoding="utf-8")
-            command = [sys.executable, "-W", "ignore", "-m", "cyclonedx_py", "requirements", str(pins)]
-            command += ["--pyproject", str(ROOT / "pyproject.toml"), "--output-reproducible", "-o", str(path)]
-            subprocess.run(command, check=True)
-        components = json.loads(path.read_text(encoding="utf-8"))["components"]
-        print(f"{path}: {len(components)} packages")
+            describe(path, "requirements", str(pins))
     return 0
+
+
+def describe(path: Path, *what: str) -> None:
+    """Let CycloneDX write a file, and say how many packages are in it."""
+    command = [sys.executable, "-W", "ignore", "-m", "cyclonedx_py", *what]
+    command += ["--pyproject", str(ROOT / "pyproject.toml"), "--output-reproducible", "-o", str(path)]
+    subprocess.run(command, check=True)
+    components = json.loads(path.read_text(encoding="utf-8"))["components"]
+    print(f"{path}: {len(components)} packages")
 
 
 def audit(service: str) -> int:

@@ -10,6 +10,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from scripts.licences import PAGE, page
 from scripts.lock_gateway import derive
 from scripts.lock_hashes import with_hashes
 from scripts.supply_chain import report
@@ -107,3 +108,7 @@ def test_pins_satisfy_the_declared_dependencies() -> None:
     ]
     unmet = [str(each) for each in declared if pins[canonicalize_name(each.name)] not in each.specifier]
     assert unmet == []
+
+
+def test_every_locked_package_is_listed_with_its_licence() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(), "look at the licence, then run scripts/licences.py"
