@@ -11,6 +11,8 @@ from shared.config import load_config
 from shared.errors import OmniRelayError
 from shared.log import configure_logging
 
+log = logging.getLogger(__name__)
+
 
 def main() -> int:
     """Run until SIGTERM or SIGINT.
@@ -21,13 +23,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m gateway", description="Run the gateway.")
     parser.add_argument("--config", type=Path, help="the stack's YAML file")
     arguments = parser.parse_args()
+    configure_logging("gateway", "info")
     try:
         config = load_config(arguments.config)
-        configure_logging("gateway", config.log_level)
+        configure_logging("gateway", config.log_level, config.log_format)
         asyncio.run(run(config))
     except OmniRelayError as error:
-        configure_logging("gateway", "error")
-        logging.getLogger(__name__).error("%s: %s", error.code, error)
+        log.error("%s: %s", error.code, error)
         return 1
     return 0
 

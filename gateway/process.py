@@ -22,6 +22,7 @@ from gateway.traces import GatewayTraces
 from shared.checkpoints import TOKENIZER_FILES, resolve_model, served_name
 from shared.config import Config, MediaConfig
 from shared.errors import OmniRelayError
+from shared.metrics import LogMetrics
 from shared.real_time import go_first
 from shared.tracing import open_tracer
 
@@ -61,6 +62,7 @@ class GatewayProcess:
         self.gateway.metrics.registry.register(self._link.edges())
         self.gateway.metrics.registry.register(self._link.peers())
         self.gateway.metrics.registry.register(self.door.keys)
+        self.gateway.metrics.registry.register(LogMetrics("gateway"))
         uploads = UploadRoom(config.gateway.limits.held_bytes)
         self._server = TcpServer(self.gateway, config, self.status, uploads, self.door)
         self._http = self._http_server(config, uploads)

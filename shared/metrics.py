@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from shared.errors import MessageError, PayloadError, RepeatedMessageError, SequenceError, VersionError
+from shared.log import dropped_lines
 
 if TYPE_CHECKING:
     from shared.peers import Outgoing
@@ -119,6 +120,25 @@ def by_reason(labels: Labels, counts: Mapping[str, int], *expected: str) -> Iter
     """
     for reason, count in (dict.fromkeys(expected, 0) | dict(counts)).items():
         yield {**labels, "reason": reason}, count
+
+
+class LogMetrics(Collector):
+    """The log lines that a process could not write.
+
+    Args:
+        stage: Which process this is: a stage, or ``gateway``.
+    """
+
+    def __init__(self, stage: str) -> None:
+        self._labels = {"stage": stage}
+
+    def collect(self) -> Iterable[Metric]:
+        """See :class:`prometheus_client.registry.Collector`."""
+        yield counter(
+            "omnirelay_log_lines_dropped_total",
+            "Log lines that could not be written: nobody reads them, or the disk is full.",
+            [(self._labels, dropped_lines())],
+        )
 
 
 class EdgeMetrics(Collector):

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gateway.cli.output import note, say
+from gateway.cli.output import announce, note
 from gateway.cli.progress import Progress
 from shared.config import DEFAULT_CHECKPOINT, Config
 from shared.errors import CheckpointError
@@ -31,7 +31,7 @@ def ensure(config: Config) -> None:
     """
     if config.model is not None or (DEFAULT_CHECKPOINT / "config.json").is_file():
         return
-    say(f"making the tiny checkpoint in {DEFAULT_CHECKPOINT} ...")
+    announce(f"making the tiny checkpoint in {DEFAULT_CHECKPOINT} ...")
     # Made aside and moved into place, so that an interrupted attempt is not taken for a checkpoint.
     aside = DEFAULT_CHECKPOINT.with_name(f"{DEFAULT_CHECKPOINT.name}.{os.getpid()}")
     try:

@@ -10,7 +10,8 @@ from typing import Final
 
 from gateway.cli import checkpoint
 from gateway.cli.chat.answer import FiguresPrinter, Listener, TextPrinter, WavWriter, stream
-from gateway.cli.launcher import Stack, running, show_line
+from gateway.cli.console import console
+from gateway.cli.launcher import Stack, running
 from gateway.cli.output import mebibytes, say
 from gateway.cli.target import Target, own_target
 from gateway.cli.up import until_told_to_stop
@@ -36,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     config = load_config()
     target = replace(own_target(config), api_key=os.environ.get(API_KEY_VARIABLE))
     checkpoint.ensure(config)
-    stack = Stack(config, None, show_line if arguments.verbose else _hide)
+    stack = Stack(config, None, console.show if arguments.verbose else _hide)
     say("starting the four processes ...")
     ended = asyncio.run(until_told_to_stop(stack, _demonstrate(stack, target, arguments.out)))
     say("stopped" if ended else "interrupted")

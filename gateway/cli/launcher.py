@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from gateway.cli.child import Child
+from gateway.cli.console import console
 from gateway.cli.output import announce
 from gateway.cli.progress import Progress
 from gateway.cli.target import own_target
@@ -31,8 +32,6 @@ POLL_S: Final = 0.2
 PROGRESS_S: Final = 5.0
 MODULES: Final = {"gateway": "gateway"} | {stage: f"services.{stage}" for stage in STAGES}
 """What each process runs, ``python -m MODULE``."""
-COLOURS: Final = {"gateway": 36, "thinker": 33, "talker": 32, "token2wav": 35}
-"""ANSI colours of the processes' names, on a terminal."""
 
 
 class Stack:
@@ -59,7 +58,7 @@ class Stack:
         self._gateway = own_target(config)
         self._modules = modules
         self._arguments = ["--config", str(config_path)] if config_path else []
-        self._show = show or show_line
+        self._show = show or console.show
         self._children: list[Child] = []
         self._hurry = asyncio.Event()
         # What each child's environment has of its own, and when stages were started again.
@@ -212,14 +211,6 @@ class Stack:
                 lines = "".join(f"\n  [{child.name}] {line}" for line in child.tail)
                 told = f"; its last lines:{lines}" if lines else " and said nothing"
                 raise StageStartError(f"the {child.name} {child.ending} {when}{told}")
-
-
-def show_line(name: str, line: str) -> None:
-    """Show a line of a process's output behind the process's name."""
-    label = f"[{name}]"
-    if sys.stdout.isatty():
-        label = f"\x1b[{COLOURS[name.partition(' ')[0]]}m{label}\x1b[0m"
-    announce(f"{label} {line}")
 
 
 @asynccontextmanager

@@ -1,15 +1,16 @@
 """Lines for people, and for programs that read JSON."""
 
 import json
-import os
 import re
 import sys
 import wave
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
+from gateway.cli.console import console
 from gateway.cli.progress import set_aside
 from gateway.client.types import DoneEvent, Samples
 from shared.errors import OmniRelayError, OutputError
@@ -36,6 +37,7 @@ _output: Final = _Output()
 
 def say(line: str, end: str = "\n") -> None:
     """Write to standard output, at once."""
+    console.flush()
     with set_aside():
         sys.stdout.write(line + end)
         sys.stdout.flush()
@@ -57,15 +59,8 @@ def note(line: str) -> None:
 
 
 def announce(line: str) -> None:
-    """Write to standard output, if anyone still reads it.
-
-    For who looks after other processes: ``omnirelay up | tee log`` loses its reader to the same Ctrl-C that
-    asks it to stop, and must stop all the same.
-    """
-    try:
-        say(line)
-    except BrokenPipeError:
-        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - until the end
+    """Write to standard output, for who looks after other processes: see :mod:`gateway.cli.console`."""
+    console.announce(line)
 
 
 def say_json(**fields: Any) -> None:
@@ -74,8 +69,10 @@ def say_json(**fields: Any) -> None:
 
 
 def fail(error: OmniRelayError) -> int:
-    """Tell an error on standard error; gives the exit status 1."""
-    note(f"omnirelay: {error.code}: {error}")
+    """Tell an error on standard error, if it can be written there; gives the exit status 1."""
+    console.flush()
+    with suppress(OSError):
+        note(f"omnirelay: {error.code}: {error}")
     return 1
 
 

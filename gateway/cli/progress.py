@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Final, Self
 
 TICK_S: Final = 0.2
+LEAVE_S: Final = 1.0
 ERASE: Final = "\r\x1b[K"
 log = logging.getLogger(__name__)
 
@@ -45,7 +46,8 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         self._over.set()
         if self.visible:
-            self._thread.join()
+            # Not for a terminal that takes nothing.
+            self._thread.join(LEAVE_S)
 
     def _run(self) -> None:
         began = time.monotonic()

@@ -7,6 +7,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from gateway.cli import checkpoint
+from gateway.cli.console import console
 from gateway.cli.launcher import Stack, running
 from gateway.cli.output import announce
 from shared.config import Config, load_config
@@ -19,10 +20,12 @@ def run(arguments: argparse.Namespace) -> int:
         OmniRelayError: The stack could not start, or one of its processes ended.
     """
     config = load_config(arguments.config)
+    console.form = config.log_format
     checkpoint.ensure(config)
     stack = Stack(config, arguments.config)
     asyncio.run(until_told_to_stop(stack, _serve(stack, _addresses(config)), config.gateway.drain_s))
     announce("stopped")
+    console.flush()
     return 0
 
 

@@ -30,6 +30,7 @@ from shared.config.stages import (
 from shared.config.values import Section, TraceEndpoint, empty_is_none, is_local
 from shared.credits import DEFAULT_WINDOW_BYTES
 from shared.errors import ConfigError
+from shared.log import LogFormat
 from shared.messages import STAGES, StageName
 
 __all__ = [
@@ -97,6 +98,7 @@ class Config(Section):
         model: Directory of the checkpoint, or its id on the Hugging Face hub; none is the small random
             checkpoint in :data:`DEFAULT_CHECKPOINT`.
         log_level: Of OmniRelay's own log lines.
+        log_format: How all processes write their lines: for people, or one JSON object a line.
         window_bytes: Most bytes on the way from one process to another: sent, and not yet taken from the
             socket.  A message that is larger goes alone.
         gateway: The gateway.
@@ -108,6 +110,7 @@ class Config(Section):
 
     model: str | None = None
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: LogFormat = "text"
     window_bytes: Annotated[int, Field(ge=2**20)] = DEFAULT_WINDOW_BYTES
     gateway: GatewayConfig = GatewayConfig()
     media: MediaConfig = MediaConfig()

@@ -26,8 +26,11 @@ def prepare_environment(config: StageConfig) -> None:
     # Model runner V1 runs on CPUs and GPUs alike, and takes pooling tasks of our own; V2 does neither yet.
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    # vLLM's lines are written as those of all libraries, see shared/log.
+    os.environ["VLLM_CONFIGURE_LOGGING"] = "0"
+    if level := os.environ.get("VLLM_LOGGING_LEVEL"):
+        logging.getLogger("vllm").setLevel(level.upper())
     # Their warnings are about our choices (a scheduler of our own, no compilation on CPUs), not the user's.
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

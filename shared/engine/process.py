@@ -32,7 +32,7 @@ from shared.engine.stage import StageLoop, stop_on_signals
 from shared.errors import OmniRelayError
 from shared.log import configure_logging
 from shared.messages import Farewell, StageEvent, StageName, control_identity
-from shared.metrics import EdgeMetrics
+from shared.metrics import EdgeMetrics, LogMetrics
 from shared.peers import Outgoing, PeerQueues
 from shared.queues import PullQueue, PushQueue, Sending
 from shared.tracing import open_tracer
@@ -65,9 +65,10 @@ def run_stage(name: StageName, union: Any, build: Build) -> None:
     parser = argparse.ArgumentParser(prog=f"python -m services.{name}")
     parser.add_argument("--config", type=Path, help="YAML file; without it, the built-in configuration")
     path: Path | None = parser.parse_args().config
+    configure_logging(name, "info")
     try:
         config = load_config(path)
-        configure_logging(name, config.log_level)
+        configure_logging(name, config.log_level, config.log_format)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _leave)
         _serve(name, config, union, build)
@@ -142,7 +143,7 @@ def _serve(name: StageName, config: Config, union: Any, build: Build) -> None:
         gc.freeze()
         loop = StageLoop(service, stage, inbox, membership, control, heart, gateway, list(outboxes.values()))
         edges = EdgeMetrics(name, outboxes, {name: inbox}, {"control": control.refused})
-        for metrics in (StageMetrics(service, loop, heart), edges, PeerMetrics(context)):
+        for metrics in (StageMetrics(service, loop, heart), edges, PeerMetrics(context), LogMetrics(name)):
             REGISTRY.register(metrics)
         stop_on_signals(loop)
         log.info("%s is ready on %s", instance, address)

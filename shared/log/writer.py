@@ -1,0 +1,223 @@
+"""Lines that are written by a thread of their own, so that nobody waits for who should read them."""
+
+import io
+import logging
+import os
+import select
+import stat
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+QUEUE_BYTES: Final = 2**20
+"""What waits to be written at most; lines that come while it is full are dropped."""
+TICK_S: Final = 1.0
+_RETRY_S: Final = 0.2
+"""How long the thread waits for room in a pipe before it looks whether it is wanted for something else."""
+_MAX_LINE: Final = 2**16
+log = logging.getLogger(__name__)
+
+
+class Descriptor:
+    """A file descriptor that whole lines are written to.
+
+    Args:
+        number: The descriptor; it may block or not.
+    """
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._midway = False
+
+    def write(self, data: bytes) -> None:
+        """Write a line; as long as a pipe is full, wait.
+
+        Raises:
+            OSError: It cannot be written; a part of it may have been.
+        """
+        view = memoryview(b"\n" + data if self._midway else data)
+        while view:
+            try:
+                written = os.write(self._number, view)
+            except BlockingIOError:
+                select.select([], [self._number], [], _RETRY_S)
+                continue
+            # On a disk that is full, the next line must not continue the broken one.
+            self._midway = True
+            view = view[written:]
+        self._midway = False
+
+
+class LineWriter:
+    """Takes lines from any thread, at once, and writes them in order.
+
+    What cannot be written, because nobody reads or the disk is full, is dropped and counted; once there is
+    room again a line says how many they were.
+
+    Args:
+        write: Writes a line, and may take its time.
+        notice: Gives the line that says how many were dropped.
+        tick: Called on the thread about once a second; may put lines.
+
+    Attributes:
+        dropped: Lines that were dropped.
+    """
+
+    def __init__(
+        self,
+        write: Callable[[bytes], None],
+        notice: Callable[[int], str],
+        tick: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.dropped = 0
+        self._write = write
+        self._notice = notice
+        self._tick = tick
+        self._unsaid = 0
+        self._reset()
+        if hasattr(os, "register_at_fork"):
+            # A child by fork has neither the thread nor, maybe, the lock that it held.
+            os.register_at_fork(after_in_child=self._reset)
+
+    def _reset(self) -> None:
+        # Reentrant, since signal handlers log as well.
+        self._changed = threading.Condition(threading.RLock())
+        self._lines: deque[bytes] = deque()
+        self._bytes = 0
+        self._thread: threading.Thread | None = None
+
+    def put(self, line: str) -> None:
+        """Take a line, without its end; never waits."""
+        data = line.encode(errors="backslashreplace") + b"\n"
+        with self._changed:
+            if self._bytes and self._bytes + len(data) > QUEUE_BYTES:
+                self._drop()
+                return
+            self._lines.append(data)
+            self._bytes += len(data)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="log", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until all is written, but no longer than that; False if it is not."""
+        late = time.monotonic() + timeout_s
+        with self._changed:
+            while self._bytes:
+                left_s = late - time.monotonic()
+                if left_s <= 0:
+                    return False
+                self._changed.wait(left_s)
+        return True
+
+    def _drop(self) -> None:
+        self.dropped += 1
+        self._unsaid += 1
+
+    def _run(self) -> None:
+        ticked = time.monotonic()
+        while True:
+            with self._changed:
+                if not self._lines:
+                    self._changed.wait(TICK_S)
+                line = self._lines.popleft() if self._lines else None
+            if self._unsaid and (line is None or not self._full):
+                self._say_dropped()
+            if line is not None:
+                self._write_one(line)
+            if time.monotonic() - ticked >= TICK_S:
+                ticked = time.monotonic()
+                self._tick()
+
+    @property
+    def _full(self) -> bool:
+        """Too much waits for a word about what was dropped: more would be dropped before it is written."""
+        return self._bytes > QUEUE_BYTES // 2
+
+    def _say_dropped(self) -> None:
+        with self._changed:
+            count, self._unsaid = self._unsaid, 0
+        try:
+            self._write(self._notice(count).encode(errors="backslashreplace") + b"\n")
+        except OSError:  # Counted, and tried again with the next line.
+            with self._changed:
+                self._unsaid += count
+
+    def _write_one(self, line: bytes) -> None:
+        try:
+            self._write(line)
+        except OSError:  # Nobody could be told of it but by the same way: it is counted.
+            with self._changed:
+                self._drop()
+        with self._changed:
+            self._bytes -= len(line)
+            self._changed.notify_all()
+
+
+def unblock(*descriptors: int) -> None:
+    """Let whatever this process writes to pipes directly never wait for a reader, but get lost.
+
+    A pipe is opened anew for that where the system can: others may share the old description, and with it
+    whether it blocks.
+    """
+    for number in descriptors:
+        try:
+            if not stat.S_ISFIFO(os.fstat(number).st_mode):
+                continue
+        except OSError as error:
+            log.debug("no descriptor %d: %s", number, error)
+            continue
+        try:
+            own = os.open(f"/proc/self/fd/{number}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            log.debug("descriptor %d is not opened anew: %s", number, error)
+            os.set_blocking(number, False)
+        else:
+            os.dup2(own, number)
+            os.close(own)
+
+
+class LineStream(io.TextIOBase):
+    """Stands for ``sys.stdout`` or ``sys.stderr``: gives what is written away line by line.
+
+    Args:
+        number: The file descriptor that it stands for, for those who ask.
+        take: Takes a line.
+    """
+
+    encoding = "utf-8"
+    errors = "backslashreplace"
+
+    def __init__(self, number: int, take: Callable[[str], None]) -> None:
+        super().__init__()
+        self._number = number
+        self._take = take
+        self._lock = threading.RLock()
+        self._rest = ""
+
+    def write(self, text: str, /) -> int:
+        """Take text; whole lines go on at once."""
+        with self._lock:
+            # A progress bar goes back to the begin of its line.
+            *lines, self._rest = (self._rest + text).replace("\r", "\n").split("\n")
+            if len(self._rest) > _MAX_LINE:
+                lines.append(self._rest)
+                self._rest = ""
+            for line in lines:
+                if line.strip():
+                    self._take(line)
+        return len(text)
+
+    def fileno(self) -> int:
+        """The descriptor that it stands for."""
+        return self._number
+
+    def writable(self) -> bool:
+        """Yes."""
+        return True
+
+    def close(self) -> None:
+        """Stay open: it is the process's."""

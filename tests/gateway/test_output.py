@@ -1,0 +1,146 @@
+"""A log that nobody reads, or that cannot be written, stops nothing."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway.cli.console import Console
+from gateway.client import GatewayClient
+from shared.errors import GatewayUnreachableError, MessageError
+from tests.support.processes import wait_until
+
+START_S = 30.0
+STOP_S = 15.0
+
+
+@contextmanager
+def up(stdout: Any) -> Iterator["subprocess.Popen[bytes]"]:
+    """``omnirelay up`` with imitated stages."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gateway.cli", "up"],
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"OMNIRELAY_LOG_LEVEL": "debug", "OMNIRELAY_LOG_FORMAT": "json"},
+    )
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGCONT)
+        process.kill()
+        process.communicate()
+
+
+def ready() -> bool:
+    try:
+        with GatewayClient(os.environ["OMNIRELAY_GATEWAY__LISTEN"]) as client:
+            return client.status().ready
+    except (GatewayUnreachableError, MessageError):
+        return False
+
+
+def http() -> str:
+    return os.environ["OMNIRELAY_GATEWAY__HTTP"].replace("tcp:", "http:")
+
+
+def answers() -> bool:
+    return httpx.get(f"{http()}/readyz", timeout=5).status_code == 200
+
+
+def end(process: "subprocess.Popen[bytes]") -> None:
+    process.terminate()
+    assert process.wait(STOP_S) == 0
+
+
+def write_lines(count: int) -> None:
+    """Let the gateway write so many lines at ``debug``: one for each request."""
+    host, port = os.environ["OMNIRELAY_GATEWAY__HTTP"].removeprefix("tcp://").split(":")
+    batch = 100
+    with socket.create_connection((host, int(port)), timeout=10) as peer, peer.makefile("rb") as answers:
+        for _ in range(0, count, batch):
+            peer.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n" * batch)
+            for _ in range(batch):
+                assert answers.readline() == b"HTTP/1.1 200 OK\r\n"
+                length = 0
+                while (line := answers.readline()) != b"\r\n":
+                    name, _, value = line.partition(b": ")
+                    length = int(value) if name.lower() == b"content-length" else length
+                answers.read(length)
+
+
+def dropped() -> int:
+    told = httpx.get(f"{http()}/metrics", timeout=5).text
+    (count,) = re.findall(r'omnirelay_log_lines_dropped_total\{stage="gateway"\} (\S+)', told)
+    return int(float(count))
+
+
+def test_a_launcher_whose_disk_is_full_serves_and_ends(place: Path) -> None:
+    with Path("/dev/full").open("wb") as full, up(full) as process:
+        wait_until(ready, "readiness", START_S)
+        write_lines(2000)
+        assert answers()
+        end(process)
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+
+
+def test_a_launcher_that_nobody_reads_serves_and_ends(place: Path) -> None:
+    """As in a pager that shows its first page."""
+    with up(subprocess.PIPE) as process:
+        wait_until(ready, "readiness", START_S)
+        write_lines(2000)
+        assert answers()
+        end(process)
+
+
+def test_a_launcher_that_is_stopped_does_not_stop_the_gateway(place: Path) -> None:
+    log = place / "up.log"
+    with log.open("wb") as file, up(file) as process:
+        wait_until(ready, "readiness", START_S)
+        process.send_signal(signal.SIGSTOP)
+        wait_until(lambda: write_lines(2000) or dropped(), "a line that is dropped", START_S)
+        assert answers()
+        lost = dropped()
+        process.send_signal(signal.SIGCONT)
+        wait_until(lambda: b"lines dropped" in log.read_bytes(), "the word about what was dropped", START_S)
+        assert answers()
+        end(process)
+    told = [json.loads(line) for line in log.read_text().splitlines()]
+    (words,) = [each["message"] for each in told if "lines dropped" in each["message"]]
+    assert int(words.split()[0]) >= lost
+    assert {each["process"] for each in told} == {"launcher", "gateway", "thinker", "talker", "token2wav"}
+    assert told[-1]["message"] == "stopped"
+
+
+def test_what_processes_write_is_passed_on_with_their_names(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    console = Console()
+    line = {"ts": "2026-03-01T12:00:00+00:00", "process": "thinker", "message": "hello"}
+    console.form = "text"
+    console.show("thinker", "2026-03-01T12:00:00+00:00 INFO thinker services: hello")
+    console.announce("ready")
+    console.form = "json"
+    console.show("thinker", json.dumps(line))
+    console.show("thinker 2", json.dumps(line))
+    console.show("thinker", "Segmentation fault")
+    console.announce("ready")
+    console.flush()
+    first, second, *objects = capfd.readouterr().out.splitlines()
+    assert first == "[thinker] 2026-03-01T12:00:00+00:00 INFO thinker services: hello"
+    assert second.endswith(" INFO launcher gateway.cli.console: ready")
+    known, replica, foreign, own = map(json.loads, objects)
+    assert known == line
+    assert replica == line | {"process": "thinker 2"}
+    assert (foreign["process"], foreign["message"]) == ("thinker", "Segmentation fault")
+    assert (own["process"], own["message"]) == ("launcher", "ready")
