@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from gateway.process import run
-from shared.config import load_config
+from shared.config import load_config, tell_ignored
 from shared.errors import OmniRelayError
 from shared.log import configure_logging
 
@@ -27,6 +27,7 @@ def main() -> int:
     try:
         config = load_config(arguments.config)
         configure_logging("gateway", config.log_level, config.log_format)
+        tell_ignored()
         asyncio.run(run(config))
     except OmniRelayError as error:
         log.error("%s: %s", error.code, error)

@@ -3,10 +3,12 @@
 Every process of the stack reads the same file.  A value may be overridden by an environment variable
 named ``OMNIRELAY_`` and the path of the key, joined by two underscores
 (``OMNIRELAY_GATEWAY__LISTEN=tcp://0.0.0.0:5555``); ``OMNI_MODEL`` chooses the checkpoint.
-Unknown keys are refused.  No value is ever imported or executed.
+Unknown keys are refused, but for what Kubernetes sets for Services.  No value is ever imported or executed.
 """
 
+import logging
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
@@ -14,6 +16,7 @@ import yaml
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from shared.config.gateway import GatewayConfig, Limits, TlsConfig
+from shared.config.kubernetes import is_for_a_service
 from shared.config.media import MediaConfig
 from shared.config.security import SecurityConfig
 from shared.config.stages import (
@@ -56,6 +59,7 @@ __all__ = [
     "Token2WavConfig",
     "TracingConfig",
     "load_config",
+    "tell_ignored",
 ]
 
 ENV_PREFIX = "OMNIRELAY_"
@@ -76,6 +80,9 @@ NOT_YAML: Final = (
     RecursionError,
 )
 """What PyYAML raises: its own error, and whatever escapes it, as for ``2024-99-99`` or ``!!bool x``."""
+
+
+log = logging.getLogger(__name__)
 
 
 class TracingConfig(Section):
@@ -182,6 +189,12 @@ def load_config(path: Path | None = None, environment: dict[str, str] | None = N
         raise ConfigError(f"{source} (with environment overrides): {problems}") from error
 
 
+def tell_ignored(environment: Mapping[str, str] = os.environ) -> None:
+    """Write to the log which variables with our prefix say nothing, as Kubernetes sets them."""
+    if ignored := sorted(name for name, text in environment.items() if is_for_a_service(name, text)):
+        log.info("ignored, as Kubernetes sets them for Services: %s", ", ".join(ignored))
+
+
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -205,7 +218,7 @@ def _apply_overrides(values: dict[str, Any], environment: dict[str, str]) -> Non
     if model := environment.get(MODEL_VARIABLE):
         values["model"] = model
     for name, text in environment.items():
-        if not name.startswith(ENV_PREFIX) or name == API_KEY_VARIABLE:
+        if not name.startswith(ENV_PREFIX) or name == API_KEY_VARIABLE or is_for_a_service(name, text):
             continue
         *sections, key = name.removeprefix(ENV_PREFIX).lower().split("__")
         section = values

@@ -18,7 +18,7 @@ import zmq
 from prometheus_client import REGISTRY
 
 from shared.checkpoints import require_model_files, resolve_model
-from shared.config import Config, load_config
+from shared.config import Config, load_config, tell_ignored
 from shared.control import ControlClient
 from shared.curve import PeerMetrics, open_context
 from shared.engine.endpoint import HttpEndpoint
@@ -69,6 +69,7 @@ def run_stage(name: StageName, union: Any, build: Build) -> None:
     try:
         config = load_config(path)
         configure_logging(name, config.log_level, config.log_format)
+        tell_ignored()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _leave)
         _serve(name, config, union, build)

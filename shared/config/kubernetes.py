@@ -1,0 +1,58 @@
+"""Variables that Kubernetes sets for the Services of a namespace, and which are none of ours.
+
+A Service ``omnirelay`` gives every container ``OMNIRELAY_PORT=tcp://10.0.0.7:8000`` and others, one
+``omnirelay-gateway`` gives ``OMNIRELAY_GATEWAY_SERVICE_HOST``.  Name and value are both looked at, so
+that a key that is written wrongly is refused as before.
+"""
+
+import ipaddress
+import re
+from collections.abc import Callable
+from typing import Final
+
+_SERVICE: Final = r"OMNIRELAY(?:_[A-Z0-9]+)*"
+_PROTOCOLS: Final = ("tcp", "udp", "sctp")
+_URL: Final = re.compile(r"([a-z]+)://(.+):([0-9]+)")
+
+
+def _is_address(value: str) -> bool:
+    try:
+        address = ipaddress.ip_address(value)
+    except ValueError:
+        return False
+    # What one would set to listen on is never a Service's.
+    return not (address.is_loopback or address.is_unspecified)
+
+
+def _is_port(value: str) -> bool:
+    return value.isascii() and value.isdecimal() and 0 < int(value[:6]) < 2**16
+
+
+def _is_url(value: str) -> bool:
+    found = _URL.fullmatch(value)
+    return found is not None and (
+        found[1] in _PROTOCOLS and _is_address(found[2].strip("[]")) and _is_port(found[3])
+    )
+
+
+_SHAPES: Final[tuple[tuple[re.Pattern[str], Callable[[str], bool]], ...]] = tuple(
+    (re.compile(f"{_SERVICE}_{suffix}"), check)
+    for suffix, check in (
+        ("SERVICE_HOST", _is_address),
+        ("SERVICE_PORT(?:_[A-Z0-9]+)*", _is_port),
+        ("PORT(?:_[0-9]+_(?:TCP|UDP|SCTP))?", _is_url),
+        ("PORT_[0-9]+_(?:TCP|UDP|SCTP)_PROTO", lambda value: value in _PROTOCOLS),
+        ("PORT_[0-9]+_(?:TCP|UDP|SCTP)_PORT", _is_port),
+        ("PORT_[0-9]+_(?:TCP|UDP|SCTP)_ADDR", _is_address),
+    )
+)
+
+
+def is_named_for_a_service(name: str) -> bool:
+    """Whether Kubernetes gives a variable such a name."""
+    return any(pattern.fullmatch(name) for pattern, _ in _SHAPES)
+
+
+def is_for_a_service(name: str, value: str) -> bool:
+    """Whether Kubernetes sets a variable so."""
+    return any(pattern.fullmatch(name) and check(value) for pattern, check in _SHAPES)
