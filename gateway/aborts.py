@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Collection
 from typing import Final
 
+from shared.log import of_request
 from shared.messages import StageName
 
 RESEND_AFTER_S: Final = 0.4
@@ -65,7 +66,10 @@ class AbortLedger:
             self._unconfirmed[request_id] = began, missing - 1
         elif missing:
             seconds = self._clock() - began
-            log.debug("request %s was dropped by all its stages after %.4f s", request_id, seconds)
+            about = of_request(request_id)
+            log.debug(
+                "request %s was dropped by all its stages after %.4f s", request_id, seconds, extra=about
+            )
             self._observe(seconds)
 
     def resend(self, stage: StageName, replica: str) -> None:

@@ -44,6 +44,7 @@ from shared.errors import (
     VersionError,
     said,
 )
+from shared.log import LIMITED, limited
 
 HELLO_TIMEOUT_S: Final = 10.0
 FAREWELL_S: Final = 1.0
@@ -164,7 +165,7 @@ class Connection:
         """Say why, as far as the client listens, and read no further."""
         known = MessageError("nothing came") if isinstance(error, TimeoutError) else error
         # What could not be read may be anything, so of the message only the code is written.
-        log.warning("hung up on %s: %s", self._account.name, known.code)
+        limited(log).warning("hung up on %s: %s", self._account.name, known.code)
         self._count(known)
         try:
             async with asyncio.timeout(FAREWELL_S):
@@ -193,7 +194,7 @@ class Connection:
                 raise MessageError("a second hello")
         except MessageError as error:
             self._count(error)
-            log.warning("refused a message of %s: %s", self._account.name, error.code)
+            limited(log).warning("refused a message of %s: %s", self._account.name, error.code)
             await self._send(Refused(error.code, str(error)))
         # A client that sends without pause must not keep the loop from its other work.
         await asyncio.sleep(0)
@@ -261,7 +262,7 @@ class Connection:
             return failures.to_event(CancelledRequestError("the client cancelled the request"))
         except Exception as error:
             # As a checkpoint's chat template may raise; without an answer the client would wait for ever.
-            log.exception("a request of %s could not be taken", self._account.name)
+            log.exception("a request of %s could not be taken", self._account.name, extra=LIMITED)
             return self._told(OmniRelayError(f"the request could not be taken: {error!r}"))
 
     def _told(self, error: OmniRelayError) -> ErrorEvent:

@@ -40,6 +40,7 @@ from shared.errors import (
     StageUnavailableError,
     StoppingError,
 )
+from shared.log import limited, of_request
 from shared.messages import (
     SAMPLE_RATE,
     AudioChunk,
@@ -141,7 +142,7 @@ class Gateway:
                 trace.ended(error)
             what = "a request" if trace is None else f"a request (trace {trace})"
             why = error.for_log if isinstance(error, OmniRelayError) else type(error).__name__
-            log.info("refused %s of %s: %s", what, account.name, why)
+            limited(log).info("refused %s of %s: %s", what, account.name, why)
             raise
 
     def check_speaker(self, request: GenerateRequest) -> None:
@@ -322,7 +323,12 @@ class Gateway:
             prompt_tokens=record.prompt.tokens,
             cached_prompt_tokens=record.prompt.cached_tokens,
         )
-        log.info("request %s completed after %.3f s", active.name, seconds["completed"])
+        log.info(
+            "request %s completed after %.3f s",
+            active.name,
+            seconds["completed"],
+            extra=of_request(record.request_id),
+        )
         served_s = seconds["completed"] - seconds["thinking"]
         self.dispatcher.end(active, completed=True)
         self._remove(active, served_s, None)
@@ -331,7 +337,9 @@ class Gateway:
     def _give_up(self, active: Active, state: RequestState, error: OmniRelayError) -> None:
         """End a request without an answer: tell the stages and the client."""
         record = active.record
-        log.info("request %s %s from %s: %s", active.name, state, record.lifecycle.state, error.for_log)
+        before = record.lifecycle.state
+        about = of_request(record.request_id)
+        log.info("request %s %s from %s: %s", active.name, state, before, error.for_log, extra=about)
         record.lifecycle.move(state)
         self.dispatcher.end(active)
         self._remove(active, None, error)

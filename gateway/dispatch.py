@@ -14,6 +14,7 @@ from gateway.placement import place
 from gateway.registry import NEXT, Reason, Replica, StageRegistry
 from shared.config import Config
 from shared.errors import OmniRelayError, QueueFullError, StageUnavailableError
+from shared.log import limited, of_request
 from shared.messages import (
     STAGES,
     AbortDone,
@@ -156,7 +157,8 @@ class Dispatcher:
         if active.resumes >= self._config.gateway.resume_attempts:
             self._give_up(active, error)
             return
-        log.warning("request %s is resumed: %s", active.name, error)
+        about = of_request(active.record.request_id)
+        log.warning("request %s is resumed: %s", active.name, error, extra=about)
         if reason == "failed" and active.attempt is not None:
             active.avoid.add((stage, active.attempt.route.replica(stage) or ""))
         self._drop(active)
@@ -251,7 +253,9 @@ class Dispatcher:
             self._lose(before, "restarted", for_good=True)
         replica = registry.get(stage, name)
         if replica is None:
-            log.warning("a heartbeat of the %s %s says nothing: it has left, or is one too many", stage, name)
+            limited(log).warning(
+                "a heartbeat of the %s %s says nothing: it has left, or is one too many", stage, name
+            )
             return
         if left:
             # It has not heard from here for so long that it has dropped all it had.

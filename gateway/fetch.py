@@ -20,6 +20,7 @@ from gateway.room import Room
 from gateway.urls import HttpsUrl, parse_host
 from shared.config import MediaConfig
 from shared.errors import ConfigError, MediaTooLargeError, MediaUnreachableError
+from shared.log import limited
 
 AT_ONCE: Final = 4
 """Items that are fetched at the same time, of all requests together."""
@@ -126,7 +127,7 @@ class Fetcher:
                 ) from error
             except (aiohttp.ClientError, OSError) as error:
                 # The error's own words may hold what the server sent, which is nobody's business.
-                log.info("%s could not be fetched from %s: %s", name, url.host, type(error).__name__)
+                limited(log).info("%s could not be fetched from %s: %s", name, url.host, type(error).__name__)
                 raise MediaUnreachableError(
                     f"{name}: cannot be fetched from {url.host}: {_reason(error)}"
                 ) from error

@@ -16,6 +16,7 @@ from shared.control import MAX_CONTROL_BYTES
 from shared.curve import PeerMetrics, check_key, has_keys, open_context
 from shared.errors import MessageError, OmniRelayError
 from shared.keys import ROLES, Role
+from shared.log import limited
 from shared.messages import (
     HEARTBEAT_SUFFIX,
     Abort,
@@ -235,7 +236,7 @@ class StageLink:
 
     def _refuse_control(self, error: MessageError) -> None:
         self._control_refused[error.code] += 1
-        log.warning("refused a control message: %s: %s", error.code, error)
+        limited(log).warning("refused a control message: %s: %s", error.code, error)
 
 
 def _speaker(event: StageEvent | Mark) -> Role:

@@ -14,6 +14,7 @@ from gateway.core import Gateway
 from gateway.door import Door
 from gateway.held import UploadRoom
 from gateway.link import StageLink
+from gateway.listening import tell_shortage
 from gateway.media import Fetch
 from gateway.prompt import PromptBuilder
 from gateway.server import TcpServer
@@ -191,6 +192,7 @@ async def run(config: Config) -> None:
         (hurry if stop.is_set() else stop).set()
 
     loop = asyncio.get_running_loop()
+    loop.set_exception_handler(tell_shortage)
     for number in STOP_SIGNALS:
         loop.add_signal_handler(number, tell)
     process = GatewayProcess(config)

@@ -11,10 +11,11 @@ from gateway.connection import FAREWELL_S, Connection
 from gateway.core import Gateway
 from gateway.door import Door
 from gateway.held import UploadRoom
-from gateway.protocol import parse_tcp
+from gateway.listening import listen
 from gateway.status import StatusReport
 from shared.config import Config
 from shared.errors import AddressInUseError, ConfigError
+from shared.log import limited
 
 MAX_CONNECTIONS: Final = 512
 """Open at once; one more is closed as it comes."""
@@ -47,7 +48,7 @@ class TcpServer:
         self._limits = config.gateway.limits
         self._uploads = uploads
         self._status = status
-        self._server: asyncio.Server | None = None
+        self._servers: list[asyncio.Server] = []
         self._connections: dict[asyncio.Task[None], Connection] = {}
         self._peers = 0
 
@@ -58,9 +59,11 @@ class TcpServer:
             AddressInUseError: Another process listens there.
             ConfigError: The address cannot be used at all.
         """
-        host, port = parse_tcp(self._listen)
         try:
-            self._server = await asyncio.start_server(self._serve, host, port, **self._door.server_options)
+            self._servers = [
+                await asyncio.start_server(self._serve, sock=each, **self._door.server_options)
+                for each in await listen(self._listen)
+            ]
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 raise AddressInUseError(
@@ -71,15 +74,15 @@ class TcpServer:
 
     def stop_listening(self) -> None:
         """Take no more clients; those that are there stay."""
-        if self._server is not None:
-            self._server.close()
+        for each in self._servers:
+            each.close()
 
     async def close(self) -> None:
         """Take no more clients, deliver what is on its way for :data:`FAREWELL_S`, and hang up.
 
         Close the gateway first: it ends the requests.
         """
-        if self._server is None:
+        if not self._servers:
             return
         self.stop_listening()
         connections = dict(self._connections)
@@ -98,11 +101,11 @@ class TcpServer:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
-        if task is None or self._server is None or not self._server.is_serving():
+        if task is None or not any(each.is_serving() for each in self._servers):
             writer.close()
             return
         if len(self._connections) >= MAX_CONNECTIONS:
-            log.warning("hung up on a client: %d connections are open", MAX_CONNECTIONS)
+            limited(log).warning("hung up on a client: %d connections are open", MAX_CONNECTIONS)
             writer.transport.abort()
             return
         self._peers += 1

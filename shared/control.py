@@ -11,6 +11,7 @@ from typing import Final
 import zmq
 
 from shared.errors import MessageError
+from shared.log import limited
 from shared.messages import ControlToGateway, ControlToStage
 from shared.sockets import LINGER_MS, connect
 from shared.wire import Decoder, encode
@@ -71,7 +72,7 @@ class ControlClient:
     def refuse(self, error: MessageError) -> None:
         """Count and log a message that is refused, here or by the stage that looked closer."""
         self.refused[error.code] += 1
-        log.warning("refused a control message: %s: %s", error.code, error)
+        limited(log).warning("refused a control message: %s: %s", error.code, error)
 
     def close(self) -> None:
         """Close the socket."""

@@ -18,6 +18,7 @@ from shared.credits import DEFAULT_WINDOW_BYTES, Window
 from shared.curve import check_key, has_keys
 from shared.errors import MessageError, QueueFullError
 from shared.keys import Role
+from shared.log import limited
 from shared.messages import Credit, Mark
 from shared.metrics import WAIT_BUCKETS, Distribution, Traffic
 from shared.sockets import LINGER_MS, bind, connect
@@ -308,7 +309,7 @@ class PullQueue(Generic[M]):
     def refuse(self, error: MessageError) -> None:
         """Count and log a message that is refused, here or by the stage that looked closer."""
         self.refused[error.code] += 1
-        log.warning("refused a message on %s: %s: %s", self.address, error.code, error)
+        limited(log).warning("refused a message on %s: %s: %s", self.address, error.code, error)
 
     def close(self) -> None:
         """Stop listening."""

@@ -4,6 +4,8 @@ import logging
 import re
 import time
 from collections.abc import Callable, Collection
+from functools import partial
+from http import HTTPStatus
 from typing import Final
 
 from starlette.datastructures import Headers
@@ -11,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.http.errors import response_of
 from shared.errors import OmniRelayError, OriginError
+from shared.log import limited
 
 log = logging.getLogger(__name__)
 POLLED: Final = frozenset({"/livez", "/readyz", "/health", "/metrics"})
@@ -52,7 +55,11 @@ class AccessLog:
             took = time.monotonic() - began
             level = logging.DEBUG if scope["path"] in POLLED else logging.INFO
             method = scope["method"] if scope["method"] in METHODS else "another method"
-            log.log(level, "%s %r %s %.3f s", method, _known(scope), status or "-", took)
+            path = _known(scope)
+            # What needs no key, and what was refused, can be asked for without a bound.
+            served = path.startswith("/v1/") and 0 < status < HTTPStatus.BAD_REQUEST
+            write = log.log if served else partial(limited(log).log, extra={"limited": f"{path} {status}"})
+            write(level, "%s %r %s %.3f s", method, path, status or "-", took)
 
 
 class OriginGuard:

@@ -15,12 +15,11 @@ from gateway.http.app import make_app
 from gateway.http.context import HttpContext
 from gateway.http.protocol import KEEP_ALIVE_S, MAX_HEAD_BYTES, BoundedProtocol
 from gateway.http.realtime.protocol import MAX_MESSAGE_BYTES, BoundedWebSocket
-from gateway.protocol import parse_tcp
+from gateway.listening import BACKLOG, listen
 from shared.errors import AddressInUseError, ConfigError
 
 FAREWELL_S: Final = 1
 """How long a closing server tries to deliver the last events; a whole number, as uvicorn wants it."""
-BACKLOG: Final = 256
 
 
 class HttpServer:
@@ -71,24 +70,15 @@ class HttpServer:
         self._context.audio.close()
 
     async def _listen(self) -> list[socket.socket]:
-        host, port = parse_tcp(self._address)
-        sockets: list[socket.socket] = []
         try:
-            found = await asyncio.get_running_loop().getaddrinfo(
-                host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-            )
-            for family, _, _, _, address in dict.fromkeys(found):
-                sockets.append(socket.create_server(address[:2], family=family, backlog=BACKLOG))
+            return await listen(self._address)
         except OSError as error:
-            for each in sockets:
-                each.close()
             if error.errno == errno.EADDRINUSE:
                 raise AddressInUseError(
                     f"{self._address} is in use: does another program serve HTTP there? "
                     "Stop it, or set another gateway.http in the configuration."
                 ) from error
             raise ConfigError(f"cannot listen on {self._address} (gateway.http): {error}") from error
-        return sockets
 
 
 class _Server(uvicorn.Server):

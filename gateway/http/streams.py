@@ -14,6 +14,7 @@ from gateway.http.answer import Answer
 from gateway.http.connection import ClientGoneError, while_connected
 from gateway.http.errors import body_of
 from shared.errors import OmniRelayError
+from shared.log import limited
 
 PING_S: Final = 15.0
 """How often a stream of events says that it is still there, for the sake of proxies."""
@@ -96,7 +97,7 @@ class ByteStream(Stream):
                 await send(_piece(each))
         except OmniRelayError as error:
             self._told(error)
-            log.warning("a file breaks off: %s", error.for_log)
+            limited(log).warning("a file breaks off: %s", error.for_log)
             return
         await send({"type": "http.response.body", "body": b""})
 

@@ -20,6 +20,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from shared.errors import ConfigError
+from shared.log import LIMITED
 from shared.sockets import address_in_use
 
 MAX_HEAD_BYTES: Final = 16 * 1024
@@ -115,7 +116,7 @@ class HttpEndpoint:
             body = generate_latest(self._registry)
         except Exception:
             # A metric that cannot be read must not take the health checks with it.
-            log.exception("the metrics could not be read")
+            log.exception("the metrics could not be read", extra=LIMITED)
             return _response(HTTPStatus.INTERNAL_SERVER_ERROR)
         return _response(HTTPStatus.OK, {"Content-Type": CONTENT_TYPE_PLAIN_0_0_4}, body)
 

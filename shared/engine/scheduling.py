@@ -12,6 +12,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
 from shared.errors import OmniRelayError, StageFailedError
+from shared.log import of_request
 from shared.messages import StageName
 from shared.metrics import Distribution, counter, gauge, histogram
 
@@ -157,7 +158,8 @@ class StageScheduler(Scheduler):
         except EXPECTED as error:
             known = error if isinstance(error, OmniRelayError) else None
             reason = known or StageFailedError(f"the request could not be scheduled: {error!r}")
-            log.warning("request %s failed: %s", engine_id, reason.for_log, exc_info=known is None)
+            unexpected, about = known is None, of_request(engine_id)
+            log.warning("request %s failed: %s", engine_id, reason.for_log, exc_info=unexpected, extra=about)
             self._failures[engine_id] = reason
             self.finish_requests(engine_id, RequestStatus.FINISHED_ERROR)
             return None

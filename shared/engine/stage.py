@@ -27,6 +27,7 @@ from shared.errors import (
     StageFailedError,
     StageUnavailableError,
 )
+from shared.log import of_request
 from shared.messages import (
     Abort,
     AbortDone,
@@ -231,7 +232,7 @@ class StageLoop(Generic[M]):
     def _drop_orphans(self) -> None:
         """The gateway whose requests are here is gone."""
         for request_id in self._service.living():
-            log.info("request %s is an orphan", request_id)
+            log.info("request %s is an orphan", request_id, extra=of_request(request_id))
             self._drop(request_id, "orphaned")
 
     def _drop(self, request_id: str, why: DropReason) -> None:
@@ -262,7 +263,8 @@ class StageLoop(Generic[M]):
                 self._fail(request_id, error)
             except Exception as error:
                 # Nothing was computed yet, so whatever is wrong is wrong with this request alone.
-                log.exception("a message of request %s could not be taken", request_id)
+                about = of_request(request_id)
+                log.exception("a message of request %s could not be taken", request_id, extra=about)
                 self._fail(request_id, StageFailedError(f"a message could not be taken: {error!r}"))
         for credit in self._inbox.take_credits():
             # If it is lost, the sender asks again.
@@ -277,7 +279,7 @@ class StageLoop(Generic[M]):
 
     def _fail(self, request_id: str, error: OmniRelayError) -> None:
         """Drop a request and tell the gateway why."""
-        log.warning("request %s failed: %s", request_id, error.for_log)
+        log.warning("request %s failed: %s", request_id, error.for_log, extra=of_request(request_id))
         self._end(request_id)
         self._tell_failure(request_id, error)
 

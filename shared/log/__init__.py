@@ -13,10 +13,11 @@ from types import TracebackType
 from typing import Any, Final, TextIO, cast
 
 from shared.log.form import LogFormat, TextFormatter, make_formatter, make_record
-from shared.log.repeats import INTERVAL_S, Repeats
+from shared.log.repeats import BURST, INTERVAL_S, Repeats
 from shared.log.writer import Descriptor, LineStream, LineWriter, unblock
 
 __all__ = [
+    "LIMITED",
     "LogFormat",
     "configure_logging",
     "dropped_lines",
@@ -33,6 +34,8 @@ _TALKATIVE: Final = {
     "opentelemetry.util.re": logging.CRITICAL,
 }
 """Libraries that write what clients or secrets say, and from which level on they do not."""
+LIMITED: Final = {"limited": ""}
+"""The ``extra`` of a line that is written as by :func:`limited`."""
 FLUSH_S: Final = 1.0
 """How long the end of a process waits for its last lines to be written."""
 _STDOUT: Final = 1
@@ -63,7 +66,8 @@ class _Handler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Take a record."""
         kind = getattr(record, "limited", None if record.name.partition(".")[0] in _OURS else "")
-        if kind is None or self._repeats.admit((record.name, str(record.msg), kind), record):
+        burst = getattr(record, "burst", BURST)
+        if kind is None or self._repeats.admit((record.name, str(record.msg), kind), record, burst):
             self.write(record)
 
     def write(self, record: logging.LogRecord) -> None:
@@ -89,22 +93,26 @@ class _Limited(logging.LoggerAdapter[logging.Logger]):
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
         """Mark a record."""
-        return msg, {**kwargs, "extra": {"limited": "", **kwargs.get("extra", {})}}
+        return msg, {**kwargs, "extra": {**LIMITED, **(self.extra or {}), **kwargs.get("extra", {})}}
 
 
-def limited(logger: logging.Logger) -> "logging.LoggerAdapter[logging.Logger]":
+def limited(logger: logging.Logger, burst: int = BURST) -> "logging.LoggerAdapter[logging.Logger]":
     """Give what writes lines that somebody outside can cause as often as they like.
 
     Of those with the same words (before arguments are put in) the first few of an interval are written; the
     others are counted, and one line says how many they were.  ``extra={"limited": KIND}`` tells kinds apart
     that have the same words.
+
+    Args:
+        logger: Where the lines go.
+        burst: How many of them are written in an interval.
     """
-    return _Limited(logger)
+    return _Limited(logger, {"burst": burst})
 
 
-def of_request(request_id: str, **more: str) -> dict[str, str]:
-    """Give the ``extra`` of a line about a request."""
-    return {"request_id": request_id, **more}
+def of_request(request_id: str) -> dict[str, str]:
+    """Give the ``extra`` of a line about a request, whichever attempt at it."""
+    return {"request_id": request_id.partition(".")[0]}
 
 
 def configure_logging(process: str, level: str, form: LogFormat = "text") -> None:

@@ -24,7 +24,7 @@ class _Kind(Generic[T]):
 
 
 class Repeats(Generic[T]):
-    """Lets the first :data:`BURST` of a kind through in an interval, and counts the others.
+    """Lets the first few of a kind through in an interval, and counts the others.
 
     Args:
         clock: Gives monotonic seconds.
@@ -35,7 +35,7 @@ class Repeats(Generic[T]):
         self._lock = threading.RLock()
         self._kinds: dict[Hashable, _Kind[T]] = {}
 
-    def admit(self, kind: Hashable, item: T) -> bool:
+    def admit(self, kind: Hashable, item: T, burst: int = BURST) -> bool:
         """Whether one more of a kind is to be written."""
         with self._lock:
             known = self._kinds.get(kind)
@@ -43,7 +43,7 @@ class Repeats(Generic[T]):
                 if len(self._kinds) >= MAX_KINDS:
                     kind = None
                 known = self._kinds.setdefault(kind, _Kind(self._clock()))
-            if known.written < BURST:
+            if known.written < burst:
                 known.written += 1
                 return True
             known.held += 1

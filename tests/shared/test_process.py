@@ -17,6 +17,7 @@ from tests.support.http import get
 ROOT = Path(__file__).parents[2]
 
 ECHO = """
+import os
 import sys
 import threading
 from shared.engine.process import run_stage
@@ -24,7 +25,8 @@ from shared.messages import Token2WavInput
 from tests.shared.stages import EchoService
 
 def build(config, model, context, gateway):
-    print(*(each.native_id for each in threading.enumerate() if each.name == "heartbeat"), flush=True)
+    ids = [str(each.native_id) for each in threading.enumerate() if each.name == "heartbeat"]
+    os.write(1, " ".join(ids).encode() + b"\\n")
     # Until the test closes its end.
     sys.stdin.read()
     service = EchoService()

@@ -16,6 +16,7 @@ from gateway.http.realtime.session import Session
 from gateway.portions import Portions
 from gateway.protocol import PIECE_BYTES
 from shared.errors import BusyError, InvalidRequestError, OmniRelayError
+from shared.log import limited
 
 MAX_SESSIONS: Final = 64
 """Open at once."""
@@ -56,7 +57,7 @@ class RealtimeApi:
         try:
             offered = socket.scope["subprotocols"]
             await socket.accept(SUBPROTOCOL if SUBPROTOCOL in offered else None)
-            log.info("a realtime client comes")
+            limited(log).info("a realtime client comes")
             await self._converse(socket)
         except (ClientGoneError, WebSocketDisconnect) as error:
             log.debug("a realtime client went away: %s", error)

@@ -19,6 +19,7 @@ from gateway.parts import ChatMessage, TextPart
 from gateway.protocol import GenerateRequest, SamplingOverrides
 from gateway.stream import ClientAccount
 from shared.errors import OmniRelayError
+from shared.log import limited
 
 Send = Callable[[str, dict[str, Any]], Awaitable[None]]
 """Sends an event of this type with these fields."""
@@ -102,7 +103,7 @@ class Response:
             return
         error = self._work.exception()
         if isinstance(error, OmniRelayError):
-            log.info("response %s ends with an error: %s", self.id, error.for_log)
+            limited(log).info("response %s ends with an error: %s", self.id, error.for_log)
             self.error = error
         elif isinstance(error, ClientGoneError):
             raise error

@@ -28,6 +28,7 @@ from shared.errors import (
     RequestError,
     StageFailedError,
 )
+from shared.log import of_request
 from shared.messages import MediaItem, MediaKind, ThinkRequest
 
 log = logging.getLogger(__name__)
@@ -150,7 +151,8 @@ class MediaPreparer:
             outcome = Outcome(request, error)
         except Exception as error:
             # As from a C library; without an outcome the request would wait for its deadline.
-            log.exception("the media of request %s could not be prepared", request.request_id)
+            about = of_request(request.request_id)
+            log.exception("the media of request %s could not be prepared", request.request_id, extra=about)
             outcome = Outcome(request, StageFailedError(f"the media could not be prepared: {error!r}"))
         with self._lock:
             if request.request_id not in self._waiting:
