@@ -88,7 +88,7 @@ class Gateway:
         limits = config.gateway.limits
         self.name: Final = secrets.token_hex(4)
         self.registry: Final = StageRegistry(
-            timeouts.heartbeat_timeout_s, timeouts.step_timeout_s, self.name, clock
+            timeouts.heartbeat_timeout_s, timeouts.step_timeout_s, self.name, clock, config.served_stages
         )
         self.counts: Final = StateCounts()
         self.metrics: Final = GatewayMetrics(self.counts, self.registry)

@@ -238,11 +238,11 @@ class _Now(Collector):
         up = GaugeMetricFamily(
             "omnirelay_stage_up", "1 for a stage with a replica that is ready, else 0.", labels=["stage"]
         )
-        for stage in STAGES:
+        for stage in self._stages.stages:
             up.add_metric([stage], float(self._stages.state(stage) == "ready"))
         replicas = GaugeMetricFamily(
             "omnirelay_stage_replicas", "Replicas of a stage by state.", labels=["stage", "state"]
         )
-        for stage, state in product(STAGES, get_args(StageState)):
+        for stage, state in product(self._stages.stages, get_args(StageState)):
             replicas.add_metric([stage, state], self._stages.count(stage, state))
         return [requests, up, replicas]

@@ -54,6 +54,7 @@ class GatewayProcess:
     def __init__(self, config: Config, fetch: Fetch | None = None) -> None:
         self._started = time.monotonic()
         self.door: Final = Door(config)
+        self._text_only = config.text_only
         self._prompts = PromptBuilder(resolve_model(config, TOKENIZER_FILES))
         fetch = fetch or _fetcher(config.media)
         self._tracer = open_tracer(config.tracing, "gateway")
@@ -122,6 +123,7 @@ class GatewayProcess:
                 uptime_s=time.monotonic() - self._started,
                 peak_memory_bytes=peak_memory_bytes(),
                 model=str(self._prompts.directory),
+                text_only=self._text_only,
             ),
             stages=self.gateway.registry.report(),
             requests=self.gateway.counts.report(),

@@ -2,7 +2,7 @@
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -66,8 +66,10 @@ class StageRegistry:
         step_timeout_s: So is one whose loop has been in the same step for longer.
         gateway: The gateway's name; a replica that has not joined it yet takes none of its requests.
         clock: Gives monotonic seconds.
+        stages: Those that there are to be.
 
     Attributes:
+        stages: Those that there are to be.
         gateway_drains: The gateway ends too: what it has in line is for replicas that drain, as for others.
     """
 
@@ -77,7 +79,9 @@ class StageRegistry:
         step_timeout_s: float,
         gateway: str = "",
         clock: Callable[[], float] = time.monotonic,
+        stages: Sequence[StageName] = STAGES,
     ) -> None:
+        self.stages: Final = tuple(stages)
         self._timeout_s = timeout_s
         self._step_timeout_s = step_timeout_s
         self._gateway = gateway
@@ -224,7 +228,7 @@ class StageRegistry:
     def report(self) -> list[StageStatus]:
         """All replicas, for the status; of a stage without any, the stage itself."""
         told: list[StageStatus] = []
-        for stage in STAGES:
+        for stage in self.stages:
             replicas = self._replicas[stage].values()
             told += [self._status(each) for each in replicas]
             told += [] if replicas else [StageStatus(name=stage, state=self.state(stage))]

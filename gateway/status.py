@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-from shared.messages import STAGES, StageLimits, StageLoad, StageName
+from shared.messages import StageLimits, StageLoad, StageName
 
 StageState = Literal["starting", "ready", "draining", "down"]
 
@@ -44,12 +44,14 @@ class GatewayStatus(msgspec.Struct, frozen=True, kw_only=True):
         uptime_s: Seconds since it started.
         peak_memory_bytes: Its largest resident set so far.
         model: Directory of the checkpoint it takes the tokenizer from.
+        text_only: Answers are not spoken; the thinker serves alone.
     """
 
     pid: int
     uptime_s: float
     peak_memory_bytes: int
     model: str
+    text_only: bool = False
 
 
 class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,7 +59,7 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         gateway: The gateway's own process.
-        stages: The replicas of the three stages, in the order data flows.
+        stages: The replicas of the stages that there are to be, in the order data flows.
         requests: Requests by state: living ones now, ended ones since the start.
         refused: Messages refused since the start, by error code.
         dropped_events: Events of stages for requests that had ended; normal after a cancel.
@@ -74,4 +76,5 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def ready(self) -> bool:
         """A replica of each stage is ready."""
-        return {stage.name for stage in self.stages if stage.state == "ready"} == set(STAGES)
+        ready = {stage.name for stage in self.stages if stage.state == "ready"}
+        return bool(ready) and ready == {stage.name for stage in self.stages}

@@ -70,7 +70,12 @@ class Validator:
 
         Raises:
             StageUnavailableError: Naming them.
+            InvalidRequestError: It asks for speech, and this gateway has none.
         """
+        if request.speech and "talker" not in self._registry.stages:
+            raise InvalidRequestError(
+                "this gateway gives text only (text_only is set): ask for an answer without speech"
+            )
         self._registry.require(stages_for(request))
 
     def speaker(self, request: GenerateRequest) -> str | None:

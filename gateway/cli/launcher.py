@@ -35,7 +35,7 @@ MODULES: Final = {"gateway": "gateway"} | {stage: f"services.{stage}" for stage 
 
 
 class Stack:
-    """The gateway and the replicas of the three stages.
+    """The gateway and the replicas of the stages.
 
     Args:
         config: Their configuration, as they will read it themselves.
@@ -75,6 +75,8 @@ class Stack:
             StageStartError: One ended; the message says which, and its last lines.
         """
         for name in self._modules:
+            if name != "gateway" and name not in self._config.served_stages:
+                continue
             for number in range(1, self._replicas(name) + 1):
                 child = f"{name} {number}" if number > 1 else name
                 self._changes[child] = self._own_addresses(name, number) if number > 1 else {}
@@ -116,7 +118,9 @@ class Stack:
     async def _launch(self, child: str) -> Child:
         module = self._modules[child.partition(" ")[0]]
         command = [sys.executable, "-m", module, *self._arguments]
-        return await Child.start(child, command, self._show, self._changes[child])
+        # Asked for on the command line, it is in no file that they read.
+        common = {f"{ENV_PREFIX}TEXT_ONLY": "true"} if self._config.text_only else {}
+        return await Child.start(child, command, self._show, common | self._changes[child])
 
     def hurry(self) -> None:
         """Let :meth:`stop` wait for no request any more."""

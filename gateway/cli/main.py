@@ -71,6 +71,7 @@ def _add_checkpoint(commands: "_Commands[argparse.ArgumentParser]") -> None:
 def _add_up(commands: "_Commands[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser("up", help="run the four processes on this machine until Ctrl-C")
     parser.add_argument("--config", type=Path, metavar="FILE", help="YAML; the defaults without it")
+    parser.add_argument("--text-only", action="store_true", help="no speech: without talker and token2wav")
     parser.set_defaults(run=up.run)
 
 

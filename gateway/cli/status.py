@@ -40,7 +40,7 @@ def describe(report: StatusReport) -> str:
     refused = sum(report.refused.values())
     return "\n".join(
         [
-            f"model: {gateway.model}",
+            f"model: {gateway.model}{', text only' if gateway.text_only else ''}",
             f"up for {gateway.uptime_s:.0f} s; {refused} messages refused, "
             f"{report.dropped_events} late events dropped, {report.resumes} requests begun anew",
             "",

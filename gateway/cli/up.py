@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import os
 import signal
 from collections.abc import Coroutine
 from typing import Any
@@ -10,7 +11,7 @@ from gateway.cli import checkpoint
 from gateway.cli.console import console
 from gateway.cli.launcher import Stack, running
 from gateway.cli.output import announce
-from shared.config import Config, load_config
+from shared.config import ENV_PREFIX, Config, load_config
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -19,7 +20,8 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         OmniRelayError: The stack could not start, or one of its processes ended.
     """
-    config = load_config(arguments.config)
+    asked = {f"{ENV_PREFIX}TEXT_ONLY": "true"} if arguments.text_only else {}
+    config = load_config(arguments.config, os.environ | asked)
     console.form = config.log_format
     checkpoint.ensure(config)
     stack = Stack(config, arguments.config)
@@ -71,5 +73,6 @@ def _addresses(config: Config) -> str:
 
 async def _serve(stack: Stack, addresses: str) -> None:
     async with running(stack) as report:
-        announce(f"ready: {addresses} (model {report.gateway.model})")
+        only = ", text only" if report.gateway.text_only else ""
+        announce(f"ready: {addresses} (model {report.gateway.model}{only})")
         await stack.watch()

@@ -8,7 +8,6 @@ from starlette.responses import Response
 
 from gateway.http.context import HttpContext
 from gateway.http.errors import json_response
-from shared.messages import STAGES
 
 
 class HealthApi:
@@ -30,7 +29,7 @@ class HealthApi:
         """Each stage has a replica that is ready; else 503 and the reason."""
         del request
         reasons = self._reasons()
-        return json_response(_verdict(reasons), 503 if reasons else 200)
+        return json_response(self._verdict(reasons), 503 if reasons else 200)
 
     async def health(self, request: Request) -> Response:
         """The same, with what is known of each stage."""
@@ -47,7 +46,7 @@ class HealthApi:
             for stage in report.stages
         ]
         body = {
-            **_verdict(reasons),
+            **self._verdict(reasons),
             "model": self._context.model,
             "uptime_s": report.gateway.uptime_s,
             "stages": stages,
@@ -60,9 +59,9 @@ class HealthApi:
         if self._context.gateway.stopping:
             return ["the gateway is draining: it was told to stop"]
         registry = self._context.gateway.registry
-        states = {stage: registry.state(stage) for stage in STAGES}
+        states = {stage: registry.state(stage) for stage in registry.stages}
         return [f"the {stage} is {state}" for stage, state in states.items() if state != "ready"]
 
-
-def _verdict(reasons: list[str]) -> dict[str, Any]:
-    return {"status": "unavailable" if reasons else "ok", "reasons": reasons}
+    def _verdict(self, reasons: list[str]) -> dict[str, Any]:
+        only = {"text_only": True} if "talker" not in self._context.gateway.registry.stages else {}
+        return {"status": "unavailable" if reasons else "ok", "reasons": reasons, **only}

@@ -106,6 +106,7 @@ class Config(Section):
             checkpoint in :data:`DEFAULT_CHECKPOINT`.
         log_level: Of OmniRelay's own log lines.
         log_format: How all processes write their lines: for people, or one JSON object a line.
+        text_only: The thinker serves alone: answers are not spoken, and there are no talker and token2wav.
         window_bytes: Most bytes on the way from one process to another: sent, and not yet taken from the
             socket.  A message that is larger goes alone.
         gateway: The gateway.
@@ -118,6 +119,7 @@ class Config(Section):
     model: str | None = None
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: LogFormat = "text"
+    text_only: bool = False
     window_bytes: Annotated[int, Field(ge=2**20)] = DEFAULT_WINDOW_BYTES
     gateway: GatewayConfig = GatewayConfig()
     media: MediaConfig = MediaConfig()
@@ -159,6 +161,11 @@ class Config(Section):
             if stage.advertise is not None:
                 found[f"stages.{name}.advertise"] = stage.advertise
         return found
+
+    @property
+    def served_stages(self) -> tuple[StageName, ...]:
+        """The stages that the stack has, in the order data flows."""
+        return STAGES[:1] if self.text_only else STAGES
 
     def stage(self, name: StageName) -> StageConfig:
         """The configuration of one stage."""

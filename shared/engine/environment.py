@@ -14,13 +14,14 @@ _M_ARENA_MAX: Final = -8
 log = logging.getLogger(__name__)
 
 
-def prepare_environment(config: StageConfig) -> None:
+def prepare_environment(config: StageConfig, stages: int = len(STAGES)) -> None:
     """Set what torch and vLLM read from the environment at import.
 
     The engine core runs in the stage's own process: one process, one loop, no hop in between.
 
     Args:
         config: The stage's configuration.
+        stages: How many stages share the machine, for all that is known.
     """
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     # Model runner V1 runs on CPUs and GPUs alike, and takes pooling tasks of our own; V2 does neither yet.
@@ -44,7 +45,7 @@ def prepare_environment(config: StageConfig) -> None:
         os.environ["OMP_NUM_THREADS"] = str(config.threads)
     elif not os.environ.get("OMP_NUM_THREADS"):
         # Threads of stages that share cores spin against each other, and all become several times slower.
-        os.environ["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // len(STAGES)))
+        os.environ["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // stages))
     if config.devices is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = config.devices
     from shared.engine.torchvision_compat import declare_missing_operators  # noqa: PLC0415 - imports torch

@@ -110,7 +110,7 @@ def _serve(name: StageName, config: Config, union: Any, build: Build) -> None:
     stage = config.stage(name)
     model = resolve_model(config)
     require_model_files(model)
-    prepare_environment(stage)
+    prepare_environment(stage, len(config.served_stages))
     context = open_context(config, name)
     health = StageHealth(config.gateway.step_timeout_s)
     with ExitStack() as closing:

@@ -27,7 +27,6 @@ from gateway.cli.progress import Progress
 from shared.config import Config, load_config
 from shared.devices import EngineReport
 from shared.errors import ConfigError, StageStartError
-from shared.messages import STAGES
 
 COLOURS: Final[dict[Level, int]] = {"ok": 32, "warning": 33, "problem": 31}
 log = logging.getLogger(__name__)
@@ -119,7 +118,7 @@ class Examination:
             self._add("memory", lambda: machine.check_memory(readings, needed, running is not None))
             self._add("memory", lambda: machine.check_address_space(readings, needed))
         self._add("cpu", lambda: machine.check_cpus(config, readings, on_cpu))
-        parallel = any(demand.parallel(config, stage) > 1 for stage in STAGES)
+        parallel = any(demand.parallel(config, stage) > 1 for stage in config.served_stages)
         self._add("shared-memory", lambda: machine.check_shared_memory(readings, parallel))
 
     def _add(self, check: str, make: Callable[[], Iterable[Finding]]) -> None:

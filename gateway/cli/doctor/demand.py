@@ -5,7 +5,7 @@ from typing import Final
 from gateway.cli.doctor.checkpoint import Model
 from gateway.cli.output import GIB, MIB
 from shared.config import Config, EngineConfig
-from shared.messages import STAGES, StageName
+from shared.messages import StageName
 
 STAGE_BYTES: Final = 3 * GIB // 4
 """What a stage's process takes beside weights and KV cache, roughly: Python, PyTorch, vLLM."""
@@ -53,7 +53,7 @@ def on_cpu(config: Config, model: Model) -> dict[StageName, int]:
     return {
         stage: config.stage(stage).replicas
         * (weight_bytes(config, model, stage) + kv_bytes_on_cpu(config, stage) + STAGE_BYTES)
-        for stage in STAGES
+        for stage in config.served_stages
     }
 
 

@@ -10,7 +10,7 @@ from gateway.cli.doctor.finding import Finding, Findings, ok, problem, warning
 from gateway.cli.output import gibibytes
 from shared.config import Config
 from shared.devices import EngineReport, Gpu
-from shared.messages import STAGES, StageName
+from shared.messages import StageName
 
 CHECK = "device"
 
@@ -26,7 +26,7 @@ def check_devices(config: Config, model: Model | None, report: EngineReport) -> 
     if report.platform != "cpu":
         yield from _check_gpus(config, model, report.gpus)
         return
-    named = [stage for stage in STAGES if config.stage(stage).devices is not None]
+    named = [stage for stage in config.served_stages if config.stage(stage).devices is not None]
     if report.gpus:
         what = f"{len(report.gpus)} GPU(s), but vLLM was built for the CPU"
         yield warning(CHECK, what, "to use them: `make env DEVICE=gpu`")
@@ -39,7 +39,7 @@ def check_devices(config: Config, model: Model | None, report: EngineReport) -> 
 
 def _check_gpus(config: Config, model: Model | None, gpus: Sequence[Gpu]) -> Findings:
     shares: Counter[int] = Counter()
-    for stage in STAGES:
+    for stage in config.served_stages:
         names = _devices(config, stage, len(gpus))
         wanted = parallel(config, stage)
         unknown = [name for name in names if name.isdecimal() and int(name) >= len(gpus)]

@@ -7,7 +7,6 @@ from gateway.cli.doctor.demand import CPU_KV_BYTES, engine_of, longest, parallel
 from gateway.cli.doctor.finding import Findings, ok, problem, warning
 from gateway.cli.output import MIB, mebibytes
 from shared.config import Config
-from shared.messages import STAGES
 
 CHECK: Final = "limits"
 LATE_BEATS: Final = 2
@@ -59,7 +58,7 @@ def check_cache(config: Config, model: Model, on_cpu: bool) -> Findings:
 
 def _heartbeats(config: Config) -> Findings:
     patience = config.gateway.heartbeat_timeout_s
-    for stage in STAGES:
+    for stage in config.served_stages:
         beat = config.stage(stage).heartbeat_s
         if beat * LATE_BEATS > patience:
             what = f"the {stage} gives a sign every {beat:g} s, and counts as gone after {patience:g} s"
@@ -70,7 +69,7 @@ def _heartbeats(config: Config) -> Findings:
 
 def _batches(config: Config) -> Findings:
     admitted = config.gateway.limits.max_active
-    for stage in STAGES:
+    for stage in config.served_stages:
         engine = engine_of(config, stage)
         batch = (engine or config.stages.token2wav.engine).max_num_seqs
         if batch < admitted:

@@ -12,7 +12,7 @@ from gateway.cli.chat.player import PLAYERS, find_player
 from gateway.cli.doctor.finding import Findings, ok, problem, warning
 from gateway.cli.output import GIB, MIB, gibibytes
 from shared.config import DEFAULT_CHECKPOINT, Config
-from shared.messages import STAGES, StageName
+from shared.messages import StageName
 
 COMFORT: Final = 0.8
 """Of the memory; beyond it, little is left for requests."""
@@ -117,11 +117,11 @@ def check_disk(config: Config, present: bool) -> Findings:
 def check_cpus(config: Config, machine: Machine, on_cpu: bool) -> Findings:
     """Whether the stages' threads share the processors well."""
     threads = {
-        stage: config.stage(stage).replicas * (config.stage(stage).threads or _default_threads())
-        for stage in STAGES
+        stage: config.stage(stage).replicas * (config.stage(stage).threads or _default_threads(config))
+        for stage in config.served_stages
     }
     told = f"{machine.cpus:g} CPUs; threads: " + ", ".join(f"{name} {n}" for name, n in threads.items())
-    if on_cpu and sum(threads.values()) > max(machine.cpus, len(STAGES)):
+    if on_cpu and sum(threads.values()) > max(machine.cpus, len(threads)):
         advice = (
             "set stages.STAGE.threads so that they add up to the CPUs: threads that share one wait in turn"
         )
@@ -196,10 +196,12 @@ def _read_cgroup(name: str) -> str:
     return path.read_text(encoding="ascii").strip() if path.is_file() else ""
 
 
-def _default_threads() -> int:
+def _default_threads(config: Config) -> int:
     """As a stage takes them where nothing is configured."""
     given = os.environ.get("OMP_NUM_THREADS", "")
-    return int(given) if given.isdecimal() and int(given) else max(1, (os.cpu_count() or 1) // len(STAGES))
+    if given.isdecimal() and int(given):
+        return int(given)
+    return max(1, (os.cpu_count() or 1) // len(config.served_stages))
 
 
 def _hub_cache() -> Path:

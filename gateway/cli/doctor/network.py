@@ -18,6 +18,7 @@ from gateway.client import StatusReport
 from shared.config import Config
 from shared.config.values import is_local
 from shared.errors import GatewayUnreachableError, MessageError
+from shared.messages import STAGES
 
 PORTS: Final = "ports"
 STATUS_S: Final = 5.0
@@ -41,10 +42,16 @@ def addresses(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, str]]
             yield prefix + name, value
 
 
+def _used(config: Config) -> list[tuple[str, str]]:
+    """The addresses of the processes that there are to be."""
+    absent = tuple(f"stages.{stage}." for stage in STAGES if stage not in config.served_stages)
+    return [(key, address) for key, address in addresses(config) if not key.startswith(absent)]
+
+
 def check_addresses(config: Config) -> Findings:
     """Whether each socket has an address of its own, and who can reach it."""
     keys: dict[str, list[str]] = defaultdict(list)
-    for key, address in addresses(config):
+    for key, address in _used(config):
         keys[_place(address)].append(key)
     shared = {place: names for place, names in keys.items() if len(names) > 1}
     for place, names in shared.items():
@@ -54,7 +61,7 @@ def check_addresses(config: Config) -> Findings:
     guarded = config.inner_addresses() if config.security.keys is not None else {}
     open_ones = [
         f"{key} {address}"
-        for key, address in addresses(config)
+        for key, address in _used(config)
         if key not in CLIENTS and key not in guarded and not is_local(address)
     ]
     if open_ones:
@@ -95,7 +102,7 @@ def check_ports(config: Config, running: StatusReport | None) -> Findings:
         else:
             yield warning(PORTS, what, "wait until all are ready; a stage that is down says why in its log")
     refused = 0
-    for key, address in addresses(config):
+    for key, address in _used(config):
         error = _why_not(address)
         refused += error is not None
         if isinstance(error, socket.gaierror) or (error and error.errno == errno.EADDRNOTAVAIL):
