@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-QUEUE_BYTES: Final = 2**20
+QUEUE_BYTES: Final = 2**18
 """What waits to be written at most; lines that come while it is full are dropped."""
 TICK_S: Final = 1.0
 _RETRY_S: Final = 0.2
