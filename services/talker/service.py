@@ -205,6 +205,7 @@ class TalkerService:
             return
         params = sampling_params(
             message.speech.sampling,
+            stage=self.name,
             seed=message.speech.seed,
             stop_token_ids=self._end_tokens,
             room=room,
