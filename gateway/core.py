@@ -98,7 +98,7 @@ class Gateway:
         self.dropped_events = 0
         self._prompts = prompts
         self._traces = traces
-        self._validator = Validator(limits, self.registry, prompts)
+        self._validator = Validator(config.gateway, self.registry, prompts)
         self._admission = Admission(limits.max_active, limits.max_queued)
         self.held: Final = HeldBytes(limits.held_bytes, self._admission.retry_after_ms)
         self._thread = PromptThread()

@@ -8,7 +8,7 @@ import msgspec
 from gateway.parts import ChatMessage, MediaPart, parts_of
 from gateway.protocol import GenerateRequest, SamplingOverrides
 from gateway.registry import StageRegistry
-from shared.config import Limits
+from shared.config import GatewayConfig
 from shared.errors import (
     EmptyPromptError,
     InvalidRequestError,
@@ -55,13 +55,14 @@ class Validator:
     """Checks requests against the limits of the gateway, the stages and the checkpoint.
 
     Args:
-        limits: The gateway's.
+        config: The gateway's.
         registry: What the stages have told of theirs.
         prompts: Makes prompts.
     """
 
-    def __init__(self, limits: Limits, registry: StageRegistry, prompts: Prompts) -> None:
-        self._limits = limits
+    def __init__(self, config: GatewayConfig, registry: StageRegistry, prompts: Prompts) -> None:
+        self._limits = config.limits
+        self._speech_system_prompt = config.speech_system_prompt
         self._registry = registry
         self._prompts = prompts
 
@@ -108,12 +109,13 @@ class Validator:
         asked = [message for message in request.messages if message.role != "system"]
         if not any(_has_content(message) for message in asked):
             raise EmptyPromptError("the prompt holds no text, and no sound, picture or video")
-        length = sum(_characters(message) for message in request.messages)
+        messages = self._with_system_message(request)
+        length = sum(_characters(message) for message in messages)
         if length > MAX_TEXT_CHARACTERS:
             raise PromptTooLongError(
                 f"the prompt has {length} characters of text, at most {MAX_TEXT_CHARACTERS} are taken"
             )
-        return self._prompts.build(request.messages)
+        return self._prompts.build(messages)
 
     def think_request(
         self, request_id: str, request: GenerateRequest, prompt: list[int], drawn_seed: int
@@ -166,6 +168,13 @@ class Validator:
         if not request.deadline_s > 0:
             raise InvalidRequestError(f"deadline_s must be positive, not {request.deadline_s}")
         return min(request.deadline_s, self._limits.deadline_s)
+
+    def _with_system_message(self, request: GenerateRequest) -> list[ChatMessage]:
+        """Give the messages of a request, with the system message for speech if it speaks and brings none."""
+        text = self._speech_system_prompt
+        if not request.speech or text is None or any(each.role == "system" for each in request.messages):
+            return request.messages
+        return [ChatMessage("system", text), *request.messages]
 
     def _given_prompt(self, request: GenerateRequest) -> list[int]:
         prompt = request.prompt_token_ids or []

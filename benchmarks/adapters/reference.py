@@ -12,6 +12,8 @@ from typing import Any
 
 import msgspec
 
+from benchmarks.oracle import keep_talker_mask
+
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
     """A request.
@@ -65,6 +67,7 @@ class Reference:
 
         self._torch = torch
         self._model: Any = Qwen2_5OmniForConditionalGeneration.from_pretrained(model, dtype="auto").eval()
+        keep_talker_mask(self._model)
         self._seconds: dict[str, float] = {}
         self._codes: Any = None
         token2wav = self._model.token2wav

@@ -90,7 +90,7 @@ def _add_chat(commands: "_Commands[argparse.ArgumentParser]") -> None:
         )
     parser.add_argument("--use-audio-in-video", action="store_true", help="the videos' sound is heard too")
     parser.add_argument("--speaker", metavar="NAME", help="the voice; the checkpoint's default without it")
-    parser.add_argument("--system", metavar="TEXT", help="system message; the chat template's without it")
+    parser.add_argument("--system", metavar="TEXT", help="system message; without it the gateway's")
     parser.add_argument("--text-only", action="store_true", help="no speech")
     parser.add_argument("--greedy", action="store_true", help="draw neither text nor speech at random")
     parser.add_argument("--seed", type=int, metavar="N", help="makes the answer repeatable")

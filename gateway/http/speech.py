@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -23,11 +24,6 @@ from shared.errors import UnsupportedError
 
 MAX_CHARACTERS: Final = 4096
 """Of the text, as in OpenAI's API."""
-SYSTEM: Final = (
-    "You are Qwen, a virtual human developed by the Qwen Team, Alibaba Group, capable of perceiving auditory "
-    "and visual inputs, as well as generating text and speech."
-)
-"""What the released checkpoints were trained to speak with."""
 REPEAT: Final = (
     "Repeat the user's message word for word, in its own language. Do not answer it, do not comment on it, "
     "and add nothing."
@@ -71,11 +67,12 @@ class SpeechOptions:
     events: bool
 
 
-def read_speech(body: bytearray) -> tuple[SpeechOptions, GenerateRequest]:
+def read_speech(body: bytearray, system_prompt: str | None) -> tuple[SpeechOptions, GenerateRequest]:
     """Read the body of a request.
 
     Args:
         body: JSON.
+        system_prompt: What the model is told first, before it is told to repeat.
 
     Raises:
         InvalidRequestError: It is not one, or asks for what is not done here; ``param`` says where.
@@ -86,7 +83,7 @@ def read_speech(body: bytearray) -> tuple[SpeechOptions, GenerateRequest]:
     require_format(name, "response_format")
     if fields.speed != 1:
         raise UnsupportedError("speed is not supported: the model speaks as fast as it does", "speed")
-    system = " ".join(filter(None, [SYSTEM, REPEAT, fields.instructions]))
+    system = " ".join(filter(None, [system_prompt, REPEAT, fields.instructions]))
     request = GenerateRequest(
         messages=[ChatMessage("system", system), ChatMessage("user", fields.input)],
         speaker=voice_name(fields.voice),
@@ -113,7 +110,8 @@ class SpeechApi:
             ClientGoneError: The client did not wait.
         """
         context = self._context
-        options, asked = await read_body(request, context, read_speech)
+        read = partial(read_speech, system_prompt=context.config.gateway.speech_system_prompt)
+        options, asked = await read_body(request, context, read)
         context.require_model(options.model)
         answer = await begin(context.gateway, asked, context.account(request), request)
         if options.events:

@@ -1,13 +1,12 @@
 """The talker's vLLM engine."""
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from vllm.model_executor.models import ModelRegistry
 from vllm.v1.engine.llm_engine import LLMEngine
 
-from services.talker.model import MROPE_SECTION, SILENT_TOKENS, ConditionedTalker
+from services.talker.model import CODES, MROPE_SECTION, ConditionedTalker
 from services.talker.scheduler import PLAYBACK_MARGIN_KEY, TalkerScheduler
 from shared.config import TalkerConfig
 from shared.engine.nucleus import NucleusProcessor
@@ -33,7 +32,7 @@ def build_talker(model: Path, config: TalkerConfig) -> LLMEngine:
         model,
         config.engine,
         log_stats=config.http is not None,
-        hf_overrides=partial(_talker_config, prompt_mode=config.prompt_mode),
+        hf_overrides=_talker_config,
         scheduler_cls=TalkerScheduler,
         worker_cls="services.talker.worker.TalkerWorker",
         logits_processors=[RepetitionProcessor, NucleusProcessor],
@@ -44,24 +43,23 @@ def build_talker(model: Path, config: TalkerConfig) -> LLMEngine:
     )
 
 
-def _talker_config(config: Any, prompt_mode: str) -> Any:
+def _talker_config(config: Any) -> Any:
     """The talker's part of a whole model's configuration, as vLLM is to see it."""
     talker = getattr(config, "talker_config", None)
     if talker is None:
         return config
     dit = config.token2wav_config.dit_config
     setattr(talker, CODES_PER_BLOCK, max(1, dit.block_size // dit.repeats))
+    # The table has a row more than num_embeds says (reference: DiTCodecEmbedding).
+    setattr(talker, CODES, dit.num_embeds + 1)
     rope = dict(talker.rope_parameters or {})
     if "mrope_section" not in rope:
         raise CheckpointError("config.json: talker_config names no mrope_section in its rope parameters")
-    sections = rope.pop("mrope_section")
+    if rope.get("rope_type", "default") != "default":
+        raise CheckpointError(
+            f"config.json: the rope_type of talker_config is {rope.get('rope_type')!r}, not 'default'"
+        )
+    setattr(talker, MROPE_SECTION, rope.pop("mrope_section"))
     talker.rope_parameters = rope
-    silent = [talker.tts_codec_mask_token_id]
-    if prompt_mode == "unpadded":
-        # The three position ids of a row are then equal.
-        sections = None
-        silent += [talker.tts_codec_pad_token_id, talker.tts_codec_start_token_id]
-    setattr(talker, MROPE_SECTION, sections)
-    setattr(talker, SILENT_TOKENS, silent)
     talker.architectures = [ARCHITECTURE]
     return talker

@@ -17,17 +17,18 @@ from vllm.model_executor.models.qwen2 import Qwen2DecoderLayer, Qwen2MLP, Qwen2M
 from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper
 from vllm.sequence import IntermediateTensors
 
+from services.talker.rotary import StepRotary
 from shared.engine.conditioning import ConditioningStore
 
 MROPE_SECTION = "talker_mrope_section"
-"""Where the engine's configuration keeps the M-RoPE sections; none where positions have one axis.
+"""Where the engine's configuration keeps the M-RoPE sections.
 
 They are taken out of ``rope_parameters`` before vLLM sees them: it would compute M-RoPE positions
 from media of its own, but the talker's positions are the thinker's and come with the rows.
 """
 
-SILENT_TOKENS = "talker_silent_tokens"
-"""Where it keeps the ids of the prompt's tokens that have no codec embedding."""
+CODES = "codes"
+"""Where it keeps how many codec ids token2wav can make sound of; these are the smallest ones."""
 
 
 class TalkerDecoderLayer(Qwen2DecoderLayer):
@@ -50,7 +51,8 @@ class TalkerDecoderLayer(Qwen2DecoderLayer):
             hidden_size=config.hidden_size,
             num_heads=config.num_attention_heads,
             num_kv_heads=config.num_key_value_heads,
-            max_position_embeddings=config.max_position_embeddings,
+            # Of its rotary embedding's table; the model puts its own in its place.
+            max_position_embeddings=1,
             quant_config=quant_config,
             bias=True,
             bias_o_proj=False,
@@ -85,7 +87,8 @@ class ConditionedTalker(nn.Module):
             "talker.thinker_to_talker_proj.": "proj.",
         }
     )
-    silent_tokens: torch.Tensor
+    inputs: torch.Tensor
+    undrawable: torch.Tensor
     packed_modules_mapping: ClassVar[dict[str, list[str]]] = {
         "qkv_proj": ["q_proj", "k_proj", "v_proj"],
         "gate_up_proj": ["gate_proj", "up_proj"],
@@ -94,17 +97,22 @@ class ConditionedTalker(nn.Module):
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:  # noqa: ARG002
         super().__init__()
         self.config = vllm_config.model_config.hf_config
-        decoder_config = copy.deepcopy(self.config)
-        sections = getattr(decoder_config, MROPE_SECTION)
-        self._axes = 3 if sections else 1
-        if sections:
-            rope = {**decoder_config.rope_parameters, "mrope_section": sections}
-            decoder_config.rope_parameters = rope
         self.model = Qwen2Model(
-            vllm_config=vllm_config.with_hf_config(decoder_config, architectures=["Qwen2ForCausalLM"]),
+            vllm_config=vllm_config.with_hf_config(
+                copy.deepcopy(self.config), architectures=["Qwen2ForCausalLM"]
+            ),
             prefix="model",
             decoder_layer_type=TalkerDecoderLayer,
         )
+        most_tokens = vllm_config.scheduler_config.max_num_batched_tokens
+        self.rotary = StepRotary(
+            self.config.head_dim,
+            self.config.rope_parameters["rope_theta"],
+            getattr(self.config, MROPE_SECTION),
+            most_tokens,
+        )
+        for layer in self.model.layers:
+            layer.self_attn.rotary_emb = self.rotary
         self.model.embed_tokens = VocabParallelEmbedding(self.config.vocab_size, self.config.embedding_size)
         self.proj = ReplicatedLinear(self.config.embedding_size, self.config.hidden_size, return_bias=False)
         self.codec_head = ParallelLMHead(self.config.vocab_size, self.config.hidden_size)
@@ -112,16 +120,15 @@ class ConditionedTalker(nn.Module):
         self.conditioning = ConditioningStore(
             self.config.embedding_size, self.config.num_hidden_layers, vllm_config.cache_config
         )
-        self.register_buffer(
-            "silent_tokens", torch.tensor(getattr(self.config, SILENT_TOKENS)), persistent=False
-        )
+        # What goes into the decoder is at the same place in each step: captured CUDA graphs read it there.
+        self.register_buffer("inputs", torch.zeros(most_tokens, self.config.hidden_size), persistent=False)
+        self.register_buffer("undrawable", _undrawable(self.config), persistent=False)
         self.make_empty_intermediate_tensors = self.model.make_empty_intermediate_tensors
 
     def embed_input_ids(self, input_ids: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-        """Codec embeddings ``[n, embedding_size]``; zero for tokens that only stand for the prompt."""
-        # A comparison with each: torch.isin sorts.
-        silent = (input_ids.unsqueeze(-1) == self.silent_tokens).any(-1, keepdim=True)
-        return self.model.embed_tokens(input_ids).masked_fill(silent, 0)
+        """Codec embeddings ``[n, embedding_size]``; zero for the token that stands for the prompt."""
+        unspoken = (input_ids == self.config.tts_codec_mask_token_id).unsqueeze(-1)
+        return self.model.embed_tokens(input_ids).masked_fill(unspoken, 0)
 
     def forward(
         self,
@@ -138,21 +145,37 @@ class ConditionedTalker(nn.Module):
         embeds = self.embed_input_ids(input_ids)
         conditioning = self.conditioning.read_batch(input_ids.shape[0])
         if conditioning is None:
-            position_ids = positions.expand(self._axes, -1)
+            position_ids = positions.expand(3, -1)
         else:
             rows, position_ids = conditioning
             embeds = embeds + rows
-        # With one axis vLLM rotates by its plain kernel; M-RoPE takes as long as the attention.
-        position_ids = position_ids if self._axes > 1 else position_ids[0]
-        return self.model(None, position_ids, intermediate_tensors, self.proj(embeds))
+        inputs = self.inputs[: input_ids.shape[0]]
+        inputs.copy_(self.proj(embeds))
+        return self.model(None, self.rotary.begin(position_ids), intermediate_tensors, inputs)
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
-        """Codec logits ``[n, vocabulary]``; the start token is never drawn, as in the reference."""
+        """Codec logits ``[n, vocabulary]``, of which only codes and end tokens can be drawn.
+
+        The reference suppresses the start token alone: of the other ids its token2wav fails.
+        """
         logits: torch.Tensor | None = self.logits_processor(self.codec_head, hidden_states)
         if logits is not None:
-            logits[:, self.config.tts_codec_start_token_id] = float("-inf")
+            logits.masked_fill_(self.undrawable, float("-inf"))
         return logits
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Load the talker's part of the checkpoint."""
         return AutoWeightsLoader(self).load_weights(weights, mapper=self.hf_to_vllm_mapper)
+
+
+def end_tokens(config: Any) -> list[int]:
+    """Ids that end the speech, as in the reference (``talker_eos_token_id`` of its ``generate``)."""
+    return [config.tts_codec_pad_token_id, config.tts_codec_end_token_id]
+
+
+def _undrawable(config: Any) -> torch.Tensor:
+    """Bool ``[vocabulary]``: ids that are neither codes that token2wav knows nor end tokens."""
+    undrawable = torch.arange(config.vocab_size) >= getattr(config, CODES)
+    undrawable[end_tokens(config)] = False
+    undrawable[config.tts_codec_start_token_id] = True
+    return undrawable

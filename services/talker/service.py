@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-import torch
 from prometheus_client.core import Metric
 from vllm.inputs import tokens_input
 from vllm.outputs import RequestOutput
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from services.talker.engine import CODES_PER_BLOCK, build_talker
+from services.talker.model import CODES, end_tokens
 from services.talker.scheduler import TalkerScheduler
 from services.talker.track import ConditioningTrack
 from shared.config import TalkerConfig
@@ -105,8 +105,7 @@ class TalkerService:
         self._scheduler: TalkerScheduler = self._engine.engine_core.engine_core.scheduler
         self._codec = self._engine.model_config.hf_config
         self._dtype = self._engine.model_config.dtype
-        self._plain_positions = config.prompt_mode == "unpadded"
-        self._end_tokens = [self._codec.tts_codec_pad_token_id, self._codec.tts_codec_end_token_id]
+        self._end_tokens = end_tokens(self._codec)
         self._codes_per_block: int = getattr(self._codec, CODES_PER_BLOCK)
         self._speeches: dict[str, _Speech] = {}
         # Requests that were spoken to their end while the thinker still writes.
@@ -195,7 +194,7 @@ class TalkerService:
             resume.finish_reason,
             most=min(message.speech.sampling.max_tokens, max(room, 1)),
             end_tokens=self._end_tokens,
-            vocabulary=self._codec.vocab_size,
+            vocabulary=getattr(self._codec, CODES),
             keeps_end=False,
         )
         if resume.finish_reason is not None:
@@ -205,6 +204,7 @@ class TalkerService:
             return
         params = sampling_params(
             message.speech.sampling,
+            stage=self.name,
             seed=message.speech.seed,
             stop_token_ids=self._end_tokens,
             room=room,
@@ -267,11 +267,7 @@ class TalkerService:
         track = speech.track
         track.expect(message.seq, message.start)
         message.rows.check_fits(self._codec.embedding_size, DTYPE_NAMES[self._dtype])
-        count = message.rows.shape[0]
-        positions = unpack_positions(message.additional, count)
-        if self._plain_positions:
-            # The reference computes no M-RoPE positions for a prompt without padding (docs/adr/0005).
-            positions = torch.arange(message.start, message.start + count, dtype=torch.int32).expand(3, -1)
+        positions = unpack_positions(message.additional, message.rows.shape[0])
         waited = track.length < track.prompt_positions
         track.append(unpack_rows(message.rows), positions, message.last)
         if waited and track.length >= track.prompt_positions:

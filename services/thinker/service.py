@@ -309,6 +309,7 @@ class ThinkerService:
             sampling, made = Sampling(max_tokens=1), 0
         return sampling_params(
             sampling,
+            stage=self.name,
             seed=message.seed,
             stop_token_ids=self._end_tokens,
             room=room,

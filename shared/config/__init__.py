@@ -70,6 +70,10 @@ DEFAULT_CHECKPOINT = Path(".cache/omnirelay/tiny")
 """Where the small random checkpoint is kept that serves when no model is chosen."""
 
 
+REMOVED: Final = {
+    "stages.talker.prompt_mode": "was removed: every prompt is computed as the released weights were trained",
+}
+"""Keys that there were, and what became of them."""
 NOT_YAML: Final = (
     yaml.YAMLError,
     ValueError,
@@ -190,8 +194,9 @@ def load_config(path: Path | None = None, environment: dict[str, str] | None = N
     try:
         return Config.model_validate(values)
     except ValidationError as error:
+        found = [(".".join(str(part) for part in item["loc"]), item["msg"]) for item in error.errors()]
         problems = "; ".join(
-            f"{'.'.join(str(part) for part in item['loc'])}: {item['msg']}" for item in error.errors()
+            f"{key} {REMOVED[key]}" if key in REMOVED else f"{key}: {problem}" for key, problem in found
         )
         raise ConfigError(f"{source} (with environment overrides): {problems}") from error
 

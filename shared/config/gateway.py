@@ -1,10 +1,16 @@
 """The gateway's section of the configuration."""
 
-from typing import Annotated, Self
+from typing import Annotated, Final, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from shared.config.values import Address, Bytes, Host, Origin, Section, TcpAddress, empty_is_none
+
+SPEECH_SYSTEM_PROMPT: Final = (
+    "You are Qwen, a virtual human developed by the Qwen Team, Alibaba Group, capable of perceiving auditory "
+    "and visual inputs, as well as generating text and speech."
+)
+"""What the released checkpoints were trained to speak with; their chat template has another one."""
 
 FilePath = Annotated[str | None, BeforeValidator(empty_is_none)]
 
@@ -78,6 +84,8 @@ class GatewayConfig(Section):
         resume_wait_s: How long a request waits for a stage that is gone.
         step_timeout_s: A stage whose loop has been in one step for longer counts as hung.
         drain_s: How long the gateway goes on with its requests once it is told to stop.
+        speech_system_prompt: System message of requests that speak and bring none; none leaves that to the
+            checkpoint's chat template, as for requests in text only.
         limits: What is admitted.
     """
 
@@ -95,4 +103,5 @@ class GatewayConfig(Section):
     resume_wait_s: Annotated[float, Field(ge=0)] = 30.0
     step_timeout_s: Annotated[float, Field(gt=0)] = 300.0
     drain_s: Annotated[float, Field(ge=0)] = 10.0
+    speech_system_prompt: Annotated[str | None, BeforeValidator(empty_is_none)] = SPEECH_SYSTEM_PROMPT
     limits: Limits = Limits()

@@ -135,12 +135,6 @@ class TalkerConfig(StageConfig):
         playback_margin_s: While a reply is less than that ahead of its listener, those further ahead wait; 0
             lets none wait.
         max_held_bytes: Most bytes of conditioning rows that it holds; a request more is refused.
-        prompt_mode: What the talker's prompt looks like to the model.  transformers 5.19 has two answers:
-            ``unpadded``, for a prompt without padding: no codec embedding at the two start positions
-            (its ``generate`` drops an all-ones attention mask, and the talker with it the embeddings);
-            ``padded``, for one with padding: pad and start embeddings are added, as transformers 4 did
-            always.  The default equals the reference run as most people run it; see
-            docs/adr/0005.
     """
 
     inbox: InboxAddress = "tcp://127.0.0.1:5563"
@@ -148,7 +142,6 @@ class TalkerConfig(StageConfig):
     engine: EngineConfig = EngineConfig()
     playback_margin_s: Annotated[float, Field(ge=0)] = 4.0
     max_held_bytes: Bytes = 4 * 2**30
-    prompt_mode: Literal["unpadded", "padded"] = "unpadded"
 
 
 class Token2WavConfig(StageConfig):

@@ -2,26 +2,34 @@
 
 So who resumes a request draws what the first run would have drawn, whatever machine they are on and however
 many random numbers a draw takes there: before each draw the request's generator is seeded anew.
+
+A request has one seed for its stages, and each stage has a stream of its own: the stage's name is mixed into
+the seed.  Text and codec tokens of an answer would else be drawn with the same random numbers, one by one.
 """
 
 from typing import Any, Final
 
 from vllm import SamplingParams
 
+from shared.messages import StageName
+
 _WORD: Final = 2**64 - 1
 _GOLDEN: Final = 0x9E3779B97F4A7C15
 _KEY: Final = "draws"
 
 
-def go_on_drawing(params: SamplingParams, made: int) -> SamplingParams:
+def go_on_drawing(params: SamplingParams, stage: StageName, made: int) -> SamplingParams:
     """Let a request draw as if it had drawn before.
 
     Args:
         params: With a seed; changed in place.
+        stage: Who draws.
         made: How many draws there were.
     """
-    # The seed is mixed once here: else the draws of neighbouring seeds would be each other's, shifted.
-    params.extra_args = (params.extra_args or {}) | {_KEY: (mix(params.seed or 0), made)}
+    # The seed is mixed before anything is added: else the draws of neighbouring seeds would be each other's,
+    # shifted.  The same holds for the name.
+    stream = mix(mix(params.seed or 0) ^ int.from_bytes(stage.encode()))
+    params.extra_args = (params.extra_args or {}) | {_KEY: (stream, made)}
     return params
 
 

@@ -15,7 +15,7 @@ from shared.engine.nucleus import narrow_here
 from shared.engine.repetition import penalize_here
 from shared.engine.traces import StageTraces
 from shared.errors import InvalidRequestError, PromptTooLongError, StageFailedError
-from shared.messages import FinishReason, Sampling, StageLoad
+from shared.messages import FinishReason, Sampling, StageLoad, StageName
 
 REFUSALS: Final = (ValueError, VLLMClientError)
 """What vLLM raises for a request that is wrong in itself."""
@@ -24,6 +24,7 @@ REFUSALS: Final = (ValueError, VLLMClientError)
 def sampling_params(
     sampling: Sampling,
     *,
+    stage: StageName,
     seed: int,
     stop_token_ids: list[int],
     room: int,
@@ -34,6 +35,7 @@ def sampling_params(
 
     Args:
         sampling: From the message.
+        stage: Who draws; the stages of a request draw independently.
         seed: Makes the draws repeatable.
         stop_token_ids: A sampled one ends the request, and is delivered.
         room: Most tokens that fit behind the prompt.
@@ -63,7 +65,7 @@ def sampling_params(
         )
     except REFUSALS as error:
         raise InvalidRequestError(f"sampling: {error}") from error
-    return go_on_drawing(penalize_here(narrow_here(params)), made)
+    return go_on_drawing(penalize_here(narrow_here(params)), stage, made)
 
 
 def submit(

@@ -24,7 +24,7 @@ def check_resumed(
         reason: Why they ended; none if more are to be drawn.
         most: Most tokens that may be drawn in all.
         end_tokens: Those that end a stream.
-        vocabulary: How many tokens there are.
+        vocabulary: All tokens that can be drawn are smaller, but for those that end a stream.
         keeps_end: The end token that was drawn is the last of the tokens; else it is not among them.
 
     Raises:
@@ -37,12 +37,12 @@ def check_resumed(
             raise InvalidRequestError(f"{field}: the finish_reason is 'stop', but no end token is the last")
         token_ids = token_ids[:-1]
     for index, token in enumerate(token_ids):
+        if token in end_tokens:
+            raise InvalidRequestError(f"{field}[{index}]: token {token} would have ended the stream")
         if token >= vocabulary:
             raise InvalidRequestError(
                 f"{field}[{index}]: token {token} lies outside the vocabulary of {vocabulary}"
             )
-        if token in end_tokens:
-            raise InvalidRequestError(f"{field}[{index}]: token {token} would have ended the stream")
     if drawn > most:
         raise InvalidRequestError(f"{field}: {drawn} tokens were drawn, though no more than {most} may be")
     if reason == "length" and not drawn:

@@ -82,7 +82,7 @@ class Intake:
         self.registry = registry()
         self.held = HeldBytes(CONFIG.gateway.limits.held_bytes, lambda: 100)
         self.taken: list[GenerateRequest] = []
-        self._validator = Validator(CONFIG.gateway.limits, self.registry, Prompts())
+        self._validator = Validator(CONFIG.gateway, self.registry, Prompts())
         self._media = MediaIntake(CONFIG.media, None, _nowhere)
 
     async def submit(self, request: GenerateRequest, account: ClientAccount) -> ResponseStream:

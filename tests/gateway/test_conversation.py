@@ -10,6 +10,7 @@ import pytest
 
 from gateway.cli.chat.slash import COMMANDS
 from shared.config import Config
+from shared.config.gateway import SPEECH_SYSTEM_PROMPT
 from shared.messages import ThinkRequest
 from tests.gateway.bench import Bench, bench, run
 from tests.gateway.fake_stages import until
@@ -108,7 +109,7 @@ def test_commands(configure: Configure, tmp_path: Path) -> None:
         )
         voices = [each.speech.speaker for each in b.stages.requests if each.speech is not None]
         assert voices == ["Chelsie", "Chelsie", "Ethan", "Ethan"]
-        assert text_of(b, fourth).endswith("assistant.<|im_end|>\n" + turns("Again"))
+        assert text_of(b, fourth).endswith(f"{SPEECH_SYSTEM_PROMPT}<|im_end|>\n" + turns("Again"))
         with wave.open(str(tmp_path / "out" / "last.wav")) as file:
             assert file.getnframes() == 360
         assert "image 1 goes with the next message: a picture.png" in told

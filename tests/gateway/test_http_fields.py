@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gateway.http import body as body_module
 from gateway.http.chat_request import ChatOptions, read_chat
 from gateway.http.fields import IGNORED, NEUTRAL
-from gateway.http.speech import read_speech
+from gateway.http.speech import REPEAT, read_speech
 from gateway.parts import AudioPart, ChatMessage, ImagePart, TextPart, VideoPart
 from gateway.protocol import GenerateRequest, SamplingOverrides
 from shared.errors import InvalidRequestError, UnsupportedError, UnsupportedFormatError
@@ -260,9 +260,9 @@ def test_any_messages_are_read_or_refused(messages: list[Any]) -> None:
             read(messages=given_messages)
 
 
-def speak(**fields: Any) -> Any:
+def speak(system_prompt: str | None = "You speak.", **fields: Any) -> Any:
     body = {"model": "m", "input": "Good morning", **fields}
-    return read_speech(bytearray(json.dumps(body).encode()))
+    return read_speech(bytearray(json.dumps(body).encode()), system_prompt)
 
 
 def test_a_text_to_speak() -> None:
@@ -270,12 +270,14 @@ def test_a_text_to_speak() -> None:
     assert (options.model, options.format, options.events) == ("m", "pcm16", False)
     system, user = request.messages
     assert system.role == "system"
-    assert "word for word" in system.content
+    assert isinstance(system.content, str)
+    assert system.content.startswith("You speak. Repeat the user's message word for word")
     assert system.content.endswith("Whisper.")
     assert user == ChatMessage("user", "Good morning")
     assert (request.speaker, request.seed, request.speech) == ("Ethan", 3, True)
     assert speak(speed=1, stream_format="sse", user="me")[0].events
     assert speak()[0].format == "mp3"
+    assert speak(system_prompt=None)[1].messages[0].content == REPEAT
 
 
 @pytest.mark.parametrize(

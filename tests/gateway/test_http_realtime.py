@@ -125,6 +125,9 @@ def test_a_spoken_answer_to_a_typed_question(configure: Configure) -> None:
 def test_what_is_said_reaches_the_thinker_and_the_whole_conversation_with_it(configure: Configure) -> None:
     async def scenario() -> None:
         async with http_bench(configure(http_gateway())) as b, speaking(b, ANSWER, CHUNKS), talking(b) as c:
+            # Without instructions text and speech have different system messages, and no common beginning.
+            await c.session.update(session={"type": "realtime", "instructions": "Be brief."})
+            await take(c, "session.updated")
             for piece in (TONE[:9001], TONE[9001:]):
                 await c.input_audio_buffer.append(audio=base64.b64encode(piece).decode())
             await c.input_audio_buffer.commit()

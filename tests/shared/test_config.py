@@ -57,7 +57,7 @@ def test_values_of_the_file_are_taken(write):
           limits: {max_active: 3, deadline_s: 5}
         stages:
           thinker: {engine: {dtype: bfloat16, max_model_len: 4096}}
-          talker: {prompt_mode: padded, devices: "0,1"}
+          talker: {devices: "0,1"}
           token2wav: {synthesis: {sway_coefficient: null}}
         """
     )
@@ -97,6 +97,16 @@ def test_every_problem_is_listed_at_once(write):
     ):
         assert key in message
     assert "\n" not in message
+
+
+def test_a_removed_key_is_refused_with_what_became_of_it(write):
+    path = write("stages: {talker: {prompt_mode: padded, threads: 0}}")
+    for file, environment in ((path, {}), (None, {"OMNIRELAY_STAGES__TALKER__PROMPT_MODE": "padded"})):
+        with pytest.raises(ConfigError) as caught:
+            load_config(file, environment)
+        message = str(caught.value)
+        assert "stages.talker.prompt_mode was removed: every prompt is computed as the released" in message
+        assert ("stages.talker.threads: Input should be greater than 0" in message) is (file is not None)
 
 
 @pytest.mark.parametrize(

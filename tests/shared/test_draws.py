@@ -16,7 +16,7 @@ from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
 from shared.engine.draws import go_on_drawing, mix, seed_of_draw
 from shared.engine.generation import sampling_params
 from shared.engine.worker import _seed_generators
-from shared.messages import Sampling
+from shared.messages import STAGES, Sampling, StageName
 
 Sampler = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
 CPU: Sampler = TopKTopPSampler().forward_cpu
@@ -28,8 +28,8 @@ seeds = st.integers(0, 2**63 - 1)
 counts = st.integers(0, 2**31)
 
 
-def params(seed: int, made: int = 0) -> SamplingParams:
-    return go_on_drawing(SamplingParams(seed=seed, temperature=1.0), made)
+def params(seed: int, made: int = 0, stage: StageName = "thinker") -> SamplingParams:
+    return go_on_drawing(SamplingParams(seed=seed, temperature=1.0), stage, made)
 
 
 @given(seed=seeds, made=counts, drawn=counts)
@@ -50,9 +50,14 @@ def test_splitmix64_is_the_published_one() -> None:
 
 
 def test_no_two_draws_of_neighbouring_seeds_are_alike() -> None:
-    drawn = {seed_of_draw(params(seed), number) for seed in range(100) for number in range(100)}
-    # The CPU's generator looks at 32 bits; of 10,000 random ones, 0.01 pairs are equal.
-    assert len({seed % 2**32 for seed in drawn}) == 100 * 100
+    drawn = {
+        seed_of_draw(params(seed, stage=stage), number)
+        for stage in STAGES
+        for seed in range(100)
+        for number in range(100)
+    }
+    # The CPU's generator looks at 32 bits; of 30,000 random ones, 0.1 pairs are equal.
+    assert len({seed % 2**32 for seed in drawn}) == 3 * 100 * 100
 
 
 class Batch:
@@ -135,10 +140,23 @@ def test_draws_that_follow_one_another_are_independent() -> None:
     assert chi_square(torch.bincount(pairs, minlength=100).double(), torch.full((100,), 0.01)) < 161
 
 
+@pytest.mark.parametrize("sampler", [CPU, GPU], ids=["a CPU", "a GPU"])
+@pytest.mark.parametrize("lag", [-1, 0, 1])
+def test_the_stages_of_a_request_draw_independently(sampler: Sampler, lag: int) -> None:
+    """Pairs of a text and a codec token with the same logits, as in the test above."""
+    tokens = {}
+    for stage in STAGES[:2]:
+        batch = Batch([params(seed, stage=stage) for seed in range(400)])
+        tokens[stage] = torch.tensor([batch.draw(sampler, torch.zeros(400, 10)) for _ in range(30)])
+    text, codec = tokens["thinker"][1:-1], tokens["talker"][1 + lag : 29 + lag]
+    pairs = torch.bincount((10 * text + codec).flatten(), minlength=100)
+    assert chi_square(pairs.double(), torch.full((100,), 0.01)) < 161
+
+
 @pytest.mark.parametrize(
     ("made", "room", "most", "least"), [(0, 100, 40, 10), (7, 100, 33, 3), (12, 100, 28, 0), (12, 20, 8, 0)]
 )
 def test_what_was_drawn_counts(made: int, room: int, most: int, least: int) -> None:
-    asked: dict[str, Any] = {"seed": 1, "stop_token_ids": [3], "room": room, "made": made}
+    asked: dict[str, Any] = {"seed": 1, "stage": "talker", "stop_token_ids": [3], "room": room, "made": made}
     made_of = sampling_params(Sampling(max_tokens=40, min_tokens=10), **asked)
     assert (made_of.max_tokens, made_of.min_tokens) == (most, least)

@@ -88,7 +88,9 @@ def test_what_is_no_fault_of_the_request_is_not_blamed_on_it(error):
 
 def params(room: int = 100, **values: Any) -> SamplingParams:
     sampling = Sampling(**({"max_tokens": 10} | values))
-    return sampling_params(sampling, seed=7, stop_token_ids=[3], room=room, extra_args={"speaker": "Ethan"})
+    return sampling_params(
+        sampling, stage="talker", seed=7, stop_token_ids=[3], room=room, extra_args={"speaker": "Ethan"}
+    )
 
 
 def test_sampling_reaches_the_engine_as_it_was_asked_for():

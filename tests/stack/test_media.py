@@ -26,7 +26,7 @@ from shared.errors import MediaError, OmniRelayError
 from shared.messages import MediaKind
 from tests.support.answers import Answer as Expected
 from tests.support.answers import Reference
-from tests.support.conversations import Conversation, Item, Processor, Turn, asks, examples
+from tests.support.conversations import Conversation, Item, Processor, Turn, asks, examples, to_be_spoken
 from tests.support.media import clip, encode_image, picture, spoken
 from tests.support.stack import RunningStack
 
@@ -68,7 +68,7 @@ def ask(client: GatewayClient, conversation: Conversation) -> Answer:
 
 def expected(conversation: Conversation, processor: Processor, reference: Reference) -> Expected:
     (answer,) = reference.answers_to(
-        processor.inputs(conversation),
+        processor.inputs(to_be_spoken(conversation)),
         use_audio_in_video=conversation.use_audio_in_video,
         thinker_max_new_tokens=TEXT_TOKENS,
         talker_max_new_tokens=CODEC_TOKENS,

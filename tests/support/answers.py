@@ -8,6 +8,7 @@ from unittest import mock
 import torch
 from transformers import Qwen2_5OmniForConditionalGeneration
 
+from benchmarks.oracle import keep_talker_mask
 from services.token2wav.noise import initial_noise
 
 CODEC_ENDS = (8292, 8294)
@@ -42,10 +43,18 @@ class Answer:
 
 
 class Reference:
-    """``Qwen2_5OmniForConditionalGeneration`` with a checkpoint's weights, asked greedily."""
+    """``Qwen2_5OmniForConditionalGeneration`` with a checkpoint's weights, asked greedily.
+
+    Its talker keeps its attention mask, as the released weights were trained (``benchmarks.oracle``).
+
+    Attributes:
+        undrawable: Codec ids that it may not draw, besides the start token, which ``generate`` suppresses.
+    """
 
     def __init__(self, directory: Path, dtype: torch.dtype = torch.float32) -> None:
         self.model: Any = Qwen2_5OmniForConditionalGeneration.from_pretrained(directory, dtype=dtype).eval()
+        keep_talker_mask(self.model)
+        self.undrawable: list[int] = []
         self._answers: dict[str, Answer] = {}
 
     def answer(self, prompt: list[int], *, speaker: str = "Ethan", **options: Any) -> Answer:
@@ -123,6 +132,7 @@ class Reference:
             for name in ("inputs_embeds", "thinker_reply_part", "input_text_ids"):
                 # The talker adds to its first argument in place.
                 given[name] = arguments[name].clone()
+            arguments["suppress_tokens"] = [*arguments["suppress_tokens"], *self.undrawable]
             codes: torch.Tensor = generate(**arguments)
             given["codes"] = codes[:, arguments["input_ids"].shape[1] :]
             return codes

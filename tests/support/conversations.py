@@ -1,6 +1,6 @@
 """Conversations with media: what our stack is given of them, and what transformers makes of them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from io import BytesIO
 from pathlib import Path
@@ -16,6 +16,7 @@ from transformers import Qwen2_5OmniProcessor
 from transformers.image_utils import load_image
 from transformers.video_utils import read_video_pyav
 
+from shared.config.gateway import SPEECH_SYSTEM_PROMPT
 from shared.messages import MediaItem, MediaKind
 from shared.payloads import Blob
 from tests.support.media import Samples, clip, picture, spoken
@@ -72,6 +73,13 @@ class Conversation:
 def asks(*parts: str | Item, use_audio_in_video: bool = False) -> Conversation:
     """A single question."""
     return Conversation((Turn("user", parts),), use_audio_in_video)
+
+
+def to_be_spoken(conversation: Conversation) -> Conversation:
+    """What the model is given where the answer is spoken: the gateway's system message comes first."""
+    if any(turn.role == "system" for turn in conversation.turns):
+        return conversation
+    return replace(conversation, turns=(Turn("system", (SPEECH_SYSTEM_PROMPT,)), *conversation.turns))
 
 
 QUESTION: Final = "What do you hear and see?"

@@ -79,13 +79,11 @@ def rows_message(
 class TalkerRig:
     """A talker in the test's process, and all that came out of it."""
 
-    def __init__(
-        self, model: Path, make_edge: MakeEdge, prompt_mode: Any = "unpadded", **engine: Any
-    ) -> None:
+    def __init__(self, model: Path, make_edge: MakeEdge, **engine: Any) -> None:
         values = {"max_model_len": 2304, "kv_cache_memory_bytes": 32 * 2**20} | engine
         self._gateway: Edge[StageEvent] = make_edge(StageEvent)
         self._token2wav: Edge[Token2WavInput] = make_edge(Token2WavInput)
-        config = TalkerConfig(engine=EngineConfig(**values), prompt_mode=prompt_mode)
+        config = TalkerConfig(engine=EngineConfig(**values))
         self.service = TalkerService(model, config, self._gateway.push, self._token2wav.push)
         self.engine = self.service._engine
         self.forget()

@@ -1,5 +1,6 @@
 """Talkers with real engines, which live as long as the session."""
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,17 +63,6 @@ def tight_talker(_tight: TalkerRig) -> Iterator[TalkerRig]:
 
 
 @pytest.fixture(scope="session")
-def _padded(tiny_checkpoint: Path, make_edge: MakeEdge) -> TalkerRig:
-    return TalkerRig(tiny_checkpoint, make_edge, prompt_mode="padded")
-
-
-@pytest.fixture
-def padded_talker(_padded: TalkerRig) -> Iterator[TalkerRig]:
-    """A talker whose prompt has codec embeddings at its two start positions."""
-    yield from fresh(_padded)
-
-
-@pytest.fixture(scope="session")
 def other_plain_talker(other_checkpoint: Path, make_edge: MakeEdge) -> TalkerRig:
     """A talker of other sizes; tests of one example take ``other_talker``."""
     return TalkerRig(other_checkpoint, make_edge, block_size=BLOCK_SIZE, max_num_batched_tokens=100)
@@ -97,16 +87,17 @@ def half_talker(_half: TalkerRig) -> Iterator[TalkerRig]:
 
 @pytest.fixture(scope="session")
 def odd_checkpoint(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny checkpoint with a talker that likes its start token best, and ends by the pad token."""
+    """The tiny checkpoint with a talker that likes best what it must not draw, and ends by the pad token."""
     directory = tmp_path_factory.mktemp("checkpoint") / "odd"
     shutil.copytree(tiny_checkpoint, directory)
     weights = load_file(directory / "model.safetensors")
     head = weights["talker.codec_head.weight"]
     pad, end = CODEC_ENDS
     head[[pad, end]] = head[[end, pad]]
-    head[CODEC_START] = 0
     # The last dimension of the residual stream is one everywhere (checkpoint/language.py).
-    head[CODEC_START, -1] = 1000
+    for ids, liking in ((_not_in_the_table(directory), 500), ([CODEC_START], 1000)):
+        head[ids] = 0
+        head[ids, -1] = liking
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
     return directory
 
@@ -114,7 +105,9 @@ def odd_checkpoint(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFacto
 @pytest.fixture(scope="session")
 def odd_reference(odd_checkpoint: Path) -> Reference:
     """transformers, with the odd checkpoint's weights."""
-    return Reference(odd_checkpoint)
+    reference = Reference(odd_checkpoint)
+    reference.undrawable = _not_in_the_table(odd_checkpoint)
+    return reference
 
 
 @pytest.fixture(scope="session")
@@ -124,5 +117,13 @@ def _odd(odd_checkpoint: Path, make_edge: MakeEdge) -> TalkerRig:
 
 @pytest.fixture
 def odd_talker(_odd: TalkerRig) -> Iterator[TalkerRig]:
-    """A talker that likes its start token best, and ends by the pad token."""
+    """A talker that likes best what it must not draw, and ends by the pad token."""
     yield from fresh(_odd)
+
+
+def _not_in_the_table(checkpoint: Path) -> list[int]:
+    """Codec ids that the DiT has no embedding for, without the special ones; its table has a row to spare."""
+    config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+    first = config["token2wav_config"]["dit_config"]["num_embeds"] + 1
+    special = {*CODEC_ENDS, CODEC_START}
+    return [code for code in range(first, config["talker_config"]["vocab_size"]) if code not in special]

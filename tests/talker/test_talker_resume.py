@@ -49,7 +49,7 @@ def test_it_goes_on_wherever_it_was_cut(
     talker: TalkerRig, reference: Reference, sampling: dict[str, Any]
 ) -> None:
     # The last one's reply is long for what is said of it: an end token comes first.
-    for length in (1, 33, 2000):
+    for length in (1, 40, 2000):
         answer, whole = ask(reference, length), f"r{length}"
         talker.take(whole, answer, seed=length, **sampling)
         talker.run()
@@ -65,10 +65,10 @@ def test_it_goes_on_wherever_it_was_cut(
 
 
 def test_both_endings_are_among_them(talker: TalkerRig, reference: Reference) -> None:
-    for length in (33, 2000):
+    for length in (40, 2000):
         talker.take(f"r{length}", ask(reference, length))
     talker.run()
-    assert (talker.reason("r33"), talker.reason("r2000")) == ("length", "stop")
+    assert (talker.reason("r40"), talker.reason("r2000")) == ("length", "stop")
 
 
 def test_all_codec_tokens_and_only_the_end_is_missing(talker: TalkerRig, reference: Reference) -> None:
@@ -132,16 +132,13 @@ def test_in_pieces_and_preempted(talker: TalkerRig, tight_talker: TalkerRig, ref
         check(tight_talker, f"{whole}.15", whole)
 
 
-def test_other_sizes_and_a_padded_prompt(
-    other_talker: TalkerRig, other_reference: Reference, padded_talker: TalkerRig, reference: Reference
-) -> None:
-    for rig, oracle in ((other_talker, other_reference), (padded_talker, reference)):
-        answer = ask(oracle, 120)
-        rig.take("a", answer)
-        rig.run()
-        attempt(rig, "b", answer, ResumedSpeech(codec_token_ids=rig.codes("a")[:7]))
-        rig.run()
-        check(rig, "b", "a")
+def test_other_sizes(other_talker: TalkerRig, other_reference: Reference) -> None:
+    answer = ask(other_reference, 120)
+    other_talker.take("a", answer)
+    other_talker.run()
+    attempt(other_talker, "b", answer, ResumedSpeech(codec_token_ids=other_talker.codes("a")[:7]))
+    other_talker.run()
+    check(other_talker, "b", "a")
 
 
 @pytest.mark.parametrize(("codes", "reason"), [([5] * 60, "length"), ([5] * 7, "stop"), ([], "stop")])
@@ -173,7 +170,7 @@ def test_an_abort_of_resumed_speech_leaves_nothing(talker: TalkerRig, reference:
 
 
 HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
-    "no such token": ({"codec_token_ids": [5, 8448]}, r"codec_token_ids\[1\]: token 8448 lies outside"),
+    "what is not drawn": ({"codec_token_ids": [5, 8194]}, r"codec_token_ids\[1\]: token 8194 lies outside"),
     "an end token": ({"codec_token_ids": [5, CODEC_ENDS[1]]}, r"codec_token_ids\[1\]: token 8294 would"),
     "all, but no reason": ({"codec_token_ids": [5] * 60}, "codec_token_ids: all 60 tokens"),
     "too many": ({"codec_token_ids": [5] * 61}, "codec_token_ids: 61 tokens"),

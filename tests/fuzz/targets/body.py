@@ -29,6 +29,7 @@ LIMITS: Final = CONFIG.gateway.limits
 _read_chat = partial(
     read_chat, max_text_tokens=LIMITS.max_text_tokens, max_item_bytes=CONFIG.media.max_item_bytes
 )
+_read_speech = partial(read_speech, system_prompt=CONFIG.gateway.speech_system_prompt)
 
 
 def check(data: bytes) -> None:
@@ -38,7 +39,7 @@ def check(data: bytes) -> None:
         with mock.patch("asyncio.to_thread", at_once):
             asyncio.run(_converse(body.split(b"\n")))
     elif kind == b"s":
-        _ask(body, read_speech)
+        _ask(body, _read_speech)
     else:
         _ask(body, _read_chat)
         _check_long_strings(body)

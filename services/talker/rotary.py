@@ -1,0 +1,56 @@
+"""The talker's rotary embedding: M-RoPE whose angles are computed once a step, for all layers."""
+
+from typing import Any
+
+import torch
+from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
+
+
+class StepRotary(RotaryEmbedding):
+    """vLLM's plain rotary embedding over a table that has a row for each token of the step.
+
+    vLLM's own M-RoPE puts the angles of the three axes together in every layer, which takes as long as the
+    attention on a CPU.  Here each row holds the angles of its token's three position ids, so tokens of text
+    and of media cost the same, and the layers see plain positions: 0 to n.
+
+    Table and positions are buffers: compiled code and CUDA graphs find them where they were.
+
+    Reference: transformers' ``Qwen2_5OmniRotaryEmbedding``.
+
+    Args:
+        head_size: Of the attention; all of it is rotated.
+        base: ``rope_theta``.
+        sections: How many of the frequencies belong to each axis.
+        most_tokens: Most tokens of a step.
+    """
+
+    axes: torch.Tensor
+    inverse_frequencies: torch.Tensor
+    rows: torch.Tensor
+
+    def __init__(self, head_size: int, base: float, sections: list[int], most_tokens: int) -> None:
+        dtype = torch.get_default_dtype()
+        super().__init__(head_size, head_size, most_tokens, base, True, dtype, init_cache=False)
+        buffers: dict[str, Any] = {
+            "cos_sin_cache": torch.zeros(most_tokens, head_size, dtype=dtype),
+            "axes": torch.repeat_interleave(torch.arange(3), torch.tensor(sections)),
+            "inverse_frequencies": self._compute_inv_freq(base),
+            "rows": torch.arange(most_tokens),
+        }
+        for name, buffer in buffers.items():
+            self.register_buffer(name, buffer, persistent=False)
+
+    def begin(self, position_ids: torch.Tensor) -> torch.Tensor:
+        """Fill the table for a step.
+
+        Args:
+            position_ids: M-RoPE position ids ``[3, n]``.
+
+        Returns:
+            The positions int64 ``[n]`` for the layers of this step.
+        """
+        count, pairs = position_ids.shape[1], self.inverse_frequencies.shape[0]
+        angles = position_ids.to(torch.float32)[self.axes].T * self.inverse_frequencies
+        self.cos_sin_cache[:count, :pairs] = angles.cos()
+        self.cos_sin_cache[:count, pairs:] = angles.sin()
+        return self.rows[:count]
