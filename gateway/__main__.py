@@ -3,11 +3,11 @@
 import argparse
 import asyncio
 import logging
-import sys
 from pathlib import Path
 
 from gateway.process import run
 from shared.config import load_config
+from shared.ending import leave_on_signals, limit_end, run_to_end
 from shared.errors import OmniRelayError
 from shared.log import configure_logging
 
@@ -18,14 +18,18 @@ def main() -> int:
     Returns:
         0, or 1 if the gateway could not start.
     """
+    # Nothing is open yet; the running gateway has handlers of its own.
+    leave_on_signals()
     parser = argparse.ArgumentParser(prog="python -m gateway", description="Run the gateway.")
     parser.add_argument("--config", type=Path, help="the stack's YAML file")
     arguments = parser.parse_args()
     try:
         config = load_config(arguments.config)
         configure_logging("gateway", config.log_level)
-        asyncio.run(run(config))
+        # Never closed: it would wait for threads that look up names, which can take minutes.
+        asyncio.Runner().run(run(config))
     except OmniRelayError as error:
+        limit_end()
         configure_logging("gateway", "error")
         logging.getLogger(__name__).error("%s: %s", error.code, error)
         return 1
@@ -33,4 +37,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_to_end(main)
