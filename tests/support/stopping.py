@@ -1,7 +1,7 @@
 """``python -m tests.support.stopping WHAT SIGNAL EVERY``: a process, stopped at many moments of its start.
 
 Each moment is a process of its own, forked from this one, which has loaded what takes long.  A line for each
-says where the signal came, the exit status, and the seconds until then; the last process was serving.
+says where the signal came, the exit status, and the seconds between; the last process was serving.
 """
 
 import os
@@ -15,6 +15,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Final
 
+START_S: Final = 60.0
 DEADLINE_S: Final = 20.0
 ROOT: Final = Path(__file__).parents[2]
 OURS: Final = tuple(str(ROOT / package) for package in ("shared", "gateway"))
@@ -104,7 +105,6 @@ class Moment:
 def stop(kind: Kind, number: signal.Signals, after: int) -> str:
     """Fork a process that is stopped; gives the place, and prints it with how the process ended."""
     ours, theirs = os.pipe()
-    started = time.monotonic()
     pid = os.fork()
     if pid == 0:
         sys.argv = ["stopped"]
@@ -112,13 +112,14 @@ def stop(kind: Kind, number: signal.Signals, after: int) -> str:
         kind.begin()
     os.close(theirs)
     descriptor = os.pidfd_open(pid)
+    place = os.read(ours, 1000).decode() if select.select([ours], [], [], START_S)[0] else "no start"
+    told = time.monotonic()
     if not select.select([descriptor], [], [], DEADLINE_S)[0]:
         os.kill(pid, signal.SIGKILL)
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    place = os.read(ours, 1000).decode()
     os.close(ours)
     os.close(descriptor)
-    print(place, status, f"{time.monotonic() - started:.1f}", flush=True)
+    print(place, status, f"{time.monotonic() - told:.1f}", flush=True)
     return place
 
 
