@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from vllm import PoolingParams
 from vllm.v1.pool.metadata import PoolingMetadata, PoolingStates
@@ -241,12 +241,12 @@ def test_an_empty_stream_ends_at_once(engine):
 
 
 @given(data=st.data())
-@settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=4)
 def test_neighbours_change_no_bit_of_a_stream(oracle, engine, data):
     """Whatever streams run beside it, of whatever length, and at whatever step they begin.
 
-    So it is with blocks of 24 frames, as released checkpoints have them.  Libraries have other kernels for batches
-    of few rows: with blocks of 9 frames a stream that is alone is rounded otherwise.
+    So it is with blocks of 24 frames, as released checkpoints have them.  Libraries have other kernels for
+    batches of few rows: with blocks of 9 frames a stream that is alone is rounded otherwise.
     """
     lengths = data.draw(st.lists(st.integers(1, 80), min_size=2, max_size=4))
     waits = data.draw(st.lists(st.integers(0, 6), min_size=len(lengths), max_size=len(lengths)))
