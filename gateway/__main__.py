@@ -3,11 +3,11 @@
 import argparse
 import asyncio
 import logging
-import sys
 from pathlib import Path
 
 from gateway.process import run
 from shared.config import load_config, tell_ignored
+from shared.ending import leave_on_signals, limit_end, run_to_end
 from shared.errors import OmniRelayError
 from shared.log import configure_logging
 
@@ -20,6 +20,8 @@ def main() -> int:
     Returns:
         0, or 1 if the gateway could not start.
     """
+    # Nothing is open yet; the running gateway has handlers of its own.
+    leave_on_signals()
     parser = argparse.ArgumentParser(prog="python -m gateway", description="Run the gateway.")
     parser.add_argument("--config", type=Path, help="the stack's YAML file")
     arguments = parser.parse_args()
@@ -28,12 +30,14 @@ def main() -> int:
         config = load_config(arguments.config)
         configure_logging("gateway", config.log_level, config.log_format)
         tell_ignored()
-        asyncio.run(run(config))
+        # Never closed: it would wait for threads that look up names, which can take minutes.
+        asyncio.Runner().run(run(config))
     except OmniRelayError as error:
+        limit_end()
         log.error("%s: %s", error.code, error)
         return 1
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_to_end(main)

@@ -22,6 +22,7 @@ from gateway.status import GatewayStatus, StatusReport
 from gateway.traces import GatewayTraces
 from shared.checkpoints import TOKENIZER_FILES, resolve_model, served_name
 from shared.config import Config, MediaConfig
+from shared.ending import STOP_SIGNALS, limit_end
 from shared.errors import OmniRelayError
 from shared.metrics import LogMetrics
 from shared.real_time import go_first
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 TICK_S: Final = 0.1
 AWAY_S: Final = 0.25
 """A tick that comes so much later than it should: the gateway was frozen, or had no processor."""
-STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 log = logging.getLogger(__name__)
 
 
@@ -207,6 +207,7 @@ async def run(config: Config) -> None:
     process.door.warn()
     await stop.wait()
     await process.drain(config.gateway.drain_s, hurry)
+    limit_end()
     await process.stop()
     for number in STOP_SIGNALS:
         loop.remove_signal_handler(number)

@@ -76,7 +76,10 @@ class StackContext(zmq.Context[zmq.Socket[bytes]]):
     door: "Door"
 
     def term(self) -> None:
-        """See :meth:`zmq.Context.term`; the door closes by itself."""
+        """See :meth:`zmq.Context.term`; the door closes by itself.
+
+        It waits until every socket is closed: other threads' sockets by these.
+        """
         super().term()
         self.door.join()
 

@@ -18,6 +18,14 @@ from shared.config import ThinkerConfig
 from shared.engine.environment import prepare_environment
 from tests.support.edges import Edge, MakeEdge
 
+# Hooks: pytest calls them by their names.
+from tests.support.limits import (  # noqa: F401
+    pytest_addoption,
+    pytest_configure,
+    pytest_exception_interact,
+    pytest_runtest_protocol,
+)
+
 if TYPE_CHECKING:
     from tests.support.answers import Reference
     from tests.support.conversations import Processor

@@ -7,15 +7,21 @@ import argparse
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 from gateway.cli.output import announce, note
 from gateway.cli.progress import Progress
 from shared.config import DEFAULT_CHECKPOINT, Config
 from shared.errors import CheckpointError
+
+TERMINATED: Final = 128 + signal.SIGTERM
+"""Exit status of a program that SIGTERM ended, as shells have it."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -58,17 +64,32 @@ def _make(directory: Path, size: str, seed: int, quiet: bool = False) -> int:
     files = subprocess.DEVNULL if quiet else None
     command = [sys.executable, "-m", "checkpoint", str(directory), "--size", size, "--seed", str(seed)]
     told: list[str] = []
-    with Progress(lambda: _describe(told)) as progress:
+    with Progress(lambda: _describe(told)) as progress, _sigterm_raises():
         if not progress.visible:
             return subprocess.run(command, stdout=files, check=False).returncode  # noqa: S603  Our own program.
         with subprocess.Popen(  # noqa: S603  As above.
             command, stdout=files, stderr=subprocess.PIPE, text=True
         ) as process:
-            for line in process.stderr or ():
-                told.append(line.rstrip())
+            try:
+                for line in process.stderr or ():
+                    told.append(line.rstrip())
+            except BaseException:
+                # It goes with this process, which would wait for it.
+                process.kill()
+                raise
     if process.returncode != 0:
         note("\n".join(told))
     return process.returncode
+
+
+@contextmanager
+def _sigterm_raises() -> Iterator[None]:
+    """Let SIGTERM raise :class:`SystemExit`, as SIGINT raises: what was begun is ended and removed."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _describe(told: Sequence[str]) -> str:

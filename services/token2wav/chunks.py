@@ -3,7 +3,8 @@
 A chunk's *target* is what it adds to the audio; its *window* is what the model computes: the target
 and some blocks after it; of the blocks before it the model has kept what it needs.  Targets tile the
 stream.  Their borders follow from the configuration and the length of the stream alone, never from when
-ids arrived: so a stream that is resumed elsewhere is cut in the same places.
+ids arrived: so a stream that is resumed elsewhere is cut in the same places.  There the chunks that were
+delivered are computed again for what they leave to the next, without their audio.
 """
 
 from dataclasses import dataclass
@@ -20,8 +21,6 @@ class ChunkingConfig:
         first_blocks: target of the first chunk; small, for it decides the time to first audio.
         growth: factor from one target to the next; larger chunks waste less work on context.
         max_blocks: the largest target.
-        left_context_blocks: blocks before the target in the window of a resumed stream's first chunk, whose
-            past is not known.
         look_ahead_blocks: blocks after the target in the window.
         mode: ``stream``, or ``offline``: one chunk with everything, when everything is there.
     """
@@ -29,7 +28,6 @@ class ChunkingConfig:
     first_blocks: int = 1
     growth: int = 2
     max_blocks: int = 8
-    left_context_blocks: int = 2
     look_ahead_blocks: int = 1
     mode: Literal["stream", "offline"] = "stream"
 
@@ -39,8 +37,8 @@ class ChunkingConfig:
                 "chunking: first_blocks and growth must be at least 1 and max_blocks at least first_blocks, "
                 f"got {self.first_blocks}, {self.growth}, {self.max_blocks}"
             )
-        if self.left_context_blocks < 0 or self.look_ahead_blocks < 0:
-            raise ConfigError("chunking: left_context_blocks and look_ahead_blocks must not be negative")
+        if self.look_ahead_blocks < 0:
+            raise ConfigError("chunking: look_ahead_blocks must not be negative")
         if self.mode not in ("stream", "offline"):
             raise ConfigError(f"chunking: mode {self.mode!r} is neither 'stream' nor 'offline'")
 
@@ -73,14 +71,23 @@ class CodecGeometry:
 
 @dataclass(frozen=True)
 class ChunkPlan:
-    """One chunk; positions are indices of codec ids in the stream, ends exclusive."""
+    """One chunk; positions are indices of codec ids in the stream, ends exclusive.
+
+    Attributes:
+        index: number of the chunk.
+        start: where target and window begin.
+        target_end: where the target ends.
+        window_end: where the window ends.
+        is_last: whether the stream ends with the target.
+        delivered: whether its audio was delivered before the stream was resumed.
+    """
 
     index: int
-    window_start: int
-    window_end: int
-    target_start: int
+    start: int
     target_end: int
+    window_end: int
     is_last: bool
+    delivered: bool = False
 
 
 class ChunkPlanner:
@@ -95,15 +102,16 @@ class ChunkPlanner:
     def __init__(self, config: ChunkingConfig, geometry: CodecGeometry, resume_from: int = 0) -> None:
         self._config = config
         self._geometry = geometry
-        self._index = resume_from
         self._finished = False
-        self._resumed_at = resume_from
+        self._delivered = resume_from
         if resume_from < 0 or (resume_from > 1 and config.mode == "offline"):
             raise InvalidRequestError(
                 f"chunks_delivered: a stream of mode {config.mode} has no {resume_from} chunks"
             )
         self._last_delivered, _ = self._border(max(0, resume_from - 1))
-        self._start, self._blocks = self._border(resume_from)
+        self._resumed_at, _ = self._border(resume_from)
+        self._index = resume_from if config.mode == "offline" else 0
+        self._start, self._blocks = self._border(0)
 
     @property
     def finished(self) -> bool:
@@ -126,16 +134,25 @@ class ChunkPlanner:
         """
         if self._finished:
             return None
-        if final and self._last_delivered and received < self._last_delivered + self._margin:
-            raise InvalidRequestError(
-                f"chunks_delivered: a stream of {received} codec ids has no {self._resumed_at} chunks"
-            )
+        if final:
+            self.check_end(received)
         if final and self._nothing_left(received):
             self._finished = True
             return None
         if self._config.mode == "offline":
             return self._plan_all(received) if final else None
         return self._plan_stream(received, final)
+
+    def check_end(self, received: int) -> None:
+        """Check the length of a stream that is there to its end.
+
+        Raises:
+            InvalidRequestError: it has ended before the chunks that are said to have been delivered.
+        """
+        if self._last_delivered and received < self._last_delivered + self._margin:
+            raise InvalidRequestError(
+                f"chunks_delivered: a stream of {received} codec ids has no {self._delivered} chunks"
+            )
 
     @property
     def _target_codes(self) -> int:
@@ -151,11 +168,12 @@ class ChunkPlanner:
         return max(self._look_ahead_codes, 1)
 
     def _nothing_left(self, received: int) -> bool:
-        if self._index == 0 or self._config.mode == "offline":
+        if self._config.mode == "offline":
             return self._index > 0 or received == 0
-        # Fewer ids than the margin after a border: the chunk before it (delivered before this planner
-        # was made, when the stream is resumed) was the last one and holds them.
-        return received < self._start + self._margin
+        if self._delivered == 0 and self._index == 0:
+            return received == 0
+        # Fewer ids than the margin after a border: the chunk before it was the last one and holds them.
+        return received < max(self._start, self._resumed_at) + self._margin
 
     def _plan_stream(self, received: int, final: bool) -> ChunkPlan | None:
         end = self._start + self._target_codes
@@ -167,16 +185,14 @@ class ChunkPlanner:
             # The stream ends within the look-ahead.  Since a chunk is never cut before its look-ahead is
             # there, this cannot depend on timing; joining the rest to the target spares a tiny chunk.
             end = received
-        resumes = self._index == self._resumed_at
-        context = self._config.left_context_blocks * self._geometry.codes_per_block if resumes else 0
         return self._emit(
             ChunkPlan(
                 index=self._index,
-                window_start=max(0, self._start - context),
-                window_end=min(received, end + look_ahead),
-                target_start=self._start,
+                start=self._start,
                 target_end=end,
+                window_end=min(received, end + look_ahead),
                 is_last=not complete,
+                delivered=self._index < self._delivered,
             )
         )
 
@@ -187,7 +203,7 @@ class ChunkPlanner:
                 f"{received} codec ids are {frames} mel frames, more than the {self._geometry.max_frames} "
                 "of dit_config.max_position_embeddings: use stream mode or a shorter answer"
             )
-        return self._emit(ChunkPlan(0, 0, received, 0, received, is_last=True))
+        return self._emit(ChunkPlan(0, 0, received, received, is_last=True))
 
     def _border(self, index: int) -> tuple[int, int]:
         """Where the target of a chunk begins, and how many blocks it has, if it is not the last."""

@@ -73,10 +73,8 @@ class SolverState:
     def split_mel(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return the frames before the target, the target and the frames after it, [frames, mel_dim] each."""
         mel = self.mel.flatten(0, 1)[: self.frames]
-        begin = self.chunk.target_start - self.chunk.window_start
-        end = begin + self.chunk.target_frames
-        before = mel[:begin] if self.chunk.stream.mel is None else self.chunk.stream.mel
-        return before, mel[begin:end], mel[end:]
+        before = mel[:0] if self.chunk.stream.mel is None else self.chunk.stream.mel
+        return before, mel[: self.chunk.target_frames], mel[self.chunk.target_frames :]
 
     def leave_mel(self, frames: int) -> None:
         """Leave the stream's next chunk the last so many mel frames before its target."""
@@ -140,7 +138,7 @@ class Conditioner:
         embedded = self._dit.text_embed.codec_embed(codes)
         constant = self._dit.input_embed.project_codes(embedded) + voice.conditioned
         frames = chunk.window_frames(config.repeats)
-        noise = initial_noise(chunk.seed, frames, config.mel_dim, start=chunk.window_start)
+        noise = initial_noise(chunk.seed, frames, config.mel_dim, start=chunk.start)
         continues = chunk.stream.past is not None
         if not (continues or chunk.is_last):
             chunk.stream.past = self._room_for_past(chunk)
@@ -152,7 +150,7 @@ class Conditioner:
             schedule=self._schedule(chunk.time_points, chunk.sway_coefficient),
             conditioned=to_blocks(constant.repeat_interleave(config.repeats, dim=0), config.block_size),
             unconditioned=voice.unconditioned if _is_guided(chunk) else None,
-            rotation=to_blocks(self._rotary(chunk.window_start, frames), config.block_size),
+            rotation=to_blocks(self._rotary(chunk.start, frames), config.block_size),
         )
 
     def _schedule(self, count: int, sway_coefficient: float | None) -> Schedule:
@@ -219,7 +217,7 @@ def _carry(states: Sequence[SolverState], layout: BlockLayout, block_size: int) 
     for request, (state, first_rows) in enumerate(zip(states, layout.first_rows, strict=True)):
         chunk = state.chunk
         if chunk.stream.past is not None:
-            last_block = (chunk.target_end - chunk.window_start) // block_size - 1
+            last_block = chunk.target_frames // block_size - 1
             last_rows = None if chunk.is_last else first_rows + last_block
             chunks.append(CarriedChunk(chunk.stream.past, request, state.continues, last_rows))
     return Carry(chunks)

@@ -160,7 +160,9 @@ class SolverPooler(Pooler):
         return output
 
     def _vocode(self, state: SolverState, piece: int, pieces: int) -> torch.Tensor:
-        """Make one of so many pieces audio, float32 [samples]."""
+        """Make one of so many pieces audio, float32 [samples]; of a silent chunk there are none."""
+        if state.chunk.silent:
+            return state.mel.new_empty(0)
         _, vocoder = self._modules_of_model
         before, target, after = state.split_mel()
         frames = target.shape[0]

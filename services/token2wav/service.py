@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import torch
 from prometheus_client.core import Metric
 
 from services.token2wav.chunks import ChunkingConfig
@@ -133,12 +134,8 @@ class Token2WavService:
                 if outcome.error is not None:
                     raise outcome.error
                 if outcome.waveform is not None:
-                    voice.stream.accept_chunk()
-                    samples = outcome.waveform.numel()
-                    self._chunks += 1
-                    self._samples += samples
-                    voice.clock.made(samples / SAMPLE_RATE)
-                    self._send(voice, to_blob(outcome.waveform), samples)
+                    if voice.stream.accept_chunk():
+                        self._deliver(voice, outcome.waveform)
                     if not self._advance(voice):
                         self.traces.enter(voice.request_id, WAIT)
             except (OmniRelayError, QueueFullError) as error:
@@ -237,6 +234,13 @@ class Token2WavService:
             else:
                 self._send(voice, Blob(b""), 0)
         return False
+
+    def _deliver(self, voice: _Voice, waveform: torch.Tensor) -> None:
+        samples = waveform.numel()
+        self._chunks += 1
+        self._samples += samples
+        voice.clock.made(samples / SAMPLE_RATE)
+        self._send(voice, to_blob(waveform), samples)
 
     def _send(self, voice: _Voice, data: Blob, samples: int) -> None:
         last = voice.stream.finished

@@ -61,7 +61,12 @@ class AudioStream:
         self._codes.extend(codes)
 
     def end(self) -> None:
-        """Say that no more codec ids will come."""
+        """Say that no more codec ids will come.
+
+        Raises:
+            InvalidRequestError: there are too few for the chunks that were delivered.
+        """
+        self._planner.check_end(len(self._codes))
         self._ended = True
 
     def next_chunk(self, due: float = 0.0) -> SynthesisChunk | None:
@@ -80,9 +85,8 @@ class AudioStream:
             return None
         self._in_flight = plan
         return SynthesisChunk(
-            codes=tuple(self._codes[plan.window_start : plan.window_end]),
-            window_start=plan.window_start * self._repeats,
-            target_start=plan.target_start * self._repeats,
+            codes=tuple(self._codes[plan.start : plan.window_end]),
+            start=plan.start * self._repeats,
             target_end=plan.target_end * self._repeats,
             seed=self._settings.seed,
             speaker=self._settings.speaker,
@@ -91,15 +95,21 @@ class AudioStream:
             sway_coefficient=self._settings.sway_coefficient,
             stream=self._state,
             is_last=plan.is_last,
+            silent=plan.delivered,
             due=due,
         )
 
-    def accept_chunk(self) -> None:
-        """Say that the chunk in flight was made audio.
+    def accept_chunk(self) -> bool:
+        """Say that the chunk in flight was made.
+
+        Returns:
+            Whether its audio is wanted; that of a chunk that was delivered is not.
 
         Raises:
             StateTransitionError: no chunk is in flight.
         """
         if self._in_flight is None:
             raise StateTransitionError("a result came for a stream without a chunk in flight")
+        wanted = not self._in_flight.delivered
         self._in_flight = None
+        return wanted

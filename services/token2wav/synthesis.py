@@ -36,24 +36,22 @@ class SynthesisChunk:
     """Everything needed to turn one window of codec ids into audio.
 
     Attributes:
-        codes: codec ids of the window: left context, target and look-ahead.
-        window_start: index in the stream of the window's first mel frame; on a block border.
-        target_start: index in the stream of the first mel frame to be turned into audio.
+        codes: codec ids of the window: target and look-ahead.
+        start: index in the stream of the first mel frame of window and target; on a block border.
         target_end: index in the stream after the last such frame.
         seed: of the stream's noise, unsigned 64-bit; equal for all chunks of a stream.
         speaker: name of the voice.
         time_points: points in time at which the solver stops; its steps are one fewer.
         guidance_scale: of classifier-free guidance; below 1e-5 there is none (and half the work).
         sway_coefficient: of sway sampling, or None for evenly spaced time points.
-        stream: what the chunk before left, and where this one leaves what the next will need.  Where
-            nothing is known of the past, blocks before the target in the window stand in for it.
+        stream: what the chunk before left, and where this one leaves what the next will need.
         is_last: whether the stream ends with this target.
+        silent: whether it is wanted only for what it leaves: it is not made audio.
         due: when its audio is wanted, in seconds of ``time.monotonic``.
     """
 
     codes: tuple[int, ...]
-    window_start: int
-    target_start: int
+    start: int
     target_end: int
     seed: int
     speaker: str
@@ -62,6 +60,7 @@ class SynthesisChunk:
     sway_coefficient: float | None = -1.0
     stream: StreamState = field(default_factory=StreamState)
     is_last: bool = False
+    silent: bool = False
     due: float = 0.0
 
     @property
@@ -71,8 +70,8 @@ class SynthesisChunk:
 
     @property
     def target_frames(self) -> int:
-        """Number of mel frames that become audio."""
-        return self.target_end - self.target_start
+        """Number of mel frames of the target."""
+        return self.target_end - self.start
 
     def tokens(self, max_vocoder_frames: int) -> int:
         """Number of tokens of this request: its solver steps, the last of which makes audio, and more audio.
@@ -84,10 +83,12 @@ class SynthesisChunk:
 
     def piece_frames(self, max_vocoder_frames: int) -> int:
         """Number of mel frames of the largest piece; its arguments are those of :meth:`tokens`."""
+        if self.silent:
+            return 0
         return -(-self.target_frames // self._pieces(max_vocoder_frames))
 
     def _pieces(self, max_vocoder_frames: int) -> int:
-        return -(-self.target_frames // max_vocoder_frames)
+        return 1 if self.silent else -(-self.target_frames // max_vocoder_frames)
 
     def window_frames(self, repeats: int) -> int:
         """Number of mel frames in the window: those that the solver advances."""
@@ -129,28 +130,22 @@ def validate_chunk(chunk: SynthesisChunk, config: Qwen2_5OmniDiTConfig) -> None:
 
 
 def _validate_window(chunk: SynthesisChunk, config: Qwen2_5OmniDiTConfig) -> None:
-    end = chunk.window_start + chunk.window_frames(config.repeats)
-    if chunk.window_start < 0 or chunk.window_start % config.block_size:
-        raise InvalidRequestError(f"window_start {chunk.window_start} is not on a block border")
-    if not chunk.window_start <= chunk.target_start < chunk.target_end <= end:
+    end = chunk.start + chunk.window_frames(config.repeats)
+    if chunk.start < 0 or chunk.start % config.block_size:
+        raise InvalidRequestError(f"start {chunk.start} is not on a block border")
+    if not chunk.start < chunk.target_end <= end:
         raise InvalidRequestError(
-            f"target {chunk.target_start}..{chunk.target_end} is empty or not within "
-            f"the window {chunk.window_start}..{end}"
+            f"target {chunk.start}..{chunk.target_end} is empty or not within the window {chunk.start}..{end}"
         )
-    if end - chunk.window_start > config.max_position_embeddings:
+    if end - chunk.start > config.max_position_embeddings:
         raise InvalidRequestError(
-            f"codes: a window of {end - chunk.window_start} mel frames exceeds the "
+            f"codes: a window of {end - chunk.start} mel frames exceeds the "
             f"{config.max_position_embeddings} of dit_config.max_position_embeddings"
         )
     if chunk.is_last and chunk.target_end != end:
         raise InvalidRequestError(f"target_end {chunk.target_end} is not the end {end} of the last window")
     if not chunk.is_last and chunk.target_end % config.block_size:
         raise InvalidRequestError(f"target_end {chunk.target_end} of a chunk before others cuts a block")
-    if chunk.stream.past is not None and chunk.window_start != chunk.target_start:
-        raise InvalidRequestError(
-            f"window_start {chunk.window_start} is not target_start {chunk.target_start}, "
-            "though the chunk before was computed here"
-        )
 
 
 def pack_waveform(waveform: torch.Tensor) -> torch.Tensor:

@@ -3,16 +3,14 @@
 import argparse
 import gc
 import logging
-import multiprocessing
 import os
 import secrets
-import signal
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import zmq
 from prometheus_client import REGISTRY
@@ -20,7 +18,8 @@ from prometheus_client import REGISTRY
 from shared.checkpoints import require_model_files, resolve_model
 from shared.config import Config, load_config, tell_ignored
 from shared.control import ControlClient
-from shared.curve import PeerMetrics, open_context
+from shared.curve import PeerMetrics, StackContext, open_context
+from shared.ending import Start, limit_end, run_to_end
 from shared.engine.endpoint import HttpEndpoint
 from shared.engine.environment import prepare_environment
 from shared.engine.health import StageHealth
@@ -37,6 +36,9 @@ from shared.peers import Outgoing, PeerQueues
 from shared.queues import PullQueue, PushQueue, Sending
 from shared.tracing import open_tracer
 
+if TYPE_CHECKING:
+    from shared.otel import Tracer
+
 Context = zmq.Context[zmq.Socket[bytes]]
 Build = Callable[
     [Config, Path, Context, PushQueue[StageEvent]], tuple[StageService[Any], PeerQueues[Any] | None]
@@ -51,10 +53,11 @@ _SESSION_NICENESS: Final = Path("/proc/self/autogroup")
 log = logging.getLogger(__name__)
 
 
-def run_stage(name: StageName, union: Any, build: Build) -> None:
+def run_stage(name: StageName, union: Any, build: Build) -> NoReturn:
     """Run one stage until SIGTERM; the body of ``python -m services.STAGE --config FILE``.
 
-    Exits with 0 after a clean stop, with 1 and one line of explanation if the stage cannot start.
+    The process ends with 0 when it was told to stop, with 1 and one line of explanation if the stage cannot
+    start, and with 1 if its engine fails.
 
     Args:
         name: The stage.
@@ -62,6 +65,11 @@ def run_stage(name: StageName, union: Any, build: Build) -> None:
         build: Makes its service; imports torch and vLLM only when called, since the environment must
             be prepared before.
     """
+    run_to_end(lambda: _run(name, union, build))
+
+
+def _run(name: StageName, union: Any, build: Build) -> int:
+    start = Start()
     parser = argparse.ArgumentParser(prog=f"python -m services.{name}")
     parser.add_argument("--config", type=Path, help="YAML file; without it, the built-in configuration")
     path: Path | None = parser.parse_args().config
@@ -70,24 +78,13 @@ def run_stage(name: StageName, union: Any, build: Build) -> None:
         config = load_config(path)
         configure_logging(name, config.log_level, config.log_format)
         tell_ignored()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, _leave)
-        _serve(name, config, union, build)
+        with start.closing:
+            _serve(start, name, config, union, build)
     except OmniRelayError as error:
         log.error("%s: %s", error.code, error)
-        sys.exit(1)
-    if not multiprocessing.active_children():
-        # Taking down torch and vLLM piece by piece lasts seconds, and nothing depends on it any more:
-        # the sockets are closed and all is sent.  Only workers in further processes need an orderly end.
-        logging.shutdown()
-        os._exit(0)
-
-
-def _leave(number: int, _: Any) -> None:
-    """End while nothing has begun yet."""
-    signal.signal(number, signal.SIG_DFL)
-    log.info("%s: stopped while loading", signal.Signals(number).name)
-    sys.exit(0)
+        return 1
+    log.info("stopped")
+    return 0
 
 
 def be_nice(niceness: int) -> None:
@@ -106,60 +103,101 @@ def be_nice(niceness: int) -> None:
             log.debug("no niceness for the session: %s", error)
 
 
-def _serve(name: StageName, config: Config, union: Any, build: Build) -> None:
-    stage = config.stage(name)
+@dataclass(frozen=True)
+class _Channels:
+    """What a stage has before its model is loaded."""
+
+    context: StackContext
+    health: StageHealth
+    inbox: PullQueue[Any]
+    tracer: "Tracer | None"
+    instance: str
+    control: ControlClient
+    gateway: PushQueue[StageEvent]
+    heart: HeartbeatThread
+
+
+def _serve(start: Start, name: StageName, config: Config, union: Any, build: Build) -> None:
     model = resolve_model(config)
     require_model_files(model)
-    prepare_environment(stage, len(config.served_stages))
-    context = open_context(config, name)
-    health = StageHealth(config.gateway.step_timeout_s)
-    with ExitStack() as closing:
-        # The addresses first: if one is taken, say so before a model is loaded.
-        inbox: PullQueue[Any] = PullQueue(context, stage.inbox, union, stage.max_payload_bytes)
-        if stage.http is not None:
-            closing.enter_context(HttpEndpoint(stage.http, health.why_not_live, health.why_not_ready))
-        tracer = open_tracer(config.tracing, name)
-        if tracer is not None:
-            closing.callback(tracer.close)
-        instance = secrets.token_hex(8)
-        identity = control_identity(name, instance)
-        address = stage.advertise or inbox.endpoint
-        control = ControlClient(context, config.gateway.control, identity)
-        sending = Sending(identity, config.window_bytes, stage.max_backlog_bytes)
-        gateway: PushQueue[StageEvent] = PushQueue(context, config.gateway.events, sending, "gateway")
-        heart = HeartbeatThread(context, config.gateway.control, identity, stage.heartbeat_s)
-        heart.start()
-        closing.callback(heart.stop)
-        # It and ZeroMQ's own threads are there by now and keep their priority; those that compute are yet to
-        # come.
-        be_nice(stage.niceness)
-        log.info("loading %s", model)
-        service, peers = build(config, model, context, gateway)
-        service.traces.tracer = tracer
-        outboxes: dict[str, Outgoing] = {"gateway": gateway}
-        if peers is not None:
-            outboxes[peers.stage] = peers
-        membership = Membership(name, instance, address, peers, config.gateway.orphan_timeout_s)
-        # What was loaded stays until the end: no garbage collection needs to look at it again.
-        gc.freeze()
-        loop = StageLoop(service, stage, inbox, membership, control, heart, gateway, list(outboxes.values()))
-        edges = EdgeMetrics(name, outboxes, {name: inbox}, {"control": control.refused})
-        for metrics in (StageMetrics(service, loop, heart), edges, PeerMetrics(context), LogMetrics(name)):
-            REGISTRY.register(metrics)
+    prepare_environment(config.stage(name), len(config.served_stages))
+    with start.making():
+        channels = _open(start.closing, name, config, union)
+    # The heartbeats' thread and ZeroMQ's own are there by now and keep their priority; those that compute are
+    # yet to come.
+    be_nice(config.stage(name).niceness)
+    log.info("loading %s", model)
+    service, peers = build(config, model, channels.context, channels.gateway)
+    with start.making():
+        loop = _prepare(start.closing, name, config, channels, service, peers)
         stop_on_signals(loop)
-        log.info("%s is ready on %s", instance, address)
-        health.loaded(heart)
-        try:
-            loop.run()
-        finally:
-            health.ended()
-            # No heartbeat may come after the farewell.
-            heart.stop()
-            control.send(Farewell(stage=name, instance=instance))
-            service.close()
-            inbox.close()
-            control.close()
-            for outbox in outboxes.values():
-                outbox.close()
-            context.term()
-    log.info("stopped")
+    log.info("%s is ready on %s", channels.instance, config.stage(name).advertise or channels.inbox.endpoint)
+    channels.health.loaded(channels.heart)
+    loop.run()
+
+
+def _open(closing: ExitStack, name: StageName, config: Config, union: Any) -> _Channels:
+    """Open all sockets: if an address is taken, that is told before a model is loaded."""
+    stage = config.stage(name)
+    context = open_context(config, name)
+    # What a failure on the way left open too.
+    closing.callback(context.destroy)
+    health = StageHealth(config.gateway.step_timeout_s)
+    inbox: PullQueue[Any] = PullQueue(context, stage.inbox, union, stage.max_payload_bytes)
+    closing.callback(inbox.close)
+    if stage.http is not None:
+        closing.enter_context(HttpEndpoint(stage.http, health.why_not_live, health.why_not_ready))
+    tracer = open_tracer(config.tracing, name)
+    if tracer is not None:
+        closing.callback(tracer.close)
+    instance = secrets.token_hex(8)
+    identity = control_identity(name, instance)
+    control = ControlClient(context, config.gateway.control, identity)
+    closing.callback(control.close)
+    sending = Sending(identity, config.window_bytes, stage.max_backlog_bytes)
+    gateway: PushQueue[StageEvent] = PushQueue(context, config.gateway.events, sending, "gateway")
+    closing.callback(gateway.close)
+    heart = HeartbeatThread(context, config.gateway.control, identity, stage.heartbeat_s)
+    heart.start()
+    closing.callback(heart.stop)
+    return _Channels(context, health, inbox, tracer, instance, control, gateway, heart)
+
+
+def _prepare(
+    closing: ExitStack,
+    name: StageName,
+    config: Config,
+    channels: _Channels,
+    service: StageService[Any],
+    peers: PeerQueues[Any] | None,
+) -> StageLoop[Any]:
+    """Put the loop together around what was loaded."""
+    stage, instance, heart, control = config.stage(name), channels.instance, channels.heart, channels.control
+    outboxes: dict[str, Outgoing] = {"gateway": channels.gateway}
+    if peers is not None:
+        outboxes[peers.stage] = peers
+        closing.callback(peers.close)
+    closing.callback(service.close)
+    closing.callback(control.send, Farewell(stage=name, instance=instance))
+    # No heartbeat may come after the farewell.
+    closing.callback(heart.stop)
+    closing.callback(channels.health.ended)
+    closing.callback(limit_end)
+    service.traces.tracer = channels.tracer
+    address = stage.advertise or channels.inbox.endpoint
+    membership = Membership(name, instance, address, peers, config.gateway.orphan_timeout_s)
+    # What was loaded stays until the end: no garbage collection needs to look at it again.
+    gc.freeze()
+    gateway = channels.gateway
+    loop = StageLoop(
+        service, stage, channels.inbox, membership, control, heart, gateway, list(outboxes.values())
+    )
+    edges = EdgeMetrics(name, outboxes, {name: channels.inbox}, {"control": control.refused})
+    for metrics in (
+        StageMetrics(service, loop, heart),
+        edges,
+        PeerMetrics(channels.context),
+        LogMetrics(name),
+    ):
+        REGISTRY.register(metrics)
+    return loop

@@ -15,6 +15,7 @@ import zmq
 from shared.config import StageConfig
 from shared.control import ControlClient
 from shared.credits import MARK_AGAIN_S
+from shared.ending import STOP_SIGNALS, end_process
 from shared.engine.heartbeat import HeartbeatThread
 from shared.engine.membership import Membership
 from shared.engine.service import StageService
@@ -347,10 +348,17 @@ class StageLoop(Generic[M]):
 def stop_on_signals(loop: StageLoop[Any]) -> None:
     """Let SIGTERM and SIGINT end the loop when its requests are done; a second one ends the process."""
 
-    def handle(number: int, _: Any) -> None:
+    def drain(number: int, _: Any) -> None:
+        for each in STOP_SIGNALS:
+            signal.signal(each, leave)
         log.info("%s: stopping", signal.Signals(number).name)
-        signal.signal(number, signal.SIG_DFL)
         loop.drain()
 
-    signal.signal(signal.SIGTERM, handle)
-    signal.signal(signal.SIGINT, handle)
+    def leave(number: int, _: Any) -> None:
+        try:
+            log.info("%s again: what is not done is left", signal.Signals(number).name)
+        finally:
+            end_process(0)
+
+    for number in STOP_SIGNALS:
+        signal.signal(number, drain)

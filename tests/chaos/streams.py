@@ -17,8 +17,8 @@ TEXT_TOKENS: Final = 48
 CODEC_TOKENS: Final = 192
 COME_AGAIN_S: Final = 120.0
 """How long a client that is turned away asks again."""
-ALIKE: Final = 0.99
-"""Least correlation with the undisturbed waveform: the first chunk after a resume has less context."""
+
+Chunk = npt.NDArray[np.float32]
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Heard:
     told: list[int] = field(default_factory=list)
     codes: list[int] = field(default_factory=list)
     seqs: list[int] = field(default_factory=list)
-    chunks: list[npt.NDArray[np.float32]] = field(default_factory=list)
+    chunks: list[Chunk] = field(default_factory=list)
     at: list[float] = field(default_factory=list)
     first_audio: float | None = None
     ended: bool = False
@@ -73,12 +73,7 @@ class Heard:
             f"the chunks have {sizes} samples instead of {others}": sizes != others,
         }
         found = [what for what, is_so in wrong.items() if is_so]
-        if not found and sizes:
-            likeness = float(
-                np.corrcoef(np.concatenate(self.chunks), np.concatenate(undisturbed.chunks))[0, 1]
-            )
-            found += [f"the waveform is another one, correlation {likeness:.4f}"] if likeness < ALIKE else []
-        return found
+        return found or _other_samples(self.chunks, undisturbed.chunks)
 
     def departures(self, undisturbed: "Heard") -> list[str]:
         """What of a part of an answer is not as in the undisturbed run."""
@@ -88,13 +83,23 @@ class Heard:
             "the chunks are not numbered one after another": self.seqs != list(range(len(self.seqs))),
             f"the chunks have {sizes} samples instead of {others}": sizes != others[: len(sizes)],
         }
-        return [what for what, is_so in wrong.items() if is_so]
+        found = [what for what, is_so in wrong.items() if is_so]
+        return found or _other_samples(self.chunks, undisturbed.chunks)
 
     def silence_after(self, moment: float) -> float:
         """How long after a moment the longest silence behind it ended, in seconds."""
         times = [moment, *(each for each in self.at if each > moment)]
         gaps = [(after - before, after) for before, after in itertools.pairwise(times)]
         return max(gaps)[1] - moment if gaps else 0.0
+
+
+def _other_samples(chunks: list[Chunk], others: list[Chunk]) -> list[str]:
+    """The chunks that differ in any bit, of as many as there are."""
+    return [
+        f"chunk {number} differs by up to {np.abs(chunk - other).max():.2g}"
+        for number, (chunk, other) in enumerate(zip(chunks, others, strict=False))
+        if not np.array_equal(chunk, other)
+    ]
 
 
 def request_for(number: int) -> GenerateRequest:

@@ -26,7 +26,7 @@ def heard(**changes: object) -> Heard:
         ({"codes": [7]}, "codec ids differ"),
         ({"seqs": [0, 1, 1]}, "not numbered"),
         ({"chunks": SOUND[:2], "seqs": [0, 1]}, "samples instead of"),
-        ({"chunks": SOUND[:1] * 3}, "waveform is another"),
+        ({"chunks": [*SOUND[:2], SOUND[2] * np.float32(1 + 1e-6)]}, "chunk 2 differs by up to"),
     ],
 )
 def test_an_answer_that_differs_is_found(changes: dict[str, object], told: str) -> None:
@@ -39,6 +39,8 @@ def test_the_beginning_of_an_answer_is_no_departure_from_it_and_something_else_i
     assert part.departures(heard()) == []
     part.told = [2]
     assert part.departures(heard()) == ["the text ids differ"]
+    part = heard(told=[1], text=[], codes=[], seqs=[0], chunks=[SOUND[0] + 1])
+    assert "chunk 0 differs by up to 1" in part.departures(heard())[0]
 
 
 @pytest.mark.parametrize(("grown", "flat"), [(0, True), (100 * 2**20, False)])

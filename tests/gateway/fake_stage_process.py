@@ -14,6 +14,7 @@ import sys
 from shared.config import Config, load_config
 from shared.control import ControlClient
 from shared.curve import StackContext, open_context
+from shared.ending import leave_on_signals
 from shared.messages import (
     STAGES,
     AudioChunk,
@@ -40,7 +41,10 @@ def run(name: StageName) -> None:
     if behaviour == "fail":
         sys.stderr.write(f"the {name} has no reason to live\n")
         sys.exit(3)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN if behaviour == "stubborn" else lambda *_: sys.exit(0))
+    if behaviour == "stubborn":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    else:
+        leave_on_signals()
     config = load_config()
     context = open_context(config, name)
     instance = secrets.token_hex(4)

@@ -35,6 +35,7 @@ from tests.gateway.guarded import BEARER, CHAT, KEY, OTHER, keys_file, serving
 from tests.gateway.http_bench import HI, MODEL, http_bench, http_gateway
 from tests.gateway.raw_client import HI as HI_TCP
 from tests.gateway.raw_client import RawClient, submit
+from tests.support.children import Child
 
 Configure = Callable[..., Config]
 
@@ -279,7 +280,7 @@ def test_at_debug_no_log_holds_a_key(place: Path, keys: str, monkeypatch: pytest
                 assert key == wrong
 
     command = [sys.executable, "-m", "gateway"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    with Child(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         lines: list[str] = []
         assert process.stdout is not None
         while "listening on" not in (lines or [""])[-1]:
@@ -292,7 +293,7 @@ def test_at_debug_no_log_holds_a_key(place: Path, keys: str, monkeypatch: pytest
             assert lines[-1], lines
         process.terminate()
         lines.append(process.stdout.read())
-        assert process.wait() == 0
+        assert process.wait(timeout=10) == 0
     text = "".join(lines)
     assert "uvicorn" in text or "websockets" in text or "authorization" in text.lower()
     for secret in (KEY, OTHER, wrong, "plain-words-of-somebody", KEY.removeprefix("omr_"), hash_of(KEY)):

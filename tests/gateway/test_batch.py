@@ -17,6 +17,7 @@ from gateway.cli.main import main
 from shared.config import Config
 from tests.gateway.bench import Bench, bench, run
 from tests.gateway.fake_stages import until
+from tests.support.children import Child
 
 Configure = Callable[..., Config]
 
@@ -196,13 +197,10 @@ def test_it_starts_a_stack_of_its_own_and_resumes_after_an_interruption(
     prompts = written(place / "prompts.jsonl", *({"text": f"Hi {number}"} for number in range(20)))
     command = [sys.executable, "-m", "gateway.cli", "batch", str(prompts), "--out", "out"]
     monkeypatch.setenv("FAKE_THINKER", "mute")
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            run(until((place / "out" / "results.jsonl").exists, "the first request"))
-            process.send_signal(signal.SIGINT)
-            _, shown = process.communicate(timeout=30)
-        finally:
-            process.kill()
+    with Child(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        run(until((place / "out" / "results.jsonl").exists, "the first request"))
+        process.send_signal(signal.SIGINT)
+        _, shown = process.communicate(timeout=30)
     assert process.returncode == 130
     assert shown.endswith("0 of 20 answered\ninterrupted: the same command resumes\n")
     monkeypatch.delenv("FAKE_THINKER")

@@ -22,6 +22,7 @@ from shared.keys import ROLES, load_keys, secret_file
 from shared.messages import TextDelta
 from shared.wire import encode
 from tests.gateway.bench import free_ports, run
+from tests.support.children import Child
 
 
 @pytest.fixture
@@ -169,11 +170,11 @@ def test_a_stage_with_other_keys_stays_outside_and_both_live_on(
 ) -> None:
     """A stage whose keys were forgotten in an exchange is told so, and the gateway says who is missing."""
     assert main(["keys", str(tmp_path / "others")]) == 0
-    with subprocess.Popen(
+    with Child(
         [sys.executable, "-m", "gateway"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as gateway:
         monkeypatch.setenv("OMNIRELAY_SECURITY__KEYS", str(tmp_path / "others"))
-        with subprocess.Popen(
+        with Child(
             [sys.executable, "-m", "services.talker"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         ) as stage:
 

@@ -21,20 +21,21 @@ from gateway.cli import child, launcher
 from gateway.cli.launcher import Stack, running
 from gateway.cli.main import main
 from gateway.client import GatewayClient, StatusReport
-from shared.config import load_config
+from shared.config import DEFAULT_CHECKPOINT, load_config
 from shared.errors import CancelledRequestError, StageStartError
 from shared.messages import STAGES
 from shared.real_time import go_first
 from tests.gateway.bench import run
+from tests.support.children import Child
 
 
-def start(*arguments: str) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
+def start(*arguments: str) -> Child[str]:
+    return Child(
         [sys.executable, "-m", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
 
 
-def read_until(process: "subprocess.Popen[str]", word: str) -> list[str]:
+def read_until(process: Child[str], word: str) -> list[str]:
     """Read lines up to one that holds a word; the test's own timeout bounds the wait."""
     lines: list[str] = []
     stdout = process.stdout
@@ -205,13 +206,44 @@ def test_up_stops_although_nobody_reads_what_it_says(place: Path) -> None:
         assert process.wait(timeout=15) == 0
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("word", ["says hello", "listening on", "is ready after", "ready: tcp://"])
+def test_up_ends_whenever_it_is_told_to(place: Path, word: str, number: signal.Signals) -> None:
+    with start("gateway.cli", "up") as process:
+        read_until(process, word)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        process.send_signal(number)
+        told, _ = process.communicate(timeout=10)
+        assert process.returncode == 0, told
+        assert all(gone(int(each)) for each in children)
+    assert told.endswith("stopped\n")
+    assert "killed" not in told
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_up_leaves_nothing_of_a_checkpoint_that_it_was_not_to_finish(
+    place: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, status: int
+) -> None:
+    monkeypatch.delenv("OMNI_MODEL")
+    with start("gateway.cli", "up") as process:
+        read_until(process, "making the tiny checkpoint")
+        listed = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        wait_for(lambda: bool(listed.read_text().split()))
+        (maker,) = listed.read_text().split()
+        process.send_signal(number)
+        process.communicate(timeout=10)
+        assert process.returncode == status
+        assert gone(int(maker))
+    assert not [path for path in (place / DEFAULT_CHECKPOINT).parent.glob("*") if path.is_dir()]
+
+
 def test_children_die_with_the_launcher(place: Path) -> None:
     with start("gateway.cli", "up") as process:
         read_until(process, "ready: tcp://")
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         assert len(children) == 4
         process.kill()
-        process.wait()
+        process.wait(timeout=10)
         wait_for(lambda: all(gone(int(each)) for each in children))
         if process.stdout is not None:
             process.stdout.close()

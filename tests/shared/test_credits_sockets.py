@@ -22,6 +22,7 @@ from tests.shared.support import (
 )
 from tests.shared.test_credits import text
 from tests.shared.test_queues import audio
+from tests.support.children import Child
 
 MIB = 2**20
 OFFER = """
@@ -62,7 +63,7 @@ def return_credit(queue: PullQueue[Any], sender: PushQueue[Any]) -> Callable[[],
 
 def test_a_gibibyte_for_a_receiver_that_does_not_read_costs_the_sender_its_bounds(context: Context) -> None:
     queue = PullQueue[Any](context, ANY_PORT, StageEvent)
-    with subprocess.Popen(
+    with Child(
         [sys.executable, "-c", OFFER, endpoint(queue.socket)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

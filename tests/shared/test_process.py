@@ -12,6 +12,7 @@ import pytest
 
 from shared.messages import STAGES
 from tests.shared.support import free_address, wait_until
+from tests.support.children import Child
 from tests.support.http import get
 
 ROOT = Path(__file__).parents[2]
@@ -105,10 +106,10 @@ def test_a_bad_configuration_ends_the_stage_with_one_line(tmp_path, tiny_checkpo
     assert re.search(problem.format(path=re.escape(str(path))), line)
 
 
-def start_echo(model: Path, **overrides: str) -> subprocess.Popen[str]:
+def start_echo(model: Path, **overrides: str) -> Child[str]:
     """Start a stage that echoes what it is given; it loads until its standard input is closed."""
     gateway = {"OMNIRELAY_GATEWAY__EVENTS": free_address(), "OMNIRELAY_GATEWAY__CONTROL": free_address()}
-    return subprocess.Popen(
+    return Child(
         [sys.executable, "-c", ECHO],
         env=environment(model, **gateway, **overrides),
         cwd=ROOT,
@@ -130,7 +131,7 @@ def test_a_stage_that_is_told_to_end_while_it_loads_does_so(tiny_checkpoint: Pat
         assert process.stdout is not None
         assert process.stdout.readline()
         process.send_signal(number)
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=10) == 0
         assert process.stderr is not None
         assert process.stderr.read().endswith("stopped while loading\n")
 

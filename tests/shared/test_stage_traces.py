@@ -17,6 +17,7 @@ from shared.queues import PushQueue
 from tests.shared.stages import STAGE, Harness, running
 from tests.shared.support import Context, free_address, sending, wait_until
 from tests.shared.test_process import ECHO, ROOT, environment
+from tests.support.children import Child
 from tests.support.http import get
 from tests.support.otlp import Collector, Span, wait_for_senders
 from tests.support.thinking import speech_of
@@ -129,7 +130,7 @@ def test_a_stage_that_ends_sends_its_last_spans_and_waits_for_no_dead_collector(
     tiny_checkpoint: Path, collector: Collector, there: bool
 ) -> None:
     inbox, http, nobody = free_address(), free_address(), free_address().replace("tcp", "http")
-    process = subprocess.Popen(
+    process = Child(
         [sys.executable, "-c", ECHO],
         env=environment(
             tiny_checkpoint,

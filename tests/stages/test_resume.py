@@ -97,7 +97,7 @@ def test_lost_again_and_again(pipeline: Pipeline, undisturbed: dict[str, Held], 
 def test_the_examples_end_in_all_ways(undisturbed: dict[str, Held]) -> None:
     assert {held.text_end for held in undisturbed.values()} == {"stop", "length"}
     assert {held.codes_end for held in undisturbed.values()} == {None, "stop", "length"}
-    assert {len(held.samples) for held in undisturbed.values()} >= {0, 1, 3}
+    assert {len(held.audio) for held in undisturbed.values()} >= {0, 1, 3}
 
 
 @pytest.mark.parametrize("lost", STAGES)

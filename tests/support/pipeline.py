@@ -45,7 +45,7 @@ class Held:
     text_end: FinishReason | None = None
     codes: list[int] = field(default_factory=list)
     codes_end: FinishReason | None = None
-    samples: list[int] = field(default_factory=list)
+    audio: list[bytes] = field(default_factory=list)
     audio_end: bool = False
 
     def is_complete(self, request: ThinkRequest) -> bool:
@@ -56,7 +56,7 @@ class Held:
     def resume(self, request: ThinkRequest, name: str) -> ThinkRequest:
         """The next attempt."""
         speech = ResumedSpeech(
-            codec_token_ids=self.codes, finish_reason=self.codes_end, chunks=len(self.samples)
+            codec_token_ids=self.codes, finish_reason=self.codes_end, chunks=len(self.audio)
         )
         resume = Resume(
             text_token_ids=self.text,
@@ -78,7 +78,7 @@ class Held:
                 self.codes_end = event.finish_reason
             case AudioChunk():
                 assert not self.audio_end
-                self.samples.append(event.samples)
+                self.audio.append(bytes(event.data.view))
                 self.audio_end = event.last
             case _:
                 raise AssertionError(f"unexpected: {event}")

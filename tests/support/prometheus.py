@@ -83,6 +83,7 @@ class Prometheus:
             self._process.wait(STOP_S)
         finally:
             self._process.kill()
+            self._process.wait(STOP_S)
 
     def query(self, text: str) -> list[dict[str, Any]]:
         """The answer to a query: a list of ``{"metric": labels, "value": [time, text]}``."""

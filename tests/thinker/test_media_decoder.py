@@ -26,6 +26,7 @@ from services.thinker.media.pipe import MAX_HEADER_BYTES, STARTS, Job, Pipe
 from services.thinker.media.process import WORKER
 from shared.errors import MediaError, MediaTooLargeError
 from shared.messages import MediaKind
+from tests.support.children import Child
 from tests.support.decoding import LIMITS, limits
 from tests.support.media import clip, encode_image, picture, spoken
 
@@ -418,8 +419,11 @@ def test_the_child_ends_when_its_parent_is_gone():
 
 def test_a_child_whose_parent_does_not_end_it_ends_itself():
     ours, theirs = socket.socketpair()
-    with ours, theirs:
-        child = subprocess.Popen([*WORKER, str(theirs.fileno())], pass_fds=[theirs.fileno()])
+    with (
+        ours,
+        theirs,
+        Child([*WORKER, str(theirs.fileno())], pass_fds=[theirs.fileno()]) as child,
+    ):
         pipe = Pipe(ours)
         pipe.set_deadline(DEADLINE_S)
         pipe.send(limits(timeout_s=0.1))

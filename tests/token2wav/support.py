@@ -42,8 +42,7 @@ class Oracle:
         frames = length * self.model.config.dit_config.repeats
         values = {
             "codes": self.codes(length, seed),
-            "window_start": 0,
-            "target_start": 0,
+            "start": 0,
             "target_end": frames,
             "seed": seed,
             "speaker": "Ethan",

@@ -5,7 +5,6 @@ import torch
 from safetensors.torch import load_file
 from vllm.config import set_current_vllm_config
 
-from services.token2wav.carry import StreamState
 from services.token2wav.conditioning import check_speakers
 from services.token2wav.engine import build_token2wav
 from services.token2wav.model import Token2WavForSynthesis
@@ -115,7 +114,7 @@ def test_engine_needs_a_checkpoint_and_bounds(tmp_path, oracle):
         ({"codes": (True,)}, r"codes\[0\]: codec id True"),
         ({"codes": ()}, "empty or not within"),
         ({"codes": (0,) * 201}, "402 mel frames exceeds the 400"),
-        ({"window_start": 12, "target_start": 12, "target_end": 14}, "block border"),
+        ({"start": 12, "target_end": 14}, "block border"),
         ({"target_end": 11}, "not within"),
         ({"target_end": 8}, "not the end"),
         ({"time_points": 1}, "time_points 1"),
@@ -125,10 +124,6 @@ def test_engine_needs_a_checkpoint_and_bounds(tmp_path, oracle):
         ({"sway_coefficient": float("inf")}, "sway_coefficient inf"),
         ({"due": float("nan")}, "due nan"),
         ({"is_last": False}, "target_end 10 of a chunk before others cuts a block"),
-        (
-            {"target_start": 2, "stream": StreamState(past=torch.zeros(1))},
-            "0 is not target_start 2",
-        ),
     ],
 )
 def test_bad_chunks_are_refused(oracle, changes, problem):

@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from vllm import PoolingParams
 from vllm.v1.pool.metadata import PoolingMetadata, PoolingStates
 
@@ -41,8 +43,11 @@ def stream_of(engine, codes, arrival=5, resume_from=0, **chunking):
             stream.end()
         while (chunk := stream.next_chunk()) is not None:
             engine.submit_chunk("stream", chunk)
-            parts.append(run_all(engine)["stream"])
-            stream.accept_chunk()
+            made = run_all(engine)["stream"]
+            if stream.accept_chunk():
+                parts.append(made)
+            else:
+                assert made.numel() == 0
     return parts
 
 
@@ -152,8 +157,7 @@ def test_chunks_that_see_all_that_follows_equal_the_reference(request, name, cha
         part = replace(
             whole,
             codes=whole.codes[start * block :],
-            window_start=start * frames,
-            target_start=start * frames,
+            start=start * frames,
             target_end=whole.target_end if end is None else end * frames,
             stream=stream,
             is_last=end is None,
@@ -176,8 +180,7 @@ def test_the_past_of_a_stream_matters(oracle, engine):
     second = replace(
         whole,
         codes=whole.codes[2 * oracle.block_codes :],
-        window_start=2 * frames,
-        target_start=2 * frames,
+        start=2 * frames,
     )
     heard = []
     for state in (stream, StreamState(mel=stream.mel)):
@@ -192,9 +195,7 @@ def test_a_window_has_the_noise_positions_and_conditions_of_the_stream(oracle, p
     whole = pooler._conditioner.prepare(oracle.chunk(5 * block + 3, seed=9))
     codes = whole.chunk.codes[2 * block :]
     start = 2 * frames
-    window = pooler._conditioner.prepare(
-        oracle.chunk(len(codes), seed=9, codes=codes, window_start=start, target_start=start)
-    )
+    window = pooler._conditioner.prepare(oracle.chunk(len(codes), seed=9, codes=codes, start=start))
     for name in ("mel", "rotation"):
         assert torch.equal(getattr(window, name), getattr(whole, name)[2:]), name
     assert torch.allclose(window.conditioned, whole.conditioned[2:], atol=1e-5)
@@ -228,11 +229,52 @@ def test_streams_do_not_depend_on_arrival_and_resume_where_they_were(oracle, eng
     assert len(parts) == len(again) > 2
     for part, other in zip(parts, again, strict=True):
         assert torch.equal(part, other)
-    resumed = stream_of(engine, codes, arrival=100, resume_from=2)
-    assert [part.shape for part in resumed] == [part.shape for part in parts[2:]]
-    # Its vocoder starts from context it recomputed, so the beginning may differ a little.
-    assert torch.corrcoef(torch.stack([resumed[0], parts[2]]))[0, 1] > 0.9
+    for delivered in range(len(parts) + 1):
+        resumed = stream_of(engine, codes, arrival=30, resume_from=delivered)
+        assert len(resumed) == len(parts) - delivered
+        for part, other in zip(parts[delivered:], resumed, strict=True):
+            assert torch.equal(part, other)
 
 
 def test_an_empty_stream_ends_at_once(engine):
     assert stream_of(engine, []) == []
+
+
+@given(data=st.data())
+@settings(max_examples=4)
+def test_neighbours_change_no_bit_of_a_stream(oracle, engine, data):
+    """Whatever streams run beside it, of whatever length, and at whatever step they begin.
+
+    So it is with blocks of 24 frames, as released checkpoints have them.  Libraries have other kernels for
+    batches of few rows: with blocks of 9 frames a stream that is alone is rounded otherwise.
+    """
+    lengths = data.draw(st.lists(st.integers(1, 80), min_size=2, max_size=4))
+    waits = data.draw(st.lists(st.integers(0, 6), min_size=len(lengths), max_size=len(lengths)))
+    scales = data.draw(st.lists(st.sampled_from([0.0, 0.5]), min_size=len(lengths), max_size=len(lengths)))
+
+    def begin(number: int) -> AudioStream:
+        voice = VoiceSettings(seed=number, speaker="Ethan", guidance_scale=scales[number])
+        stream = AudioStream(voice, ChunkingConfig(), engine.geometry)
+        stream.extend(oracle.codes(lengths[number], seed=number))
+        stream.end()
+        return stream
+
+    def play(starts: dict[int, int]) -> dict[int, torch.Tensor]:
+        """Make streams, each from an engine's step on."""
+        streams = {number: begin(number) for number in starts}
+        parts: dict[int, list[torch.Tensor]] = {number: [] for number in starts}
+        step = 0
+        while any(not stream.finished for stream in streams.values()):
+            for number, stream in streams.items():
+                if step >= starts[number] and (chunk := stream.next_chunk()) is not None:
+                    engine.submit_chunk(str(number), chunk)
+            step += 1
+            for outcome in engine.step() if engine.has_work else ():
+                number = int(outcome.request_id)
+                assert streams[number].accept_chunk()
+                parts[number].append(outcome.waveform)
+        return {number: torch.cat(made) for number, made in parts.items()}
+
+    together = play(dict(enumerate(waits)))
+    for number in range(len(lengths)):
+        assert torch.equal(play({number: 0})[number], together[number])

@@ -1,0 +1,28 @@
+"""Child processes that no test can wait for without end."""
+
+import subprocess
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import AnyStr
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Child(subprocess.Popen[AnyStr]):
+    """A process that is killed, if it has not ended, when its ``with`` block is left."""
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Leave no process behind, whatever has failed."""
+        self.kill()
+        super().__exit__(exc_type, value, traceback)
+
+
+def python(*arguments: str) -> list[str]:
+    """The command that runs this interpreter."""
+    return [sys.executable, *arguments]
