@@ -8,7 +8,10 @@ from shared.messages import Route, StageName
 
 
 def place(
-    registry: StageRegistry, speech: bool, avoid: Set[tuple[StageName, str]] = frozenset()
+    registry: StageRegistry,
+    speech: bool,
+    avoid: Set[tuple[StageName, str]] = frozenset(),
+    closed: Set[tuple[StageName, str]] = frozenset(),
 ) -> Route | None:
     """Choose the replicas with the least work, among those that can send to each other.
 
@@ -19,11 +22,12 @@ def place(
         registry: The replicas.
         speech: The request is to be spoken; else the thinker alone serves it.
         avoid: Replicas that are taken only where there is no other, for the request failed there.
+        closed: Replicas that are not taken.
 
     Returns:
         The route; none if there is none now.
     """
-    candidates = partial(_candidates, registry, avoid)
+    candidates = partial(_candidates, registry, avoid, closed)
     for thinker in candidates("thinker"):
         if not speech:
             return Route(thinker=thinker.name)
@@ -37,6 +41,10 @@ def place(
 
 
 def _candidates(
-    registry: StageRegistry, avoid: Set[tuple[StageName, str]], stage: StageName
+    registry: StageRegistry,
+    avoid: Set[tuple[StageName, str]],
+    closed: Set[tuple[StageName, str]],
+    stage: StageName,
 ) -> list[Replica]:
-    return sorted(registry.ready(stage), key=lambda each: (stage, each.name) in avoid)
+    able = [each for each in registry.ready(stage) if (stage, each.name) not in closed]
+    return sorted(able, key=lambda each: (stage, each.name) in avoid)

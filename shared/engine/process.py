@@ -29,7 +29,7 @@ from shared.engine.membership import Membership
 from shared.engine.metrics import StageMetrics
 from shared.engine.service import StageService
 from shared.engine.stage import StageLoop, stop_on_signals
-from shared.errors import OmniRelayError
+from shared.errors import EngineFailedError, OmniRelayError
 from shared.log import configure_logging
 from shared.messages import Farewell, StageEvent, StageName, control_identity
 from shared.metrics import EdgeMetrics
@@ -54,7 +54,8 @@ log = logging.getLogger(__name__)
 def run_stage(name: StageName, union: Any, build: Build) -> None:
     """Run one stage until SIGTERM; the body of ``python -m services.STAGE --config FILE``.
 
-    Exits with 0 after a clean stop, with 1 and one line of explanation if the stage cannot start.
+    Exits with 0 after a clean stop, with 1 and one line of explanation if the stage cannot start, with
+    :attr:`shared.errors.EngineFailedError.exit_status` if its engine failed.
 
     Args:
         name: The stage.
@@ -65,12 +66,16 @@ def run_stage(name: StageName, union: Any, build: Build) -> None:
     parser = argparse.ArgumentParser(prog=f"python -m services.{name}")
     parser.add_argument("--config", type=Path, help="YAML file; without it, the built-in configuration")
     path: Path | None = parser.parse_args().config
+    status = 0
     try:
         config = load_config(path)
         configure_logging(name, config.log_level)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _leave)
         _serve(name, config, union, build)
+    except EngineFailedError as error:
+        log.error("%s: %s", error.code, error)
+        status = error.exit_status
     except OmniRelayError as error:
         log.error("%s: %s", error.code, error)
         sys.exit(1)
@@ -78,7 +83,9 @@ def run_stage(name: StageName, union: Any, build: Build) -> None:
         # Taking down torch and vLLM piece by piece lasts seconds, and nothing depends on it any more:
         # the sockets are closed and all is sent.  Only workers in further processes need an orderly end.
         logging.shutdown()
-        os._exit(0)
+        os._exit(status)
+    if status:
+        sys.exit(status)
 
 
 def _leave(number: int, _: Any) -> None:

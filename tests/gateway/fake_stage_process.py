@@ -3,7 +3,7 @@
 It speaks the real messages; the thinker answers for all three stages, with the key of each where there are
 keys.  ``FAKE_<STAGE>`` in the
 environment makes a stage misbehave: ``fail`` ends it at once, ``stubborn`` lets it ignore SIGTERM, ``mute``
-lets it answer nothing.
+lets it answer nothing.  At SIGUSR1 a stage ends as one whose engine has failed.
 """
 
 import os
@@ -14,11 +14,13 @@ import sys
 from shared.config import Config, load_config
 from shared.control import ControlClient
 from shared.curve import StackContext, open_context
+from shared.errors import EngineFailedError
 from shared.messages import (
     STAGES,
     AudioChunk,
     CodecDelta,
     Credit,
+    Farewell,
     Heartbeat,
     Peers,
     RequestFailed,
@@ -51,6 +53,12 @@ def run(name: StageName) -> None:
     speakers = ["Chelsie"] if name == "token2wav" else []
     limits = StageLimits(max_positions=4096, speakers=speakers)
     placeholders = placeholder_ids(config.model or "")
+
+    def fail(*_: object) -> None:
+        control.send(Farewell(stage=name, instance=instance))
+        sys.exit(EngineFailedError.exit_status)
+
+    signal.signal(signal.SIGUSR1, fail)
     sys.stdout.write(f"{name} says hello\n")
     joined = Peers(gateway="none")
     while True:
