@@ -212,6 +212,7 @@ class Dispatcher:
         self._breaks = breaks
         for replica in self._registry.newly_down():
             self._lose(replica, self._registry.why_down(replica), died=True)
+        self._aborts.keep(self._registry.get)
         self._go_on()
 
     def _go_on(self) -> None:

@@ -28,15 +28,15 @@ def place(
         The route; none if there is none now.
     """
     candidates = partial(_candidates, registry, avoid, closed)
-    for thinker in candidates("thinker"):
-        if not speech:
-            return Route(thinker=thinker.name)
-        for talker in candidates("talker"):
-            if talker.name not in thinker.beat.peers:
-                continue
-            for token2wav in candidates("token2wav"):
-                if token2wav.name in talker.beat.peers:
-                    return Route(thinker=thinker.name, talker=talker.name, token2wav=token2wav.name)
+    thinkers = candidates("thinker")
+    if not speech:
+        return Route(thinker=thinkers[0].name) if thinkers else None
+    talkers, last = candidates("talker"), candidates("token2wav")
+    ends = {each.name: next((end.name for end in last if end.name in each.peers), None) for each in talkers}
+    for thinker in thinkers:
+        for name, token2wav in ends.items():
+            if token2wav is not None and name in thinker.peers:
+                return Route(thinker=thinker.name, talker=name, token2wav=token2wav)
     return None
 
 
