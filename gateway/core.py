@@ -137,7 +137,7 @@ class Gateway:
             if account_open:
                 account.end()
             lifecycle.move(_state_after(error))
-            self.metrics.ended(lifecycle.state, error)
+            self.metrics.ended(lifecycle, error)
             if trace is not None:
                 trace.ended(error)
             what = "a request" if trace is None else f"a request (trace {trace})"
