@@ -144,12 +144,12 @@ class RequestRecord:
 
     def computes(self, stage: StageName) -> bool:
         """The stage's engine has something to do for the request, now or soon."""
-        if stage == "thinker":
-            return not self.text.ended or (self.speaks and not (self.codec.ended or self._conditioned))
         if stage == "talker":
             return self.speaks and not self.codec.ended
-        waits = self.think.speech is not None and not self.think.speech.streaming and not self.codec.ended
-        return self.needs(stage) and not waits
+        if stage == "token2wav" and self.think.speech is not None and not self.think.speech.streaming:
+            # One chunk, which begins when all its codec tokens are there.
+            return self.codec.ended and not self.audio.ended
+        return self.needs(stage)
 
     @property
     def progress(self) -> Progress:
