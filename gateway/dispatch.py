@@ -175,7 +175,7 @@ class Dispatcher:
     def engine_failed(self, active: Active, stage: StageName, error: OmniRelayError) -> None:
         """A stage's engine failed with a request in work, and its process ends."""
         replica = active.attempt.route.replica(stage) if active.attempt is not None else None
-        if self._suspects.accuse(active, stage, replica or "", "engine failed"):
+        if self._suspects.add_death(active, stage, replica or "", "engine failed"):
             self._refuse(active, stage)
         else:
             self.retry(active, stage, "failed", error)
@@ -297,7 +297,7 @@ class Dispatcher:
         there = {attempt_id.partition(".")[0] for attempt_id in self._aborts.unconfirmed(stage, name)}
         there |= {active.record.request_id for active in self._held_by(replica)}
         for active in self._living():
-            if active.record.request_id in there and self._suspects.accuse(active, stage, name, death):
+            if active.record.request_id in there and self._suspects.add_death(active, stage, name, death):
                 self._refuse(active, stage)
 
     def _living(self) -> list[Active]:
@@ -330,7 +330,7 @@ class Dispatcher:
             self._lose(before, "restarted", for_good=True, died=True)
         replica = registry.get(stage, name)
         if was_down and replica is not None and not replica.down:
-            self._suspects.acquit(self._living(), stage, name)
+            self._suspects.remove_death(self._living(), stage, name)
         if replica is None:
             log.warning("a heartbeat of the %s %s says nothing: it has left, or is one too many", stage, name)
             return

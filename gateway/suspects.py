@@ -34,8 +34,8 @@ class Suspects:
     def __contains__(self, active: Active) -> bool:
         return active.record.request_id in self._order and bool(active.apart)
 
-    def accuse(self, active: Active, stage: StageName, replica: str, death: Death) -> bool:
-        """A replica died while it had work on a request.
+    def add_death(self, active: Active, stage: StageName, replica: str, death: Death) -> bool:
+        """Count a replica that died while it had work on a request.
 
         Returns:
             True if the request ran apart there: it is the reason.
@@ -48,32 +48,35 @@ class Suspects:
         if suspicion.deaths.get(replica, 0) >= weight:
             # Told in two ways, as by its silence and by its successor.
             return False
-        guilty = suspicion.serious and suspicion.tried_on == replica
+        was_apart = suspicion.serious and suspicion.tried_on == replica
         suspicion.deaths[replica] = weight
         suspicion.progress = progress
         if suspicion.serious:
             self._order[active.record.request_id] = active
-        return guilty
+        return was_apart
 
-    def acquit(self, among: Iterable[Active], stage: StageName, replica: str) -> None:
-        """A replica that was taken for dead lives: nobody ended it."""
-        for active in among:
+    def remove_death(self, requests: Iterable[Active], stage: StageName, replica: str) -> None:
+        """Count a replica no more that was taken for dead and lives."""
+        for active in requests:
             if stage in active.suspicions:
                 active.suspicions[stage].deaths.pop(replica, None)
 
     def clear(self, active: Active) -> set[StageName]:
-        """Drop the suspicions that a request's progress has refuted.
+        """Drop the suspicions that a request's progress has disproved.
 
         Returns:
             The stages at which it was tried apart and need not be any more.
         """
-        before = active.apart
-        for stage, suspicion in list(active.suspicions.items()):
-            if active.record.is_past(stage, suspicion.progress):
-                del active.suspicions[stage]
+        past = {
+            stage: suspicion
+            for stage, suspicion in active.suspicions.items()
+            if active.record.is_past(stage, suspicion.progress)
+        }
+        for stage in past:
+            del active.suspicions[stage]
         if not active.apart:
             self._order.pop(active.record.request_id, None)
-        return before - active.apart
+        return {stage for stage, suspicion in past.items() if suspicion.serious}
 
     def forget(self, active: Active) -> None:
         """A request has ended."""

@@ -90,7 +90,7 @@ def test_who_ends_two_engines_is_refused_and_its_neighbours_are_not(
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_killed_stage_makes_nobody_a_suspect(configure: Configure, stage: StageName) -> None:
+def test_a_stage_that_is_killed_once_makes_nobody_a_suspect(configure: Configure, stage: StageName) -> None:
     """It may have been an operator: all go on at once, and a second time one after another."""
 
     async def scenario(b: Bench, client: AsyncGatewayClient) -> None:
@@ -151,7 +151,7 @@ def test_progress_between_two_kills_clears_a_request(configure: Configure) -> No
     recover(recovering(configure), scenario)
 
 
-def test_a_replica_that_comes_back_was_not_ended_by_anybody(configure: Configure) -> None:
+def test_a_replica_that_comes_back_does_not_count(configure: Configure) -> None:
     async def scenario(b: Bench, client: AsyncGatewayClient) -> None:
         script = Script(b)
         answers = [client.chat("Hi", seed=number) for number in range(2)]
