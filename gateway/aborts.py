@@ -81,6 +81,15 @@ class AbortLedger:
                 waiting[request_id] = now
                 self._send(stage, replica, request_id)
 
+    def unconfirmed(self, stage: StageName, replica: str) -> list[str]:
+        """What a replica may still have in work although it was told to drop it."""
+        return list(self._open.get((stage, replica), {}))
+
+    def keep(self, known: Callable[[StageName, str], object | None]) -> None:
+        """Forget the replicas that are not known any more, whatever the way they went."""
+        for holder in [holder for holder in self._open if known(*holder) is None]:
+            self.forget(*holder)
+
     def forget(self, stage: StageName, replica: str) -> None:
         """The replica is gone for good, and all that it held."""
         for request_id in self._open.pop((stage, replica), {}):

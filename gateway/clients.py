@@ -39,6 +39,7 @@ class Client:
         name: For the log, and what its share goes by; no secret.
         limits: What it may do.
         known: False for who has not said, or says no more, who it is.
+        counted: What was taken and refused of it before.
 
     Attributes:
         open_requests: How many of its requests are open.
@@ -46,12 +47,17 @@ class Client:
         refused: How many were one too many for a limit of its own.
     """
 
-    def __init__(self, name: str, limits: ClientLimits | None = None, known: bool = True) -> None:
+    def __init__(
+        self,
+        name: str,
+        limits: ClientLimits | None = None,
+        known: bool = True,
+        counted: tuple[int, int] = (0, 0),
+    ) -> None:
         self.name: Final = name
         self.known = known
         self.open_requests = 0
-        self.taken = 0
-        self.refused = 0
+        self.taken, self.refused = counted
         self.change(limits or ClientLimits())
 
     @property

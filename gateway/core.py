@@ -33,6 +33,7 @@ from shared.errors import (
     BusyError,
     CancelledRequestError,
     DeadlineError,
+    EngineFailedError,
     OmniRelayError,
     SequenceError,
     SlowClientError,
@@ -137,7 +138,7 @@ class Gateway:
             if account_open:
                 account.end()
             lifecycle.move(_state_after(error))
-            self.metrics.ended(lifecycle.state, error)
+            self.metrics.ended(lifecycle, error)
             if trace is not None:
                 trace.ended(error)
             what = "a request" if trace is None else f"a request (trace {trace})"
@@ -283,9 +284,14 @@ class Gateway:
         else:
             if record.lifecycle.state is RequestState.COMPLETED:
                 self._complete(active)
+            elif active.suspicions:
+                self.dispatcher.progressed(active)
 
     def _take_failure(self, active: Active, event: RequestFailed) -> None:
         error = failures.from_stage(event)
+        if event.code == EngineFailedError.code:
+            self.dispatcher.engine_failed(active, event.stage, error)
+            return
         elsewhere = isinstance(error, StageFailedError | StageUnavailableError)
         # What has been promised is not refused for want of room.
         if elsewhere or (active.resumes and isinstance(error, BusyError)):

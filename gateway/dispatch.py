@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import Final, Protocol
 
 import msgspec
@@ -12,8 +12,9 @@ from gateway.active import Active, Attempt
 from gateway.metrics import GatewayMetrics
 from gateway.placement import place
 from gateway.registry import NEXT, Reason, Replica, StageRegistry
+from gateway.suspects import Death, Suspects
 from shared.config import Config
-from shared.errors import OmniRelayError, QueueFullError, StageUnavailableError
+from shared.errors import OmniRelayError, PoisonRequestError, QueueFullError, StageUnavailableError
 from shared.log import limited, of_request
 from shared.messages import (
     STAGES,
@@ -102,6 +103,7 @@ class Dispatcher:
         self._give_up = give_up
         self._clock = clock
         self._aborts = AbortLedger(stages.abort, metrics.abort.observe, clock)
+        self._suspects = Suspects()
         self._attempts: dict[str, Active] = {}
         # Those that have a place at the stages, and wait for a replica.
         self._waiting: dict[str, Active] = {}
@@ -139,6 +141,7 @@ class Dispatcher:
 
     def end(self, active: Active, completed: bool = False) -> None:
         """A request has ended: the stages forget it, if they do not know by themselves."""
+        self._suspects.forget(active)
         self._waiting.pop(active.record.request_id, None)
         if completed and active.attempt is not None:
             del self._attempts[active.attempt.id]
@@ -165,12 +168,31 @@ class Dispatcher:
         active.resumes += 1
         active.trouble = error
         active.not_before = self._clock() + (PAUSE_S if reason == "failed" else 0.0)
-        active.record.begin_attempt()
-        self._waiting[active.record.request_id] = active
+        self._wait_for_replicas(active)
         self.resumes += 1
         self._metrics.resumed(stage, reason)
         if active.trace is not None:
             active.trace.resumed(stage, reason)
+
+    def engine_failed(self, active: Active, stage: StageName, error: OmniRelayError) -> None:
+        """A stage's engine failed with a request in work, and its process ends."""
+        replica = active.attempt.route.replica(stage) if active.attempt is not None else None
+        if self._suspects.add_death(active, stage, replica or "", "engine failed"):
+            self._refuse(active, stage)
+        else:
+            self.retry(active, stage, "failed", error)
+
+    def progressed(self, active: Active) -> None:
+        """More of an answer came: a request that is tried apart may have shown that it ends no engine."""
+        cleared = self._suspects.clear(active)
+        following = self._suspects.first
+        if cleared and following is not None and following.apart & cleared:
+            # The next one must be alone in its turn; what has come of this answer stays.
+            log.info("request %s is not why an engine ended; it waits until others were tried", active.name)
+            self._drop(active)
+            active.interruptions += 1
+            self._wait_for_replicas(active)
+            self._go_on()
 
     def on_control(self, message: ControlToGateway) -> None:
         """Take what a replica says of itself, or the confirmation of an abort."""
@@ -191,7 +213,12 @@ class Dispatcher:
             self._cut_thinker(name)
         self._breaks = breaks
         for replica in self._registry.newly_down():
-            self._lose(replica, self._registry.why_down(replica))
+            self._lose(replica, self._registry.why_down(replica), died=True)
+        self._aborts.keep(self._registry.get)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Give requests that wait to replicas, where that is possible now."""
         for active in list(self._waiting.values()):
             if self._clock() >= active.not_before and self._try(active):
                 del self._waiting[active.record.request_id]
@@ -200,8 +227,12 @@ class Dispatcher:
 
     def _try(self, active: Active) -> bool:
         """Make an attempt, if there is a route, and room at the thinker."""
-        think = active.record.ask(active.resumes)
-        route = place(self._registry, think.speech is not None, active.avoid)
+        first = self._suspects.first
+        if active in self._suspects and active is not first:
+            return False
+        think = active.record.ask(active.resumes + active.interruptions)
+        closed = self._closed_to(active, first) if first is not None else frozenset()
+        route = place(self._registry, think.speech is not None, active.avoid, closed)
         if route is None:
             return False
         try:
@@ -211,9 +242,29 @@ class Dispatcher:
             return False
         self._registry.placed(route)
         active.attempt = Attempt(think.request_id, route)
+        for stage, suspicion in active.suspicions.items():
+            suspicion.tried_on = route.replica(stage) if stage in active.apart else None
         self._attempts[think.request_id] = active
         active.started()
         return True
+
+    def _closed_to(self, active: Active, first: Active) -> Set[tuple[StageName, str]]:
+        """The replicas that a request may not be given to, so that the first of the suspects runs alone."""
+        if active is first:
+            return {
+                (stage, replica.name)
+                for stage in first.apart
+                for replica in self._registry.ready(stage)
+                if self._held_by(replica)
+            }
+        if first.attempt is not None:
+            return {(stage, first.attempt.route.replica(stage) or "") for stage in first.apart}
+        # One replica of each stage becomes free for it; the others go on.
+        free = (
+            min(self._registry.ready(stage), key=lambda each: len(self._held_by(each)), default=None)
+            for stage in first.apart
+        )
+        return {(replica.stage, replica.name) for replica in free if replica is not None}
 
     def _missing(self, active: Active) -> StageName | None:
         """The first stage without which the request cannot go on, and which is not there."""
@@ -227,6 +278,33 @@ class Dispatcher:
             because = active.trouble or f"the {stage} is {self._registry.state(stage)}"
             error = StageUnavailableError(f"{because}, and no {stage} came back within {most_s:g} s")
             self._give_up(active, error)
+
+    def _wait_for_replicas(self, active: Active) -> None:
+        """A request is to be given to the stages again, with what there is of its answer."""
+        active.record.begin_attempt()
+        self._waiting[active.record.request_id] = active
+
+    def _refuse(self, active: Active, stage: StageName) -> None:
+        """A request ends engines."""
+        log.error("request %s ended the engine of a %s that had no other: it is refused", active.name, stage)
+        problem = (
+            f"the {stage}'s engine ended while it worked on this request, "
+            "and again while it worked on nothing else: it is not tried again"
+        )
+        self._give_up(active, PoisonRequestError(problem))
+
+    def _note_death(self, replica: Replica, death: Death) -> None:
+        """A replica died: what it had in work, or was told to drop and has not confirmed, may be why."""
+        stage, name = replica.stage, replica.name
+        there = {attempt_id.partition(".")[0] for attempt_id in self._aborts.unconfirmed(stage, name)}
+        there |= {active.record.request_id for active in self._held_by(replica)}
+        for active in self._living():
+            if active.record.request_id in there and self._suspects.add_death(active, stage, name, death):
+                self._refuse(active, stage)
+
+    def _living(self) -> list[Active]:
+        """The requests that were given to the stages, and those that wait for them."""
+        return [*self._attempts.values(), *self._waiting.values()]
 
     def _drop(self, active: Active) -> None:
         """End the present attempt at all its stages."""
@@ -248,10 +326,13 @@ class Dispatcher:
         self._metrics.heartbeat(stage, age_s, self._config.stage(stage).heartbeat_s)
         left = known is not None and known.beat.gateway == self._name != beat.gateway
         cut = _increased(known.beat.breaks, beat.breaks) if known is not None else []
+        was_down = known is not None and known.down
         for before in registry.note(beat):
             self._metrics.restarted(stage)
-            self._lose(before, "restarted", for_good=True)
+            self._lose(before, "restarted", for_good=True, died=True)
         replica = registry.get(stage, name)
+        if was_down and replica is not None and not replica.down:
+            self._suspects.remove_death(self._living(), stage, name)
         if replica is None:
             limited(log).warning(
                 "a heartbeat of the %s %s says nothing: it has left, or is one too many", stage, name
@@ -310,10 +391,19 @@ class Dispatcher:
                 error = StageUnavailableError("the connection to the thinker was lost")
                 self.retry(active, "thinker", "cut off", error)
 
-    def _lose(self, replica: Replica, reason: Reason, for_good: bool = False) -> None:
-        """A replica is gone, and what it held of requests with it."""
+    def _lose(self, replica: Replica, reason: Reason, for_good: bool = False, died: bool = False) -> None:
+        """A replica is gone, and what it held of requests with it.
+
+        Args:
+            replica: Which one.
+            reason: How it is known.
+            for_good: It cannot come back.
+            died: Nobody knows why.
+        """
         stage = replica.stage
         log.error("the %s %s %s", stage, replica.name, _WHAT[reason])
+        if died and not replica.beat.draining:
+            self._note_death(replica, "unexplained")
         for active in self._held_by(replica):
             self.retry(active, stage, reason, StageUnavailableError(f"the {stage} {_WHAT[reason]}"))
         if for_good:

@@ -6,6 +6,7 @@ import logging
 import re
 import secrets
 import stat
+from collections import OrderedDict
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Final
@@ -126,6 +127,8 @@ class ApiKeys(Collector):
         self._entries: dict[str, KeyEntry] = {}
         self._clients: dict[str, Client] = {}
         self._hashes: list[tuple[bytes, Client]] = []
+        # What was counted of keys that are gone: their names may come back, and counters only grow.
+        self._counted: OrderedDict[str, tuple[int, int]] = OrderedDict()
         self.reload()
 
     @property
@@ -150,14 +153,18 @@ class ApiKeys(Collector):
         clients = {}
         for name, entry in entries.items():
             before = self._entries.get(name)
-            if before is None or before.sha256 != entry.sha256:
-                clients[name] = Client(f"key {name}", entry)
-                continue
-            clients[name] = self._clients[name]
-            if before != entry:
-                clients[name].change(entry)
+            if before is not None and before.sha256 == entry.sha256:
+                clients[name] = self._clients[name]
+                if before != entry:
+                    clients[name].change(entry)
         for name, client in self._clients.items():
-            client.known = clients.get(name) is client
+            client.known = name in clients
+            if not client.known:
+                self._counted[name] = client.taken, client.refused
+        for name in [name for name in entries if name not in clients]:
+            clients[name] = Client(f"key {name}", entries[name], counted=self._counted.pop(name, (0, 0)))
+        while len(self._counted) > MAX_KEYS:
+            self._counted.popitem(last=False)
         self._entries, self._clients = entries, clients
         self._hashes = [(bytes.fromhex(entry.sha256), clients[name]) for name, entry in entries.items()]
 

@@ -190,6 +190,8 @@ class StageLink:
     def _read_control(self) -> None:
         if self._on_control is None:
             return
+        # A stage that ends has told before what became of its requests.
+        self._read_events()
         for _ in range(CONTROL_BURST):
             try:
                 identity, *frames = self._control.recv_multipart(zmq.NOBLOCK, copy=False)

@@ -49,19 +49,21 @@ TURNED_AWAY: Final[tuple[type[OmniRelayError], ...]] = (
 disable_created_metrics()
 
 
-def outcome_of(state: RequestState, error: BaseException | None) -> str:
+def outcome_of(lifecycle: Lifecycle, error: BaseException | None) -> str:
     """Give the word for how a request ended.
 
-    Whose fault an error is makes the difference between ``failed`` and ``refused``.
+    Whose fault an error is makes the difference between ``failed`` and ``refused``; a request that was turned
+    away before it was taken has not failed either.
 
     Args:
-        state: Its last one.
+        lifecycle: Its states.
         error: Why, if it has no answer.
     """
-    blameless = state is RequestState.FAILED and isinstance(
-        error, InvalidRequestError | BusyError | UnauthenticatedError
+    taken = RequestState.QUEUED in lifecycle.entered
+    refused = isinstance(error, InvalidRequestError | BusyError | UnauthenticatedError) or (
+        not taken and isinstance(error, TURNED_AWAY)
     )
-    return "refused" if blameless else state.value
+    return "refused" if lifecycle.state is RequestState.FAILED and refused else lifecycle.state.value
 
 
 class GatewayMetrics:
@@ -116,9 +118,9 @@ class GatewayMetrics:
         """A client was told an error: its message is refused, or its request has ended."""
         self._errors.labels(interface, code).inc()
 
-    def ended(self, state: RequestState, error: BaseException | None = None) -> None:
-        """A request ended in a state, or was never taken."""
-        self._outcomes.labels(outcome_of(state, error)).inc()
+    def ended(self, lifecycle: Lifecycle, error: BaseException | None = None) -> None:
+        """A request ended, or was never taken."""
+        self._outcomes.labels(outcome_of(lifecycle, error)).inc()
 
     def restarted(self, stage: StageName) -> None:
         """Another process took a stage's place."""
@@ -191,7 +193,7 @@ class RequestMeter:
     def ended(self, error: BaseException | None) -> None:
         """The request ended, with an error or without."""
         lifecycle = self._lifecycle
-        self._metrics.ended(lifecycle.state, error)
+        self._metrics.ended(lifecycle, error)
         if lifecycle.state is RequestState.COMPLETED:
             entered = lifecycle.entered
             served = entered[RequestState.COMPLETED] - entered[RequestState.THINKING]

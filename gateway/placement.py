@@ -8,7 +8,10 @@ from shared.messages import Route, StageName
 
 
 def place(
-    registry: StageRegistry, speech: bool, avoid: Set[tuple[StageName, str]] = frozenset()
+    registry: StageRegistry,
+    speech: bool,
+    avoid: Set[tuple[StageName, str]] = frozenset(),
+    closed: Set[tuple[StageName, str]] = frozenset(),
 ) -> Route | None:
     """Choose the replicas with the least work, among those that can send to each other.
 
@@ -19,24 +22,29 @@ def place(
         registry: The replicas.
         speech: The request is to be spoken; else the thinker alone serves it.
         avoid: Replicas that are taken only where there is no other, for the request failed there.
+        closed: Replicas that are not taken.
 
     Returns:
         The route; none if there is none now.
     """
-    candidates = partial(_candidates, registry, avoid)
-    for thinker in candidates("thinker"):
-        if not speech:
-            return Route(thinker=thinker.name)
-        for talker in candidates("talker"):
-            if talker.name not in thinker.beat.peers:
-                continue
-            for token2wav in candidates("token2wav"):
-                if token2wav.name in talker.beat.peers:
-                    return Route(thinker=thinker.name, talker=talker.name, token2wav=token2wav.name)
+    candidates = partial(_candidates, registry, avoid, closed)
+    thinkers = candidates("thinker")
+    if not speech:
+        return Route(thinker=thinkers[0].name) if thinkers else None
+    talkers, last = candidates("talker"), candidates("token2wav")
+    ends = {each.name: next((end.name for end in last if end.name in each.peers), None) for each in talkers}
+    for thinker in thinkers:
+        for name, token2wav in ends.items():
+            if token2wav is not None and name in thinker.peers:
+                return Route(thinker=thinker.name, talker=name, token2wav=token2wav)
     return None
 
 
 def _candidates(
-    registry: StageRegistry, avoid: Set[tuple[StageName, str]], stage: StageName
+    registry: StageRegistry,
+    avoid: Set[tuple[StageName, str]],
+    closed: Set[tuple[StageName, str]],
+    stage: StageName,
 ) -> list[Replica]:
-    return sorted(registry.ready(stage), key=lambda each: (stage, each.name) in avoid)
+    able = [each for each in registry.ready(stage) if (stage, each.name) not in closed]
+    return sorted(able, key=lambda each: (stage, each.name) in avoid)

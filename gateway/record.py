@@ -4,7 +4,7 @@ The tokens are kept until the request ends, so that it can be resumed from them 
 """
 
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -23,6 +23,25 @@ from shared.messages import (
 )
 
 Delta = TextDelta | CodecDelta | AudioChunk
+PAST_TOKENS: Final = 16
+"""A stage is past a place when it has drawn so many tokens behind it: the last that it drew before it died
+may not have arrived here."""
+
+
+class Progress(NamedTuple):
+    """How much of an answer has come.
+
+    Attributes:
+        text: Text tokens.
+        codes: Codec tokens.
+        chunks: Chunks of audio.
+        text_ended: The text is complete.
+    """
+
+    text: int
+    codes: int
+    chunks: int
+    text_ended: bool
 
 
 @dataclass
@@ -122,6 +141,33 @@ class RequestRecord:
         if stage == "talker":
             return self.speaks
         return self.think.speech is not None and not self.audio.ended
+
+    def computes(self, stage: StageName) -> bool:
+        """The stage's engine has something to do for the request, now or soon."""
+        if stage == "talker":
+            return self.speaks and not self.codec.ended
+        if stage == "token2wav" and self.think.speech is not None and not self.think.speech.streaming:
+            # One chunk, which begins when all its codec tokens are there.
+            return self.codec.ended and not self.audio.ended
+        return self.needs(stage)
+
+    @property
+    def progress(self) -> Progress:
+        """How far the answer is."""
+        return Progress(
+            len(self.text.token_ids), len(self.codec.token_ids), self.audio.chunks, self.text.ended
+        )
+
+    def is_past(self, stage: StageName, place: Progress) -> bool:
+        """A stage has computed what it was computing when the answer was so far, in the present attempt."""
+        if stage == "thinker":
+            if place.text_ended:
+                # Its rows alone are missing; that they are there shows when the talker has them all.
+                return self._conditioned or self.codec.ended
+            return self.text.ended or len(self.text.token_ids) >= place.text + PAST_TOKENS
+        if stage == "talker":
+            return self.codec.ended or len(self.codec.token_ids) >= place.codes + PAST_TOKENS
+        return self.audio.ended or self.audio.chunks > place.chunks
 
     def begin_attempt(self) -> None:
         """What the stages were doing is lost; what has come from them stays."""

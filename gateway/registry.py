@@ -1,7 +1,7 @@
 """Which replicas of the stages are there, learned from their heartbeats."""
 
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
@@ -31,6 +31,8 @@ class Replica:
         seen: When that came, in monotonic seconds.
         down: It is known to be lost.
         doubted: A connection to it has ended since its last heartbeat: it may be no more.
+        state: As of the last change.
+        peers: The replicas of the next stage that it can send to.
         placed: Requests given to it since the last heartbeat, and between that and the one before: the last
             may not tell of those yet.
     """
@@ -39,6 +41,8 @@ class Replica:
     seen: float
     down: bool = False
     doubted: bool = False
+    state: StageState = "starting"
+    peers: frozenset[str] = frozenset()
     placed: list[int] = field(default_factory=lambda: [0, 0])
 
     @property
@@ -61,6 +65,9 @@ class Replica:
 class StageRegistry:
     """The replicas of all stages.
 
+    A replica's state depends on those of its senders, so it is kept and not looked up: a heartbeat costs what
+    is new in it, however many replicas there are.
+
     Args:
         timeout_s: A replica that is silent for longer is down.
         step_timeout_s: So is one whose loop has been in the same step for longer.
@@ -70,7 +77,6 @@ class StageRegistry:
 
     Attributes:
         stages: Those that there are to be.
-        gateway_drains: The gateway ends too: what it has in line is for replicas that drain, as for others.
     """
 
     def __init__(
@@ -86,12 +92,28 @@ class StageRegistry:
         self._step_timeout_s = step_timeout_s
         self._gateway = gateway
         self._clock = clock
-        self.gateway_drains = False
+        self._gateway_drains = False
         self._replicas: dict[StageName, dict[str, Replica]] = {stage: {} for stage in STAGES}
+        self._states: dict[StageName, Counter[StageState]] = {stage: Counter() for stage in STAGES}
+        # By address, who listens there; by name, how many senders that are ready know a replica.
+        self._listeners: dict[tuple[StageName, str], Replica] = {}
+        self._senders: dict[StageName, Counter[str]] = {stage: Counter() for stage in STAGES}
+        self._addresses: dict[StageName, dict[str, str]] = {}
         self._departed: OrderedDict[tuple[StageName, str], None] = OrderedDict()
         # Since when no replica of a stage is ready; none while one is.
         self._missing_since: dict[StageName, float | None] = dict.fromkeys(STAGES, clock())
         self._known_once: set[StageName] = set()
+
+    @property
+    def gateway_drains(self) -> bool:
+        """The gateway ends too: what it has in line is for replicas that drain, as for others."""
+        return self._gateway_drains
+
+    @gateway_drains.setter
+    def gateway_drains(self, drains: bool) -> None:
+        self._gateway_drains = drains
+        for replica in self.replicas():
+            self._settle(replica)
 
     def get(self, stage: StageName, name: str) -> Replica | None:
         """Give a replica; none if it is not known, or not any more."""
@@ -114,25 +136,34 @@ class StageRegistry:
         ):
             return []
         if known is None:
-            known = replicas[beat.instance] = Replica(beat, self._clock())
+            known = replicas[beat.instance] = Replica(beat, self._clock(), peers=frozenset(beat.peers))
+            self._states[beat.stage][known.state] += 1
             self._known_once.add(beat.stage)
+        if beat.inbox != known.beat.inbox:
+            self._stop_listening(known)
+        if beat.peers != known.beat.peers:
+            self._note_peers(known, frozenset(beat.peers))
         known.beat, known.seen, known.doubted = beat, self._clock(), False
         known.placed = [0, known.placed[0]]
-        if not self._lost(known):
-            known.down = False
-        before = [each for each in replicas.values() if each is not known and each.beat.inbox == beat.inbox]
-        for each in before:
-            self.dismiss(beat.stage, each.name)
-        self._note_missing(beat.stage)
-        return before
+        if known.down and not self._lost(known):
+            self._mark(known, down=False)
+        before = self._listeners.get((beat.stage, beat.inbox))
+        if before is not known:
+            self._listeners[beat.stage, beat.inbox] = known
+            self._addresses.pop(beat.stage, None)
+            if before is not None:
+                self.dismiss(beat.stage, before.name)
+        self._settle(known)
+        return [before] if before is not None and before is not known else []
 
     def dismiss(self, stage: StageName, name: str) -> Replica | None:
         """Forget a replica that has left; gives it, if it was known."""
         self._departed[stage, name] = None
         if len(self._departed) > MAX_DEPARTED:
             self._departed.popitem(last=False)
-        left = self._replicas[stage].pop(name, None)
-        self._note_missing(stage)
+        left = self.get(stage, name)
+        if left is not None:
+            self._remove(left)
         return left
 
     def excuse(self, away_s: float) -> None:
@@ -151,11 +182,9 @@ class StageRegistry:
         """
         lost = [each for each in self.replicas() if not each.down and self._lost(each)]
         for each in lost:
-            each.down = True
+            self._mark(each, down=True)
         for each in [each for each in self.replicas() if self._age_s(each) > FORGET_S]:
-            del self._replicas[each.stage][each.name]
-        for stage in STAGES:
-            self._note_missing(stage)
+            self._remove(each)
         return lost
 
     def why_down(self, replica: Replica) -> Reason:
@@ -164,9 +193,9 @@ class StageRegistry:
 
     def state(self, stage: StageName) -> StageState:
         """What is known of a stage: ``starting`` before its first heartbeat."""
-        states = {self._state(each) for each in self._replicas[stage].values()}
-        for state in ("ready", "draining", "starting"):
-            if state in states:
+        states: tuple[StageState, ...] = ("ready", "draining", "starting")
+        for state in states:
+            if self._states[stage][state]:
                 return state
         return "down" if stage in self._known_once else "starting"
 
@@ -177,21 +206,21 @@ class StageRegistry:
 
     def count(self, stage: StageName, state: StageState) -> int:
         """How many replicas of a stage are in a state."""
-        return sum(self._state(each) == state for each in self._replicas[stage].values())
+        return self._states[stage][state]
 
     def ready(self, stage: StageName) -> list[Replica]:
         """The replicas to which requests may be given now, those with the least work first."""
-        able = [
-            each
-            for each in self._replicas[stage].values()
-            if self._state(each) == "ready" and not each.doubted
-        ]
+        able = [each for each in self._replicas[stage].values() if each.state == "ready" and not each.doubted]
         return sorted(able, key=lambda each: each.work)
 
     def addresses(self, stage: StageName) -> dict[str, str]:
         """The replicas that can be sent to: those that end soon are still among them."""
-        replicas = self._replicas[stage].values()
-        return {each.name: each.beat.inbox for each in replicas if not each.down}
+        known = self._addresses.get(stage)
+        if known is None:
+            replicas = self._replicas[stage].values()
+            known = {each.name: each.beat.inbox for each in replicas if not each.down}
+            self._addresses[stage] = known
+        return known
 
     def placed(self, route: Route) -> None:
         """A request was given to these replicas."""
@@ -241,7 +270,7 @@ class StageRegistry:
             gone = min((each for each in replicas.values() if each.down), key=_last_seen, default=None)
             if gone is None:
                 return False
-            del replicas[gone.name]
+            self._remove(gone)
         return True
 
     def _age_s(self, replica: Replica) -> float:
@@ -255,17 +284,70 @@ class StageRegistry:
             return "down"
         if replica.beat.gateway != self._gateway or not self._reachable(replica):
             return "starting"
-        return "draining" if replica.beat.draining and not self.gateway_drains else "ready"
+        return "draining" if replica.beat.draining and not self._gateway_drains else "ready"
 
     def _reachable(self, replica: Replica) -> bool:
         """Somebody who is to send to it knows it, if there is anybody."""
         sender = _BEFORE.get(replica.stage)
-        senders = (
-            [each for each in self._replicas[sender].values() if self._state(each) == "ready"]
-            if sender
-            else []
-        )
-        return not senders or any(replica.name in each.beat.peers for each in senders)
+        if sender is None or not self._states[sender]["ready"]:
+            return True
+        return self._senders[replica.stage][replica.name] > 0
+
+    def _settle(self, replica: Replica) -> None:
+        """Note a replica's state, and what follows from it for those to which it sends."""
+        stage, before, now = replica.stage, replica.state, self._state(replica)
+        if now == before:
+            return
+        replica.state = now
+        self._states[stage][before] -= 1
+        self._states[stage][now] += 1
+        self._note_missing(stage)
+        self._note_ready(replica, (now == "ready") - (before == "ready"))
+
+    def _note_ready(self, replica: Replica, change: int) -> None:
+        """A replica has become ready (1), or is not any more (-1)."""
+        following = NEXT.get(replica.stage)
+        if following is None or not change:
+            return
+        self._count_senders(following, replica.peers, change)
+        if self._states[replica.stage]["ready"] == max(change, 0):
+            # The first, or the last: now its word counts, or nobody's.
+            for each in list(self._replicas[following].values()):
+                self._settle(each)
+
+    def _note_peers(self, replica: Replica, peers: frozenset[str]) -> None:
+        before, replica.peers = replica.peers, peers
+        following = NEXT.get(replica.stage)
+        if following is not None and replica.state == "ready":
+            self._count_senders(following, peers - before, 1)
+            self._count_senders(following, before - peers, -1)
+
+    def _count_senders(self, stage: StageName, names: Iterable[str], change: int) -> None:
+        """One more sender knows these replicas, or one less."""
+        senders, replicas = self._senders[stage], self._replicas[stage]
+        for name in names:
+            senders[name] += change
+            if senders[name] == 0:
+                del senders[name]
+            if name in replicas:
+                self._settle(replicas[name])
+
+    def _mark(self, replica: Replica, down: bool) -> None:
+        replica.down = down
+        self._addresses.pop(replica.stage, None)
+        self._settle(replica)
+
+    def _stop_listening(self, replica: Replica) -> None:
+        place = replica.stage, replica.beat.inbox
+        if self._listeners.get(place) is replica:
+            del self._listeners[place]
+
+    def _remove(self, replica: Replica) -> None:
+        """Forget a replica."""
+        self._mark(replica, down=True)
+        self._stop_listening(replica)
+        self._states[replica.stage]["down"] -= 1
+        del self._replicas[replica.stage][replica.name]
 
     def _note_missing(self, stage: StageName) -> None:
         if self.state(stage) == "ready":
@@ -277,7 +359,7 @@ class StageRegistry:
         beat = replica.beat
         return StageStatus(
             name=beat.stage,
-            state=self._state(replica),
+            state=replica.state,
             replica=beat.instance,
             inbox=beat.inbox,
             heartbeat_age_s=self._age_s(replica),

@@ -93,7 +93,7 @@ class RequestTrace:
             "gen_ai.operation.name": "chat",
             "gen_ai.provider.name": "omnirelay",
             "gen_ai.request.model": self._model,
-            "omnirelay.outcome": outcome_of(self._lifecycle.state, error),
+            "omnirelay.outcome": outcome_of(self._lifecycle, error),
         }
         if record is not None:
             told |= _attributes(record)

@@ -104,6 +104,14 @@ class QueueFullError(OmniRelayError):
     code = "queue_full"
 
 
+class EngineFailedError(OmniRelayError):
+    """A stage's engine raised in a step; the stage reports every request that it had in work, and ends."""
+
+    code = "engine_failed"
+    exit_status: ClassVar[int] = 70
+    """Of the process; EX_SOFTWARE of sysexits.h."""
+
+
 class RequestError(OmniRelayError):
     """Ends one request; its code and message reach the client."""
 
@@ -250,6 +258,13 @@ class StageFailedError(RequestError):
     """A stage failed while it worked on the request."""
 
     code = "stage_failed"
+    private = False
+
+
+class PoisonRequestError(RequestError):
+    """A stage's engine ended while it worked on the request, and again while it worked on it alone."""
+
+    code = "poison_request"
     private = False
 
 

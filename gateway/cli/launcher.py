@@ -16,7 +16,7 @@ from gateway.cli.progress import Progress
 from gateway.cli.target import own_target
 from gateway.client import StatusReport
 from shared.config import ENV_PREFIX, Config
-from shared.errors import GatewayUnreachableError, MessageError, StageStartError
+from shared.errors import EngineFailedError, GatewayUnreachableError, MessageError, StageStartError
 from shared.messages import STAGES
 
 STOP_S: Final = 8.0
@@ -25,7 +25,7 @@ FAREWELL_S: Final = 3.0
 """How long the gateway may take to tell its clients about those that it has ended."""
 MOST_RESTARTS: Final = 5
 RESTARTS_WITHIN_S: Final = 60.0
-"""Stages that end more often within that time are not started again."""
+"""Stages that end more often within that time before they could serve are not started again."""
 HTTP_PORTS_APART: Final = 10
 """Each further replica serves HTTP so many ports above the one before."""
 POLL_S: Final = 0.2
@@ -87,8 +87,8 @@ class Stack:
         """Start stages that end again, unless they were told to: the gateway goes on with their requests.
 
         Raises:
-            StageStartError: The gateway ended, or stages end again and again; the message says which, and its
-                last lines.
+            StageStartError: The gateway ended, or stages end again and again before they can serve; the
+                message says which, and its last lines.
         """
         while True:
             ends = [asyncio.create_task(child.wait()) for child in self._children]
@@ -99,7 +99,7 @@ class Stack:
                     end.cancel()
             for index, child in enumerate(list(self._children)):
                 if not child.alive:
-                    self._check_restart(child)
+                    await self._check_restart(child)
                     if child.status == 0:
                         announce(f"the {child.name} {child.ending}")
                         self._children.remove(child)
@@ -108,12 +108,26 @@ class Stack:
                         self._children[index] = await self._launch(child.name)
                     break
 
-    def _check_restart(self, child: Child) -> None:
+    async def _check_restart(self, child: Child) -> None:
+        if child is not self._children[0] and await self._could_serve(child):
+            # What ended it came from outside: a request, an operator.  None of these may end the stack.
+            return
         now = time.monotonic()
         recent = [each for each in self._restarts if now - each < RESTARTS_WITHIN_S]
         if len(recent) >= MOST_RESTARTS or child is self._children[0]:
             self._check_alive("while the stack was running")
         self._restarts = [*recent, now]
+
+    async def _could_serve(self, child: Child) -> bool:
+        """A stage that has ended had loaded its model.
+
+        One that was told to end, or whose engine failed, says so by its status; any other stays known to the
+        gateway, to which it has sent a heartbeat, until its successor comes.
+        """
+        if child.status in (0, EngineFailedError.exit_status):
+            return True
+        report = await self._ask()
+        return report is not None and any(stage.pid == child.pid for stage in report.stages)
 
     async def _launch(self, child: str) -> Child:
         module = self._modules[child.partition(" ")[0]]

@@ -15,6 +15,7 @@ from shared.errors import (
     MediaTooLargeError,
     OmniRelayError,
     OriginError,
+    PoisonRequestError,
     RequestTooLargeError,
     SlowUploadError,
     StageUnavailableError,
@@ -33,6 +34,8 @@ STATUS: Final[dict[type[OmniRelayError], int]] = {
     SlowUploadError: 408,
     RequestTooLargeError: 413,
     MediaTooLargeError: 413,
+    # Not 5xx: clients repeat these by themselves, and each time costs engines.
+    PoisonRequestError: 422,
     BusyError: 429,
     # Not the client's doing: whoever balances load asks another gateway.
     StoppingError: 503,

@@ -25,15 +25,14 @@ from shared.engine.generation import (
 from shared.engine.model_time import watch_model
 from shared.engine.playback import PlaybackClock
 from shared.engine.resume import check_resumed
+from shared.engine.service import Failures
 from shared.engine.tensors import DTYPE_NAMES, unpack_positions, unpack_rows
 from shared.engine.traces import StageTraces
 from shared.errors import (
     BusyError,
     OmniRelayError,
-    QueueFullError,
     RepeatedMessageError,
     SequenceError,
-    StageFailedError,
 )
 from shared.messages import (
     CODEC_RATE,
@@ -142,15 +141,13 @@ class TalkerService:
         """Compute one step and send what came out of it; gives the requests that failed, with reasons."""
         outputs = self._engine.step()
         self._steps += 1
-        failures: dict[str, OmniRelayError] = {}
+        failures = Failures()
         for output in outputs:
             speech = self._speeches.get(output.request_id)
             if speech is None or not isinstance(output, RequestOutput):
                 continue
-            try:
+            with failures.only(speech.request_id):
                 self._send(speech, output)
-            except (StageFailedError, QueueFullError) as error:
-                failures[speech.request_id] = error
         unscheduled = self._scheduler.take_failures()
         for speech in self._speeches.values():
             if speech.engine_id in unscheduled:

@@ -7,7 +7,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 
 from services.thinker.scheduler import ThinkerScheduler
 from services.thinker.track import TrackWriter
-from shared.errors import QueueFullError
+from shared.engine.service import Failures
 from shared.messages import ConditioningRows, TalkerInput
 from shared.peers import Outlet
 
@@ -38,32 +38,26 @@ class RowSender:
         self._talker = talker
         self._max_payload_bytes = max_payload_bytes
 
-    def send(self, track_of: Callable[[str], TrackWriter | None]) -> dict[str, QueueFullError]:
+    def send(self, track_of: Callable[[str], TrackWriter | None], failures: Failures) -> None:
         """Send what the last step made readable.
 
         Args:
             track_of: Gives the track of a request by the engine's name; none if nobody wants its rows.
-
-        Returns:
-            The requests for whose rows the talker's queue has no room, by the engine's name.
+            failures: Gets the requests whose rows cannot be sent.
         """
-        failures: dict[str, QueueFullError] = {}
         reads = [
             (read, track) for read in self._scheduler.take_reads() if (track := track_of(read.engine_id))
         ]
         if not reads:
-            return failures
+            return
         slots = torch.cat([read.slots for read, _ in reads])
         rows, positions = self._engine.collective_rpc("read_rows", args=(slots,))[0]
         first = 0
         for read, track in reads:
             last = first + read.slots.shape[0]
-            try:
+            with failures.only(track.request_id):
                 self._send_track(track, read.start, rows[first:last], positions[:, first:last])
-            except QueueFullError as error:
-                failures[read.engine_id] = error
             first = last
-        return failures
 
     def close(self, track: TrackWriter) -> None:
         """Send the last message of a track.

@@ -32,15 +32,13 @@ from shared.engine.generation import (
     submit,
 )
 from shared.engine.model_time import watch_model
+from shared.engine.service import Failures
 from shared.engine.traces import StageTraces
 from shared.errors import (
     InvalidRequestError,
     OmniRelayError,
     PromptTooLongError,
-    QueueFullError,
     RepeatedMessageError,
-    RequestError,
-    StageFailedError,
     UnknownSpeakerError,
 )
 from shared.messages import (
@@ -177,20 +175,19 @@ class ThinkerService:
 
     def step(self) -> dict[str, OmniRelayError]:
         """Compute one step and send what came out of it; gives the requests that failed, with reasons."""
-        failures = self._begin_prepared()
+        failures = Failures()
+        self._begin_prepared(failures)
         if not self._scheduler.has_requests():
             return failures
         outputs = self._engine.step()
         self._steps += 1
-        failures |= self._send_rows()
+        self._rows.send(self._track_of, failures)
         for output in outputs:
             thought = self._thoughts.get(output.request_id)
             if thought is None or thought.request_id in failures or not isinstance(output, RequestOutput):
                 continue
-            try:
+            with failures.only(thought.request_id):
                 self._send_text(thought, output)
-            except (StageFailedError, QueueFullError) as error:
-                failures[thought.request_id] = error
         for engine_id, reason in self._scheduler.take_failures().items():
             if engine_id in self._by_engine_id:
                 failures[self._by_engine_id[engine_id].request_id] = reason
@@ -234,16 +231,11 @@ class ThinkerService:
         )
         yield from self._preparer.metrics.collect()
 
-    def _begin_prepared(self) -> dict[str, OmniRelayError]:
-        """Give the engine the requests whose media are ready; gives those that cannot be served."""
-        failures: dict[str, OmniRelayError] = {}
+    def _begin_prepared(self, failures: Failures) -> None:
+        """Give the engine the requests whose media are ready."""
         for outcome in self._preparer.take():
-            request = outcome.request
-            try:
-                self._begin(request, outcome.prompt)
-            except (RequestError, QueueFullError) as error:
-                failures[request.request_id] = error
-        return failures
+            with failures.only(outcome.request.request_id):
+                self._begin(outcome.request, outcome.prompt)
 
     def _begin(self, message: ThinkRequest, prompt: TokensInput | MultiModalInput) -> None:
         """Give a request to the engine, and tell the talker of it."""
@@ -316,10 +308,6 @@ class ThinkerService:
             made=made,
             extra_args={SPEECH: progress.needs_rows, PROMPT_TOKENS: length},
         )
-
-    def _send_rows(self) -> dict[str, OmniRelayError]:
-        failures = self._rows.send(self._track_of)
-        return {self._by_engine_id[engine_id].request_id: error for engine_id, error in failures.items()}
 
     def _track_of(self, engine_id: str) -> TrackWriter | None:
         thought = self._by_engine_id.get(engine_id)

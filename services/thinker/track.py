@@ -26,7 +26,7 @@ class TrackWriter:
     def __init__(
         self, request_id: str, prompt_tokens: int, voice_row: torch.Tensor, closing_rows: torch.Tensor
     ) -> None:
-        self._request_id = request_id
+        self.request_id = request_id
         self._prompt_tokens = prompt_tokens
         self._voice_row = voice_row
         self._closing_rows = closing_rows
@@ -80,7 +80,7 @@ class TrackWriter:
 
     def _message(self, rows: torch.Tensor, positions: torch.Tensor, last: bool) -> ConditioningRows:
         message = ConditioningRows(
-            request_id=self._request_id,
+            request_id=self.request_id,
             seq=self._seq,
             start=self._written,
             rows=pack_rows(rows),

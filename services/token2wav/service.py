@@ -15,12 +15,12 @@ from services.token2wav.synthesis import validate_codes
 from shared.config import SynthesisConfig, Token2WavConfig
 from shared.engine.model_time import watch_model
 from shared.engine.playback import PlaybackClock
+from shared.engine.service import Failures
 from shared.engine.speakers import load_speakers
 from shared.engine.tensors import to_blob
 from shared.engine.traces import StageTraces
 from shared.errors import (
     OmniRelayError,
-    QueueFullError,
     RepeatedMessageError,
     SequenceError,
     StateTransitionError,
@@ -123,14 +123,14 @@ class Token2WavService:
 
     def step(self) -> dict[str, OmniRelayError]:
         """Advance all chunks by a solver step, send those that ended; gives the requests that failed."""
-        failures: dict[str, OmniRelayError] = {}
+        failures = Failures()
         outcomes = self._engine.step()
         self._steps += 1
         for outcome in outcomes:
             voice = self._voices.get(outcome.request_id)
             if voice is None:
                 continue
-            try:
+            with failures.only(voice.request_id):
                 if outcome.error is not None:
                     raise outcome.error
                 if outcome.waveform is not None:
@@ -138,8 +138,6 @@ class Token2WavService:
                         self._deliver(voice, outcome.waveform)
                     if not self._advance(voice):
                         self.traces.enter(voice.request_id, WAIT)
-            except (OmniRelayError, QueueFullError) as error:
-                failures[voice.request_id] = error
         return failures
 
     def load(self) -> StageLoad:

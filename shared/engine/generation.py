@@ -85,8 +85,12 @@ def submit(
     """
     try:
         return engine.add_request(request_id, prompt, params, priority=priority)
-    except REFUSALS as error:
-        raise InvalidRequestError(str(error)) from error
+    except Exception as error:
+        # It may be noted in a part of the engine.
+        engine.abort_request([request_id])
+        if isinstance(error, REFUSALS):
+            raise InvalidRequestError(str(error)) from error
+        raise
 
 
 def finish_reason(completion: CompletionOutput) -> FinishReason:

@@ -28,7 +28,7 @@ from shared.engine.membership import Membership
 from shared.engine.metrics import StageMetrics
 from shared.engine.service import StageService
 from shared.engine.stage import StageLoop, stop_on_signals
-from shared.errors import OmniRelayError
+from shared.errors import EngineFailedError, OmniRelayError
 from shared.log import configure_logging
 from shared.messages import Farewell, StageEvent, StageName, control_identity
 from shared.metrics import EdgeMetrics, LogMetrics
@@ -57,7 +57,7 @@ def run_stage(name: StageName, union: Any, build: Build) -> NoReturn:
     """Run one stage until SIGTERM; the body of ``python -m services.STAGE --config FILE``.
 
     The process ends with 0 when it was told to stop, with 1 and one line of explanation if the stage cannot
-    start, and with 1 if its engine fails.
+    start, and with :attr:`shared.errors.EngineFailedError.exit_status` if its engine failed.
 
     Args:
         name: The stage.
@@ -80,6 +80,9 @@ def _run(name: StageName, union: Any, build: Build) -> int:
         tell_ignored()
         with start.closing:
             _serve(start, name, config, union, build)
+    except EngineFailedError as error:
+        log.error("%s: %s", error.code, error)
+        return error.exit_status
     except OmniRelayError as error:
         log.error("%s: %s", error.code, error)
         return 1

@@ -1,16 +1,37 @@
 """What every stage's service can do; the stage loop needs nothing else of it."""
 
+import logging
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
 from prometheus_client.core import Metric
 
 from shared.engine.model_time import ModelTime
 from shared.engine.traces import StageTraces
-from shared.errors import OmniRelayError
+from shared.errors import OmniRelayError, StageFailedError
 from shared.messages import StageLimits, StageLoad, StageName
 
 M_contra = TypeVar("M_contra", contravariant=True)
+log = logging.getLogger(__name__)
+
+
+class Failures(dict[str, OmniRelayError]):
+    """The requests that failed in a step, with the reason of each."""
+
+    @contextmanager
+    def only(self, request_id: str) -> Iterator[None]:
+        """Do something for one request alone: whatever is raised ends that request, and no other.
+
+        Not for what the engine computes for all of them: an error there leaves nothing to be believed.
+        """
+        try:
+            yield
+        except OmniRelayError as error:
+            self[request_id] = error
+        except Exception as error:
+            log.exception("request %s failed by an error that nobody expected", request_id)
+            self[request_id] = StageFailedError(f"an error that nobody expected: {error!r}")
 
 
 class StageService(Protocol[M_contra]):

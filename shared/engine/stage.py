@@ -20,6 +20,7 @@ from shared.engine.heartbeat import HeartbeatThread
 from shared.engine.membership import Membership
 from shared.engine.service import StageService
 from shared.errors import (
+    EngineFailedError,
     MessageError,
     OmniRelayError,
     QueueFullError,
@@ -125,7 +126,7 @@ class StageLoop(Generic[M]):
         """Loop until :meth:`stop`, or the end of :meth:`drain`.
 
         Raises:
-            Exception: Whatever the engine raised; every request in work has been reported failed.
+            EngineFailedError: From what the engine raised; every request in work has been reported failed.
         """
         sent = sum(outbox.busy_s for outbox in self._outboxes)
         self._lap = time.perf_counter(), self._service.model_time.seconds, sent
@@ -146,11 +147,11 @@ class StageLoop(Generic[M]):
                     return
         except Exception as error:
             log.exception("the engine failed; this stage ends")
-            reason = StageFailedError(f"the {self._service.name}'s engine failed: {error!r}")
+            reason = EngineFailedError(f"the {self._service.name}'s engine failed: {error!r}")
             for request_id in self._service.living():
                 # Nothing is asked of the engine any more: it is broken.
                 self._tell_failure(request_id, reason)
-            raise
+            raise reason from error
 
     def _spent(self, activity: str) -> None:
         """Count the time since the last call, apart from what the model and sending took of it."""

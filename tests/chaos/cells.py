@@ -5,16 +5,24 @@ import json
 import random
 import threading
 import time
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple
 
 from gateway.client import GatewayClient
-from shared.errors import BusyError, GatewayUnreachableError, OmniRelayError, StageUnavailableError
+from shared.errors import (
+    BusyError,
+    GatewayUnreachableError,
+    OmniRelayError,
+    PoisonRequestError,
+    StageUnavailableError,
+)
 from shared.messages import STAGES
 from tests.chaos.faults import FAULTS, GATEWAY_FAULTS, Fault, Strike, Target, strike
 from tests.chaos.leaks import Footprint, footprints, leaks
 from tests.chaos.stack import STREAMS, ChaosStack, settled
-from tests.chaos.streams import Heard, Stream, request_for
+from tests.chaos.streams import Heard, Stream, poison_for, request_for
+from tests.chaos.victim import POISON, POISONS
 from tests.support.processes import wait_until
 
 State = Literal["queued", "thinking", "talking", "synthesizing"]
@@ -47,8 +55,12 @@ _STRUCK: Final[tuple[tuple[Target, tuple[Fault, ...]], ...]] = (
     ("gateway", GATEWAY_FAULTS),
 )
 MATRIX: Final = [
-    Cell(target, fault, state) for target, faults in _STRUCK for fault in faults for state in STATES
+    *(Cell(target, fault, state) for target, faults in _STRUCK for fault in faults for state in STATES),
+    *(Cell(stage, fault, state) for stage in STAGES for fault in POISONS for state in STATES[1:]),
 ]
+ENGINES: Final[dict[Fault, int]] = {"poison": 2, "segfault": 3}
+"""How many processes such a request ends before it is refused.  Of one that ends without a word nobody knows
+why: a request is tried apart from the second time on."""
 
 
 @dataclass
@@ -203,30 +215,44 @@ class Campaign:
         until = time.monotonic() + CELL_S
         with GatewayClient(stack.address) as client:
             with Watcher(stack) as watcher:
-                numbers = range(QUEUED + 1 if cell.state == "queued" else STREAMS)
+                # A request that ends a stage's process is the eighth.
+                among = STREAMS - (cell.fault in POISONS)
+                numbers = range(QUEUED + 1 if cell.state == "queued" else among)
                 streams = [Stream(client, number) for number in numbers]
                 chosen = streams[-1] if cell.state == "queued" else self._chance.choice(streams)
                 reached = watcher.await_state(chosen, cell.state)
                 if reached and cell.target == "gateway" and cell.fault == "stop":
                     # What it has not taken yet would be turned away.
                     wait_until(lambda: all(each.request_id for each in streams), "all are taken", CELL_S)
-                done = strike(stack, cell.target, cell.fault, self._chance) if reached else None
+                done, poison = self._strike(cell, client) if reached else (None, None)
                 newcomer = Newcomer(stack) if done else None
                 if done and cell.target != "gateway":
                     outcome.hit = watcher.state(chosen) == cell.state
                 elif done:
                     outcome.hit = True
-            for stream in streams:
+            for stream in [*streams, *([poison] if poison else [])]:
                 stream.result(until)
         if done is None or newcomer is None:
             return
         newcomer.join(max(0.0, until - time.monotonic()))
         done.rest.result(CELL_S)
         if done.dies:
-            wait_until(lambda: len(stack.deaths) > deaths, "the process ends", CELL_S)
+            ends = ENGINES.get(cell.fault, 1)
+            wait_until(lambda: len(stack.deaths) >= deaths + ends, "the process ends", CELL_S)
         wait_until(stack.all_ready, "all replicas are ready again", CELL_S)
         self._judge(outcome, done, streams, newcomer)
+        if poison is not None:
+            outcome.faults += _judge_poison(cell, poison.heard, len(stack.deaths) - deaths)
         outcome.faults += leaks(stack, self._before)
+
+    def _strike(self, cell: Cell, client: GatewayClient) -> tuple[Strike, Stream | None]:
+        """Do it; gives the request that does it, if it is one."""
+        if cell.target == "gateway" or cell.fault not in POISONS:
+            return strike(self._stack, cell.target, cell.fault, self._chance), None
+        rest: Future[None] = Future()
+        rest.set_result(None)
+        poison = Stream(client, STREAMS - 1, poison_for(POISON[cell.target, cell.fault]))
+        return Strike(time.monotonic(), dies=True, rest=rest), poison
 
     def _judge(self, outcome: Outcome, done: Strike, streams: list[Stream], newcomer: Newcomer) -> None:
         """Compare all answers with those of the undisturbed run."""
@@ -257,3 +283,13 @@ class Campaign:
             if count and request_for(stream.number).streaming
         ]
         outcome.recovery_s = max(again, default=None)
+
+
+def _judge_poison(cell: Cell, heard: Heard, ended: int) -> list[str]:
+    """What is wrong with the end of a request that ends processes."""
+    found = []
+    if not isinstance(heard.error, PoisonRequestError) or cell.target not in str(heard.error):
+        found.append(f"the request that ends processes was told {heard.error!r}")
+    if ended != ENGINES[cell.fault]:
+        found.append(f"it ended {ended} processes, not {ENGINES[cell.fault]}")
+    return found

@@ -16,11 +16,12 @@ import zmq
 from shared.errors import OmniRelayError
 from shared.messages import STAGES, StageName
 from tests.chaos.stack import DRAIN_S, ChaosStack
+from tests.chaos.victim import Poison
 from tests.support.garbage import noise, push
 from tests.support.http import get
 from tests.support.processes import wait_until
 
-Fault = Literal["kill", "freeze", "hang", "exit", "memory", "stop", "garbage"]
+Fault = Literal["kill", "freeze", "hang", "exit", "memory", "stop", "garbage"] | Poison
 Target = StageName | Literal["gateway"]
 
 FAULTS: Final[tuple[Fault, ...]] = ("kill", "freeze", "hang", "exit", "memory", "stop", "garbage")
@@ -33,6 +34,8 @@ MEANING: Final[dict[Fault, str]] = {
     "memory": "out of memory in a step",
     "stop": "SIGTERM",
     "garbage": "garbage on its sockets",
+    "poison": "a request that fails its step",
+    "segfault": "a request that ends its process",
 }
 ORPHANED_S: Final = 6.0
 """A gateway that is frozen for so long has been given up by its stages (``orphan_timeout_s`` is 5)."""

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -115,6 +116,11 @@ def request_for(number: int) -> GenerateRequest:
         text_sampling=draws(TEXT_TOKENS, greedy=number % 2 == 0),
         codec_sampling=draws(CODEC_TOKENS, greedy=number // 2 % 2 == 0),
     )
+
+
+def poison_for(seed: int) -> GenerateRequest:
+    """One of them that does to a stage what its seed says."""
+    return msgspec.structs.replace(request_for(0), seed=seed)
 
 
 class Stream(threading.Thread):

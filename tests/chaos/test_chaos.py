@@ -19,6 +19,9 @@ CELLS = [
     Cell("talker", "freeze", "queued"),
     Cell("thinker", "garbage", "talking"),
     Cell("token2wav", "hang", "talking"),
+    Cell("thinker", "poison", "talking"),
+    Cell("talker", "segfault", "thinking"),
+    Cell("token2wav", "poison", "synthesizing"),
     Cell("gateway", "stop", "queued"),
     Cell("gateway", "kill", "thinking"),
 ]

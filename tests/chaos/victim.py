@@ -1,6 +1,7 @@
 """``python -m tests.chaos.victim STAGE --config FILE``: a stage that fails in its next step when told to.
 
-The order is a file of its own for each process; SIGUSR1 says that it is there.
+The order is a file of its own for each process; SIGUSR1 says that it is there.  Without an order it fails in
+each step that has a request in work whose seed is one of :data:`POISON`.
 """
 
 import importlib
@@ -15,7 +16,7 @@ from shared.config import Config
 from shared.engine.process import Build, Context, run_stage
 from shared.engine.service import StageService
 from shared.errors import OmniRelayError
-from shared.messages import StageEvent, StageName, TalkerInput, ThinkerInput, Token2WavInput
+from shared.messages import STAGES, StageEvent, StageName, TalkerInput, ThinkerInput, Token2WavInput
 from shared.peers import PeerQueues
 from shared.queues import PushQueue
 
@@ -26,6 +27,16 @@ EXIT_STATUS: Final = 70
 Moment = Literal["before", "after"]
 """Of the step: nothing of it was done, or all of it, and what came out is on its way."""
 Failure = Literal["hang", "exit", "memory", "device memory"]
+
+Poison = Literal["poison", "segfault"]
+POISONS: Final[tuple[Poison, ...]] = ("poison", "segfault")
+"""What a request does to the step of a stage that works on it: it raises, or ends the process."""
+POISON: Final[dict[tuple[StageName, Poison], int]] = {
+    (stage, poison): 9000 + 10 * index + kind
+    for index, stage in enumerate(STAGES)
+    for kind, poison in enumerate(POISONS)
+}
+"""The seeds of such requests."""
 
 INPUTS: Final[dict[StageName, Any]] = {
     "thinker": ThinkerInput,
@@ -61,6 +72,30 @@ class Doom:
         setattr(service, "step", doomed)  # noqa: B010 - a method may not be assigned to
 
 
+def poison(service: StageService[Any]) -> None:
+    """Let a service fail in each step that has a request in work that does this to it."""
+    accept, step = service.accept, service.step
+    kinds = {seed: kind for (stage, kind), seed in POISON.items() if stage == service.name}
+    there: dict[str, Poison] = {}
+
+    def taking(message: Any) -> None:
+        accept(message)
+        seed = getattr(message, "seed", None) or getattr(getattr(message, "speech", None), "seed", None)
+        if seed in kinds:
+            there[message.request_id] = kinds[seed]
+
+    def poisoned() -> dict[str, OmniRelayError]:
+        for request_id, kind in there.items():
+            if service.holds(request_id) and kind == "segfault":
+                os.kill(os.getpid(), signal.SIGSEGV)
+            if service.holds(request_id):
+                raise RuntimeError(f"request {request_id} is poison")
+        return step()
+
+    setattr(service, "accept", taking)  # noqa: B010 - a method may not be assigned to
+    setattr(service, "step", poisoned)  # noqa: B010 - a method may not be assigned to
+
+
 def _fail(failure: str) -> dict[str, OmniRelayError]:
     if failure == "hang":
         while True:
@@ -83,6 +118,7 @@ def _run(name: StageName) -> None:
         config: Config, model: Path, context: Context, gateway: PushQueue[StageEvent]
     ) -> tuple[StageService[Any], PeerQueues[Any] | None]:
         service, peers = build(config, model, context, gateway)
+        poison(service)
         doom.strike(service)
         return service, peers
 

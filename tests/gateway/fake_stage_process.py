@@ -3,7 +3,7 @@
 It speaks the real messages; the thinker answers for all three stages, with the key of each where there are
 keys.  ``FAKE_<STAGE>`` in the
 environment makes a stage misbehave: ``fail`` ends it at once, ``stubborn`` lets it ignore SIGTERM, ``mute``
-lets it answer nothing.
+lets it answer nothing.  At SIGUSR1 a stage ends as one whose engine has failed.
 """
 
 import os
@@ -15,11 +15,13 @@ from shared.config import Config, load_config
 from shared.control import ControlClient
 from shared.curve import StackContext, open_context
 from shared.ending import leave_on_signals
+from shared.errors import EngineFailedError
 from shared.messages import (
     STAGES,
     AudioChunk,
     CodecDelta,
     Credit,
+    Farewell,
     Heartbeat,
     Peers,
     RequestFailed,
@@ -36,7 +38,8 @@ from shared.queues import PullQueue, PushQueue, Sending
 from tests.gateway.fake_stages import placeholder_ids, problem_of, usage
 
 
-def run(name: StageName) -> None:
+def begin(name: StageName) -> str | None:
+    """Behave from the start as the environment says; gives how."""
     behaviour = os.environ.get(f"FAKE_{name.upper()}")
     if behaviour == "fail":
         sys.stderr.write(f"the {name} has no reason to live\n")
@@ -45,6 +48,11 @@ def run(name: StageName) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     else:
         leave_on_signals()
+    return behaviour
+
+
+def run(name: StageName) -> None:
+    behaviour = begin(name)
     config = load_config()
     context = open_context(config, name)
     instance = secrets.token_hex(4)
@@ -55,6 +63,12 @@ def run(name: StageName) -> None:
     speakers = ["Chelsie"] if name == "token2wav" else []
     limits = StageLimits(max_positions=4096, speakers=speakers)
     placeholders = placeholder_ids(config.model or "")
+
+    def fail(*_: object) -> None:
+        control.send(Farewell(stage=name, instance=instance))
+        sys.exit(EngineFailedError.exit_status)
+
+    signal.signal(signal.SIGUSR1, fail)
     sys.stdout.write(f"{name} says hello\n")
     joined = Peers(gateway="none")
     while True:

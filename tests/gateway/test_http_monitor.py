@@ -19,7 +19,7 @@ from gateway.process import GatewayProcess
 from gateway.registry import StageRegistry
 from shared.checkpoints import served_name
 from shared.config import Config, load_config
-from shared.errors import AddressInUseError, ConfigError
+from shared.errors import AddressInUseError, ConfigError, PoisonRequestError, StageUnavailableError
 from shared.messages import SAMPLE_RATE, AudioChunk
 from shared.payloads import Blob
 from tests.gateway.bench import free_ports, run
@@ -224,11 +224,25 @@ def test_long_speech_is_told_from_short(pieces: int, length: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "outcome"), [(None, "failed"), (ConfigError("x"), "failed"), (ValueError("x"), "failed")]
+    ("error", "taken", "outcome"),
+    [
+        (None, True, "failed"),
+        (ConfigError("x"), False, "failed"),
+        (ValueError("x"), False, "failed"),
+        (StageUnavailableError("x"), False, "refused"),
+        (StageUnavailableError("x"), True, "failed"),
+        (PoisonRequestError("x"), True, "failed"),
+    ],
 )
-def test_failures_that_nobody_asked_for(error: Exception | None, outcome: str) -> None:
-    metrics = GatewayMetrics(StateCounts(), StageRegistry(1, 1))
-    metrics.ended(RequestState.FAILED, error)
+def test_a_failure_is_told_from_what_is_turned_away(
+    error: Exception | None, taken: bool, outcome: str
+) -> None:
+    counts = StateCounts()
+    metrics = GatewayMetrics(counts, StageRegistry(1, 1))
+    lifecycle = Lifecycle(counts)
+    for state in (*([RequestState.QUEUED] if taken else []), RequestState.FAILED):
+        lifecycle.move(state)
+    metrics.ended(lifecycle, error)
     assert metrics.registry.get_sample_value("omnirelay_requests_total", {"outcome": outcome}) == 1
 
 

@@ -124,6 +124,30 @@ def test_what_is_read_again_holds_from_then_on(tmp_path: Path) -> None:
     assert not any("gone" in name for name in metrics)
 
 
+def test_what_was_counted_of_a_key_is_counted_on_when_it_comes_back(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+
+    def counted() -> dict[tuple[str, str], float]:
+        requests, _ = keys.collect()
+        return {(each.labels["key"], each.labels["outcome"]): each.value for each in requests.samples}
+
+    keys = ApiKeys(keys_file(path, back={"key": "b", "max_requests": 1}, turned={"key": "t"}))
+    keys.client("b").open()
+    with pytest.raises(BusyError):
+        keys.client("b").open()
+    for _ in range(3):
+        keys.client("t").open()
+    keys_file(path, turned={"key": "T"})
+    keys.reload()
+    assert counted() == {("turned", "taken"): 3, ("turned", "busy"): 0}
+    keys_file(path, back={"key": "b"}, turned={"key": "T"})
+    keys.reload()
+    keys.client("b").open()
+    assert keys.client("b").open_requests == 1
+    assert counted()["back", "taken"] == 2
+    assert counted()["back", "busy"] == 1
+
+
 @settings(deadline=None)
 @given(
     st.floats(0.1, 100),

@@ -293,32 +293,36 @@ def test_a_port_that_another_program_uses_is_told_by_up(place: Path, monkeypatch
     assert f"tcp://127.0.0.1:{port} is in use" in told
 
 
+async def ready_pids(stack: Stack, wanted: Callable[[dict[str, int]], bool]) -> dict[str, int]:
+    """The processes of the stages that are ready, once they are as wanted."""
+    async with asyncio.timeout(30):
+        while True:
+            report = await stack._ask()
+            ready = [] if report is None else [each for each in report.stages if each.state == "ready"]
+            pids: dict[str, int] = {each.name: each.pid for each in ready if each.pid is not None}
+            if wanted(pids):
+                return pids
+            await asyncio.sleep(0.05)
+
+
 def test_stages_that_die_are_started_again_and_those_that_were_told_to_end_are_not(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
     monkeypatch.setattr(launcher, "announce", said.append)
 
-    async def until(stack: Stack, wanted: Callable[[dict[str, int]], bool]) -> dict[str, int]:
-        async with asyncio.timeout(30):
-            while True:
-                report = await stack._ask()
-                ready = [] if report is None else [each for each in report.stages if each.state == "ready"]
-                pids: dict[str, int] = {each.name: each.pid for each in ready if each.pid is not None}
-                if wanted(pids):
-                    return pids
-                await asyncio.sleep(0.05)
-
     async def scenario() -> None:
         stack = Stack(load_config(), None, lambda *_: None)
         async with running(stack):
             watch = asyncio.create_task(stack.watch())
-            before = await until(stack, lambda pids: len(pids) == len(STAGES))
+            before = await ready_pids(stack, lambda pids: len(pids) == len(STAGES))
             os.kill(before["talker"], signal.SIGKILL)
-            after = await until(stack, lambda pids: pids.get("talker", before["talker"]) != before["talker"])
+            after = await ready_pids(
+                stack, lambda pids: pids.get("talker", before["talker"]) != before["talker"]
+            )
             assert after["thinker"] == before["thinker"]
             os.kill(after["token2wav"], signal.SIGTERM)
-            await until(stack, lambda pids: "token2wav" not in pids)
+            await ready_pids(stack, lambda pids: "token2wav" not in pids)
             async with asyncio.timeout(30):
                 while not any(line.startswith("the token2wav") for line in said):
                     await asyncio.sleep(0.05)
@@ -357,7 +361,32 @@ def test_a_stack_is_ready_when_all_are_at_the_same_time(place: Path, monkeypatch
     assert sorted(line.split()[1] for line in said if "is ready" in line) == sorted(["gateway", *STAGES])
 
 
-def test_stage_that_dies_again_and_again_or_will_not_stop(
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGUSR1], ids=lambda each: each.name
+)
+def test_what_ends_a_stage_that_serves_does_not_end_the_stack(
+    place: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    """It may be a request: who sends it again and again must not stop everything."""
+    monkeypatch.setattr(launcher, "MOST_RESTARTS", 1)
+
+    async def scenario() -> None:
+        stack = Stack(load_config(), None, lambda *_: None)
+        async with running(stack):
+            watch = asyncio.create_task(stack.watch())
+            seen: set[int] = set()
+            for _ in range(3):
+                pids = await ready_pids(stack, lambda pids: pids.get("talker", 0) not in {0, *seen})
+                seen.add(pids["talker"])
+                os.kill(pids["talker"], number)
+            await ready_pids(stack, lambda pids: pids.get("talker", 0) not in {0, *seen})
+            assert not watch.done()
+            watch.cancel()
+
+    run(scenario())
+
+
+def test_stage_that_dies_again_and_again_before_it_serves_or_will_not_stop(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launcher, "STOP_S", 0.5)
@@ -373,10 +402,11 @@ def test_stage_that_dies_again_and_again_or_will_not_stop(
         async def lose_the_thinker() -> None:
             async with running(stack) as report:
                 pids.extend(stage.pid or 0 for stage in report.stages)
+                monkeypatch.setenv("FAKE_THINKER", "fail")
                 os.kill(pids[0], signal.SIGKILL)
                 await stack.watch()
 
-        with pytest.raises(StageStartError, match="the thinker was killed by SIGKILL while the stack"):
+        with pytest.raises(StageStartError, match="the thinker ended with exit status 3 while the stack"):
             await lose_the_thinker()
         assert any("the token2wav did not stop within" in line for line in said)
         assert all(gone(pid) for pid in pids)

@@ -1,11 +1,16 @@
 """What the gateway knows of replicas: their states, their work, and how many there may be."""
 
+import random
+import sys
+from types import FrameType
+from typing import Any
+
 import pytest
 
 from gateway import registry as module
 from gateway.placement import place
-from gateway.registry import StageRegistry
-from shared.messages import Heartbeat, StageLimits, StageLoad, StageName
+from gateway.registry import Replica, StageRegistry
+from shared.messages import STAGES, Heartbeat, StageLimits, StageLoad, StageName
 
 
 class Clock:
@@ -153,3 +158,92 @@ def test_nobody_is_blamed_for_time_in_which_the_gateway_did_not_run(
     registry.note(beat("b"))
     clock.now = 10.6
     assert [each.name for each in registry.newly_down()] == ["a"]
+
+
+def state_from_scratch(registry: StageRegistry, replica: Replica) -> str:
+    """What a replica's state must be, by all that is known now."""
+    index = STAGES.index(replica.stage)
+    senders = [
+        each
+        for each in registry.replicas()
+        if index and each.stage == STAGES[index - 1] and state_from_scratch(registry, each) == "ready"
+    ]
+    if replica.down:
+        return "down"
+    if replica.beat.gateway != "gate" or (
+        senders and all(replica.name not in each.peers for each in senders)
+    ):
+        return "starting"
+    return "draining" if replica.beat.draining and not registry.gateway_drains else "ready"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_states_are_those_of_all_that_is_known_whatever_came_before(seed: int) -> None:
+    chance, clock = random.Random(seed), Clock()
+    registry = StageRegistry(1.5, 300.0, "gate", clock)
+    names = {stage: [f"{stage}-{number}" for number in range(4)] for stage in STAGES}
+    for _ in range(300):
+        clock.now += chance.choice([0.0, 0.1, 0.7])
+        stage = chance.choice(STAGES)
+        name = chance.choice(names[stage])
+        following = names[STAGES[STAGES.index(stage) + 1]] if stage != "token2wav" else []
+        what = chance.random()
+        if what < 0.85:
+            peers = chance.sample(following, chance.randint(0, len(following)))
+            inbox = chance.choice(["", "", "", "ipc://shared"])
+            gateway = chance.choice(["gate", "gate", "gate", None])
+            draining = chance.random() < 0.1
+            registry.note(beat(name, stage, inbox, gateway=gateway, peers=peers, draining=draining))
+        elif what < 0.95:
+            registry.newly_down()
+        elif what < 0.98:
+            registry.dismiss(stage, name)
+            names[stage].append(f"{stage}-{len(names[stage])}")
+        else:
+            registry.gateway_drains = not registry.gateway_drains
+        known = registry.replicas()
+        assert {each.name: each.state for each in known} == {
+            each.name: state_from_scratch(registry, each) for each in known
+        }
+        for each in STAGES:
+            states = [replica.state for replica in known if replica.stage == each]
+            assert registry.count(each, "ready") == states.count("ready")
+            assert registry.count(each, "down") == states.count("down")
+            told = {replica.name: replica.beat.inbox for replica in known if replica.stage == each}
+            down = {replica.name for replica in known if replica.down}
+            assert registry.addresses(each) == {name: told[name] for name in told if name not in down}
+
+
+def lines_of_a_round(replicas: int) -> int:
+    """Lines of code that run when each of so many replicas a stage sends one more heartbeat, and one look."""
+    registry = StageRegistry(1.5, 300.0, "gate", Clock())
+    names = {stage: [f"{stage}-{number}" for number in range(replicas)] for stage in STAGES}
+    peers = {"thinker": names["talker"], "talker": names["token2wav"], "token2wav": []}
+    beats = [beat(name, stage, peers=peers[stage]) for stage in STAGES for name in names[stage]]
+    count = 0
+
+    def counting(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal count
+        count += event == "line"
+        return counting
+
+    for each in beats:
+        registry.note(each)
+    before = sys.gettrace()
+    sys.settrace(counting)
+    try:
+        for each in beats:
+            registry.note(each)
+            registry.state(each.stage)
+            registry.addresses(each.stage)
+        registry.newly_down()
+    finally:
+        sys.settrace(before)
+    assert registry.count("token2wav", "ready") == replicas
+    return count
+
+
+def test_a_heartbeat_costs_no_more_where_there_are_more_replicas() -> None:
+    """A round of all heartbeats is linear in their number, up to the most that there may be."""
+    few, many = lines_of_a_round(8), lines_of_a_round(64)
+    assert many <= 8 * few * 1.1

@@ -213,3 +213,23 @@ def test_a_gateway_that_ends_says_so_to_its_stages(configure: Configure) -> None
         await until(lambda: all(each.gateway is None for each in b.stages.replicas))
 
     recover(recovering(configure), scenario)
+
+
+def test_what_a_replica_never_confirmed_is_forgotten_with_it(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.registry.FORGET_S", 2 * SOON_S)
+
+    async def scenario(b: Bench, client: AsyncGatewayClient) -> None:
+        ledger = b.process.gateway.dispatcher._aborts
+        answer = client.chat("Hi")
+        await b.stages.request(0)
+        b.stages.replica("talker").silent = True
+        answer.cancel()
+        with pytest.raises(errors.CancelledRequestError):
+            await answer.result()
+        assert ledger.unconfirmed("talker", "first")
+        await until(lambda: b.process.gateway.registry.get("talker", "first") is None)
+        await until(lambda: not ledger._open)
+
+    recover(recovering(configure, heartbeat_timeout_s=SOON_S), scenario)

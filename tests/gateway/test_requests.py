@@ -344,6 +344,9 @@ def test_stage_down_fails_its_requests_and_refuses_new_ones(configure: Configure
                     await answer.result()
             with pytest.raises(errors.StageUnavailableError, match="talker is down"):
                 await client.chat("Hi").result()
+            metrics = b.process.gateway.metrics.registry
+            for outcome, count in {"failed": 2, "refused": 1}.items():
+                assert metrics.get_sample_value("omnirelay_requests_total", {"outcome": outcome}) == count
             assert len(b.stages.requests) == 1
             text_only = client.chat("Hi", speech=False)
             await b.stages.answer(await b.stages.request(1), b.encode("Hello"))

@@ -9,6 +9,7 @@ import zmq
 
 from shared.engine import stage
 from shared.errors import (
+    EngineFailedError,
     InvalidRequestError,
     PayloadError,
     QueueFullError,
@@ -179,9 +180,10 @@ def test_a_step_that_raises_ends_the_loop_and_every_living_request_is_reported(h
     events = by_request(harness.take(2))
     assert events.keys() == {"a", "b"}
     for (failure,) in events.values():
-        assert (failure.stage, failure.code) == (STAGE, "stage_failed")
+        assert (failure.stage, failure.code) == (STAGE, "engine_failed")
         assert "engine failed: MemoryError('the device is full')" in failure.message
-    assert harness.error is harness.service.step_error
+    assert isinstance(harness.error, EngineFailedError)
+    assert harness.error.__cause__ is harness.service.step_error
 
 
 def test_every_living_request_is_reported_even_if_the_broken_engine_cannot_abort(harness):
@@ -191,7 +193,8 @@ def test_every_living_request_is_reported_even_if_the_broken_engine_cannot_abort
     harness.thread.join(timeout=20)
     events = by_request(harness.take(2))
     assert events.keys() == {"a", "b"}
-    assert harness.error is harness.service.step_error
+    assert isinstance(harness.error, EngineFailedError)
+    assert harness.error.__cause__ is harness.service.step_error
 
 
 def test_a_gateway_that_takes_nothing_pauses_the_work_and_it_resumes(context):

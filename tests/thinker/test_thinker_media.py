@@ -7,7 +7,9 @@ from unittest import mock
 import msgspec
 import pytest
 import torch
+from vllm.v1.engine import EngineCoreRequest
 
+from shared.errors import OmniRelayError, StageFailedError
 from shared.messages import Resume, ThinkRequest
 from tests.support.answers import Answer, Reference, random_prompt
 from tests.support.conversations import Conversation, Item, Processor, Turn, asks, examples
@@ -240,3 +242,33 @@ def test_text_and_media_side_by_side(
     check(thinker, "media", answers["image, audio and text"])
     check(thinker, "text", expected(text, processor, reference))
     check(thinker, "text2", expected(text, processor, reference))
+
+
+def test_an_error_of_vllms_that_nobody_expected_ends_its_own_request_alone(
+    thinker: ThinkerRig, processor: Processor, answers: dict[str, Answer], caplog: pytest.LogCaptureFixture
+) -> None:
+    core = thinker.engine.engine_core
+    add = core.add_request
+
+    def add_or_break(request: EngineCoreRequest) -> None:
+        if request.request_id.startswith("odd"):
+            raise KeyError("no such modality")
+        add(request)
+
+    conversation = examples()["image, audio and text"]
+    requests = [request_of(name, conversation, processor) for name in ("odd", "media")]
+    for request in requests:
+        thinker.service.accept(request)
+    failures: dict[str, OmniRelayError] = {}
+    with mock.patch.object(core, "add_request", add_or_break):
+        while "odd" not in failures or not thinker.texts["media"]:
+            thinker.wait()
+            failures |= thinker.step()
+    assert failures.keys() == {"odd"}
+    assert isinstance(failures["odd"], StageFailedError)
+    assert "no such modality" in str(failures["odd"])
+    assert "Traceback" in caplog.text
+    thinker.service.abort("odd")
+    thinker.run()
+    check(thinker, "media", answers["image, audio and text"])
+    assert not thinker.engine.has_unfinished_requests()

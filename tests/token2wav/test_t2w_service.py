@@ -10,7 +10,7 @@ import torch
 from services.token2wav.engine import SynthesisEngine
 from services.token2wav.service import Token2WavService
 from shared.config import SynthesisConfig, SynthesisEngineConfig, Token2WavConfig
-from shared.engine.tensors import from_blob
+from shared.engine.tensors import from_blob, to_blob
 from shared.errors import (
     InvalidRequestError,
     OmniRelayError,
@@ -20,6 +20,7 @@ from shared.errors import (
     UnknownSpeakerError,
 )
 from shared.messages import AudioChunk, CodecTokens, StageEvent, SynthesisStart
+from shared.payloads import Blob
 from tests.support.edges import Edge, MakeEdge
 from tests.support.http import Change
 from tests.support.thinking import speech_of
@@ -370,6 +371,29 @@ def test_a_chunk_that_breaks_fails_its_request_with_the_reason(
     rig.service.abort("s13")
     assert rig.chunks.keys() == {"s12"}
     assert (rig.audio("s12") - rig.offline(codes, 12)).abs().max() < TOLERANCE
+
+
+def test_an_error_with_one_waveform_that_nobody_expected_fails_its_request_alone(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codes = {seed: rig.oracle.codes(24 if seed == 12 else 48, seed=seed) for seed in (12, 13)}
+
+    def break_one(waveform: torch.Tensor) -> Blob:
+        if waveform.numel() == 48 * SAMPLES_PER_CODE:
+            raise TypeError("broken on purpose")
+        return to_blob(waveform)
+
+    monkeypatch.setattr("services.token2wav.service.to_blob", break_one)
+    for seed in (12, 13):
+        rig.start(f"s{seed}", seed=seed, streaming=False)
+        rig.give(f"s{seed}", 0, codes[seed], last=True)
+    failures: dict[str, OmniRelayError] = {}
+    while rig.service.ready:
+        failures |= rig.step()
+    assert failures.keys() == {"s13"}
+    assert "broken on purpose" in str(failures["s13"])
+    rig.service.abort("s13")
+    assert (rig.audio("s12") - rig.offline(codes[12], 12)).abs().max() < TOLERANCE
 
 
 def test_one_chunk_of_a_stream_is_in_the_engine_at_a_time(rig: Rig) -> None:
