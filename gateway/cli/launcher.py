@@ -1,6 +1,7 @@
 """The processes of the stack on one machine: started together, watched, stopped together."""
 
 import asyncio
+import signal
 import sys
 import time
 from collections import Counter
@@ -12,10 +13,10 @@ from typing import Final
 from gateway.cli.child import Child
 from gateway.cli.output import announce
 from gateway.cli.progress import Progress
-from gateway.cli.target import own_target
+from gateway.cli.target import probe_target
 from gateway.client import StatusReport
 from shared.config import ENV_PREFIX, Config
-from shared.errors import GatewayUnreachableError, MessageError, StageStartError
+from shared.errors import ConfigError, GatewayUnreachableError, MessageError, StageStartError
 from shared.messages import STAGES
 
 STOP_S: Final = 8.0
@@ -45,7 +46,7 @@ class Stack:
         modules: What each process runs.
 
     Raises:
-        ConfigError: The gateway's certificate cannot be used.
+        ConfigError: The file is one that each process could not read for itself, such as a pipe.
     """
 
     def __init__(
@@ -55,8 +56,13 @@ class Stack:
         show: Callable[[str, str], None] | None = None,
         modules: Mapping[str, str] = MODULES,
     ) -> None:
+        if config_path is not None and not config_path.is_file():
+            raise ConfigError(
+                f"the configuration {config_path} is no regular file: every process reads it for itself, and "
+                "again when it is started again; write it to a file first"
+            )
         self._config = config
-        self._gateway = own_target(config)
+        self._gateway = probe_target(config)
         self._modules = modules
         self._arguments = ["--config", str(config_path)] if config_path else []
         self._show = show or show_line
@@ -118,6 +124,11 @@ class Stack:
         module = self._modules[child.partition(" ")[0]]
         command = [sys.executable, "-m", module, *self._arguments]
         return await Child.start(child, command, self._show, self._changes[child])
+
+    def reload(self) -> None:
+        """Let the gateway read its API keys and its certificate again."""
+        for gateway in self._children[:1]:
+            gateway.send_signal(signal.SIGHUP)
 
     def hurry(self) -> None:
         """Let :meth:`stop` wait for no request any more."""

@@ -64,7 +64,8 @@ def announce(line: str) -> None:
     """
     try:
         say(line)
-    except BrokenPipeError:
+    except OSError:
+        # Nobody reads it, the terminal was closed, or the disk is full.
         sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - until the end
 
 

@@ -70,6 +70,7 @@ def run_stage(name: StageName, union: Any, build: Build) -> None:
         configure_logging(name, config.log_level)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _leave)
+        signal.signal(signal.SIGHUP, _stay)
         _serve(name, config, union, build)
     except OmniRelayError as error:
         log.error("%s: %s", error.code, error)
@@ -86,6 +87,10 @@ def _leave(number: int, _: Any) -> None:
     signal.signal(number, signal.SIG_DFL)
     log.info("%s: stopped while loading", signal.Signals(number).name)
     sys.exit(0)
+
+
+def _stay(_number: int, _: Any) -> None:
+    log.info("SIGHUP: a stage reads nothing again; restart it after a change of its configuration")
 
 
 def be_nice(niceness: int) -> None:

@@ -13,7 +13,7 @@ from typing import Final
 from pydantic import BaseModel
 
 from gateway.cli.doctor.finding import Findings, ok, problem, warning
-from gateway.cli.target import own_target
+from gateway.cli.target import probe_target
 from gateway.client import StatusReport
 from shared.config import Config
 from shared.config.values import is_local
@@ -72,7 +72,7 @@ def ask_gateway(config: Config) -> StatusReport | None:
 
     async def ask() -> StatusReport:
         async with asyncio.timeout(STATUS_S):
-            return await own_target(config).status()
+            return await probe_target(config).status()
 
     try:
         return asyncio.run(ask())
