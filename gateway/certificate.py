@@ -76,8 +76,8 @@ class ServerTls(Collector):
     def __init__(self, tls: TlsConfig) -> None:
         self._tls = tls
         self.certificate = read_certificate(tls)
-        # A context of OpenSSL is changed file by file, and stays changed by the first if the second does not fit.
-        # So this one has no certificate, and leaves each handshake to the context of the one that is shown.
+        # A context of OpenSSL is changed file by file, and stays changed by the first if the second does
+        # not fit.  So this one has no certificate, and leaves each handshake to the context of what is shown.
         self.context: Final = _server_context()
         self.context.sni_callback = self._choose
 

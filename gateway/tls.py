@@ -33,7 +33,7 @@ def client_context(ca: Path | None) -> ssl.SSLContext:
 
 
 def own_context(tls: TlsConfig) -> ssl.SSLContext | None:
-    """Give what a process on the gateway's machine believes: this very certificate, whatever it says of itself.
+    """Give what a process on the gateway's machine believes: this very certificate, whatever it says.
 
     Its names and its dates are for clients; a gateway whose certificate has expired runs all the same.
 

@@ -82,8 +82,8 @@ def own_target(config: Config) -> Target:
 def probe_target(config: Config) -> Target:
     """Give the gateway of this machine's own configuration, to ask only how it is.
 
-    Status needs no key, and the answer holds a process id to compare.  So any certificate will do, also one that
-    was replaced on the disk since the gateway read it.
+    Status needs no key, and the answer holds a process id to compare.  So any certificate will do, also one
+    that was replaced on the disk since the gateway read it.
     """
     return _own(config, tls.trusting_all() if config.gateway.tls.certificate is not None else None)
 

@@ -30,8 +30,8 @@ def run(arguments: argparse.Namespace) -> int:
 async def until_told_to_stop(stack: Stack, work: Coroutine[Any, Any, None], drain_s: float = 0.0) -> bool:
     """Run until the work ends, or is cancelled by SIGINT or SIGTERM; a second one hurries the stop.
 
-    SIGHUP is passed on to the gateway, which reads its files again.  Only where it means that the terminal was
-    closed it stops the stack like SIGTERM, or nobody could see and stop it any more.
+    SIGHUP is passed on to the gateway, which reads its files again.  Only where it means that the terminal
+    was closed it stops the stack like SIGTERM, or nobody could see and stop it any more.
 
     Args:
         stack: What the work starts and stops.

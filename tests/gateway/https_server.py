@@ -22,7 +22,8 @@ Handler = Callable[[asyncio.StreamWriter], Awaitable[None]]
 class Authority:
     """A certificate authority that lives as long as a test.
 
-    ``trusting`` is what a client uses to believe it; what it signs is valid from ``begins`` to ``ends``, from now.
+    ``trusting`` is what a client uses to believe it.  What it signs is valid from ``begins`` to ``ends``,
+    counted from now.
     """
 
     directory: Path

@@ -214,7 +214,7 @@ def test_a_certificate_that_is_not_for_servers_is_refused(configure: Configure, 
     ((level, what),) = look(configure, file)
     assert level == "problem"
     assert "purpose" in what
-    with pytest.raises(ConfigError, match="clients cannot use .*purpose"):
+    with pytest.raises(ConfigError, match=r"clients cannot use .*purpose"):
         run(_open(configure({"tls": {"certificate": str(file), "key": str(file)}})))
 
 

@@ -50,8 +50,6 @@ def _check_certificate(tls: TlsConfig) -> Findings:
     elif found.expires - now < SOON_S:
         yield warning(TLS, valid, "renew it; a running gateway reads it on SIGHUP")
     elif why := found.why_not_chained():
-        yield warning(
-            TLS, why, "behind the gateway's own, put the certificates between it and its authority's"
-        )
+        yield warning(TLS, why, "put the certificates between it and its authority's behind it")
     else:
         yield ok(TLS, valid)
