@@ -168,3 +168,27 @@ def test_a_stage_answers_while_it_loads_serves_and_stops_cleanly(tiny_checkpoint
     assert f"loading {tiny_checkpoint}" in seen[0]
     assert seen[1].endswith(f"ready on {inbox}\n")
     assert [line.rpartition(": ")[2] for line in seen[2:]] == ["stopping\n", "stopped\n"]
+
+
+def test_a_stage_that_is_sent_sighup_stays(tiny_checkpoint: Path) -> None:
+    inbox = free_address()
+    process = start_echo(
+        tiny_checkpoint, OMNIRELAY_STAGES__TOKEN2WAV__INBOX=inbox, OMNIRELAY_STAGES__TOKEN2WAV__HTTP="null"
+    )
+    with process:
+        try:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            assert process.stderr is not None
+            process.stdout.readline()
+            assert "loading" in process.stderr.readline()
+            process.send_signal(signal.SIGHUP)
+            assert "SIGHUP: a stage reads nothing again" in process.stderr.readline()
+            process.stdin.close()
+            assert "ready on" in process.stderr.readline()
+            process.send_signal(signal.SIGHUP)
+            assert "SIGHUP: a stage reads nothing again" in process.stderr.readline()
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(timeout=30) == 0
+        finally:
+            process.kill()
