@@ -37,6 +37,12 @@ class CheckpointError(OmniRelayError):
     code = "checkpoint_invalid"
 
 
+class CheckpointAccessError(CheckpointError):
+    """This user may not read a checkpoint's files."""
+
+    code = "checkpoint_unreadable"
+
+
 class OutputError(OmniRelayError):
     """A file that a command was to write cannot be written."""
 

@@ -21,6 +21,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     config = load_config(arguments.config)
     checkpoint.ensure(config)
+    checkpoint.check(config)
     stack = Stack(config, arguments.config)
     asyncio.run(until_told_to_stop(stack, _serve(stack, _addresses(config)), config.gateway.drain_s))
     announce("stopped")

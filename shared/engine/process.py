@@ -17,7 +17,7 @@ from typing import Any, Final
 import zmq
 from prometheus_client import REGISTRY
 
-from shared.checkpoints import require_model_files, resolve_model
+from shared.checkpoints import resolve_model
 from shared.config import Config, load_config
 from shared.control import ControlClient
 from shared.curve import PeerMetrics, open_context
@@ -33,6 +33,7 @@ from shared.errors import OmniRelayError
 from shared.log import configure_logging
 from shared.messages import Farewell, StageEvent, StageName, control_identity
 from shared.metrics import EdgeMetrics
+from shared.model_files import require_model_files
 from shared.peers import Outgoing, PeerQueues
 from shared.queues import PullQueue, PushQueue, Sending
 from shared.tracing import open_tracer

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -101,6 +102,21 @@ def test_a_bad_configuration_ends_the_stage_with_one_line(tmp_path, tiny_checkpo
     assert ended.returncode == 1
     (line,) = ended.stderr.splitlines()
     assert re.search(problem.format(path=re.escape(str(path))), line)
+
+
+def test_a_damaged_file_ends_the_stage_with_one_line(tmp_path: Path, tiny_checkpoint: Path) -> None:
+    model = shutil.copytree(tiny_checkpoint, tmp_path / "model")
+    for name, problem in (
+        ("spk_dict.pt", "spk_dict.pt is cut short or damaged"),
+        ("model.safetensors", "model.safetensors is cut short: it has "),
+    ):
+        whole = (model / name).read_bytes()
+        (model / name).write_bytes(whole[: len(whole) // 2])
+        ended = run_talker(model=model, OMNIRELAY_STAGES__TALKER__INBOX=free_address())
+        (model / name).write_bytes(whole)
+        assert ended.returncode == 1
+        (line,) = ended.stderr.splitlines()
+        assert f"checkpoint_invalid: the checkpoint in {model} is damaged: {problem}" in line
 
 
 def start_echo(model: Path, **overrides: str) -> subprocess.Popen[str]:
