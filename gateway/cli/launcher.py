@@ -13,6 +13,7 @@ from typing import Final
 from gateway.cli.child import Child
 from gateway.cli.output import announce
 from gateway.cli.progress import Progress
+from gateway.cli.replicas import own_addresses
 from gateway.cli.target import probe_target
 from gateway.client import StatusReport
 from shared.config import ENV_PREFIX, Config
@@ -26,8 +27,6 @@ FAREWELL_S: Final = 3.0
 MOST_RESTARTS: Final = 5
 RESTARTS_WITHIN_S: Final = 60.0
 """Stages that end more often within that time are not started again."""
-HTTP_PORTS_APART: Final = 10
-"""Each further replica serves HTTP so many ports above the one before."""
 POLL_S: Final = 0.2
 PROGRESS_S: Final = 5.0
 MODULES: Final = {"gateway": "gateway"} | {stage: f"services.{stage}" for stage in STAGES}
@@ -189,17 +188,10 @@ class Stack:
 
     def _own_addresses(self, name: str, number: int) -> dict[str, str]:
         """Give the environment of a further replica: others cannot listen where the first does."""
-        stage = next(self._config.stage(stage) for stage in STAGES if stage == name)
-        if stage.inbox.startswith("ipc://"):
-            inbox = f"{stage.inbox}.{number}"
-        else:
-            inbox = f"{stage.inbox.rpartition(':')[0]}:*"
-        http = "null"
-        if stage.http is not None:
-            host, _, port = stage.http.rpartition(":")
-            http = f"{host}:{int(port) + HTTP_PORTS_APART * (number - 1)}"
+        stage = next(stage for stage in STAGES if stage == name)
         prefix = f"{ENV_PREFIX}STAGES__{name.upper()}__"
-        return {f"{prefix}INBOX": inbox, f"{prefix}HTTP": http}
+        own = own_addresses(self._config, stage, number)
+        return {f"{prefix}{key.upper()}": address or "null" for key, address in own.items()}
 
     def _ready(self, report: StatusReport | None) -> set[str]:
         """The processes that are ready."""
