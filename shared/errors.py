@@ -49,6 +49,10 @@ class OutputError(OmniRelayError):
     code = "output_unwritable"
 
 
+class StandardOutputError(OutputError):
+    """The standard output of a command cannot be written: nothing more can be told there."""
+
+
 class AddressInUseError(OmniRelayError):
     """Another process already listens on an address of the configuration."""
 
