@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
-from cryptography.x509.oid import NameOID
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from gateway.cli.doctor import network
 from gateway.cli.doctor.access import check_access
@@ -26,11 +26,11 @@ from tests.gateway.guarded import KEY, OTHER, keys_file, serving
 from tests.gateway.http_bench import http_bench, http_gateway
 from tests.gateway.https_server import Authority
 from tests.gateway.test_processes import read_until, start
-from tests.gateway.test_tls import Certified, Configure, tls_address
+from tests.gateway.test_tls import DAY, Certified, Configure, tls_address
 
-DAY = timedelta(days=1)
-EXPIRED = {"begins": -60 * DAY, "ends": -DAY}
-TOO_EARLY = {"begins": DAY, "ends": 60 * DAY}
+Dates = tuple[timedelta, timedelta]
+EXPIRED: Dates = (-60 * DAY, -DAY)
+TOO_EARLY: Dates = (DAY, 60 * DAY)
 
 
 class Halves:
@@ -91,10 +91,10 @@ def test_a_certificate_out_of_date_is_told_and_does_not_replace_one_that_is_not(
     configure: Configure,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
-    dates: dict[str, timedelta],
+    dates: Dates,
     told: str,
 ) -> None:
-    wrong, right = Certified(tmp_path / "wrong", **dates), Certified(tmp_path / "right")
+    wrong, right = Certified(tmp_path / "wrong", *dates), Certified(tmp_path / "right")
     shown = tmp_path / "shown.pem"
     shown.touch(0o600)
     config = configure({"tls": {"certificate": str(shown), "key": str(shown)}})
@@ -124,9 +124,9 @@ def test_a_certificate_out_of_date_is_told_and_does_not_replace_one_that_is_not(
 
 @pytest.mark.parametrize(("dates", "told"), [(EXPIRED, "expired at"), (TOO_EARLY, "is not valid before")])
 def test_up_starts_with_a_certificate_out_of_date_and_says_so(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dates: dict[str, timedelta], told: str
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dates: Dates, told: str
 ) -> None:
-    wrong = Certified(tmp_path / "wrong", **dates)
+    wrong = Certified(tmp_path / "wrong", *dates)
     for name in ("CERTIFICATE", "KEY"):
         monkeypatch.setenv(f"OMNIRELAY_GATEWAY__TLS__{name}", str(wrong.pem))
     with start("gateway.cli", "up") as process:
@@ -179,11 +179,11 @@ def test_the_doctor_judges_the_dates(configure: Configure, tmp_path: Path) -> No
         [
             (EXPIRED, "problem", "expired at"),
             (TOO_EARLY, "problem", "is not valid before"),
-            ({"ends": 3 * DAY}, "warning", "3 days"),
-            ({"ends": 60 * DAY}, "ok", "60 days"),
+            ((-DAY, 3 * DAY), "warning", "3 days"),
+            ((-DAY, 60 * DAY), "ok", "60 days"),
         ]
     ):
-        ((found, what),) = look(configure, Certified(tmp_path / str(number), **dates).pem)
+        ((found, what),) = look(configure, Certified(tmp_path / str(number), *dates).pem)
         assert (found, told in what) == (level, True), what
 
 
@@ -207,7 +207,7 @@ def test_the_doctor_judges_what_stands_behind_it(configure: Configure, tmp_path:
 
 def test_a_certificate_that_is_not_for_servers_is_refused(configure: Configure, tmp_path: Path) -> None:
     authority = Authority(tmp_path)
-    purposes = x509.ExtendedKeyUsage([x509.ExtendedKeyUsageOID.CLIENT_AUTH])
+    purposes = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH])
     authority.serving("127.0.0.1", purposes)
     file = tmp_path / "127.0.0.1.pem"
     file.chmod(0o600)

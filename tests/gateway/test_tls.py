@@ -31,14 +31,16 @@ from tests.gateway.http_bench import HI, MODEL, http_bench, http_gateway
 from tests.gateway.https_server import Authority
 
 Configure = Callable[..., Config]
+DAY = timedelta(days=1)
 
 
 class Certified:
     """A gateway's certificate, its authority, and the configuration that names them."""
 
-    def __init__(self, folder: Path, host: str = "127.0.0.1", **dates: timedelta) -> None:
+    def __init__(self, folder: Path, begins: timedelta = -DAY, ends: timedelta = 60 * DAY) -> None:
         folder.mkdir(exist_ok=True)
-        authority = Authority(folder, **dates)
+        host = "127.0.0.1"
+        authority = Authority(folder, begins=begins, ends=ends)
         authority.serving(host)
         self.pem = folder / f"{host}.pem"
         self.pem.chmod(0o600)
