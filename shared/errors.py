@@ -52,6 +52,8 @@ class OutputError(OmniRelayError):
 class StandardOutputError(OutputError):
     """The standard output of a command cannot be written: nothing more can be told there."""
 
+    code = "stdout_unwritable"
+
 
 class AddressInUseError(OmniRelayError):
     """Another process already listens on an address of the configuration."""

@@ -63,7 +63,7 @@ def test_a_full_disk_behind_the_standard_output_is_told_in_one_line(configure: C
                 _, told = await process.communicate()
             assert process.returncode == 1
             assert told.decode() == (
-                "omnirelay: output_unwritable: cannot write to the standard output: No space left on device\n"
+                "omnirelay: stdout_unwritable: cannot write to the standard output: No space left on device\n"
             )
 
     serving(configure, use)
