@@ -36,7 +36,14 @@ def main(arguments: list[str] | None = None) -> int:
     except (OmniRelayError, OSError) as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
-    sys.stdout.write(_summary(options.directory))
+    try:
+        sys.stdout.write(_summary(options.directory))
+        sys.stdout.flush()
+    except OSError as error:
+        sys.stderr.write(f"error: cannot write to the standard output: {error.strerror}\n")
+        # What waits in it must not be tried again at the end.
+        sys.stdout = None
+        return 1
     return 0
 
 

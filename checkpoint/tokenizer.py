@@ -9,7 +9,7 @@ from tokenizers.models import BPE
 
 from checkpoint.corpus import COMMON_WORDS, PAUSES, ROLES, SENTENCE_ENDS, training_lines
 from checkpoint.shape import VocabularyShape
-from shared.errors import CheckpointError
+from shared.errors import CheckpointError, OutputError
 
 # How Qwen2 splits text before byte pairs are merged; the same expression as in the released tokenizer.
 _SPLIT = (
@@ -125,8 +125,12 @@ def _single_tokens(tokenizer: Tokenizer, texts: list[str] | tuple[str, ...]) -> 
 
 def write_tokenizer(directory: Path, tokenizer: Tokenizer, longest: int) -> None:
     """Write the tokenizer's files; ``longest`` is the most tokens that the thinker can take."""
-    tokenizer.save(str(directory / "tokenizer.json"))
-    tokenizer.model.save(str(directory))
+    try:
+        tokenizer.save(str(directory / "tokenizer.json"))
+        tokenizer.model.save(str(directory))
+    except Exception as error:
+        # The library has no class for it.
+        raise OutputError(f"cannot write the tokenizer: {error}") from error
     added = tokenizer.get_added_tokens_decoder()
     flags = ("content", "lstrip", "normalized", "rstrip", "single_word", "special")
     named = list(_NAMED_TOKENS.values())

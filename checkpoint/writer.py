@@ -1,6 +1,7 @@
 """Writes a whole checkpoint, completely or not at all."""
 
 import dataclasses
+import io
 import json
 import logging
 import os
@@ -13,13 +14,14 @@ from pathlib import Path
 
 import torch
 import transformers
+from safetensors import SafetensorError
 
 from checkpoint import language, speech, tokenizer
 from checkpoint.config import model_config, write_processors
 from checkpoint.initialize import generator_for
 from checkpoint.shape import TINY, CheckpointShape
 from shared.engine.torchvision_compat import declare_missing_operators
-from shared.errors import CheckpointError
+from shared.errors import CheckpointError, OutputError
 
 # Says that a directory was written by this program, and from what: it may be replaced.
 RECIPE_FILE = "checkpoint_recipe.json"
@@ -32,19 +34,35 @@ def write_checkpoint(directory: Path, shape: CheckpointShape = TINY, seed: int =
 
     ``directory`` must be new, empty, or an earlier checkpoint of this function, which is then replaced.
     The files are written beside it and moved there last, so a directory of that name is always complete.
-    Raises :class:`CheckpointError` for any other directory and for a shape that cannot be built.
+    Raises :class:`CheckpointError` for any other directory and for a shape that cannot be built, and
+    :class:`OutputError` if the files cannot be written.
     """
     shape.validate()
     _refuse_foreign(directory)
     declare_missing_operators()
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{directory.name}.partial-", dir=directory.parent))
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=f".{directory.name}.partial-", dir=directory.parent))
+    except OSError as error:
+        raise OutputError(f"cannot write the checkpoint {directory}: {error.strerror}") from error
     try:
         _write_files(partial, shape, seed)
-        partial.chmod(0o755)
+        _give_ordinary_modes(partial)
         _replace(directory, partial)
+    except (OSError, SafetensorError) as error:
+        reason = error.strerror if isinstance(error, OSError) else None
+        raise OutputError(f"cannot write the checkpoint {directory}: {reason or error}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _give_ordinary_modes(directory: Path) -> None:
+    """Let the umask alone say who may read: what safetensors and mkdtemp make is their owner's only."""
+    umask = os.umask(0)
+    os.umask(umask)
+    directory.chmod(0o777 & ~umask)
+    for path in directory.iterdir():
+        path.chmod(0o666 & ~umask)
 
 
 def _refuse_foreign(directory: Path) -> None:
@@ -95,7 +113,10 @@ def _write_files(directory: Path, shape: CheckpointShape, seed: int) -> None:
         config.save_pretrained(directory)
         # After save_pretrained, which writes a generation config of its own.
         write_processors(directory, shape)
-        torch.save(voices, directory / "spk_dict.pt")
+        # Not into the file: PyTorch does not tell why one cannot be written.
+        packed = io.BytesIO()
+        torch.save(voices, packed)
+        (directory / "spk_dict.pt").write_bytes(packed.getbuffer())
         recipe = {"seed": seed, "shape": dataclasses.asdict(shape)}
         (directory / RECIPE_FILE).write_text(json.dumps(recipe, indent=2) + "\n", encoding="utf-8")
 

@@ -8,9 +8,10 @@ import sys
 
 from gateway.cli.checkpoint import ensure
 from gateway.cli.output import fail, say
-from shared.checkpoints import require_model_files, resolve_model
+from shared.checkpoints import resolve_model
 from shared.config import load_config
 from shared.errors import OmniRelayError
+from shared.model_files import require_model_files
 
 
 def main() -> int:

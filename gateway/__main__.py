@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import logging
+import signal
 from pathlib import Path
 
 from gateway.process import run
@@ -25,6 +26,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m gateway", description="Run the gateway.")
     parser.add_argument("--config", type=Path, help="the stack's YAML file")
     arguments = parser.parse_args()
+    # Nothing has been read that could be read again; the running gateway has a handler.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     configure_logging("gateway", "info")
     try:
         config = load_config(arguments.config)

@@ -3,10 +3,12 @@
 import ipaddress
 import logging
 import ssl
+import time
 from pathlib import Path
 from typing import Final, TypedDict
 
 from gateway import tls
+from gateway.certificate import ServerTls
 from gateway.clients import Client
 from gateway.keys import ApiKeys
 from gateway.protocol import PROTOCOL_VERSION, Welcome, parse_tcp
@@ -42,27 +44,24 @@ class Door:
         self._media = config.media
         path = config.gateway.api_keys
         self.keys: Final = ApiKeys(Path(path) if path is not None else None)
-        self._context = tls.server_context(config.gateway.tls)
+        self.tls: Final = (
+            ServerTls(config.gateway.tls) if config.gateway.tls.certificate is not None else None
+        )
         self._unread = Unread(config.gateway.limits.backlog_bytes)
 
     @property
     def server_options(self) -> TlsOptions:
         """What a server is made with, so that it speaks TLS where that is wanted."""
-        if self._context is None:
+        if self.tls is None:
             return {}
         return TlsOptions(
-            ssl=self._context, ssl_handshake_timeout=tls.HANDSHAKE_S, ssl_shutdown_timeout=SHUTDOWN_S
+            ssl=self.tls.context, ssl_handshake_timeout=tls.HANDSHAKE_S, ssl_shutdown_timeout=SHUTDOWN_S
         )
 
     @property
     def open_requests(self) -> int:
         """Requests that are prepared, wait, are answered, or have not been read to their end."""
         return self._unread.requests
-
-    @property
-    def has_files(self) -> bool:
-        """There is something that :meth:`reload` reads."""
-        return self.keys.needed or self._context is not None
 
     def client(self, key: str | None, name: str) -> Client:
         """Say who comes.
@@ -99,19 +98,35 @@ class Door:
         return Welcome(PROTOCOL_VERSION, most, media.max_item_bytes, media.max_request_bytes)
 
     def reload(self) -> None:
-        """Read keys and certificate again; what cannot be used is told in the log, and changes nothing."""
-        try:
-            self.keys.reload()
-            if self._context is not None:
-                tls.load(self._context, self._gateway.tls)
-        except ConfigError as error:
-            log.error("nothing was read again: %s", error)
+        """Read keys and certificate again, all or nothing: if a file cannot be used, the log says so."""
+        if not self.keys.needed and self.tls is None:
+            log.info("there is nothing to read again: no API keys and no certificate are configured")
             return
-        log.info("%d API keys, and the certificate if there is one, were read again", len(self.keys.names))
+        try:
+            keys = self.keys.read()
+            certificate = self.tls.read() if self.tls is not None else None
+        except ConfigError as error:
+            log.error("nothing was changed: %s", error)
+            return
+        self.keys.take(keys)
+        told = [f"{len(keys)} API keys"] if self.keys.needed else []
+        if self.tls is not None and certificate is not None:
+            self.tls.show(certificate)
+            told.append(f"the certificate, valid {certificate.left(time.time())}")
+        log.info("read again: %s", "; ".join(told))
+        self._warn_of_certificate()
 
     def warn(self) -> None:
         """Say in the log what anybody could use or read."""
         for what in open_doors(self._gateway):
+            log.warning("%s", what)
+        self._warn_of_certificate()
+
+    def _warn_of_certificate(self) -> None:
+        if self.tls is None:
+            return
+        shown = self.tls.certificate
+        for what in filter(None, (shown.why_not_now(time.time()), shown.why_not_chained())):
             log.warning("%s", what)
 
 

@@ -129,7 +129,7 @@ class ApiKeys(Collector):
         self._hashes: list[tuple[bytes, Client]] = []
         # What was counted of keys that are gone: their names may come back, and counters only grow.
         self._counted: OrderedDict[str, tuple[int, int]] = OrderedDict()
-        self.reload()
+        self.take(self.read())
 
     @property
     def needed(self) -> bool:
@@ -141,15 +141,16 @@ class ApiKeys(Collector):
         """The names of the keys."""
         return list(self._clients)
 
-    def reload(self) -> None:
-        """Read the file again: from now on a key that is gone opens nothing, and new limits hold.
+    def read(self) -> dict[str, KeyEntry]:
+        """Read the file, for :meth:`take`.
 
         Raises:
-            ConfigError: The file cannot be read or believed; everything stays as it was.
+            ConfigError: The file cannot be read or believed.
         """
-        if self._path is None:
-            return
-        entries = read_keys(self._path)
+        return read_keys(self._path) if self._path is not None else {}
+
+    def take(self, entries: dict[str, KeyEntry]) -> None:
+        """Know these keys: from now on one that is gone opens nothing, and new limits hold."""
         clients = {}
         for name, entry in entries.items():
             before = self._entries.get(name)

@@ -65,6 +65,8 @@ class GatewayProcess:
         self.gateway.metrics.registry.register(self._link.peers())
         self.gateway.metrics.registry.register(self.door.keys)
         self.gateway.metrics.registry.register(LogMetrics("gateway"))
+        if self.door.tls is not None:
+            self.gateway.metrics.registry.register(self.door.tls)
         uploads = UploadRoom(config.gateway.limits.held_bytes)
         self._server = TcpServer(self.gateway, config, self.status, uploads, self.door)
         self._http = self._http_server(config, uploads)
@@ -197,9 +199,15 @@ async def run(config: Config) -> None:
     loop.set_exception_handler(tell_shortage)
     for number in STOP_SIGNALS:
         loop.add_signal_handler(number, tell)
+    process: GatewayProcess | None = None
+
+    def reload() -> None:
+        # The loop runs this only when it is its turn again: none is there if it could not be made.
+        if process is not None:
+            process.door.reload()
+
+    loop.add_signal_handler(signal.SIGHUP, reload)
     process = GatewayProcess(config)
-    if process.door.has_files:
-        loop.add_signal_handler(signal.SIGHUP, process.door.reload)
     await process.start()
     # Where stages share its machine, it would wait for what they compute before it passes their audio on.
     go_first()
@@ -209,7 +217,7 @@ async def run(config: Config) -> None:
     await process.drain(config.gateway.drain_s, hurry)
     limit_end()
     await process.stop()
-    for number in STOP_SIGNALS:
+    for number in (*STOP_SIGNALS, signal.SIGHUP):
         loop.remove_signal_handler(number)
         # All is done: a signal that comes now must not make it look otherwise.
         signal.signal(number, signal.SIG_IGN)

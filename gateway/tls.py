@@ -1,8 +1,7 @@
-"""TLS for clients' connections: what the gateway shows, and what clients believe."""
+"""TLS for clients' connections: what they believe."""
 
-import os
+import re
 import ssl
-import stat
 from pathlib import Path
 from typing import Final
 
@@ -11,45 +10,9 @@ from shared.errors import ConfigError
 
 HANDSHAKE_S: Final = 10.0
 """How long a client may take to agree on TLS; it has no connection before."""
-_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
-
-
-def server_context(tls: TlsConfig) -> ssl.SSLContext | None:
-    """Give what the gateway speaks TLS 1.2 or later with; none without a certificate.
-
-    Raises:
-        ConfigError: A file cannot be used, or others may read the key.
-    """
-    if tls.certificate is None or tls.key is None:
-        return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    load(context, tls)
-    return context
-
-
-def load(context: ssl.SSLContext, tls: TlsConfig) -> None:
-    """Read certificate and key, again if they were renewed: connections that come from now on see them.
-
-    Raises:
-        ConfigError: A file cannot be used, or others may read the key.
-    """
-    if tls.certificate is None or tls.key is None:
-        return
-    try:
-        _check_private(Path(tls.key))
-        # A password in any case, or OpenSSL would ask for one at the terminal.
-        context.load_cert_chain(tls.certificate, tls.key, password="")
-    except ssl.SSLError as error:
-        raise ConfigError(
-            f"{tls.certificate} (gateway.tls.certificate) and {tls.key} (gateway.tls.key) are no certificate "
-            f"and its key in PEM, without a password: {error.reason or error}"
-        ) from None
-    except OSError as error:
-        raise ConfigError(
-            f"cannot read {tls.certificate} (gateway.tls.certificate) or {tls.key} (gateway.tls.key): "
-            f"{error.strerror}"
-        ) from error
+_NO_CHECK_TIME: Final = 0x200000
+"""OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which Python's ssl has no name for."""
+_PEM: Final = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 
 
 def client_context(ca: Path | None) -> ssl.SSLContext:
@@ -70,22 +33,53 @@ def client_context(ca: Path | None) -> ssl.SSLContext:
 
 
 def own_context(tls: TlsConfig) -> ssl.SSLContext | None:
-    """Give what a process on the gateway's machine believes: this very certificate, whatever names it has.
+    """Give what a process on the gateway's machine believes: this very certificate, whatever it says.
+
+    Its names and its dates are for clients; a gateway whose certificate has expired runs all the same.
 
     Raises:
         ConfigError: The certificate cannot be used.
     """
     if tls.certificate is None:
         return None
-    context = client_context(Path(tls.certificate))
+    try:
+        return trusting_only(pem_certificates(Path(tls.certificate))[0])
+    except (ValueError, IndexError, ssl.SSLError):
+        raise ConfigError(
+            f"{tls.certificate} (gateway.tls.certificate) holds no certificate in PEM"
+        ) from None
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read {tls.certificate} (gateway.tls.certificate): {error.strerror}"
+        ) from error
+
+
+def trusting_only(der: bytes) -> ssl.SSLContext:
+    """Give what believes one certificate and what it has signed, whatever names and dates there are.
+
+    Raises:
+        ssl.SSLError: It is none.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
-    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | ssl.VerifyFlags(_NO_CHECK_TIME)
+    context.load_verify_locations(cadata=der)
     return context
 
 
-def _check_private(key: Path) -> None:
-    """Refuse a key that others may read; of root's, a group may (as of secrets that are mounted)."""
-    found = key.stat()
-    allowed = stat.S_IRGRP if found.st_uid == 0 and os.geteuid() != 0 else 0
-    if stat.S_IMODE(found.st_mode) & _OTHERS & ~allowed:
-        raise ConfigError(f"{key} (gateway.tls.key) may be used by others: chmod 600 it")
+def trusting_all() -> ssl.SSLContext:
+    """Give what believes anybody: for those who learn nothing secret and tell nothing secret."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def pem_certificates(path: Path) -> list[bytes]:
+    """The certificates of a PEM file, each as DER.
+
+    Raises:
+        OSError: It cannot be read.
+        ValueError: One is not written in base64.
+    """
+    return [ssl.PEM_cert_to_DER_cert(text) for text in _PEM.findall(path.read_text(encoding="latin-1"))]

@@ -2,13 +2,15 @@
 
 import json
 import logging
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from shared.config import DEFAULT_CHECKPOINT, Config
-from shared.errors import CheckpointError
+from shared.errors import CheckpointAccessError, CheckpointError
 
 TOKENIZER_FILES: Final = ("*.json", "*.jinja")
 """Patterns of the files that a process without a model needs."""
@@ -33,7 +35,9 @@ def resolve_model(config: Config, patterns: Sequence[str] | None = None) -> Path
     if config.model is None:
         return _checked(DEFAULT_CHECKPOINT, "run `omnirelay checkpoint` to make it, or set OMNI_MODEL")
     directory = Path(config.model).expanduser()
-    if directory.exists() or not is_hub_id(config.model):
+    with _reachable(directory):
+        there = directory.exists()
+    if there or not is_hub_id(config.model):
         return _checked(directory, "OMNI_MODEL is neither a checkpoint's directory nor a hub id")
     return _download(config.model, patterns)
 
@@ -46,12 +50,16 @@ def find_model(config: Config) -> Path | None:
 
     Returns:
         A directory, perhaps without some of its files; none if there is none.
+
+    Raises:
+        CheckpointAccessError: This user may not see whether there is one.
     """
     if config.model is None:
         return DEFAULT_CHECKPOINT if DEFAULT_CHECKPOINT.is_dir() else None
     directory = Path(config.model).expanduser()
-    if directory.exists() or not is_hub_id(config.model):
-        return directory if directory.is_dir() else None
+    with _reachable(directory):
+        if directory.exists() or not is_hub_id(config.model):
+            return directory if directory.is_dir() else None
     from huggingface_hub import snapshot_download  # noqa: PLC0415 - see below
 
     try:
@@ -74,16 +82,33 @@ def is_hub_id(model: str) -> bool:
     return _HUB_ID.fullmatch(model) is not None
 
 
-def require_model_files(directory: Path) -> None:
-    """Check, before minutes are spent on loading, that a checkpoint has the files that a stage reads.
+def require_readable(directory: Path, patterns: Sequence[str]) -> None:
+    """Check that this user may read a checkpoint's files, as far as they are there.
 
     Raises:
-        CheckpointError: Naming every file that is missing.
+        CheckpointAccessError: Naming every file that the user may not read.
     """
-    missing = [name for name in MODEL_FILES if not (directory / name).is_file()]
-    missing += [path.name for path in weight_files(directory) if not path.is_file()]
-    if missing:
-        raise CheckpointError(f"the checkpoint in {directory} lacks {', '.join(missing)}")
+    closed = []
+    try:
+        for path in sorted({path for pattern in patterns for path in directory.glob(pattern)}):
+            try:
+                path.open("rb").close()
+            except FileNotFoundError:
+                # A link to a file that is yet to be fetched.
+                continue
+            except PermissionError:
+                closed.append(path.name)
+        os.scandir(directory).close()
+    except PermissionError:
+        closed = ["the directory itself"]
+    if closed:
+        raise _closed(directory, ", ".join(closed))
+
+
+def _closed(place: Path, what: str) -> CheckpointAccessError:
+    return CheckpointAccessError(
+        f"user {os.geteuid()} may not read {what} in {place}: `chmod -R a+rX {place}` lets everybody"
+    )
 
 
 def weight_files(directory: Path) -> list[Path]:
@@ -114,11 +139,22 @@ def weight_map(index: Path) -> dict[str, str]:
 
 
 def _checked(directory: Path, advice: str) -> Path:
-    if not directory.is_dir():
-        raise CheckpointError(f"no checkpoint in {directory}: there is no such directory; {advice}")
-    if not (directory / "config.json").is_file():
-        raise CheckpointError(f"no checkpoint in {directory}: it lacks config.json; {advice}")
+    with _reachable(directory):
+        if not directory.is_dir():
+            raise CheckpointError(f"no checkpoint in {directory}: there is no such directory; {advice}")
+        require_readable(directory, TOKENIZER_FILES)
+        if not (directory / "config.json").is_file():
+            raise CheckpointError(f"no checkpoint in {directory}: it lacks config.json; {advice}")
     return directory
+
+
+@contextmanager
+def _reachable(directory: Path) -> Iterator[None]:
+    """A place where a directory may lie, which this user may not look at."""
+    try:
+        yield
+    except PermissionError as error:
+        raise _closed(directory.parent, directory.name) from error
 
 
 def _download(hub_id: str, patterns: Sequence[str] | None) -> Path:

@@ -37,10 +37,22 @@ class CheckpointError(OmniRelayError):
     code = "checkpoint_invalid"
 
 
+class CheckpointAccessError(CheckpointError):
+    """This user may not read a checkpoint's files."""
+
+    code = "checkpoint_unreadable"
+
+
 class OutputError(OmniRelayError):
     """A file that a command was to write cannot be written."""
 
     code = "output_unwritable"
+
+
+class StandardOutputError(OutputError):
+    """The standard output of a command cannot be written: nothing more can be told there."""
+
+    code = "stdout_unwritable"
 
 
 class AddressInUseError(OmniRelayError):

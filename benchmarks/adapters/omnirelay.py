@@ -14,7 +14,8 @@ from benchmarks.adapters.stamps import Stamps
 from benchmarks.answer import Answer
 from benchmarks.counters import Counters, scrape
 from benchmarks.workload import SEED, SPEAKER, Workload
-from gateway.cli.launcher import HTTP_PORTS_APART, MODULES, Stack, running
+from gateway.cli.launcher import MODULES, Stack, running
+from gateway.cli.replicas import HTTP_PORTS_APART
 from gateway.client import (
     AsyncAnswer,
     AsyncGatewayClient,

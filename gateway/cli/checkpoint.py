@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from gateway.cli.doctor.checkpoint import examine
 from gateway.cli.output import announce, note
 from gateway.cli.progress import Progress
 from shared.config import DEFAULT_CHECKPOINT, Config
@@ -50,6 +51,18 @@ def ensure(config: Config) -> None:
         raise CheckpointError(f"the tiny checkpoint could not be put in place: {error}") from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def check(config: Config) -> None:
+    """Look at the checkpoint's files before processes are started that would fail with it after a while.
+
+    Raises:
+        CheckpointError: It lacks a file, or one cannot be read or is damaged; the message names it.
+    """
+    _, told = examine(config)
+    for finding in told:
+        if finding.level == "problem":
+            raise CheckpointError(f"{finding.what}: {finding.advice}")
 
 
 def _make(directory: Path, size: str, seed: int, quiet: bool = False) -> int:

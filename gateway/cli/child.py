@@ -98,6 +98,11 @@ class Child:
         if self._process.returncode is None:
             self._process.terminate()
 
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send it a signal."""
+        if self._process.returncode is None:
+            self._process.send_signal(number)
+
     def kill(self) -> None:
         """End it at once, and what it has started."""
         if self._process.returncode is None:

@@ -37,6 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     config = load_config()
     target = replace(own_target(config), api_key=os.environ.get(API_KEY_VARIABLE))
     checkpoint.ensure(config)
+    checkpoint.check(config)
     stack = Stack(config, None, console.show if arguments.verbose else _hide)
     say("starting the four processes ...")
     ended = asyncio.run(until_told_to_stop(stack, _demonstrate(stack, target, arguments.out)))

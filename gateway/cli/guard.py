@@ -17,6 +17,8 @@ PR_SET_PDEATHSIG: Final = 1
 def main() -> None:
     """Become the program."""
     parent, *command = sys.argv[1:]
+    # Ignored until the program handles it: SIGHUP asks it to read files again, and never ends it.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:

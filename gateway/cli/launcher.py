@@ -1,6 +1,7 @@
 """The processes of the stack on one machine: started together, watched, stopped together."""
 
 import asyncio
+import signal
 import sys
 import time
 from collections import Counter
@@ -13,10 +14,17 @@ from gateway.cli.child import Child
 from gateway.cli.console import console
 from gateway.cli.output import announce
 from gateway.cli.progress import Progress
-from gateway.cli.target import own_target
+from gateway.cli.replicas import own_addresses
+from gateway.cli.target import probe_target
 from gateway.client import StatusReport
 from shared.config import ENV_PREFIX, Config
-from shared.errors import EngineFailedError, GatewayUnreachableError, MessageError, StageStartError
+from shared.errors import (
+    ConfigError,
+    EngineFailedError,
+    GatewayUnreachableError,
+    MessageError,
+    StageStartError,
+)
 from shared.messages import STAGES
 
 STOP_S: Final = 8.0
@@ -26,8 +34,6 @@ FAREWELL_S: Final = 3.0
 MOST_RESTARTS: Final = 5
 RESTARTS_WITHIN_S: Final = 60.0
 """Stages that end more often within that time before they could serve are not started again."""
-HTTP_PORTS_APART: Final = 10
-"""Each further replica serves HTTP so many ports above the one before."""
 POLL_S: Final = 0.2
 PROGRESS_S: Final = 5.0
 MODULES: Final = {"gateway": "gateway"} | {stage: f"services.{stage}" for stage in STAGES}
@@ -44,7 +50,7 @@ class Stack:
         modules: What each process runs.
 
     Raises:
-        ConfigError: The gateway's certificate cannot be used.
+        ConfigError: The file is one that each process could not read for itself, such as a pipe.
     """
 
     def __init__(
@@ -54,8 +60,13 @@ class Stack:
         show: Callable[[str, str], None] | None = None,
         modules: Mapping[str, str] = MODULES,
     ) -> None:
+        if config_path is not None and not config_path.is_file():
+            raise ConfigError(
+                f"the configuration {config_path} is no regular file: every process reads it for itself, and "
+                "again when it is started again; write it to a file first"
+            )
         self._config = config
-        self._gateway = own_target(config)
+        self._gateway = probe_target(config)
         self._modules = modules
         self._arguments = ["--config", str(config_path)] if config_path else []
         self._show = show or console.show
@@ -136,6 +147,11 @@ class Stack:
         common = {f"{ENV_PREFIX}TEXT_ONLY": "true"} if self._config.text_only else {}
         return await Child.start(child, command, self._show, common | self._changes[child])
 
+    def reload(self) -> None:
+        """Let the gateway read its API keys and its certificate again."""
+        for gateway in self._children[:1]:
+            gateway.send_signal(signal.SIGHUP)
+
     def hurry(self) -> None:
         """Let :meth:`stop` wait for no request any more."""
         self._hurry.set()
@@ -195,17 +211,10 @@ class Stack:
 
     def _own_addresses(self, name: str, number: int) -> dict[str, str]:
         """Give the environment of a further replica: others cannot listen where the first does."""
-        stage = next(self._config.stage(stage) for stage in STAGES if stage == name)
-        if stage.inbox.startswith("ipc://"):
-            inbox = f"{stage.inbox}.{number}"
-        else:
-            inbox = f"{stage.inbox.rpartition(':')[0]}:*"
-        http = "null"
-        if stage.http is not None:
-            host, _, port = stage.http.rpartition(":")
-            http = f"{host}:{int(port) + HTTP_PORTS_APART * (number - 1)}"
+        stage = next(stage for stage in STAGES if stage == name)
         prefix = f"{ENV_PREFIX}STAGES__{name.upper()}__"
-        return {f"{prefix}INBOX": inbox, f"{prefix}HTTP": http}
+        own = own_addresses(self._config, stage, number)
+        return {f"{prefix}{key.upper()}": address or "null" for key, address in own.items()}
 
     def _ready(self, report: StatusReport | None) -> set[str]:
         """The processes that are ready."""

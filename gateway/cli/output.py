@@ -1,6 +1,7 @@
 """Lines for people, and for programs that read JSON."""
 
 import json
+import os
 import re
 import sys
 import wave
@@ -13,7 +14,7 @@ import numpy as np
 from gateway.cli.console import console
 from gateway.cli.progress import set_aside
 from gateway.client.types import DoneEvent, Samples
-from shared.errors import OmniRelayError, OutputError
+from shared.errors import OmniRelayError, OutputError, StandardOutputError
 from shared.messages import SAMPLE_RATE
 
 PCM_PEAK: Final = 32_767
@@ -36,11 +37,23 @@ _output: Final = _Output()
 
 
 def say(line: str, end: str = "\n") -> None:
-    """Write to standard output, at once."""
+    """Write to standard output, at once.
+
+    Raises:
+        BrokenPipeError: Nobody reads it any more.
+        StandardOutputError: It cannot be written, as on a full disk.
+    """
     console.flush()
     with set_aside():
-        sys.stdout.write(line + end)
-        sys.stdout.flush()
+        try:
+            sys.stdout.write(line + end)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            # What waits in it must not be tried again at the end.
+            sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - until the end
+            raise StandardOutputError(f"cannot write to the standard output: {error.strerror}") from error
         _output.midway = not (line + end).endswith("\n")
 
 

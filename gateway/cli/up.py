@@ -24,6 +24,7 @@ def run(arguments: argparse.Namespace) -> int:
     config = load_config(arguments.config, os.environ | asked)
     console.form = config.log_format
     checkpoint.ensure(config)
+    checkpoint.check(config)
     stack = Stack(config, arguments.config)
     asyncio.run(until_told_to_stop(stack, _serve(stack, _addresses(config)), config.gateway.drain_s))
     announce("stopped")
@@ -33,6 +34,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 async def until_told_to_stop(stack: Stack, work: Coroutine[Any, Any, None], drain_s: float = 0.0) -> bool:
     """Run until the work ends, or is cancelled by SIGINT or SIGTERM; a second one hurries the stop.
+
+    SIGHUP is passed on to the gateway, which reads its files again.  Only where it means that the terminal
+    was closed it stops the stack like SIGTERM, or nobody could see and stop it any more.
 
     Args:
         stack: What the work starts and stops.
@@ -54,13 +58,33 @@ async def until_told_to_stop(stack: Stack, work: Coroutine[Any, Any, None], drai
             stack.hurry()
         told.append(number)
 
+    def hang_up() -> None:
+        if told:
+            return
+        if at_terminal and not _has_terminal():
+            stop(signal.SIGHUP)
+        else:
+            stack.reload()
+
+    # With `nohup` it is ignored from the start: the terminal may go.
+    at_terminal = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN and _has_terminal()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop, number)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hang_up)
     try:
         await task
     except asyncio.CancelledError:
         if not told:
             raise
+        return False
+    return True
+
+
+def _has_terminal() -> bool:
+    """There is a terminal that controls this process."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
         return False
     return True
 

@@ -235,8 +235,9 @@ class AsyncGatewayClient:
             self._writer.close()
             try:
                 await self._writer.wait_closed()
-            except ConnectionError as error:
-                log.debug("the connection was lost before it was closed: %s", error)
+            except OSError as error:
+                # Lost before, or the gateway was in the middle of an answer, which TLS calls an error.
+                log.debug("the connection was not closed in order: %s", error)
 
     def chat(self, prompt: Prompt = "", **options: Unpack[ChatOptions]) -> AsyncAnswer:
         """Send a request.

@@ -18,6 +18,7 @@ from gateway.client.types import (
     collect,
 )
 from gateway.status import StatusReport
+from shared.errors import GatewayUnreachableError
 
 T = TypeVar("T")
 
@@ -39,7 +40,8 @@ class Answer:
 
     def cancel(self) -> None:
         """Ask the gateway to stop; iterating then raises :class:`CancelledRequestError`."""
-        self._client.call(self._cancel())
+        if not self._client.closed:
+            self._client.call(self._cancel())
 
     def result(self) -> ChatResult:
         """Wait for the whole answer.
@@ -100,6 +102,8 @@ class GatewayClient:
         api_key: str | None = None,
         ca: str | Path | ssl.SSLContext | None = None,
     ) -> None:
+        self._open = True
+        self._scheduling = threading.Lock()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="gateway-client", daemon=True)
         self._thread.start()
@@ -148,15 +152,28 @@ class GatewayClient:
         return self.call(self._client.status())
 
     def close(self) -> None:
-        """Disconnect; requests that have not ended are cancelled by the gateway."""
-        if self._loop.is_closed():
-            return
-        self.call(self._client.close())
+        """Disconnect; requests that have not ended are cancelled by the gateway.
+
+        What other threads wait for ends with :class:`GatewayUnreachableError`.
+        """
         self._stop()
 
+    @property
+    def closed(self) -> bool:
+        """It was closed, and can be used no more."""
+        return not self._open
+
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the client's thread.  For the client's own use."""
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        """Run a coroutine on the client's thread.  For the client's own use.
+
+        Raises:
+            GatewayUnreachableError: The client was closed.
+        """
+        with self._scheduling:
+            if self.closed:
+                work.close()
+                raise GatewayUnreachableError("the client was closed")
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
         except KeyboardInterrupt:
@@ -164,6 +181,21 @@ class GatewayClient:
             raise
 
     def _stop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        with self._scheduling:
+            if self.closed:
+                return
+            # Behind it nothing is scheduled any more.
+            self._open = False
+            asyncio.run_coroutine_threadsafe(self._finish(), self._loop)
         self._thread.join()
         self._loop.close()
+
+    async def _finish(self) -> None:
+        """Close the connection, let everybody who waits hear of it, and end the thread."""
+        try:
+            await self._client.close()
+            others = asyncio.all_tasks() - {asyncio.current_task()}
+            if others:
+                await asyncio.wait(others)
+        finally:
+            self._loop.stop()

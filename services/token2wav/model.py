@@ -15,8 +15,9 @@ from services.token2wav.conditioning import Conditioner, check_speakers
 from services.token2wav.dit import DiffusionTransformer
 from services.token2wav.pooler import SolverPooler
 from services.token2wav.vocoder import Vocoder
-from shared.engine.speakers import SPEAKER_FILE, load_speakers
+from shared.engine.speakers import load_speakers
 from shared.errors import CheckpointError
+from shared.model_files import SPEAKER_FILE
 
 ARCHITECTURE = "OmniRelayToken2Wav"
 

@@ -5,6 +5,7 @@ import gc
 import logging
 import os
 import secrets
+import signal
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import zmq
 from prometheus_client import REGISTRY
 
-from shared.checkpoints import require_model_files, resolve_model
+from shared.checkpoints import resolve_model
 from shared.config import Config, load_config, tell_ignored
 from shared.control import ControlClient
 from shared.curve import PeerMetrics, StackContext, open_context
@@ -32,6 +33,7 @@ from shared.errors import EngineFailedError, OmniRelayError
 from shared.log import configure_logging
 from shared.messages import Farewell, StageEvent, StageName, control_identity
 from shared.metrics import EdgeMetrics, LogMetrics
+from shared.model_files import require_model_files
 from shared.peers import Outgoing, PeerQueues
 from shared.queues import PullQueue, PushQueue, Sending
 from shared.tracing import open_tracer
@@ -78,6 +80,7 @@ def _run(name: StageName, union: Any, build: Build) -> int:
         config = load_config(path)
         configure_logging(name, config.log_level, config.log_format)
         tell_ignored()
+        signal.signal(signal.SIGHUP, _stay)
         with start.closing:
             _serve(start, name, config, union, build)
     except EngineFailedError as error:
@@ -88,6 +91,10 @@ def _run(name: StageName, union: Any, build: Build) -> int:
         return 1
     log.info("stopped")
     return 0
+
+
+def _stay(_number: int, _: Any) -> None:
+    log.info("SIGHUP: a stage reads nothing again; restart it after a change of its configuration")
 
 
 def be_nice(niceness: int) -> None:

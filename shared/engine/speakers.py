@@ -11,9 +11,8 @@ from pathlib import Path
 
 import torch
 
-from shared.errors import CheckpointError
-
-SPEAKER_FILE = "spk_dict.pt"
+from shared.errors import CheckpointError, said
+from shared.model_files import SPEAKER_FILE
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +48,7 @@ def load_speakers(path: Path) -> dict[str, Speaker]:
     try:
         voices = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:
-        raise CheckpointError(f"{file}: not a file of plain tensors: {error}") from error
+        raise CheckpointError(f"{file}: not a file of plain tensors: {said(error)}") from error
     if not isinstance(voices, Mapping) or not voices:
         raise CheckpointError(f"{file}: expected a dictionary with at least one voice")
     return {str(name): _speaker(file, str(name), entry) for name, entry in voices.items()}

@@ -2,6 +2,10 @@
 
 import dataclasses
 import json
+import os
+import stat
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +217,36 @@ def test_an_interrupted_run_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(KeyboardInterrupt):
         write_checkpoint(tmp_path / "model")
     assert list(tmp_path.iterdir()) == []
+
+
+LIMITED = """
+import resource, sys
+from checkpoint.__main__ import main
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), int(sys.argv[1])))
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.parametrize("most", [2**15, 2**20], ids=["tokenizer", "weights"])
+def test_a_full_disk_is_told_in_one_line_and_nothing_is_left(tmp_path: Path, most: int) -> None:
+    """A process that may write no larger files: they fail in the middle, as on a full disk."""
+    command = [sys.executable, "-c", LIMITED, str(most), str(tmp_path / "model")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "File too large" in done.stderr.splitlines()[-1]
+    assert done.stderr.splitlines()[-1].startswith("error: cannot write the ")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_umask_says_who_may_read_a_checkpoint(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        write_checkpoint(tmp_path / "model")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "model").stat().st_mode) == 0o750
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "model").iterdir()} == {0o640}
 
 
 def test_the_released_vocabulary_has_the_released_ids(tmp_path: Path) -> None:

@@ -1,9 +1,12 @@
-"""A checkpoint directory with just what the gateway reads: a small tokenizer and a chat template."""
+"""A checkpoint directory with what the gateway reads: a small tokenizer and a chat template."""
 
+import copy
 import json
 from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from tests.gateway.doctor.model_files import CONFIG, SHARDS, write_speakers, write_weights
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|AUDIO|>", "<|IMAGE|>", "<|VIDEO|>"]
 SPECIAL += ["<|audio_bos|>", "<|audio_eos|>", "<|vision_bos|>", "<|vision_eos|>"]
@@ -49,7 +52,14 @@ def make_checkpoint_dir(directory: Path) -> Path:
     tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIAL])
     tokenizer.save(str(directory / "tokenizer.json"))
     size = tokenizer.get_vocab_size()
-    write(directory / "config.json", {"thinker_config": {"text_config": {"vocab_size": size}}})
+    config = copy.deepcopy(CONFIG)
+    config["thinker_config"]["text_config"]["vocab_size"] = size
+    write(directory / "config.json", config)
+    # What only stages read, which are imitated: just enough to be taken for complete.
+    write(directory / "preprocessor_config.json", {})
+    merged = {name: count for tensors in SHARDS.values() for name, count in tensors.items()}
+    write_weights(directory / "model.safetensors", merged)
+    write_speakers(directory)
     write(
         directory / "tokenizer_config.json",
         {

@@ -22,7 +22,8 @@ Handler = Callable[[asyncio.StreamWriter], Awaitable[None]]
 class Authority:
     """A certificate authority that lives as long as a test.
 
-    ``trusting`` is what a client uses to believe it.
+    ``trusting`` is what a client uses to believe it.  What it signs is valid from ``begins`` to ``ends``,
+    counted from now.
     """
 
     directory: Path
@@ -30,9 +31,11 @@ class Authority:
     name: x509.Name = field(
         default_factory=lambda: x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "tests")])
     )
+    begins: datetime.timedelta = datetime.timedelta(days=-1)
+    ends: datetime.timedelta = datetime.timedelta(days=60)
 
     def __post_init__(self) -> None:
-        self.certificate = self._sign(self.name, self.key, ca=True)
+        self.certificate = self.sign(self.name, self.key, ca=True)
 
     @property
     def der(self) -> bytes:
@@ -43,10 +46,10 @@ class Authority:
         pem = self.certificate.public_bytes(serialization.Encoding.PEM).decode()
         return ssl.create_default_context(cadata=pem)
 
-    def serving(self, host: str) -> ssl.SSLContext:
+    def serving(self, host: str, *extensions: x509.ExtensionType) -> ssl.SSLContext:
         key = ec.generate_private_key(ec.SECP256R1())
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
-        certificate = self._sign(name, key, ca=False, host=host)
+        certificate = self.sign(name, key, False, host, *extensions)
         path = self.directory / f"{host}.pem"
         path.write_bytes(
             key.private_bytes(
@@ -60,8 +63,13 @@ class Authority:
         context.load_cert_chain(path)
         return context
 
-    def _sign(
-        self, name: x509.Name, key: ec.EllipticCurvePrivateKey, ca: bool, host: str | None = None
+    def sign(
+        self,
+        name: x509.Name,
+        key: ec.EllipticCurvePrivateKey,
+        ca: bool,
+        host: str | None = None,
+        *extensions: x509.ExtensionType,
     ) -> x509.Certificate:
         now = datetime.datetime.now(datetime.UTC)
         builder = (
@@ -70,8 +78,8 @@ class Authority:
             .issuer_name(self.name)
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(days=1))
-            .not_valid_after(now + datetime.timedelta(days=1))
+            .not_valid_before(now + self.begins)
+            .not_valid_after(now + self.ends)
             .add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
         )
         if host is not None:
@@ -79,6 +87,8 @@ class Authority:
             if host[0].isdigit():
                 names = [x509.IPAddress(ipaddress.ip_address(host))]
             builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+        for extension in extensions:
+            builder = builder.add_extension(extension, critical=False)
         return builder.sign(self.key, hashes.SHA256())
 
 

@@ -48,6 +48,27 @@ def serving(configure: Configure, use: Callable[[Bench], Awaitable[None]]) -> No
     run(scenario())
 
 
+def test_a_full_disk_behind_the_standard_output_is_told_in_one_line(configure: Configure) -> None:
+    async def use(b: Bench) -> None:
+        there = ["--gateway", b.listen]
+        for arguments in (
+            ["chat", "Hi", "--text-only", "--no-play", *there],
+            ["chat", "Hi", "--json", "--no-play", *there],
+            ["status", *there],
+        ):
+            with Path("/dev/full").open("wb") as full:
+                process = await asyncio.create_subprocess_exec(
+                    sys.executable, "-m", "gateway.cli", *arguments, stdout=full, stderr=subprocess.PIPE
+                )
+                _, told = await process.communicate()
+            assert process.returncode == 1
+            assert told.decode() == (
+                "omnirelay: stdout_unwritable: cannot write to the standard output: No space left on device\n"
+            )
+
+    serving(configure, use)
+
+
 def test_chat_json_and_wav(configure: Configure, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "new" / "reply.wav"
 

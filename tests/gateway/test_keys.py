@@ -98,7 +98,7 @@ def test_what_is_read_again_holds_from_then_on(tmp_path: Path) -> None:
     kept, gone, turned, limited = (keys.client(each) for each in "kgtl")
     kept.open()
     keys_file(path, kept={"key": "k"}, turned={"key": "T"}, limited={"key": "l", "max_requests": 1})
-    keys.reload()
+    keys.take(keys.read())
     assert keys.client("k") is kept
     kept.open()
     assert kept.open_requests == 2
@@ -111,7 +111,7 @@ def test_what_is_read_again_holds_from_then_on(tmp_path: Path) -> None:
         limited.open()
     path.write_text("broken: [")
     with pytest.raises(ConfigError):
-        keys.reload()
+        keys.read()
     assert keys.client("k") is kept
     metrics = {
         (sample.name, *sample.labels.values()): sample.value

@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -257,6 +259,32 @@ def test_stage_that_cannot_start_is_named(place: Path, monkeypatch: pytest.Monke
     assert "stage_start_failed: the talker ended with exit status 3 before all were ready" in told
     assert "\n  [talker] the talker has no reason to live\n" in told
     assert "Traceback" not in told
+
+
+def test_a_damaged_checkpoint_is_told_by_up_before_anything_starts(
+    place: Path, checkpoint_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = shutil.copytree(checkpoint_dir, place / "model")
+    monkeypatch.setenv("OMNI_MODEL", str(model))
+    for name in ("model.safetensors", "spk_dict.pt"):
+        whole = (model / name).read_bytes()
+        (model / name).write_bytes(whole[: len(whole) // 2])
+        with start("gateway.cli", "up") as process:
+            told, _ = process.communicate(timeout=30)
+        (model / name).write_bytes(whole)
+        assert process.returncode == 1
+        (line,) = told.splitlines()
+        assert re.match(rf"omnirelay: checkpoint_invalid: {model}: {name} is cut short", line)
+
+
+def test_a_configuration_that_children_could_not_read_is_refused_by_up(place: Path) -> None:
+    command = [sys.executable, "-m", "gateway.cli", "up", "--config", "/dev/stdin"]
+    done = subprocess.run(
+        command, input="log_level: debug", capture_output=True, text=True, timeout=30, check=False
+    )
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert "config_invalid: the configuration /dev/stdin is no regular file" in line
 
 
 def test_port_in_use_is_told_by_up(place: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import ssl
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +31,16 @@ from tests.gateway.http_bench import HI, MODEL, http_bench, http_gateway
 from tests.gateway.https_server import Authority
 
 Configure = Callable[..., Config]
+DAY = timedelta(days=1)
 
 
 class Certified:
     """A gateway's certificate, its authority, and the configuration that names them."""
 
-    def __init__(self, folder: Path, host: str = "127.0.0.1") -> None:
-        authority = Authority(folder)
+    def __init__(self, folder: Path, begins: timedelta = -DAY, ends: timedelta = 60 * DAY) -> None:
+        folder.mkdir(exist_ok=True)
+        host = "127.0.0.1"
+        authority = Authority(folder, begins=begins, ends=ends)
         authority.serving(host)
         self.pem = folder / f"{host}.pem"
         self.pem.chmod(0o600)
@@ -142,7 +146,6 @@ def test_a_renewed_certificate_is_shown_to_who_comes_next(
 ) -> None:
     async def scenario() -> None:
         async with bench(configure({"tls": certified.config})) as b:
-            (tmp_path / "new").mkdir()
             renewed = Certified(tmp_path / "new")
             certified.pem.write_bytes(renewed.pem.read_bytes())
             async with AsyncGatewayClient(tls_address(b), None, certified.ca) as before:

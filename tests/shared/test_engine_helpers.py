@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import shutil
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ from vllm.outputs import CompletionOutput
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.request import RequestStatus
 
-from shared.checkpoints import WEIGHT_INDEX, require_model_files, resolve_model
+from shared.checkpoints import WEIGHT_INDEX, resolve_model
 from shared.config import DEFAULT_CHECKPOINT, Config, ThinkerConfig
 from shared.engine.generation import finish_reason, sampling_params, submit
 from shared.engine.scheduling import StageScheduler
@@ -29,6 +30,7 @@ from shared.errors import (
     UnknownSpeakerError,
 )
 from shared.messages import STAGES, Sampling
+from shared.model_files import require_model_files
 
 
 class LightScheduler(StageScheduler):
@@ -235,8 +237,9 @@ def test_every_file_that_a_checkpoint_lacks_is_named(tmp_path, tiny_checkpoint):
         CheckpointError, match=r"lacks config\.json, preprocessor_config\.json, spk_dict\.pt, \*\."
     ):
         require_model_files(tmp_path)
-    for name in ("config.json", "preprocessor_config.json", "spk_dict.pt", "a.safetensors"):
-        (tmp_path / name).touch()
+    for path in tiny_checkpoint.iterdir():
+        shutil.copy(path, tmp_path)
+    (tmp_path / "model.safetensors").rename(tmp_path / "a.safetensors")
     require_model_files(tmp_path)
     index = tmp_path / WEIGHT_INDEX
     index.write_text(json.dumps({"weight_map": {"x": "b.safetensors", "y": "a.safetensors"}}))

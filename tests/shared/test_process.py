@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -106,6 +107,21 @@ def test_a_bad_configuration_ends_the_stage_with_one_line(tmp_path, tiny_checkpo
     assert re.search(problem.format(path=re.escape(str(path))), line)
 
 
+def test_a_damaged_file_ends_the_stage_with_one_line(tmp_path: Path, tiny_checkpoint: Path) -> None:
+    model = shutil.copytree(tiny_checkpoint, tmp_path / "model")
+    for name, problem in (
+        ("spk_dict.pt", "spk_dict.pt is cut short or damaged"),
+        ("model.safetensors", "model.safetensors is cut short: it has "),
+    ):
+        whole = (model / name).read_bytes()
+        (model / name).write_bytes(whole[: len(whole) // 2])
+        ended = run_talker(model=model, OMNIRELAY_STAGES__TALKER__INBOX=free_address())
+        (model / name).write_bytes(whole)
+        assert ended.returncode == 1
+        (line,) = ended.stderr.splitlines()
+        assert f"checkpoint_invalid: the checkpoint in {model} is damaged: {problem}" in line
+
+
 def start_echo(model: Path, **overrides: str) -> Child[str]:
     """Start a stage that echoes what it is given; it loads until its standard input is closed."""
     gateway = {"OMNIRELAY_GATEWAY__EVENTS": free_address(), "OMNIRELAY_GATEWAY__CONTROL": free_address()}
@@ -171,3 +187,27 @@ def test_a_stage_answers_while_it_loads_serves_and_stops_cleanly(tiny_checkpoint
     assert f"loading {tiny_checkpoint}" in seen[0]
     assert seen[1].endswith(f"ready on {inbox}\n")
     assert [line.rpartition(": ")[2] for line in seen[2:]] == ["stopping\n", "stopped\n"]
+
+
+def test_a_stage_that_is_sent_sighup_stays(tiny_checkpoint: Path) -> None:
+    inbox = free_address()
+    process = start_echo(
+        tiny_checkpoint, OMNIRELAY_STAGES__TOKEN2WAV__INBOX=inbox, OMNIRELAY_STAGES__TOKEN2WAV__HTTP="null"
+    )
+    with process:
+        try:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            assert process.stderr is not None
+            process.stdout.readline()
+            assert "loading" in process.stderr.readline()
+            process.send_signal(signal.SIGHUP)
+            assert "SIGHUP: a stage reads nothing again" in process.stderr.readline()
+            process.stdin.close()
+            assert "ready on" in process.stderr.readline()
+            process.send_signal(signal.SIGHUP)
+            assert "SIGHUP: a stage reads nothing again" in process.stderr.readline()
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(timeout=30) == 0
+        finally:
+            process.kill()

@@ -80,6 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _run_with_own_stack(arguments: argparse.Namespace, tally: Tally) -> bool:
     config = load_config(arguments.config)
     checkpoint.ensure(config)
+    checkpoint.check(config)
     target = replace(own_target(config), api_key=os.environ.get(API_KEY_VARIABLE))
     concurrency = arguments.concurrency or _enough(config)
     batch = _Batch(arguments.prompts, arguments.out, arguments.text_only, concurrency)

@@ -13,7 +13,7 @@ from gateway.cli.chat.player import PLAYERS, Playback, Player, find_player
 from gateway.cli.output import note, say_json
 from gateway.cli.target import target_of
 from gateway.client import ChatOptions, SamplingOverrides
-from shared.errors import OmniRelayError
+from shared.errors import OmniRelayError, StandardOutputError
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
             return terminal.run(arguments, _options(arguments), player)
         _send(arguments, player)
     except OmniRelayError as error:
-        if not arguments.json:
+        if not arguments.json or isinstance(error, StandardOutputError):
             raise
         say_json(event="error", code=error.code, message=str(error))
         return 1

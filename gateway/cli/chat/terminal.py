@@ -16,7 +16,7 @@ from gateway.cli.chat.slash import COMMANDS, Leave, perform
 from gateway.cli.output import fail, note, say_json
 from gateway.cli.target import target_of
 from gateway.client import ChatOptions
-from shared.errors import OmniRelayError, OutputError
+from shared.errors import OmniRelayError, OutputError, StandardOutputError
 
 PROMPT: Final = "> "
 
@@ -108,6 +108,9 @@ def _take(conversation: Conversation, line: str) -> None:
 
 
 def _tell(error: OmniRelayError, as_json: bool) -> None:
+    if isinstance(error, StandardOutputError):
+        # Whatever the next answers are, nobody would see them.
+        raise error
     if as_json:
         say_json(event="error", code=error.code, message=str(error))
     else:

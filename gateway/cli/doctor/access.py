@@ -1,12 +1,13 @@
 """How the gateway knows its clients, and they it: keys, TLS, and who can reach it without."""
 
+import time
 from pathlib import Path
 
-from gateway import tls
+from gateway.certificate import SOON_S, read_certificate
 from gateway.cli.doctor.finding import Findings, ok, problem, warning
 from gateway.door import open_doors
 from gateway.keys import read_keys
-from shared.config import Config
+from shared.config import Config, TlsConfig
 from shared.errors import ConfigError
 
 CLIENTS, KEYS, TLS = "clients", "api-keys", "tls"
@@ -33,9 +34,22 @@ def check_access(config: Config) -> Findings:
                     KEYS, f"{path} has no key: nobody can use the gateway", "omnirelay api-key NAME"
                 )
     if config.gateway.tls.certificate is not None:
-        try:
-            tls.server_context(config.gateway.tls)
-        except ConfigError as error:
-            yield problem(TLS, str(error), "correct it, or leave gateway.tls out")
-        else:
-            yield ok(TLS, f"{config.gateway.tls.certificate} and its key can be used")
+        yield from _check_certificate(config.gateway.tls)
+
+
+def _check_certificate(tls: TlsConfig) -> Findings:
+    try:
+        found = read_certificate(tls)
+    except ConfigError as error:
+        yield problem(TLS, str(error), "correct it, or leave gateway.tls out")
+        return
+    now = time.time()
+    valid = f"{found.path} and its key can be used {found.left(now)}"
+    if why := found.why_not_now(now):
+        yield problem(TLS, why, "renew it, or set the clock right; a running gateway reads it on SIGHUP")
+    elif found.expires - now < SOON_S:
+        yield warning(TLS, valid, "renew it; a running gateway reads it on SIGHUP")
+    elif why := found.why_not_chained():
+        yield warning(TLS, why, "put the certificates between it and its authority's behind it")
+    else:
+        yield ok(TLS, valid)

@@ -6,16 +6,25 @@ from pathlib import Path
 from typing import Final
 
 from gateway.cli.doctor.finding import Finding, ok, problem, warning
-from gateway.cli.doctor.weights import Paged, Weights, dtype_of, paged, read_config, read_weights
+from gateway.cli.doctor.weights import Paged, dtype_of, paged, read_config
 from gateway.cli.output import mebibytes
 from gateway.prompt import TEMPLATE_FILES
-from shared.checkpoints import MODEL_FILES, find_model, is_hub_id, weight_files
+from shared.checkpoints import (
+    MODEL_FILES,
+    TOKENIZER_FILES,
+    find_model,
+    is_hub_id,
+    require_readable,
+    weight_files,
+)
 from shared.config import DEFAULT_CHECKPOINT, Config
-from shared.errors import CheckpointError
-from shared.messages import StageName
+from shared.errors import CheckpointAccessError, CheckpointError
+from shared.messages import STAGES, StageName
+from shared.model_files import MODEL_PATTERNS, Weights, check_speaker_file, read_weights
 
 CHECK: Final = "checkpoint"
 AGAIN: Final = "copy or download the checkpoint again"
+READABLE: Final = "change the owner or the permissions of the files, or run as another user"
 
 
 @dataclass(frozen=True)
@@ -39,9 +48,13 @@ def examine(config: Config) -> tuple[Model | None, list[Finding]]:
     Returns:
         What it says of the model, if it can be read, and what is to be told.
     """
-    directory = find_model(config)
-    if directory is None:
-        return None, [_absent(config)]
+    try:
+        directory = find_model(config)
+        if directory is None:
+            return None, [_absent(config)]
+        require_readable(directory, (*TOKENIZER_FILES, *MODEL_PATTERNS))
+    except CheckpointAccessError as error:
+        return None, [problem(CHECK, str(error), READABLE)]
     missing = _missing(directory)
     if missing and config.model is not None and is_hub_id(config.model) and not Path(config.model).exists():
         what = f"the copy of {config.model} in {directory} lacks {', '.join(missing)}"
@@ -49,12 +62,20 @@ def examine(config: Config) -> tuple[Model | None, list[Finding]]:
     if missing:
         return None, [problem(CHECK, f"{directory} lacks {', '.join(missing)}", AGAIN)]
     try:
-        config_json = read_config(directory)
-        model = Model(dtype_of(config_json), read_weights(directory), paged(config_json))
+        model = _read(directory)
+        check_speaker_file(directory)
     except CheckpointError as error:
         return None, [problem(CHECK, f"{directory}: {error}", AGAIN)]
     size = f"{mebibytes(model.weights.nbytes)} of weights, {model.dtype}"
     return model, [ok(CHECK, f"{directory} is complete: {size}")]
+
+
+def _read(directory: Path) -> Model:
+    config = read_config(directory)
+    weights = read_weights(directory)
+    if absent := [stage for stage in STAGES if not weights.elements[stage]]:
+        raise CheckpointError(f"there are no weights of {', '.join(absent)}")
+    return Model(dtype_of(config), weights, paged(config))
 
 
 def _absent(config: Config) -> Finding:

@@ -10,7 +10,7 @@ from typing import Final
 
 from gateway.cli.chat.player import PLAYERS, find_player
 from gateway.cli.doctor.finding import Findings, ok, problem, warning
-from gateway.cli.output import GIB, MIB, gibibytes
+from gateway.cli.output import GIB, MIB, gibibytes, mebibytes
 from shared.config import DEFAULT_CHECKPOINT, Config
 from shared.messages import StageName
 
@@ -21,7 +21,10 @@ TINY_CHECKPOINT_BYTES: Final = 64 * MIB
 """Room for the tiny checkpoint while it is made."""
 HUB_BYTES: Final = 30 * GIB
 """Room for a released checkpoint: that with 7 billion parameters has more than 20 GiB."""
+MIN_SHARED_BYTES: Final = MIB
+"""Locks between processes (POSIX semaphores) are files in ``/dev/shm``, and libraries make some."""
 CGROUP: Final = Path("/sys/fs/cgroup")
+OWN_CGROUPS: Final = Path("/proc/self/cgroup")
 SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108  Not for files of ours.
 
 
@@ -33,7 +36,7 @@ class Machine:
         memory_bytes: That processes could still take, here and in this container.
         address_bytes: That one process may map (``ulimit -v``); none without a limit.
         cpus: That processes may use.
-        shared_bytes: Size of ``/dev/shm``; 0 without.
+        shared_bytes: Free in ``/dev/shm``; 0 without.
         open_files: That one process may have (``ulimit -n``).
     """
 
@@ -52,7 +55,7 @@ def read_machine() -> Machine:
         memory_bytes=_free_memory(),
         address_bytes=None if address == resource.RLIM_INFINITY else address,
         cpus=_cpus(),
-        shared_bytes=shutil.disk_usage(SHARED_MEMORY).total if SHARED_MEMORY.is_dir() else 0,
+        shared_bytes=shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else 0,
         open_files=files,
     )
 
@@ -140,8 +143,12 @@ def check_shared_memory(machine: Machine, parallel: bool) -> Findings:
         machine: The readings.
         parallel: A stage computes on several GPUs.
     """
-    told = f"{gibibytes(machine.shared_bytes)} of shared memory"
-    if parallel and machine.shared_bytes < GIB:
+    told = f"{gibibytes(machine.shared_bytes)} of shared memory are free"
+    if machine.shared_bytes < MIN_SHARED_BYTES:
+        what = f"{machine.shared_bytes:,} bytes are free in {SHARED_MEMORY}, where processes keep their locks"
+        advice = f"mount it with {mebibytes(64 * MIB)} or more (containers: --shm-size), or make room there"
+        yield problem("shared-memory", what, advice)
+    elif parallel and machine.shared_bytes < GIB:
         advice = (
             f"a stage on several GPUs needs 1 GiB or more: enlarge {SHARED_MEMORY} (containers: --shm-size)"
         )
@@ -176,23 +183,54 @@ def _free_memory() -> int:
     lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     values = {name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines)}
     limits = [values["MemAvailable"]]
-    most, used = _read_cgroup("memory.max"), _read_cgroup("memory.current")
-    if most.isdecimal() and used.isdecimal():
-        limits.append(max(0, int(most) - int(used)))
+    for group in _groups(""):
+        limits += _room(group, "memory.max", "memory.current", "inactive_file")
+    for group in _groups("memory"):
+        limits += _room(group, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
     return min(limits)
+
+
+def _room(group: Path, limit: str, usage: str, cached: str) -> list[int]:
+    """What a control group may still take of memory; nothing if it has no limit."""
+    most, used = _read(group / limit), _read(group / usage)
+    if not most.isdecimal() or not used.isdecimal():
+        return []
+    statistics = dict(line.split() for line in _read(group / "memory.stat").splitlines())
+    # Pages of files that were read once count as used, and are given up before memory is short.
+    return [max(0, int(most) - max(0, int(used) - int(statistics.get(cached, 0))))]
 
 
 def _cpus() -> float:
     usable = float(len(os.sched_getaffinity(0)))
-    quota, _, period = _read_cgroup("cpu.max").partition(" ")
-    if quota.isdecimal() and period.isdecimal() and int(period):
-        return min(usable, int(quota) / int(period))
+    quotas = [_read(group / "cpu.max").partition(" ")[::2] for group in _groups("")]
+    quotas += [
+        (_read(group / "cpu.cfs_quota_us"), _read(group / "cpu.cfs_period_us")) for group in _groups("cpu")
+    ]
+    for quota, period in quotas:
+        if quota.isdecimal() and period.isdecimal() and int(period):
+            usable = min(usable, int(quota) / int(period))
     return usable
 
 
-def _read_cgroup(name: str) -> str:
-    """A file of the container that this process is in; empty without one."""
-    path = CGROUP / name
+def _groups(controller: str) -> list[Path]:
+    """The control groups that this process is in, its own and those around it, as far as they can be seen.
+
+    Args:
+        controller: Of version 1, which has a tree for each; empty for the one tree of version 2.
+    """
+    path = ""
+    for line in _read(OWN_CGROUPS).splitlines():
+        _, controllers, place = line.split(":", 2)
+        if controller in controllers.split(","):
+            path = place
+    top = CGROUP / controller
+    own = top / path.strip("/")
+    # In a container the path is that of the machine around it, which is not here.
+    return [own, *(each for each in own.parents if top in (each, *each.parents))]
+
+
+def _read(path: Path) -> str:
+    """The text of a small file of the kernel; empty without it."""
     return path.read_text(encoding="ascii").strip() if path.is_file() else ""
 
 

@@ -13,7 +13,8 @@ from typing import Final
 from pydantic import BaseModel
 
 from gateway.cli.doctor.finding import Findings, ok, problem, warning
-from gateway.cli.target import own_target
+from gateway.cli.replicas import own_addresses
+from gateway.cli.target import probe_target
 from gateway.client import StatusReport
 from shared.config import Config
 from shared.config.values import is_local
@@ -30,12 +31,21 @@ CLIENTS: Final = ("gateway.listen", "gateway.http")
 _LISTENS: Final = "0A"
 
 
-def addresses(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Every address of a configuration to listen on, with its key, but for ports yet to be found."""
+def addresses(config: Config) -> Iterator[tuple[str, str]]:
+    """Every address to listen on, with its key, but for ports yet to be found."""
+    yield from _written(config)
+    for stage in STAGES:
+        for number in range(2, config.stage(stage).replicas + 1):
+            for name, address in own_addresses(config, stage, number).items():
+                if address is not None and not address.endswith(":*"):
+                    yield f"stages.{stage}.{name} (replica {number})", address
+
+
+def _written(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, str]]:
     for name in type(section).model_fields:
         value = getattr(section, name)
         if isinstance(value, BaseModel):
-            yield from addresses(value, f"{prefix}{name}.")
+            yield from _written(value, f"{prefix}{name}.")
         elif name == "advertise" or (isinstance(value, str) and value.endswith(":*")):
             continue
         elif isinstance(value, str) and value.startswith(("tcp://", "ipc://")):
@@ -79,7 +89,7 @@ def ask_gateway(config: Config) -> StatusReport | None:
 
     async def ask() -> StatusReport:
         async with asyncio.timeout(STATUS_S):
-            return await own_target(config).status()
+            return await probe_target(config).status()
 
     try:
         return asyncio.run(ask())
@@ -103,16 +113,16 @@ def check_ports(config: Config, running: StatusReport | None) -> Findings:
             yield warning(PORTS, what, "wait until all are ready; a stage that is down says why in its log")
     refused = 0
     for key, address in _used(config):
-        error = _why_not(address)
+        error, setting = _why_not(address), key.partition(" (")[0]
         refused += error is not None
         if isinstance(error, socket.gaierror) or (error and error.errno == errno.EADDRNOTAVAIL):
             what = f"{address} ({key}) is not an address of this machine"
             yield warning(PORTS, what, "right if that process runs on another one; else correct it")
         elif error and error.errno != errno.EADDRINUSE:
-            yield problem(PORTS, f"{address} ({key}) cannot be used: {error.strerror}", f"change {key}")
+            yield problem(PORTS, f"{address} ({key}) cannot be used: {error.strerror}", f"change {setting}")
         elif error and running is None:
             what = f"{address} ({key}) is in use{_holder(address)}"
-            yield problem(PORTS, what, f"stop what listens there, or set {key} to another address")
+            yield problem(PORTS, what, f"stop what listens there, or set {setting} to another address")
     if not refused and running is None:
         yield ok(PORTS, "all addresses are free")
 
@@ -133,6 +143,9 @@ def _why_not(address: str) -> OSError | None:
 
 
 def _try_port(host: str, port: int) -> None:
+    if port >= 2**16:
+        # Of a further replica, which counts on from the first.
+        raise OSError(errno.EINVAL, "there is no such port")
     where = None if host in ANYWHERE else host
     found = socket.getaddrinfo(where, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     family, kind, _, _, place = found[0]

@@ -1,11 +1,17 @@
 """The doctor on checkpoints: files that are missing, cut short, or something else."""
 
 import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from gateway.cli.doctor import checkpoint
 from gateway.cli.doctor.finding import Finding
@@ -89,6 +95,22 @@ def cut(directory: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 
 
+def spoil_speakers(directory: Path, kept: slice) -> None:
+    path = directory / "spk_dict.pt"
+    path.write_bytes(path.read_bytes()[kept])
+
+
+def flip(path: Path, position: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[position] ^= 0xFF
+    path.write_bytes(content)
+
+
+def zip_of(path: Path, name: str, compression: int = zipfile.ZIP_STORED) -> None:
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        archive.writestr(name, bytes(2**20))
+
+
 def lose_a_tensor(directory: Path) -> None:
     write_weights(directory / SECOND, {"token2wav.a": 100})
 
@@ -112,6 +134,13 @@ def forget_the_talker(directory: Path) -> None:
         (lambda at: (at / FIRST).write_bytes(b"\xff" * 20), "its header has 18446744073709551615 bytes"),
         (lambda at: (at / FIRST).write_bytes(b"\x02" + bytes(7) + b"[]"), "is no safetensors file"),
         (lambda at: (at / FIRST).write_bytes(b"\x08" + bytes(7) + b'{"a": 1}'), "is no safetensors file"),
+        (lambda at: spoil_speakers(at, slice(0, 2000)), "spk_dict.pt is cut short or damaged"),
+        (lambda at: spoil_speakers(at, slice(100, None)), "spk_dict.pt is no file of tensors"),
+        (lambda at: flip(at / "spk_dict.pt", 2000), "spk_dict.pt is cut short or damaged: Bad CRC-32"),
+        (lambda at: flip(at / "spk_dict.pt", -10), "spk_dict.pt is cut short or damaged"),
+        (lambda at: (at / "spk_dict.pt").write_bytes(b""), "spk_dict.pt is no file of tensors"),
+        (lambda at: zip_of(at / "spk_dict.pt", "a/data.pkl", zipfile.ZIP_DEFLATED), "is compressed"),
+        (lambda at: zip_of(at / "spk_dict.pt", "photo.jpeg"), "its archive lacks data.pkl"),
         (lambda at: (at / INDEX).write_text("[]"), "a readable index"),
         (lambda at: change_config(at, model_type="qwen3"), "type 'qwen3'"),
         (lambda at: (at / "config.json").write_text("no"), "config.json cannot be read"),
@@ -125,3 +154,76 @@ def test_a_spoiled_checkpoint(directory: Path, spoil: Callable[[Path], object], 
     model, finding = look(directory)
     assert (model, finding.level) == (None, "problem")
     assert told in finding.what
+
+
+def test_voices_as_torch_writes_them_are_taken(directory: Path) -> None:
+    torch.save({"Ann": torch.ones(9)}, directory / "spk_dict.pt", _use_new_zipfile_serialization=False)
+    assert look(directory)[1].level == "ok"
+    torch.save({"Ann": torch.ones(9)}, directory / "spk_dict.pt")
+    assert look(directory)[1].level == "ok"
+
+
+AS_NOBODY = """
+import encodings.cp437, json, os, sys
+from gateway.cli.doctor import checkpoint
+from shared.checkpoints import resolve_model
+from shared.config import Config
+from shared.errors import CheckpointAccessError
+from shared.model_files import require_model_files
+if os.geteuid() == 0:
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+config = Config(model=sys.argv[1])
+_, (finding,) = checkpoint.examine(config)
+try:
+    require_model_files(resolve_model(config))
+    told = None
+except CheckpointAccessError as error:
+    told = str(error)
+print(json.dumps([finding.level, finding.what, finding.advice, told]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        (FIRST, f"may not read {FIRST} in "),
+        ("tokenizer.json", "may not read tokenizer.json in "),
+        ("spk_dict.pt", "may not read spk_dict.pt in "),
+        (".", "may not read the directory itself in "),
+        ("..", "may not read model in "),
+        (None, None),
+    ],
+)
+def test_files_of_another_user_are_not_called_missing_or_damaged(name: str | None, told: str | None) -> None:
+    """Really as another user, if the tests are root."""
+    # Not in a folder of pytest's, which only its owner may enter.
+    outside = Path(tempfile.mkdtemp())
+    try:
+        outside.chmod(0o755)
+        directory = write_model(outside / "model")
+        for path in (directory, *directory.iterdir()):
+            path.chmod(0o755)
+        if name is not None:
+            (directory / name).resolve().chmod(0)
+        done = subprocess.run(
+            [sys.executable, "-c", AS_NOBODY, str(directory)],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+    finally:
+        for path in (outside, outside / "model"):
+            path.chmod(0o755)
+        shutil.rmtree(outside)
+    assert done.returncode == 0, done.stderr
+    level, what, advice, raised = json.loads(done.stdout)
+    if told is None:
+        assert (level, raised) == ("ok", None)
+        return
+    assert level == "problem"
+    assert told in what
+    assert "download" not in advice
+    assert told in raised

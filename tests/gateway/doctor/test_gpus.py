@@ -7,9 +7,10 @@ import pytest
 from gateway.cli.doctor import gpus
 from gateway.cli.doctor.checkpoint import Model
 from gateway.cli.doctor.finding import Finding
-from gateway.cli.doctor.weights import Paged, Weights
+from gateway.cli.doctor.weights import Paged
 from shared.config import Config
 from shared.devices import EngineReport, Gpu
+from shared.model_files import Weights
 
 GIB = 2**30
 BIG = Gpu(name="Big", free_bytes=79 * GIB, total_bytes=80 * GIB)

@@ -7,8 +7,9 @@ import pytest
 from gateway.cli.doctor import demand, limits
 from gateway.cli.doctor.checkpoint import Model
 from gateway.cli.doctor.finding import Finding
-from gateway.cli.doctor.weights import Paged, Weights
+from gateway.cli.doctor.weights import Paged
 from shared.config import Config
+from shared.model_files import Weights
 
 TINY = Model(
     dtype="float32",

@@ -51,6 +51,7 @@ def test_limits_of_a_process() -> None:
 
 def test_limits_of_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "CGROUP", tmp_path)
+    monkeypatch.setattr(machine, "OWN_CGROUPS", tmp_path / "none")
     (tmp_path / "memory.max").write_text("max\n")
     (tmp_path / "memory.current").write_text("1000\n")
     (tmp_path / "cpu.max").write_text("max 100000\n")
@@ -61,6 +62,28 @@ def test_limits_of_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert (inside.memory_bytes, inside.cpus) == (4000, 0.5)
     assert outside.memory_bytes > inside.memory_bytes
     assert outside.cpus >= 1
+
+
+def test_limits_of_a_container_of_version_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In its own group there is none, but in the one around it; in containers only the top can be seen."""
+    monkeypatch.setattr(machine, "CGROUP", tmp_path)
+    monkeypatch.setattr(machine, "OWN_CGROUPS", tmp_path / "own")
+    for top in ("memory/a", "cpu/a"):
+        (tmp_path / top / "b").mkdir(parents=True)
+    (tmp_path / "own").write_text("4:cpuacct,cpu:/a/b\n3:memory:/a/b\n0::/\n")
+    for group, limit in (("memory/a/b", 2**63 - 4096), ("memory/a", 5000)):
+        (tmp_path / group / "memory.limit_in_bytes").write_text(f"{limit}\n")
+        (tmp_path / group / "memory.usage_in_bytes").write_text("1000\n")
+        (tmp_path / group / "memory.stat").write_text("cache 900\ntotal_inactive_file 500\n")
+    for group, quota in (("cpu/a/b", -1), ("cpu/a", 50_000)):
+        (tmp_path / group / "cpu.cfs_quota_us").write_text(f"{quota}\n")
+        (tmp_path / group / "cpu.cfs_period_us").write_text("100000\n")
+    inside = machine.read_machine()
+    assert (inside.memory_bytes, inside.cpus) == (4500, 0.5)
+    for name in ("memory", "cpu"):
+        shutil.copytree(tmp_path / name / "a", tmp_path / name, dirs_exist_ok=True)
+    (tmp_path / "own").write_text("4:cpuacct,cpu:/docker/c\n3:memory:/docker/c\n0::/\n")
+    assert machine.read_machine() == inside
 
 
 @pytest.mark.parametrize(
@@ -118,6 +141,8 @@ def test_shared_memory() -> None:
     assert [each.level for each in machine.check_shared_memory(small, parallel=True)] == ["problem"]
     assert [each.level for each in machine.check_shared_memory(small, parallel=False)] == ["ok"]
     assert [each.level for each in machine.check_shared_memory(HERE, parallel=True)] == ["ok"]
+    (finding,) = machine.check_shared_memory(replace(HERE, shared_bytes=4096), parallel=False)
+    assert (finding.level, finding.what.startswith("4,096 bytes are free in /dev/shm")) == ("problem", True)
 
 
 def test_open_files() -> None:

@@ -46,6 +46,23 @@ def test_every_address_is_looked_at() -> None:
     assert keys["gateway.listen"] == config.gateway.listen
 
 
+def test_the_ports_of_further_replicas_are_looked_at() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        first = configured(None, **{"talker http": f"tcp://127.0.0.1:{port - 20}"}).model_dump()
+        first["stages"]["talker"]["replicas"] = 3
+        config = Config.model_validate(first)
+        (finding,) = ports(config)
+        assert finding.what.startswith(f"tcp://127.0.0.1:{port} (stages.talker.http (replica 3)) is in use")
+        assert finding.advice.endswith("or set stages.talker.http to another address")
+        first["stages"]["thinker"]["http"] = f"tcp://127.0.0.1:{port - 10}"
+        (finding,) = network.check_addresses(Config.model_validate(first))
+        assert "stages.thinker.http, stages.talker.http (replica 2) are one place" in finding.what
+    first["stages"]["talker"] |= {"http": "tcp://127.0.0.1:65530", "replicas": 2}
+    (finding,) = ports(Config.model_validate(first))
+    assert "(stages.talker.http (replica 2)) cannot be used: there is no such port" in finding.what
+
+
 def test_all_is_free() -> None:
     assert [finding.level for finding in ports(configured())] == ["ok"]
     assert [finding.level for finding in network.check_addresses(configured())] == ["ok"]

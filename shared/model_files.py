@@ -1,0 +1,165 @@
+"""A checkpoint's files, as far as can be seen without loading a model: all there, readable and whole."""
+
+import json
+import struct
+import zipfile
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from shared.checkpoints import MODEL_FILES, WEIGHT_INDEX, require_readable, weight_files, weight_map
+from shared.errors import CheckpointError
+
+MODEL_PATTERNS: Final = ("*.safetensors", "*.pt")
+"""Patterns of the files that only a stage reads."""
+SPEAKER_FILE: Final = "spk_dict.pt"
+MAX_HEADER_BYTES: Final = 100_000_000
+"""As the safetensors library itself has it."""
+ELEMENT_BYTES: Final = {
+    "F64": 8,
+    "F32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "I64": 8,
+    "I32": 4,
+    "I16": 2,
+    "I8": 1,
+    "U8": 1,
+}
+_LFS_POINTER: Final = b"version https://git-lfs"
+_ZIP: Final = b"PK\x03\x04"
+_OLDER_FORMAT: Final = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
+"""How files of torch.save begin that were written before it made ZIP archives."""
+_BLOCK_BYTES: Final = 2**20
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What the stages load.
+
+    Attributes:
+        nbytes: Of all files.
+        elements: Numbers of each stage.
+    """
+
+    nbytes: int
+    elements: Mapping[str, int]
+
+
+def require_model_files(directory: Path) -> None:
+    """Check, before minutes are spent on loading, that the files that a stage reads are there and whole.
+
+    Raises:
+        CheckpointError: Naming every file that is missing, or one that is damaged.
+    """
+    missing = [name for name in MODEL_FILES if not (directory / name).is_file()]
+    missing += [path.name for path in weight_files(directory) if not path.is_file()]
+    if missing:
+        raise CheckpointError(f"the checkpoint in {directory} lacks {', '.join(missing)}")
+    require_readable(directory, MODEL_PATTERNS)
+    try:
+        read_weights(directory)
+        check_speaker_file(directory)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"the checkpoint in {directory} is damaged: {error}; copy or download it again"
+        ) from None
+
+
+def read_weights(directory: Path) -> Weights:
+    """Read the headers of all files with weights.
+
+    Raises:
+        CheckpointError: A file is missing, cut short or no safetensors file, or a tensor is not where the
+            index says; the message says which.
+    """
+    elements: Counter[str] = Counter()
+    nbytes = 0
+    place: dict[str, str] = {}
+    for path in weight_files(directory):
+        for name, count in _read_header(path):
+            elements[name.partition(".")[0]] += count
+            place[name] = path.name
+        nbytes += path.stat().st_size
+    index = directory / WEIGHT_INDEX
+    promised = weight_map(index) if index.is_file() else {}
+    lost = [name for name, file in promised.items() if place.get(name) != file]
+    if lost:
+        raise CheckpointError(f"{promised[lost[0]]} lacks {lost[0]}, which {WEIGHT_INDEX} says is in it")
+    return Weights(nbytes, elements)
+
+
+def check_speaker_file(directory: Path) -> None:
+    """Check that the file of the voices is whole, without unpickling it: its archive, with its checksums.
+
+    Raises:
+        CheckpointError: It is not.
+    """
+    path = directory / SPEAKER_FILE
+    try:
+        with path.open("rb") as file:
+            start = file.read(len(_OLDER_FORMAT))
+        if start == _OLDER_FORMAT:
+            # Without checksums: only loading it shows whether it is whole.
+            return
+        if not start.startswith(_ZIP):
+            raise CheckpointError(f"{path.name} is no file of tensors")
+        with zipfile.ZipFile(path) as archive:
+            _check_archive(archive, path)
+    except OSError as error:
+        raise CheckpointError(f"{path.name} cannot be read: {error.strerror or error}") from error
+    except (
+        zipfile.BadZipFile,
+        zlib.error,
+        struct.error,
+        ValueError,
+        LookupError,
+        EOFError,
+        RuntimeError,
+    ) as error:
+        raise CheckpointError(f"{path.name} is cut short or damaged: {error}") from error
+
+
+def _check_archive(archive: zipfile.ZipFile, path: Path) -> None:
+    entries = archive.infolist()
+    if not any(each.filename.endswith("/data.pkl") for each in entries):
+        raise CheckpointError(f"{path.name} is no file of tensors: its archive lacks data.pkl")
+    # Stored as they are, so that a small file is never a large one.
+    packed = [each.filename for each in entries if each.compress_type != zipfile.ZIP_STORED]
+    if packed:
+        raise CheckpointError(f"{path.name} is no file of tensors: {packed[0]!r} in it is compressed")
+    for entry in entries:
+        with archive.open(entry) as content:
+            # To its end, where the checksum is compared.
+            while content.read(_BLOCK_BYTES):
+                pass
+
+
+def _read_header(path: Path) -> Iterator[tuple[str, int]]:
+    """Every tensor of a file with its number of elements."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(8)
+            if _LFS_POINTER.startswith(start) and len(start) == 8:
+                raise CheckpointError(
+                    f"{path.name} is a Git LFS pointer: fetch the files with `git lfs pull`"
+                )
+            (length,) = struct.unpack("<Q", start)
+            if length > MAX_HEADER_BYTES:
+                raise CheckpointError(f"{path.name} is no safetensors file: its header has {length} bytes")
+            header: dict[str, Any] = json.loads(file.read(length))
+        header.pop("__metadata__", None)
+        end = 8 + length + max((tensor["data_offsets"][1] for tensor in header.values()), default=0)
+        size = path.stat().st_size
+        if size < end:
+            raise CheckpointError(f"{path.name} is cut short: it has {size:,} of {end:,} bytes")
+        for name, tensor in header.items():
+            first, last = tensor["data_offsets"]
+            yield name, (last - first) // ELEMENT_BYTES.get(tensor["dtype"], 1)
+    except OSError as error:
+        raise CheckpointError(f"{path.name} cannot be read: {error.strerror}") from error
+    except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path.name} is no safetensors file: {error!r}") from error

@@ -1,0 +1,223 @@
+"""A gateway's certificate: renewed while it serves, out of date, or not its own."""
+
+import asyncio
+import http.client
+import logging
+import re
+import signal
+import ssl
+import time
+from contextlib import closing
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from gateway.cli.doctor import network
+from gateway.cli.doctor.access import check_access
+from gateway.client import AsyncGatewayClient
+from shared.config import Config
+from shared.errors import ConfigError, UnauthenticatedError
+from tests.gateway.bench import bench, run
+from tests.gateway.guarded import KEY, OTHER, keys_file, serving
+from tests.gateway.http_bench import http_bench, http_gateway
+from tests.gateway.https_server import Authority
+from tests.gateway.test_processes import read_until, start
+from tests.gateway.test_tls import DAY, Certified, Configure, tls_address
+
+Dates = tuple[timedelta, timedelta]
+EXPIRED: Dates = (-60 * DAY, -DAY)
+TOO_EARLY: Dates = (DAY, 60 * DAY)
+
+
+class Halves:
+    """Certificate and key in files of their own, as ACME clients write them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.certificate, self.key = folder / "own.crt", folder / "own.key"
+        self.config = {"certificate": str(self.certificate), "key": str(self.key)}
+
+    def write_certificate(self, of: Certified) -> None:
+        text = of.pem.read_text()
+        self.certificate.write_text(text[text.index("-----BEGIN CERTIFICATE") :])
+
+    def write_key(self, of: Certified) -> None:
+        text = of.pem.read_text()
+        self.key.touch(0o600)
+        self.key.write_text(text[: text.index("-----BEGIN CERTIFICATE")])
+
+
+def test_a_certificate_without_its_key_changes_neither_it_nor_the_keys(
+    configure: Configure, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    old, new = Certified(tmp_path / "old"), Certified(tmp_path / "new")
+    files = Halves(tmp_path)
+    files.write_certificate(old)
+    files.write_key(old)
+    keys = keys_file(tmp_path / "keys", alice={"key": KEY}, bob={"key": OTHER})
+
+    async def scenario() -> None:
+        async with bench(configure({"tls": files.config, "api_keys": str(keys)})) as b, serving(b):
+
+            async def answers(key: str, ca: Path) -> None:
+                async with AsyncGatewayClient(tls_address(b), key, ca) as client:
+                    assert (await client.chat("Hi", speech=False).result()).text == "Hello"
+
+            keys_file(keys, alice={"key": KEY})
+            files.write_certificate(new)
+            b.process.door.reload()
+            assert "nothing was changed" in caplog.text
+            assert "KEY_VALUES_MISMATCH" in caplog.text
+            await answers(KEY, old.ca)
+            await answers(OTHER, old.ca)
+            files.write_key(new)
+            keys.write_text("broken: [")
+            b.process.door.reload()
+            await answers(OTHER, old.ca)
+            keys_file(keys, alice={"key": KEY})
+            b.process.door.reload()
+            await answers(KEY, new.ca)
+            with pytest.raises(UnauthenticatedError):
+                await AsyncGatewayClient(tls_address(b), OTHER, new.ca).connect()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(("dates", "told"), [(EXPIRED, "expired at"), (TOO_EARLY, "is not valid before")])
+def test_a_certificate_out_of_date_is_told_and_does_not_replace_one_that_is_not(
+    configure: Configure,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    dates: Dates,
+    told: str,
+) -> None:
+    wrong, right = Certified(tmp_path / "wrong", *dates), Certified(tmp_path / "right")
+    shown = tmp_path / "shown.pem"
+    shown.touch(0o600)
+    config = configure({"tls": {"certificate": str(shown), "key": str(shown)}})
+
+    async def scenario() -> None:
+        async with bench(config) as b:
+            b.process.door.warn()
+            assert told in caplog.text
+            shown.write_bytes(right.pem.read_bytes())
+            b.process.door.reload()
+            async with AsyncGatewayClient(tls_address(b), ca=right.ca) as client:
+                assert (await client.status()).ready
+            shown.write_bytes(wrong.pem.read_bytes())
+            caplog.clear()
+            b.process.door.reload()
+            assert "nothing was changed" in caplog.text
+            async with AsyncGatewayClient(tls_address(b), ca=right.ca) as client:
+                assert (await client.status()).ready
+            # Nor does the doctor mistake the gateway for another program.
+            running = await asyncio.to_thread(network.ask_gateway, config)
+            assert running is not None
+
+    shown.write_bytes(wrong.pem.read_bytes())
+    with caplog.at_level(logging.WARNING, "gateway"):
+        run(scenario())
+
+
+@pytest.mark.parametrize(("dates", "told"), [(EXPIRED, "expired at"), (TOO_EARLY, "is not valid before")])
+def test_up_starts_with_a_certificate_out_of_date_and_says_so(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dates: Dates, told: str
+) -> None:
+    wrong = Certified(tmp_path / "wrong", *dates)
+    for name in ("CERTIFICATE", "KEY"):
+        monkeypatch.setenv(f"OMNIRELAY_GATEWAY__TLS__{name}", str(wrong.pem))
+    with start("gateway.cli", "up") as process:
+        try:
+            lines = read_until(process, "ready: tcp://")
+            assert any(line.startswith("[gateway]") and told in line for line in lines)
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=15)
+        finally:
+            process.kill()
+    assert process.returncode == 0
+
+
+def metric(address: str, context: ssl.SSLContext) -> float | None:
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    with closing(http.client.HTTPSConnection(host, int(port), timeout=10, context=context)) as connection:
+        connection.request("GET", "/metrics")
+        text = connection.getresponse().read().decode()
+    found = re.search(r"^omnirelay_tls_certificate_expiry_timestamp_seconds (\S+)$", text, re.MULTILINE)
+    return float(found[1]) if found else None
+
+
+def test_when_it_expires_is_a_metric(configure: Configure, tmp_path: Path) -> None:
+    old, new = Certified(tmp_path / "old"), Certified(tmp_path / "new", ends=90 * DAY)
+
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway(tls=old.config))) as b:
+            assert b.config.gateway.http is not None
+            for certified, days in ((old, 60), (new, 90)):
+                old.pem.write_bytes(certified.pem.read_bytes())
+                b.process.door.reload()
+                trusting = ssl.create_default_context(cafile=certified.ca)
+                expiry = await asyncio.to_thread(metric, b.config.gateway.http, trusting)
+                assert expiry == pytest.approx(time.time() + days * 86_400, abs=120)
+
+    run(scenario())
+
+
+def pem(certificate: x509.Certificate) -> str:
+    return certificate.public_bytes(serialization.Encoding.PEM).decode()
+
+
+def look(configure: Configure, file: Path) -> list[tuple[str, str]]:
+    config = configure({"tls": {"certificate": str(file), "key": str(file)}})
+    return [(each.level, each.what) for each in check_access(config) if each.check == "tls"]
+
+
+def test_the_doctor_judges_the_dates(configure: Configure, tmp_path: Path) -> None:
+    for number, (dates, level, told) in enumerate(
+        [
+            (EXPIRED, "problem", "expired at"),
+            (TOO_EARLY, "problem", "is not valid before"),
+            ((-DAY, 3 * DAY), "warning", "3 days"),
+            ((-DAY, 60 * DAY), "ok", "60 days"),
+        ]
+    ):
+        ((found, what),) = look(configure, Certified(tmp_path / str(number), *dates).pem)
+        assert (found, told in what) == (level, True), what
+
+
+def test_the_doctor_judges_what_stands_behind_it(configure: Configure, tmp_path: Path) -> None:
+    root, other = Authority(tmp_path), Authority(tmp_path)
+    middle = Authority(tmp_path, name=x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "middle")]))
+    middle.serving("127.0.0.1")
+    file = tmp_path / "127.0.0.1.pem"
+    file.chmod(0o600)
+    own = file.read_text()
+    between = root.sign(middle.name, middle.key, ca=True)
+    for chain, level in (
+        ([between], "ok"),
+        ([between, root.certificate], "ok"),
+        ([other.certificate], "warning"),
+        ([root.certificate], "warning"),
+    ):
+        file.write_text(own + "".join(map(pem, chain)))
+        assert [level for level, _ in look(configure, file)] == [level]
+
+
+def test_a_certificate_that_is_not_for_servers_is_refused(configure: Configure, tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    purposes = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH])
+    authority.serving("127.0.0.1", purposes)
+    file = tmp_path / "127.0.0.1.pem"
+    file.chmod(0o600)
+    ((level, what),) = look(configure, file)
+    assert level == "problem"
+    assert "purpose" in what
+    with pytest.raises(ConfigError, match=r"clients cannot use .*purpose"):
+        run(_open(configure({"tls": {"certificate": str(file), "key": str(file)}})))
+
+
+async def _open(config: Config) -> None:
+    async with bench(config, ready=False):
+        raise AssertionError("it must not start")

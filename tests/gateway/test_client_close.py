@@ -1,0 +1,86 @@
+"""Clients that are closed: in the middle of an answer, and used afterwards."""
+
+import asyncio
+import threading
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gateway.client import AsyncGatewayClient, AudioEvent, GatewayClient
+from shared.config import Config
+from shared.errors import GatewayUnreachableError
+from tests.gateway.bench import bench, run
+from tests.gateway.test_tls import Certified, tls_address
+
+Configure = Callable[..., Config]
+
+
+def test_leaving_while_audio_streams_over_tls_is_no_error(configure: Configure, tmp_path: Path) -> None:
+    certified = Certified(tmp_path)
+
+    async def scenario() -> None:
+        async with bench(configure({"tls": certified.config})) as b:
+            async with AsyncGatewayClient(tls_address(b), ca=certified.ca) as client:
+                answer = client.chat("Hi")
+                request = await b.stages.request(0)
+                # More than sockets hold, and less than a client may leave unread.
+                for seq in range(40):
+                    await b.stages.audio(request.request_id, seq, bytes(2**20))
+                async for event in answer:
+                    if isinstance(event, AudioEvent):
+                        break
+            await b.stages.aborted(request.request_id)
+
+    run(scenario())
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_plain_client_that_was_closed_says_so(configure: Configure) -> None:
+    def use(listen: str) -> None:
+        with GatewayClient(listen) as client:
+            answer = client.chat("Hi")
+        client.close()
+        for work in (client.status, lambda: client.chat("Hi"), lambda: next(answer), answer.result):
+            with pytest.raises(GatewayUnreachableError, match="the client was closed"):
+                work()
+        # Nothing is left to be cancelled.
+        answer.cancel()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with answer:
+                pass
+
+    async def scenario() -> None:
+        async with bench(configure()) as b:
+            await asyncio.to_thread(use, b.listen)
+
+    run(scenario())
+
+
+def test_threads_that_wait_hear_that_their_client_is_closed(configure: Configure) -> None:
+    def use(listen: str) -> None:
+        client = GatewayClient(listen)
+        answers = [client.chat("Hi") for _ in range(4)]
+        heard: list[BaseException] = []
+
+        def wait(index: int) -> None:
+            try:
+                answers[index].result()
+            except GatewayUnreachableError as error:
+                heard.append(error)
+
+        threads = [threading.Thread(target=wait, args=(index,), daemon=True) for index in range(4)]
+        for thread in threads:
+            thread.start()
+        client.close()
+        for thread in threads:
+            thread.join(5)
+        assert len(heard) == 4
+
+    async def scenario() -> None:
+        async with bench(configure()) as b:
+            await asyncio.to_thread(use, b.listen)
+
+    run(scenario())
