@@ -221,6 +221,7 @@ def test_what_nobody_expected_is_answered_too(
 NOWHERE: list[tuple[str, str, bytes, int, str]] = [
     ("/nowhere", "GET", b"", 404, "not_found"),
     ("/v1/chat/completions", "GET", b"", 405, "method_not_allowed"),
+    ("/v1/realtime", "GET", b"", 426, "upgrade_required"),
     ("/v1/chat/completions", "POST", b"{", 400, "invalid_request"),
     ("/v1/chat/completions", "POST", b"", 400, "invalid_request"),
     ("/v1/chat/completions", "POST", b'{"model": "m\xff"}', 400, "invalid_request"),
@@ -240,6 +241,7 @@ def test_requests_that_lead_nowhere(configure: Configure) -> None:
                 assert set(error) == {"message", "type", "param", "code"}
                 assert (error["code"], error["type"]) == (code, "invalid_request_error")
                 assert status != 405 or answer.headers["allow"] == "POST"
+                assert status not in (404, 405, 426) or path.rpartition("/")[2] in error["message"]
 
     run(scenario())
 
