@@ -186,6 +186,41 @@ def test_a_gateway_that_stops_tells_its_clients(configure: Configure) -> None:
     run(scenario())
 
 
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/chat/completions", SPEECH),
+        ("/v1/audio/speech", {"model": MODEL, "input": "Hi", "stream_format": "sse"}),
+    ],
+    ids=["chat", "speech"],
+)
+def test_a_stream_that_waits_in_line_has_headers_and_says_that_it_is_there(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch, path: str, fields: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(streams, "PING_S", 0.05)
+
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway(), max_active=1)) as b:
+            first = asyncio.create_task(b.post())
+            ahead = await b.stages.request(0)
+            async with b.http.stream("POST", path, json=fields) as response:
+                assert response.status_code == 200
+                report = b.process.gateway.report(response.headers["x-request-id"])
+                assert report is not None
+                assert report.state == "queued"
+                lines = response.aiter_lines()
+                assert [await anext(lines) for _ in range(4)] == [": keep-alive", ""] * 2
+                await b.stages.answer(ahead, b.encode("Hi"))
+                await first
+                waited = await b.stages.request(1)
+                await b.stages.fail(waited.request_id, "thinker", "media_invalid", "image 1: it is none")
+                told = [line async for line in lines if line.startswith("data:")]
+            assert json.loads(told[0].removeprefix("data: "))["error"]["code"] == "media_invalid"
+            assert told[1:] == ["data: [DONE]"]
+
+    run(scenario())
+
+
 def test_a_quiet_stream_says_that_it_is_there(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "PING_S", 0.02)
 
@@ -194,7 +229,7 @@ def test_a_quiet_stream_says_that_it_is_there(configure: Configure, monkeypatch:
             writer.write(chat())
             request = await b.stages.request(0)
             await b.stages.text(request.request_id, 0, b.encode("Hello"))
-            assert b"Hello" in await reader.readuntil(b": still here\n\n")
+            assert b"Hello" in await reader.readuntil(b": keep-alive\n\n")
 
     run(scenario())
 

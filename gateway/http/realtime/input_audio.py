@@ -38,7 +38,8 @@ class InputAudio:
         if size > self._limit:
             raise MediaTooLargeError(
                 f"the input audio buffer would hold {size / BYTES_PER_S:.1f} s, "
-                f"at most {self._limit / BYTES_PER_S:.1f} s are taken (media.max_audio_seconds)"
+                f"at most {self._limit / BYTES_PER_S:.1f} s are taken (media.max_audio_seconds)",
+                "audio",
             )
         self._hold.grow(len(samples))
         self._file += samples
