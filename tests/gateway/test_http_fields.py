@@ -244,6 +244,25 @@ def test_what_is_no_object_is_refused(body: bytes) -> None:
         read_chat(bytearray(body), 100, 10**6)
 
 
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (r'\ud83d"}]}', "half of a surrogate pair"),
+        (r'\uD83Dx"}]}', "half of a surrogate pair"),
+        (r'\\\ud83d\n"}]}', "end of escaped utf-16 surrogate pair"),
+        (r'\ud83d\u0041"}]}', "surrogate pair"),
+        (r'\ude00 "}]}', "invalid utf-16 surrogate pair"),
+        (r"\ud83d", "truncated"),
+        (r"\ud83d\ude00", "truncated"),
+        (r"\\ud83d", "truncated"),
+    ],
+)
+def test_half_a_character_and_half_a_body_are_told_apart(text: str, problem: str) -> None:
+    body = '{"model": "m", "messages": [{"role": "user", "content": "' + text
+    with pytest.raises(InvalidRequestError, match=problem):
+        read_chat(bytearray(body, "utf-8"), 100, 10**6)
+
+
 def test_bodies_that_would_swell_are_refused_before_they_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(body_module, "MAX_VALUES", 1000)
     monkeypatch.setattr(body_module, "COUNT_PIECE", 100)

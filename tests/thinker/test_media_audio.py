@@ -296,6 +296,9 @@ def test_a_sound_may_last_as_long_as_allowed_and_no_longer(decoder):
     longer = written(np.zeros(silence.size + 80, np.int16), 8000, "WAV", "PCM_16")
     with pytest.raises(MediaTooLargeError, match=r"audio 1: it lasts 60\.01 s; at most 60 s are taken"):
         decoder.decode("audio", longer, name="audio 1")
+    by_a_sample = written(np.zeros(seconds * RATE + 1, np.int16), RATE, "WAV", "PCM_16")
+    with pytest.raises(MediaTooLargeError, match="audio 1: it lasts more than 60 s; at most 60 s are taken"):
+        decoder.decode("audio", by_a_sample, name="audio 1")
 
 
 def test_a_length_that_is_declared_nowhere_is_found_while_decoding():
