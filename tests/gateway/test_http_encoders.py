@@ -125,7 +125,7 @@ def test_silence_without_end_or_beginning(form: AudioFormat, streamed: bool) -> 
             with wave.open(BytesIO(file)) as header:
                 assert header.getnchannels() == 1
         elif form != "pcm16":
-            with av.open(BytesIO(file)) as opened:
+            with av.open(BytesIO(file), "r") as opened:
                 heard = [frame.to_ndarray() for frame in opened.decode(audio=0)]
             # Opus has 48,000 samples a second; mp3 and aac hold whole frames, and their encoders' delay.
             assert sum(each.shape[1] for each in heard) <= {"flac": 1, "opus": 2}.get(form, 2304)

@@ -72,7 +72,7 @@ def test_tcp_clients_speak_tls_and_believe_the_given_authority(
             with pytest.raises(GatewayUnreachableError, match=hint):
                 await AsyncGatewayClient(b.listen, KEY).connect()
             with pytest.raises(GatewayUnreachableError, match=hint):
-                await asyncio.to_thread(GatewayClient(b.listen, KEY).__enter__)
+                await asyncio.to_thread(GatewayClient, b.listen, KEY)
             own = own_target(config)
             assert own.address == tls_address(b)
             assert (await own.status()).ready
