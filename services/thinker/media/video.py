@@ -146,9 +146,11 @@ class Upright:
     def of(cls, frame: av.VideoFrame) -> Self:
         """Read it from a frame's display matrix; of one that turns by no right angle, take the nearest."""
         with reading():
-            if SideDataType.DISPLAYMATRIX not in {each.type for each in frame.side_data}:
-                return cls()
-            data = bytes(frame.side_data[SideDataType.DISPLAYMATRIX])
+            # PyAV's stubs call it a dictionary of motion vectors alone.
+            sides: Any = frame.side_data
+            data = sides.get(SideDataType.DISPLAYMATRIX)
+        if data is None:
+            return cls()
         # x' = a x + c y and y' = b x + d y (ISO 14496-12, 6.2.2).
         a, b, c, d = _MATRIX.unpack_from(data)
         if abs(a) + abs(d) >= abs(b) + abs(c):
