@@ -81,7 +81,8 @@ class PromptBuilder:
         if kept != given:
             raise InvalidRequestError(
                 f"the checkpoint's chat template makes {_listed(kept)} of {_listed(given)}: "
-                "it drops or moves sounds, pictures or videos"
+                "it drops or moves sounds, pictures or videos",
+                "messages",
             )
         return ids
 
@@ -109,7 +110,9 @@ class PromptBuilder:
         try:
             return self._template.render(messages=plain, add_generation_prompt=True)
         except (jinja2.TemplateError, TypeError) as error:
-            raise InvalidRequestError(f"the chat template refuses this conversation: {error}") from error
+            raise InvalidRequestError(
+                f"the chat template refuses this conversation: {error}", "messages"
+            ) from error
 
     def _encode_guarded(self, prompt: str, spans: Sequence[Span]) -> list[int]:
         """Tokenize as if the user's special tokens were ordinary text.
@@ -177,7 +180,9 @@ def _user_spans(prompt: str, marked: str, mark: str, texts: Sequence[str]) -> li
         rebuilt += text + between
     if rebuilt != prompt:
         # The template changes what it is given, so nobody can tell whose a special token is.
-        raise InvalidRequestError("a message holds the text of a special token, which is not allowed")
+        raise InvalidRequestError(
+            "a message holds the text of a special token, which is not allowed", "messages"
+        )
     return spans
 
 

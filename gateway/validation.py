@@ -155,7 +155,7 @@ class Validator:
         try:
             return msgspec.convert({"type": "think", **fields}, ThinkRequest)
         except msgspec.ValidationError as error:
-            raise InvalidRequestError(f"the request is not valid: {error}") from error
+            raise _invalid(error) from error
 
     def deadline_s(self, request: GenerateRequest) -> float:
         """Give the seconds that a request may take.
@@ -166,7 +166,7 @@ class Validator:
         if request.deadline_s is None:
             return self._limits.deadline_s
         if not request.deadline_s > 0:
-            raise InvalidRequestError(f"deadline_s must be positive, not {request.deadline_s}")
+            raise InvalidRequestError(f"deadline_s must be positive, not {request.deadline_s}", "deadline_s")
         return min(request.deadline_s, self._limits.deadline_s)
 
     def _with_system_message(self, request: GenerateRequest) -> list[ChatMessage]:
@@ -179,20 +179,22 @@ class Validator:
     def _given_prompt(self, request: GenerateRequest) -> list[int]:
         prompt = request.prompt_token_ids or []
         if request.messages:
-            raise InvalidRequestError("give either messages or prompt_token_ids, not both")
+            raise InvalidRequestError("give either messages or prompt_token_ids, not both", "messages")
         if not prompt:
-            raise EmptyPromptError("the prompt holds no tokens")
+            raise EmptyPromptError("the prompt holds no tokens", "prompt_token_ids")
         if not 0 <= min(prompt) <= max(prompt) < self._prompts.vocab_size:
             raise InvalidRequestError(
                 f"prompt_token_ids must be from 0 to {self._prompts.vocab_size - 1}, "
-                f"not {min(prompt)} to {max(prompt)}"
+                f"not {min(prompt)} to {max(prompt)}",
+                "prompt_token_ids",
             )
         if kinds := {
             self._prompts.placeholders[each] for each in prompt if each in self._prompts.placeholders
         }:
             raise InvalidRequestError(
                 f"prompt_token_ids hold the placeholder of {', '.join(sorted(kinds))}: "
-                "sounds, pictures and videos are given as parts of messages"
+                "sounds, pictures and videos are given as parts of messages",
+                "prompt_token_ids",
             )
         return prompt
 
@@ -214,27 +216,37 @@ class Validator:
 
     def _text_sampling(self, changes: SamplingOverrides, prompt: int) -> dict[str, Any]:
         room = self._room("thinker", prompt)
-        return _merge({}, changes, self._limits.max_text_tokens, room)
+        return _merge("text_sampling", {}, changes, self._limits.max_text_tokens, room)
 
     def _codec_sampling(self, changes: SamplingOverrides, prompt: int) -> dict[str, Any]:
         room = self._room("talker", prompt + TALKER_EXTRA_POSITIONS)
-        return _merge(CODEC_DEFAULTS, changes, self._limits.max_codec_tokens, room)
+        return _merge("codec_sampling", CODEC_DEFAULTS, changes, self._limits.max_codec_tokens, room)
 
 
 def _merge(
-    defaults: dict[str, Any], changes: SamplingOverrides, limit: int, room: int | None
+    name: str, defaults: dict[str, Any], changes: SamplingOverrides, limit: int, room: int | None
 ) -> dict[str, Any]:
     """Apply a request's changes to the defaults, and fit the number of tokens to what is possible."""
     wanted = {name: value for name, value in msgspec.structs.asdict(changes).items() if value is not None}
     merged = {"max_tokens": limit, **defaults, **wanted}
     if changes.max_tokens is not None and (changes.min_tokens or 0) > changes.max_tokens:
         raise InvalidRequestError(
-            f"min_tokens {changes.min_tokens} is more than max_tokens {changes.max_tokens}"
+            f"min_tokens {changes.min_tokens} is more than max_tokens {changes.max_tokens}",
+            f"{name}.min_tokens",
         )
     merged["max_tokens"] = min(merged["max_tokens"], limit, limit if room is None else room)
     if changes.min_tokens is not None:
         merged["min_tokens"] = min(changes.min_tokens, merged["max_tokens"])
     return merged
+
+
+def _invalid(error: msgspec.ValidationError) -> InvalidRequestError:
+    """Say what is out of range by the client's name for it, not by the thinker's."""
+    problem, _, place = str(error).rstrip("`").partition(" - at `$.")
+    for ours, theirs in (("sampling.", "text_sampling."), ("speech.sampling.", "codec_sampling.")):
+        if place.startswith(ours):
+            place = theirs + place.removeprefix(ours)
+    return InvalidRequestError(f"the request is not valid: {place}: {problem}", place)
 
 
 def _has_content(message: ChatMessage) -> bool:

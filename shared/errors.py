@@ -134,14 +134,15 @@ class RequestError(OmniRelayError):
 class InvalidRequestError(RequestError):
     """The request itself is wrong: a missing, unknown or out-of-range value.
 
-    ``param`` names the part of the request, where that is known.
+    ``param`` names the part of the request, where that is known; for some classes it is always the same one.
     """
 
     code = "invalid_request"
+    place: ClassVar[str | None] = None
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
-        self.param = param
+        self.param = self.place if param is None else param
 
 
 class UnsupportedError(InvalidRequestError):
@@ -166,18 +167,21 @@ class EmptyPromptError(InvalidRequestError):
     """The prompt holds no text."""
 
     code = "prompt_empty"
+    place = "messages"
 
 
 class PromptTooLongError(InvalidRequestError):
     """The prompt has more tokens than the thinker or the talker can take."""
 
     code = "prompt_too_long"
+    place = "messages"
 
 
 class MediaError(InvalidRequestError):
     """A sound, picture or video of the request cannot be used; the message names the item and the reason."""
 
     code = "media_invalid"
+    place = "messages"
 
 
 class MediaTooLargeError(MediaError):
@@ -196,6 +200,7 @@ class UnknownSpeakerError(InvalidRequestError):
     """The checkpoint has no voice of that name."""
 
     code = "unknown_speaker"
+    place = "speaker"
 
 
 class RequestTooLargeError(RequestError):

@@ -12,12 +12,14 @@ from gateway.cli import checkpoint
 from gateway.cli.chat.answer import FiguresPrinter, Listener, TextPrinter, WavWriter, stream
 from gateway.cli.console import console
 from gateway.cli.launcher import Stack, running
-from gateway.cli.output import mebibytes, say
+from gateway.cli.output import mebibytes, require_wav, say
 from gateway.cli.target import Target, own_target
 from gateway.cli.up import until_told_to_stop
 from gateway.client import ChatOptions, SamplingOverrides
 from shared.config import API_KEY_VARIABLE, load_config
 
+OUT: Final = Path("out/reply.wav")
+"""Where the speech goes if nothing else is said; only this folder is made."""
 PROMPT: Final = "Answer the question that you hear."
 QUESTION: Final = "question.ogg"
 PICTURE: Final = "picture.png"
@@ -32,15 +34,19 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the subcommand.
 
     Raises:
-        OmniRelayError: The stack could not start, or the request failed.
+        OmniRelayError: The file cannot be written, the stack could not start, or the request failed.
     """
+    out: Path = OUT if arguments.out is None else arguments.out
+    if arguments.out is None:
+        OUT.parent.mkdir(exist_ok=True)
+    require_wav(out)
     config = load_config()
     target = replace(own_target(config), api_key=os.environ.get(API_KEY_VARIABLE))
     checkpoint.ensure(config)
     checkpoint.check(config)
     stack = Stack(config, None, console.show if arguments.verbose else _hide)
     say("starting the four processes ...")
-    ended = asyncio.run(until_told_to_stop(stack, _demonstrate(stack, target, arguments.out)))
+    ended = asyncio.run(until_told_to_stop(stack, _demonstrate(stack, target, out)))
     say("stopped" if ended else "interrupted")
     return 0 if ended else 1
 

@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Final
 
@@ -43,6 +44,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="omnirelay",
         description="Serve Qwen2.5-Omni: text, sound, pictures and video in, text and speech out.",
     )
+    parser.add_argument("--version", action="version", version=f"omnirelay {_version()}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_checkpoint(commands)
     _add_up(commands)
@@ -55,6 +57,13 @@ def _parser() -> argparse.ArgumentParser:
     _add_api_key(commands)
     _add_completion(commands, parser)
     return parser
+
+
+def _version() -> str:
+    try:
+        return metadata.version("omnirelay")
+    except metadata.PackageNotFoundError:
+        return "(of a source tree that is not installed)"
 
 
 _Commands = argparse._SubParsersAction  # argparse has no public name for it
@@ -136,7 +145,7 @@ def _add_status(commands: "_Commands[argparse.ArgumentParser]") -> None:
 
 def _add_demo(commands: "_Commands[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser("demo", help="start the stack, send one request, stop the stack")
-    parser.add_argument("--out", type=Path, default=Path("out/reply.wav"), metavar="FILE.wav")
+    parser.add_argument("--out", type=Path, metavar="FILE.wav", help=f"default: {demo.OUT}")
     parser.add_argument("--verbose", action="store_true", help="show the output of the processes too")
     parser.set_defaults(run=demo.run)
 

@@ -94,14 +94,29 @@ def pcm16(samples: Samples) -> bytes:
     return np.rint(np.clip(samples, -1, 1) * PCM_PEAK).astype("<i2").tobytes()
 
 
+def require_wav(path: Path) -> None:
+    """Refuse a file before there is anything to be written to it.
+
+    Raises:
+        OutputError: It is not called as a WAV file is, or its folder is not there.
+    """
+    if path.suffix.lower() != ".wav":
+        raise OutputError(
+            f"cannot write {path}: speech is written as WAV, give a name that ends in .wav "
+            "(other formats come over HTTP: docs/api.md)"
+        )
+    if not path.parent.is_dir():
+        raise OutputError(f"cannot write {path}: there is no folder {path.parent}, make it first")
+
+
 def write_wav(path: Path, samples: Samples) -> None:
-    """Write a waveform as 24 kHz mono PCM16, making its directory if need be.
+    """Write a waveform as 24 kHz mono PCM16.
 
     Raises:
         OutputError: The file cannot be written.
     """
+    require_wav(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         with wave.open(str(path), "wb") as file:
             file.setnchannels(1)
             file.setsampwidth(2)

@@ -211,7 +211,23 @@ class AsyncGatewayClient:
                 f"what answers at {self.address} is not believed: {error.verify_message} "
                 "(its authority's certificate is given as ca, or --ca)"
             ) from error
-        except (OSError, TimeoutError, asyncio.IncompleteReadError) as error:
+        except (asyncio.IncompleteReadError, ConnectionResetError, BrokenPipeError) as error:
+            await self.close()
+            hint = (
+                ""
+                if tls
+                else f"; if it speaks TLS, its address is tls://{self.address.removeprefix('tcp://')}"
+            )
+            raise GatewayUnreachableError(
+                f"what listens at {self.address} hung up without an answer{hint}"
+            ) from error
+        except ssl.SSLError as error:
+            await self.close()
+            raise GatewayUnreachableError(
+                f"what listens at {self.address} does not speak TLS as it should ({error.reason}); "
+                f"if it speaks none, its address is tcp://{self.address.removeprefix('tls://')}"
+            ) from error
+        except (OSError, TimeoutError) as error:
             await self.close()
             raise GatewayUnreachableError(
                 f"no gateway answers at {self.address}: {error or 'timeout'}; start it with `omnirelay up`"

@@ -1,6 +1,6 @@
 """The answer to one HTTP request, on its way from the gateway."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -10,6 +10,7 @@ from gateway import failures
 from gateway.core import Gateway
 from gateway.events import AcceptedEvent, AudioEvent, DoneEvent, ErrorEvent, TextEvent
 from gateway.http.connection import while_connected
+from gateway.http.fields import named
 from gateway.protocol import GenerateRequest
 from gateway.stream import ClientAccount, ResponseStream
 
@@ -21,11 +22,13 @@ class Answer:
 
     Args:
         stream: The gateway's.
+        names: What the client calls the fields of the request, as for :func:`gateway.http.fields.named`.
     """
 
-    def __init__(self, stream: ResponseStream) -> None:
+    def __init__(self, stream: ResponseStream, names: Mapping[str, str | None]) -> None:
         self.request_id: Final = stream.request_id
         self._stream = stream
+        self._names = names
         self._first: AnswerEvent | None = None
 
     @property
@@ -34,12 +37,13 @@ class Answer:
         return {"X-Request-Id": self.request_id}
 
     async def begin(self) -> None:
-        """Wait for the first event, so that an error until then can still become the answer's status.
+        """Wait for the first event; it is still given.
 
         Raises:
             RequestError: The request ended with it.
         """
-        self._first = await self._next()
+        if self._first is None:
+            self._first = await self._next()
 
     async def __aiter__(self) -> AsyncIterator[AnswerEvent]:
         """Give the events, :class:`gateway.events.DoneEvent` last.
@@ -63,18 +67,31 @@ class Answer:
         while isinstance(event, AcceptedEvent):
             event = await anext(self._stream)
         if isinstance(event, ErrorEvent):
-            raise failures.from_event(event)
+            with named(self._names):
+                raise failures.from_event(event)
         return event
 
 
-async def begin(gateway: Gateway, request: GenerateRequest, account: ClientAccount, http: Request) -> Answer:
-    """Ask the gateway, and wait for the answer to begin.
+async def begin(
+    gateway: Gateway,
+    request: GenerateRequest,
+    account: ClientAccount,
+    http: Request,
+    names: Mapping[str, str | None],
+    *,
+    wait: bool,
+) -> Answer:
+    """Ask the gateway.
 
     Args:
         gateway: Answers.
         request: What is asked.
         account: Who asks.
         http: The request by HTTP, which tells when the client goes away, and whose trace it is part of.
+        names: What the client calls the fields of the request, as for :func:`gateway.http.fields.named`.
+        wait: Wait for the first event, so that an error until then still becomes the answer's status.
+            An answer that can tell errors itself need not: its headers can be sent while the request
+            waits in line.
 
     Raises:
         RequestError: The request is refused, or failed before anything came.
@@ -84,9 +101,11 @@ async def begin(gateway: Gateway, request: GenerateRequest, account: ClientAccou
     if len(traceparent := http.headers.getlist("traceparent")) == 1:
         request = msgspec.structs.replace(request, traceparent=traceparent[0])
     async with while_connected(http.receive):
-        answer = Answer(await gateway.submit(request, account))
+        with named(names):
+            answer = Answer(await gateway.submit(request, account), names)
         try:
-            await answer.begin()
+            if wait:
+                await answer.begin()
         except BaseException:
             answer.close()
             raise

@@ -9,6 +9,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.types import Receive, Scope, Send
 
 from gateway.http.chat import ChatApi
 from gateway.http.connection import ClientGoneError
@@ -40,10 +41,9 @@ def make_app(context: HttpContext) -> Starlette:
     async def answer(request: Request, error: Exception) -> Response:
         """Answer with an error that was raised on purpose, or by the router."""
         if isinstance(error, HTTPException):
-            return http_response(error)
+            return http_response(error, request.scope)
         if isinstance(error, ClientGoneError):
             return Response(status_code=CLIENT_GONE)
-        del request
         known = error if isinstance(error, OmniRelayError) else OmniRelayError("see the gateway's log")
         context.told(known)
         return response_of(known)
@@ -77,18 +77,25 @@ def make_app(context: HttpContext) -> Starlette:
         },
     )
     app.router.redirect_slashes = False
+    app.router.default = _nowhere
     return app
+
+
+async def _nowhere(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer what leads nowhere, a WebSocket too."""
+    await http_response(HTTPException(404), scope)(scope, receive, send)
 
 
 def _routes(context: HttpContext) -> list[BaseRoute]:
     health, models, monitor = HealthApi(context), ModelsApi(context), MonitorApi(context)
-    page = PageApi()
+    page, realtime = PageApi(), RealtimeApi(context)
     return [
         Route("/", page.index),
         Route("/page/{name}", page.file),
         Route("/v1/chat/completions", ChatApi(context).create, methods=["POST"]),
         Route("/v1/audio/speech", SpeechApi(context).create, methods=["POST"]),
-        WebSocketRoute("/v1/realtime", RealtimeApi(context).serve),
+        WebSocketRoute("/v1/realtime", realtime.serve),
+        Route("/v1/realtime", realtime.refuse),
         Route("/v1/requests/{request_id}", monitor.request),
         Route("/metrics", monitor.metrics),
         Route("/livez", health.livez),

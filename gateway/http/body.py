@@ -1,6 +1,7 @@
 """Reading the body of a request: bounded in bytes and in time, and parsed beside the event loop if large."""
 
 import asyncio
+import re
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
@@ -16,6 +17,11 @@ from shared.errors import InvalidRequestError, RequestTooLargeError, SlowUploadE
 MAX_VALUES: Final = 2**20
 """Of JSON in one body, text counted that looks like it: what a body may become in memory."""
 COUNT_PIECE: Final = 2**20
+LONE_SURROGATE: Final = re.compile(
+    rb"(?<!\\)(?:\\\\)*\\u[dD][89abAB][0-9a-fA-F]{2}(?:[^\\]|\\[^u]|\\u(?![dD][c-fC-F])[0-9a-fA-F]{4})"
+)
+"""The first half of a pair, and something behind it that is not the second."""
+HALF_A_PAIR: Final = "a string holds half of a surrogate pair, as \\ud83d without \\ude00 behind it"
 
 T = TypeVar("T")
 
@@ -63,7 +69,10 @@ def read_object(body: bytearray) -> dict[str, Any]:
     try:
         return msgspec.json.decode(body, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequestError(f"the body cannot be read as a JSON object: {error}") from error
+        # msgspec says of half a pair that the body ends there.
+        cut = "truncated" in str(error)
+        problem = HALF_A_PAIR if cut and LONE_SURROGATE.search(body) else error
+        raise InvalidRequestError(f"the body cannot be read as a JSON object: {problem}") from error
 
 
 def _announced(request: Request, limit: int) -> int:

@@ -1,9 +1,9 @@
 """``/v1/chat/completions``."""
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -16,6 +16,9 @@ from gateway.http.connection import while_connected
 from gateway.http.context import HttpContext
 from gateway.http.errors import json_response
 from gateway.http.streams import EventStream
+
+NAMES: Final[Mapping[str, str | None]] = {"speaker": "audio.voice", "text_sampling.min_tokens": "min_tokens"}
+"""What is called otherwise here than in a :class:`gateway.protocol.GenerateRequest`."""
 
 
 class ChatApi:
@@ -40,7 +43,8 @@ class ChatApi:
         read = partial(read_chat, max_text_tokens=limits.max_text_tokens, max_item_bytes=media.max_item_bytes)
         options, asked = await read_body(request, context, read)
         context.require_model(options.model)
-        beginning = begin(context.gateway, asked, context.account(request), request)
+        account = context.account(request)
+        beginning = begin(context.gateway, asked, account, request, NAMES, wait=False)
         # The gateway's from here on: files must be let go of when the request ends, not when it is answered.
         del asked
         answer = await beginning
@@ -91,7 +95,8 @@ class Completion:
         return {**self._head("chat.completion"), "choices": [choice], "usage": usage_of(done)}
 
     async def chunks(self) -> AsyncGenerator[dict[str, Any], None]:
-        """Give the answer piece by piece."""
+        """Give the answer piece by piece; nothing before something of it is there."""
+        await self._answer.begin()
         yield self._chunk({"role": "assistant", "content": None if self._audio else "", "refusal": None})
         async for event in self._answer:
             if isinstance(event, TextEvent):

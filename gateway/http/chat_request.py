@@ -14,6 +14,7 @@ from gateway.http.strings import LongStrings
 from gateway.parts import MAX_MESSAGES
 from gateway.protocol import GenerateRequest, SamplingOverrides
 from shared.errors import InvalidRequestError, UnsupportedError
+from shared.messages import MAX_TOP_K, Priority, RepetitionPenalty, Seed, Temperature, TopP
 
 DEFAULT_FORMAT: Final[AudioFormat] = "wav"
 
@@ -57,16 +58,16 @@ class ChatFields(msgspec.Struct, frozen=True, kw_only=True):
     audio: AudioOptions | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    min_tokens: int | None = None
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
+    min_tokens: Annotated[int, Meta(ge=0)] | None = None
     ignore_eos: bool = False
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    repetition_penalty: float | None = None
-    seed: int | None = None
-    priority: int = 0
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=MAX_TOP_K)] | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    seed: Seed | None = None
+    priority: Priority = 0
     deadline_s: float | None = None
     mm_processor_kwargs: ProcessorOptions = ProcessorOptions()
     codec_sampling: SamplingOverrides = SamplingOverrides()

@@ -31,6 +31,8 @@ UNKNOWN_SIZE: Final = 2**32 - 1
 """What players take for a WAV file that is still being written."""
 BASE64_PIECE: Final = 3 * 2**17
 """Bytes that are written in base64 at once; meanwhile no other thread runs."""
+ONE_SAMPLE: Final = bytes(4)
+"""Of silence: where there is no speech, without which no file of compressed sound could be opened."""
 AAC_BITS_PER_S: Final = 64_000
 SET_OGG_PAGE_LATENCY_MS: Final = 0x1302
 """``SFC_SET_OGG_PAGE_LATENCY_MS`` of sndfile.h."""
@@ -164,6 +166,7 @@ class SoundFileEncoder:
         self._streamed = streamed
         self._sink = _Sink()
         self._whole_numbers = codec == "PCM_16"
+        self._empty = True
         self._file: Any = soundfile.SoundFile(
             self._sink,
             "w",
@@ -181,13 +184,15 @@ class SoundFileEncoder:
 
     def push(self, pcm: bytes) -> bytes:
         """See :class:`Encoder`."""
+        self._empty &= not pcm
         self._file.write(to_int16(pcm) if self._whole_numbers else _to_float32(pcm))
         return self._sink.take() if self._streamed else b""
 
     def finish(self) -> bytes:
         """See :class:`Encoder`."""
+        begun = self.push(ONE_SAMPLE) if self._empty else b""
         self._file.close()
-        return self._sink.take()
+        return begun + self._sink.take()
 
 
 class AacEncoder:
@@ -215,10 +220,10 @@ class AacEncoder:
 
     def finish(self) -> bytes:
         """See :class:`Encoder`."""
-        if self._samples:
-            self._container.mux(self._stream.encode(None))
+        begun = b"" if self._samples else self.push(ONE_SAMPLE)
+        self._container.mux(self._stream.encode(None))
         self._container.close()
-        return self._sink.take()
+        return begun + self._sink.take()
 
 
 class Base64Encoder:

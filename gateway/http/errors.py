@@ -6,6 +6,7 @@ from typing import Any, Final
 import msgspec
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.types import Scope
 
 from shared.errors import (
     BusyError,
@@ -46,8 +47,10 @@ STATUS: Final[dict[type[OmniRelayError], int]] = {
 }
 """Of the errors of these classes and of their children; 500 is that of all others."""
 TYPES: Final = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
-CODES: Final = {404: "not_found", 405: "method_not_allowed"}
+CODES: Final = {404: "not_found", 405: "method_not_allowed", 426: "upgrade_required"}
 """Of errors that have no class: nothing was asked that could have failed."""
+MAX_SAID: Final = 128
+"""Most characters that are repeated of a path or a method."""
 JSON: Final = "application/json"
 
 
@@ -73,11 +76,16 @@ def response_of(error: OmniRelayError) -> Response:
     return json_response(body_of(error), status_of(error), headers)
 
 
-def http_response(error: HTTPException) -> Response:
+def http_response(error: HTTPException, scope: Scope) -> Response:
     """Give the answer for a path or method that does not exist."""
     code = CODES.get(error.status_code, "invalid_request")
-    body = _body(error.status_code, error.detail, code, None)
-    return json_response(body, error.status_code, error.headers)
+    path, message = scope["path"][:MAX_SAID], error.detail
+    if error.status_code == 404:
+        message = f"there is no path {path!r} here: docs/api.md lists the endpoints"
+    elif error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "another method")
+        message = f"{path!r} does not take {scope['method'][:MAX_SAID]!r}, only {allowed}"
+    return json_response(_body(error.status_code, message, code, None), error.status_code, error.headers)
 
 
 def malformed(problem: str) -> tuple[list[tuple[bytes, bytes]], bytes]:

@@ -4,7 +4,8 @@ Nothing that would change the answer is passed over in silence.
 """
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -71,6 +72,8 @@ NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
 }
 """Fields of OpenAI's API and of vLLM's that are taken with these values, and with null, alone."""
 _PATH: Final = re.compile(r" - at `\$\.?([^`]*)`\Z")
+_NAME: Final = re.compile(r"Object (?:missing required|contains unknown) field `([^`]*)`")
+"""msgspec's words for a field that the object at the path lacks, or should not have."""
 
 T = TypeVar("T")
 
@@ -113,10 +116,29 @@ def convert(value: Any, kind: type[T], where: str = "") -> T:
     except msgspec.ValidationError as error:
         found = _PATH.search(str(error))
         inside = found[1] if found else ""
-        joint = "." if where and inside and not inside.startswith("[") else ""
-        place = where + joint + inside
         problem = str(error)[: found.start()] if found else str(error)
-        raise InvalidRequestError(f"{place or 'the body'}: {problem}", place or None) from error
+        place = _joined(where, inside)
+        name = _NAME.match(problem)
+        param = _joined(place, name[1][:64]) if name else place
+        raise InvalidRequestError(f"{place or 'the body'}: {problem}", param or None) from error
+
+
+@contextmanager
+def named(names: Mapping[str, str | None]) -> Iterator[None]:
+    """Call the fields of a :class:`gateway.protocol.GenerateRequest` what its client calls them.
+
+    Args:
+        names: The client's names; none for what it cannot name.
+
+    Raises:
+        InvalidRequestError: The one of the block, its ``param`` renamed.
+    """
+    try:
+        yield
+    except InvalidRequestError as error:
+        if error.param is not None:
+            error.param = names.get(error.param, error.param)
+        raise
 
 
 def require_one_of(name: str, value: str | None, allowed: Collection[str]) -> None:
@@ -127,6 +149,10 @@ def require_one_of(name: str, value: str | None, allowed: Collection[str]) -> No
     """
     if value is not None and value not in allowed:
         raise UnsupportedError(f"{name} can be {', '.join(sorted(allowed))}, not {value[:64]!r}", name)
+
+
+def _joined(place: str, inside: str) -> str:
+    return place + ("." if place and inside and not inside.startswith("[") else "") + inside
 
 
 def _require_neutral(name: str, value: Any, neutral: Mapping[str, tuple[Any, ...]]) -> None:

@@ -90,10 +90,6 @@ class OriginGuard:
             return
         error = OriginError(f"pages of {origin[:128]!r} may not use this gateway (gateway.http_origins)")
         self._told(error)
-        if scope["type"] == "websocket":
-            await receive()
-            await send({"type": "websocket.close", "code": 1008, "reason": error.code})
-            return
         await response_of(error)(scope, receive, send)
 
 

@@ -46,10 +46,6 @@ class HostGuard:
             "ask for localhost, or name the host in gateway.http_hosts"
         )
         self._told(error)
-        if scope["type"] == "websocket":
-            await receive()
-            await send({"type": "websocket.close", "code": 1008, "reason": error.code})
-            return
         await response_of(error)(scope, receive, send)
 
 

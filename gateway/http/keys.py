@@ -5,7 +5,6 @@ from typing import Final
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
-from starlette.websockets import WebSocket
 
 from gateway.clients import Client
 from gateway.door import Door
@@ -45,11 +44,7 @@ class KeyGuard:
             scope[CLIENT] = self._door.client(_key(scope), _peer(scope))
         except UnauthenticatedError as error:
             self._told(error)
-            answer = response_of(error)
-            if scope["type"] == "websocket":
-                await WebSocket(scope, receive, send).send_denial_response(answer)
-            else:
-                await answer(scope, receive, send)
+            await response_of(error)(scope, receive, send)
             return
         await self._app(scope, receive, send)
 

@@ -1,13 +1,13 @@
 """What operators ask of the gateway: its metrics, and what became of a request."""
 
 import msgspec
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.http.context import HttpContext
 from gateway.http.errors import json_response
 from shared.errors import UnknownRequestError
+from shared.exposition import expose
 
 
 class MonitorApi:
@@ -21,13 +21,10 @@ class MonitorApi:
         self._context = context
 
     async def metrics(self, request: Request) -> Response:
-        """All metrics, in Prometheus' text format.
-
-        OpenMetrics knows no two families ``omnirelay_requests`` and ``omnirelay_requests_total``.
-        """
-        del request
-        body = generate_latest(self._context.gateway.metrics.registry)
-        return Response(body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+        """All metrics, in the form that is asked for."""
+        accept = ",".join(request.headers.getlist("accept"))
+        body, kind = expose(self._context.gateway.metrics.registry, accept)
+        return Response(body, headers={"Content-Type": kind, "Vary": "Accept"})
 
     async def request(self, request: Request) -> Response:
         """Where a request is, or how it ended.

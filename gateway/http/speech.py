@@ -21,6 +21,7 @@ from gateway.http.streams import ByteStream, EventStream
 from gateway.parts import ChatMessage
 from gateway.protocol import GenerateRequest
 from shared.errors import UnsupportedError
+from shared.messages import Seed
 
 MAX_CHARACTERS: Final = 4096
 """Of the text, as in OpenAI's API."""
@@ -37,6 +38,8 @@ FORMATS: Final[Mapping[str, AudioFormat]] = {
     "pcm": "pcm16",
 }
 """OpenAI's names here, and ours."""
+NAMES: Final[Mapping[str, str | None]] = {"speaker": "voice", "messages": "input"}
+"""What is called otherwise here than in a :class:`gateway.protocol.GenerateRequest`."""
 
 
 class SpeechFields(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +52,7 @@ class SpeechFields(msgspec.Struct, frozen=True, kw_only=True):
     response_format: str = "mp3"
     stream_format: Literal["audio", "sse"] = "audio"
     speed: float = 1.0
-    seed: int | None = None
+    seed: Seed | None = None
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,8 @@ class SpeechApi:
         read = partial(read_speech, system_prompt=context.config.gateway.speech_system_prompt)
         options, asked = await read_body(request, context, read)
         context.require_model(options.model)
-        answer = await begin(context.gateway, asked, context.account(request), request)
+        account = context.account(request)
+        answer = await begin(context.gateway, asked, account, request, NAMES, wait=not options.events)
         if options.events:
             return EventStream(self._events(options, answer), answer, context.told)
         pieces = self._pieces(options, answer)

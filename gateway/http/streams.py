@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any, Final
 
@@ -17,8 +17,8 @@ from shared.errors import OmniRelayError
 from shared.log import limited
 
 PING_S: Final = 15.0
-"""How often a stream of events says that it is still there, for the sake of proxies."""
-PING: Final = b": still here\n\n"
+"""How long a stream of events may be silent: proxies give up what is so for long."""
+PING: Final = b": keep-alive\n\n"
 END: Final = b"data: [DONE]\n\n"
 NOT_KEPT: Final = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 """Tells proxies to pass everything on at once."""
@@ -72,17 +72,31 @@ class Stream(Response):
 class EventStream(Stream):
     """Server-sent events: one for each part, an object; then ``[DONE]``.
 
-    An error becomes the last event.
+    An error becomes the last event.  While there is nothing to say, comments are sent.
     """
 
     async def _send_parts(self, send: Send) -> None:
-        pinger = asyncio.create_task(_ping(send))
+        now = asyncio.get_running_loop().time
+        sent = now()
+
+        async def say(words: bytes) -> None:
+            nonlocal sent
+            await send(_piece(words))
+            sent = now()
+
+        async def keep_alive() -> None:
+            while True:
+                await asyncio.sleep(sent + PING_S - now())
+                if now() - sent >= PING_S:
+                    await say(PING)
+
+        pinger = asyncio.create_task(keep_alive())
         try:
             async for each in self._parts:
-                await send(_piece(_event(each)))
+                await say(_event(each))
         except OmniRelayError as error:
             self._told(error)
-            await send(_piece(_event(body_of(error))))
+            await say(_event(body_of(error)))
         finally:
             pinger.cancel()
         await send({"type": "http.response.body", "body": END})
@@ -100,12 +114,6 @@ class ByteStream(Stream):
             limited(log).warning("a file breaks off: %s", error.for_log)
             return
         await send({"type": "http.response.body", "body": b""})
-
-
-async def _ping(send: Callable[[Any], Awaitable[None]]) -> None:
-    while True:
-        await asyncio.sleep(PING_S)
-        await send(_piece(PING))
 
 
 def _event(value: Any) -> bytes:

@@ -16,10 +16,10 @@ from functools import partial
 from http import HTTPStatus
 from typing import Final, Self, cast
 
-from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client import REGISTRY, CollectorRegistry
 
 from shared.errors import ConfigError
+from shared.exposition import expose
 from shared.log import LIMITED
 from shared.sockets import address_in_use
 
@@ -31,6 +31,7 @@ TIMEOUT_S: Final = 5.0
 """For a whole request: its head, and until its answer is taken."""
 _END: Final = b"\r\n\r\n"
 _REQUEST_LINE: Final = re.compile(r"([A-Z]{1,16}) (/[!->@-~]*)(?:\?[!-~]*)? HTTP/1\.[01]")
+_ACCEPT: Final = re.compile(r"\r\n(?i:accept):([^\r\n]*)")
 
 Check = Callable[[], str | None]
 """Says what is wrong, or nothing."""
@@ -97,7 +98,7 @@ class HttpEndpoint:
         if method != "GET":
             return _response(HTTPStatus.METHOD_NOT_ALLOWED, {"Allow": "GET"})
         if path == "/metrics":
-            return self._scrape()
+            return self._scrape(",".join(_ACCEPT.findall(head)))
         if path in self._checks:
             return self._check(path)
         return _response(HTTPStatus.NOT_FOUND)
@@ -109,16 +110,14 @@ class HttpEndpoint:
         body = json.dumps({"status": "unavailable", "reason": reason})
         return _response(HTTPStatus.SERVICE_UNAVAILABLE, body=body)
 
-    def _scrape(self) -> bytes:
+    def _scrape(self, accept: str) -> bytes:
         try:
-            # Prometheus' own format, whatever is asked for: in OpenMetrics, prometheus_client takes the colon
-            # out of vLLM's names (github.com/prometheus/client_python/issues/1177).
-            body = generate_latest(self._registry)
+            body, kind = expose(self._registry, accept)
         except Exception:
             # A metric that cannot be read must not take the health checks with it.
             log.exception("the metrics could not be read", extra=LIMITED)
             return _response(HTTPStatus.INTERNAL_SERVER_ERROR)
-        return _response(HTTPStatus.OK, {"Content-Type": CONTENT_TYPE_PLAIN_0_0_4}, body)
+        return _response(HTTPStatus.OK, {"Content-Type": kind, "Vary": "Accept"}, body)
 
 
 class _Connection(asyncio.Protocol):

@@ -10,10 +10,14 @@ from shared.messages.values import (
     FinishReason,
     PositiveCount,
     Priority,
+    RepetitionPenalty,
     RequestId,
     Seed,
     StageName,
+    Temperature,
     TokenId,
+    TopK,
+    TopP,
     TraceParent,
 )
 from shared.payloads import Blob, Name
@@ -39,10 +43,10 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     max_tokens: PositiveCount
     min_tokens: Count = 0
-    temperature: Annotated[float, Meta(ge=0, le=10)] = 0.0
-    top_k: Annotated[int, Meta(ge=0, le=2**20)] = 0
-    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
-    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] = 1.0
+    temperature: Temperature = 0.0
+    top_k: TopK = 0
+    top_p: TopP = 1.0
+    repetition_penalty: RepetitionPenalty = 1.0
 
 
 class SpeechSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -18,6 +18,13 @@ Count = Annotated[int, Meta(ge=0, lt=2**31)]
 PositiveCount = Annotated[int, Meta(ge=1, lt=2**31)]
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Priority = Annotated[int, Meta(ge=-1000, le=1000)]
+Temperature = Annotated[float, Meta(ge=0, le=2)]
+"""As far as vLLM takes it, and OpenAI's API."""
+MAX_TOP_K: Final = 2**20
+TopK = Annotated[int, Meta(ge=0, le=MAX_TOP_K)]
+TopP = Annotated[float, Meta(gt=0, le=1)]
+RepetitionPenalty = Annotated[float, Meta(ge=0.1, le=10)]
+"""Logits are divided and multiplied by it in float32: by numbers much smaller they would become infinite."""
 Text = Annotated[str, Meta(max_length=4096)]
 AddressText = Annotated[str, Meta(min_length=1, max_length=1024)]
 TraceParent = Annotated[

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 import wave
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -23,6 +24,7 @@ from tests.gateway.bench import Bench, bench, free_ports, run
 from tests.gateway.fake_stages import until
 
 Configure = Callable[..., Config]
+ROOT = Path(__file__).resolve().parents[2]
 DONE_FIELDS = [
     "request_id",
     "text",
@@ -70,7 +72,7 @@ def test_a_full_disk_behind_the_standard_output_is_told_in_one_line(configure: C
 
 
 def test_chat_json_and_wav(configure: Configure, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "new" / "reply.wav"
+    out = tmp_path / "reply.wav"
 
     async def use(b: Bench) -> None:
         arguments = ["chat", "Hi", "--json", "--greedy", "--seed", "5", "--max-tokens", "9"]
@@ -159,15 +161,20 @@ def test_chat_errors(configure: Configure, tmp_path: Path, capsys: pytest.Captur
         assert await asyncio.to_thread(main, wrong) == 1
         assert await asyncio.to_thread(main, [*wrong, "--json"]) == 1
         (tmp_path / "file").write_text("")
-        unwritable = ["chat", "Hi", "--out", str(tmp_path / "file" / "x.wav"), "--gateway", b.listen]
-        assert await asyncio.to_thread(main, unwritable) == 1
+        for name in ("file/x.wav", "missing/x.wav", "reply.mp3", "reply"):
+            unwritable = ["chat", "Hi", "--out", str(tmp_path / name), "--gateway", b.listen]
+            assert await asyncio.to_thread(main, unwritable) == 1
+        assert b.stages.requests == []
+        assert sorted(each.name for each in tmp_path.iterdir()) == ["file"]
 
     serving(configure, use)
     captured = capsys.readouterr()
     told = captured.err.splitlines()
-    assert len(told) == 2
+    assert len(told) == 5
     assert told[0].startswith("omnirelay: unknown_speaker: there is no speaker 'Nobody'")
-    assert "cannot write" in told[1]
+    assert f"cannot write {tmp_path}/file/x.wav: there is no folder" in told[1]
+    assert f"there is no folder {tmp_path}/missing, make it first" in told[2]
+    assert all("a name that ends in .wav" in line for line in told[3:])
     error = json.loads(captured.out.splitlines()[0])
     assert (error["event"], error["code"]) == ("error", "unknown_speaker")
     assert "Chelsie" in error["message"]
@@ -187,6 +194,14 @@ def test_what_cannot_be_sent_is_an_error_like_others(
     captured = capsys.readouterr()
     assert json.loads(captured.out)["code"] == "invalid_request"
     assert captured.err.startswith("omnirelay: invalid_request: the request cannot be sent")
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert capsys.readouterr().out == f"omnirelay {project['version']}\n"
 
 
 def test_no_gateway_and_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:

@@ -95,6 +95,7 @@ def test_json_behind_a_pipe(configure: Configure) -> None:
 
 def test_commands(configure: Configure, tmp_path: Path) -> None:
     (tmp_path / "a picture.png").write_bytes(PICTURE)
+    (tmp_path / "out").mkdir()
     lines = b"Hi\n/image 'a picture.png'\nWhat?\n/voice Ethan\n/image a picture.png\n\n/save out/last.wav\n"
     lines += b"/new\nAgain\n/voice\n/help\n/quit\nnever sent\n"
 

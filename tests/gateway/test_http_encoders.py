@@ -5,6 +5,7 @@ import wave
 from io import BytesIO
 from typing import Any
 
+import av
 import numpy as np
 import pytest
 import soundfile
@@ -44,6 +45,26 @@ def test_lossy_formats_sound_alike(form: AudioFormat, streamed: bool) -> None:
     assert 0 <= shift <= 2048
     assert SAID.size <= heard.size <= SAID.size + 4096
     assert alike > 0.98
+
+
+@pytest.mark.parametrize(
+    ("form", "streamed", "late", "longer"),
+    [
+        ("mp3", False, 0, (0, 0)),
+        ("mp3", True, 1681, (1728, 2303)),
+        ("aac", False, 1024, (1024, 2047)),
+        ("aac", True, 1024, (1024, 2047)),
+        ("opus", False, 0, (0, 0)),
+        ("opus", True, 0, (0, 0)),
+    ],
+)
+def test_the_delay_of_encoders_is_what_the_page_says(
+    form: AudioFormat, streamed: bool, late: int, longer: tuple[int, int]
+) -> None:
+    for size in range(5760, 8000, 311):
+        heard = decoded(b"".join(write(form, [SAID[:size]], streamed)), form)
+        assert likeness(heard, SAID[:size])[0] == late
+        assert longer[0] <= heard.size - size <= longer[1]
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -97,8 +118,18 @@ def test_any_float_becomes_a_sample(values: list[float]) -> None:
 @pytest.mark.parametrize("form", FORMATS)
 def test_silence_without_end_or_beginning(form: AudioFormat, streamed: bool) -> None:
     """An answer with nothing to speak has one empty chunk."""
-    pieces = write(form, [np.zeros(0, np.float32)], streamed)
-    assert len(b"".join(pieces)) < 1000
+    for chunks in ([np.zeros(0, np.float32)], []):
+        file = b"".join(write(form, chunks, streamed))
+        assert len(file) <= 1000
+        if form == "wav":
+            with wave.open(BytesIO(file)) as header:
+                assert header.getnchannels() == 1
+        elif form != "pcm16":
+            with av.open(BytesIO(file), "r") as opened:
+                heard = [frame.to_ndarray() for frame in opened.decode(audio=0)]
+            # Opus has 48,000 samples a second; mp3 and aac hold whole frames, and their encoders' delay.
+            assert sum(each.shape[1] for each in heard) <= {"flac": 1, "opus": 2}.get(form, 2304)
+            assert max(np.abs(each).max(initial=0.0) for each in heard) < 1e-3
 
 
 def test_aac_is_refused_where_its_library_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

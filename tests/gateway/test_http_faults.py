@@ -186,6 +186,41 @@ def test_a_gateway_that_stops_tells_its_clients(configure: Configure) -> None:
     run(scenario())
 
 
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/chat/completions", SPEECH),
+        ("/v1/audio/speech", {"model": MODEL, "input": "Hi", "stream_format": "sse"}),
+    ],
+    ids=["chat", "speech"],
+)
+def test_a_stream_that_waits_in_line_has_headers_and_says_that_it_is_there(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch, path: str, fields: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(streams, "PING_S", 0.05)
+
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway(), max_active=1)) as b:
+            first = asyncio.create_task(b.post())
+            ahead = await b.stages.request(0)
+            async with b.http.stream("POST", path, json=fields) as response:
+                assert response.status_code == 200
+                report = b.process.gateway.report(response.headers["x-request-id"])
+                assert report is not None
+                assert report.state == "queued"
+                lines = response.aiter_lines()
+                assert [await anext(lines) for _ in range(4)] == [": keep-alive", ""] * 2
+                await b.stages.answer(ahead, b.encode("Hi"))
+                await first
+                waited = await b.stages.request(1)
+                await b.stages.fail(waited.request_id, "thinker", "media_invalid", "image 1: it is none")
+                told = [line async for line in lines if line.startswith("data:")]
+            assert json.loads(told[0].removeprefix("data: "))["error"]["code"] == "media_invalid"
+            assert told[1:] == ["data: [DONE]"]
+
+    run(scenario())
+
+
 def test_a_quiet_stream_says_that_it_is_there(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "PING_S", 0.02)
 
@@ -194,7 +229,7 @@ def test_a_quiet_stream_says_that_it_is_there(configure: Configure, monkeypatch:
             writer.write(chat())
             request = await b.stages.request(0)
             await b.stages.text(request.request_id, 0, b.encode("Hello"))
-            assert b"Hello" in await reader.readuntil(b": still here\n\n")
+            assert b"Hello" in await reader.readuntil(b": keep-alive\n\n")
 
     run(scenario())
 
@@ -221,6 +256,7 @@ def test_what_nobody_expected_is_answered_too(
 NOWHERE: list[tuple[str, str, bytes, int, str]] = [
     ("/nowhere", "GET", b"", 404, "not_found"),
     ("/v1/chat/completions", "GET", b"", 405, "method_not_allowed"),
+    ("/v1/realtime", "GET", b"", 426, "upgrade_required"),
     ("/v1/chat/completions", "POST", b"{", 400, "invalid_request"),
     ("/v1/chat/completions", "POST", b"", 400, "invalid_request"),
     ("/v1/chat/completions", "POST", b'{"model": "m\xff"}', 400, "invalid_request"),
@@ -240,6 +276,7 @@ def test_requests_that_lead_nowhere(configure: Configure) -> None:
                 assert set(error) == {"message", "type", "param", "code"}
                 assert (error["code"], error["type"]) == (code, "invalid_request_error")
                 assert status != 405 or answer.headers["allow"] == "POST"
+                assert status not in (404, 405, 426) or path.rpartition("/")[2] in error["message"]
 
     run(scenario())
 

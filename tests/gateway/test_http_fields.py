@@ -192,20 +192,20 @@ def test_what_is_not_done_is_refused(fields: dict[str, Any], param: str | None) 
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"model": None}, None),
+        ({"model": None}, "model"),
         ({"model": 5}, "model"),
         ({"messages": []}, "messages"),
         ({"messages": "Hi"}, "messages"),
         ({"messages": HI * 2049}, "messages"),
         ({"messages": ["Hi"]}, "messages[0]"),
-        ({"messages": [{"content": "Hi"}]}, "messages[0]"),
+        ({"messages": [{"content": "Hi"}]}, "messages[0].role"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": [{"role": "robot", "content": "Hi"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
-        ({"messages": [{"role": "user", "content": "Hi", "mood": "good"}]}, "messages[0]"),
+        ({"messages": [{"role": "user", "content": "Hi", "mood": "good"}]}, "messages[0].mood"),
         ({"messages": [{"role": "user", "content": [{}]}]}, "messages[0].content[0].type"),
         ({"messages": [{"role": "user", "content": [{"type": ["x"]}]}]}, "messages[0].content[0].type"),
-        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0]"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "data:,"}]}]},
             "messages[0].content[0].image_url",
@@ -214,9 +214,19 @@ def test_what_is_not_done_is_refused(fields: dict[str, Any], param: str | None) 
         ({"max_tokens": 5.5}, "max_tokens"),
         ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
         ({"audio": {"voice": "Ethan"}}, "audio"),
-        ({"modalities": ["text", "audio"], "audio": {"speed": 2}}, "audio"),
+        ({"modalities": ["text", "audio"], "audio": {"speed": 2}}, "audio.speed"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
-        ({"mm_processor_kwargs": {"fps": 1}}, "mm_processor_kwargs"),
+        ({"mm_processor_kwargs": {"fps": 1}}, "mm_processor_kwargs.fps"),
+        ({"temperature": 2.1}, "temperature"),
+        ({"temperature": -0.1}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_k": -2}, "top_k"),
+        ({"repetition_penalty": 1e-300}, "repetition_penalty"),
+        ({"repetition_penalty": 10.1}, "repetition_penalty"),
+        ({"seed": -1}, "seed"),
+        ({"priority": 1001}, "priority"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"min_tokens": -1}, "min_tokens"),
         ({"max_tokns": 5}, "max_tokns"),
     ],
     ids=lambda value: str(value)[:60],
@@ -232,6 +242,25 @@ def test_what_is_wrong_is_refused_and_named(fields: dict[str, Any], param: str |
 def test_what_is_no_object_is_refused(body: bytes) -> None:
     with pytest.raises(InvalidRequestError, match="the body"):
         read_chat(bytearray(body), 100, 10**6)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (r'\ud83d"}]}', "half of a surrogate pair"),
+        (r'\uD83Dx"}]}', "half of a surrogate pair"),
+        (r'\\\ud83d\n"}]}', "end of escaped utf-16 surrogate pair"),
+        (r'\ud83d\u0041"}]}', "surrogate pair"),
+        (r'\ude00 "}]}', "invalid utf-16 surrogate pair"),
+        (r"\ud83d", "truncated"),
+        (r"\ud83d\ude00", "truncated"),
+        (r"\\ud83d", "truncated"),
+    ],
+)
+def test_half_a_character_and_half_a_body_are_told_apart(text: str, problem: str) -> None:
+    body = '{"model": "m", "messages": [{"role": "user", "content": "' + text
+    with pytest.raises(InvalidRequestError, match=problem):
+        read_chat(bytearray(body, "utf-8"), 100, 10**6)
 
 
 def test_bodies_that_would_swell_are_refused_before_they_do(monkeypatch: pytest.MonkeyPatch) -> None:

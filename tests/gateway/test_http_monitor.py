@@ -4,12 +4,12 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.core import Metric
 
 from gateway import history
 from gateway.history import RequestHistory, RequestReport
@@ -25,6 +25,7 @@ from shared.payloads import Blob
 from tests.gateway.bench import free_ports, run
 from tests.gateway.fake_stages import SPEAKERS, until
 from tests.gateway.http_bench import MODEL, HttpBench, cut, http_bench, http_gateway, melody, speaking
+from tests.support.http import PROMETHEUS, Answer
 
 Configure = Callable[..., Config]
 CHUNKS = cut(melody(0.5), [5760])
@@ -130,6 +131,11 @@ def test_old_requests_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [kept.get(name) is None for name in "abc"] == [True, False, False]
 
 
+def names_of(families: Iterable[Metric]) -> set[tuple[str, frozenset[str]]]:
+    """Names and labels of all samples."""
+    return {(each.name, frozenset(each.labels)) for family in families for each in family.samples}
+
+
 def test_metrics_count_what_happens(configure: Configure) -> None:
     async def scenario() -> None:
         async with http_bench(configure(http_gateway(heartbeat_timeout_s=0.5))) as b:
@@ -137,7 +143,7 @@ def test_metrics_count_what_happens(configure: Configure) -> None:
                 assert (await b.post(**SPOKEN)).status_code == 200
                 assert (await b.post()).status_code == 200
             assert (await b.post(n=2)).status_code == 400
-            assert (await b.post(temperature=99)).status_code == 400
+            assert (await b.post(deadline_s=-1)).status_code == 400
             async with b.client() as client:
                 with pytest.raises(Exception, match="no text"):
                     await client.chat(" ").result()
@@ -171,8 +177,13 @@ def test_metrics_count_what_happens(configure: Configure) -> None:
             }.items():
                 assert await b.metric(line) == value, line
             text = (await b.http.get("/metrics")).text
-            families = {family.name for family in text_string_to_metric_families(text)}
-            assert {"omnirelay_requests", "process_resident_memory_bytes"} <= families
+            plain = Answer(200, {}, text.encode()).metrics
+            assert {"omnirelay_requests", "process_resident_memory_bytes"} <= plain.keys()
+            other = await b.http.get("/metrics", headers={"Accept": PROMETHEUS})
+            families = Answer(200, {"Content-Type": other.headers["content-type"]}, other.content).openmetrics
+            assert names_of(families.values()) == names_of(plain.values())
+            assert families["omnirelay_requests"].type == "gauge"
+            assert families["omnirelay_requests_total"].samples == plain["omnirelay_requests_total"].samples
 
     run(scenario())
 

@@ -263,20 +263,35 @@ def test_errors_are_the_clients_own_classes(configure: Configure) -> None:
     async def scenario() -> None:
         async with http_bench(configure(http_gateway(), max_active=1, max_queued=0)) as b:
             create = b.ai.chat.completions.create
-            for kind, code, fields in [
-                (openai.NotFoundError, "model_not_found", {"model": "gpt-4o"}),
-                (openai.BadRequestError, "unsupported", {"n": 2}),
-                (openai.BadRequestError, "prompt_empty", {"messages": [{"role": "user", "content": " "}]}),
-                (openai.BadRequestError, "unknown_speaker", {**BOTH, "audio": {"voice": "No"}}),
-                (openai.BadRequestError, "invalid_request", {"temperature": 99}),
-                (openai.BadRequestError, "media_unreachable", with_picture("https://a.example/x.png")),
-                (openai.BadRequestError, "media_invalid", with_picture("data:image/png;base64,?")),
-                (openai.APITimeoutError, None, {"timeout": 0.2}),
+            bad, nothing, hot = (
+                openai.BadRequestError,
+                [{"role": "user", "content": " "}],
+                {"temperature": 99},
+            )
+            few = {"min_tokens": 5}
+            for kind, code, param, fields in [
+                (openai.NotFoundError, "model_not_found", "model", {"model": "gpt-4o"}),
+                (bad, "unsupported", "n", {"n": 2}),
+                (bad, "prompt_empty", "messages", {"messages": nothing}),
+                (bad, "unknown_speaker", "audio.voice", {**BOTH, "audio": {"voice": "No"}}),
+                (bad, "invalid_request", "temperature", hot),
+                (
+                    bad,
+                    "invalid_request",
+                    "codec_sampling.temperature",
+                    {"extra_body": {"codec_sampling": hot}, **BOTH},
+                ),
+                (bad, "invalid_request", "min_tokens", {"max_tokens": 4, "extra_body": few}),
+                (bad, "invalid_request", "deadline_s", {"extra_body": {"deadline_s": 0}}),
+                (bad, "media_unreachable", "messages", with_picture("https://a.example/x.png")),
+                (bad, "media_invalid", "messages", with_picture("data:image/png;base64,?")),
+                (openai.APITimeoutError, None, None, {"timeout": 0.2}),
             ]:
                 given: Any = {"model": MODEL, "messages": HI, **fields}  # type: ignore[dict-item]
                 with pytest.raises(kind) as raised:
                     await create(**given)
-                assert code is None or getattr(raised.value, "code", None) == code
+                if code is not None:
+                    assert (raised.value.code, raised.value.param) == (code, param)  # type: ignore[attr-defined]
             request = await b.stages.request(0)
             # The client that did not wait any longer cancelled its request.
             await b.stages.aborted(request.request_id)

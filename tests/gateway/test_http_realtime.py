@@ -3,9 +3,11 @@
 import asyncio
 import base64
 import io
+import json
+import logging
 import wave
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from typing import Any
 
 import numpy as np
@@ -227,7 +229,7 @@ def test_errors_are_told_and_the_session_goes_on(configure: Configure) -> None:
         ({"type": "session.nothing"}, "invalid_request", "type"),
         ({"type": "conversation.item.retrieve", "item_id": "x"}, "unsupported", "type"),
         ({"type": "input_audio_buffer.append", "audio": "?"}, "invalid_request", "audio"),
-        ({"type": "input_audio_buffer.append", "sound": "aGk="}, "invalid_request", None),
+        ({"type": "input_audio_buffer.append", "sound": "aGk="}, "invalid_request", "sound"),
         ({"type": "input_audio_buffer.commit"}, "invalid_request", None),
         ({"type": "response.cancel"}, "invalid_request", None),
         ({"type": "conversation.item.delete", "item_id": "x"}, "invalid_request", "item_id"),
@@ -243,7 +245,8 @@ def test_errors_are_told_and_the_session_goes_on(configure: Configure) -> None:
             "invalid_request",
             "audio.input.format.type",
         ),
-        ({"voice": "Nobody"}, "unknown_speaker", None),
+        ({"voice": "Nobody"}, "unknown_speaker", "session.audio.output.voice"),
+        ({"temperature": 9}, "invalid_request", "temperature"),
         ({"model": "gpt-realtime"}, "model_not_found", "model"),
         ({"output_modalities": ["smell"]}, "unsupported", "session.output_modalities"),
         ({"type": "transcription"}, "invalid_request", "type"),
@@ -320,6 +323,51 @@ def test_who_may_not_come_is_told_why(configure: Configure) -> None:
                 assert elsewhere.value.response.status_code in (400, 403)
 
     run(scenario())
+
+
+UPGRADE = (
+    b"GET /v1/realtime HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+    b"Sec-WebSocket-Version: 13\r\n"
+)
+SECRET = b"Sec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==\r\n\r\n"
+HANDSHAKE = UPGRADE + SECRET
+
+
+def masked(opcode: int, data: bytes) -> bytes:
+    """A frame as clients send it, masked with zeros."""
+    return bytes([0x80 | opcode, 0x80 | len(data), 0, 0, 0, 0]) + data
+
+
+@pytest.mark.parametrize(
+    ("handshake", "status", "frame"),
+    [
+        (UPGRADE + b"\r\n", 400, b""),
+        (HANDSHAKE.replace(b"/realtime", b"/realtime?model=gpt"), 404, b""),
+        (HANDSHAKE.replace(b"/v1/realtime", b"/v1/nowhere"), 404, b""),
+        (UPGRADE + b"Origin: https://evil.example\r\n" + SECRET, 403, b""),
+        (HANDSHAKE.replace(b"localhost", b"evil.example"), 403, b""),
+        (HANDSHAKE, 101, masked(1, b"\xff")),
+        (HANDSHAKE, 101, masked(3, b"?")),
+    ],
+    ids=["key missing", "model", "path", "origin", "host", "no UTF-8", "no frame"],
+)
+def test_what_a_client_does_is_no_error_of_ours(
+    configure: Configure, caplog: pytest.LogCaptureFixture, handshake: bytes, status: int, frame: bytes
+) -> None:
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b:
+            reader, writer = await asyncio.open_connection(*b.address)
+            with closing(writer):
+                writer.write(handshake)
+                head = await reader.readuntil(b"\r\n\r\n")
+                assert head.split()[1] == str(status).encode()
+                writer.write(frame)
+                body = await reader.read()
+            if status in (403, 404):
+                assert set(json.loads(body)["error"]) == {"message", "type", "param", "code"}
+
+    run(scenario())
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 def test_the_gateways_end_is_the_sessions_end(configure: Configure) -> None:

@@ -453,10 +453,11 @@ def test_requests_that_are_wrong(configure: Configure) -> None:
     samplings: list[dict[str, Any]] = [
         {"temperature": -1.0},
         {"temperature": float("nan")},
+        {"temperature": 2.1},
         {"top_p": 0.0},
         {"top_p": 1.5},
         {"top_k": -1},
-        {"repetition_penalty": 0.0},
+        {"repetition_penalty": 1e-300},
         {"max_tokens": 0},
         {"min_tokens": 5, "max_tokens": 4},
     ]
@@ -464,7 +465,9 @@ def test_requests_that_are_wrong(configure: Configure) -> None:
         overrides = SamplingOverrides(**values)
         for field in ("text_sampling", "codec_sampling"):
             request = GenerateRequest(messages=hello, **{field: overrides})  # type: ignore[arg-type]
-            cases.append((request, errors.InvalidRequestError, next(iter(values))))
+            # The last of them is found before the thinker's limits are looked at.
+            name = f"{field}.{next(iter(values))}" if len(values) == 1 else next(iter(values))
+            cases.append((request, errors.InvalidRequestError, name))
 
     async def scenario() -> None:
         async with bench(configure(max_prompt_tokens=400), ready=False) as b, b.client() as client:

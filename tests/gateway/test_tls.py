@@ -72,8 +72,11 @@ def test_tcp_clients_speak_tls_and_believe_the_given_authority(
                 assert len(b.stages.requests[-1].media[0].data.view) == 2**22
             with pytest.raises(GatewayUnreachableError, match="is not believed"):
                 await AsyncGatewayClient(tls_address(b), KEY).connect()
-            with pytest.raises(GatewayUnreachableError):
+            hint = f"hung up without an answer; if it speaks TLS, its address is {tls_address(b)}$"
+            with pytest.raises(GatewayUnreachableError, match=hint):
                 await AsyncGatewayClient(b.listen, KEY).connect()
+            with pytest.raises(GatewayUnreachableError, match=hint):
+                await asyncio.to_thread(GatewayClient, b.listen, KEY)
             own = own_target(config)
             assert own.address == tls_address(b)
             assert (await own.status()).ready
@@ -192,6 +195,15 @@ def test_a_client_of_another_protocol_is_told_in_one_line() -> None:
             run(AsyncGatewayClient(address).connect())
 
 
+def test_tls_at_a_gateway_that_speaks_none_is_said(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with bench(configure()) as b:
+            with pytest.raises(GatewayUnreachableError, match=f"its address is {b.listen}$"):
+                await AsyncGatewayClient(tls_address(b)).connect()
+
+    run(scenario())
+
+
 def test_the_commands_send_the_key_and_believe_the_authority(
     configure: Configure,
     certified: Certified,
@@ -216,6 +228,8 @@ def test_the_commands_send_the_key_and_believe_the_authority(
             status, told = await command(*ask)
             assert status == 1
             assert "unauthenticated" in told.err
+            status, told = await command("status", "--gateway", b.listen)
+            assert (status, f"its address is {tls_address(b)}\n" in told.err) == (1, True)
             monkeypatch.setenv("OMNIRELAY_API_KEY", OTHER)
             assert (await command(*ask))[0] == 0
             assert (await command("status", *there))[0] == 0

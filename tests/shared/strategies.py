@@ -32,7 +32,7 @@ samplings = st.builds(
     Sampling,
     max_tokens=positive_counts,
     min_tokens=counts,
-    temperature=st.floats(0, 10),
+    temperature=st.floats(0, 2),
     top_k=st.integers(0, 2**20),
     top_p=st.floats(0, 1, exclude_min=True),
     repetition_penalty=st.floats(0, 10, exclude_min=True),

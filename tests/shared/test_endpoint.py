@@ -17,7 +17,7 @@ from shared.engine.endpoint import HttpEndpoint
 from shared.errors import AddressInUseError, ConfigError
 from shared.metrics import counter
 from tests.shared.support import DEADLINE_S, free_address, port_of, wait_until
-from tests.support.http import get
+from tests.support.http import PROMETHEUS, get
 
 Reason = str | None
 LARGE = 32 * 2**20
@@ -88,9 +88,17 @@ def test_health_is_told_as_json_with_the_reason(served: Served) -> None:
     assert get(served.address, "/readyz?verbose").status == 200
 
 
-@pytest.mark.parametrize("accept", ["", "*/*", "application/openmetrics-text;version=1.0.0,text/plain;q=0.5"])
-def test_metrics_are_told_in_prometheus_format_whatever_is_asked_for(served: Served, accept: str) -> None:
-    """In OpenMetrics, the library would take the colon out of vLLM's names."""
+def test_openmetrics_for_who_prefers_them(served: Served) -> None:
+    served.counter.inc(3)
+    answer = get(served.address, "/metrics", headers={"accept": PROMETHEUS})
+    (sample,) = answer.openmetrics["vllm:things"].samples
+    assert (sample.name, sample.value) == ("vllm:things_total", 3)
+
+
+@pytest.mark.parametrize(
+    "accept", ["", "*/*", "application/openmetrics-text;version=1.0.0;q=0.4,text/plain;q=0.5"]
+)
+def test_prometheus_own_format_for_all_others(served: Served, accept: str) -> None:
     served.counter.inc(3)
     answer = get(served.address, "/metrics?why", headers={"Accept": accept})
     assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"

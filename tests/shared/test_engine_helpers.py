@@ -9,8 +9,10 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
+from msgspec.inspect import type_info
 from vllm import SamplingParams
 from vllm.exceptions import VLLMValidationError
 from vllm.outputs import CompletionOutput
@@ -119,6 +121,21 @@ def test_an_answer_is_never_longer_than_the_room_behind_the_prompt():
 def test_sampling_that_the_engine_refuses_is_an_invalid_request():
     with pytest.raises(InvalidRequestError, match="sampling: top_p must be"):
         params(top_p=2.0)
+
+
+BOUNDED = [each for each in type_info(Sampling).fields if not each.name.endswith("_tokens")]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("field", BOUNDED, ids=lambda field: field.name)
+def test_the_engine_takes_all_that_messages_let_through(field: Any) -> None:
+    kind = field.type
+    lowest = kind.ge if kind.ge is not None else 1e-9
+    for value in (lowest, kind.le):
+        sampling = msgspec.convert({"max_tokens": 10, field.name: value}, Sampling)
+        sampling_params(sampling, seed=7, stop_token_ids=[], room=100)
+    for value in (lowest - 1, kind.le + 1):
+        with pytest.raises(msgspec.ValidationError, match=field.name):
+            msgspec.convert({"max_tokens": 10, field.name: value}, Sampling)
 
 
 @pytest.mark.parametrize(

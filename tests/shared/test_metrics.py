@@ -1,6 +1,7 @@
 """What goes through a queue is counted, and what is counted can be scraped."""
 
 from bisect import bisect_left
+from collections.abc import Iterator
 from itertools import accumulate
 
 import pytest
@@ -8,19 +9,22 @@ import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import generate_latest
+from prometheus_client.core import Metric
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 
 from shared.control import ControlClient
 from shared.errors import PayloadError, QueueFullError
+from shared.exposition import expose
 from shared.messages import AudioChunk, StageEvent, TextDelta
 from shared.metrics import Distribution, EdgeMetrics, counter, gauge, histogram
 from shared.payloads import Blob
 from shared.queues import PullQueue, PushQueue
 from shared.wire import VERSION_BYTE
 from tests.shared.support import ANY_PORT, Context, endpoint, free_address, sending, take, wait_until
-from tests.support.http import Readings, registry_of
+from tests.support.http import PROMETHEUS, Readings, registry_of
 
 EDGE = {"stage": "thinker", "edge": "gateway"}
 
@@ -139,3 +143,46 @@ def test_refused_messages_are_counted_by_reason(context: Context) -> None:
     assert refused("control", "message_invalid") == 1
     assert read("omnirelay_edge_received_messages_total", stage="gateway", edge="gateway") == 3
     assert read("omnirelay_edge_decode_seconds_count", stage="gateway", edge="gateway") == 0
+
+
+def test_openmetrics_keeps_the_names_of_a_gauge_and_of_a_counter_beside_it() -> None:
+    class Both(Collector):
+        def collect(self) -> Iterator[Metric]:
+            yield gauge("x_requests", "Living.", [({}, 2)])
+            yield counter("x_requests_total", "Ended.", [({}, 5)])
+            yield counter("vllm:things_total", "Things.", [({}, 1)])
+
+    body, _ = expose(registry_of(Both()), "application/openmetrics-text")
+    families = {each.name: (each.type, each.samples[0].name) for each in parse_openmetrics(body.decode())}
+    assert families == {
+        "x_requests": ("gauge", "x_requests"),
+        "x_requests_total": ("unknown", "x_requests_total"),
+        "vllm:things": ("counter", "vllm:things_total"),
+    }
+    plain = {
+        each.name: each.type
+        for each in text_string_to_metric_families(expose(registry_of(Both()))[0].decode())
+    }
+    assert plain["vllm:things"] == "counter"
+
+
+@pytest.mark.parametrize(
+    ("accept", "openmetrics_wanted"),
+    [
+        (PROMETHEUS, True),
+        ("Application/OpenMetrics-Text; version=1.0.0", True),
+        ("application/openmetrics-text;version=9.9", False),
+        ("application/openmetrics-text;q=0", False),
+        ("application/openmetrics-text;q=0.2, */*;q=0.1", True),
+        ("application/openmetrics-text;q=0.2, text/plain", False),
+        ("application/openmetrics-text;q=nan,;;,=;q", False),
+        ("text/html,*/*;q=0.8", False),
+        ("", False),
+    ],
+)
+def test_who_gets_openmetrics(accept: str, openmetrics_wanted: bool) -> None:
+    body, kind = expose(registry_of(), accept)
+    assert kind.startswith(
+        "application/openmetrics-text; version=1.0.0;" if openmetrics_wanted else "text/plain;"
+    )
+    assert body == (b"# EOF\n" if openmetrics_wanted else b"")

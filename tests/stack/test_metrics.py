@@ -3,7 +3,7 @@
 import pytest
 
 from shared.messages import STAGES
-from tests.support.http import Answer, Readings, get
+from tests.support.http import PROMETHEUS, Answer, Readings, get
 from tests.support.monitoring import documented, queries
 from tests.support.stack import RunningStack, chat_events
 
@@ -29,6 +29,17 @@ def test_every_metric_is_documented_with_its_type_and_labels_and_no_other_is(sta
                 assert metric.documentation
                 told[name] = (kind, labels | known)
     assert told == documented()
+
+
+def test_prometheus_reads_openmetrics_of_every_process(stack: RunningStack) -> None:
+    addresses = [stack.config["stages"][stage]["http"] for stage in STAGES]
+    for address in (*addresses, stack.config["gateway"]["http"]):
+        plain = get(address, "/metrics").metrics.values()
+        families = get(address, "/metrics", headers={"Accept": PROMETHEUS}).openmetrics.values()
+        told, expected = (
+            {sample.name for each in them for sample in each.samples} for them in (families, plain)
+        )
+        assert told == expected
 
 
 def test_the_rules_and_the_dashboard_ask_for_metrics_that_are_there(stack: RunningStack) -> None:

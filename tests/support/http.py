@@ -7,10 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from prometheus_client.core import Metric
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector, CollectorRegistry
 
 TIMEOUT_S = 20.0
+PROMETHEUS = (
+    "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,application/openmetrics-text;"
+    "version=0.0.1;q=0.5,text/plain;version=1.0.0;escaping=allow-utf-8;q=0.4,text/plain;version=0.0.4;q=0.3,*/*;q=0.2"
+)
+"""The header ``Accept`` of Prometheus 3."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +36,12 @@ class Answer:
         """The metrics in Prometheus' text format, by the name they are queried by."""
         families = text_string_to_metric_families(self.body.decode())
         return {f"{each.name}_total" if each.type == "counter" else each.name: each for each in families}
+
+    @property
+    def openmetrics(self) -> dict[str, Metric]:
+        """The metrics in OpenMetrics, which must be valid, by the name of their family."""
+        assert self.headers["Content-Type"] == "application/openmetrics-text; version=1.0.0; charset=utf-8"
+        return {each.name: each for each in parse_openmetrics(self.body.decode())}
 
 
 def get(address: str, path: str, method: str = "GET", headers: Mapping[str, str] | None = None) -> Answer:

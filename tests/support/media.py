@@ -26,11 +26,11 @@ from PIL import Image, ImageDraw, ImageFont
 
 Samples = NDArray[np.float32]
 Frames = NDArray[np.uint8]
-SoundFormat = Literal["wav", "flac", "ogg", "mp3", "m4a", "webm"]
+SoundFormat = Literal["wav", "flac", "ogg", "mp3", "aac", "m4a", "webm"]
 VideoFormat = Literal["mp4", "mov", "webm", "mkv"]
 
 SENTENCE: Final = "The quick brown fox jumps over the lazy dog."
-SOUND_FORMATS: Final[tuple[SoundFormat, ...]] = ("wav", "flac", "ogg", "mp3", "m4a", "webm")
+SOUND_FORMATS: Final[tuple[SoundFormat, ...]] = ("wav", "flac", "ogg", "mp3", "aac", "m4a", "webm")
 VIDEO_FORMATS: Final[tuple[VideoFormat, ...]] = ("mp4", "mov", "webm", "mkv")
 
 _CODECS: Final[dict[str, str]] = {
@@ -38,6 +38,7 @@ _CODECS: Final[dict[str, str]] = {
     "flac": "flac",
     "ogg": "libopus",
     "mp3": "libmp3lame",
+    "aac": "aac",
     "m4a": "aac",
     "mp4": "aac",
     "mov": "aac",
@@ -50,7 +51,7 @@ _PICTURE_CODECS: Final[dict[str, str]] = {
     "webm": "libvpx-vp9",
     "mkv": "libx264",
 }
-_MUXERS: Final[dict[str, str]] = {"m4a": "ipod", "mkv": "matroska"}
+_MUXERS: Final[dict[str, str]] = {"aac": "adts", "m4a": "ipod", "mkv": "matroska"}
 _LAYOUTS: Final = {1: "mono", 2: "stereo", 3: "2.1", 4: "quad", 5: "5.0", 6: "5.1"}
 _INTEGERS: Final[dict[str, type[np.signedinteger[Any]]]] = {"s16": np.int16, "s32": np.int32}
 _SAMPLE_FORMATS: Final = {"int16": "s16p", "int32": "s32p", "float32": "fltp"}

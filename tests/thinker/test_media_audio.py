@@ -12,6 +12,7 @@ import soxr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.http.encoders import make_encoder
 from services.thinker.media.decoded import DecodedAudio, Samples
 from services.thinker.media.decoder import MediaDecoder
 from shared.errors import MediaError, MediaTooLargeError
@@ -151,6 +152,12 @@ def with_cover(data: bytes, image: bytes, media_type: bytes) -> bytes:
     return b"ID3\x03\0\0" + size + frame + data
 
 
+def gateway_aac() -> bytes:
+    """What the gateway answers with."""
+    encoder = make_encoder("aac", streamed=True)
+    return encoder.push(speech(SENTENCE, 24_000).tobytes()) + encoder.finish()
+
+
 CLUSTER = b"\x1f\x43\xb6\x75"
 TAG_BEHIND = b"TAG" + b"a title".ljust(125, b"\0")
 TAG_BEFORE = b"ID3\x04\0\0\0\0\x10\0" + bytes(2048)
@@ -166,6 +173,7 @@ LARGE_BOX = (
 """The empty box before mdat is there to make room for this."""
 MP3 = spoken("mp3")
 MP3_WITHOUT_XING = encode_audio(speech(), RATE, "mp3", write_xing="0")
+AAC = spoken("aac")
 FLAC = spoken("flac")
 WAV = spoken("wav")
 
@@ -181,6 +189,9 @@ HEALTHY = {
     "mp3 with zeros behind": MP3 + bytes(1000),
     "mp3 with a picture": with_cover(MP3[MP3.index(b"\xff\xf3") :], picture("png"), b"image/png"),
     "mp3 with a photo": with_cover(MP3[MP3.index(b"\xff\xf3") :], picture("jpeg"), b"image/jpeg"),
+    "aac": AAC,
+    "aac with tags": TAG_BEFORE + AAC + TAG_BEHIND,
+    "aac of the gateway": gateway_aac(),
     "flac with the tags of mp3": TAG_BEFORE + FLAC + TAG_BEHIND,
     "flac without a length": FLAC[:21] + bytes([FLAC[21] & 0xF0]) + bytes(4) + FLAC[26:],
     "ogg with flac in it": encode_audio(speech(SENTENCE, 48_000), 48_000, "ogg", codec="flac"),
@@ -201,7 +212,7 @@ HEALTHY = {
 def test_healthy_files_are_taken(decoder, what):
     samples = decoded(decoder, HEALTHY[what])
     assert abs(samples.size - speech().size) < 0.12 * RATE
-    # An mp3 file without its encoder's note does not tell how much silence the encoder put before.
+    # Neither aac nor an mp3 file without its encoder's note tells how much silence the encoder put before.
     lag = max(
         range(0, 1200, 1), key=lambda lag: float(np.dot(samples[lag : lag + 20_000], speech()[:20_000]))
     )
@@ -243,10 +254,10 @@ def test_a_file_that_is_cut_short_is_refused(decoder, what):
     ("data", "message"),
     [
         (b"", "the file is empty"),
-        (b"hello, I am no sound" * 50, "this is none of wav, flac, ogg, mp3, m4a, webm"),
+        (b"hello, I am no sound" * 50, "this is none of wav, flac, ogg, mp3, aac, m4a, webm"),
         (b"#EXTM3U\n#EXTINF:10,\nfile:///etc/passwd\n", "this is none of"),
         (b"ffconcat version 1.0\nfile /etc/passwd\n", "this is none of"),
-        (picture("png"), "this is none of wav, flac, ogg, mp3, m4a, webm, but png"),
+        (picture("png"), "this is none of wav, flac, ogg, mp3, aac, m4a, webm, but png"),
         (clip("mp4"), "there is no sound track"),
         (written(np.zeros(0, np.int16), RATE, "WAV", "PCM_16"), "there are no samples"),
         (written(np.array([0.0, np.nan] * 500), RATE, "WAV", "FLOAT"), "infinite or no numbers"),
@@ -285,12 +296,15 @@ def test_a_sound_may_last_as_long_as_allowed_and_no_longer(decoder):
     longer = written(np.zeros(silence.size + 80, np.int16), 8000, "WAV", "PCM_16")
     with pytest.raises(MediaTooLargeError, match=r"audio 1: it lasts 60\.01 s; at most 60 s are taken"):
         decoder.decode("audio", longer, name="audio 1")
+    by_a_sample = written(np.zeros(seconds * RATE + 1, np.int16), RATE, "WAV", "PCM_16")
+    with pytest.raises(MediaTooLargeError, match="audio 1: it lasts more than 60 s; at most 60 s are taken"):
+        decoder.decode("audio", by_a_sample, name="audio 1")
 
 
 def test_a_length_that_is_declared_nowhere_is_found_while_decoding():
     short = MediaDecoder(limits(max_audio_seconds=1.0))
     try:
-        for data in (wav_that_declares(2**32 - 1), MP3, MP3_WITHOUT_XING, HEALTHY["webm of Chrome"]):
+        for data in (wav_that_declares(2**32 - 1), MP3, MP3_WITHOUT_XING, AAC, HEALTHY["webm of Chrome"]):
             with pytest.raises(MediaTooLargeError, match=r"audio 1: it lasts .*; at most 1 s are taken"):
                 short.decode("audio", data, name="audio 1")
         for form in ("wav", "flac", "ogg", "m4a", "webm"):

@@ -176,20 +176,29 @@ def test_a_video_with_far_too_many_frames_is_not_read_to_its_end():
         short.close()
 
 
-def test_a_phone_may_have_been_held_upright(decoder):
+@pytest.mark.parametrize(
+    ("matrix", "turns", "mirrored"),
+    [
+        ((1, 0, 0, 1, 0, 0), 0, False),
+        ((0, 1, -1, 0, 240, 0), -1, False),
+        ((-1, 0, 0, -1, 320, 240), 2, False),
+        ((0, -1, 1, 0, 0, 320), 1, False),
+        ((-1, 0, 0, 1, 320, 0), 0, True),
+        ((1, 0, 0, -1, 0, 240), 2, True),
+        ((0, 1, 1, 0, 0, 0), -1, True),
+        ((0, -1, -1, 0, 240, 320), 1, True),
+    ],
+)
+def test_a_phone_may_have_been_held_upright_or_show_who_films(decoder, matrix, turns, mirrored):
+    """First turned counterclockwise, then mirrored, as the matrix says where each corner goes."""
     data = clip()
-    lying = decoded(decoder, data)
-    matrix = data.index(b"tkhd") + 44
-    turns = {
-        (0, 1, -1, 0, 240, 0): -1,
-        (-1, 0, 0, -1, 320, 240): 2,
-        (0, -1, 1, 0, 0, 320): 1,
-        (1, 0, 0, 1, 0, 0): 0,
-    }
-    for (a, b, c, d, x, y), turn in turns.items():
-        rows = (a << 16, b << 16, 0, c << 16, d << 16, 0, x << 16, y << 16, 1 << 30)
-        turned = data[:matrix] + struct.pack(">9i", *rows) + data[matrix + 36 :]
-        assert np.array_equal(decoded(decoder, turned), np.rot90(lying, turn, axes=(1, 2)))
+    a, b, c, d, x, y = matrix
+    place = data.index(b"tkhd") + 44
+    rows = (a << 16, b << 16, 0, c << 16, d << 16, 0, x << 16, y << 16, 1 << 30)
+    turned = np.rot90(decoded(decoder, data), turns, axes=(1, 2))
+    expected = turned[:, :, ::-1] if mirrored else turned
+    shown = decoded(decoder, data[:place] + struct.pack(">9i", *rows) + data[place + 36 :])
+    assert np.array_equal(shown, expected)
 
 
 def test_frames_that_do_not_fit_are_scaled_down():

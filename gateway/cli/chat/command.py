@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from gateway.cli.chat import terminal
 from gateway.cli.chat.answer import FiguresPrinter, JsonPrinter, Listener, TextPrinter, WavWriter, stream
 from gateway.cli.chat.player import PLAYERS, Playback, Player, find_player
-from gateway.cli.output import note, say_json
+from gateway.cli.output import note, require_wav, say_json
 from gateway.cli.target import target_of
 from gateway.client import ChatOptions, SamplingOverrides
 from shared.errors import OmniRelayError, StandardOutputError
@@ -32,6 +32,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.verbose:
         note(f"speech is played by {player.program}" if player else "speech is not played")
     try:
+        if arguments.out is not None:
+            require_wav(arguments.out)
         if alone:
             return terminal.run(arguments, _options(arguments), player)
         _send(arguments, player)

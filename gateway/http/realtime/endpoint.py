@@ -5,6 +5,9 @@ import logging
 from typing import Any, Final
 
 import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from gateway.http.connection import ClientGoneError
@@ -43,6 +46,19 @@ class RealtimeApi:
         self._idle_s = idle_s
         self._open = Portions(MAX_SESSIONS)
         self._events = 0
+
+    async def refuse(self, request: Request) -> Response:
+        """Tell a client, or a proxy between, that this is a WebSocket.
+
+        Raises:
+            HTTPException: Always.
+        """
+        del request
+        raise HTTPException(
+            426,
+            "/v1/realtime is a WebSocket: a client, and every proxy on the way, sends Upgrade: websocket",
+            {"Upgrade": "websocket"},
+        )
 
     async def serve(self, socket: WebSocket) -> None:
         """Serve one client until it goes away."""

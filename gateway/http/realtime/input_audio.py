@@ -37,8 +37,9 @@ class InputAudio:
         size = len(self._file) - HEADER_BYTES + len(samples)
         if size > self._limit:
             raise MediaTooLargeError(
-                f"the input audio buffer would hold {size / BYTES_PER_S:.1f} s, "
-                f"at most {self._limit / BYTES_PER_S:.1f} s are taken (media.max_audio_seconds)"
+                f"the input audio buffer would hold more than {self._limit / BYTES_PER_S:.1f} s, "
+                "no more are taken (media.max_audio_seconds)",
+                "audio",
             )
         self._hold.grow(len(samples))
         self._file += samples

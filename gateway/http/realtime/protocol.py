@@ -1,10 +1,15 @@
 """uvicorn's WebSockets with bounds on what a client may hold."""
 
-from typing import Any, Final
+from codecs import getincrementaldecoder
+from typing import TYPE_CHECKING, Any, Final
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import CloseCode
 
 from gateway.http.protocol import STALL_S, Alarm
+
+if TYPE_CHECKING:
+    from uvicorn._types import ASGISendEvent
 
 MAX_MESSAGE_BYTES: Final = 16 * 2**20
 """Of one message; more closes the connection."""
@@ -16,6 +21,21 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._stall = Alarm(self.loop, STALL_S, self._hang_up)
+
+    async def send(self, message: "ASGISendEvent") -> None:
+        """Pass on what the application says."""
+        await super().send(message)
+        if self.initial_response is not None and self.close_sent:
+            # A refusal completes the handshake too; else uvicorn calls it an error of the application.
+            self.handshake_complete = True
+
+    def send_receive_event_to_app(self) -> None:
+        """Pass on a message; a text that is not UTF-8 ends the connection: it is the client's error."""
+        if self.curr_msg_data_type == "text" and not self.close_sent and not _is_text(self.frames):
+            self.conn.fail(CloseCode.INVALID_DATA)
+            self.handle_parser_exception()
+            return
+        super().send_receive_event_to_app()
 
     def pause_writing(self) -> None:
         """Wait for the client to read, for some time."""
@@ -34,3 +54,14 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
 
     def _hang_up(self) -> None:
         self.transport.abort()
+
+
+def _is_text(frames: list[bytes]) -> bool:
+    # A character may begin in one frame and end in the next.
+    decoder = getincrementaldecoder("utf-8")()
+    try:
+        for at, frame in enumerate(frames, 1):
+            decoder.decode(frame, at == len(frames))
+    except UnicodeDecodeError:
+        return False
+    return True

@@ -4,7 +4,7 @@ import asyncio
 import binascii
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
 from gateway.events import AudioEvent, DoneEvent, TextEvent
@@ -12,6 +12,7 @@ from gateway.http.answer import Answer, finish_reason
 from gateway.http.connection import ClientGoneError
 from gateway.http.context import HttpContext
 from gateway.http.errors import body_of
+from gateway.http.fields import named
 from gateway.http.realtime.conversation import Conversation
 from gateway.http.realtime.items import Item
 from gateway.http.realtime.settings import PCM, Settings
@@ -23,6 +24,8 @@ from shared.log import limited
 
 Send = Callable[[str, dict[str, Any]], Awaitable[None]]
 """Sends an event of this type with these fields."""
+NAMES: Final[Mapping[str, str | None]] = {"speaker": "audio.output.voice", "messages": None}
+"""What is called otherwise here than in a :class:`gateway.protocol.GenerateRequest`."""
 log = logging.getLogger(__name__)
 
 
@@ -122,7 +125,8 @@ class Response:
             speaker=settings.voice,
             text_sampling=sampling,
         )
-        answer = Answer(await self._context.gateway.submit(request, self._account))
+        with named(NAMES):
+            answer = Answer(await self._context.gateway.submit(request, self._account), NAMES)
         self._request_id = answer.request_id
         try:
             await self._begin_item()

@@ -8,6 +8,7 @@ from typing import Any, Final
 from gateway.http.connection import ClientGoneError
 from gateway.http.context import HttpContext
 from gateway.http.errors import body_of
+from gateway.http.fields import named
 from gateway.http.realtime.conversation import Conversation
 from gateway.http.realtime.events import (
     AppendAudio,
@@ -195,7 +196,8 @@ class Session:
 
     def _changed(self, values: dict[str, Any], where: str) -> Settings:
         settings = self._settings.changed(values, where, self._context.require_model)
-        self._context.gateway.check_speaker(GenerateRequest(speech=True, speaker=settings.voice))
+        with named({"speaker": f"{where}.audio.output.voice"}):
+            self._context.gateway.check_speaker(GenerateRequest(speech=True, speaker=settings.voice))
         return settings
 
     def _shown(self) -> dict[str, Any]:

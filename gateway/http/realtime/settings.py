@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from gateway.http.chat_request import Voice, voice_name
 from gateway.http.fields import convert, read_fields
 from shared.errors import InvalidRequestError, UnsupportedError
-from shared.messages import SAMPLE_RATE
+from shared.messages import SAMPLE_RATE, Temperature
 
 MAX_INSTRUCTIONS: Final = 2**20
 """Characters."""
@@ -61,7 +61,7 @@ class _Fields(msgspec.Struct, frozen=True, kw_only=True):
     instructions: str | None = None
     audio: _Audio = _Audio()
     max_output_tokens: int | Literal["inf"] | None = None
-    temperature: float | None = None
+    temperature: Temperature | None = None
     modalities: list[str] | None = None
     voice: Voice | None = None
     input_audio_format: Literal["pcm16"] = "pcm16"

@@ -6,7 +6,9 @@ FFmpeg reads such files up to their last whole packet and says nothing.
 import struct
 from typing import Final
 
+from services.thinker.media.adts import HEADER, frame_length, is_sync
 from services.thinker.media.formats import Format
+from services.thinker.media.mp3 import tags_length
 from shared.errors import MediaError
 
 _CHUNK: Final = struct.Struct("<4sI")
@@ -35,7 +37,8 @@ def check_complete(form: Format, data: bytes) -> None:
     Raises:
         MediaError: It does.
     """
-    check = {"wav": _check_wav, "mp4": _check_mp4, "webm": _check_webm, "ogg": _check_ogg}.get(form)
+    checks = {"wav": _check_wav, "aac": _check_aac, "mp4": _check_mp4, "webm": _check_webm, "ogg": _check_ogg}
+    check = checks.get(form)
     if check is not None:
         check(data)
 
@@ -59,6 +62,16 @@ def _check_wav(data: bytes) -> None:
         if name != b"data" or 0 < length < _LENGTH_UNKNOWN:
             _check_length("samples" if name == b"data" else "header", length, len(data) - position)
         position += length + length % 2
+
+
+def _check_aac(data: bytes) -> None:
+    """Frame by frame."""
+    position = tags_length(data)
+    while (length := frame_length(data, position)) is not None:
+        _check_length("last frame", length, len(data) - position)
+        position += length
+    if is_sync(data, position) and len(data) - position < HEADER:
+        raise cut_short("the header of its last frame is not whole")
 
 
 def _check_mp4(data: bytes) -> None:

@@ -103,8 +103,9 @@ class MediaFile:
 
     def declared_seconds(self, track: AudioStream | VideoStream) -> float | None:
         """How long a track is said to be, where that is written in the file and not FFmpeg's guess."""
-        if self._form in ("webm", "mp3"):
-            # Matroska has no lengths of tracks.  That of an mp3 file is guessed if its encoder left no note.
+        if self._form in ("webm", "mp3", "aac"):
+            # Matroska has no lengths of tracks.  That of an mp3 file is guessed if its encoder left no note,
+            # and that of ADTS frames always.
             return self._declared_length() if self._form == "webm" else None
         if track.duration is None or track.time_base is None:
             return None

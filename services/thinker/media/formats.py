@@ -6,25 +6,27 @@ takes playlists and other texts that name further files.
 
 from typing import Final, Literal
 
+from services.thinker.media.adts import is_adts
 from services.thinker.media.mp3 import is_frame, tags_length
 from shared.errors import MediaError
 from shared.messages import MediaKind
 
-Format = Literal["wav", "flac", "ogg", "mp3", "mp4", "webm", "png", "jpeg", "webp", "gif"]
-"""mp4 stands for its whole family (m4a, mov, 3gp), webm for all of Matroska."""
+Format = Literal["wav", "flac", "ogg", "mp3", "aac", "mp4", "webm", "png", "jpeg", "webp", "gif"]
+"""mp4 stands for its whole family (m4a, mov, 3gp), webm for all of Matroska, aac for ADTS frames in a row."""
 
 DEMUXERS: Final[dict[Format, str]] = {
     "wav": "wav",
     "flac": "flac",
     "ogg": "ogg",
     "mp3": "mp3",
+    "aac": "aac",
     "mp4": "mp4",
     "webm": "matroska",
 }
 """FFmpeg's demuxer of each format that may hold sound."""
 
 _TAKEN: Final[dict[MediaKind, tuple[tuple[Format, ...], str]]] = {
-    "audio": (tuple(DEMUXERS), "wav, flac, ogg, mp3, m4a, webm"),
+    "audio": (tuple(DEMUXERS), "wav, flac, ogg, mp3, aac, m4a, webm"),
     "image": (("png", "jpeg", "webp", "gif"), "png, jpeg, webp, gif"),
     "video": (("mp4", "webm", "gif", "png", "webp"), "mp4, mov, webm, mkv, animated gif, png, webp"),
 }
@@ -70,6 +72,11 @@ def _find_format(data: bytes) -> Format | None:
         if data.startswith(beginning) and data.startswith(signature, offset):
             return form
     if data.startswith(b"ID3"):
-        # Some programs put the tags of mp3 before flac too.
-        return "flac" if data.startswith(b"fLaC", tags_length(data)) else "mp3"
+        # Some programs put the tags of mp3 before flac and aac too.
+        behind = tags_length(data)
+        if data.startswith(b"fLaC", behind):
+            return "flac"
+        return "aac" if is_adts(data, behind) else "mp3"
+    if is_adts(data):
+        return "aac"
     return "mp3" if is_frame(data) else None

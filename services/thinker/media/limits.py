@@ -80,5 +80,6 @@ def check_seconds(seconds: float, most: float, *, so_far: bool = False) -> None:
         MediaTooLargeError: It lasts longer than ``most``.
     """
     if seconds > most:
+        so_far = so_far or round(seconds, 2) <= most
         length = f"more than {most:g} s" if so_far else f"{seconds:,.2f} s"
         raise MediaTooLargeError(f"it lasts {length}; at most {most:g} s are taken")

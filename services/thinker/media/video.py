@@ -1,10 +1,13 @@
 """Videos: their frames sampled as transformers does it, and decoded one after the other."""
 
-from typing import Any, Final
+import struct
+from dataclasses import dataclass
+from typing import Any, Final, Self
 
 import av
 import numpy as np
 from av.packet import Packet
+from av.sidedata.sidedata import Type as SideDataType
 from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
@@ -20,6 +23,8 @@ _RATES_DIFFER: Final = 0.05
 _UNDECODED: Final = 16
 """Frames that a whole file may have and a decoder not give: those that refer to frames before the first."""
 _VP8_SHOWN: Final = 0x10
+_MATRIX: Final = struct.Struct("=2i4x2i16x")
+"""Of a display matrix as FFmpeg hands it on, what does not move or project."""
 
 
 def decode_video(data: bytes, form: Format, limits: DecodeLimits) -> Pixels:
@@ -102,18 +107,17 @@ def decode_frames(file: MediaFile, wanted: NDArray[np.int64], total: int, limits
         MediaTooLargeError: They are too large.
     """
     frames: Pixels | None = None
-    size, turns, taken, count = (0, 0), 0, 0, 0
+    size, upright, taken, count = (0, 0), Upright(), 0, 0
     for frame in file.frames(_track(file)):
         limits.check_sides(frame.width, frame.height)
         if count == wanted[taken]:
             if frames is None:
                 # Later frames may be of other sizes: they follow the first.
                 size = fit_frames(len(wanted), frame.width, frame.height, limits)
-                turns = round(frame.rotation / 90)
-                sides = size if turns % 2 else size[::-1]
+                upright = Upright.of(frame)
+                sides = size if upright.swapped else size[::-1]
                 frames = np.empty((len(wanted), *sides, 3), np.uint8)
-            # Phones film lying on the side, and say so.
-            frames[taken] = np.rot90(_to_rgb(frame, size), turns)
+            frames[taken] = upright(_to_rgb(frame, size))
             taken += 1
             if taken == len(wanted):
                 return frames
@@ -122,6 +126,41 @@ def decode_frames(file: MediaFile, wanted: NDArray[np.int64], total: int, limits
         raise cut_short(f"of {total} frames {count} can be decoded")
     frames[taken:] = frames[taken - 1]
     return frames
+
+
+@dataclass(frozen=True)
+class Upright:
+    """What is done to a video's frames before they are shown: phones film lying or mirrored, and say so.
+
+    Attributes:
+        swapped: Rows become columns, before anything else.
+        left_right: Left and right change places.
+        up_down: Top and bottom do.
+    """
+
+    swapped: bool = False
+    left_right: bool = False
+    up_down: bool = False
+
+    @classmethod
+    def of(cls, frame: av.VideoFrame) -> Self:
+        """Read it from a frame's display matrix; of one that turns by no right angle, take the nearest."""
+        with reading():
+            # PyAV's stubs call it a dictionary of motion vectors alone.
+            sides: Any = frame.side_data
+            data = sides.get(SideDataType.DISPLAYMATRIX)
+        if data is None:
+            return cls()
+        # x' = a x + c y and y' = b x + d y (ISO 14496-12, 6.2.2).
+        a, b, c, d = _MATRIX.unpack_from(data)
+        if abs(a) + abs(d) >= abs(b) + abs(c):
+            return cls(False, a < 0, d < 0)
+        return cls(True, c < 0, b < 0)
+
+    def __call__(self, pixels: NDArray[Any]) -> NDArray[Any]:
+        """Give ``[height, width, 3]`` as it is to be seen."""
+        turned = pixels.swapaxes(0, 1) if self.swapped else pixels
+        return turned[:: -1 if self.up_down else 1, :: -1 if self.left_right else 1]
 
 
 def _to_rgb(frame: av.VideoFrame, size: tuple[int, int]) -> NDArray[Any]:
