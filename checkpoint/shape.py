@@ -272,7 +272,7 @@ SPEAKING = CheckpointShape(
     talker=TalkerShape(
         hidden_size=256, intermediate_size=768, layers=4, heads=4, key_value_heads=2, head_dim=64
     ),
-    audio=AudioShape(hidden_size=192, intermediate_size=512, layers=4, heads=3),
+    audio=AudioShape(hidden_size=192, intermediate_size=512, layers=4, heads=3, longest_seconds=30),
     vision=VisionShape(
         hidden_size=128, intermediate_size=384, layers=4, heads=4, fewest_tokens=36, most_tokens=36
     ),

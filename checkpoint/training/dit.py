@@ -21,7 +21,7 @@ from checkpoint.training.corpus import FRAMES_PER_CODE, VOICES, SpeechCorpus
 from checkpoint.training.loop import Losses, Recipe, Step, Stop, Training, device
 
 NAME = "dit"
-RECIPE = Recipe(steps=12_000, rate=1e-3)
+RECIPE = Recipe(steps=5_000, rate=1e-3)
 _BATCH = 16
 _FRAMES = 192
 _DROPPED = 0.12

@@ -23,7 +23,7 @@ from checkpoint.training.corpus import VOICES, SpeechCorpus
 from checkpoint.training.loop import Losses, Recipe, Step, Stop, Training, device
 
 NAME = "vocoder"
-RECIPE = Recipe(steps=20_000, rate=1e-3, betas=(0.8, 0.99), weight_decay=0.0, clip=10.0)
+RECIPE = Recipe(steps=6_000, rate=1e-3, betas=(0.8, 0.99), weight_decay=0.0, clip=10.0)
 _FRAMES = 34
 _BATCH = 4
 _RESOLUTIONS = (2048, 1024, 512, 256, 128)
