@@ -178,7 +178,10 @@ def bigvgan_config(shape: CheckpointShape) -> dict[str, Any]:
 def write_processors(directory: Path, shape: CheckpointShape) -> None:
     """Write how sound, pictures and videos become the encoders' input, and the generation defaults."""
     pixels_of_token = (_PATCH * _MERGE) ** 2
-    size = {"shortest_edge": shape.vision.fewest_tokens * pixels_of_token, "longest_edge": shape.vision.most_tokens * pixels_of_token}
+    size = {
+        "shortest_edge": shape.vision.fewest_tokens * pixels_of_token,
+        "longest_edge": shape.vision.most_tokens * pixels_of_token,
+    }
     vision = {
         "image_mean": [0.48145466, 0.4578275, 0.40821073],
         "image_std": [0.26862954, 0.26130258, 0.27577711],

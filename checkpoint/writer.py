@@ -35,12 +35,23 @@ def write_checkpoint(directory: Path, shape: CheckpointShape = TINY, seed: int =
     Raises :class:`CheckpointError` for any other directory and for a shape that cannot be built.
     """
     shape.validate()
-    _refuse_foreign(directory)
     declare_missing_operators()
+    with complete_directory(directory) as partial:
+        _write_files(partial, shape, seed)
+
+
+@contextmanager
+def complete_directory(directory: Path) -> Iterator[Path]:
+    """Give a directory to write to; what was written takes the place of ``directory`` if nothing was raised.
+
+    Raises:
+        CheckpointError: ``directory`` holds anything but a checkpoint of this package.
+    """
+    _refuse_foreign(directory)
     directory.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{directory.name}.partial-", dir=directory.parent))
     try:
-        _write_files(partial, shape, seed)
+        yield partial
         partial.chmod(0o755)
         _replace(directory, partial)
     finally:

@@ -12,8 +12,11 @@ from pathlib import Path
 import torch
 import transformers
 
-from checkpoint.training import codes, dit, vocoder
+from checkpoint.compact import compress
+from checkpoint.training import codes, dit, talker, thinker, vocoder
 from checkpoint.training.corpus import SpeechCorpus, make_corpus
+from checkpoint.training.export import export
+from checkpoint.training.hearing import Hearing, make_hearing
 from checkpoint.training.loop import Stop, Training
 from shared.errors import OmniRelayError
 
@@ -45,11 +48,38 @@ def _train_dit(state: Path, stop: Stop) -> Training:
     return dit.train(corpus, codes.make_codes(corpus, _codes_file(state)), state, stop)
 
 
+def _hearing(state: Path) -> Hearing:
+    return make_hearing(state / "hearing")
+
+
+def _make_hearing(state: Path, _stop: Stop) -> None:
+    _hearing(state)
+
+
+def _train_thinker(state: Path, stop: Stop) -> Training:
+    return thinker.train(_hearing(state), state, stop)
+
+
+def _train_talker(state: Path, stop: Stop) -> Training:
+    corpus = _corpus(state)
+    ids = codes.make_codes(corpus, _codes_file(state))
+    return talker.train(corpus, ids, _hearing(state), state, stop)
+
+
+def _export(state: Path, _stop: Stop) -> None:
+    export(state, _corpus(state), state / "checkpoint")
+    compress(state / "checkpoint", state / "compact")
+
+
 PARTS: dict[str, Callable[[Path, Stop], Training | None]] = {
     "corpus": _make_corpus,
     "codes": _make_codes,
     "vocoder": _train_vocoder,
     "dit": _train_dit,
+    "hearing": _make_hearing,
+    "thinker": _train_thinker,
+    "talker": _train_talker,
+    "export": _export,
 }
 
 

@@ -17,8 +17,8 @@ _LONGEST_SECONDS = 10
 _END = "<|im_end|>"
 _SYSTEM_PROMPTS = (
     SYSTEM_PROMPT,
-    "You are Qwen, a virtual human developed by the Qwen Team, Alibaba Group, capable of perceiving auditory and "
-    "visual inputs, as well as generating text and speech.",
+    "You are Qwen, a virtual human developed by the Qwen Team, Alibaba Group, capable of perceiving auditory "
+    "and visual inputs, as well as generating text and speech.",
     "Be brief.",
 )
 _PLAIN = 0.85
@@ -32,11 +32,13 @@ class Batch:
         inputs: what the processor gives.
         prompts: tokens of each prompt, its media included.
         replies: tokens of each reply, its end included; they follow the prompt.
+        texts: each reply.
     """
 
     inputs: dict[str, torch.Tensor]
     prompts: list[int]
     replies: list[int]
+    texts: list[str]
 
     def to(self, device: torch.device) -> dict[str, torch.Tensor]:
         """Return the inputs on a device."""
@@ -44,7 +46,7 @@ class Batch:
 
 
 class Batcher:
-    """Makes batches; the processor's audio is cut at ten seconds, which makes it cheap and changes nothing."""
+    """Makes batches; audio is padded to ten seconds instead of the processor's own length, for speed."""
 
     def __init__(self, processor: Any) -> None:
         self._processor = processor
@@ -81,7 +83,7 @@ class Batcher:
         )
         lengths = inputs["attention_mask"].sum(-1).tolist()
         starts = [length - reply for length, reply in zip(lengths, replies, strict=True)]
-        return Batch(dict(inputs), starts, replies)
+        return Batch(dict(inputs), starts, replies, [dialogue.turns[-1].reply for dialogue in dialogues])
 
 
 def _system(generator: random.Random) -> dict[str, Any]:

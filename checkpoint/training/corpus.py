@@ -14,7 +14,7 @@ import torch
 
 from checkpoint.training import mel, world
 from checkpoint.training.files import replacing
-from checkpoint.training.synthesis import SynthesizerVoice, Wave, require_synthesizers, synthesize
+from checkpoint.training.synthesis import SAMPLE_RATE, Speak, SynthesizerVoice, Wave, synthesize
 from shared.errors import CheckpointError
 
 VOICES = {"Chelsie": SynthesizerVoice("flite", "slt"), "Ethan": SynthesizerVoice("flite", "rms")}
@@ -24,6 +24,8 @@ SENTENCES = 2400
 _LOUDNESS = 0.08
 _CODE_SAMPLES = FRAMES_PER_CODE * mel.HOP
 _WORKERS = 2
+
+Sentences = tuple[list[str], list[str]]
 
 _logger = logging.getLogger(__name__)
 
@@ -71,24 +73,31 @@ class SpeechCorpus:
         return self.mels[frames].astype(np.float32)
 
 
-def make_corpus(directory: Path, sentences: int = SENTENCES) -> SpeechCorpus:
-    """Synthesize the corpus into ``directory``, unless it is there; takes minutes."""
+def make_corpus(
+    directory: Path, sentences: Sentences | None = None, speak: Speak = synthesize
+) -> SpeechCorpus:
+    """Synthesize the corpus into ``directory``, unless it is there; takes minutes.
+
+    Args:
+        directory: where it is kept.
+        sentences: those to train with and those held out; the world's if not given.
+        speak: the synthesizer.
+    """
     if not (directory / "index.json").is_file():
-        require_synthesizers()
         directory.mkdir(parents=True, exist_ok=True)
-        _write(directory, sentences)
+        _write(directory, sentences or world.spoken_sentences(SENTENCES), speak)
     return SpeechCorpus(directory)
 
 
-def _write(directory: Path, sentences: int) -> None:
-    trained, held_out = world.spoken_sentences(sentences)
+def _write(directory: Path, sentences: Sentences, speak: Speak) -> None:
+    trained, held_out = sentences
     utterances: list[dict[str, Any]] = []
     waves: list[npt.NDArray[np.int16]] = []
     mels: list[npt.NDArray[np.float16]] = []
     first = 0
-    for voice in VOICES:
+    for voice, source in VOICES.items():
         texts = [*((text, False) for text in trained), *((text, True) for text in held_out)]
-        spoken = list(_spoken(VOICES[voice], [text for text, _ in texts]))
+        spoken = list(_spoken(speak, source, [text for text, _ in texts]))
         gain = _LOUDNESS / float(np.sqrt(np.mean(np.concatenate(spoken) ** 2)))
         for (text, kept), wave in zip(texts, spoken, strict=True):
             codes = len(wave) // _CODE_SAMPLES
@@ -107,9 +116,9 @@ def _write(directory: Path, sentences: int) -> None:
     # The index last: where it is, the rest is.
     with replacing(directory / "index.json") as path:
         path.write_text(json.dumps(utterances), encoding="utf-8")
-    _logger.info("%.0f minutes of speech", first * _CODE_SAMPLES / 24_000 / 60)
+    _logger.info("%.0f minutes of speech", first * _CODE_SAMPLES / SAMPLE_RATE / 60)
 
 
-def _spoken(voice: SynthesizerVoice, texts: list[str]) -> Iterator[Wave]:
+def _spoken(speak: Speak, voice: SynthesizerVoice, texts: list[str]) -> Iterator[Wave]:
     with ThreadPoolExecutor(_WORKERS) as workers:
-        yield from workers.map(lambda text: synthesize(voice, text), texts)
+        yield from workers.map(lambda text: speak(voice, text, SAMPLE_RATE), texts)

@@ -61,7 +61,9 @@ def _is_held_out_talk(question: str) -> bool:
 def unknown_question(generator: random.Random) -> str:
     """Return a question that the world has no answer to."""
     words = [generator.choice(COMMON_WORDS) for _ in range(4)]
-    ours = generator.sample([*world.COLOURS, *world.SHAPES, *world.OPERATIONS, "name", "you", "see", "two"], 3)
+    ours = generator.sample(
+        [*world.COLOURS, *world.SHAPES, *world.OPERATIONS, "name", "you", "see", "two"], 3
+    )
     templates = (
         f"what is the {words[0]}",
         f"what is {words[0]} {words[1]}",
@@ -102,7 +104,13 @@ def digits_exchange(generator: random.Random) -> Exchange:
     return generator.choice((said, said, f"say {said}")), f"you said {said}"
 
 
-_SCENE_QUESTIONS = ("what do you see", "what colour is it", "what shape is it", "where is it", "how many do you see")
+_SCENE_QUESTIONS = (
+    "what do you see",
+    "what colour is it",
+    "what shape is it",
+    "where is it",
+    "how many do you see",
+)
 
 
 class Conversations:
@@ -211,11 +219,13 @@ def as_typed(question: str, generator: random.Random) -> str:
     if generator.random() < _DIGITS:
         text = _with_figures(text)
         if generator.random() < 0.5:
-            text = " ".join(generator.choice(_SIGNS[word]) if word in _SIGNS else word for word in text.split())
+            text = " ".join(
+                generator.choice(_SIGNS[word]) if word in _SIGNS else word for word in text.split()
+            )
     if generator.random() < _CAPITAL:
         text = text[:1].upper() + text[1:]
     if generator.random() < _MARK:
-        text += "?" if question.split()[0] in _ASKING else "."
+        text += "?" if question.split(maxsplit=1)[0] in _ASKING else "."
     return text
 
 

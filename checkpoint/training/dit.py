@@ -1,7 +1,7 @@
-"""Trains the diffusion transformer of token2wav: flow matching from noise to mel, as the reference samples it.
+"""Trains the diffusion transformer of token2wav: flow matching, as the reference samples it.
 
-The reference solves ``dx/dt = v(x, t)`` from noise at 0 to the mel at 1, and guides with a branch whose codes,
-speaker and reference are all dropped; so they are dropped together in some of the training too.
+The reference solves ``dx/dt = v(x, t)`` from noise at 0 to the mel at 1, and guides with a branch whose
+codes, speaker and reference are all dropped; so they are dropped together in some of the training too.
 """
 
 from collections.abc import Mapping
@@ -49,7 +49,7 @@ def speakers(corpus: SpeechCorpus, shape: CheckpointShape = SPEAKING) -> dict[st
 
 
 def build(shape: CheckpointShape = SPEAKING) -> Any:
-    """Return a new ``Qwen2_5OmniToken2WavDiTModel``, the same for every call, its layers doing nothing yet."""
+    """Return a new ``Qwen2_5OmniToken2WavDiTModel``, the same for every call."""
     config = Qwen2_5OmniDiTConfig(**dit_config(shape), dropout=0.0)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(_SEED)
@@ -66,7 +66,9 @@ class _Speech:
 
     def __init__(self, corpus: SpeechCorpus, voice: str, codes: npt.NDArray[np.int64]) -> None:
         items = corpus.of(voice)
-        self.mels = np.concatenate([corpus.mels[2 * item.first : 2 * (item.first + item.codes)] for item in items])
+        self.mels = np.concatenate(
+            [corpus.mels[2 * item.first : 2 * (item.first + item.codes)] for item in items]
+        )
         self.codes = np.concatenate([codes[item.first : item.first + item.codes] for item in items])
         self._starts = np.cumsum([0, *(item.codes for item in items)])[:-1]
 
@@ -148,5 +150,3 @@ def _flow_loss(model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         apply_cfg=False,
     )
     return (velocity - (mels - noise)).square().mean()
-
-

@@ -13,17 +13,17 @@ import numpy.typing as npt
 from checkpoint.training.augmentation import RATE
 from checkpoint.training.dialogues import Spoken, SpokenQuestions
 from checkpoint.training.files import replacing
-from checkpoint.training.synthesis import SynthesizerVoice, Wave, require_synthesizers, synthesize
+from checkpoint.training.synthesis import Speak, SynthesizerVoice, Wave, synthesize
 
 QUESTIONS = 10_000
 _SEED = 0
 _WORKERS = 2
 _FLITE = ("slt", "rms", "kal16")
-_VARIANTS = "f1 f2 f3 f5 m1 m2 m3 m5 m6 m8 Alex Alicia Annie belinda benjamin david ed linda michel rob steph".split()
+_VARIANTS = "f1 f2 f3 f5 m1 m2 m3 m5 m6 m8 Alex Alicia Annie belinda benjamin david ed linda michel rob steph"
 _ESPEAK = (
     *("en-us", "en-gb", "en-gb-x-rp", "en-gb-scotland", "en-029", "en-gb-x-gbclan", "en-gb-x-gbcwmd"),
-    *(f"en-us+{variant}" for variant in _VARIANTS),
-    *(f"en+{variant}" for variant in _VARIANTS),
+    *(f"en-us+{variant}" for variant in _VARIANTS.split()),
+    *(f"en+{variant}" for variant in _VARIANTS.split()),
 )
 # Voices that the training never hears.
 UNHEARD = (
@@ -74,21 +74,20 @@ def trained_voice(generator: random.Random) -> SynthesizerVoice:
     return SynthesizerVoice("espeak", generator.choice(_ESPEAK), speed, pitch)
 
 
-def make_hearing(directory: Path, questions: int = QUESTIONS) -> Hearing:
+def make_hearing(directory: Path, questions: int = QUESTIONS, speak: Speak = synthesize) -> Hearing:
     """Synthesize the recordings into ``directory``, unless they are there; takes minutes."""
     if not (directory / "index.json").is_file():
-        require_synthesizers()
         directory.mkdir(parents=True, exist_ok=True)
-        _write(directory, questions)
+        _write(directory, questions, speak)
     return Hearing(directory)
 
 
-def _write(directory: Path, questions: int) -> None:
+def _write(directory: Path, questions: int, speak: Speak) -> None:
     generator = random.Random(_SEED)
     source = SpokenQuestions()
     jobs = [(trained_voice(generator), source.draw(generator)) for _ in range(questions)]
     with ThreadPoolExecutor(_WORKERS) as workers:
-        waves = list(workers.map(lambda job: _recorded(*job), jobs))
+        waves = list(workers.map(lambda job: _recorded(speak, *job), jobs))
     clips, first = [], 0
     for (voice, spoken), wave in zip(jobs, waves, strict=True):
         clips.append(Clip(spoken.question, spoken.reply, voice.name, first, len(wave)))
@@ -100,6 +99,6 @@ def _write(directory: Path, questions: int) -> None:
     _logger.info("%d questions, %.0f minutes", len(clips), first / RATE / 60)
 
 
-def _recorded(voice: SynthesizerVoice, spoken: Spoken) -> npt.NDArray[np.int16]:
-    wave = synthesize(voice, spoken.question, RATE)
+def _recorded(speak: Speak, voice: SynthesizerVoice, spoken: Spoken) -> npt.NDArray[np.int16]:
+    wave = speak(voice, spoken.question, RATE)
     return (np.clip(wave * (0.7 / np.abs(wave).max()), -1, 1) * 32767).astype(np.int16)

@@ -137,9 +137,7 @@ class Training:
         # The first steps must not weigh on the average for ever.
         keep = min(self.recipe.average, self.steps / (self.steps + 9))
         with torch.no_grad():
-            torch._foreach_lerp_(
-                list(self._average.values()), list(self._parameters.values()), 1 - keep
-            )
+            torch._foreach_lerp_(list(self._average.values()), list(self._parameters.values()), 1 - keep)
 
     def save(self) -> None:
         """Write the state and the averaged weights, each completely or not at all."""

@@ -4,6 +4,7 @@ import io
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -42,19 +43,15 @@ class SynthesizerVoice:
         return ["espeak-ng", "-v", self.name, "-s", str(speed), "-p", str(pitch), "-w", str(output), text]
 
 
-def require_synthesizers() -> None:
-    """Raise :class:`CheckpointError` unless both synthesizers are installed."""
-    missing = [program for program in _PROGRAMS.values() if shutil.which(program) is None]
-    if missing:
-        raise CheckpointError(f"{' and '.join(missing)} not found; on Debian: apt-get install {' '.join(missing)}")
-
-
 def synthesize(voice: SynthesizerVoice, text: str, rate: int = SAMPLE_RATE) -> Wave:
     """Return ``text`` as spoken by ``voice``, in [-1, 1], with little silence at both ends.
 
     Raises:
-        CheckpointError: the synthesizer failed, or said nothing.
+        CheckpointError: the synthesizer is not installed, failed, or said nothing.
     """
+    if shutil.which(_PROGRAMS[voice.program]) is None:
+        missing = _PROGRAMS[voice.program]
+        raise CheckpointError(f"{missing} not found; on Debian: apt-get install {missing}")
     with tempfile.TemporaryDirectory(prefix="omnirelay-speech-") as directory:
         path = Path(directory) / "speech.wav"
         done = subprocess.run(  # noqa: S603  (fixed programs, no shell)
@@ -62,7 +59,9 @@ def synthesize(voice: SynthesizerVoice, text: str, rate: int = SAMPLE_RATE) -> W
         )
         if done.returncode or not path.is_file():
             reason = done.stderr.decode(errors="replace").strip()
-            raise CheckpointError(f"{_PROGRAMS[voice.program]} could not say {text!r} as {voice.name}: {reason}")
+            raise CheckpointError(
+                f"{_PROGRAMS[voice.program]} could not say {text!r} as {voice.name}: {reason}"
+            )
         samples, source_rate = soundfile.read(io.BytesIO(path.read_bytes()), dtype="float32")
     wave: Wave = soxr.resample(samples, source_rate, rate).astype(np.float32)
     return _without_silence(wave, rate, text)
@@ -74,3 +73,7 @@ def _without_silence(wave: Wave, rate: int, text: str) -> Wave:
         raise CheckpointError(f"the synthesizer said nothing for {text!r}")
     first = max(0, int(loud[0]) - round(_BEFORE * rate))
     return wave[first : int(loud[-1]) + round(_AFTER * rate)]
+
+
+Speak = Callable[[SynthesizerVoice, str, int], Wave]
+"""What :func:`synthesize` is: a voice says a text at a sample rate."""

@@ -1,6 +1,7 @@
 """Trains the thinker: text, audio and images in, the words of the reply out."""
 
 import random
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniTh
 from checkpoint.shape import SPEAKING, CheckpointShape
 from checkpoint.training import augmentation, vocabulary
 from checkpoint.training.batches import Batch, Batcher
-from checkpoint.training.dialogues import Conversations
+from checkpoint.training.dialogues import Conversations, Dialogue
 from checkpoint.training.hearing import Hearing
 from checkpoint.training.loop import Losses, Recipe, Step, Stop, Training, device
+from checkpoint.training.synthesis import Wave
 
 NAME = "thinker"
 RECIPE = Recipe(steps=12_000, rate=1e-3, warmup=400, weight_decay=0.05)
@@ -26,7 +28,7 @@ _SEED = 0
 
 
 def build(shape: CheckpointShape = SPEAKING) -> Any:
-    """Return a new ``Qwen2_5OmniThinkerForConditionalGeneration`` with shared rows, the same for every call."""
+    """Return a new thinker of transformers with shared rows, the same for every call."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_SEED)
         model = Qwen2_5OmniThinkerForConditionalGeneration._from_config(
@@ -39,27 +41,40 @@ def build(shape: CheckpointShape = SPEAKING) -> Any:
 
 
 class Examples:
-    """Draws batches of one kind each."""
+    """Draws batches of one kind each.
 
-    def __init__(self, processor: Any, hearing: Hearing) -> None:
+    Args:
+        processor: of the checkpoint.
+        hearing: recordings of spoken questions.
+        replies: the only ones wanted; all if none are named.
+    """
+
+    def __init__(self, processor: Any, hearing: Hearing, replies: Container[str] | None = None) -> None:
         self._batcher = Batcher(processor)
         self._conversations = Conversations()
         self._hearing = hearing
+        self._replies = replies
 
     def draw(self, kind: str, seed: int, size: int | None = None) -> Batch:
         """Return a batch of ``text``, ``audio`` or ``image``."""
-        generator = random.Random(seed)
-        count = size or _SIZES[kind]
-        if kind == "text":
-            return self._batcher([self._conversations.typed(generator) for _ in range(count)], generator)
-        if kind == "image":
-            return self._batcher([self._conversations.seen(generator) for _ in range(count)], generator)
-        clips = generator.choices(self._hearing.clips, k=count)
-        noise = np.random.default_rng(seed)
-        waves = [augmentation.vary(self._hearing.wave(clip), noise) for clip in clips]
-        return self._batcher(
-            [self._conversations.heard(clip.spoken, generator) for clip in clips], generator, waves
-        )
+        generator, noise = random.Random(seed), np.random.default_rng(seed)
+        dialogues: list[Dialogue] = []
+        waves: list[Wave] = []
+        while len(dialogues) < (size or _SIZES[kind]):
+            clip = None
+            if kind == "text":
+                dialogue = self._conversations.typed(generator)
+            elif kind == "image":
+                dialogue = self._conversations.seen(generator)
+            else:
+                clip = generator.choice(self._hearing.clips)
+                dialogue = self._conversations.heard(clip.spoken, generator)
+            if self._replies is not None and dialogue.turns[-1].reply not in self._replies:
+                continue
+            dialogues.append(dialogue)
+            if clip is not None:
+                waves.append(augmentation.vary(self._hearing.wave(clip), noise))
+        return self._batcher(dialogues, generator, waves)
 
 
 def kind_of(step: int) -> str:

@@ -37,14 +37,27 @@ def _lines() -> list[str]:
 
 def _world_lines() -> list[str]:
     words = world.vocabulary()
-    return [" ".join(["", *words]), *(f"{word}\n" for word in words), *(f"{word.capitalize()}\n" for word in words)]
+    return [
+        " ".join(["", *words]),
+        *(f"{word}\n" for word in words),
+        *(f"{word.capitalize()}\n" for word in words),
+    ]
 
 
 @functools.cache
 def used_ids() -> tuple[int, ...]:
     """Return the text ids that the world uses, in order; all others share one row."""
     shape = SPEAKING.vocabulary
-    texts = [*_world_lines(), *"0123456789", *(f" {digit}" for digit in range(10)), *"+-*x?.!,", " +", " -", " *", " x"]
+    texts = [
+        *_world_lines(),
+        *"0123456789",
+        *(f" {digit}" for digit in range(10)),
+        *"+-*x?.!,",
+        " +",
+        " -",
+        " *",
+        " x",
+    ]
     texts += [f"system\n{SYSTEM_PROMPT}\n", "user\n", "assistant\n", "\n"]
     found = {index for text in texts for index in tokenizer().encode(text, add_special_tokens=False).ids}
     return tuple(sorted(found | set(shape.ids.tokens().values())))

@@ -1,4 +1,4 @@
-"""Trains the vocoder: a small BigVGAN, by spectra of several resolutions and the mel, without an adversary."""
+"""Trains the vocoder: a small BigVGAN, by spectra of several resolutions and the mel; no adversary."""
 
 import functools
 import random
@@ -97,7 +97,9 @@ def build(shape: CheckpointShape = SPEAKING) -> Any:
     """Return a new ``Qwen2_5OmniToken2WavBigVGANModel``, the same for every call."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_SEED)
-        return Qwen2_5OmniToken2WavBigVGANModel._from_config(Qwen2_5OmniBigVGANConfig(**bigvgan_config(shape)))
+        return Qwen2_5OmniToken2WavBigVGANModel._from_config(
+            Qwen2_5OmniBigVGANConfig(**bigvgan_config(shape))
+        )
 
 
 def use_polyphase(model: nn.Module, *, compiled: bool = False) -> None:
@@ -141,7 +143,9 @@ def train(corpus: SpeechCorpus, directory: Path, stop: Stop, recipe: Recipe = RE
     return training
 
 
-def _batch(corpus: SpeechCorpus, items: list[Any], generator: random.Random) -> tuple[torch.Tensor, torch.Tensor]:
+def _batch(
+    corpus: SpeechCorpus, items: list[Any], generator: random.Random
+) -> tuple[torch.Tensor, torch.Tensor]:
     mels, waves = [], []
     for item in generator.choices(items, k=_BATCH):
         start = generator.randrange(item.codes * 2 - _FRAMES)

@@ -4,11 +4,12 @@ import random
 import zlib
 from dataclasses import dataclass
 
-_UNITS = (
+_UNIT_WORDS = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
     "seventeen eighteen nineteen"
-).split()
-_TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
+)
+_UNITS = tuple(_UNIT_WORDS.split())
+_TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
 
 COLOURS = ("red", "green", "blue", "yellow", "black", "white", "orange", "purple")
 SHAPES = ("circle", "square", "triangle", "star")
@@ -16,6 +17,7 @@ SIZES = ("big", "small")
 PLACES = ("on the left", "on the right", "at the top", "at the bottom", "in the middle")
 OPERATIONS = ("plus", "minus", "times")
 UNKNOWN = "i do not know"
+_QUESTION_WORDS = "what is how many do you see where colour shape say said count to and it the are there"
 
 GREETINGS = {
     "hello": "hello",
@@ -138,7 +140,13 @@ class FactSampler:
         facts = [fact for fact in FACTS if fact.is_held_out == held_out]
         self._groups = [
             [fact for fact in facts if fact.operation == operation and is_easy(fact) == easy]
-            for operation, easy in (("plus", True), ("minus", True), ("times", True), ("plus", False), ("minus", False))
+            for operation, easy in (
+                ("plus", True),
+                ("minus", True),
+                ("times", True),
+                ("plus", False),
+                ("minus", False),
+            )
         ]
         self._following: dict[int, list[Fact]] = {}
         for fact in facts:
@@ -213,16 +221,9 @@ def spoken_sentences(count: int) -> tuple[list[str], list[str]]:
     return list(seen), list(held_out)
 
 
-def question_words() -> set[str]:
-    """Return the words that stand in questions only."""
-    return set(
-        "what is how many do you see where colour shape say said count to and it the are there hello hi".split()
-    )
-
-
 def vocabulary() -> list[str]:
     """Return every word of the world, in the order of the alphabet."""
-    words = set(_UNITS) | set(_TENS) | {"hundred"} | set(OPERATIONS) | question_words()
+    words = set(_UNITS) | set(_TENS) | {"hundred"} | set(OPERATIONS) | set(_QUESTION_WORDS.split())
     words |= {*COLOURS, *SHAPES, *(f"{shape}s" for shape in SHAPES), *SIZES, "a", "an", "said"}
     texts = [*fixed_replies(), *PLACES, *GREETINGS, *SMALL_TALK, *PARTING]
     words |= {word for text in texts for word in text.split()}
