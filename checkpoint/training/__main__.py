@@ -13,7 +13,7 @@ import torch
 import transformers
 
 from checkpoint.compact import compress
-from checkpoint.training import codes, dit, talker, thinker, vocoder
+from checkpoint.training import codes, dit, evaluation, talker, thinker, vocoder
 from checkpoint.training.corpus import SpeechCorpus, make_corpus
 from checkpoint.training.export import export
 from checkpoint.training.hearing import Hearing, make_hearing
@@ -66,6 +66,11 @@ def _train_talker(state: Path, stop: Stop) -> Training:
     return talker.train(corpus, ids, _hearing(state), state, stop)
 
 
+def _evaluate(state: Path, _stop: Stop) -> None:
+    corpus = _corpus(state)
+    evaluation.evaluate(state, corpus, codes.make_codes(corpus, _codes_file(state)))
+
+
 def _export(state: Path, _stop: Stop) -> None:
     export(state, _corpus(state), state / "checkpoint")
     compress(state / "checkpoint", state / "compact")
@@ -79,6 +84,7 @@ PARTS: dict[str, Callable[[Path, Stop], Training | None]] = {
     "hearing": _make_hearing,
     "thinker": _train_thinker,
     "talker": _train_talker,
+    "evaluation": _evaluate,
     "export": _export,
 }
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import transformers
+from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavModel
 
 from checkpoint.config import write_processors
 from checkpoint.shape import SPEAKING
@@ -58,14 +59,36 @@ def assemble(state: Path) -> Any:
     """Return a ``Qwen2_5OmniForConditionalGeneration`` with the averaged weights of every part."""
     with torch.random.fork_rng(devices=[]):
         model = transformers.Qwen2_5OmniForConditionalGeneration(vocabulary.config()).eval()
-    thinks, speaks = thinker.build(), talker.Talker()
-    load_average(state, thinker.NAME, thinks)
+    speaks = talker.Talker()
     load_average(state, talker.NAME, speaks)
-    _copy(thinks, model.thinker)
     _copy(speaks.talker, model.talker)
+    model.thinker = trained_thinker(state)
     model.thinker.model.embed_tokens.weight[talker.mark_ids()] = speaks.marks
-    load_average(state, dit.NAME, model.token2wav.code2wav_dit_model)
-    load_average(state, vocoder.NAME, model.token2wav.code2wav_bigvgan_model)
+    model.token2wav = trained_token2wav(state)
+    return model
+
+
+@torch.no_grad()
+def trained_thinker(state: Path) -> Any:
+    """Return transformers' thinker with the averaged weights, a row for every id."""
+    trained = thinker.build()
+    load_average(state, thinker.NAME, trained)
+    with torch.random.fork_rng(devices=[]):
+        model = transformers.Qwen2_5OmniThinkerForConditionalGeneration(vocabulary.config().thinker_config)
+    _copy(trained, model)
+    ids = SPEAKING.vocabulary.ids
+    model.generation_config.eos_token_id = [ids.im_end, ids.end_of_text]
+    model.generation_config.pad_token_id = ids.end_of_text
+    return model.eval()
+
+
+def trained_token2wav(state: Path) -> Any:
+    """Return transformers' token2wav with the averaged weights of the parts of it that there are."""
+    with torch.random.fork_rng(devices=[]):
+        model = Qwen2_5OmniToken2WavModel(vocabulary.config().token2wav_config).eval()
+    for name, part in ((dit.NAME, model.code2wav_dit_model), (vocoder.NAME, model.code2wav_bigvgan_model)):
+        if weights_file(state, name).is_file():
+            load_average(state, name, part)
     return model
 
 
