@@ -91,9 +91,11 @@ def answer_figures(state: Path, count: int, speak: Speak = synthesize) -> Figure
         Dialogue((Turn("what do you see", scene.exchanges[0][1], scene=scene),)) for scene in _scenes(count)
     ]
     found = {
-        "text, unseen calculations up to twenty": judge.share(map(_alone, easy)),
+        "text, unseen calculations up to twenty": judge.share(
+            map(_alone, generator.sample(easy, min(count, len(easy))))
+        ),
         "text, unseen calculations": judge.share(_alone(turn) for turn in generator.sample(every, count)),
-        "text, unseen small talk": judge.share(map(_alone, talk)),
+        "text, unseen small talk": judge.share(map(_alone, talk[:count])),
         "images, what do you see": judge.share(whole),
         "images, any question": judge.share(seen),
     }

@@ -21,6 +21,7 @@ from checkpoint.training.__main__ import main
 from checkpoint.training.batches import Batcher
 from checkpoint.training.corpus import make_corpus
 from checkpoint.training.dialogues import Dialogue, Turn
+from checkpoint.training.evaluation import answer_figures
 from checkpoint.training.export import export
 from checkpoint.training.hearing import make_hearing
 from checkpoint.training.loop import Losses, Recipe, Step, Stop, Training, load_average
@@ -100,6 +101,14 @@ def test_the_thinker_trained_is_the_thinker_that_answers(state: Path, model: Any
         places = thinker.learnt(batch)
         targets = batch.inputs["input_ids"][:, 1:][places]
         torch.testing.assert_close(loss, nn.functional.cross_entropy(expected[places], targets))
+
+
+def test_replies_are_measured_on_held_out_questions(state: Path) -> None:
+    figures = answer_figures(state, 2, hum)
+    # Nobody has learnt anything in two steps.
+    assert figures["text, unseen calculations"] == "0 of 2"
+    assert figures["images, any question"] == "0 of 2"
+    assert figures["speech, awb, never trained on"] == "0 of 2"
 
 
 class Follow(LogitsProcessor):
