@@ -13,7 +13,7 @@ from checkpoint.training import augmentation, codes, mel, vocoder
 from checkpoint.training.corpus import VOICES, SpeechCorpus, make_corpus
 from checkpoint.training.files import replacing
 from checkpoint.training.hearing import make_hearing
-from checkpoint.training.synthesis import SynthesizerVoice, synthesize
+from checkpoint.training.synthesis import SynthesizerVoice, Wave, synthesize
 from shared.errors import CheckpointError
 from tests.support.media import speech
 from tests.support.training import HELD_OUT, TRAINED, hum, sentences
@@ -75,7 +75,7 @@ def test_the_corpus_holds_each_sentence_in_both_voices(corpus: SpeechCorpus) -> 
 
 
 def test_a_corpus_that_is_there_is_not_made_again(corpus: SpeechCorpus, tmp_path: Path) -> None:
-    def fail(_voice: SynthesizerVoice, _text: str, _rate: int) -> np.ndarray:
+    def fail(_voice: SynthesizerVoice, _text: str, _rate: int) -> Wave:
         raise AssertionError
 
     make_corpus(tmp_path, sentences(), hum)
