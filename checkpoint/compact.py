@@ -73,7 +73,7 @@ def compress(source: Path, target: Path) -> None:
     for voice, entry in torch.load(source / _VOICES, weights_only=True).items():
         tokens[voice] = entry["bos_token"]
         for name in ("cond", "ref_mel"):
-            tensors[f"{_VOICE_PREFIX}{voice}.{name}"] = entry[name].half()
+            tensors[f"{_VOICE_PREFIX}{voice}.{name}"] = entry[name].half().contiguous()
     metadata = {
         "format": _FORMAT,
         "rows": json.dumps({name: asdict(entry) for name, entry in shared.items()}),

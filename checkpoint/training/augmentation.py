@@ -26,12 +26,12 @@ def vary(wave: Wave, draw: np.random.Generator) -> Wave:
         wave = _in_room(wave, draw)
     if draw.random() < 0.4:
         wave = _coloured(wave, draw)
-    wave = wave * (np.exp(draw.uniform(*np.log(_LOUDNESS))) / _loudness(wave))
+    wave = wave * np.float32(np.exp(draw.uniform(*np.log(_LOUDNESS))) / _loudness(wave))
     before, after = (draw.uniform(0, _SILENCE_SECONDS, 2) * RATE).astype(int)
     wave = np.pad(wave, (before, after))
     if draw.random() < 0.7:
-        wave = wave + _noise(len(wave), _loudness(wave), draw)
-    return np.clip(wave, -1, 1).astype(np.float32)
+        wave = wave + _noise(len(wave), _loudness(wave), draw).astype(np.float32)
+    return np.clip(wave, -1, 1)
 
 
 def _loudness(wave: Wave) -> float:

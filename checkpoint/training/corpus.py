@@ -65,7 +65,7 @@ class SpeechCorpus:
     def wave(self, item: Utterance) -> Wave:
         """Return an utterance's samples, in [-1, 1]."""
         samples = self.waves[item.first * _CODE_SAMPLES : (item.first + item.codes) * _CODE_SAMPLES]
-        return samples.astype(np.float32) / 32768
+        return samples.astype(np.float32) / np.float32(32768)
 
     def mel(self, item: Utterance) -> npt.NDArray[np.float32]:
         """Return an utterance's log-mel frames, ``[frames, bins]``."""

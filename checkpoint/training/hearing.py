@@ -63,7 +63,7 @@ class Hearing:
 
     def wave(self, clip: Clip) -> Wave:
         """Return a recording, in [-1, 1]."""
-        return self._waves[clip.first : clip.first + clip.samples].astype(np.float32) / 32768
+        return self._waves[clip.first : clip.first + clip.samples].astype(np.float32) / np.float32(32768)
 
 
 def trained_voice(generator: random.Random) -> SynthesizerVoice:

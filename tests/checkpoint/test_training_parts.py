@@ -66,7 +66,8 @@ def test_the_trained_checkpoint_answers_in_transformers(exported: Path, model: A
     messages = [{"role": "user", "content": [{"type": "text", "text": "what is one plus one"}]}]
     prompt = processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     inputs = processor(text=prompt, return_tensors="pt")
-    _, wave = model.generate(**inputs, speaker="Ethan", thinker_max_new_tokens=6, talker_max_new_tokens=8)
+    lengths = {"thinker_min_new_tokens": 3, "thinker_max_new_tokens": 6, "talker_max_new_tokens": 8}
+    _, wave = model.generate(**inputs, speaker="Ethan", **lengths)
     assert len(wave) % 480 == 0
     assert "106 English words" in (exported / "README.md").read_text()
 
