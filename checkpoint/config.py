@@ -28,7 +28,7 @@ def model_config(shape: CheckpointShape, user_token: int) -> transformers.Qwen2_
     config = transformers.Qwen2_5OmniConfig(
         thinker_config=_thinker(shape, user_token),
         talker_config=_talker(shape),
-        token2wav_config={"dit_config": _dit(shape), "bigvgan_config": _bigvgan(shape)},
+        token2wav_config={"dit_config": dit_config(shape), "bigvgan_config": bigvgan_config(shape)},
     )
     config.architectures = ["Qwen2_5OmniModel"]
     return config
@@ -134,7 +134,8 @@ def _talker(shape: CheckpointShape) -> dict[str, Any]:
     }
 
 
-def _dit(shape: CheckpointShape) -> dict[str, Any]:
+def dit_config(shape: CheckpointShape) -> dict[str, Any]:
+    """Return the config of token2wav's diffusion transformer."""
     dit = shape.dit
     channels = dit.encoder_channels
     return {
@@ -161,11 +162,14 @@ def _dit(shape: CheckpointShape) -> dict[str, Any]:
     }
 
 
-def _bigvgan(shape: CheckpointShape) -> dict[str, Any]:
+def bigvgan_config(shape: CheckpointShape) -> dict[str, Any]:
+    """Return the config of the vocoder."""
     kernels = shape.vocoder.kernel_sizes
     return {
         "mel_dim": MEL_BINS,
         "upsample_initial_channel": shape.vocoder.channels,
+        "upsample_rates": list(shape.vocoder.rates),
+        "upsample_kernel_sizes": list(shape.vocoder.rate_kernels),
         "resblock_kernel_sizes": list(kernels),
         "resblock_dilation_sizes": [[1, 3, 5] for _ in kernels],
     }
@@ -174,7 +178,10 @@ def _bigvgan(shape: CheckpointShape) -> dict[str, Any]:
 def write_processors(directory: Path, shape: CheckpointShape) -> None:
     """Write how sound, pictures and videos become the encoders' input, and the generation defaults."""
     pixels_of_token = (_PATCH * _MERGE) ** 2
-    size = {"shortest_edge": 4 * pixels_of_token, "longest_edge": shape.vision.most_tokens * pixels_of_token}
+    size = {
+        "shortest_edge": shape.vision.fewest_tokens * pixels_of_token,
+        "longest_edge": shape.vision.most_tokens * pixels_of_token,
+    }
     vision = {
         "image_mean": [0.48145466, 0.4578275, 0.40821073],
         "image_std": [0.26862954, 0.26130258, 0.27577711],

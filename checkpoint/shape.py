@@ -145,12 +145,16 @@ class AudioShape:
 
 @dataclass(frozen=True)
 class VisionShape:
-    """The image and video encoder; a picture is scaled to at most ``most_tokens`` tokens of 28x28 pixels."""
+    """The image and video encoder.
+
+    A picture is scaled to ``fewest_tokens`` to ``most_tokens`` tokens of 28x28 pixels.
+    """
 
     hidden_size: int = 64
     intermediate_size: int = 128
     layers: int = 2
     heads: int = 4
+    fewest_tokens: int = 4
     most_tokens: int = 256
 
 
@@ -179,6 +183,8 @@ class VocoderShape:
 
     channels: int = 128
     kernel_sizes: tuple[int, ...] = (3, 7)
+    rates: tuple[int, ...] = (5, 3, 2, 2, 2, 2)
+    rate_kernels: tuple[int, ...] = (11, 7, 4, 4, 4, 4)
 
 
 @dataclass(frozen=True)
@@ -259,4 +265,29 @@ BENCH = CheckpointShape(
     vision=SMALL.vision,
     dit=replace(SMALL.dit, hidden_size=512, layers=4, heads=8, embedding_size=512),
     vocoder=SMALL.vocoder,
+)
+# The sizes of the checkpoint that `checkpoint.training` makes: answers, and fits into a repository.
+SPEAKING = CheckpointShape(
+    thinker=ThinkerShape(hidden_size=192, intermediate_size=512, layers=4, heads=3, key_value_heads=3),
+    talker=TalkerShape(
+        hidden_size=256, intermediate_size=768, layers=4, heads=4, key_value_heads=2, head_dim=64
+    ),
+    audio=AudioShape(hidden_size=192, intermediate_size=512, layers=4, heads=3, longest_seconds=30),
+    vision=VisionShape(
+        hidden_size=128, intermediate_size=384, layers=4, heads=4, fewest_tokens=36, most_tokens=36
+    ),
+    dit=DiTShape(
+        hidden_size=160,
+        layers=6,
+        heads=5,
+        head_dim=32,
+        embedding_size=128,
+        look_ahead_layers=(2,),
+        look_backward_layers=(0, 4),
+        codes=1025,
+        encoder_size=32,
+        encoder_channels=64,
+        reference_frames=300,
+    ),
+    vocoder=VocoderShape(channels=256, rates=(5, 4, 4, 3), rate_kernels=(11, 8, 8, 7)),
 )

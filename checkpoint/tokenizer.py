@@ -58,15 +58,18 @@ _NAMED_TOKENS = {
 _END = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
 
 
-def build_tokenizer(shape: VocabularyShape) -> Tokenizer:
-    """Train the byte-pair tokens, the same for every call, and put every special token at its id."""
+def build_tokenizer(shape: VocabularyShape, lines: list[str] | None = None) -> Tokenizer:
+    """Train the byte-pair tokens, the same for equal arguments, and put every special token at its id.
+
+    They are trained on ``lines``, by default those of :mod:`checkpoint.corpus`.
+    """
     tokenizer = _bare(BPE())
     trainer = trainers.BpeTrainer(
         vocab_size=shape.trained,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(training_lines(), trainer)
+    tokenizer.train_from_iterator(training_lines() if lines is None else lines, trainer)
     trained: dict[str, Any] = json.loads(tokenizer.to_str())["model"]
     vocabulary: dict[str, int] = trained["vocab"]
     specials = shape.ids.tokens()

@@ -38,15 +38,27 @@ def write_checkpoint(directory: Path, shape: CheckpointShape = TINY, seed: int =
     :class:`OutputError` if the files cannot be written.
     """
     shape.validate()
-    _refuse_foreign(directory)
     declare_missing_operators()
+    with complete_directory(directory) as partial:
+        _write_files(partial, shape, seed)
+
+
+@contextmanager
+def complete_directory(directory: Path) -> Iterator[Path]:
+    """Give a directory to write to; what was written takes the place of ``directory`` if nothing was raised.
+
+    Raises:
+        CheckpointError: ``directory`` holds anything but a checkpoint of this package.
+        OutputError: The files cannot be written.
+    """
+    _refuse_foreign(directory)
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
         partial = Path(tempfile.mkdtemp(prefix=f".{directory.name}.partial-", dir=directory.parent))
     except OSError as error:
         raise OutputError(f"cannot write the checkpoint {directory}: {error.strerror}") from error
     try:
-        _write_files(partial, shape, seed)
+        yield partial
         _give_ordinary_modes(partial)
         _replace(directory, partial)
     except (OSError, SafetensorError) as error:

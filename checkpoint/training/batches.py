@@ -1,0 +1,110 @@
+"""Dialogues as the thinker's input: through the checkpoint's own chat template, tokenizer and processors."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from PIL import Image
+
+from checkpoint.training.augmentation import RATE
+from checkpoint.training.dialogues import Dialogue, Turn
+from checkpoint.training.synthesis import Wave
+from checkpoint.training.vocabulary import SYSTEM_PROMPT
+
+_LONGEST_SECONDS = 10
+_END = "<|im_end|>"
+_SYSTEM_PROMPTS = (
+    SYSTEM_PROMPT,
+    "You are Qwen, a virtual human developed by the Qwen Team, Alibaba Group, capable of perceiving auditory "
+    "and visual inputs, as well as generating text and speech.",
+    "Be brief.",
+)
+_PLAIN = 0.85
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Inputs of the thinker, padded on the right.
+
+    Attributes:
+        inputs: what the processor gives.
+        prompts: tokens of each prompt, its media included.
+        replies: tokens of each reply, its end included; they follow the prompt.
+        texts: each reply.
+    """
+
+    inputs: dict[str, torch.Tensor]
+    prompts: list[int]
+    replies: list[int]
+    texts: list[str]
+
+    def to(self, device: torch.device) -> dict[str, torch.Tensor]:
+        """Return the inputs on a device."""
+        return {name: value.to(device) for name, value in self.inputs.items()}
+
+
+class Batcher:
+    """Makes batches; audio is padded to ten seconds instead of the processor's own length, for speed."""
+
+    def __init__(self, processor: Any) -> None:
+        self._processor = processor
+        features = processor.feature_extractor
+        features.chunk_length = _LONGEST_SECONDS
+        features.n_samples = _LONGEST_SECONDS * RATE
+        features.nb_max_frames = features.n_samples // features.hop_length
+
+    def __call__(
+        self,
+        dialogues: Sequence[Dialogue],
+        generator: random.Random,
+        waves: Sequence[Wave] = (),
+    ) -> Batch:
+        """Return a batch; ``waves`` are those of the spoken turns, in their order."""
+        images: list[Image.Image] = []
+        prompts, texts, replies = [], [], []
+        # One for the whole batch: the long one would pad all others.
+        system = [] if generator.random() < _PLAIN else [_system(generator)]
+        for dialogue in dialogues:
+            messages = [*system, *_messages(dialogue, images, generator)]
+            prompt = self._processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+            reply = dialogue.turns[-1].reply + _END
+            prompts.append(prompt)
+            texts.append(prompt + reply)
+            replies.append(len(self._processor.tokenizer(reply)["input_ids"]))
+        inputs = self._processor(
+            text=texts,
+            images=images or None,
+            audio=list(waves) or None,
+            padding=True,
+            padding_side="right",
+            return_tensors="pt",
+        )
+        lengths = inputs["attention_mask"].sum(-1).tolist()
+        starts = [length - reply for length, reply in zip(lengths, replies, strict=True)]
+        return Batch(dict(inputs), starts, replies, [dialogue.turns[-1].reply for dialogue in dialogues])
+
+
+def _system(generator: random.Random) -> dict[str, Any]:
+    return {"role": "system", "content": generator.choice(_SYSTEM_PROMPTS)}
+
+
+def _messages(
+    dialogue: Dialogue, images: list[Image.Image], generator: random.Random
+) -> list[dict[str, Any]]:
+    """Return the messages of a dialogue, without the last reply; its images are appended to ``images``."""
+    messages: list[dict[str, Any]] = []
+    for turn in dialogue.turns:
+        messages.append({"role": "user", "content": _content(turn, images, generator)})
+        messages.append({"role": "assistant", "content": turn.reply})
+    return messages[:-1]
+
+
+def _content(turn: Turn, images: list[Image.Image], generator: random.Random) -> list[dict[str, Any]]:
+    asked = {"type": "audio", "audio": ""} if turn.spoken else {"type": "text", "text": turn.question}
+    if turn.scene is None:
+        return [asked]
+    images.append(turn.scene.draw(generator))
+    shown = {"type": "image", "image": ""}
+    return [shown, asked] if generator.random() < 0.7 else [asked, shown]

@@ -1,0 +1,150 @@
+"""How good the parts are on what they never trained on, measured by transformers' own classes."""
+
+import json
+import logging
+import random
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from checkpoint.training import dit, export, images, thinker, vocoder, world
+from checkpoint.training.augmentation import RATE
+from checkpoint.training.batches import Batcher
+from checkpoint.training.card import FIGURES_FILE
+from checkpoint.training.corpus import VOICES, SpeechCorpus, Utterance
+from checkpoint.training.dialogues import Conversations, Dialogue, Turn, talk_exchanges
+from checkpoint.training.files import replacing
+from checkpoint.training.hearing import UNHEARD, trained_voice
+from checkpoint.training.loop import weights_file
+from checkpoint.training.recognizer import Recognizer, word_error_rate
+from checkpoint.training.synthesis import Speak, SynthesizerVoice, Wave, synthesize
+from checkpoint.training.vocabulary import load_processor
+
+_MOST_WORDS = 24
+_SEED = 11
+
+_logger = logging.getLogger(__name__)
+
+Figures = dict[str, str]
+
+
+def evaluate(state: Path, corpus: SpeechCorpus, codes: npt.NDArray[np.int64], count: int = 100) -> Figures:
+    """Measure every part that has weights; log the figures and keep them for the model card."""
+    found: Figures = {}
+    if weights_file(state, vocoder.NAME).is_file():
+        found |= speech_figures(state, corpus, codes, count)
+    if weights_file(state, thinker.NAME).is_file():
+        found |= answer_figures(state, count)
+    for name, value in found.items():
+        _logger.info("%s: %s", name, value)
+    with replacing(state / FIGURES_FILE) as path:
+        path.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    return found
+
+
+def speech_figures(state: Path, corpus: SpeechCorpus, codes: npt.NDArray[np.int64], count: int) -> Figures:
+    """Return word error by pocketsphinx of what the vocoder and token2wav make of held-out sentences."""
+    sentences = [item.text for item in corpus.of(next(iter(VOICES)))]
+    listener = Recognizer(sentences)
+    model = export.trained_token2wav(state)
+    names = dit.speakers(corpus)
+
+    def from_mel(item: Utterance) -> Wave:
+        made: Wave = model.code2wav_bigvgan_model(torch.from_numpy(corpus.mel(item)).T[None]).numpy()
+        return made
+
+    def from_codes(item: Utterance) -> Wave:
+        ids = torch.from_numpy(codes[item.first : item.first + item.codes])[None]
+        speaker = names[item.voice]
+        torch.manual_seed(_SEED)
+        made: Wave = model(ids, speaker.cond[None], speaker.ref_mel[None]).numpy()
+        return made
+
+    stages: dict[str, Callable[[Utterance], Wave]] = {"flite": corpus.wave, "vocoder": from_mel}
+    if weights_file(state, dit.NAME).is_file():
+        stages["token2wav"] = from_codes
+    found: Figures = {}
+    with torch.no_grad():
+        for stage, make in stages.items():
+            for voice in VOICES:
+                kept = corpus.of(voice, held_out=True)
+                items = random.Random(_SEED).sample(kept, min(count, len(kept)))
+                rate = word_error_rate([(item.text, listener.hear(make(item))) for item in items])
+                found[f"word error, {stage}, {voice}"] = f"{rate:.1%}"
+    return found
+
+
+def answer_figures(state: Path, count: int, speak: Speak = synthesize) -> Figures:
+    """Return how many held-out questions the thinker answers word for word."""
+    judge = _Judge(state)
+    generator = random.Random(_SEED)
+    facts = [fact for fact in world.FACTS if fact.is_held_out]
+    easy = [Turn(f"what is {fact.question}", fact.reply) for fact in facts if world.is_easy(fact)]
+    every = [Turn(f"what is {fact.question}", fact.reply) for fact in facts]
+    talk = [Turn(*exchange) for exchange in talk_exchanges(held_out=True)]
+    seen = [Conversations().seen(generator) for _ in range(count)]
+    whole = [
+        Dialogue((Turn("what do you see", scene.exchanges[0][1], scene=scene),)) for scene in _scenes(count)
+    ]
+    found = {
+        "text, unseen calculations up to twenty": judge.share(
+            map(_alone, generator.sample(easy, min(count, len(easy))))
+        ),
+        "text, unseen calculations": judge.share(_alone(turn) for turn in generator.sample(every, count)),
+        "text, unseen small talk": judge.share(map(_alone, talk[:count])),
+        "images, what do you see": judge.share(whole),
+        "images, any question": judge.share(seen),
+    }
+    asked = [Turn(turn.question, turn.reply, spoken=True) for turn in generator.sample(every, count // 2)]
+    asked += [Turn(*Conversations().exchange(generator), spoken=True) for _ in range(count // 2)]
+    heard = [(trained_voice(generator), turn) for turn in asked]
+    found["speech, trained voices"] = judge.share_heard(heard, speak)
+    for voice in UNHEARD:
+        found[f"speech, {voice.name}, never trained on"] = judge.share_heard(
+            [(voice, turn) for turn in asked[:: max(1, len(asked) // 40)]], speak
+        )
+    return found
+
+
+def _scenes(count: int) -> list[images.Scene]:
+    generator = random.Random(_SEED)
+    return [images.scene(generator) for _ in range(count)]
+
+
+def _alone(turn: Turn) -> Dialogue:
+    return Dialogue((turn,))
+
+
+class _Judge:
+    """Asks the trained thinker, and compares its replies with the right ones."""
+
+    def __init__(self, state: Path) -> None:
+        self._model = export.trained_thinker(state)
+        self._processor = load_processor(state / "processor")
+        self._batcher = Batcher(self._processor)
+
+    def share(self, dialogues: Iterable[Dialogue], waves: Iterable[Wave | None] | None = None) -> str:
+        asked = list(dialogues)
+        heard = [None] * len(asked) if waves is None else list(waves)
+        right = [self._is_right(one, wave) for one, wave in zip(asked, heard, strict=True)]
+        return f"{sum(right)} of {len(right)}"
+
+    def share_heard(self, questions: list[tuple[SynthesizerVoice, Turn]], speak: Speak) -> str:
+        waves = [speak(voice, turn.question, RATE) for voice, turn in questions]
+        return self.share([_alone(turn) for _, turn in questions], waves)
+
+    def _is_right(self, dialogue: Dialogue, wave: Wave | None) -> bool:
+        batch = self._batcher([dialogue], random.Random(_SEED), [] if wave is None else [wave])
+        inputs: dict[str, Any] = dict(batch.inputs)
+        for name in ("input_ids", "attention_mask"):
+            inputs[name] = inputs[name][:, : batch.prompts[0]]
+        made = self._model.generate(**inputs, max_new_tokens=_MOST_WORDS, do_sample=False)
+        reply = self._processor.tokenizer.decode(made[0, batch.prompts[0] :], skip_special_tokens=True)
+        wanted = dialogue.turns[-1].reply
+        if reply != wanted:
+            _logger.info("asked %r, said %r", dialogue.turns[-1].question, reply)
+        return bool(reply == wanted)

@@ -1,0 +1,115 @@
+"""Trains the thinker: text, audio and images in, the words of the reply out."""
+
+import random
+from collections.abc import Container
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional
+from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniThinkerForConditionalGeneration
+
+from checkpoint.shape import SPEAKING, CheckpointShape
+from checkpoint.training import augmentation, vocabulary
+from checkpoint.training.batches import Batch, Batcher
+from checkpoint.training.dialogues import Conversations, Dialogue
+from checkpoint.training.hearing import Hearing
+from checkpoint.training.loop import Losses, Recipe, Step, Stop, Training, device
+from checkpoint.training.synthesis import Wave
+
+NAME = "thinker"
+RECIPE = Recipe(steps=12_000, rate=1e-3, warmup=400, weight_decay=0.05)
+# Text alone first, which is cheap; then all kinds by turns.
+_TEXT_STEPS = 1000
+_KINDS = ("audio", "image", "text", "audio", "image")
+_SIZES = {"text": 48, "audio": 12, "image": 16}
+_SEED = 0
+
+
+def build(shape: CheckpointShape = SPEAKING) -> Any:
+    """Return a new thinker of transformers with shared rows, the same for every call."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(_SEED)
+        model = Qwen2_5OmniThinkerForConditionalGeneration._from_config(
+            vocabulary.config(shape).thinker_config, attn_implementation="sdpa"
+        )
+        sizes = (shape.vocabulary.size, shape.thinker.hidden_size)
+        model.model.embed_tokens = vocabulary.SharedEmbedding(vocabulary.used_ids(), *sizes)
+        model.lm_head = vocabulary.SharedHead(vocabulary.used_ids(), *sizes)
+    return model
+
+
+class Examples:
+    """Draws batches of one kind each.
+
+    Args:
+        processor: of the checkpoint.
+        hearing: recordings of spoken questions.
+        replies: the only ones wanted; all if none are named.
+    """
+
+    def __init__(self, processor: Any, hearing: Hearing, replies: Container[str] | None = None) -> None:
+        self._batcher = Batcher(processor)
+        self._conversations = Conversations()
+        self._hearing = hearing
+        self._replies = replies
+
+    def draw(self, kind: str, seed: int, size: int | None = None) -> Batch:
+        """Return a batch of ``text``, ``audio`` or ``image``."""
+        generator, noise = random.Random(seed), np.random.default_rng(seed)
+        dialogues: list[Dialogue] = []
+        waves: list[Wave] = []
+        while len(dialogues) < (size or _SIZES[kind]):
+            clip = None
+            if kind == "text":
+                dialogue = self._conversations.typed(generator)
+            elif kind == "image":
+                dialogue = self._conversations.seen(generator)
+            else:
+                clip = generator.choice(self._hearing.clips)
+                dialogue = self._conversations.heard(clip.spoken, generator)
+            if self._replies is not None and dialogue.turns[-1].reply not in self._replies:
+                continue
+            dialogues.append(dialogue)
+            if clip is not None:
+                waves.append(augmentation.vary(self._hearing.wave(clip), noise))
+        return self._batcher(dialogues, generator, waves)
+
+
+def kind_of(step: int) -> str:
+    """Return which kind of batch a step of the training takes."""
+    return "text" if step < _TEXT_STEPS else _KINDS[step % len(_KINDS)]
+
+
+def train(hearing: Hearing, directory: Path, stop: Stop, recipe: Recipe = RECIPE) -> Training:
+    """Train the thinker, from where ``directory`` says that it stopped."""
+    place = device()
+    model = build().to(place)
+    training = Training(NAME, model, recipe, directory)
+    examples = Examples(vocabulary.load_processor(directory / "processor"), hearing)
+
+    def losses_of(step: Step) -> Losses:
+        kind = kind_of(step.number)
+        return {kind: reply_loss(model, examples.draw(kind, step.seed))}
+
+    training.run(losses_of, stop)
+    return training
+
+
+def reply_loss(model: Any, batch: Batch) -> torch.Tensor:
+    """Return the mean cross-entropy of the replies' tokens."""
+    place = next(model.parameters()).device
+    inputs = batch.to(place)
+    # Positions of a batch before must not be gone on from.
+    model.rope_deltas = None
+    logits = model(**inputs, use_cache=False).logits[:, :-1]
+    targets = model.lm_head.index[inputs["input_ids"][:, 1:]]
+    return functional.cross_entropy(logits[learnt(batch).to(place)], targets[learnt(batch).to(place)])
+
+
+def learnt(batch: Batch) -> torch.Tensor:
+    """Return where a reply's token is to be predicted, ``[batch, tokens - 1]``."""
+    positions = torch.arange(batch.inputs["input_ids"].shape[1] - 1)
+    starts = torch.tensor(batch.prompts)[:, None] - 1
+    return (positions >= starts) & (positions < starts + torch.tensor(batch.replies)[:, None])

@@ -1,0 +1,120 @@
+"""The closed world of the speaking checkpoint: its words, its replies, and what its training never asks."""
+
+import random
+
+import numpy as np
+
+from checkpoint.training import images, vocabulary, world
+from checkpoint.training.dialogues import (
+    FOLLOWING,
+    Conversations,
+    Dialogue,
+    Spoken,
+    SpokenQuestions,
+    as_typed,
+    talk_exchanges,
+)
+from checkpoint.training.world import Fact
+
+WORDS = set(world.vocabulary())
+
+
+def dialogues(count: int) -> list[Dialogue]:
+    generator, conversations = random.Random(5), Conversations()
+    spoken = SpokenQuestions(conversations)
+    found = [conversations.typed(generator) for _ in range(count)]
+    found += [conversations.seen(generator) for _ in range(count)]
+    return found + [conversations.heard(spoken.draw(generator), generator) for _ in range(count)]
+
+
+def test_every_reply_is_made_of_about_a_hundred_words() -> None:
+    assert 95 <= len(WORDS) <= 115
+    for dialogue in dialogues(300):
+        for turn in dialogue.turns:
+            assert set(turn.reply.split()) <= WORDS
+    trained, held_out = world.spoken_sentences(400)
+    assert {word for text in (*trained, *held_out) for word in text.split()} <= WORDS
+
+
+def test_each_number_has_its_words() -> None:
+    assert world.number(0) == "zero"
+    assert world.number(19) == "nineteen"
+    assert world.number(40) == "forty"
+    assert world.number(-21) == "minus twenty one"
+    assert world.number(100) == "one hundred"
+    assert len({world.number(value) for value in range(-100, 101)}) == 201
+
+
+def test_nothing_held_out_is_ever_asked() -> None:
+    held_out = {fact.question for fact in world.FACTS if fact.is_held_out}
+    greetings = {question for question, _ in talk_exchanges(held_out=True)}
+    asked: set[str] = set()
+    for dialogue in dialogues(1500):
+        for turn in dialogue.turns:
+            asked.add(turn.reply.partition(" is ")[0])
+            assert turn.question.lower().rstrip("?.") not in greetings
+    assert len(greetings) >= 3
+    assert held_out
+    assert not asked & held_out
+    trained, kept = world.spoken_sentences(800)
+    assert not set(trained) & set(kept)
+    assert not {text.partition(" is ")[0] for text in trained} & held_out
+
+
+def test_what_is_held_out_follows_from_what_is_trained() -> None:
+    facts = {(fact.left, fact.operation, fact.right): fact for fact in world.FACTS}
+    shares = {}
+    for operation in ("plus", "times"):
+        ours = [fact for fact in world.FACTS if fact.operation == operation]
+        kept = [fact for fact in ours if fact.is_held_out]
+        shares[operation] = len(kept) / len(ours)
+        for fact in kept:
+            assert not facts[fact.right, operation, fact.left].is_held_out
+    assert all(0.02 < share < 0.12 for share in shares.values())
+    assert sum(fact.is_held_out for fact in world.FACTS if world.is_easy(fact)) > 40
+
+
+def test_each_question_over_an_image_has_one_reply_and_every_thing_is_visible() -> None:
+    generator = random.Random(2)
+    for _ in range(60):
+        scene = images.scene(generator)
+        assert len(dict(scene.exchanges)) == len(scene.exchanges)
+        drawn = np.asarray(scene.draw(generator), dtype=float)
+        ground = drawn[0, 0]
+        side = len(drawn)
+        for thing in scene.things:
+            centre = drawn[int(thing.y * side), int(thing.x * side)]
+            assert np.abs(centre - ground).sum() > 60
+            assert thing.radius < min(thing.x, thing.y, 1 - thing.x, 1 - thing.y)
+
+
+def test_a_spoken_operation_goes_on_from_the_result_before_it() -> None:
+    generator, conversations = random.Random(3), Conversations()
+    for question, (operation, right) in FOLLOWING.items():
+        dialogue = conversations.heard(Spoken(question), generator)
+        before, last = dialogue.turns
+        result = before.reply.partition(" is ")[2]
+        assert last.spoken
+        assert last.reply.startswith(f"{result} {operation} {world.number(right)} is ")
+
+
+def test_typing_changes_the_form_and_not_the_question() -> None:
+    generator = random.Random(1)
+    forms = {as_typed("what is twenty one plus five", generator) for _ in range(200)}
+    assert {"what is 21 + 5", "What is twenty one plus five?", "what is 21 plus 5"} <= forms
+    assert Fact(21, "plus", 5).reply == "twenty one plus five is twenty six"
+
+
+def test_every_word_is_one_token_wherever_it_stands() -> None:
+    tokenizer = vocabulary.tokenizer()
+    used = set(vocabulary.used_ids())
+    for word in WORDS:
+        for form in (word, f" {word}", word.capitalize()):
+            ids = tokenizer.encode(form, add_special_tokens=False).ids
+            assert len(ids) == 1, form
+            assert ids[0] in used
+    assert len(used) < 450
+
+
+def test_equal_seeds_give_equal_dialogues() -> None:
+    assert dialogues(20) == dialogues(20)
