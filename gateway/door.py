@@ -9,13 +9,14 @@ from typing import Final, TypedDict
 from gateway import tls
 from gateway.clients import Client
 from gateway.keys import ApiKeys
-from gateway.protocol import PROTOCOL_VERSION, Welcome, parse_tcp
+from gateway.protocol import MAX_PIECE_BYTES, PROTOCOL_VERSION, Welcome, parse_tcp
 from gateway.stream import ClientAccount, Unread
 from shared.config import Config, GatewayConfig
 from shared.errors import ConfigError
 
 SHUTDOWN_S: Final = 5.0
 """How long a client may take to agree on the end of a TLS connection."""
+SUBSCRIBER_BITS: Final = 64
 log = logging.getLogger(__name__)
 
 
@@ -76,6 +77,10 @@ class Door:
         """
         return self.keys.client(key) if self.keys.needed else Client(name)
 
+    def share(self, client: Client, address: str) -> str:
+        """What the share of a connection goes by: its key, or else the address that it comes from."""
+        return client.name if self.keys.needed and client.known else f"address {network_of(address)}"
+
     def account(self, name: str, client: Client) -> ClientAccount:
         """Open an account for a connection of a client.
 
@@ -96,7 +101,7 @@ class Door:
         if client.limits.request_bytes is not None:
             most = min(most, client.limits.request_bytes)
         media = self._media
-        return Welcome(PROTOCOL_VERSION, most, media.max_item_bytes, media.max_request_bytes)
+        return Welcome(PROTOCOL_VERSION, most, media.max_item_bytes, media.max_request_bytes, MAX_PIECE_BYTES)
 
     def reload(self) -> None:
         """Read keys and certificate again; what cannot be used is told in the log, and changes nothing."""
@@ -113,6 +118,19 @@ class Door:
         """Say in the log what anybody could use or read."""
         for what in open_doors(self._gateway):
             log.warning("%s", what)
+
+
+def network_of(address: str) -> str:
+    """The addresses that count as one: of IPv6, those of the network that one subscriber has."""
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if found.version == 4:
+        return str(found)
+    if found.ipv4_mapped is not None:
+        return str(found.ipv4_mapped)
+    return str(ipaddress.ip_network((found, SUBSCRIBER_BITS), strict=False))
 
 
 def open_doors(gateway: GatewayConfig) -> list[str]:

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Final
 
 from gateway.core import Gateway
 from gateway.door import Door
-from gateway.held import UploadRoom
 from gateway.link import StageLink
 from gateway.media import Fetch
 from gateway.prompt import PromptBuilder
 from gateway.server import TcpServer
 from gateway.status import GatewayStatus, StatusReport
 from gateway.traces import GatewayTraces
+from gateway.uploads import UploadRoom
 from shared.checkpoints import TOKENIZER_FILES, resolve_model, served_name
 from shared.config import Config, MediaConfig
 from shared.errors import OmniRelayError

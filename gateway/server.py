@@ -10,9 +10,9 @@ from typing import Final
 from gateway.connection import FAREWELL_S, Connection
 from gateway.core import Gateway
 from gateway.door import Door
-from gateway.held import UploadRoom
 from gateway.protocol import parse_tcp
 from gateway.status import StatusReport
+from gateway.uploads import UploadRoom
 from shared.config import Config
 from shared.errors import AddressInUseError, ConfigError
 

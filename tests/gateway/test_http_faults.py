@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway import held
+from gateway import uploads
 from gateway.http import protocol, streams
 from shared.config import Config
 from tests.gateway.bench import run
@@ -305,7 +305,7 @@ def test_slow_heads_are_not_waited_for(
 
 
 def test_slow_bodies_are_not_waited_for(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(held, "UPLOAD_GRACE_S", 0.1)
+    monkeypatch.setattr(uploads, "IDLE_S", 0.1)
     monkeypatch.setattr(protocol, "DRAIN_S", 0.1)
 
     async def scenario() -> None:
