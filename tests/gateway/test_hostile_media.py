@@ -170,6 +170,12 @@ def test_many_that_send_at_once_hold_up_nobody(configure: Configure) -> None:
     run(scenario())
 
 
+def picture(size: int) -> list[Any]:
+    """Messages of the HTTP API with a picture of about so many bytes."""
+    url = "data:;base64," + "A" * (size * 4 // 3 // 4 * 4)
+    return [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]
+
+
 SMALL = {"max_request_bytes": MIB, "max_item_bytes": MIB}
 
 
@@ -189,7 +195,7 @@ def test_what_is_only_declared_takes_no_memory(configure: Configure) -> None:
             assert uploads(b) == 0
             b.stages.serve(b.encode("Hello"))
             assert (await client.chat("Hi", images=bytes(MIB // 2)).result()).text == "Hello"
-            assert (await b.post(messages=[{"role": "user", "content": "x" * MIB}])).status_code == 200
+            assert (await b.post(messages=picture(MIB // 2))).status_code == 200
             for raw in declared:
                 await raw.close()
             for _, writer in bodies:
@@ -205,9 +211,8 @@ def test_the_slowest_is_given_up_when_memory_is_short(
     monkeypatch.setattr("gateway.uploads.RECENT_S", 0.1)
 
     async def scenario() -> None:
-        config = configure(http_gateway(), SMALL, request_bytes=2 * MIB, held_bytes=3 * MIB)
-        async with http_bench(config) as b, b.client() as client:
-            b.stages.serve(b.encode("Hello"))
+        config = configure(http_gateway(), SMALL, request_bytes=4 * MIB, held_bytes=3 * MIB)
+        async with http_bench(config) as b:
             frame, pieces = await RawClient.connect(b), await RawClient.connect(b)
             reader, writer = await asyncio.open_connection(*b.address)
             frame.writer.write((2 * MIB).to_bytes(4, "big") + bytes(MIB))
@@ -217,9 +222,11 @@ def test_the_slowest_is_given_up_when_memory_is_short(
             await until(lambda: uploads(b) == 3 * MIB)
             slow = list(b.process._server._uploads._uploads)
             await until(lambda: all(each.speed() == 0 for each in slow))
-            for _ in range(3):
-                assert (await client.chat("Hi", images=bytes(MIB - 1000)).result()).text == "Hello"
-            assert (await b.post(messages=[{"role": "user", "content": "x" * 2_000_000}])).status_code == 200
+            whole = await RawClient.connect(b)
+            whole.writer.write(frame_with(3 * MIB - 1000))
+            read = await whole.hear()
+            assert isinstance(read, Reply)
+            assert read.event.code == "media_too_large"  # type: ignore[union-attr]
             heard = await frame.hear()
             assert isinstance(heard, Refused)
             assert heard.code == "busy"
@@ -236,7 +243,7 @@ def test_the_slowest_is_given_up_when_memory_is_short(
             assert b" 429 " in await reader.readline()
             await until(lambda: uploads(b) == 0)
             writer.close()
-            for raw in (frame, pieces):
+            for raw in (frame, pieces, whole):
                 await raw.close()
 
     run(scenario())
