@@ -72,6 +72,9 @@ class Connection:
         uploads: Memory for large frames, shared by all connections.
         status: Gives the answer to a status query.
         refused: Counts messages that could not be understood, by error code.
+
+    Attributes:
+        known: Told what the share of the connection goes by, when its client has said who it is.
     """
 
     def __init__(
@@ -99,6 +102,7 @@ class Connection:
         self._share = door.share(self._account.client, self._address)
         self._decoder = msgspec.msgpack.Decoder(ClientMessage)
         self._request_decoder = msgspec.msgpack.Decoder(GenerateRequest)
+        self.known: Callable[[str], object] = lambda _: None
         self._sending = asyncio.Lock()
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._incoming: dict[int, Incoming] = {}
@@ -144,6 +148,7 @@ class Connection:
             name = self._account.name
             self._account = self._door.account(name, self._door.client(message.key, name))
         self._share = self._door.share(self._account.client, self._address)
+        self.known(self._share)
         welcome = self._door.welcome(self._account.client)
         self._max_frame_bytes = welcome.max_frame_bytes or 0
         await self._send(welcome)

@@ -6,9 +6,10 @@ import ssl
 from pathlib import Path
 from typing import Final, TypedDict
 
-from gateway import tls
+from gateway import places, tls
 from gateway.clients import Client
 from gateway.keys import ApiKeys
+from gateway.places import Places, Proxies, holder_of
 from gateway.protocol import MAX_PIECE_BYTES, PROTOCOL_VERSION, Welcome, parse_tcp
 from gateway.stream import ClientAccount, Unread
 from shared.config import Config, GatewayConfig
@@ -16,7 +17,6 @@ from shared.errors import ConfigError
 
 SHUTDOWN_S: Final = 5.0
 """How long a client may take to agree on the end of a TLS connection."""
-SUBSCRIBER_BITS: Final = 64
 log = logging.getLogger(__name__)
 
 
@@ -44,6 +44,9 @@ class Door:
         path = config.gateway.api_keys
         self.keys: Final = ApiKeys(Path(path) if path is not None else None)
         self._context = tls.server_context(config.gateway.tls)
+        self.proxies: Final = Proxies(config.gateway.trusted_proxies)
+        self.tcp_places: Final = Places(places.MAX_CONNECTIONS, self.proxies)
+        self.http_places: Final = Places(places.MAX_CONNECTIONS, self.proxies)
         self._unread = Unread(config.gateway.limits.backlog_bytes)
 
     @property
@@ -79,7 +82,7 @@ class Door:
 
     def share(self, client: Client, address: str) -> str:
         """What the share of a connection goes by: its key, or else the address that it comes from."""
-        return client.name if self.keys.needed and client.known else f"address {network_of(address)}"
+        return client.name if self.keys.needed and client.known else holder_of(address)
 
     def account(self, name: str, client: Client) -> ClientAccount:
         """Open an account for a connection of a client.
@@ -118,19 +121,6 @@ class Door:
         """Say in the log what anybody could use or read."""
         for what in open_doors(self._gateway):
             log.warning("%s", what)
-
-
-def network_of(address: str) -> str:
-    """The addresses that count as one: of IPv6, those of the network that one subscriber has."""
-    try:
-        found = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:
-        return address
-    if found.version == 4:
-        return str(found)
-    if found.ipv4_mapped is not None:
-        return str(found.ipv4_mapped)
-    return str(ipaddress.ip_network((found, SUBSCRIBER_BITS), strict=False))
 
 
 def open_doors(gateway: GatewayConfig) -> list[str]:

@@ -16,8 +16,6 @@ from gateway.uploads import UploadRoom
 from shared.config import Config
 from shared.errors import AddressInUseError, ConfigError
 
-MAX_CONNECTIONS: Final = 512
-"""Open at once; one more is closed as it comes."""
 log = logging.getLogger(__name__)
 
 
@@ -101,8 +99,10 @@ class TcpServer:
         if task is None or self._server is None or not self._server.is_serving():
             writer.close()
             return
-        if len(self._connections) >= MAX_CONNECTIONS:
-            log.warning("hung up on a client: %d connections are open", MAX_CONNECTIONS)
+        address, *_ = writer.get_extra_info("peername") or ("unknown",)
+        place = self._door.tcp_places.take(address, writer.transport.abort)
+        if place is None:
+            log.warning("hung up on a client: no place for one more of its address")
             writer.transport.abort()
             return
         self._peers += 1
@@ -118,8 +118,10 @@ class TcpServer:
             self.refused,
         )
         self._connections[task] = connection
+        connection.known = place.move
         try:
             await connection.serve()
         finally:
             del self._connections[task]
+            place.leave()
             writer.close()
