@@ -8,6 +8,8 @@ from typing import Any
 
 import httpx
 import pytest
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import InvalidStatus
 
 from gateway import places
 from gateway.http import protocol
@@ -346,5 +348,75 @@ def test_what_is_drained_is_bounded(configure: Configure, monkeypatch: pytest.Mo
                 writer = s.open[-1][1]
                 with pytest.raises(ConnectionError):
                     await write(writer, 10**9)
+
+    run(scenario())
+
+
+def partial_message(size: int, sent: int) -> bytes:
+    """The beginning of a text message of a WebSocket, as a client masks it."""
+    return b"\x81\xff" + size.to_bytes(8, "big") + bytes(4) + b" " * sent
+
+
+async def session(b: HttpBench) -> ClientConnection:
+    socket = await connect(f"ws://127.0.0.1:{b.address[1]}/v1/realtime", ping_interval=None)
+    await socket.recv()
+    return socket
+
+
+def test_a_message_of_a_websocket_is_an_upload_like_others(configure: Configure) -> None:
+    """It takes memory as it comes, and makes way for one that goes on."""
+    mib = 2**20
+
+    async def scenario() -> None:
+        limits = {"media": {"max_item_bytes": mib, "max_request_bytes": mib}, "request_bytes": 3 * mib}
+        async with http_bench(configure(http_gateway(), **limits, held_bytes=2 * mib)) as b:
+            used = b.process._server._uploads
+            socket = await session(b)
+            socket.transport.write(partial_message(10 * mib, mib))
+            await until(lambda: used.used > mib)
+            other = await session(b)
+            await until(lambda: all(each.speed() < 2**17 for each in used._uploads))
+            other.transport.write(partial_message(2 * mib - 1000, 2 * mib - 1000))
+            assert "error" in await other.recv()
+            async with asyncio.timeout(5):
+                await socket.wait_closed()
+            await until(lambda: used.used == 0)
+            await other.close()
+            await until(lambda: b.process.door.http_places._portions.used == 0)
+
+    run(scenario())
+
+
+def test_a_message_of_a_websocket_that_stops_coming_ends_it(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.uploads.IDLE_S", 0.2)
+
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b:
+            socket = await session(b)
+            socket.transport.write(partial_message(10_000_000, 1000))
+            async with asyncio.timeout(5):
+                await socket.wait_closed()
+            assert not b.process._server._uploads._uploads
+
+    run(scenario())
+
+
+def test_one_address_does_not_take_all_sessions(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.http.realtime.endpoint.MAX_SESSIONS", 5)
+
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b:
+            mine = [await session(b) for _ in range(4)]
+            with pytest.raises(InvalidStatus, match="429"):
+                await session(b)
+            url = f"ws://127.0.0.1:{b.address[1]}/v1/realtime"
+            async with connect(url, local_addr=OTHER) as other:
+                await other.recv()
+            for socket in mine:
+                await socket.close()
 
     run(scenario())
