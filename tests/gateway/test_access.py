@@ -93,7 +93,7 @@ def test_who_says_nothing_of_himself_may_not_stay(
 def test_no_more_connections_are_taken_than_there_may_be(
     configure: Configure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.server.MAX_CONNECTIONS", 2)
+    monkeypatch.setattr("gateway.places.MAX_CONNECTIONS", 2)
 
     async def scenario() -> None:
         async with bench(configure()) as b, b.client(), b.client() as second:
