@@ -98,7 +98,7 @@ class Connection:
         self._uploads = uploads
         self._status = status
         self._refused = refused
-        self._address, *_ = writer.get_extra_info("peername") or ("unknown",)
+        self._address: str = (writer.get_extra_info("peername") or ("unknown",))[0]
         self._share = door.share(self._account.client, self._address)
         self._decoder = msgspec.msgpack.Decoder(ClientMessage)
         self._request_decoder = msgspec.msgpack.Decoder(GenerateRequest)

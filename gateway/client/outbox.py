@@ -173,7 +173,7 @@ class Outbox:
             await self._write(frame, request.upload)
 
     async def _write(self, frame: Pieces, upload: Upload | None = None) -> None:
-        for piece in map(memoryview, frame):
+        for piece in (memoryview(each) for each in frame):
             for start in range(0, len(piece), PIECE_BYTES):
                 part = piece[start : start + PIECE_BYTES]
                 self._writer.write(part)
@@ -194,7 +194,7 @@ class _Request:
 def _cut(pieces: Pieces, size: int) -> Iterator[bytes]:
     """Give the same bytes in pieces of one size, the last of which may be shorter."""
     piece = bytearray()
-    for view in map(memoryview, pieces):
+    for view in (memoryview(each) for each in pieces):
         start = 0
         while start < len(view):
             part = view[start : start + size - len(piece)]

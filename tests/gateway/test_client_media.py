@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from gateway.client import AudioPart, ChatMessage, GenerateRequest, TextPart, VideoPart, audio, image, video
-from gateway.client.outbox import Outbox, frames_of, request_pieces
+from gateway.client.outbox import Outbox, Pieces, frames_of, request_pieces
 from gateway.client.types import build_request
 from gateway.parts import MediaPart, media_of
 from gateway.protocol import MAX_PIECE_BYTES, PIECE_BYTES, Cancel, Piece, Submit, Welcome, pack
@@ -306,7 +306,7 @@ def test_a_large_request_waits_for_its_reader_and_lets_others_work(limits: Welco
         async with server:
             _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
             outbox = Outbox(writer)
-            pieces = [b"head", memoryview(RNG.bytes(2**25)), b"tail"]
+            pieces: Pieces = [b"head", memoryview(RNG.bytes(2**25)), b"tail"]
             frames = [b"".join(frame) for frame in frames_of(1, pieces, limits)]
             upload = outbox.submit(1, pieces, limits)
             sending = asyncio.create_task(outbox.run())
