@@ -3,7 +3,8 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -13,7 +14,7 @@ from gateway.clients import NO_KEY, Client
 from gateway.core import Gateway
 from gateway.door import Door
 from gateway.events import ErrorEvent
-from gateway.held import UploadRoom
+from gateway.incoming import Incoming
 from gateway.protocol import (
     PIECE_BYTES,
     PROTOCOL_VERSION,
@@ -21,6 +22,7 @@ from gateway.protocol import (
     ClientMessage,
     GenerateRequest,
     Hello,
+    Piece,
     Refused,
     Reply,
     ServerMessage,
@@ -28,24 +30,29 @@ from gateway.protocol import (
     StatusReply,
     Submit,
     pack,
-    read_body,
     read_frame,
     read_length,
+    read_pieces,
 )
 from gateway.status import StatusReport
 from gateway.stream import ResponseStream
+from gateway.uploads import UploadRoom
 from shared.errors import (
+    BusyError,
     CancelledRequestError,
     InvalidRequestError,
     MessageError,
     OmniRelayError,
     RequestError,
+    SlowUploadError,
     UnauthenticatedError,
     VersionError,
     said,
 )
 from shared.log import LIMITED, limited
 
+Reading = Callable[[], Awaitable[GenerateRequest]]
+"""Gives a request when all of it has come."""
 HELLO_TIMEOUT_S: Final = 10.0
 FAREWELL_S: Final = 1.0
 """How long one that is being closed gets to take its last events."""
@@ -66,6 +73,9 @@ class Connection:
         uploads: Memory for large frames, shared by all connections.
         status: Gives the answer to a status query.
         refused: Counts messages that could not be understood, by error code.
+
+    Attributes:
+        known: Told what the share of the connection goes by, when its client has said who it is.
     """
 
     def __init__(
@@ -89,10 +99,14 @@ class Connection:
         self._uploads = uploads
         self._status = status
         self._refused = refused
+        self._address: str = (writer.get_extra_info("peername") or ("unknown",))[0]
+        self._share = door.share(self._account.client, self._address)
         self._decoder = msgspec.msgpack.Decoder(ClientMessage)
         self._request_decoder = msgspec.msgpack.Decoder(GenerateRequest)
+        self.known: Callable[[str], object] = lambda _: None
         self._sending = asyncio.Lock()
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._incoming: dict[int, Incoming] = {}
         self._streams: dict[int, ResponseStream] = {}
 
     async def serve(self) -> None:
@@ -104,7 +118,7 @@ class Connection:
                 await self._handle(await self._read())
         except (asyncio.IncompleteReadError, ConnectionError) as error:
             log.debug("%s went away: %s", self._account.name, error)
-        except (MessageError, UnauthenticatedError, TimeoutError) as error:
+        except (MessageError, UnauthenticatedError, BusyError, TimeoutError) as error:
             await self._say_why(error)
         finally:
             for task in self._tasks.values():
@@ -134,34 +148,35 @@ class Connection:
         if message.key is not None or not self._door.keys.needed:
             name = self._account.name
             self._account = self._door.account(name, self._door.client(message.key, name))
+        self._share = self._door.share(self._account.client, self._address)
+        self.known(self._share)
         welcome = self._door.welcome(self._account.client)
         self._max_frame_bytes = welcome.max_frame_bytes or 0
         await self._send(welcome)
 
     async def _read(self) -> bytearray:
-        """Read the next frame; a large one when there is memory for it.
+        """Read the next frame; what has not arrived takes no memory.
 
         Raises:
             MessageError: It is too long, or comes too slowly.
             UnauthenticatedError: It is large, and the client has not said who it is.
+            BusyError: Its memory was needed.
             TimeoutError: Such a client says nothing.
         """
         client = self._account.client
         async with asyncio.timeout(None if client.known else HELLO_TIMEOUT_S):
             length = await read_length(self._reader, self._max_frame_bytes)
-        if length <= PIECE_BYTES:
-            return await read_body(self._reader, length)
-        if not client.known:
+        if length > PIECE_BYTES and not client.known:
             raise UnauthenticatedError(NO_KEY)
-        limit_s = self._uploads.limit_s(length)
-        async with self._uploads.take(length, client.name):
-            try:
-                async with asyncio.timeout(limit_s):
-                    return await read_body(self._reader, length)
-            except TimeoutError as error:
-                raise MessageError(f"a frame of {length} bytes did not come in {limit_s:.0f} s") from error
+        try:
+            async with self._uploads.reading(self._share) as upload:
+                async for piece in read_pieces(self._reader, length):
+                    upload.add(piece)
+                return upload.finish()
+        except SlowUploadError as error:
+            raise MessageError(f"a frame of {length} bytes comes too slowly: {error}") from error
 
-    async def _say_why(self, error: MessageError | UnauthenticatedError | TimeoutError) -> None:
+    async def _say_why(self, error: MessageError | UnauthenticatedError | BusyError | TimeoutError) -> None:
         """Say why, as far as the client listens, and read no further."""
         known = MessageError("nothing came") if isinstance(error, TimeoutError) else error
         # What could not be read may be anything, so of the message only the code is written.
@@ -186,6 +201,8 @@ class Connection:
             message = self._decode(body)
             if isinstance(message, Submit):
                 await self._submit(message)
+            elif isinstance(message, Piece):
+                await self._take_piece(message)
             elif isinstance(message, Cancel):
                 self._cancel(message.id)
             elif isinstance(message, StatusQuery):
@@ -211,16 +228,43 @@ class Connection:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def _submit(self, message: Submit) -> None:
-        if message.id in self._tasks:
-            raise MessageError(f"request {message.id} is still being answered")
-        if len(self._tasks) >= self._account.max_requests:
-            # Refused here, before anything is kept for it, so that a client that only writes is read no more.
-            await self._finish(message.id, self._told(self._account.busy()))
-            return
-        task = asyncio.create_task(self._answer(message.id, message.request))
-        self._tasks[message.id] = task
-        client_id = message.id
-        task.add_done_callback(lambda _: self._tasks.pop(client_id, None))
+        if await self._may_begin(message.id):
+            self._begin(message.id, partial(self._read_request, message.request))
+
+    async def _take_piece(self, piece: Piece) -> None:
+        if piece.offset == 0 and await self._may_begin(piece.id):
+            incoming = Incoming(self._uploads, self._share, self._max_frame_bytes)
+            self._incoming[piece.id] = incoming
+            task = self._begin(piece.id, partial(self._collect, incoming))
+            task.add_done_callback(lambda _: incoming.close())
+        # Of a request that was refused or cancelled meanwhile, nothing more is taken.
+        if (begun := self._incoming.get(piece.id)) is not None:
+            begun.add(piece)
+            if piece.last:
+                del self._incoming[piece.id]
+
+    async def _may_begin(self, client_id: int) -> bool:
+        """Whether a request can be begun.
+
+        Raises:
+            MessageError: There is one of that id.
+        """
+        if client_id in self._tasks:
+            raise MessageError(f"request {client_id} is still being answered")
+        if len(self._tasks) < self._account.max_requests:
+            return True
+        # Refused here, before anything is kept for it, so that a client that only writes is read no more.
+        await self._finish(client_id, self._told(self._account.busy()))
+        return False
+
+    def _begin(self, client_id: int, read: Reading) -> asyncio.Task[None]:
+        task = self._tasks[client_id] = asyncio.create_task(self._answer(client_id, read))
+        task.add_done_callback(lambda _: self._forget(client_id))
+        return task
+
+    def _forget(self, client_id: int) -> None:
+        self._tasks.pop(client_id, None)
+        self._incoming.pop(client_id, None)
 
     def _cancel(self, client_id: int) -> None:
         if stream := self._streams.get(client_id):
@@ -228,12 +272,12 @@ class Connection:
         elif task := self._tasks.get(client_id):
             task.cancel("by the client")
 
-    async def _answer(self, client_id: int, raw: msgspec.Raw) -> None:
+    async def _answer(self, client_id: int, read: Reading) -> None:
         """Send all events of one request."""
-        opening = self._open(raw)
+        opening = self._open(read)
         # The request's own part from here on: its files must be let go of when it ends, and not only when
         # the client has read the last of the answer.
-        del raw
+        del read
         stream = await opening
         if isinstance(stream, ErrorEvent):
             await self._finish(client_id, stream)
@@ -250,10 +294,10 @@ class Connection:
             del self._streams[client_id]
             stream.close()
 
-    async def _open(self, raw: msgspec.Raw) -> ResponseStream | ErrorEvent:
+    async def _open(self, read: Reading) -> ResponseStream | ErrorEvent:
         """Give a request to the gateway; an event says why it was not taken."""
         try:
-            return await self._gateway.submit(self._read_request(raw), self._account)
+            return await self._gateway.submit(await read(), self._account)
         except RequestError as error:
             return self._told(error)
         except asyncio.CancelledError as cancelled:
@@ -281,7 +325,12 @@ class Connection:
         except ConnectionError as lost:
             log.debug("%s went away: %s", self._account.name, lost)
 
-    def _read_request(self, raw: msgspec.Raw) -> GenerateRequest:
+    async def _collect(self, incoming: Incoming) -> GenerateRequest:
+        # Before anything is kept of somebody who may not ask at all.
+        self._account.client.check()
+        return await self._read_request(await incoming.whole())
+
+    async def _read_request(self, raw: msgspec.Raw) -> GenerateRequest:
         try:
             return self._request_decoder.decode(raw)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

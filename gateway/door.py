@@ -7,11 +7,12 @@ import time
 from pathlib import Path
 from typing import Final, TypedDict
 
-from gateway import tls
+from gateway import places, tls
 from gateway.certificate import ServerTls
 from gateway.clients import Client
 from gateway.keys import ApiKeys
-from gateway.protocol import PROTOCOL_VERSION, Welcome, parse_tcp
+from gateway.places import Places, Proxies, holder_of
+from gateway.protocol import MAX_PIECE_BYTES, PROTOCOL_VERSION, Welcome, parse_tcp
 from gateway.stream import ClientAccount, Unread
 from shared.config import Config, GatewayConfig
 from shared.errors import ConfigError
@@ -47,6 +48,9 @@ class Door:
         self.tls: Final = (
             ServerTls(config.gateway.tls) if config.gateway.tls.certificate is not None else None
         )
+        self.proxies: Final = Proxies(config.gateway.trusted_proxies)
+        self.tcp_places: Final = Places(places.MAX_CONNECTIONS, self.proxies)
+        self.http_places: Final = Places(places.MAX_CONNECTIONS, self.proxies)
         self._unread = Unread(config.gateway.limits.backlog_bytes)
 
     @property
@@ -75,6 +79,10 @@ class Door:
         """
         return self.keys.client(key) if self.keys.needed else Client(name)
 
+    def share(self, client: Client, address: str) -> str:
+        """What the share of a connection goes by: its key, or else the address that it comes from."""
+        return client.name if self.keys.needed and client.known else holder_of(address)
+
     def account(self, name: str, client: Client) -> ClientAccount:
         """Open an account for a connection of a client.
 
@@ -95,7 +103,7 @@ class Door:
         if client.limits.request_bytes is not None:
             most = min(most, client.limits.request_bytes)
         media = self._media
-        return Welcome(PROTOCOL_VERSION, most, media.max_item_bytes, media.max_request_bytes)
+        return Welcome(PROTOCOL_VERSION, most, media.max_item_bytes, media.max_request_bytes, MAX_PIECE_BYTES)
 
     def reload(self) -> None:
         """Read keys and certificate again, all or nothing: if a file cannot be used, the log says so."""

@@ -1,16 +1,11 @@
-"""How many bytes of clients' files the gateway holds: for requests, and for uploads that are still coming."""
+"""How many bytes of clients' files the gateway holds for requests."""
 
 from collections.abc import Callable
 from copy import copy
 from typing import Final
 
 from gateway.portions import Portions
-from gateway.room import Room
 from shared.errors import BusyError
-
-UPLOAD_GRACE_S: Final = 10.0
-MIN_UPLOAD_BYTES_PER_S: Final = 2**17
-"""What comes more slowly is given up: it keeps memory from others."""
 
 
 class HeldBytes:
@@ -90,12 +85,3 @@ class Hold:
         """Count none any more; may be called again."""
         self._held.give(self.size)
         self.size = 0
-
-
-class UploadRoom(Room):
-    """Memory for large uploads while they are read: who finds none waits for its turn, and is not read."""
-
-    @staticmethod
-    def limit_s(size: int) -> float:
-        """Seconds that an upload of so many bytes may take."""
-        return UPLOAD_GRACE_S + size / MIN_UPLOAD_BYTES_PER_S

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final
 
 from gateway.core import Gateway
 from gateway.door import Door
-from gateway.held import UploadRoom
 from gateway.link import StageLink
 from gateway.listening import tell_shortage
 from gateway.media import Fetch
@@ -20,6 +19,7 @@ from gateway.prompt import PromptBuilder
 from gateway.server import TcpServer
 from gateway.status import GatewayStatus, StatusReport
 from gateway.traces import GatewayTraces
+from gateway.uploads import UploadRoom
 from shared.checkpoints import TOKENIZER_FILES, resolve_model, served_name
 from shared.config import Config, MediaConfig
 from shared.ending import STOP_SIGNALS, limit_end
@@ -29,6 +29,7 @@ from shared.real_time import go_first
 from shared.tracing import open_tracer
 
 if TYPE_CHECKING:
+    from gateway.http.context import HttpContext
     from gateway.http.server import HttpServer
 
 TICK_S: Final = 0.1
@@ -69,7 +70,8 @@ class GatewayProcess:
             self.gateway.metrics.registry.register(self.door.tls)
         uploads = UploadRoom(config.gateway.limits.held_bytes)
         self._server = TcpServer(self.gateway, config, self.status, uploads, self.door)
-        self._http = self._http_server(config, uploads)
+        self._context = self._http_context(config, uploads)
+        self._http, self._monitor = self._http_servers(config)
         self._ticker: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -80,10 +82,11 @@ class GatewayProcess:
         """
         try:
             await self._server.start()
-            if self._http is not None:
-                await self._http.start()
+            for each in (self._http, self._monitor):
+                if each is not None:
+                    await each.start()
         except OmniRelayError:
-            await self._server.close()
+            await self._close_servers()
             self._close()
             raise
         self._link.start(self.gateway.on_event, self.gateway.on_control)
@@ -110,7 +113,7 @@ class GatewayProcess:
     async def stop(self) -> None:
         """End all requests, tell their clients and the stages, and close every socket."""
         self.gateway.close()
-        await asyncio.gather(self._server.close(), *([self._http.close()] if self._http is not None else []))
+        await self._close_servers()
         if self._ticker is not None:
             self._ticker.cancel()
             await asyncio.gather(self._ticker, return_exceptions=True)
@@ -145,15 +148,30 @@ class GatewayProcess:
         if self._tracer is not None:
             self._tracer.close()
 
-    def _http_server(self, config: Config, uploads: UploadRoom) -> "HttpServer | None":
-        """What serves HTTP, where it is wanted: a gateway without need not load its libraries."""
-        if config.gateway.http is None:
+    def _http_context(self, config: Config, uploads: UploadRoom) -> "HttpContext | None":
+        """What HTTP works with, where it is wanted: a gateway without need not load its libraries."""
+        if config.gateway.http is None and config.gateway.monitor is None:
             return None
         from gateway.http.context import HttpContext  # noqa: PLC0415 - see above
-        from gateway.http.server import HttpServer  # noqa: PLC0415
 
-        context = HttpContext(self.gateway, config, self.status, uploads, self.door, served_name(config))
-        return HttpServer(config.gateway.http, context)
+        return HttpContext(self.gateway, config, self.status, uploads, self.door, served_name(config))
+
+    def _http_servers(self, config: Config) -> "tuple[HttpServer | None, HttpServer | None]":
+        """What serves HTTP to clients, and to who watches the gateway."""
+        if self._context is None:
+            return None, None
+        from gateway.http.server import api_server, monitor_server  # noqa: PLC0415 - see above
+
+        http, monitor = config.gateway.http, config.gateway.monitor
+        return (
+            api_server(http, self._context) if http is not None else None,
+            monitor_server(monitor, self._context) if monitor is not None else None,
+        )
+
+    async def _close_servers(self) -> None:
+        await asyncio.gather(*(each.close() for each in (self._server, self._http, self._monitor) if each))
+        if self._context is not None:
+            self._context.audio.close()
 
     async def _tick(self) -> None:
         before = time.monotonic()
@@ -184,6 +202,11 @@ def peak_memory_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
+def _listening(config: Config) -> list[str]:
+    gateway = config.gateway
+    return [each for each in (gateway.listen, gateway.http, gateway.monitor) if each is not None]
+
+
 async def run(config: Config) -> None:
     """Run a gateway until SIGTERM or SIGINT, and until its requests have ended, or a second signal comes.
 
@@ -211,7 +234,7 @@ async def run(config: Config) -> None:
     await process.start()
     # Where stages share its machine, it would wait for what they compute before it passes their audio on.
     go_first()
-    log.info("listening on %s", ", ".join(filter(None, [config.gateway.listen, config.gateway.http])))
+    log.info("listening on %s", ", ".join(_listening(config)))
     process.door.warn()
     await stop.wait()
     await process.drain(config.gateway.drain_s, hurry)

@@ -6,6 +6,7 @@ each tagged by an id that the client chooses.
 """
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Annotated, Final
 
 import msgspec
@@ -20,6 +21,8 @@ PROTOCOL_VERSION: Final = 1
 LENGTH_BYTES: Final = 4
 PIECE_BYTES: Final = 2**18
 """Of a large frame, how much is read or written at once, so that everybody gets a turn."""
+MAX_PIECE_BYTES: Final = 2**17
+"""Of a request that is sent in pieces, how much may be in one message."""
 MAX_PROMPT_IDS: Final = 2**20
 """As many as the thinker could ever be given."""
 
@@ -108,6 +111,22 @@ class Submit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="submi
     request: msgspec.Raw
 
 
+class Piece(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="piece", omit_defaults=True):
+    """A part of a long request, so that other messages need not wait for all of it.
+
+    Attributes:
+        id: The client's name of the request.
+        offset: Where it begins; 0 begins a request, and each other piece begins where the last one ended.
+        data: Of what would be the ``request`` of :class:`Submit`.
+        last: The request is complete.
+    """
+
+    id: ClientId
+    offset: Annotated[int, Meta(ge=0, le=2**63 - 1)]
+    data: bytes
+    last: bool = False
+
+
 class Cancel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="cancel"):
     """Stop answering this; nothing happens if it has ended."""
 
@@ -130,12 +149,14 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
         max_frame_bytes: Longest frame that it reads.
         max_item_bytes: Largest file of a sound, picture or video.
         max_media_bytes: All files of a request together.
+        max_piece_bytes: Longest ``data`` of a :class:`Piece`; none from gateways that know no pieces.
     """
 
     version: int
     max_frame_bytes: int | None = None
     max_item_bytes: int | None = None
     max_media_bytes: int | None = None
+    max_piece_bytes: int | None = None
 
 
 class Reply(msgspec.Struct, frozen=True, tag="reply"):
@@ -164,7 +185,7 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     message: str
 
 
-ClientMessage = Hello | Submit | Cancel | StatusQuery
+ClientMessage = Hello | Submit | Piece | Cancel | StatusQuery
 ServerMessage = Welcome | Reply | StatusReply | Refused
 
 
@@ -187,19 +208,18 @@ async def read_length(reader: asyncio.StreamReader, max_bytes: int) -> int:
     return length
 
 
-async def read_body(reader: asyncio.StreamReader, length: int) -> bytearray:
-    """Read the body of a frame, piece by piece: what has not come takes no memory.
+async def read_pieces(reader: asyncio.StreamReader, length: int) -> AsyncIterator[bytes]:
+    """Read the body of a frame, piece by piece as it arrives.
 
     Raises:
         asyncio.IncompleteReadError: The connection was closed.
     """
-    body = bytearray()
-    while len(body) < length:
-        piece = await reader.read(min(length - len(body), PIECE_BYTES))
+    while length:
+        piece = await reader.read(min(length, PIECE_BYTES))
         if not piece:
-            raise asyncio.IncompleteReadError(b"", length - len(body))
-        body += piece
-    return body
+            raise asyncio.IncompleteReadError(b"", length)
+        length -= len(piece)
+        yield piece
 
 
 async def read_frame(reader: asyncio.StreamReader, max_bytes: int) -> bytearray:
@@ -209,7 +229,10 @@ async def read_frame(reader: asyncio.StreamReader, max_bytes: int) -> bytearray:
         MessageError: It is announced to be longer than allowed; nothing was allocated for it.
         asyncio.IncompleteReadError: The connection was closed.
     """
-    return await read_body(reader, await read_length(reader, max_bytes))
+    body = bytearray()
+    async for piece in read_pieces(reader, await read_length(reader, max_bytes)):
+        body += piece
+    return body
 
 
 def parse_tcp(address: str) -> tuple[str, int]:

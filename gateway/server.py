@@ -10,15 +10,13 @@ from typing import Final
 from gateway.connection import FAREWELL_S, Connection
 from gateway.core import Gateway
 from gateway.door import Door
-from gateway.held import UploadRoom
 from gateway.listening import listen
 from gateway.status import StatusReport
+from gateway.uploads import UploadRoom
 from shared.config import Config
 from shared.errors import AddressInUseError, ConfigError
 from shared.log import limited
 
-MAX_CONNECTIONS: Final = 512
-"""Open at once; one more is closed as it comes."""
 log = logging.getLogger(__name__)
 
 
@@ -104,8 +102,10 @@ class TcpServer:
         if task is None or not any(each.is_serving() for each in self._servers):
             writer.close()
             return
-        if len(self._connections) >= MAX_CONNECTIONS:
-            limited(log).warning("hung up on a client: %d connections are open", MAX_CONNECTIONS)
+        address, *_ = writer.get_extra_info("peername") or ("unknown",)
+        place = self._door.tcp_places.take(address, writer.transport.abort)
+        if place is None:
+            limited(log).warning("hung up on a client: no place for one more of its address")
             writer.transport.abort()
             return
         self._peers += 1
@@ -121,8 +121,10 @@ class TcpServer:
             self.refused,
         )
         self._connections[task] = connection
+        connection.known = place.move
         try:
             await connection.serve()
         finally:
             del self._connections[task]
+            place.leave()
             writer.close()

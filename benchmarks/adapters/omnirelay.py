@@ -140,7 +140,7 @@ def _forced(tokens: int) -> SamplingOverrides:
 
 def _configuration(model: Path, changes: Changes) -> dict[str, Any]:
     """The defaults, on free addresses, with room for the longest answers that are measured."""
-    listen, events, control, http, *others = _free_addresses(4 + 2 * len(STAGES))
+    listen, events, control, http, monitor, *others = _free_addresses(5 + 2 * len(STAGES))
     stages: dict[str, dict[str, Any]] = {
         name: {"inbox": inbox, "http": page}
         for name, inbox, page in zip(STAGES, others[::2], others[1::2], strict=True)
@@ -153,7 +153,14 @@ def _configuration(model: Path, changes: Changes) -> dict[str, Any]:
     return {
         "model": str(model),
         "log_level": "warning",
-        "gateway": {"listen": listen, "events": events, "control": control, "http": http, "limits": limits},
+        "gateway": {
+            "listen": listen,
+            "events": events,
+            "control": control,
+            "http": http,
+            "monitor": monitor,
+            "limits": limits,
+        },
         "stages": stages,
     }
 

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from gateway import events, failures
-from gateway.client.outbox import Outbox, Pieces, Upload, submit_pieces
+from gateway.client.outbox import Outbox, Upload, request_pieces
 from gateway.client.types import (
     DEFAULT_ADDRESS,
     AudioEvent,
@@ -42,6 +42,7 @@ from gateway.protocol import (
 from gateway.status import StatusReport
 from gateway.tls import client_context
 from shared.errors import (
+    CancelledRequestError,
     GatewayUnreachableError,
     MessageError,
     OmniRelayError,
@@ -275,14 +276,18 @@ class AsyncGatewayClient:
                 bits, or the request is longer than the gateway reads.
         """
         client_id = next(self._ids)
-        frame = submit_pieces(client_id, build_request(prompt, **options), self._limits)
-        answer = AsyncAnswer(self, client_id, self._send(frame))
+        pieces = request_pieces(build_request(prompt, **options), self._limits)
+        answer = AsyncAnswer(self, client_id, self._connected().submit(client_id, pieces, self._limits))
         self._answers[client_id] = answer
         return answer
 
     def cancel(self, client_id: int) -> None:
-        """Ask the gateway to stop answering a request of this client."""
-        self._send([pack(Cancel(client_id))])
+        """Ask the gateway to stop answering a request of this client; of one on its way no more is sent."""
+        outbox = self._connected()
+        if not outbox.withdraw(client_id):
+            outbox.say(pack(Cancel(client_id)))
+        elif answer := self._answers.pop(client_id, None):
+            answer.fail(CancelledRequestError("the request was cancelled before any of it was sent"))
 
     async def status(self) -> StatusReport:
         """Ask how the stack is.
@@ -292,7 +297,7 @@ class AsyncGatewayClient:
         """
         client_id = next(self._ids)
         report: asyncio.Future[StatusReport] = asyncio.get_running_loop().create_future()
-        self._send([pack(StatusQuery(client_id))])
+        self._connected().say(pack(StatusQuery(client_id)))
         self._reports[client_id] = report
         return await report
 
@@ -301,12 +306,12 @@ class AsyncGatewayClient:
             return self._ca
         return client_context(Path(self._ca) if self._ca is not None else None)
 
-    def _send(self, frame: Pieces) -> Upload:
+    def _connected(self) -> Outbox:
         if self._lost is not None:
             raise self._lost
         if self._outbox is None:
             raise GatewayUnreachableError("the client is not connected")
-        return self._outbox.put(frame)
+        return self._outbox
 
     async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Welcome:
         writer.write(pack(Hello(PROTOCOL_VERSION, "omnirelay-python", self._api_key)))
@@ -340,6 +345,9 @@ class AsyncGatewayClient:
             answer = self._answers.get(message.id)
             if answer is not None and answer.take(message.event):
                 del self._answers[message.id]
+                if self._outbox is not None:
+                    # Of a request that was refused while it came, the gateway takes no more.
+                    self._outbox.withdraw(message.id)
         elif isinstance(message, StatusReply):
             report = self._reports.pop(message.id, None)
             if report is not None and not report.done():

@@ -15,15 +15,17 @@ from gateway.http.chat import ChatApi
 from gateway.http.connection import ClientGoneError
 from gateway.http.context import HttpContext
 from gateway.http.errors import http_response, response_of
+from gateway.http.forwarded import ForwardedGuard
 from gateway.http.guard import AccessLog, OriginGuard
 from gateway.http.health import HealthApi
-from gateway.http.host import HostGuard, allowed_hosts
+from gateway.http.host import HostGuard, allowed_hosts, is_local
 from gateway.http.keys import KeyGuard
 from gateway.http.models import ModelsApi
 from gateway.http.monitor import MonitorApi
 from gateway.http.page import PageApi
 from gateway.http.realtime.endpoint import RealtimeApi
 from gateway.http.speech import SpeechApi
+from gateway.protocol import parse_tcp
 from shared.errors import OmniRelayError
 
 CLIENT_GONE: Final = 499
@@ -38,20 +40,13 @@ def make_app(context: HttpContext) -> Starlette:
     """
     origins = context.config.gateway.http_origins
 
-    async def answer(request: Request, error: Exception) -> Response:
-        """Answer with an error that was raised on purpose, or by the router."""
-        if isinstance(error, HTTPException):
-            return http_response(error, request.scope)
-        if isinstance(error, ClientGoneError):
-            return Response(status_code=CLIENT_GONE)
-        known = error if isinstance(error, OmniRelayError) else OmniRelayError("see the gateway's log")
-        context.told(known)
-        return response_of(known)
-
-    middleware = [Middleware(AccessLog), Middleware(OriginGuard, origins, context.told)]
+    middleware = [Middleware(AccessLog)]
+    if context.config.gateway.trusted_proxies:
+        middleware.append(Middleware(ForwardedGuard, context.door.proxies, context.told))
     hosts = allowed_hosts(context.config.gateway)
     if hosts is not None:
-        middleware.insert(1, Middleware(HostGuard, hosts, context.told))
+        middleware.append(Middleware(HostGuard, hosts, context.told))
+    middleware.append(Middleware(OriginGuard, origins, context.told))
     if origins:
         exposed = ["X-Request-Id", "Retry-After", "Retry-After-Ms"]
         methods = ["GET", "POST"]
@@ -66,8 +61,35 @@ def make_app(context: HttpContext) -> Starlette:
         )
     # Behind CORS, so that pages of other origins may ask what they may send, and hear why not.
     middleware.append(Middleware(KeyGuard, context.door, context.told))
+    return _app(context, _routes(context), middleware)
+
+
+def make_monitor_app(address: str, context: HttpContext) -> Starlette:
+    """Put together what is served to those who watch the stack.
+
+    Args:
+        address: Where it is served.
+        context: The gateway's parts.
+    """
+    middleware = [Middleware(AccessLog)]
+    if is_local(parse_tcp(address)[0]):
+        middleware.append(Middleware(HostGuard, (), context.told))
+    return _app(context, _watched(context), middleware)
+
+
+def _app(context: HttpContext, routes: list[BaseRoute], middleware: list[Middleware]) -> Starlette:
+    async def answer(request: Request, error: Exception) -> Response:
+        """Answer with an error that was raised on purpose, or by the router."""
+        if isinstance(error, HTTPException):
+            return http_response(error, request.scope)
+        if isinstance(error, ClientGoneError):
+            return Response(status_code=CLIENT_GONE)
+        known = error if isinstance(error, OmniRelayError) else OmniRelayError("see the gateway's log")
+        context.told(known)
+        return response_of(known)
+
     app = Starlette(
-        routes=_routes(context),
+        routes=routes,
         middleware=middleware,
         exception_handlers={
             HTTPException: answer,
@@ -86,8 +108,18 @@ async def _nowhere(scope: Scope, receive: Receive, send: Send) -> None:
     await http_response(HTTPException(404), scope)(scope, receive, send)
 
 
+def _watched(context: HttpContext) -> list[BaseRoute]:
+    health, monitor = HealthApi(context), MonitorApi(context)
+    return [
+        Route("/metrics", monitor.metrics),
+        Route("/livez", health.livez),
+        Route("/readyz", health.readyz),
+        Route("/health", health.health),
+    ]
+
+
 def _routes(context: HttpContext) -> list[BaseRoute]:
-    health, models, monitor = HealthApi(context), ModelsApi(context), MonitorApi(context)
+    models, monitor = ModelsApi(context), MonitorApi(context)
     page, realtime = PageApi(), RealtimeApi(context)
     return [
         Route("/", page.index),
@@ -97,10 +129,7 @@ def _routes(context: HttpContext) -> list[BaseRoute]:
         WebSocketRoute("/v1/realtime", realtime.serve),
         Route("/v1/realtime", realtime.refuse),
         Route("/v1/requests/{request_id}", monitor.request),
-        Route("/metrics", monitor.metrics),
-        Route("/livez", health.livez),
-        Route("/readyz", health.readyz),
-        Route("/health", health.health),
+        *_watched(context),
         Route("/v1/models", models.list),
         Route("/v1/models/{model:path}", models.get),
     ]

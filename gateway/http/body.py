@@ -12,7 +12,8 @@ from gateway.http.connection import ClientGoneError
 from gateway.http.context import HttpContext
 from gateway.http.keys import client_of
 from gateway.protocol import PIECE_BYTES
-from shared.errors import InvalidRequestError, RequestTooLargeError, SlowUploadError
+from gateway.uploads import Upload
+from shared.errors import InvalidRequestError, RequestTooLargeError
 
 MAX_VALUES: Final = 2**20
 """Of JSON in one body, text counted that looks like it: what a body may become in memory."""
@@ -35,7 +36,7 @@ async def read_body(request: Request, context: HttpContext, parse: Callable[[byt
         parse: Called with all bytes, on another thread if they are many.
 
     Raises:
-        BusyError: The client may begin no request now; nothing was read.
+        BusyError: The client may begin no request now, and nothing was read; or memory is short.
         UnauthenticatedError: Its key was withdrawn.
         RequestTooLargeError: It is longer than allowed.
         SlowUploadError: It comes too slowly.
@@ -47,12 +48,10 @@ async def read_body(request: Request, context: HttpContext, parse: Callable[[byt
     limit = context.config.gateway.limits.request_bytes
     if client.limits.request_bytes is not None:
         limit = min(limit, client.limits.request_bytes)
-    size = _announced(request, limit)
-    if size <= PIECE_BYTES:
-        return parse(await _receive(request, size, context.uploads.limit_s(size)))
-    async with context.uploads.take(size, client.name):
-        body = await _receive(request, size, context.uploads.limit_s(size))
-        return await asyncio.to_thread(parse, body)
+    _check_announced(request, limit)
+    async with context.uploads.reading(context.share(request)) as upload:
+        body = await _receive(request, upload, limit)
+        return await asyncio.to_thread(parse, body) if len(body) > PIECE_BYTES else parse(body)
 
 
 def read_object(body: bytearray) -> dict[str, Any]:
@@ -75,35 +74,27 @@ def read_object(body: bytearray) -> dict[str, Any]:
         raise InvalidRequestError(f"the body cannot be read as a JSON object: {problem}") from error
 
 
-def _announced(request: Request, limit: int) -> int:
-    """How long the body is, or may be at most.
+def _check_announced(request: Request, limit: int) -> None:
+    """Refuse a body that is said to be too long.
 
     Raises:
-        RequestTooLargeError: That is too long.
+        RequestTooLargeError: It is.
     """
-    header = request.headers.get("content-length")
-    if header is None:
-        return limit if "transfer-encoding" in request.headers else 0
     # The server has checked that it is a number.
-    size = int(header)
+    size = int(request.headers.get("content-length", 0))
     if size > limit:
         raise _too_large(size, limit)
-    return size
 
 
-async def _receive(request: Request, limit: int, limit_s: float) -> bytearray:
-    body = bytearray()
+async def _receive(request: Request, upload: Upload, limit: int) -> bytearray:
     try:
-        async with asyncio.timeout(limit_s):
-            async for piece in request.stream():
-                if len(body) + len(piece) > limit:
-                    raise _too_large(len(body) + len(piece), limit)
-                body += piece
-    except TimeoutError as error:
-        raise SlowUploadError(f"{len(body)} bytes of the body came in {limit_s:.0f} s") from error
+        async for piece in request.stream():
+            if upload.size + len(piece) > limit:
+                raise _too_large(upload.size + len(piece), limit)
+            upload.add(piece)
     except ClientDisconnect as error:
         raise ClientGoneError from error
-    return body
+    return upload.finish()
 
 
 def _too_large(size: int, limit: int) -> RequestTooLargeError:

@@ -10,11 +10,11 @@ from starlette.requests import HTTPConnection
 
 from gateway.core import Gateway
 from gateway.door import Door
-from gateway.held import UploadRoom
 from gateway.http.audio import AudioPool
 from gateway.http.keys import client_of
 from gateway.status import StatusReport
 from gateway.stream import ClientAccount
+from gateway.uploads import UploadRoom
 from shared.config import Config
 from shared.errors import OmniRelayError, UnknownModelError
 
@@ -50,6 +50,10 @@ class HttpContext:
     def account(self, request: HTTPConnection) -> ClientAccount:
         """Open an account for one HTTP request or WebSocket."""
         return self.door.account(f"HTTP client {next(self._clients)}", client_of(request.scope))
+
+    def share(self, request: HTTPConnection) -> str:
+        """What a client's share of memory for uploads goes by."""
+        return self.door.share(client_of(request.scope), request.client.host if request.client else "")
 
     def told(self, error: OmniRelayError) -> None:
         """Count an error that a client is told."""

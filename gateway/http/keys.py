@@ -9,6 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gateway.clients import Client
 from gateway.door import Door
 from gateway.http.errors import response_of
+from gateway.places import Place
 from shared.errors import OmniRelayError, UnauthenticatedError
 
 OPEN_PATHS: Final = frozenset({"/", "/livez", "/readyz", "/health"})
@@ -18,6 +19,8 @@ SUBPROTOCOL_KEY: Final = "openai-insecure-api-key."
 """How browsers, which cannot set headers of a WebSocket, send a key: OpenAI's clients offer a subprotocol."""
 CLIENT: Final = "omnirelay.client"
 """Where the client is found in the scope of a request."""
+PLACE: Final = "place"
+"""Where the place of its connection is found in the state of a request."""
 
 
 class KeyGuard:
@@ -41,11 +44,12 @@ class KeyGuard:
             await self._app(scope, receive, send)
             return
         try:
-            scope[CLIENT] = self._door.client(_key(scope), _peer(scope))
+            client = scope[CLIENT] = self._door.client(_key(scope), _peer(scope))
         except UnauthenticatedError as error:
             self._told(error)
             await response_of(error)(scope, receive, send)
             return
+        move(scope, self._door.share(client, _address(scope)))
         await self._app(scope, receive, send)
 
 
@@ -53,6 +57,12 @@ def client_of(scope: Scope) -> Client:
     """Give the client of a request that has passed."""
     client: Client = scope[CLIENT]
     return client
+
+
+def move(scope: Scope, holder: str) -> bool:
+    """Note whose the connection of a request is; see :meth:`gateway.places.Place.move`."""
+    place: Place | None = scope.get("state", {}).get(PLACE)
+    return place is None or place.move(holder)
 
 
 def _key(scope: Scope) -> str | None:
@@ -74,3 +84,8 @@ def _peer(scope: Scope) -> str:
     """What a client goes by without keys: its address; a WebSocket, which stays, goes by its port too."""
     host, port = scope.get("client") or ("unknown", 0)
     return f"{host}:{port}" if scope["type"] == "websocket" else host
+
+
+def _address(scope: Scope) -> str:
+    host, _ = scope.get("client") or ("unknown", 0)
+    return str(host)

@@ -2,32 +2,47 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from gateway.http.errors import malformed
+from gateway.http.keys import PLACE
+from gateway.places import Place, Places
 
-MAX_CONNECTIONS: Final = 512
-"""Open at once; one more is closed as it comes."""
 MAX_HEAD_BYTES: Final = 32 * 2**10
 """Request line and headers."""
 HEAD_S: Final = 10.0
 """How long the head of a request may take, from its first byte or from the connection's begin."""
 KEEP_ALIVE_S: Final = 60
 """How long a connection may wait for its next request."""
-DRAIN_S: Final = 5.0
+DRAIN_S: Final = 30.0
 """How long the rest of a body is read whose request has been answered, so that the answer is heard."""
+DRAIN_BYTES: Final = 2**28
+"""How much of such a rest is read."""
 STALL_S: Final = 60.0
 """How long a client may read nothing of what waits for it."""
+_LINE_ENDS: Final = len(b"  HTTP/1.1\r\n" + b"\r\n")
 
 
 class BoundedProtocol(H11Protocol):
-    """One connection.  The arguments are uvicorn's."""
+    """One connection.
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    Args:
+        places: Where it has its place, if there is one.
+        *args: uvicorn's.
+        **kwargs: uvicorn's.
+    """
+
+    def __init__(self, places: Places, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._bounded = self.conn = _BoundedHttp(h11.SERVER, MAX_HEAD_BYTES)
+        self._places = places
+        self._place: Place | None = None
+        self._socket: asyncio.Transport | None = None
+        self._lingering = False
+        self._drained = 0
         self._head = Alarm(self.loop, HEAD_S, self._hang_up)
         self._drain = Alarm(self.loop, DRAIN_S, self._hang_up)
         self._stall = Alarm(self.loop, STALL_S, self._hang_up)
@@ -39,8 +54,12 @@ class BoundedProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take a connection, if there is a place for it."""
-        super().connection_made(transport)
-        if len(self.connections) > MAX_CONNECTIONS:
+        self._socket = transport
+        super().connection_made(cast("asyncio.Transport", _Lingering(transport, self._linger)))
+        address = self.client[0] if self.client is not None else "unknown"
+        self._place = self._places.take(address, self._hang_up)
+        self.app_state = {**self.app_state, PLACE: self._place}
+        if self._place is None:
             self._hang_up()
         else:
             self._head.start()
@@ -48,13 +67,22 @@ class BoundedProtocol(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
         self._stop_alarms()
+        if self._place is not None:
+            self._place.leave()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Take what came; the rest of a head must come soon."""
+        if self._lingering or self._leaving_a_body:
+            self._drained += len(data)
+            if self._drained > DRAIN_BYTES:
+                self._hang_up()
+        if self._lingering:
+            return
         super().data_received(data)
         if self.conn.their_state is not h11.SEND_BODY:
             self._drain.stop()
+            self._drained = 0
         if self.conn.their_state is not h11.IDLE:
             self._head.stop()
         elif not self.transport.is_closing():
@@ -62,13 +90,17 @@ class BoundedProtocol(H11Protocol):
 
     def on_response_complete(self) -> None:
         """Go on to the next request; what is left of this one is not read for ever."""
+        if self._lingering:
+            return
         super().on_response_complete()
-        if self.conn.their_state is h11.SEND_BODY and not self.transport.is_closing():
+        if self._leaving_a_body and not self.transport.is_closing():
             self._drain.start()
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
-        """Hand the connection over."""
+        """Hand the connection over, and its place."""
         self._stop_alarms()
+        if self._socket is not None:
+            self.transport = self._socket
         super().handle_websocket_upgrade(event)
 
     def pause_writing(self) -> None:
@@ -90,20 +122,111 @@ class BoundedProtocol(H11Protocol):
         if self.conn.our_state not in {h11.IDLE, h11.SEND_RESPONSE}:
             self.transport.close()
             return
-        headers, body = malformed(msg)
+        headers, body = malformed(self._bounded.problem or msg)
         answer = h11.Response(status_code=400, headers=headers, reason=b"Bad Request")
         # A HEAD whose body is broken has an answer without one.
-        of_head = self.conn.our_state is h11.SEND_RESPONSE and self.scope["method"] == "HEAD"
+        of_head = self.conn.our_state is h11.SEND_RESPONSE and self._bounded.method == b"HEAD"
         for part in (answer, h11.Data(data=b"" if of_head else body), h11.EndOfMessage()):
             self.transport.write(self.conn.send(part) or b"")
         self.transport.close()
 
+    @property
+    def _leaving_a_body(self) -> bool:
+        """A request has been answered before all of its body came."""
+        answered = self.cycle is not None and self.cycle.response_complete
+        return answered and self.conn.their_state is h11.SEND_BODY
+
+    def _linger(self) -> bool:
+        """Close the sending side only, if the client is still sending: it would lose the answer.
+
+        What it sends is read and forgotten, within bounds, until it closes its side.
+
+        Returns:
+            Whether the connection stays.
+        """
+        theirs = self.conn.their_state
+        if self._lingering or self._socket is None or self._socket.is_closing():
+            return False
+        if theirs is not h11.SEND_BODY and theirs is not h11.ERROR and not self._bounded.problem:
+            return False
+        self._lingering = True
+        self._stop_alarms()
+        if self._socket.can_write_eof():
+            self._socket.write_eof()
+        self.flow.resume_reading()
+        self._drain.start()
+        return True
+
     def _hang_up(self) -> None:
-        self.transport.abort()
+        if self._socket is not None:
+            self._socket.abort()
 
     def _stop_alarms(self) -> None:
         for alarm in (self._head, self._drain, self._stall):
             alarm.stop()
+
+
+class _BoundedHttp(h11.Connection):
+    """HTTP of which no head is too long, however it was cut, and no body has two lengths.
+
+    Attributes:
+        method: Of the last request.
+        problem: What is wrong with what came.
+    """
+
+    method = b""
+    problem: str | None = None
+
+    def next_event(self) -> Any:
+        """Give what came next, as h11 does.
+
+        Raises:
+            h11.RemoteProtocolError: It is not HTTP, or a head that is refused.
+        """
+        try:
+            event = super().next_event()
+            if isinstance(event, h11.Request):
+                self.method = event.method
+                _check_head(event)
+        except h11.RemoteProtocolError as error:
+            self.problem = f"Invalid HTTP request received: {error}"
+            raise
+        return event
+
+
+def _check_head(request: h11.Request) -> None:
+    """Refuse a head that is too long, or ambiguous.
+
+    Raises:
+        h11.RemoteProtocolError: It is.
+    """
+    size = _LINE_ENDS + len(request.method) + len(request.target)
+    size += sum(len(name) + len(value) + len(b": \r\n") for name, value in request.headers)
+    if size > MAX_HEAD_BYTES:
+        raise h11.RemoteProtocolError(f"its head has {size} bytes, at most {MAX_HEAD_BYTES} are taken")
+    if {b"content-length", b"transfer-encoding"} <= {name for name, _ in request.headers}:
+        raise h11.RemoteProtocolError("it has both a Content-Length and a Transfer-Encoding: send one")
+
+
+class _Lingering:
+    """A transport that is not closed while its client is still sending.
+
+    Args:
+        transport: The connection's.
+        linger: Asked when it is to be closed; says whether it stays.
+    """
+
+    def __init__(self, transport: asyncio.Transport, linger: Callable[[], bool]) -> None:
+        self._transport = transport
+        self._linger = linger
+
+    def close(self) -> None:
+        """Close it, at once or later."""
+        if not self._linger():
+            self._transport.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
 
 
 class Alarm:

@@ -11,29 +11,54 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from gateway.door import TlsOptions
-from gateway.http.app import make_app
+from gateway.http.app import make_app, make_monitor_app
 from gateway.http.context import HttpContext
 from gateway.http.protocol import KEEP_ALIVE_S, MAX_HEAD_BYTES, BoundedProtocol
-from gateway.http.realtime.protocol import MAX_MESSAGE_BYTES, BoundedWebSocket
+from gateway.http.realtime.protocol import MAX_MESSAGE_BYTES, UPLOADS, BoundedWebSocket
 from gateway.listening import BACKLOG, listen
+from gateway.places import MAX_WATCHERS, Places, WatchersPlaces
+from gateway.uploads import UploadRoom
 from shared.errors import AddressInUseError, ConfigError
 
 FAREWELL_S: Final = 1
 """How long a closing server tries to deliver the last events; a whole number, as uvicorn wants it."""
 
 
-class HttpServer:
-    """Serves the application.
+def api_server(address: str, context: HttpContext) -> "HttpServer":
+    """Give what serves clients; the arguments are those of :func:`monitor_server`."""
+    door = context.door
+    server = BoundedServer(make_app(context), door.http_places, context.uploads, door.server_options)
+    return HttpServer("gateway.http", address, server)
+
+
+def monitor_server(address: str, context: HttpContext) -> "HttpServer":
+    """Give what serves health checks and metrics, which no client can keep busy.
 
     Args:
         address: Where to listen, ``tcp://HOST:PORT``.
         context: The gateway's parts.
     """
+    places = WatchersPlaces(MAX_WATCHERS, context.door.proxies)
+    return HttpServer(
+        "gateway.monitor",
+        address,
+        BoundedServer(make_monitor_app(address, context), places, context.uploads, {}),
+    )
 
-    def __init__(self, address: str, context: HttpContext) -> None:
+
+class HttpServer:
+    """Serves an application.
+
+    Args:
+        key: The configuration's, of the address.
+        address: Where to listen, ``tcp://HOST:PORT``.
+        server: Serves it.
+    """
+
+    def __init__(self, key: str, address: str, server: "BoundedServer") -> None:
+        self._key = key
         self._address = address
-        self._context = context
-        self._server = _Server(make_app(context), context.door.server_options)
+        self._server = server
         self._serving: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -67,7 +92,6 @@ class HttpServer:
         self._server.should_exit = True
         await self._serving
         self._server.hang_up()
-        self._context.audio.close()
 
     async def _listen(self) -> list[socket.socket]:
         try:
@@ -76,16 +100,25 @@ class HttpServer:
             if error.errno == errno.EADDRINUSE:
                 raise AddressInUseError(
                     f"{self._address} is in use: does another program serve HTTP there? "
-                    "Stop it, or set another gateway.http in the configuration."
+                    f"Stop it, or set another {self._key} in the configuration."
                 ) from error
-            raise ConfigError(f"cannot listen on {self._address} (gateway.http): {error}") from error
+            raise ConfigError(f"cannot listen on {self._address} ({self._key}): {error}") from error
 
 
-class _Server(uvicorn.Server):
-    """uvicorn, which here is a part of a process and not the process."""
+class BoundedServer(uvicorn.Server):
+    """uvicorn, which here is a part of a process and not the process.
 
-    def __init__(self, app: ASGIApp, options: TlsOptions) -> None:
+    Args:
+        app: Answers the requests.
+        places: For connections.
+        uploads: Memory for long messages of WebSockets.
+        options: Of TLS.
+    """
+
+    def __init__(self, app: ASGIApp, places: Places, uploads: UploadRoom, options: TlsOptions) -> None:
         self._options = options
+        self._places = places
+        self._uploads = uploads
         self.servers = []
         super().__init__(
             uvicorn.Config(
@@ -107,17 +140,19 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, as uvicorn does, but with bounds on how TLS begins and ends."""
-        state = self.lifespan.state
-
-        def protocol() -> BoundedProtocol:
-            return BoundedProtocol(config=self.config, server_state=self.server_state, app_state=state)
-
         loop = asyncio.get_running_loop()
         self.servers = [
-            await loop.create_server(protocol, sock=each, backlog=BACKLOG, **self._options)
+            await loop.create_server(self.protocol, sock=each, backlog=BACKLOG, **self._options)
             for each in sockets or []
         ]
         self.started = True
+
+    def protocol(self) -> BoundedProtocol:
+        """Give what serves one connection."""
+        state = {UPLOADS: self._uploads}
+        return BoundedProtocol(
+            self._places, config=self.config, server_state=self.server_state, app_state=state
+        )
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:

@@ -4,7 +4,7 @@ from typing import Annotated, Final, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from shared.config.values import Address, Bytes, Host, Origin, Section, TcpAddress, empty_is_none
+from shared.config.values import Address, Bytes, Host, Network, Origin, Section, TcpAddress, empty_is_none
 
 SPEECH_SYSTEM_PROMPT: Final = (
     "You are Qwen, a virtual human developed by the Qwen Team, Alibaba Group, capable of perceiving auditory "
@@ -72,6 +72,10 @@ class GatewayConfig(Section):
         events: Where the stages push what comes out.
         control: Where the stages connect for heartbeats and aborts.
         http: Where HTTP is served, written like the others; none switches it off.
+        monitor: Where ``/livez``, ``/readyz``, ``/health`` and ``/metrics`` are served besides, without keys
+            and TLS, on connections that no client can take; none switches it off.
+        trusted_proxies: Addresses or networks of proxies before the gateway: what they say in
+            ``X-Forwarded-For`` is believed, and shares go by the addresses named there.
         http_origins: Origins, besides the gateway's own, whose pages a browser may let use it.
         http_hosts: What HTTP requests may name as ``Host``, besides this machine and the hosts of
             ``http_origins``.  None stands for nothing else on the loopback, and for anything elsewhere.
@@ -93,6 +97,8 @@ class GatewayConfig(Section):
     events: Address = "tcp://127.0.0.1:5560"
     control: Address = "tcp://127.0.0.1:5561"
     http: TcpAddress | None = "tcp://127.0.0.1:8000"
+    monitor: TcpAddress | None = "tcp://127.0.0.1:5571"
+    trusted_proxies: list[Network] = Field(default_factory=list)
     http_origins: list[Origin] = Field(default_factory=list)
     http_hosts: list[Host] | None = None
     api_keys: FilePath = None

@@ -101,6 +101,17 @@ def _check_host(host: str) -> str:
 Host = Annotated[str, AfterValidator(_check_host)]
 
 
+def _check_network(network: str) -> str:
+    try:
+        ipaddress.ip_network(network)
+    except ValueError as error:
+        raise ValueError(f"{network!r} is not an address, nor a network such as 10.0.0.0/8") from error
+    return network
+
+
+Network = Annotated[str, AfterValidator(_check_network)]
+
+
 def _device_number(devices: object) -> object:
     """A single device, ``devices: 0``, is a number to YAML."""
     return str(devices) if type(devices) is int else devices

@@ -24,7 +24,7 @@ from tests.compose.project import ROOT, SERVING, STAGES, Project, docker, say
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(1800)]
 
 GATEWAY_MB = 200
-METRICS_PORTS = {"gateway": 8000, "thinker": 5572, "talker": 5573, "token2wav": 5574}
+METRICS_PORTS = {"gateway": 5571, "thinker": 5572, "talker": 5573, "token2wav": 5574}
 UNHEALTHY_S = 60.0
 HEALTHY_S = 180.0
 

@@ -6,7 +6,7 @@ from typing import Any, Final, cast
 
 from gateway.core import Gateway
 from gateway.door import Door
-from gateway.held import HeldBytes, Hold, UploadRoom
+from gateway.held import HeldBytes, Hold
 from gateway.http.context import HttpContext
 from gateway.lifecycle import StateCounts
 from gateway.media import MediaIntake
@@ -16,6 +16,7 @@ from gateway.protocol import GenerateRequest
 from gateway.registry import StageRegistry
 from gateway.status import GatewayStatus, StatusReport
 from gateway.stream import ClientAccount, ResponseStream
+from gateway.uploads import UploadRoom
 from gateway.urls import decode_data_url, is_data_url
 from gateway.validation import Validator
 from shared.config import Config

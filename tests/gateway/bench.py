@@ -46,6 +46,7 @@ def make_config(
                 "events": events,
                 "control": control,
                 "http": None,
+                "monitor": None,
                 # What a lost stage means without a second attempt; with it: recovering.py.
                 "resume_attempts": 0,
                 # Gateway and stages share a loop here, which large bodies keep busy.

@@ -13,7 +13,7 @@ from tests.gateway.checkpoint_dir import make_checkpoint_dir
 from tests.gateway.guarded import KEY, OTHER, keys_file
 
 ROOT = Path(__file__).resolve().parents[2]
-KEYS = ["GATEWAY__LISTEN", "GATEWAY__EVENTS", "GATEWAY__CONTROL", "GATEWAY__HTTP"]
+KEYS = ["GATEWAY__LISTEN", "GATEWAY__EVENTS", "GATEWAY__CONTROL", "GATEWAY__HTTP", "GATEWAY__MONITOR"]
 KEYS += [f"STAGES__{stage.upper()}__INBOX" for stage in STAGES]
 
 

@@ -49,10 +49,16 @@ def test_over_tcp_only_a_known_key_opens_more_than_the_status(configure: Configu
                 assert (await nobody.status()).ready
                 with pytest.raises(UnauthenticatedError, match="asks for an API key"):
                     await nobody.chat("Hi", speech=False).result()
-                # Nothing large is read of somebody unknown.
-                answer = nobody.chat("x" * 2 * PIECE_BYTES, speech=False)
-                with pytest.raises((UnauthenticatedError, GatewayUnreachableError)):
-                    await answer.result()
+                # Nothing large is read of somebody unknown, in pieces or in one.
+                with pytest.raises(UnauthenticatedError, match="asks for an API key"):
+                    await nobody.chat("x" * 2 * PIECE_BYTES, speech=False).result()
+            raw = await RawClient.connect(b)
+            raw.writer.write((2 * PIECE_BYTES).to_bytes(4, "big"))
+            refused = await raw.hear()
+            assert isinstance(refused, Refused)
+            assert refused.code == "unauthenticated"
+            assert b.process._server._uploads.used == 0
+            await raw.close()
             with pytest.raises(UnauthenticatedError):
                 await AsyncGatewayClient(b.listen, KEY + "x").connect()
             assert len(b.stages.requests) == 1
@@ -88,7 +94,7 @@ def test_who_says_nothing_of_himself_may_not_stay(
 def test_no_more_connections_are_taken_than_there_may_be(
     configure: Configure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.server.MAX_CONNECTIONS", 2)
+    monkeypatch.setattr("gateway.places.MAX_CONNECTIONS", 2)
 
     async def scenario() -> None:
         async with bench(configure()) as b, b.client(), b.client() as second:

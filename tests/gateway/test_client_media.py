@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from gateway.client import AudioPart, ChatMessage, GenerateRequest, TextPart, VideoPart, audio, image, video
-from gateway.client.outbox import Outbox, submit_pieces
+from gateway.client.outbox import Outbox, Pieces, frames_of, request_pieces
 from gateway.client.types import build_request
 from gateway.parts import MediaPart, media_of
-from gateway.protocol import PIECE_BYTES, Submit, Welcome, pack
+from gateway.protocol import MAX_PIECE_BYTES, PIECE_BYTES, Cancel, Piece, Submit, Welcome, pack
 from shared import errors
 
 RNG = np.random.default_rng(0)
@@ -230,21 +230,35 @@ def test_a_frame_in_pieces_is_the_frame(contents: list[list[str | bytes]]) -> No
         for content in contents
     ]
     request = GenerateRequest(messages=messages, seed=3)
-    length, *pieces = submit_pieces(7, request, UNLIMITED)
+    [(length, *pieces)] = frames_of(7, request_pieces(request, UNLIMITED), UNLIMITED)
     body = b"".join(pieces)
     assert int.from_bytes(length) == len(body)
     submit = msgspec.msgpack.decode(body, type=Submit)
     assert submit.id == 7
     assert msgspec.msgpack.decode(submit.request, type=GenerateRequest) == request
     plain = GenerateRequest(messages=[message for message in messages if not media_of([message])])
-    assert b"".join(submit_pieces(7, plain, UNLIMITED)) == pack(
-        Submit(7, msgspec.Raw(msgspec.msgpack.encode(plain)))
-    )
+    [frame] = frames_of(7, request_pieces(plain, UNLIMITED), UNLIMITED)
+    assert b"".join(frame) == pack(Submit(7, msgspec.Raw(msgspec.msgpack.encode(plain))))
+
+
+@pytest.mark.parametrize("size", [PIECE_BYTES - 100, PIECE_BYTES, 2 * MAX_PIECE_BYTES, 10**6 + 1])
+def test_a_long_request_goes_in_pieces_to_a_gateway_that_takes_them(size: int) -> None:
+    request = build_request("Hi", images=RNG.bytes(size))
+    pieces = request_pieces(request, UNLIMITED)
+    whole = b"".join(pieces)
+    frames = [b"".join(frame) for frame in frames_of(7, pieces, Welcome(1, max_piece_bytes=MAX_PIECE_BYTES))]
+    assert all(len(frame) <= MAX_PIECE_BYTES + 100 for frame in frames)
+    sent = [msgspec.msgpack.decode(frame[4:], type=Piece) for frame in frames]
+    assert b"".join(piece.data for piece in sent) == whole
+    assert [piece.offset for piece in sent] == list(range(0, len(whole), MAX_PIECE_BYTES))
+    assert [piece.last for piece in sent] == [False] * (len(sent) - 1) + [True]
+    [frame] = frames_of(7, pieces, Welcome(1))
+    assert msgspec.msgpack.decode(b"".join(frame)[4:], type=Submit).request == msgspec.Raw(whole)
 
 
 def test_files_are_not_copied_into_the_frame() -> None:
     data = bytes(10**6)
-    pieces = submit_pieces(1, build_request("Hi", images=data, audio=data), UNLIMITED)
+    pieces = request_pieces(build_request("Hi", images=data, audio=data), UNLIMITED)
     views = [piece for piece in pieces if isinstance(piece, memoryview)]
     assert [view.obj is data for view in views] == [True, True]
     assert sum(len(piece) for piece in pieces if not isinstance(piece, memoryview)) < 200
@@ -252,17 +266,17 @@ def test_files_are_not_copied_into_the_frame() -> None:
 
 def test_limits_of_the_gateway_are_kept_before_anything_is_sent() -> None:
     limits = Welcome(1, max_frame_bytes=2000, max_item_bytes=1000, max_media_bytes=1500)
-    submit_pieces(1, build_request("Hi", images=bytes(1000)), limits)
+    request_pieces(build_request("Hi", images=bytes(1000)), limits)
     with pytest.raises(
         errors.MediaTooLargeError, match="image 2: 1001 bytes, the gateway takes at most 1000"
     ):
-        submit_pieces(1, build_request("Hi", images=[b"x", bytes(1001)]), limits)
+        request_pieces(build_request("Hi", images=[b"x", bytes(1001)]), limits)
     with pytest.raises(errors.MediaTooLargeError, match="1600 bytes of media together"):
-        submit_pieces(1, build_request("Hi", images=[bytes(800)] * 2), limits)
+        request_pieces(build_request("Hi", images=[bytes(800)] * 2), limits)
     with pytest.raises(errors.InvalidRequestError, match="the gateway reads at most 2000"):
-        submit_pieces(1, build_request("x" * 2000), limits)
+        request_pieces(build_request("x" * 2000), limits)
     with pytest.raises(errors.InvalidRequestError, match="cannot be sent"):
-        submit_pieces(1, build_request("\udcff", images=b"x"), limits)
+        request_pieces(build_request("\udcff", images=b"x"), limits)
 
 
 def test_what_an_older_gateway_does_not_know_is_not_sent_to_it() -> None:
@@ -271,8 +285,12 @@ def test_what_an_older_gateway_does_not_know_is_not_sent_to_it() -> None:
     assert msgspec.msgpack.decode(b"\x82\xa4type\xa7welcome\xa7version\x01", type=Welcome) == Welcome(1)
 
 
-def test_a_large_frame_waits_for_its_reader_and_lets_others_work() -> None:
-    """What is written is bounded however large the frame is, and the loop comes round in between."""
+@pytest.mark.parametrize("limits", [UNLIMITED, Welcome(1, max_piece_bytes=MAX_PIECE_BYTES)])
+def test_a_large_request_waits_for_its_reader_and_lets_others_work(limits: Welcome) -> None:
+    """What is written is bounded however large the request is, and the loop comes round in between.
+
+    A cancel goes before the next piece of it, and behind it where the gateway takes no pieces.
+    """
 
     async def scenario() -> None:
         arrived = bytearray()
@@ -288,22 +306,63 @@ def test_a_large_frame_waits_for_its_reader_and_lets_others_work() -> None:
         async with server:
             _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
             outbox = Outbox(writer)
-            data = RNG.bytes(2**25)
-            outbox.put([b"head", memoryview(data), b"tail"])
-            outbox.put([b"next"])
+            pieces: Pieces = [b"head", memoryview(RNG.bytes(2**25)), b"tail"]
+            frames = [b"".join(frame) for frame in frames_of(1, pieces, limits)]
+            upload = outbox.submit(1, pieces, limits)
             sending = asyncio.create_task(outbox.run())
             waiting = 0
             for _ in range(2000):
                 await asyncio.sleep(0)
                 waiting = max(waiting, writer.transport.get_write_buffer_size())
             assert 0 < waiting <= 2 * PIECE_BYTES
+            assert 0 < upload.sent_bytes < 2**25
+            begun = upload.sent_bytes // MAX_PIECE_BYTES + 2
+            cancel = pack(Cancel(2))
+            outbox.say(cancel)
             go_on.set()
             rounds = 0
-            while len(arrived) < len(data) + 12:
+            while len(arrived) < sum(map(len, frames)) + len(cancel):
                 await asyncio.sleep(0)
                 rounds += 1
-            assert rounds > len(data) / PIECE_BYTES
-            assert arrived == b"head" + data + b"tail" + b"next"
+            assert rounds > 2**25 / PIECE_BYTES
+            at = arrived.index(cancel)
+            assert arrived[:at] + arrived[at + len(cancel) :] == b"".join(frames)
+            assert at <= sum(map(len, frames[:begun]))
+            assert upload.sent_bytes == upload.total_bytes
+            sending.cancel()
+            writer.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), 20))
+
+
+def test_of_a_request_that_is_cancelled_no_more_is_sent() -> None:
+    async def scenario() -> None:
+        begun = asyncio.Event()
+        arrived = bytearray()
+
+        async def read_little(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            arrived.extend(await reader.readexactly(MAX_PIECE_BYTES))
+            begun.set()
+            while piece := await reader.read(2**20):
+                arrived.extend(piece)
+            writer.close()
+
+        server = await asyncio.start_server(read_little, "127.0.0.1", 0)
+        async with server:
+            _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+            outbox = Outbox(writer)
+            limits = Welcome(1, max_piece_bytes=MAX_PIECE_BYTES)
+            for client_id in (1, 2):
+                outbox.submit(client_id, [memoryview(bytes(2**30))], limits)
+            sending = asyncio.create_task(outbox.run())
+            await begun.wait()
+            assert not outbox.withdraw(1)
+            assert outbox.withdraw(2)
+            assert not outbox.withdraw(3)
+            outbox.say(b"the end")
+            while not arrived.endswith(b"the end"):
+                await asyncio.sleep(0)
+            assert len(arrived) < 2**25
             sending.cancel()
             writer.close()
 

@@ -11,16 +11,19 @@ import pytest
 from gateway.client import ChatMessage, GenerateRequest, TextPart, image
 from gateway.events import ErrorEvent
 from gateway.parts import MAX_MESSAGES, MAX_PARTS
-from gateway.protocol import PIECE_BYTES, Refused, Reply, Submit, pack
+from gateway.protocol import MAX_PIECE_BYTES, PIECE_BYTES, Cancel, Piece, Refused, Reply, Submit, pack
+from gateway.uploads import UploadRoom
 from gateway.urls import decode_data_url
 from shared import errors
 from shared.config import Config
 from tests.gateway.bench import Bench, bench, run
 from tests.gateway.fake_stages import until
+from tests.gateway.http_bench import http_bench, http_gateway
 from tests.gateway.raw_client import HI, RawClient, serves, submit
 
 Configure = Callable[..., Config]
 MIB = 2**20
+POST = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
 
 
 def frame_with(size: int, client_id: int = 1) -> bytes:
@@ -116,7 +119,7 @@ def test_a_client_that_vanishes_while_it_sends_leaves_nothing(configure: Configu
                 raw = await RawClient.connect(b)
                 raw.writer.write(half)
                 await raw.writer.drain()
-                await until(lambda: uploads(b) > 50 * MIB)
+                await until(lambda: uploads(b) == 25 * MIB - 4)
                 if abort:
                     raw.writer.transport.abort()
                 else:
@@ -151,7 +154,7 @@ def test_many_that_send_at_once_hold_up_nobody(configure: Configure) -> None:
 
             counting = asyncio.create_task(count_rounds())
             await asyncio.gather(*(send(raw, frame[:middle]) for raw in clients))
-            await until(lambda: uploads(b) == 10 * (len(frame) - 4))
+            await until(lambda: uploads(b) == 10 * (middle - 4))
             await serves(b)
             assert len(b.stages.requests) == 1
             await asyncio.gather(*(send(raw, frame[middle:]) for raw in clients))
@@ -167,41 +170,120 @@ def test_many_that_send_at_once_hold_up_nobody(configure: Configure) -> None:
     run(scenario())
 
 
-def test_frames_for_which_there_is_no_memory_wait_in_order(configure: Configure) -> None:
+def picture(size: int) -> list[Any]:
+    """Messages of the HTTP API with a picture of about so many bytes."""
+    url = "data:;base64," + "A" * (size * 4 // 3 // 4 * 4)
+    return [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]
+
+
+SMALL = {"max_request_bytes": MIB, "max_item_bytes": MIB}
+
+
+def test_what_is_only_declared_takes_no_memory(configure: Configure) -> None:
+    """Frames and bodies of which little comes, from the same address: others are taken meanwhile."""
+
     async def scenario() -> None:
-        media = {"max_request_bytes": MIB, "max_item_bytes": MIB}
-        async with bench(configure(media=media, request_bytes=2 * MIB, held_bytes=MIB)) as b:
-            first, second, third = [await RawClient.connect(b) for _ in range(3)]
-            frame = frame_with(600_000)
-            first.writer.write(frame[:300_000])
-            await until(lambda: uploads(b) == len(frame) - 4)
-            second.writer.write(frame)
-            third.writer.write(frame)
-            await until(lambda: b.process._server._uploads.waiting)
-            await serves(b)
-            assert uploads(b) == len(frame) - 4
-            first.writer.write(frame[300_000:])
-            # Each is held from then on: one more finds no room, and is told.
-            for raw in (second, third):
-                heard = await raw.hear()
-                assert isinstance(heard, Reply)
-                assert isinstance(heard.event, ErrorEvent)
-                assert heard.event.code == "busy"
-            await b.stages.request(1)
-            for raw in (first, second, third):
+        config = configure(http_gateway(), SMALL, request_bytes=2 * MIB, held_bytes=2 * MIB)
+        async with http_bench(config) as b, b.client() as client:
+            declared = [await RawClient.connect(b) for _ in range(8)]
+            for raw in declared:
+                raw.writer.write((2 * MIB).to_bytes(4, "big") + bytes(10))
+            bodies = [await asyncio.open_connection(*b.address) for _ in range(8)]
+            for _, writer in bodies:
+                writer.write(f"{POST}Content-Length: {2 * MIB}\r\n\r\n".encode() + b"x" * 10)
+            await until(lambda: len(b.process._server._uploads._uploads) == 16)
+            assert uploads(b) == 0
+            b.stages.serve(b.encode("Hello"))
+            assert (await client.chat("Hi", images=bytes(MIB // 2)).result()).text == "Hello"
+            assert (await b.post(messages=picture(MIB // 2))).status_code == 200
+            for raw in declared:
+                await raw.close()
+            for _, writer in bodies:
+                writer.close()
+
+    run(scenario())
+
+
+def test_the_slowest_is_given_up_when_memory_is_short(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A frame, a request in pieces and a body that do not go on make room for one that does."""
+    monkeypatch.setattr("gateway.uploads.RECENT_S", 0.1)
+
+    async def scenario() -> None:
+        config = configure(http_gateway(), SMALL, request_bytes=4 * MIB, held_bytes=3 * MIB)
+        async with http_bench(config) as b:
+            frame, pieces = await RawClient.connect(b), await RawClient.connect(b)
+            reader, writer = await asyncio.open_connection(*b.address)
+            frame.writer.write((2 * MIB).to_bytes(4, "big") + bytes(MIB))
+            for offset in range(0, MIB, MAX_PIECE_BYTES):
+                pieces.say(Piece(7, offset, bytes(MAX_PIECE_BYTES)))
+            writer.write(f"{POST}Content-Length: {2 * MIB}\r\n\r\n".encode() + b"x" * MIB)
+            await until(lambda: uploads(b) == 3 * MIB)
+            slow = list(b.process._server._uploads._uploads)
+            await until(lambda: all(each.speed() == 0 for each in slow))
+            whole = await RawClient.connect(b)
+            whole.writer.write(frame_with(3 * MIB - 1000))
+            read = await whole.hear()
+            assert isinstance(read, Reply)
+            assert read.event.code == "media_too_large"  # type: ignore[union-attr]
+            heard = await frame.hear()
+            assert isinstance(heard, Refused)
+            assert heard.code == "busy"
+            # Of a request in pieces nothing else on the connection is lost.
+            refusal = await pieces.hear()
+            assert isinstance(refusal, Reply)
+            assert isinstance(refusal.event, ErrorEvent)
+            assert (refusal.id, refusal.event.code) == (7, "busy")
+            assert refusal.event.retry_after_ms
+            pieces.say(Piece(7, MIB, b"the rest", last=True))
+            pieces.say(submit(8, HI))
+            assert isinstance(accepted := await pieces.hear(), Reply)
+            assert accepted.id == 8
+            assert b" 429 " in await reader.readline()
+            await until(lambda: uploads(b) == 0)
+            writer.close()
+            for raw in (frame, pieces, whole):
                 await raw.close()
 
     run(scenario())
 
 
-def test_the_gateway_stops_although_frames_are_coming_and_waiting(configure: Configure) -> None:
+def test_who_has_most_loses_before_who_has_less(configure: Configure) -> None:
     async def scenario() -> None:
-        media = {"max_request_bytes": MIB, "max_item_bytes": MIB}
-        async with bench(configure(media=media, request_bytes=2 * MIB, held_bytes=MIB)) as b:
+        room = UploadRoom(10 * MIB)
+        lost: list[str] = []
+        greedy = [room.open("greedy", lambda _: lost.append("greedy")) for _ in range(9)]
+        for each in greedy:
+            each.grow(MIB)
+        modest = room.open("modest", lambda _: lost.append("modest"))
+        for _ in range(4):
+            modest.grow(MIB)
+        assert lost == ["greedy"] * 3
+        # What is complete is not given up: it is being read.
+        alive = [each for each in greedy if each.error is None]
+        for each in alive:
+            each.finish()
+        modest.grow(MIB)
+        assert lost == ["greedy"] * 3 + ["modest"]
+        for each in greedy:
+            each.close()
+        alone = room.open("alone", lambda _: lost.append("alone"))
+        alone.grow(11 * MIB)
+        assert (lost[4:], room.used) == ([], 11 * MIB)
+        alone.close()
+        assert room.used == 0
+
+    run(scenario())
+
+
+def test_the_gateway_stops_although_frames_are_coming(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with bench(configure(media=SMALL, request_bytes=2 * MIB, held_bytes=MIB)) as b:
             clients = [await RawClient.connect(b) for _ in range(3)]
             for raw in clients:
                 raw.writer.write(frame_with(MIB)[: MIB // 2])
-            await until(lambda: b.process._server._uploads.waiting)
+            await until(lambda: uploads(b) > MIB // 2)
             await b.process.stop()
             assert uploads(b) == 0
             for raw in clients:
@@ -210,23 +292,114 @@ def test_the_gateway_stops_although_frames_are_coming_and_waiting(configure: Con
     run(scenario())
 
 
-def test_a_frame_that_comes_too_slowly_is_given_up(
-    configure: Configure, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("gateway.held.UPLOAD_GRACE_S", 0.1)
-    monkeypatch.setattr("gateway.held.MIN_UPLOAD_BYTES_PER_S", 2**30)
+def test_a_frame_that_stops_coming_is_given_up(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.uploads.IDLE_S", 0.3)
 
     async def scenario() -> None:
         async with bench(configure()) as b:
             raw = await RawClient.connect(b)
-            raw.writer.write(frame_with(MIB)[:MIB])
+            raw.writer.write(frame_with(50 * MIB)[: 40 * MIB])
             heard = await raw.hear()
             assert isinstance(heard, Refused)
-            assert "did not come in" in heard.message
+            assert "comes too slowly" in heard.message
             assert await raw.closed()
+            await raw.close()
+            raw = await RawClient.connect(b)
+            raw.say(Piece(1, 0, bytes(1000)))
+            reply = await raw.hear()
+            assert isinstance(reply, Reply)
+            assert reply.event.code == "upload_too_slow"  # type: ignore[union-attr]
             await raw.close()
             assert uploads(b) == 0
             await serves(b)
+
+    run(scenario())
+
+
+def test_an_upload_that_comes_steadily_but_too_slowly_is_given_up(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.uploads.IDLE_S", 0.5)
+
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b:
+            reader, writer = await asyncio.open_connection(*b.address)
+            writer.write(f"{POST}Transfer-Encoding: chunked\r\n\r\n".encode())
+            answer = asyncio.create_task(reader.readline())
+            while not answer.done():
+                writer.write(b"1\r\nx\r\n")
+                await asyncio.wait({answer}, timeout=0.05)
+            assert b" 408 " in answer.result()
+            writer.close()
+
+    run(scenario())
+
+
+PIECES: dict[str, tuple[list[Piece], str]] = {
+    "with a hole": ([Piece(1, 0, b"x"), Piece(1, 2, b"x", last=True)], "invalid_request"),
+    "too long a piece": ([Piece(1, 0, bytes(MAX_PIECE_BYTES + 1))], "invalid_request"),
+    "too many": (
+        [Piece(1, at, bytes(MAX_PIECE_BYTES)) for at in range(0, 2 * MIB, MAX_PIECE_BYTES)],
+        "request_too_large",
+    ),
+    "no request": ([Piece(1, 0, b"\xc1", last=True)], "invalid_request"),
+}
+
+
+@pytest.mark.parametrize("what", PIECES)
+def test_pieces_that_are_no_request_end_only_that(configure: Configure, what: str) -> None:
+    async def scenario() -> None:
+        async with bench(configure(media=SMALL, request_bytes=MIB)) as b:
+            raw = await RawClient.connect(b)
+            pieces, code = PIECES[what]
+            for piece in pieces:
+                raw.say(piece)
+            reply = await raw.hear()
+            assert isinstance(reply, Reply)
+            assert (reply.id, reply.event.code) == (1, code)  # type: ignore[union-attr]
+            # What begins in the middle begins nothing.
+            raw.say(Piece(2, 10, b"x", last=True))
+            body = msgspec.msgpack.encode(HI)
+            raw.say(Piece(3, 0, body[:5]))
+            raw.say(Piece(3, 5, body[5:], last=True))
+            assert isinstance(accepted := await raw.hear(), Reply)
+            assert accepted.id == 3
+            await raw.close()
+            assert uploads(b) == 0
+
+    run(scenario())
+
+
+def test_a_cancel_waits_for_no_upload(configure: Configure) -> None:
+    """Of the client's own, while another one's takes all memory; and what was begun is let go of."""
+
+    async def scenario() -> None:
+        config = configure(media=SMALL, request_bytes=MIB, held_bytes=MIB)
+        async with bench(config) as b, b.client() as client:
+            other = await RawClient.connect(b)
+            other.writer.write(MIB.to_bytes(4, "big") + bytes(MIB - 1))
+            await until(lambda: uploads(b) == MIB - 1)
+            first = client.chat("Hi")
+            request = await b.stages.request(0)
+            raw = await RawClient.connect(b)
+            raw.say(Piece(5, 0, bytes(MAX_PIECE_BYTES)))
+            raw.say(Cancel(5))
+            reply = await raw.hear()
+            assert isinstance(reply, Reply)
+            assert (reply.id, reply.event.code) == (5, "cancelled")  # type: ignore[union-attr]
+            second = client.chat("Hi", images=bytes(MIB // 2))
+            first.cancel()
+            await b.stages.aborted(request.request_id)
+            second.cancel()
+            with pytest.raises(errors.CancelledRequestError):
+                await first.result()
+            # It may have been refused before, as the slowest of this address.
+            with pytest.raises((errors.CancelledRequestError, errors.BusyError)):
+                await second.result()
+            await other.close()
+            await raw.close()
+            await until(lambda: uploads(b) == 0)
+            assert b.process.gateway.held.total == 0
 
     run(scenario())
 

@@ -8,7 +8,6 @@ import msgspec
 from starlette.routing import Route, WebSocketRoute
 
 from gateway.door import Door
-from gateway.held import UploadRoom
 from gateway.history import RequestReport
 from gateway.http.app import make_app
 from gateway.http.chat_request import ChatFields
@@ -21,6 +20,7 @@ from gateway.keys import ApiKeys
 from gateway.lifecycle import StateCounts
 from gateway.metrics import GatewayMetrics
 from gateway.registry import StageRegistry
+from gateway.uploads import UploadRoom
 from shared.config import Config
 from shared.errors import BusyError, MessageError, OmniRelayError, RequestError
 from tests.gateway.guarded import keys_file

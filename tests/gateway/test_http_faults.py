@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway import held
+from gateway import places, uploads
 from gateway.http import protocol, streams
 from shared.config import Config
 from tests.gateway.bench import run
@@ -342,7 +342,7 @@ def test_slow_heads_are_not_waited_for(
 
 
 def test_slow_bodies_are_not_waited_for(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(held, "UPLOAD_GRACE_S", 0.1)
+    monkeypatch.setattr(uploads, "IDLE_S", 0.1)
     monkeypatch.setattr(protocol, "DRAIN_S", 0.1)
 
     async def scenario() -> None:
@@ -419,7 +419,7 @@ def test_a_body_that_breaks_off_under_an_answer_is_no_error_of_ours(
 def test_no_more_connections_than_there_are_places(
     configure: Configure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(protocol, "MAX_CONNECTIONS", 2)
+    monkeypatch.setattr(places, "MAX_CONNECTIONS", 2)
 
     async def scenario() -> None:
         async with http_bench(configure(http_gateway())) as b, raw(b) as (reader, writer):

@@ -28,6 +28,7 @@ from gateway.client import (
 )
 from gateway.fetch import Fetcher
 from gateway.parts import MediaPart
+from gateway.uploads import Upload
 from shared import errors
 from shared.config import Config
 from tests.gateway.bench import Bench, bench, run
@@ -275,14 +276,14 @@ def test_files_of_an_ended_request_are_let_go_of(
     class Body(bytearray):
         """Unlike its base class, it can be watched."""
 
-    read_body = protocol.read_body
+    finish = Upload.finish
 
-    async def watched(reader: asyncio.StreamReader, length: int) -> bytearray:
-        body = Body(await read_body(reader, length))
+    def watched(upload: Upload) -> bytearray:
+        body = Body(finish(upload))
         bodies.append(weakref.ref(body))
         return body
 
-    monkeypatch.setattr("gateway.connection.read_body", watched)
+    monkeypatch.setattr(Upload, "finish", watched)
 
     async def scenario() -> None:
         async with bench(configure()) as b, b.client() as client:

@@ -42,7 +42,7 @@ def stack(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> It
 def prometheus(stack: RunningStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     """Reads every process that has an endpoint."""
     sections = [stack.config["gateway"], *stack.config["stages"].values()]
-    targets = [section["http"].removeprefix("tcp://") for section in sections]
+    targets = [section.get("monitor", section["http"]).removeprefix("tcp://") for section in sections]
     (address,) = free_addresses(1)
     directory = tmp_path_factory.mktemp("prometheus")
     with Prometheus(address, targets, directory, KEYS["prometheus"]) as running:

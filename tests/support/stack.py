@@ -42,12 +42,18 @@ def free_addresses(count: int) -> list[str]:
 
 def make_config(model: Path, **changes: Any) -> dict[str, Any]:
     """A configuration on free addresses; ``changes`` are merged in, section by section."""
-    listen, events, control, api, *others = free_addresses(10)
+    listen, events, control, api, monitor, *others = free_addresses(11)
     stages = ("thinker", "talker", "token2wav")
     addresses = zip(stages, others[:3], others[3:], strict=True)
     config: dict[str, Any] = {
         "model": str(model),
-        "gateway": {"listen": listen, "events": events, "control": control, "http": api},
+        "gateway": {
+            "listen": listen,
+            "events": events,
+            "control": control,
+            "http": api,
+            "monitor": monitor,
+        },
         "stages": {name: {"inbox": inbox, "http": http, "threads": 1} for name, inbox, http in addresses},
     }
     return merge(config, changes)

@@ -45,7 +45,7 @@ def listening(service: str, config: Config) -> dict[str, str | None]:
     """The addresses that a service binds."""
     if service == "gateway":
         gateway = config.gateway
-        return {name: getattr(gateway, name) for name in ("listen", "http", "events", "control")}
+        return {name: getattr(gateway, name) for name in ("listen", "http", "monitor", "events", "control")}
     stage = config.stage(service)  # type: ignore[arg-type]
     return {"inbox": stage.inbox, "http": stage.http}
 
@@ -68,21 +68,27 @@ def test_a_service_listens_for_the_others_and_reaches_them_by_their_names(
         assert config.gateway.control == f"tcp://gateway:{port(defaults.gateway.control)}"
 
 
+def watched(service: str) -> int:
+    """The port where a service serves health checks and metrics."""
+    return port(
+        listening(service, config_of(service, COMPOSE))["monitor" if service == "gateway" else "http"]
+    )
+
+
 @pytest.mark.parametrize("service", OURS)
 def test_a_health_check_asks_the_port_of_its_service(service: str) -> None:
-    expected = port(listening(service, config_of(service, COMPOSE))["http"])
+    expected = watched(service)
     assert SERVICES[service]["healthcheck"]["test"][-1] == f"http://127.0.0.1:{expected}/readyz"
 
 
 def test_prometheus_scrapes_the_four_processes() -> None:
     scraped = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text(encoding="utf-8"))
     targets = scraped["scrape_configs"][0]["static_configs"][0]["targets"]
-    expected = {name: port(listening(name, config_of(name, COMPOSE))["http"]) for name in OURS}
-    assert sorted(targets) == sorted(f"{name}:{number}" for name, number in expected.items())
+    assert sorted(targets) == sorted(f"{name}:{watched(name)}" for name in OURS)
 
 
-def test_the_gateway_answers_for_this_machine_and_for_prometheus_only() -> None:
-    assert config_of("gateway", COMPOSE).gateway.http_hosts == ["gateway"]
+def test_the_gateway_answers_for_this_machine_only() -> None:
+    assert config_of("gateway", COMPOSE).gateway.http_hosts == []
 
 
 def test_only_this_machine_reaches_what_is_published() -> None:

@@ -174,6 +174,7 @@ def test_the_protocol_pages_example_is_what_the_gateway_and_a_client_say() -> No
             Config().gateway.limits.request_bytes,
             Config().media.max_item_bytes,
             Config().media.max_request_bytes,
+            protocol.MAX_PIECE_BYTES,
         ),
         protocol.Reply(7, events.AcceptedEvent(request_id="a1")),
         protocol.Reply(7, events.TextEvent(token_ids=[5], text=" hi")),

@@ -13,7 +13,6 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from gateway.http.connection import ClientGoneError
 from gateway.http.context import HttpContext
 from gateway.http.errors import response_of
-from gateway.http.keys import client_of
 from gateway.http.realtime.events import EventError, read_event
 from gateway.http.realtime.session import Session
 from gateway.portions import Portions
@@ -68,7 +67,7 @@ class RealtimeApi:
             self._context.told(error)
             await socket.send_denial_response(response_of(error))
             return
-        client = client_of(socket.scope).name
+        client = self._context.share(socket)
         self._open.take(client)
         try:
             offered = socket.scope["subprotocols"]
@@ -82,7 +81,7 @@ class RealtimeApi:
 
     def _check(self, socket: WebSocket) -> None:
         self._context.require_model(socket.query_params.get("model", self._context.model))
-        client = client_of(socket.scope).name
+        client = self._context.share(socket)
         if self._context.gateway.stopping or not self._open.has_for(client):
             open_ones = f"{self._open.used} sessions are open, {self._open.own(client)} of them this client's"
             raise BusyError(f"{open_ones}: no more are taken, try again later", RETRY_MS)

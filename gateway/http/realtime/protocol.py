@@ -6,20 +6,31 @@ from typing import TYPE_CHECKING, Any, Final
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import CloseCode
 
+from gateway.http.keys import PLACE
 from gateway.http.protocol import STALL_S, Alarm
+from gateway.places import Place
+from gateway.uploads import Upload, UploadRoom
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGISendEvent
 
 MAX_MESSAGE_BYTES: Final = 16 * 2**20
 """Of one message; more closes the connection."""
+UPLOADS: Final = "uploads"
+"""Where memory for messages is found in the state of a connection."""
 
 
 class BoundedWebSocket(WebSocketsSansIOProtocol):
-    """One connection, hung up on if it reads nothing of what waits for it.  The arguments are uvicorn's."""
+    """One connection, hung up on if it reads too little, or sends a long message too slowly.
+
+    The arguments are uvicorn's; the connection's place and the memory for messages are in the state.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._place: Place = self.app_state[PLACE]
+        self._uploads: UploadRoom = self.app_state[UPLOADS]
+        self._upload: Upload | None = None
         self._stall = Alarm(self.loop, STALL_S, self._hang_up)
 
     async def send(self, message: "ASGISendEvent") -> None:
@@ -50,7 +61,30 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
         self._stall.stop()
+        self._end_upload()
+        self._place.leave()
         super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Take what came; the rest of a message must come soon."""
+        if self._upload is None:
+            self._upload = self._uploads.open(self._place.holder, lambda _: self._hang_up())
+        self._upload.grow(len(data))
+        if self._upload.error is not None:
+            return
+        super().data_received(data)
+        if not self.frames and not self.conn.reader.buffer:
+            self._end_upload()
+
+    def send_receive_event_to_app(self) -> None:
+        """Hand a message over; what else came begins another one."""
+        super().send_receive_event_to_app()
+        self._end_upload()
+
+    def _end_upload(self) -> None:
+        if self._upload is not None:
+            self._upload.close()
+            self._upload = None
 
     def _hang_up(self) -> None:
         self.transport.abort()

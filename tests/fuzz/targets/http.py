@@ -12,8 +12,7 @@ import msgspec
 from prometheus_client import CollectorRegistry
 
 from gateway.http.app import make_app
-from gateway.http.protocol import BoundedProtocol
-from gateway.http.server import _Server
+from gateway.http.server import BoundedServer
 from shared.engine import endpoint
 from shared.engine.endpoint import HttpEndpoint, _Connection
 from tests.fuzz.intake import INTERNAL, Intake, context
@@ -21,7 +20,7 @@ from tests.fuzz.streams import Transport, at_once, cut, settle
 
 STATUS: Final = re.compile(rb"HTTP/1\.1 ([0-9]{3}) ")
 SWITCHING: Final = b"HTTP/1.1 101"
-BROKEN: Final = b"Invalid HTTP request received."
+BROKEN: Final = b"Invalid HTTP request received"
 # What no two answers have in common: the time, drawn names, and numbers of metrics.
 _OWN: Final = re.compile(
     rb"\r\n(date|x-request-id|content-length): [^\r]*|^[a-z_]+(\{[^}]*\})? [-+0-9.einfa]+$", re.M | re.I
@@ -59,7 +58,7 @@ async def _serve(pieces: list[bytes]) -> bytes:
     server, intake = _server()
     intake.metrics.codes.clear()
     transport = Transport()
-    transport.protocol = BoundedProtocol(server.config, server.server_state, {})
+    transport.protocol = server.protocol()
     transport.protocol.connection_made(transport)
     for piece in pieces:
         if transport.is_closing():
@@ -93,9 +92,9 @@ async def _serve_stage(pieces: list[bytes]) -> bytes:
 
 
 @cache
-def _server() -> tuple[_Server, Intake]:
+def _server() -> tuple[BoundedServer, Intake]:
     api, intake = context()
-    return _Server(make_app(api), {}), intake
+    return BoundedServer(make_app(api), api.door.http_places, api.uploads, {}), intake
 
 
 @cache

@@ -11,13 +11,13 @@ import msgspec
 from gateway.connection import Connection
 from gateway.core import Gateway
 from gateway.door import Door
-from gateway.held import UploadRoom
 from gateway.parts import AudioPart, ChatMessage, ContentPart, ImagePart, TextPart, VideoPart
 from gateway.protocol import (
     LENGTH_BYTES,
     Cancel,
     GenerateRequest,
     Hello,
+    Piece,
     Reply,
     SamplingOverrides,
     ServerMessage,
@@ -25,6 +25,7 @@ from gateway.protocol import (
     Submit,
     pack,
 )
+from gateway.uploads import UploadRoom
 from tests.fuzz.intake import CONFIG, INTERNAL, STATUS, Intake
 from tests.fuzz.streams import connection, cut, feed, framed, unframed
 
@@ -37,7 +38,10 @@ ROOM: Final = 2**30
 def check(data: bytes) -> None:
     """Serve a client that says this, in two ways."""
     data = framed(data)
-    with mock.patch("gateway.connection.PIECE_BYTES", PIECE_BYTES):
+    with (
+        mock.patch("gateway.connection.PIECE_BYTES", PIECE_BYTES),
+        mock.patch("gateway.uploads.PIECE_BYTES", PIECE_BYTES),
+    ):
         whole, pieces = (asyncio.run(_serve(each)) for each in ([data], cut(data)))
     # Whether a name may be used again depends on who has heard of its end, and so on time.
     if STILL not in whole and STILL not in pieces:
@@ -96,6 +100,11 @@ def _streams() -> Iterator[bytes]:
         yield hello + _submit(1, request)
     yield hello + b"".join(_submit(at, request) for at, request in enumerate(requests[:4]))
     yield hello + pack(Submit(1, msgspec.Raw(b"\xc0"))) + pack(Cancel(1))
+    body = msgspec.msgpack.encode(requests[0])
+    for middle in (0, 9):
+        pieces = pack(Piece(1, 0, body[:9])) + pack(Piece(1, middle, body[middle:], last=True))
+        yield hello + pieces + pack(Piece(1, 9, body))
+    yield hello + pack(Piece(1, 0, body)) + pack(Cancel(1)) + pack(Piece(1, len(body), b"", last=True))
 
 
 def _submit(name: int, request: GenerateRequest) -> bytes:

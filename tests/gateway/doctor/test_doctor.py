@@ -32,14 +32,14 @@ def _engine(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def config_file(tmp_path: Path) -> Path:
     """A configuration that is right for this machine."""
-    ports = [f"tcp://127.0.0.1:{port}" for port in free_ports(10)]
+    ports = [f"tcp://127.0.0.1:{port}" for port in free_ports(11)]
     names = ("thinker", "talker", "token2wav")
     small = {"kv_cache_memory_bytes": 2**26}
     stages: dict[str, Any] = {
         name: {"inbox": ports.pop(), "http": ports.pop(), "threads": 1} for name in names
     }
     stages["thinker"]["engine"] = stages["talker"]["engine"] = small
-    gateway = dict(zip(("listen", "events", "control", "http"), ports, strict=True))
+    gateway = dict(zip(("listen", "events", "control", "http", "monitor"), ports, strict=True))
     config = {"model": str(write_model(tmp_path / "model")), "gateway": gateway, "stages": stages}
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(config))

@@ -20,7 +20,7 @@ from tests.gateway.bench import bench, free_ports, make_config, run
 def configured(security: dict[str, Any] | None = None, **addresses: str) -> Config:
     """A configuration on free ports; ``addresses`` replace some, by the last word of their key."""
     metrics = [f"{stage} http" for stage in STAGES]
-    names = ["listen", "events", "control", "http", *STAGES, *metrics]
+    names = ["listen", "events", "control", "http", "monitor", *STAGES, *metrics]
     ports = free_ports(len(names))
     found = {name: f"tcp://127.0.0.1:{port}" for name, port in zip(names, ports, strict=True)} | addresses
     stages: dict[str, Any] = {
@@ -41,6 +41,7 @@ def test_every_address_is_looked_at() -> None:
         "gateway.events",
         "gateway.control",
         "gateway.http",
+        "gateway.monitor",
         *(f"stages.{stage}.{which}" for stage in STAGES for which in ("inbox", "http")),
     ]
     assert keys["gateway.listen"] == config.gateway.listen

@@ -1,0 +1,422 @@
+"""Connections that are opened and not used: they end in time, and take no place from other addresses."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import InvalidStatus
+
+from gateway import places
+from gateway.http import protocol
+from gateway.places import Places, Proxies, WatchersPlaces, holder_of
+from gateway.protocol import MAX_PIECE_BYTES, Hello, parse_tcp
+from shared.config import Config
+from tests.gateway.bench import Bench, bench, free_ports, run
+from tests.gateway.fake_stages import until
+from tests.gateway.http_bench import HttpBench, http_bench, http_gateway
+from tests.gateway.raw_client import RawClient
+
+Configure = Callable[..., Config]
+CHAT = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+LIVE = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n"
+OTHER = ("127.0.0.2", 0)
+"""An address of this machine that nobody else comes from."""
+
+
+def watched_gateway(**changes: Any) -> dict[str, Any]:
+    return http_gateway(monitor=f"tcp://127.0.0.1:{free_ports(1)[0]}", **changes)
+
+
+def monitor_of(b: Bench) -> tuple[str, int]:
+    return parse_tcp(b.config.gateway.monitor or "")
+
+
+class Sockets:
+    """Connections that a test opens, and what came on them."""
+
+    def __init__(self) -> None:
+        self.open: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+
+    async def connect(
+        self, where: tuple[str, int], words: bytes = b"", source: tuple[str, int] | None = None
+    ) -> asyncio.StreamReader:
+        reader, writer = await asyncio.open_connection(*where, local_addr=source)
+        self.open.append((reader, writer))
+        writer.write(words)
+        return reader
+
+    def alive(self) -> int:
+        """How many the other side has not closed."""
+        return sum(not reader.at_eof() and reader.exception() is None for reader, _ in self.open)
+
+
+@asynccontextmanager
+async def sockets() -> AsyncIterator[Sockets]:
+    found = Sockets()
+    try:
+        yield found
+    finally:
+        for _, writer in found.open:
+            writer.transport.abort()
+
+
+async def is_served(reader: asyncio.StreamReader) -> bool:
+    """Whether an answer comes, and not the end of the connection."""
+    try:
+        return (await reader.readline()).startswith(b"HTTP/1.1 200")
+    except ConnectionResetError:
+        return False
+
+
+async def ask(s: Sockets, where: tuple[str, int], source: tuple[str, int] | None = None) -> bool:
+    return await is_served(await s.connect(where, LIVE + b"\r\n", source))
+
+
+@pytest.mark.parametrize("length", [b"Transfer-Encoding: chunked", b"Content-Length: 30000000"])
+def test_a_body_that_never_comes_is_not_waited_for(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch, length: bytes
+) -> None:
+    """However long it is said to be."""
+    monkeypatch.setattr("gateway.uploads.IDLE_S", 0.2)
+
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b, sockets() as s:
+            reader = await s.connect(b.address, CHAT + length + b"\r\n\r\n")
+            async with asyncio.timeout(5):
+                assert b" 408 " in await reader.readline()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("words", [b"", CHAT + b"Transfer-Encoding: chunked\r\n\r\n"])
+def test_one_address_does_not_take_all_places_of_http(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch, words: bytes
+) -> None:
+    monkeypatch.setattr(places, "MAX_CONNECTIONS", 20)
+
+    async def scenario() -> None:
+        async with http_bench(configure(watched_gateway())) as b, sockets() as s:
+            for _ in range(30):
+                await s.connect(b.address, words)
+            await until(lambda: s.alive() == 16)
+            assert not await ask(s, b.address)
+            for _ in range(3):
+                assert await ask(s, b.address, OTHER)
+            assert await ask(s, monitor_of(b))
+
+    run(scenario())
+
+
+def test_one_address_does_not_take_all_places_of_tcp(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Idle connections of clients that said hello stay; those of other addresses find a place."""
+    monkeypatch.setattr(places, "MAX_CONNECTIONS", 20)
+
+    async def scenario() -> None:
+        async with http_bench(configure(watched_gateway())) as b, sockets() as s:
+            listen = parse_tcp(b.listen)
+            for _ in range(30):
+                reader, writer = await asyncio.open_connection(*listen)
+                s.open.append((reader, writer))
+                writer.write(b"")
+            await until(lambda: s.alive() == 16)
+            reader, writer = await asyncio.open_connection(*listen, local_addr=OTHER)
+            raw = RawClient(reader, writer)
+            raw.say(Hello(1))
+            await raw.hear()
+            await raw.close()
+            assert await ask(s, b.address)
+            assert await ask(s, monitor_of(b))
+
+    run(scenario())
+
+
+def test_nobody_fills_the_monitor(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest connection is closed for one more, whoever holds it."""
+    monkeypatch.setattr("gateway.http.server.MAX_WATCHERS", 4)
+
+    async def scenario() -> None:
+        async with http_bench(configure(watched_gateway())) as b, sockets() as s:
+            where = monitor_of(b)
+            first = await s.connect(where, LIVE)
+            for _ in range(8):
+                await s.connect(where, LIVE)
+            assert await ask(s, where)
+            assert not await is_served(first)
+            await until(lambda: s.alive() == 4)
+
+    run(scenario())
+
+
+def test_the_monitor_tells_health_and_metrics_and_nothing_else(configure: Configure) -> None:
+    async def scenario() -> None:
+        config = configure(watched_gateway(http=None))
+        async with bench(config) as b:
+            url = f"http://127.0.0.1:{monitor_of(b)[1]}"
+            async with httpx.AsyncClient(base_url=url, timeout=10) as http:
+                for path in ("/livez", "/readyz", "/health"):
+                    assert (await http.get(path)).status_code == 200, path
+                assert "omnirelay_stage_up" in (await http.get("/metrics")).text
+                for path in ("/", "/v1/models", "/v1/requests/x", "/page/page.js"):
+                    assert (await http.get(path)).status_code == 404, path
+                assert (await http.post("/v1/chat/completions", json={})).status_code == 404
+                rebound = await http.get("/metrics", headers={"Host": "evil.example"})
+                assert rebound.status_code == 403
+                b.process.gateway.close()
+                assert (await http.get("/readyz")).status_code == 503
+                assert (await http.get("/livez")).status_code == 200
+
+    run(scenario())
+
+
+def test_behind_a_proxy_shares_go_by_the_forwarded_address(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(places, "MAX_CONNECTIONS", 20)
+
+    async def send(s: Sockets, b: HttpBench, address: str, what: bytes) -> asyncio.StreamReader:
+        return await s.connect(b.address, what + f"X-Forwarded-For: 9.9.9.9, {address}\r\n\r\n".encode())
+
+    async def scenario() -> None:
+        config = configure(watched_gateway(trusted_proxies=["127.0.0.1", "10.0.0.0/8"]))
+        async with http_bench(config) as b, sockets() as s:
+            slow = CHAT + b"Transfer-Encoding: chunked\r\n"
+            readers = [await send(s, b, "192.0.2.1", slow) for _ in range(18)]
+            heard = [asyncio.create_task(each.readline()) for each in readers]
+            # Those over its share are answered, not hung up on: their connection is the proxy's.
+            await until(lambda: sum(each.done() for each in heard) >= 2)
+            assert all(b" 429 " in each.result() for each in heard if each.done())
+            assert not all(each.done() for each in heard)
+            assert await is_served(await send(s, b, "192.0.2.2, 10.1.1.1", LIVE))
+            for each in heard:
+                each.cancel()
+
+    run(scenario())
+
+
+def test_who_is_no_trusted_proxy_is_not_believed(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(places, "MAX_CONNECTIONS", 5)
+
+    async def scenario() -> None:
+        async with http_bench(configure(watched_gateway(trusted_proxies=["10.0.0.1"]))) as b, sockets() as s:
+            for number in range(4):
+                reader = await s.connect(b.address, LIVE + b"X-Forwarded-For: 192.0.2.%d\r\n\r\n" % number)
+                assert await is_served(reader)
+            assert not await ask(s, b.address)
+
+    run(scenario())
+
+
+def test_whose_an_address_is() -> None:
+    proxies = Proxies(["10.0.0.0/8", "::1"])
+    assert "10.1.2.3" in proxies
+    assert "::1" in proxies
+    assert "11.1.2.3" not in proxies
+    assert "unknown" not in proxies
+    assert proxies.client(["192.0.2.9, 192.0.2.1", "10.0.0.7"]) == "192.0.2.1"
+    assert proxies.client(["192.0.2.1:4000"]) == "192.0.2.1"
+    assert proxies.client(["[2001:db8::5]:4000"]) == "2001:db8::5"
+    for nobody in ([], ["10.0.0.1"], ["192.0.2.1, unknown"], ["_secret"], ["192.0.2.1,"]):
+        assert proxies.client(nobody) is None
+    assert holder_of("2001:db8:1:2:3::4") == holder_of("2001:db8:1:2:ffff::1") != holder_of("2001:db8:1:3::4")
+    assert holder_of("::ffff:192.0.2.1") == holder_of("192.0.2.1")
+
+
+def test_a_key_takes_its_connection_out_of_the_share_of_its_address() -> None:
+    taken = Places(5, Proxies([]))
+    held = [taken.take("192.0.2.1", lambda: None) for _ in range(4)]
+    assert None not in held
+    assert taken.take("192.0.2.1", lambda: None) is None
+    for each in held[:2]:
+        assert each is not None
+        assert each.move("alice")
+    more = taken.take("192.0.2.1", lambda: None)
+    assert more is not None
+    for each in (*held, more, more):
+        assert each is not None
+        each.leave()
+        assert each.move("late")
+    assert taken._portions.used == 0
+
+
+def test_of_watchers_the_oldest_goes() -> None:
+    gone: list[int] = []
+    watchers = WatchersPlaces(2, Proxies([]))
+    for number in range(4):
+        watchers.take("192.0.2.1", lambda number=number: gone.append(number))  # type: ignore[misc]
+    assert gone == [0, 1]
+
+
+def test_proxies_are_addresses_or_networks(configure: Configure) -> None:
+    with pytest.raises(ValueError, match=r"'proxy' is not an address, nor a network"):
+        configure({"trusted_proxies": ["proxy"]})
+
+
+async def write(writer: asyncio.StreamWriter, size: int) -> None:
+    for _ in range(size // MAX_PIECE_BYTES):
+        writer.write(bytes(MAX_PIECE_BYTES))
+        await writer.drain()
+
+
+HEADS = {
+    "one line": b"X: " + b"y" * 40_000 + b"\r\n",
+    "many lines": b"X: y\r\n" * 8000,
+}
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 50])
+@pytest.mark.parametrize("lines", HEADS)
+def test_a_head_has_one_limit_however_it_is_cut(configure: Configure, lines: str, pieces: int) -> None:
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b, sockets() as s:
+            for size, served in ((len(HEADS[lines]), False), (30_000, True)):
+                head = LIVE + HEADS[lines][: size // 6 * 6]
+                head += b"\r\n\r\n" if served and lines == "one line" else b"\r\n"
+                reader = await s.connect(b.address)
+                writer = s.open[-1][1]
+                step = -(-len(head) // pieces)
+                for start in range(0, len(head), step):
+                    writer.write(head[start : start + step])
+                    await writer.drain()
+                    await asyncio.sleep(0.001)
+                answer = await reader.readline()
+                assert answer.startswith(b"HTTP/1.1 200" if served else b"HTTP/1.1 400"), (size, answer)
+
+    run(scenario())
+
+
+def test_a_second_head_has_the_same_limit(configure: Configure) -> None:
+    """It may have come together with the first one."""
+
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b, sockets() as s:
+            reader = await s.connect(b.address, LIVE + b"\r\n" + LIVE + HEADS["one line"] + b"\r\n")
+            assert re.findall(rb"HTTP/1.1 (\d+)", await reader.read()) == [b"200", b"400"]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("method", [b"POST", b"HEAD"])
+def test_a_body_with_two_lengths_is_refused(configure: Configure, method: bytes) -> None:
+    both = b"Content-Length: 200000000\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b, sockets() as s:
+            reader = await s.connect(b.address, CHAT.replace(b"POST", method) + both)
+            answer = await reader.read()
+            assert answer.startswith(b"HTTP/1.1 400")
+            assert (b"both a Content-Length and a Transfer-Encoding" in answer) is (method == b"POST")
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("keep", [b"Connection: close\r\n", b""])
+@pytest.mark.parametrize("reply", [b"413", b"404"])
+def test_who_sends_a_long_body_hears_the_answer(configure: Configure, keep: bytes, reply: bytes) -> None:
+    """Also if it reads nothing before it has sent all."""
+
+    async def scenario() -> None:
+        limits = {"media": {"max_item_bytes": 10**6, "max_request_bytes": 10**6}, "request_bytes": 10**7}
+        async with http_bench(configure(http_gateway(), **limits)) as b, sockets() as s:
+            path = CHAT if reply == b"413" else CHAT.replace(b"/v1/chat/completions", b"/nowhere")
+            size = 3 * 10**7
+            head = path + keep + b"Content-Length: %d\r\n\r\n" % size
+            reader = await s.connect(b.address, head)
+            writer = s.open[-1][1]
+            await write(writer, size)
+            assert reply in await reader.readline()
+
+    run(scenario())
+
+
+def test_what_is_drained_is_bounded(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "DRAIN_BYTES", 10**6)
+
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b, sockets() as s:
+            for keep in (b"Connection: close\r\n", b""):
+                head = CHAT.replace(b"/v1/chat/completions", b"/nowhere") + keep
+                await s.connect(b.address, head + b"Content-Length: %d\r\n\r\n" % 10**9)
+                writer = s.open[-1][1]
+                with pytest.raises(ConnectionError):
+                    await write(writer, 10**9)
+
+    run(scenario())
+
+
+def partial_message(size: int, sent: int) -> bytes:
+    """The beginning of a text message of a WebSocket, as a client masks it."""
+    return b"\x81\xff" + size.to_bytes(8, "big") + bytes(4) + b" " * sent
+
+
+async def session(b: HttpBench) -> ClientConnection:
+    socket = await connect(f"ws://127.0.0.1:{b.address[1]}/v1/realtime", ping_interval=None)
+    await socket.recv()
+    return socket
+
+
+def test_a_message_of_a_websocket_is_an_upload_like_others(configure: Configure) -> None:
+    """It takes memory as it comes, and makes way for one that goes on."""
+    mib = 2**20
+
+    async def scenario() -> None:
+        limits = {"media": {"max_item_bytes": mib, "max_request_bytes": mib}, "request_bytes": 3 * mib}
+        async with http_bench(configure(http_gateway(), **limits, held_bytes=2 * mib)) as b:
+            used = b.process._server._uploads
+            socket = await session(b)
+            socket.transport.write(partial_message(10 * mib, mib))
+            await until(lambda: used.used > mib)
+            other = await session(b)
+            await until(lambda: all(each.speed() < 2**17 for each in used._uploads))
+            other.transport.write(partial_message(2 * mib - 1000, 2 * mib - 1000))
+            assert "error" in await other.recv()
+            async with asyncio.timeout(5):
+                await socket.wait_closed()
+            await until(lambda: used.used == 0)
+            await other.close()
+            await until(lambda: b.process.door.http_places._portions.used == 0)
+
+    run(scenario())
+
+
+def test_a_message_of_a_websocket_that_stops_coming_ends_it(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.uploads.IDLE_S", 0.2)
+
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b:
+            socket = await session(b)
+            socket.transport.write(partial_message(10_000_000, 1000))
+            async with asyncio.timeout(5):
+                await socket.wait_closed()
+            assert not b.process._server._uploads._uploads
+
+    run(scenario())
+
+
+def test_one_address_does_not_take_all_sessions(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.http.realtime.endpoint.MAX_SESSIONS", 5)
+
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b:
+            mine = [await session(b) for _ in range(4)]
+            with pytest.raises(InvalidStatus, match="429"):
+                await session(b)
+            url = f"ws://127.0.0.1:{b.address[1]}/v1/realtime"
+            async with connect(url, local_addr=OTHER) as other:
+                await other.recv()
+            for socket in mine:
+                await socket.close()
+
+    run(scenario())
