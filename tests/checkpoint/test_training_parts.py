@@ -2,8 +2,10 @@
 
 import dataclasses
 import json
+import os
 import random
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +209,15 @@ class _After(Stop):
 
     def __bool__(self) -> bool:
         return self._training.steps >= self._steps
+
+
+def test_a_signal_stops_a_training_after_the_step_in_progress() -> None:
+    stop = Stop(hours=1)
+    with stop.on_signals():
+        assert not stop
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
 def test_hours_that_do_not_suffice_are_told_and_the_work_is_kept(
