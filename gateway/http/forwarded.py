@@ -6,7 +6,8 @@ from typing import Final
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.http.keys import move, refuse
+from gateway.http.errors import response_of
+from gateway.http.keys import move
 from gateway.places import Proxies, holder_of
 from shared.errors import BusyError, OmniRelayError
 
@@ -38,6 +39,6 @@ class ForwardedGuard:
             if not move(scope, holder_of(address)):
                 error = BusyError("this address has as many connections open as it may", RETRY_MS)
                 self._told(error)
-                await refuse(error, scope, receive, send)
+                await response_of(error)(scope, receive, send)
                 return
         await self._app(scope, receive, send)

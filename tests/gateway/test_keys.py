@@ -138,10 +138,10 @@ def test_what_was_counted_of_a_key_is_counted_on_when_it_comes_back(tmp_path: Pa
     for _ in range(3):
         keys.client("t").open()
     keys_file(path, turned={"key": "T"})
-    keys.reload()
+    keys.take(keys.read())
     assert counted() == {("turned", "taken"): 3, ("turned", "busy"): 0}
     keys_file(path, back={"key": "b"}, turned={"key": "T"})
-    keys.reload()
+    keys.take(keys.read())
     keys.client("b").open()
     assert keys.client("b").open_requests == 1
     assert counted()["back", "taken"] == 2

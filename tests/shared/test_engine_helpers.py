@@ -132,7 +132,7 @@ def test_the_engine_takes_all_that_messages_let_through(field: Any) -> None:
     lowest = kind.ge if kind.ge is not None else 1e-9
     for value in (lowest, kind.le):
         sampling = msgspec.convert({"max_tokens": 10, field.name: value}, Sampling)
-        sampling_params(sampling, seed=7, stop_token_ids=[], room=100)
+        sampling_params(sampling, stage="thinker", seed=7, stop_token_ids=[], room=100)
     for value in (lowest - 1, kind.le + 1):
         with pytest.raises(msgspec.ValidationError, match=field.name):
             msgspec.convert({"max_tokens": 10, field.name: value}, Sampling)

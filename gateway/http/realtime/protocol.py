@@ -41,12 +41,13 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             self.handshake_complete = True
 
     def send_receive_event_to_app(self) -> None:
-        """Pass on a message; a text that is not UTF-8 ends the connection: it is the client's error."""
+        """Pass on a message, whose upload ends; a text that is not UTF-8 ends the connection."""
         if self.curr_msg_data_type == "text" and not self.close_sent and not _is_text(self.frames):
             self.conn.fail(CloseCode.INVALID_DATA)
             self.handle_parser_exception()
-            return
-        super().send_receive_event_to_app()
+        else:
+            super().send_receive_event_to_app()
+        self._end_upload()
 
     def pause_writing(self) -> None:
         """Wait for the client to read, for some time."""
@@ -75,11 +76,6 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         super().data_received(data)
         if not self.frames and not self.conn.reader.buffer:
             self._end_upload()
-
-    def send_receive_event_to_app(self) -> None:
-        """Hand a message over; what else came begins another one."""
-        super().send_receive_event_to_app()
-        self._end_upload()
 
     def _end_upload(self) -> None:
         if self._upload is not None:
