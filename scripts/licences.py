@@ -9,9 +9,10 @@ licence changes, has to be looked at.
 
 from __future__ import annotations
 
+from email.message import Message
 from importlib import metadata
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 from packaging.utils import canonicalize_name
 
@@ -60,7 +61,7 @@ def licence(name: str) -> str:
     """
     if name in NOT_IN_METADATA:
         return NOT_IN_METADATA[name]
-    told = metadata.metadata(name)
+    told = cast(Message, metadata.metadata(name))
     if expression := told.get("License-Expression"):
         return str(expression)
     short = (told.get("License") or "").strip()
