@@ -7,7 +7,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 
 .DEFAULT_GOAL := help
 .PHONY: help env demo up test test-chaos test-apart test-compose test-monitoring test-page prometheus chromium
-.PHONY: ip iptables chaos fuzz bench profile check format clean sbom audit
+.PHONY: ip iptables chaos fuzz bench profile train check format clean sbom audit
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -93,6 +93,10 @@ sbom: $(AUDIT) ## write what the locked packages are to out/sbom-*.json (Cyclone
 # ARGS="--service osv" asks osv.dev instead of PyPI.
 audit: $(AUDIT) ## ask what is known against the locked packages; needs the internet itself, not a mirror
 	@$(AUDIT) scripts/supply_chain.py audit $(ARGS)
+
+# ARGS="vocoder --hours 2": one part, for so long; see docs/training.md.
+train: env ## train the speaking checkpoint, for hours; resumed where it stopped
+	@$(BIN)/python -m checkpoint.training --state out/training $(ARGS)
 
 check: env ## lint, formatting, types, and the direction of imports
 	@echo "[1/4] ruff check"

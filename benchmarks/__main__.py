@@ -24,8 +24,8 @@ from benchmarks.report import report
 from benchmarks.results import Result, write
 from benchmarks.scenarios import Compared, Plan, choose_threads, concurrency, first_audio, warm_up
 from benchmarks.synthesis import measure_synthesis
-from shared.errors import OmniRelayError
-from shared.real_time import go_first
+from omnirelay.errors import OmniRelayError
+from shared.real_time import set_realtime_priority
 
 RESULTS: Final = Path("benchmarks/results")
 SCENARIOS: Final = ("concurrency", "first-audio", "hops", "synthesis", "floor")
@@ -125,7 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure what is asked for; return the exit status, 1 if answers differ."""
     options = _parser().parse_args(arguments)
     # The clients are here.  Theirs would be another machine, so they do not wait for servers that compute.
-    go_first()
+    set_realtime_priority()
     differ = False
     for size in options.size or SIZES:
         try:

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from shared.errors import CheckpointError
+from omnirelay.errors import CheckpointError
 
 SIZES: Final = ("bench", "small", "tiny")
 DIRECTORY: Final = Path(".cache/omnirelay/benchmarks")

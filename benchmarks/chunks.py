@@ -186,7 +186,7 @@ def draw(points: Sequence[Point], path: Path) -> None:
 def main(model: Path, directory: Path, name: str) -> None:
     """Measure, print and write the curve."""
     from shared.config import Token2WavConfig  # noqa: PLC0415 - the environment comes before torch
-    from shared.engine.environment import prepare_environment  # noqa: PLC0415 - as above
+    from shared.vllm.environment import prepare_environment  # noqa: PLC0415 - as above
 
     prepare_environment(Token2WavConfig())
     from services.token2wav.engine import SynthesisEngine, build_token2wav  # noqa: PLC0415 - as above

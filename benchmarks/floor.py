@@ -18,11 +18,11 @@ import msgspec
 
 from benchmarks.results import Floor
 from benchmarks.workload import SEED, SPEAKER
-from shared.errors import OmniRelayError
+from omnirelay.errors import OmniRelayError
 from shared.messages import ConditioningRows, Sampling, SpeechSettings, SpeechStart
 
 if TYPE_CHECKING:
-    from shared.engine.model_time import ModelTime
+    from shared.vllm.model_time import ModelTime
 
 SERVERS: Final = ("vllm", "talker")
 PROMPT_TOKENS: Final = 98
@@ -55,7 +55,7 @@ async def measure_floor(model: Path, tokens: int, repeats: int) -> list[Floor]:
 def main(server: str, model: Path, tokens: int) -> Floor:
     """Measure in this process; the first request is a warm-up."""
     from shared.config import TalkerConfig  # noqa: PLC0415 - the environment comes before torch
-    from shared.engine.environment import prepare_environment  # noqa: PLC0415 - as above
+    from shared.vllm.environment import prepare_environment  # noqa: PLC0415 - as above
 
     prepare_environment(TalkerConfig())
     runs = _talker(model, tokens) if server == "talker" else _vllm(model, tokens)
@@ -82,7 +82,7 @@ def _vllm(model: Path, tokens: int) -> Iterator[Floor]:
     from vllm.model_executor.models.llama import LlamaForCausalLM  # noqa: PLC0415 - as above
     from vllm.v1.engine.llm_engine import LLMEngine  # noqa: PLC0415 - as above
 
-    from shared.engine.model_time import watch_model  # noqa: PLC0415 - as above
+    from shared.vllm.model_time import watch_model  # noqa: PLC0415 - as above
 
     # Else vLLM would inspect the class in a process that knows nothing of this environment.
     ModelRegistry.register_model("LlamaForCausalLM", LlamaForCausalLM)
@@ -124,7 +124,7 @@ def _talker(model: Path, tokens: int) -> Iterator[Floor]:
 
     from services.talker.service import TalkerService  # noqa: PLC0415 - as above
     from shared.config import TalkerConfig  # noqa: PLC0415 - as above
-    from shared.engine.tensors import pack_positions, pack_rows  # noqa: PLC0415 - as above
+    from shared.vllm.tensors import pack_positions, pack_rows  # noqa: PLC0415 - as above
 
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))["talker_config"]
     sink: Any = _Sink()
@@ -147,7 +147,7 @@ def _talker(model: Path, tokens: int) -> Iterator[Floor]:
                 last=True,
             )
         )
-        yield _timed("talker", service.model_time, service.step, service.living)
+        yield _timed("talker", service.model_time, service.step, service.active_requests)
 
 
 class _Sink:

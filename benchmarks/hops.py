@@ -17,22 +17,22 @@ from typing import Any, Final
 import zmq
 
 from benchmarks.results import Hop
+from omnirelay.errors import OmniRelayError
 from shared.config import Config, StageConfig
-from shared.control import MAX_CONTROL_BYTES, ControlClient
-from shared.curve import StackContext, open_context
-from shared.engine.process import be_nice
-from shared.errors import OmniRelayError
-from shared.keys import Role, make_keys
 from shared.messages import STAGES, ConditioningRows, ControlToGateway, Credit, TalkerInput
-from shared.payloads import (
+from shared.messages.payloads import (
     AdditionalInformationEntry,
     AdditionalInformationPayload,
     Blob,
     PromptEmbedsPayload,
 )
-from shared.queues import PullQueue, PushQueue, Sending
-from shared.sockets import bind
-from shared.wire import Decoder, encode
+from shared.stage.process import lower_priority
+from shared.transport.control import MAX_CONTROL_BYTES, ControlClient
+from shared.transport.curve import StackContext, open_context
+from shared.transport.keys import Role, make_keys
+from shared.transport.queues import PullQueue, PushQueue, Sending
+from shared.transport.sockets import bind
+from shared.transport.wire import Decoder, encode
 
 ROW: Final = (1, 1024)
 PROMPT: Final = (1465, 3584)
@@ -93,7 +93,7 @@ async def _compute() -> asyncio.subprocess.Process:
 
 def compute() -> None:
     """Compute until the process is killed."""
-    be_nice(StageConfig.model_fields["niceness"].default)
+    lower_priority(StageConfig.model_fields["niceness"].default)
     while True:
         pass
 

@@ -22,7 +22,7 @@ from benchmarks.machine import this_machine
 from benchmarks.output import tell
 from benchmarks.results import mean, percentile
 from benchmarks.workload import answer_of
-from shared.errors import OmniRelayError
+from omnirelay.errors import OmniRelayError
 
 REQUESTS: Final = 24
 LENGTHS_S: Final = (3.0, 6.0, 12.0, 20.0)

@@ -11,7 +11,7 @@ from benchmarks.checkpoints import SIZES
 from benchmarks.plots import profile
 from benchmarks.report import stages
 from benchmarks.scenarios import Plan
-from shared.errors import OmniRelayError
+from omnirelay.errors import OmniRelayError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -14,7 +14,7 @@ from benchmarks.load import Load, run_load
 from benchmarks.output import tell
 from benchmarks.results import Agreement, FirstAudio
 from benchmarks.workload import Workload, answer_of
-from shared.errors import OmniRelayError
+from omnirelay.errors import OmniRelayError
 
 CONCURRENCY = "concurrency"
 ALONE, AMONG = "alone", "among long ones"

@@ -17,7 +17,7 @@ import msgspec
 from benchmarks.machine import forget_peak, peak_memory
 from benchmarks.results import Synthesis
 from benchmarks.workload import CODEC_RATE, SEED, SPEAKER
-from shared.errors import OmniRelayError
+from omnirelay.errors import OmniRelayError
 from shared.messages import CodecTokens, Sampling, SpeechSettings, SynthesisStart
 
 CODES: Final = 8192
@@ -48,7 +48,7 @@ class _Sink:
 def main(model: Path, repeats: int, lengths: Sequence[float]) -> list[Synthesis]:
     """Measure in this process."""
     from shared.config import Token2WavConfig  # noqa: PLC0415 - the environment comes before torch
-    from shared.engine.environment import prepare_environment  # noqa: PLC0415 - as above
+    from shared.vllm.environment import prepare_environment  # noqa: PLC0415 - as above
 
     config = Token2WavConfig(http=None)
     prepare_environment(config)
@@ -74,7 +74,7 @@ def _speak(service: Any, length: float, name: str) -> float:
     started = time.perf_counter()
     service.accept(SynthesisStart(request_id=name, priority=0, speech=speech))
     service.accept(CodecTokens(request_id=name, seq=0, token_ids=codes, last=True))
-    while service.living():
+    while service.active_requests():
         if failures := service.step():
             raise next(iter(failures.values()))
     return time.perf_counter() - started

@@ -10,7 +10,7 @@ import transformers
 from safetensors import safe_open
 
 from checkpoint import BENCH, SMALL, TINY, write_checkpoint
-from shared.errors import OmniRelayError
+from omnirelay.errors import OmniRelayError
 
 _SIZES = {"tiny": TINY, "small": SMALL, "bench": BENCH}
 

@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from checkpoint.writer import complete_directory
-from shared.errors import CheckpointError
+from omnirelay.errors import CheckpointError
 
 COMPACT_FILE = "compact.safetensors"
 _FORMAT = "omnirelay-compact-1"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
 
-from shared.errors import CheckpointError
+from omnirelay.errors import CheckpointError
 
 SPEAKERS = ("Chelsie", "Ethan")
 # vLLM's attention on the CPU has no kernel for smaller heads.

@@ -9,7 +9,7 @@ from tokenizers.models import BPE
 
 from checkpoint.corpus import COMMON_WORDS, PAUSES, ROLES, SENTENCE_ENDS, training_lines
 from checkpoint.shape import VocabularyShape
-from shared.errors import CheckpointError, OutputError
+from omnirelay.errors import CheckpointError, OutputError
 
 # How Qwen2 splits text before byte pairs are merged; the same expression as in the released tokenizer.
 _SPLIT = (

@@ -20,8 +20,8 @@ from checkpoint import language, speech, tokenizer
 from checkpoint.config import model_config, write_processors
 from checkpoint.initialize import generator_for
 from checkpoint.shape import TINY, CheckpointShape
-from shared.engine.torchvision_compat import declare_missing_operators
-from shared.errors import CheckpointError, OutputError
+from omnirelay.errors import CheckpointError, OutputError
+from shared.vllm.torchvision_compat import declare_missing_operators
 
 # Says that a directory was written by this program, and from what: it may be replaced.
 RECIPE_FILE = "checkpoint_recipe.json"

@@ -6,11 +6,11 @@ by its Hugging Face hub id; only looks at one that is a directory.  It may be ru
 
 import sys
 
-from gateway.cli.checkpoint import ensure
-from gateway.cli.output import fail, say
+from omnirelay.cli.output import fail, say
+from omnirelay.errors import OmniRelayError
+from ops.checkpoint import ensure
 from shared.checkpoints import resolve_model
 from shared.config import load_config
-from shared.errors import OmniRelayError
 from shared.model_files import require_model_files
 
 

@@ -7,9 +7,9 @@ import signal
 from pathlib import Path
 
 from gateway.process import run
+from omnirelay.errors import OmniRelayError
 from shared.config import load_config, tell_ignored
 from shared.ending import leave_on_signals, limit_end, run_to_end
-from shared.errors import OmniRelayError
 from shared.log import configure_logging
 
 log = logging.getLogger(__name__)

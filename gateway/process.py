@@ -10,23 +10,23 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from gateway.core import Gateway
-from gateway.door import Door
-from gateway.link import StageLink
-from gateway.listening import tell_shortage
-from gateway.media import Fetch
-from gateway.prompt import PromptBuilder
-from gateway.server import TcpServer
-from gateway.status import GatewayStatus, StatusReport
-from gateway.traces import GatewayTraces
-from gateway.uploads import UploadRoom
+from gateway.access.access import Access
+from gateway.access.listening import tell_shortage
+from gateway.dispatch.stage_transport import StageTransport
+from gateway.fairness.uploads import UploadRoom
+from gateway.input.media import Fetch
+from gateway.input.prompt import PromptBuilder
+from gateway.manager import Gateway
+from gateway.requests.tracing import GatewayTraces
+from gateway.tcp.server import TcpServer
+from omnirelay.errors import OmniRelayError
+from omnirelay.status import GatewayStatus, StatusReport
 from shared.checkpoints import TOKENIZER_FILES, resolve_model, served_name
 from shared.config import Config, MediaConfig
 from shared.ending import STOP_SIGNALS, limit_end
-from shared.errors import OmniRelayError
 from shared.metrics import LogMetrics
-from shared.real_time import go_first
-from shared.tracing import open_tracer
+from shared.real_time import set_realtime_priority
+from shared.tracing.setup import open_tracer
 
 if TYPE_CHECKING:
     from gateway.http.context import HttpContext
@@ -54,22 +54,22 @@ class GatewayProcess:
 
     def __init__(self, config: Config, fetch: Fetch | None = None) -> None:
         self._started = time.monotonic()
-        self.door: Final = Door(config)
+        self.access: Final = Access(config)
         self._text_only = config.text_only
         self._prompts = PromptBuilder(resolve_model(config, TOKENIZER_FILES))
         fetch = fetch or _fetcher(config.media)
         self._tracer = open_tracer(config.tracing, "gateway")
         traces = GatewayTraces(self._tracer, served_name(config)) if self._tracer is not None else None
-        self._link = StageLink(config)
+        self._link = StageTransport(config)
         self.gateway: Final = Gateway(config, self._prompts, self._link, fetch, traces)
         self.gateway.metrics.registry.register(self._link.edges())
         self.gateway.metrics.registry.register(self._link.peers())
-        self.gateway.metrics.registry.register(self.door.keys)
+        self.gateway.metrics.registry.register(self.access.keys)
         self.gateway.metrics.registry.register(LogMetrics("gateway"))
-        if self.door.tls is not None:
-            self.gateway.metrics.registry.register(self.door.tls)
+        if self.access.tls is not None:
+            self.gateway.metrics.registry.register(self.access.tls)
         uploads = UploadRoom(config.gateway.limits.held_bytes)
-        self._server = TcpServer(self.gateway, config, self.status, uploads, self.door)
+        self._server = TcpServer(self.gateway, config, self.status, uploads, self.access)
         self._context = self._http_context(config, uploads)
         self._http, self._monitor = self._http_servers(config)
         self._ticker: asyncio.Task[None] | None = None
@@ -103,12 +103,12 @@ class GatewayProcess:
         if self._http is not None:
             self._http.stop_listening()
         self.gateway.drain(grace_s)
-        log.info("stopping: %d requests are open, they have %g s", self.door.open_requests, grace_s)
+        log.info("stopping: %d requests are open, they have %g s", self.access.open_requests, grace_s)
         until = time.monotonic() + grace_s
         while self._answering and not hurry.is_set() and time.monotonic() < until:
             await asyncio.sleep(TICK_S)
         if self._answering:
-            log.warning("%d requests are ended before their time", self.door.open_requests)
+            log.warning("%d requests are ended before their time", self.access.open_requests)
 
     async def stop(self) -> None:
         """End all requests, tell their clients and the stages, and close every socket."""
@@ -140,7 +140,7 @@ class GatewayProcess:
     @property
     def _answering(self) -> bool:
         """A client waits for an answer, or for the rest of one."""
-        return self.door.open_requests > 0 or (self._http is not None and self._http.answering)
+        return self.access.open_requests > 0 or (self._http is not None and self._http.answering)
 
     def _close(self) -> None:
         """Close what is there from the beginning."""
@@ -154,7 +154,7 @@ class GatewayProcess:
             return None
         from gateway.http.context import HttpContext  # noqa: PLC0415 - see above
 
-        return HttpContext(self.gateway, config, self.status, uploads, self.door, served_name(config))
+        return HttpContext(self.gateway, config, self.status, uploads, self.access, served_name(config))
 
     def _http_servers(self, config: Config) -> "tuple[HttpServer | None, HttpServer | None]":
         """What serves HTTP to clients, and to who watches the gateway."""
@@ -191,7 +191,7 @@ def _fetcher(config: MediaConfig) -> Fetch | None:
     """What fetches media, where it is allowed at all: a gateway without need not load an HTTP library."""
     if not config.url_hosts:
         return None
-    from gateway.fetch import Fetcher  # noqa: PLC0415 - see above
+    from gateway.input.fetch import Fetcher  # noqa: PLC0415 - see above
 
     return Fetcher(config)
 
@@ -227,15 +227,15 @@ async def run(config: Config) -> None:
     def reload() -> None:
         # The loop runs this only when it is its turn again: none is there if it could not be made.
         if process is not None:
-            process.door.reload()
+            process.access.reload()
 
     loop.add_signal_handler(signal.SIGHUP, reload)
     process = GatewayProcess(config)
     await process.start()
     # Where stages share its machine, it would wait for what they compute before it passes their audio on.
-    go_first()
+    set_realtime_priority()
     log.info("listening on %s", ", ".join(_listening(config)))
-    process.door.warn()
+    process.access.warn()
     await stop.wait()
     await process.drain(config.gateway.drain_s, hurry)
     limit_end()

@@ -5,16 +5,11 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from gateway.parts import ChatMessage, MediaPart, parts_of
-from gateway.protocol import GenerateRequest, SamplingOverrides
-from gateway.registry import StageRegistry
+from gateway.dispatch.registry import StageRegistry
+from omnirelay.content import ChatMessage, MediaPart, parts_of
+from omnirelay.errors import EmptyPromptError, InvalidRequestError, PromptTooLongError, UnknownSpeakerError
+from omnirelay.protocol import GenerateRequest, SamplingOverrides
 from shared.config import GatewayConfig
-from shared.errors import (
-    EmptyPromptError,
-    InvalidRequestError,
-    PromptTooLongError,
-    UnknownSpeakerError,
-)
 from shared.messages import STAGES, MediaKind, StageName, ThinkRequest
 
 DEFAULT_SPEAKER: Final = "Chelsie"
@@ -29,7 +24,7 @@ SEED_BITS: Final = 32
 
 
 class Prompts(Protocol):
-    """What makes prompts, see :class:`gateway.prompt.PromptBuilder`."""
+    """What makes prompts, see :class:`gateway.input.prompt.PromptBuilder`."""
 
     @property
     def vocab_size(self) -> int:

@@ -3,7 +3,7 @@
 
     .venv/bin/python scripts/make_demo_media.py
 
-They are written to ``gateway/cli/assets``, and are the same bytes each time with the versions of
+They are written to ``ops/assets``, and are the same bytes each time with the versions of
 ``requirements/``: the voice is espeak-ng's, the drawing is made of shapes.
 """
 

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from omnirelay.errors import CheckpointAccessError, CheckpointError
 from shared.config import DEFAULT_CHECKPOINT, Config
-from shared.errors import CheckpointAccessError, CheckpointError
 
 TOKENIZER_FILES: Final = ("*.json", "*.jinja")
 """Patterns of the files that a process without a model needs."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from omnirelay.errors import CheckpointError
 from shared.checkpoints import MODEL_FILES, WEIGHT_INDEX, require_readable, weight_files, weight_map
-from shared.errors import CheckpointError
 
 MODEL_PATTERNS: Final = ("*.safetensors", "*.pt")
 """Patterns of the files that only a stage reads."""
@@ -162,4 +162,4 @@ def _read_header(path: Path) -> Iterator[tuple[str, int]]:
     except OSError as error:
         raise CheckpointError(f"{path.name} cannot be read: {error.strerror}") from error
     except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{path.name} is no safetensors file: {error!r}") from error
+        raise CheckpointError(f"{path.name} is no safetensors file: {type(error).__name__}") from error

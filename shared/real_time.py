@@ -14,7 +14,7 @@ _PRIORITY: Final = 1
 log = logging.getLogger(__name__)
 
 
-def put_first(context: zmq.Context[Any]) -> None:
+def set_realtime_priority_of(context: zmq.Context[Any]) -> None:
     """Give the threads that a context will have a real-time priority, where the system allows it.
 
     They move bytes and sleep.  Yet among threads of the ordinary class theirs wait like others until the one
@@ -26,13 +26,13 @@ def put_first(context: zmq.Context[Any]) -> None:
     """
     # Asked in a thread that ends: what a thread is allowed, libzmq takes for granted.
     with ThreadPoolExecutor(1) as probe:
-        allowed = probe.submit(go_first).result()
+        allowed = probe.submit(set_realtime_priority).result()
     if allowed:
         context.set(zmq.THREAD_SCHED_POLICY, os.SCHED_RR)
         context.set(zmq.THREAD_PRIORITY, _PRIORITY)
 
 
-def go_first() -> bool:
+def set_realtime_priority() -> bool:
     """Give the calling thread that priority, where the system allows it; not those that it starts.
 
     For a thread that mostly waits, and whose work others wait for: what it takes of a processor nobody else

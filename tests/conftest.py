@@ -15,7 +15,7 @@ from hypothesis import settings
 from checkpoint import CheckpointShape, write_checkpoint
 from checkpoint.shape import TalkerShape, ThinkerShape
 from shared.config import ThinkerConfig
-from shared.engine.environment import prepare_environment
+from shared.vllm.environment import prepare_environment
 from tests.support.edges import Edge, MakeEdge
 
 # Hooks: pytest calls them by their names.

@@ -14,19 +14,19 @@ from benchmarks.adapters.stamps import Stamps
 from benchmarks.answer import Answer
 from benchmarks.counters import Counters, scrape
 from benchmarks.workload import SEED, SPEAKER, Workload
-from gateway.cli.launcher import MODULES, Stack, running
-from gateway.cli.replicas import HTTP_PORTS_APART
-from gateway.client import (
+from omnirelay import (
     AsyncAnswer,
-    AsyncGatewayClient,
+    AsyncClient,
     AudioEvent,
     DoneEvent,
     GenerateRequest,
     SamplingOverrides,
     TextEvent,
 )
+from omnirelay.errors import OmniRelayError
+from ops.launcher import MODULES, Stack, running
+from ops.replicas import HTTP_PORTS_APART
 from shared.config import Config
-from shared.errors import OmniRelayError
 from shared.messages import STAGES, StageName
 
 MOST_CODEC_TOKENS: Final = 6_500
@@ -88,7 +88,7 @@ class OmniRelay:
             text_sampling=_forced(workload.text_tokens),
             codec_sampling=_forced(workload.codec_tokens),
         )
-        async with AsyncGatewayClient(self._config.gateway.listen) as client:
+        async with AsyncClient(self._config.gateway.listen) as client:
             sent = time.monotonic()
             return await self._read(client.chat(request), index, sent, heard)
 

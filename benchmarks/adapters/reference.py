@@ -57,7 +57,7 @@ class Reference:
     """
 
     def __init__(self, model: Path) -> None:
-        from shared.engine.torchvision_compat import (  # noqa: PLC0415 - imports torch
+        from shared.vllm.torchvision_compat import (  # noqa: PLC0415 - imports torch
             declare_missing_operators,
         )
 

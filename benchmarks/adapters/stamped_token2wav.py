@@ -6,10 +6,10 @@ from typing import Any
 from benchmarks.adapters.stamps import note_chunks
 from services.token2wav.__main__ import build
 from shared.config import Config
-from shared.engine.process import Context, run_stage
-from shared.engine.service import StageService
 from shared.messages import StageEvent, Token2WavInput
-from shared.queues import PushQueue
+from shared.stage.process import Context, run_stage
+from shared.stage.service import StageService
+from shared.transport.queues import PushQueue
 
 
 def build_noting(

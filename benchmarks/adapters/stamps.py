@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from shared.messages import AudioChunk
-from shared.queues import PushQueue
+from shared.transport.queues import PushQueue
 
 FILE_VARIABLE: Final = "BENCHMARK_STAMPS"
 """Names the file, in the environment of the process that notes."""

@@ -13,7 +13,7 @@ from benchmarks.adapters.reference import Ask, Told
 from benchmarks.answer import Answer
 from benchmarks.counters import Counters
 from benchmarks.workload import SPEAKER, Workload
-from shared.errors import OmniRelayError
+from omnirelay.errors import OmniRelayError
 
 STAGE_SECONDS: Final = "reference_stage_seconds_total"
 """Seconds in ``generate`` of the thinker and the talker, and in token2wav's parts."""

@@ -5,7 +5,7 @@ Everything that it learns from is made here: sentences (``world``), speech (``sy
 and resumed at any time.
 """
 
-from shared.engine.torchvision_compat import declare_missing_operators
+from shared.vllm.torchvision_compat import declare_missing_operators
 
 # Before anything imports transformers' model classes.
 declare_missing_operators()

@@ -18,7 +18,7 @@ from checkpoint.training.corpus import SpeechCorpus, make_corpus
 from checkpoint.training.export import export
 from checkpoint.training.hearing import Hearing, make_hearing
 from checkpoint.training.loop import Stop, Training
-from shared.errors import OmniRelayError
+from omnirelay.errors import OmniRelayError
 
 _logger = logging.getLogger(__name__)
 

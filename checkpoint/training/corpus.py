@@ -15,7 +15,7 @@ import torch
 from checkpoint.training import mel, world
 from checkpoint.training.files import replacing
 from checkpoint.training.synthesis import SAMPLE_RATE, Speak, SynthesizerVoice, Wave, synthesize
-from shared.errors import CheckpointError
+from omnirelay.errors import CheckpointError
 
 VOICES = {"Chelsie": SynthesizerVoice("flite", "slt"), "Ethan": SynthesizerVoice("flite", "rms")}
 """Whom the voices of the checkpoint are learnt from."""

@@ -16,7 +16,7 @@ from checkpoint.training import card, dit, talker, thinker, vocabulary, vocoder
 from checkpoint.training.corpus import SpeechCorpus
 from checkpoint.training.loop import load_average, weights_file
 from checkpoint.writer import RECIPE_FILE, complete_directory
-from shared.errors import CheckpointError
+from omnirelay.errors import CheckpointError
 
 PARTS = (vocoder.NAME, dit.NAME, thinker.NAME, talker.NAME)
 

@@ -12,7 +12,7 @@ import numpy as np
 import soxr
 
 from checkpoint.training.synthesis import SAMPLE_RATE, Wave
-from shared.errors import CheckpointError
+from omnirelay.errors import CheckpointError
 
 _RATE = 16_000
 _BIGRAM_SHARE = 0.8

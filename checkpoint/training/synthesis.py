@@ -14,7 +14,7 @@ import numpy.typing as npt
 import soundfile
 import soxr
 
-from shared.errors import CheckpointError
+from omnirelay.errors import CheckpointError
 
 SAMPLE_RATE = 24_000
 _PROGRAMS = {"flite": "flite", "espeak": "espeak-ng"}

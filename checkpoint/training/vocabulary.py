@@ -20,6 +20,7 @@ from checkpoint.corpus import training_lines
 from checkpoint.shape import SPEAKING, CheckpointShape
 from checkpoint.tokenizer import build_tokenizer, user_id, write_tokenizer
 from checkpoint.training import world
+from checkpoint.writer import complete_directory
 
 SYSTEM_PROMPT = "You are a helpful assistant."
 _REPEATED = 40
@@ -70,7 +71,6 @@ def used_codes(shape: CheckpointShape = SPEAKING) -> tuple[int, ...]:
 
 def write_processor(directory: Path, shape: CheckpointShape = SPEAKING) -> None:
     """Write the config, the tokenizer's files and the processors' configs, all but the weights."""
-    directory.mkdir(parents=True, exist_ok=True)
     write_tokenizer(directory, tokenizer(), shape.thinker.max_positions)
     config(shape).save_pretrained(directory)
     write_processors(directory, shape)
@@ -82,9 +82,10 @@ def config(shape: CheckpointShape = SPEAKING) -> Any:
 
 
 def load_processor(directory: Path) -> Any:
-    """Return the processor of a checkpoint, written there before."""
-    if not (directory / "preprocessor_config.json").is_file():
-        write_processor(directory)
+    """Return the processor of the checkpoint, from ``directory``, where it is written if nothing is there."""
+    if not directory.exists():
+        with complete_directory(directory) as partial:
+            write_processor(partial)
     return transformers.Qwen2_5OmniProcessor.from_pretrained(directory)
 
 

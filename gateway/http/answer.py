@@ -1,18 +1,24 @@
 """The answer to one HTTP request, on its way from the gateway."""
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final
 
 import msgspec
 from starlette.requests import Request
 
-from gateway import failures
-from gateway.core import Gateway
-from gateway.events import AcceptedEvent, AudioEvent, DoneEvent, ErrorEvent, TextEvent
+from gateway.access.account import ClientAccount
 from gateway.http.connection import while_connected
 from gateway.http.fields import named
-from gateway.protocol import GenerateRequest
-from gateway.stream import ClientAccount, ResponseStream
+from gateway.manager import Gateway
+from gateway.requests.response_stream import ResponseStream
+from omnirelay import error_codes
+from omnirelay.events import AcceptedEvent, AudioEvent, DoneEvent, ErrorEvent, TextEvent
+from omnirelay.protocol import GenerateRequest
+
+HEADERS_WITHIN_S: Final = 5.0
+"""A stream of events sends its headers by then, also while its request waits in line: proxies give up what is
+silent.  Until then an error still is the answer's status."""
 
 AnswerEvent = TextEvent | AudioEvent | DoneEvent
 
@@ -22,28 +28,31 @@ class Answer:
 
     Args:
         stream: The gateway's.
-        names: What the client calls the fields of the request, as for :func:`gateway.http.fields.named`.
+        names: What the client calls the request's fields, see :func:`gateway.http.fields.named`.
     """
 
     def __init__(self, stream: ResponseStream, names: Mapping[str, str | None]) -> None:
         self.request_id: Final = stream.request_id
         self._stream = stream
         self._names = names
-        self._first: AnswerEvent | None = None
+        self._first: asyncio.Future[AnswerEvent] | None = None
 
     @property
     def headers(self) -> dict[str, str]:
         """Headers that name the request."""
         return {"X-Request-Id": self.request_id}
 
-    async def begin(self) -> None:
-        """Wait for the first event; it is still given.
+    async def begin(self, most_s: float | None = None) -> None:
+        """Wait for the first event, for so long at most; it is still given.
 
         Raises:
             RequestError: The request ended with it.
         """
         if self._first is None:
-            self._first = await self._next()
+            self._first = asyncio.ensure_future(self._next())
+        await asyncio.wait([self._first], timeout=most_s)
+        if self._first.done():
+            self._first.result()
 
     async def __aiter__(self) -> AsyncIterator[AnswerEvent]:
         """Give the events, :class:`gateway.events.DoneEvent` last.
@@ -51,7 +60,7 @@ class Answer:
         Raises:
             RequestError: The request ended with it.
         """
-        event = self._first or await self._next()
+        event = await (self._first or self._next())
         while True:
             yield event
             if isinstance(event, DoneEvent):
@@ -60,6 +69,9 @@ class Answer:
 
     def close(self) -> None:
         """Let go of the request; it is cancelled if it has not ended."""
+        if self._first is not None and not self._first.cancel() and not self._first.cancelled():
+            # An error that nobody waits for any more is no one's.
+            self._first.exception()
         self._stream.close()
 
     async def _next(self) -> AnswerEvent:
@@ -68,7 +80,7 @@ class Answer:
             event = await anext(self._stream)
         if isinstance(event, ErrorEvent):
             with named(self._names):
-                raise failures.from_event(event)
+                raise error_codes.from_event(event)
         return event
 
 
@@ -79,7 +91,7 @@ async def begin(
     http: Request,
     names: Mapping[str, str | None],
     *,
-    wait: bool,
+    headers_within_s: float | None = None,
 ) -> Answer:
     """Ask the gateway.
 
@@ -88,10 +100,9 @@ async def begin(
         request: What is asked.
         account: Who asks.
         http: The request by HTTP, which tells when the client goes away, and whose trace it is part of.
-        names: What the client calls the fields of the request, as for :func:`gateway.http.fields.named`.
-        wait: Wait for the first event, so that an error until then still becomes the answer's status.
-            An answer that can tell errors itself need not: its headers can be sent while the request
-            waits in line.
+        names: What the client calls the request's fields, see :func:`gateway.http.fields.named`.
+        headers_within_s: How long to wait for the first event: an error until then still becomes the
+            answer's status.  None waits for it; an answer that can tell errors itself need not.
 
     Raises:
         RequestError: The request is refused, or failed before anything came.
@@ -104,8 +115,7 @@ async def begin(
         with named(names):
             answer = Answer(await gateway.submit(request, account), names)
         try:
-            if wait:
-                await answer.begin()
+            await answer.begin(headers_within_s)
         except BaseException:
             answer.close()
             raise

@@ -11,22 +11,22 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import Receive, Scope, Send
 
-from gateway.http.chat import ChatApi
 from gateway.http.connection import ClientGoneError
 from gateway.http.context import HttpContext
 from gateway.http.errors import http_response, response_of
-from gateway.http.forwarded import ForwardedGuard
-from gateway.http.guard import AccessLog, OriginGuard
-from gateway.http.health import HealthApi
-from gateway.http.host import HostGuard, allowed_hosts, is_local
-from gateway.http.keys import KeyGuard
-from gateway.http.models import ModelsApi
-from gateway.http.monitor import MonitorApi
+from gateway.http.guards.forwarded import ForwardedGuard
+from gateway.http.guards.guard import AccessLog, OriginGuard
+from gateway.http.guards.host import HostGuard, allowed_hosts, is_local
+from gateway.http.guards.keys import KeyGuard
+from gateway.http.openai.chat import ChatApi
+from gateway.http.openai.models import ModelsApi
+from gateway.http.openai.speech import SpeechApi
+from gateway.http.operations.health import HealthApi
+from gateway.http.operations.monitor import MonitorApi
 from gateway.http.page import PageApi
 from gateway.http.realtime.endpoint import RealtimeApi
-from gateway.http.speech import SpeechApi
-from gateway.protocol import parse_tcp
-from shared.errors import OmniRelayError
+from omnirelay.errors import OmniRelayError
+from omnirelay.protocol import parse_tcp
 
 CLIENT_GONE: Final = 499
 """nginx's status for it; only the log sees it."""
@@ -42,7 +42,7 @@ def make_app(context: HttpContext) -> Starlette:
 
     middleware = [Middleware(AccessLog)]
     if context.config.gateway.trusted_proxies:
-        middleware.append(Middleware(ForwardedGuard, context.door.proxies, context.told))
+        middleware.append(Middleware(ForwardedGuard, context.access.proxies, context.told))
     hosts = allowed_hosts(context.config.gateway)
     if hosts is not None:
         middleware.append(Middleware(HostGuard, hosts, context.told))
@@ -60,7 +60,7 @@ def make_app(context: HttpContext) -> Starlette:
             )
         )
     # Behind CORS, so that pages of other origins may ask what they may send, and hear why not.
-    middleware.append(Middleware(KeyGuard, context.door, context.told))
+    middleware.append(Middleware(KeyGuard, context.access, context.told))
     return _app(context, _routes(context), middleware)
 
 

@@ -8,12 +8,12 @@ from typing import Any, Final, TypeVar
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
+from gateway.fairness.uploads import Upload
 from gateway.http.connection import ClientGoneError
 from gateway.http.context import HttpContext
-from gateway.http.keys import client_of
-from gateway.protocol import PIECE_BYTES
-from gateway.uploads import Upload
-from shared.errors import InvalidRequestError, RequestTooLargeError
+from gateway.http.guards.keys import client_of
+from omnirelay.errors import InvalidRequestError, RequestTooLargeError
+from omnirelay.protocol import PIECE_BYTES
 
 MAX_VALUES: Final = 2**20
 """Of JSON in one body, text counted that looks like it: what a body may become in memory."""

@@ -8,15 +8,15 @@ from typing import Final
 
 from starlette.requests import HTTPConnection
 
-from gateway.core import Gateway
-from gateway.door import Door
-from gateway.http.audio import AudioPool
-from gateway.http.keys import client_of
-from gateway.status import StatusReport
-from gateway.stream import ClientAccount
-from gateway.uploads import UploadRoom
+from gateway.access.access import Access
+from gateway.access.account import ClientAccount
+from gateway.fairness.uploads import UploadRoom
+from gateway.http.encoding.audio import AudioPool
+from gateway.http.guards.keys import client_of
+from gateway.manager import Gateway
+from omnirelay.errors import OmniRelayError, UnknownModelError
+from omnirelay.status import StatusReport
 from shared.config import Config
-from shared.errors import OmniRelayError, UnknownModelError
 
 ALIAS: Final = "omnirelay"
 """A name that whatever model is served goes by."""
@@ -31,7 +31,7 @@ class HttpContext:
         config: The whole stack's.
         status: Says how the stack is.
         uploads: Memory for large bodies, shared with the other servers.
-        door: Who may come in, and what each may have.
+        access: Who may come in, and what each may have.
         model: What clients call the served model.
         audio: Encodes speech.
         started: Unix time of the gateway's start.
@@ -41,7 +41,7 @@ class HttpContext:
     config: Config
     status: Callable[[], StatusReport]
     uploads: UploadRoom
-    door: Door
+    access: Access
     model: str
     audio: AudioPool = field(default_factory=AudioPool)
     started: int = field(default_factory=lambda: int(time.time()))
@@ -49,11 +49,11 @@ class HttpContext:
 
     def account(self, request: HTTPConnection) -> ClientAccount:
         """Open an account for one HTTP request or WebSocket."""
-        return self.door.account(f"HTTP client {next(self._clients)}", client_of(request.scope))
+        return self.access.account(f"HTTP client {next(self._clients)}", client_of(request.scope))
 
     def share(self, request: HTTPConnection) -> str:
         """What a client's share of memory for uploads goes by."""
-        return self.door.share(client_of(request.scope), request.client.host if request.client else "")
+        return self.access.share(client_of(request.scope), request.client.host if request.client else "")
 
     def told(self, error: OmniRelayError) -> None:
         """Count an error that a client is told."""

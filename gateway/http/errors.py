@@ -8,7 +8,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Scope
 
-from shared.errors import (
+from omnirelay.errors import (
     BusyError,
     CancelledRequestError,
     DeadlineError,

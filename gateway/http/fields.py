@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from shared.errors import InvalidRequestError, UnsupportedError
+from omnirelay.errors import InvalidRequestError, UnsupportedError
 
 IGNORED: Final = frozenset(
     {
@@ -125,7 +125,7 @@ def convert(value: Any, kind: type[T], where: str = "") -> T:
 
 @contextmanager
 def named(names: Mapping[str, str | None]) -> Iterator[None]:
-    """Call the fields of a :class:`gateway.protocol.GenerateRequest` what its client calls them.
+    """Call the fields of a :class:`omnirelay.protocol.GenerateRequest` what its client calls them.
 
     Args:
         names: The client's names; none for what it cannot name.

@@ -7,9 +7,9 @@ from typing import Any, Final, cast
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from gateway.access.places import Place, Places
 from gateway.http.errors import malformed
-from gateway.http.keys import PLACE
-from gateway.places import Place, Places
+from gateway.http.guards.keys import PLACE
 
 MAX_HEAD_BYTES: Final = 32 * 2**10
 """Request line and headers."""

@@ -10,15 +10,15 @@ from typing import Final
 import uvicorn
 from starlette.types import ASGIApp
 
-from gateway.door import TlsOptions
+from gateway.access.access import TlsOptions
+from gateway.access.listening import BACKLOG, listen
+from gateway.access.places import MAX_WATCHERS, Places, WatchersPlaces
+from gateway.fairness.uploads import UploadRoom
 from gateway.http.app import make_app, make_monitor_app
 from gateway.http.context import HttpContext
 from gateway.http.protocol import KEEP_ALIVE_S, MAX_HEAD_BYTES, BoundedProtocol
 from gateway.http.realtime.protocol import MAX_MESSAGE_BYTES, UPLOADS, BoundedWebSocket
-from gateway.listening import BACKLOG, listen
-from gateway.places import MAX_WATCHERS, Places, WatchersPlaces
-from gateway.uploads import UploadRoom
-from shared.errors import AddressInUseError, ConfigError
+from omnirelay.errors import AddressInUseError, ConfigError
 
 FAREWELL_S: Final = 1
 """How long a closing server tries to deliver the last events; a whole number, as uvicorn wants it."""
@@ -26,8 +26,8 @@ FAREWELL_S: Final = 1
 
 def api_server(address: str, context: HttpContext) -> "HttpServer":
     """Give what serves clients; the arguments are those of :func:`monitor_server`."""
-    door = context.door
-    server = BoundedServer(make_app(context), door.http_places, context.uploads, door.server_options)
+    access = context.access
+    server = BoundedServer(make_app(context), access.http_places, context.uploads, access.server_options)
     return HttpServer("gateway.http", address, server)
 
 
@@ -38,7 +38,7 @@ def monitor_server(address: str, context: HttpContext) -> "HttpServer":
         address: Where to listen, ``tcp://HOST:PORT``.
         context: The gateway's parts.
     """
-    places = WatchersPlaces(MAX_WATCHERS, context.door.proxies)
+    places = WatchersPlaces(MAX_WATCHERS, context.access.proxies)
     return HttpServer(
         "gateway.monitor",
         address,

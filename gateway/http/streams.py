@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.http.answer import Answer
 from gateway.http.connection import ClientGoneError, while_connected
 from gateway.http.errors import body_of
-from shared.errors import OmniRelayError
+from omnirelay.errors import OmniRelayError
 from shared.log import limited
 
 PING_S: Final = 15.0

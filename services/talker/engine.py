@@ -6,13 +6,13 @@ from typing import Any
 from vllm.model_executor.models import ModelRegistry
 from vllm.v1.engine.llm_engine import LLMEngine
 
+from omnirelay.errors import CheckpointError
 from services.talker.model import CODES, MROPE_SECTION, ConditionedTalker
 from services.talker.scheduler import PLAYBACK_MARGIN_KEY, TalkerScheduler
 from shared.config import TalkerConfig
-from shared.engine.nucleus import NucleusProcessor
-from shared.engine.platform import build_engine
-from shared.engine.repetition import RepetitionProcessor
-from shared.errors import CheckpointError
+from shared.vllm.platform import build_engine
+from shared.vllm.sampling.nucleus import NucleusProcessor
+from shared.vllm.sampling.repetition import RepetitionProcessor
 
 ARCHITECTURE = "OmniRelayConditionedTalker"
 CODES_PER_BLOCK = "codes_per_block"

@@ -18,7 +18,7 @@ from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper
 from vllm.sequence import IntermediateTensors
 
 from services.talker.rotary import StepRotary
-from shared.engine.conditioning import ConditioningStore
+from shared.vllm.conditioning import ConditioningStore
 
 MROPE_SECTION = "talker_mrope_section"
 """Where the engine's configuration keeps the M-RoPE sections.

@@ -9,9 +9,9 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request
 
 from services.talker.track import ConditioningTrack
-from shared.engine.conditioning import SlotMap
-from shared.engine.playback import PlaybackClock, far_ahead
-from shared.engine.scheduling import StageScheduler
+from shared.stage.playback import PlaybackClock, has_slack
+from shared.vllm.conditioning import SlotMap
+from shared.vllm.scheduling import StageScheduler
 
 PLAYBACK_MARGIN_KEY: Final = "playback_margin_s"
 
@@ -70,7 +70,7 @@ class TalkerScheduler(StageScheduler):
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         """Schedule a step of the requests that have their rows and whose token2wav keeps up."""
         ready = {request.request_id for request in self.running if self.may_run(request)}
-        ready -= far_ahead({name: self._clocks[name].due for name in ready}, self._margin_s)
+        ready -= has_slack({name: self._clocks[name].due for name in ready}, self._margin_s)
         self.pass_over([request for request in self.running if request.request_id not in ready])
         output = super().schedule(throttle_prefills)
         output.row_writes = self._plan_writes(output)

@@ -10,30 +10,12 @@ from vllm.inputs import tokens_input
 from vllm.outputs import RequestOutput
 from vllm.v1.engine.llm_engine import LLMEngine
 
+from omnirelay.errors import BusyError, OmniRelayError, RepeatedMessageError, SequenceError
 from services.talker.engine import CODES_PER_BLOCK, build_talker
 from services.talker.model import CODES, end_tokens
 from services.talker.scheduler import TalkerScheduler
 from services.talker.track import ConditioningTrack
 from shared.config import TalkerConfig
-from shared.engine.generation import (
-    begin_of_decoding,
-    engine_load,
-    finish_reason,
-    sampling_params,
-    submit,
-)
-from shared.engine.model_time import watch_model
-from shared.engine.playback import PlaybackClock
-from shared.engine.resume import check_resumed
-from shared.engine.service import Failures
-from shared.engine.tensors import DTYPE_NAMES, unpack_positions, unpack_rows
-from shared.engine.traces import StageTraces
-from shared.errors import (
-    BusyError,
-    OmniRelayError,
-    RepeatedMessageError,
-    SequenceError,
-)
 from shared.messages import (
     CODEC_RATE,
     CodecDelta,
@@ -51,8 +33,21 @@ from shared.messages import (
     Token2WavInput,
 )
 from shared.metrics import gauge
-from shared.peers import Outlet
-from shared.queues import PushQueue
+from shared.stage.playback import PlaybackClock
+from shared.stage.resume import check_resumed
+from shared.stage.service import Failures
+from shared.tracing.stage import StageTraces
+from shared.transport.queues import PushQueue
+from shared.transport.routing import Outlet
+from shared.vllm.model_time import watch_model
+from shared.vllm.sampling.generation import (
+    begin_of_decoding,
+    engine_load,
+    finish_reason,
+    sampling_params,
+    submit,
+)
+from shared.vllm.tensors import DTYPE_NAMES, unpack_positions, unpack_rows
 
 
 @dataclass
@@ -76,7 +71,7 @@ class _Speech:
 
 
 class TalkerService:
-    """Speaks replies; see :class:`shared.engine.service.StageService` for the protocol.
+    """Speaks replies; see :class:`shared.stage.service.StageService` for the protocol.
 
     Args:
         model: Directory of the checkpoint.
@@ -108,7 +103,7 @@ class TalkerService:
         self._codes_per_block: int = getattr(self._codec, CODES_PER_BLOCK)
         self._speeches: dict[str, _Speech] = {}
         # Requests that were spoken to their end while the thinker still writes.
-        self._outspoken: set[str] = set()
+        self._awaiting_last_rows: set[str] = set()
         self._steps = 0
         self.limits = StageLimits(max_positions=self._engine.model_config.max_model_len)
 
@@ -132,7 +127,7 @@ class TalkerService:
 
     def abort(self, request_id: str) -> None:
         """Drop a request, if it is here."""
-        self._outspoken.discard(request_id)
+        self._awaiting_last_rows.discard(request_id)
         speech = self._speeches.pop(request_id, None)
         if speech is not None:
             self._engine.abort_request([speech.engine_id], internal=True)
@@ -162,9 +157,9 @@ class TalkerService:
         """Whether a request is in work here."""
         return request_id in self._speeches
 
-    def living(self) -> list[str]:
+    def active_requests(self) -> list[str]:
         """The requests in work."""
-        return [*self._speeches, *self._outspoken]
+        return [*self._speeches, *self._awaiting_last_rows]
 
     def close(self) -> None:
         """Nothing outlives the process."""
@@ -179,7 +174,7 @@ class TalkerService:
         )
 
     def _start(self, message: SpeechStart) -> None:
-        if message.request_id in self._speeches or message.request_id in self._outspoken:
+        if message.request_id in self._speeches or message.request_id in self._awaiting_last_rows:
             raise RepeatedMessageError(f"request {message.request_id} is in work already")
         self.traces.begin(message.request_id, message.traceparent, "wait_rows")
         resume = message.resume or ResumedSpeech()
@@ -254,9 +249,9 @@ class TalkerService:
             )
 
     def _take_rows(self, message: ConditioningRows) -> None:
-        if message.request_id in self._outspoken:
+        if message.request_id in self._awaiting_last_rows:
             if message.last:
-                self._outspoken.discard(message.request_id)
+                self._awaiting_last_rows.discard(message.request_id)
             return
         speech = self._speeches.get(message.request_id)
         if speech is None:
@@ -295,7 +290,7 @@ class TalkerService:
         if reason is not None:
             del self._speeches[request_id]
             if not speech.track.closed:
-                self._outspoken.add(request_id)
+                self._awaiting_last_rows.add(request_id)
         self._token2wav.put(
             CodecTokens(
                 request_id=request_id,

@@ -2,7 +2,7 @@
 
 import torch
 
-from shared.errors import RepeatedMessageError, SequenceError
+from omnirelay.errors import RepeatedMessageError, SequenceError
 
 _FIRST_CAPACITY_MARGIN = 256
 

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.sched.output import SchedulerOutput
 
-from shared.engine.worker import StageWorker
+from shared.vllm.worker import StageWorker
 
 if TYPE_CHECKING:
     from services.talker.scheduler import RowWrites

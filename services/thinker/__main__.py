@@ -4,12 +4,12 @@ from pathlib import Path
 from typing import Any
 
 from shared.config import Config
-from shared.engine.environment import give_back_large_blocks
-from shared.engine.process import Context, run_stage
-from shared.engine.service import StageService
 from shared.messages import StageEvent, TalkerInput, ThinkerInput
-from shared.peers import PeerQueues
-from shared.queues import PushQueue
+from shared.stage.process import Context, run_stage
+from shared.stage.service import StageService
+from shared.transport.queues import PushQueue
+from shared.transport.routing import PeerQueues
+from shared.vllm.environment import give_back_large_blocks
 
 
 def build(

@@ -9,16 +9,16 @@ from vllm.model_executor.models import ModelRegistry
 from vllm.platforms import current_platform
 from vllm.v1.engine.llm_engine import LLMEngine
 
+from omnirelay.errors import CheckpointError
 from services.thinker.blocks import hash_replies_apart
 from services.thinker.media.spans import Clock
 from services.thinker.model import SpeakingThinker
 from services.thinker.scheduler import ThinkerScheduler
 from shared.config import MediaConfig, ThinkerConfig
-from shared.engine.nucleus import NucleusProcessor
-from shared.engine.platform import build_engine
-from shared.engine.repetition import RepetitionProcessor
-from shared.engine.speakers import load_speakers
-from shared.errors import CheckpointError
+from shared.vllm.platform import build_engine
+from shared.vllm.sampling.nucleus import NucleusProcessor
+from shared.vllm.sampling.repetition import RepetitionProcessor
+from shared.vllm.speakers import load_speakers
 
 ARCHITECTURE = "OmniRelaySpeakingThinker"
 

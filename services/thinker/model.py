@@ -17,7 +17,7 @@ from vllm.sequence import IntermediateTensors
 
 from services.thinker.media.spans import Clock
 from services.thinker.positions import prompt_positions
-from shared.engine.conditioning import ConditioningStore
+from shared.vllm.conditioning import ConditioningStore
 
 
 @MULTIMODAL_REGISTRY.register_processor(

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from vllm.multimodal.inputs import MultiModalFeatureSpec
 
+from omnirelay.errors import StageFailedError
 from services.thinker.media.spans import Clock, Grid, Positions, VisualSpan, mrope_positions
-from shared.errors import StageFailedError
 
 
 def prompt_positions(length: int, features: Sequence[MultiModalFeatureSpec], clock: Clock) -> Positions:

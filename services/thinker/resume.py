@@ -6,9 +6,9 @@ from typing import Self
 
 from vllm.inputs import MultiModalInput, TokensInput
 
-from shared.engine.resume import check_resumed
-from shared.errors import InvalidRequestError
+from omnirelay.errors import InvalidRequestError
 from shared.messages import FinishReason, ResumedSpeech, ThinkRequest
+from shared.stage.resume import check_resumed
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Progress:
         return self.finish_reason is None or self.needs_rows
 
     @property
-    def reread(self) -> list[int]:
+    def replayed_tokens(self) -> list[int]:
         """Tokens that are to be computed again, behind the prompt.
 
         The last token of a reply that ended never was: it has no row.
@@ -83,7 +83,7 @@ class Progress:
 
     def behind(self, prompt: TokensInput | MultiModalInput) -> TokensInput | MultiModalInput:
         """The engine's input: a prompt, and behind it what is to be computed again."""
-        if self.reread:
+        if self.replayed_tokens:
             prompt = prompt.copy()
-            prompt["prompt_token_ids"] = [*prompt["prompt_token_ids"], *self.reread]
+            prompt["prompt_token_ids"] = [*prompt["prompt_token_ids"], *self.replayed_tokens]
         return prompt

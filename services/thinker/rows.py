@@ -7,9 +7,9 @@ from vllm.v1.engine.llm_engine import LLMEngine
 
 from services.thinker.scheduler import ThinkerScheduler
 from services.thinker.track import TrackWriter
-from shared.engine.service import Failures
 from shared.messages import ConditioningRows, TalkerInput
-from shared.peers import Outlet
+from shared.stage.service import Failures
+from shared.transport.routing import Outlet
 
 
 class RowSender:

@@ -8,8 +8,8 @@ import torch
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request
 
-from shared.engine.conditioning import SlotMap
-from shared.engine.scheduling import StageScheduler
+from shared.vllm.conditioning import SlotMap
+from shared.vllm.scheduling import StageScheduler
 
 SPEECH = "speech"
 """Key of a request's extra sampling arguments: true if its rows are wanted."""

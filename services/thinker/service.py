@@ -13,6 +13,13 @@ from vllm.inputs import MultiModalInput, TokensInput, tokens_input
 from vllm.outputs import RequestOutput
 from vllm.v1.engine.llm_engine import LLMEngine
 
+from omnirelay.errors import (
+    InvalidRequestError,
+    OmniRelayError,
+    PromptTooLongError,
+    RepeatedMessageError,
+    UnknownSpeakerError,
+)
 from services.thinker.engine import build_thinker, end_token_ids, read_speech_embeddings
 from services.thinker.media.features import FeatureExtractor
 from services.thinker.media.layout import check_placeholders
@@ -24,23 +31,6 @@ from services.thinker.scheduler import SPEECH, ThinkerScheduler
 from services.thinker.track import TrackWriter
 from services.thinker.worker import PROMPT_TOKENS
 from shared.config import MediaConfig, ThinkerConfig
-from shared.engine.generation import (
-    begin_of_decoding,
-    engine_load,
-    finish_reason,
-    sampling_params,
-    submit,
-)
-from shared.engine.model_time import watch_model
-from shared.engine.service import Failures
-from shared.engine.traces import StageTraces
-from shared.errors import (
-    InvalidRequestError,
-    OmniRelayError,
-    PromptTooLongError,
-    RepeatedMessageError,
-    UnknownSpeakerError,
-)
 from shared.messages import (
     FinishReason,
     PromptUsage,
@@ -54,10 +44,20 @@ from shared.messages import (
     TextDelta,
     ThinkRequest,
 )
+from shared.messages.bounds import DEFAULT_MAX_PAYLOAD_BYTES
 from shared.metrics import counter
-from shared.peers import Outlet
-from shared.queues import PushQueue
-from shared.wire import DEFAULT_MAX_PAYLOAD_BYTES
+from shared.stage.service import Failures
+from shared.tracing.stage import StageTraces
+from shared.transport.queues import PushQueue
+from shared.transport.routing import Outlet
+from shared.vllm.model_time import watch_model
+from shared.vllm.sampling.generation import (
+    begin_of_decoding,
+    engine_load,
+    finish_reason,
+    sampling_params,
+    submit,
+)
 
 
 @dataclass
@@ -73,7 +73,7 @@ class _Thought:
 
 
 class ThinkerService:
-    """Answers prompts; see :class:`shared.engine.service.StageService` for the protocol.
+    """Answers prompts; see :class:`shared.stage.service.StageService` for the protocol.
 
     Args:
         model: Directory of the checkpoint.
@@ -202,7 +202,7 @@ class ThinkerService:
         """Whether a request is in work here."""
         return request_id in self._thoughts or request_id in self._preparing
 
-    def living(self) -> list[str]:
+    def active_requests(self) -> list[str]:
         """The requests in work."""
         return [*self._preparing, *self._thoughts]
 
@@ -291,7 +291,7 @@ class ThinkerService:
 
     def _params(self, message: ThinkRequest, progress: Progress, length: int) -> SamplingParams:
         room = self.limits.max_positions - length
-        if len(progress.reread) >= room:
+        if len(progress.replayed_tokens) >= room:
             raise InvalidRequestError(
                 f"resume.text_token_ids: {len(progress.text)} tokens, but only {room} fit behind the prompt"
             )

@@ -2,8 +2,8 @@
 
 import torch
 
-from shared.engine.tensors import pack_positions, pack_rows
 from shared.messages import ConditioningRows
+from shared.vllm.tensors import pack_positions, pack_rows
 
 
 class TrackWriter:

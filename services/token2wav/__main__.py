@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 from shared.config import Config
-from shared.engine.process import Context, run_stage
-from shared.engine.service import StageService
 from shared.messages import StageEvent, Token2WavInput
-from shared.queues import PushQueue
+from shared.stage.process import Context, run_stage
+from shared.stage.service import StageService
+from shared.transport.queues import PushQueue
 
 
 def build(

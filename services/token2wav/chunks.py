@@ -10,7 +10,7 @@ delivered are computed again for what they leave to the next, without their audi
 from dataclasses import dataclass
 from typing import Literal
 
-from shared.errors import CheckpointError, ConfigError, InvalidRequestError
+from omnirelay.errors import CheckpointError, ConfigError, InvalidRequestError
 
 
 @dataclass(frozen=True)

@@ -15,26 +15,26 @@ from vllm.model_executor.models import ModelRegistry
 from vllm.outputs import PoolingRequestOutput
 from vllm.v1.engine.llm_engine import LLMEngine
 
-from services.token2wav.checkpoint import component_configs
+from omnirelay.errors import CheckpointError, ConfigError, OmniRelayError, StageFailedError
 from services.token2wav.chunks import CodecGeometry
-from services.token2wav.model import ARCHITECTURE, Token2WavForSynthesis
-from services.token2wav.scheduler import (
-    MAX_BATCH_FRAMES_KEY,
-    MAX_VOCODER_FRAMES_KEY,
-    PLAYBACK_MARGIN_KEY,
-    DiffusionScheduler,
-)
-from services.token2wav.synthesis import (
+from services.token2wav.qwen2_5_omni.checkpoint import component_configs
+from services.token2wav.qwen2_5_omni.model import ARCHITECTURE, Token2WavForSynthesis
+from services.token2wav.qwen2_5_omni.synthesis import (
     CHUNK_KEY,
     MAX_TIME_POINTS,
     SynthesisChunk,
     unpack_waveform,
     validate_chunk,
 )
-from services.token2wav.vocoder import samples_per_frame
+from services.token2wav.qwen2_5_omni.vocoder import samples_per_frame
+from services.token2wav.scheduler import (
+    MAX_BATCH_FRAMES_KEY,
+    MAX_VOCODER_FRAMES_KEY,
+    PLAYBACK_MARGIN_KEY,
+    DiffusionScheduler,
+)
 from shared.config import EngineConfig
-from shared.engine.platform import build_engine
-from shared.errors import CheckpointError, ConfigError, OmniRelayError, StageFailedError
+from shared.vllm.platform import build_engine
 
 logger = logging.getLogger(__name__)
 

@@ -14,11 +14,11 @@ from typing import Any
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request
 
-from services.token2wav.checkpoint import component_configs
-from services.token2wav.synthesis import CHUNK_KEY, SynthesisChunk, validate_chunk
-from shared.engine.playback import far_ahead
-from shared.engine.scheduling import StageScheduler
-from shared.errors import ConfigError, InvalidRequestError
+from omnirelay.errors import ConfigError, InvalidRequestError
+from services.token2wav.qwen2_5_omni.checkpoint import component_configs
+from services.token2wav.qwen2_5_omni.synthesis import CHUNK_KEY, SynthesisChunk, validate_chunk
+from shared.stage.playback import has_slack
+from shared.vllm.scheduling import StageScheduler
 
 MAX_BATCH_FRAMES_KEY = "max_batch_frames"
 MAX_VOCODER_FRAMES_KEY = "max_vocoder_frames"
@@ -89,7 +89,7 @@ class DiffusionScheduler(StageScheduler):
         """
         waiting = list(self.waiting) if len(self.running) < self.max_num_active_reqs else []
         due = {request.request_id: _chunk_of(request).due for request in [*self.running, *waiting]}
-        self._ahead = far_ahead(due, self._margin_s)
+        self._ahead = has_slack(due, self._margin_s)
         joining = [request for request in waiting if request.request_id not in self._ahead][:1]
         self._room = self._whole_room()
         left_out = []

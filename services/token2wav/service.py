@@ -8,24 +8,18 @@ from typing import Final
 import torch
 from prometheus_client.core import Metric
 
-from services.token2wav.chunks import ChunkingConfig
-from services.token2wav.engine import SynthesisEngine, build_token2wav
-from services.token2wav.stream import AudioStream, VoiceSettings
-from services.token2wav.synthesis import validate_codes
-from shared.config import SynthesisConfig, Token2WavConfig
-from shared.engine.model_time import watch_model
-from shared.engine.playback import PlaybackClock
-from shared.engine.service import Failures
-from shared.engine.speakers import load_speakers
-from shared.engine.tensors import to_blob
-from shared.engine.traces import StageTraces
-from shared.errors import (
+from omnirelay.errors import (
     OmniRelayError,
     RepeatedMessageError,
     SequenceError,
     StateTransitionError,
     UnknownSpeakerError,
 )
+from services.token2wav.chunks import ChunkingConfig
+from services.token2wav.engine import SynthesisEngine, build_token2wav
+from services.token2wav.qwen2_5_omni.synthesis import validate_codes
+from services.token2wav.stream import AudioStream, VoiceSettings
+from shared.config import SynthesisConfig, Token2WavConfig
 from shared.messages import (
     SAMPLE_RATE,
     AudioChunk,
@@ -38,9 +32,15 @@ from shared.messages import (
     SynthesisStart,
     Token2WavInput,
 )
+from shared.messages.payloads import Blob
 from shared.metrics import counter
-from shared.payloads import Blob
-from shared.queues import PushQueue
+from shared.stage.playback import PlaybackClock
+from shared.stage.service import Failures
+from shared.tracing.stage import StageTraces
+from shared.transport.queues import PushQueue
+from shared.vllm.model_time import watch_model
+from shared.vllm.speakers import load_speakers
+from shared.vllm.tensors import to_blob
 
 WAIT: Final = "wait_codes"
 """What a stream does, as its trace has it, while codec tokens for its next chunk are missing."""
@@ -63,7 +63,7 @@ class _Voice:
 
 
 class Token2WavService:
-    """Gives replies their sound; see :class:`shared.engine.service.StageService` for the protocol.
+    """Gives replies their sound; see :class:`shared.stage.service.StageService` for the protocol.
 
     A stream has one chunk in the engine at a time, named like its request.
 
@@ -149,7 +149,7 @@ class Token2WavService:
         """Whether a request is in work here."""
         return request_id in self._voices
 
-    def living(self) -> list[str]:
+    def active_requests(self) -> list[str]:
         """The requests in work."""
         return list(self._voices)
 

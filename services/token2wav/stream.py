@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from services.token2wav.carry import StreamState
+from omnirelay.errors import StateTransitionError
 from services.token2wav.chunks import ChunkingConfig, ChunkPlan, ChunkPlanner, CodecGeometry
-from services.token2wav.synthesis import SynthesisChunk
-from shared.errors import StateTransitionError
+from services.token2wav.qwen2_5_omni.carry import StreamState
+from services.token2wav.qwen2_5_omni.synthesis import SynthesisChunk
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,8 @@ from typing import Annotated, Any, Final, Literal, Self
 import yaml
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
+from omnirelay.errors import ConfigError
+from omnirelay.values import API_KEY_VARIABLE
 from shared.config.gateway import GatewayConfig, Limits, TlsConfig
 from shared.config.kubernetes import is_for_a_service
 from shared.config.media import MediaConfig
@@ -31,13 +33,11 @@ from shared.config.stages import (
     Token2WavConfig,
 )
 from shared.config.values import Section, TraceEndpoint, empty_is_none, is_local
-from shared.credits import DEFAULT_WINDOW_BYTES
-from shared.errors import ConfigError
 from shared.log import LogFormat
 from shared.messages import STAGES, StageName
+from shared.messages.bounds import DEFAULT_WINDOW_BYTES
 
 __all__ = [
-    "API_KEY_VARIABLE",
     "DEFAULT_CHECKPOINT",
     "ENV_PREFIX",
     "MODEL_VARIABLE",
@@ -64,8 +64,6 @@ __all__ = [
 
 ENV_PREFIX = "OMNIRELAY_"
 MODEL_VARIABLE = "OMNI_MODEL"
-API_KEY_VARIABLE = "OMNIRELAY_API_KEY"
-"""A client's own key: no key of the configuration, and never to be told."""
 DEFAULT_CHECKPOINT = Path(".cache/omnirelay/tiny")
 """Where the small random checkpoint is kept that serves when no model is chosen."""
 

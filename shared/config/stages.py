@@ -6,7 +6,7 @@ from pydantic import Field
 
 from shared.config.values import Bytes, DeviceList, InboxAddress, ReachableAddress, Section, TcpAddress
 from shared.messages import MAX_REPLICAS
-from shared.wire import DEFAULT_MAX_PAYLOAD_BYTES
+from shared.messages.bounds import DEFAULT_MAX_PAYLOAD_BYTES
 
 
 class SynthesisEngineConfig(Section):

@@ -3,13 +3,13 @@
 import ipaddress
 import re
 from typing import Annotated, Final
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from shared.tracing import check_endpoint
-
 Bytes = Annotated[int, Field(gt=0)]
 
+_PRINTABLE: Final = re.compile(r"[!-~]+")
 _ORIGIN = re.compile(r"https?://[a-z0-9.\[\]:-]+")
 _HOST = re.compile(r"[a-z0-9._-]+|[0-9a-f:]*:[0-9a-f:.]+")
 
@@ -81,6 +81,25 @@ def _check_origin(origin: str) -> str:
     if not _ORIGIN.fullmatch(origin):
         raise ValueError(f"{origin!r} is not http[s]://HOST[:PORT] in lower case, without a path")
     return origin
+
+
+def check_endpoint(address: str) -> str:
+    """Check the address of a collector of traces, and give it back.
+
+    Raises:
+        ValueError: It is none, or holds more than a place.  What a collector wants to know of who sends is a
+            header, which OTEL_EXPORTER_OTLP_HEADERS sets.
+    """
+    wrong = f"{address!r} is not http://HOST:PORT or https://HOST:PORT, with a path or without"
+    try:
+        parts = urlsplit(address)
+        well_placed = parts.hostname and parts.port != 0
+    except ValueError as error:
+        raise ValueError(wrong) from error
+    more = parts.username is not None or parts.query or parts.fragment
+    if parts.scheme not in ("http", "https") or not well_placed or more or not _PRINTABLE.fullmatch(address):
+        raise ValueError(wrong)
+    return address
 
 
 Origin = Annotated[str, AfterValidator(_check_origin)]

@@ -17,7 +17,7 @@ _SECRET: Final = re.compile(
 
 
 class TextFormatter(logging.Formatter):
-    """``2026-03-01T14:02:11.123+01:00 INFO gateway gateway.core: …``.
+    """``2026-03-01T14:02:11.123+01:00 INFO gateway gateway.manager: …``.
 
     Writes of an exception where it was raised and its class.  Its words are left out where they may quote
     what a client sent: who raised it did not think of the log.

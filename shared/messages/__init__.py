@@ -1,8 +1,8 @@
 """Every message that crosses a socket between two OmniRelay processes, field by field.
 
-A message is a msgspec struct with a tag; :mod:`shared.wire` turns it into ZeroMQ frames and back.
-Tensor bytes never sit inside the header: a field of type :class:`shared.payloads.Blob` travels as a frame
-of its own.
+A message is a msgspec struct with a tag; :mod:`shared.transport.wire` turns it into ZeroMQ frames and back.
+Tensor bytes never sit inside the header: a field of type :class:`shared.messages.payloads.Blob` travels as a
+frame of its own.
 
 Edges (the direction data flows)::
 
@@ -15,6 +15,29 @@ Edges (the direction data flows)::
     control, to a stage     Peers, Abort, Closing, Credit
 """
 
+from omnirelay.status import StageLimits, StageLoad
+from omnirelay.values import (
+    CODEC_RATE,
+    MAX_TOP_K,
+    SAMPLE_RATE,
+    STAGES,
+    AddressText,
+    Count,
+    FinishReason,
+    MediaKind,
+    PositiveCount,
+    Priority,
+    RepetitionPenalty,
+    RequestId,
+    Seed,
+    StageName,
+    Temperature,
+    Text,
+    TokenId,
+    TopK,
+    TopP,
+    TraceParent,
+)
 from shared.messages.control import (
     HEARTBEAT_SUFFIX,
     MAX_REPLICAS,
@@ -26,8 +49,6 @@ from shared.messages.control import (
     Farewell,
     Heartbeat,
     Peers,
-    StageLimits,
-    StageLoad,
     control_identity,
 )
 from shared.messages.credits import Credit, Mark
@@ -36,7 +57,6 @@ from shared.messages.request import (
     MAX_MEDIA_ITEMS,
     MEDIA_KINDS,
     MediaItem,
-    MediaKind,
     Resume,
     ResumedSpeech,
     Route,
@@ -52,27 +72,6 @@ from shared.messages.speech import (
     SynthesisStart,
     TalkerInput,
     Token2WavInput,
-)
-from shared.messages.values import (
-    CODEC_RATE,
-    MAX_TOP_K,
-    SAMPLE_RATE,
-    STAGES,
-    AddressText,
-    Count,
-    FinishReason,
-    PositiveCount,
-    Priority,
-    RepetitionPenalty,
-    RequestId,
-    Seed,
-    StageName,
-    Temperature,
-    Text,
-    TokenId,
-    TopK,
-    TopP,
-    TraceParent,
 )
 
 __all__ = [

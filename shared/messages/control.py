@@ -5,46 +5,14 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
+from omnirelay.status import StageLimits, StageLoad
+from omnirelay.values import AddressText, Count, Name, PositiveCount, RequestId, StageName
 from shared.messages.credits import Credit
-from shared.messages.values import AddressText, Count, PositiveCount, RequestId, StageName
-from shared.payloads import Name
 
 HEARTBEAT_SUFFIX: Final = ".heartbeat"
 """On the control socket the heartbeats of a replica go by its identity with this behind."""
 MAX_REPLICAS: Final = 256
 """Most replicas of one stage."""
-
-
-class StageLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a stage's checkpoint and engine allow; fixed while the process lives.
-
-    Attributes:
-        max_positions: Most positions (prompt + generated) of one request; 0 where it has no meaning.
-        speakers: Names of the voices; empty from a stage that does not know them.
-    """
-
-    max_positions: Count = 0
-    speakers: Annotated[list[Name], Meta(max_length=1024)] = []
-
-
-class StageLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a stage holds at one moment.
-
-    Attributes:
-        running: Requests in the engine's batch.
-        waiting: Requests that wait for memory, rows or tokens.
-        held_bytes: Bytes of rows or codes held for them.
-        outbox_bytes: Bytes encoded and not yet taken by the next stage.
-        refused: Messages refused since the start.
-        steps: Engine steps since the start.
-    """
-
-    running: Count = 0
-    waiting: Count = 0
-    held_bytes: Annotated[int, Meta(ge=0)] = 0
-    outbox_bytes: Annotated[int, Meta(ge=0)] = 0
-    refused: Annotated[int, Meta(ge=0)] = 0
-    steps: Annotated[int, Meta(ge=0)] = 0
 
 
 class Heartbeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="heartbeat"):

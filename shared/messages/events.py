@@ -5,8 +5,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from shared.messages.values import Count, FinishReason, PositiveCount, RequestId, StageName, Text, TokenId
-from shared.payloads import Blob, Name, check_tensor
+from omnirelay.values import Count, FinishReason, Name, PositiveCount, RequestId, StageName, Text, TokenId
+from shared.messages.payloads import Blob, check_tensor
 
 
 class PromptUsage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -89,7 +89,7 @@ class RequestFailed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     Attributes:
         request_id: As in :class:`ThinkRequest`.
         stage: Where it failed.
-        code: The ``code`` of a class in :mod:`shared.errors`.
+        code: The ``code`` of a class in :mod:`omnirelay.errors`.
         message: What was wrong, in words for the client.
     """
 

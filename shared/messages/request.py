@@ -1,13 +1,15 @@
 """Gateway to thinker: a request, and what it is made of."""
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta
 
-from shared.messages.values import (
+from omnirelay.values import (
     Count,
     FinishReason,
+    MediaKind,
+    Name,
     PositiveCount,
     Priority,
     RepetitionPenalty,
@@ -20,9 +22,8 @@ from shared.messages.values import (
     TopP,
     TraceParent,
 )
-from shared.payloads import Blob, Name
+from shared.messages.payloads import Blob
 
-MediaKind = Literal["audio", "image", "video"]
 MEDIA_KINDS: Final[tuple[MediaKind, ...]] = ("audio", "image", "video")
 MAX_MEDIA_ITEMS: Final = 256
 """Most sounds, pictures and videos of one request, whatever the configuration allows."""

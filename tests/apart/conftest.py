@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.client import GatewayClient
+from omnirelay import Client
 from shared.messages import STAGES
 from tests.apart.crowd import ANSWERS_S
 from tests.apart.network import Network
@@ -24,7 +24,7 @@ def undisturbed(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory)
         for name in ("gateway", *STAGES):
             alone.start(name)
         wait_until(alone.ready, "the stack on one host is ready")
-        with GatewayClient(alone.address) as client:
+        with Client(alone.address) as client:
             streams = [Stream(client, number) for number in range(STREAMS)]
             return [stream.result(time.monotonic() + ANSWERS_S) for stream in streams]
 

@@ -6,10 +6,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Self, get_args
 
-from gateway.client import GatewayClient, StatusReport
-from gateway.registry import Reason
-from shared.keys import ROLES, make_keys
+from gateway.requests.lifecycle import Reason
+from omnirelay import Client, StatusReport
 from shared.messages import STAGES
+from shared.transport.keys import ROLES, make_keys
 from tests.apart.network import Network
 from tests.support.http import Readings, get
 from tests.support.processes import Processes, wait_until
@@ -86,10 +86,10 @@ class ApartStack(Processes):
             return super().status()
 
     @contextmanager
-    def client(self) -> Iterator[GatewayClient]:
+    def client(self) -> Iterator[Client]:
         """A client on the gateway's host."""
         with self.hosts["gateway"].inside():
-            client = GatewayClient(self.address)
+            client = Client(self.address)
         with client:
             yield client
 

@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from gateway.client import GatewayClient, GenerateRequest, SamplingOverrides
+from omnirelay import Client, GenerateRequest, SamplingOverrides
 from tests.chaos.cells import CELL_S, QUEUED, STATES, Watcher
 from tests.chaos.leaks import held
 from tests.chaos.report import table
@@ -122,7 +122,7 @@ def _end(stack: ChaosStack, chance: random.Random, way: Way, state: str, long: b
         due_s = chance.uniform(LATEST_S / 20, LATEST_S)
         requests = [msgspec.structs.replace(each, deadline_s=due_s) for each in requests]
     with ExitStack() as open_ones, Watcher(stack) as watcher:
-        clients = [open_ones.enter_context(GatewayClient(stack.address)) for _ in requests]
+        clients = [open_ones.enter_context(Client(stack.address)) for _ in requests]
         streams = [
             Stream(client, number, request)
             for client, number, request in zip(clients, numbers, requests, strict=True)

@@ -9,8 +9,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple
 
-from gateway.client import GatewayClient
-from shared.errors import (
+from omnirelay import Client
+from omnirelay.errors import (
     BusyError,
     GatewayUnreachableError,
     OmniRelayError,
@@ -157,7 +157,7 @@ class Newcomer(threading.Thread):
         """Ask once; False if it was turned away."""
         self.heard = Heard()
         try:
-            with GatewayClient(self._address) as client:
+            with Client(self._address) as client:
                 for event in client.chat(request_for(NEWCOMER)):
                     self.heard.take(event)
         except (StageUnavailableError, BusyError, GatewayUnreachableError) as error:
@@ -201,7 +201,7 @@ class Campaign:
 
     def _listen(self) -> list[Heard]:
         until = time.monotonic() + CELL_S
-        with GatewayClient(self._stack.address) as client:
+        with Client(self._stack.address) as client:
             streams = [Stream(client, number) for number in range(NEWCOMER + 1)]
             heard = [stream.result(until) for stream in streams]
         for each in heard:
@@ -213,7 +213,7 @@ class Campaign:
         cell, stack = outcome.cell, self._stack
         deaths = len(stack.deaths)
         until = time.monotonic() + CELL_S
-        with GatewayClient(stack.address) as client:
+        with Client(stack.address) as client:
             with Watcher(stack) as watcher:
                 # A request that ends a stage's process is the eighth.
                 among = STREAMS - (cell.fault in POISONS)
@@ -245,7 +245,7 @@ class Campaign:
             outcome.faults += _judge_poison(cell, poison.heard, len(stack.deaths) - deaths)
         outcome.faults += leaks(stack, self._before)
 
-    def _strike(self, cell: Cell, client: GatewayClient) -> tuple[Strike, Stream | None]:
+    def _strike(self, cell: Cell, client: Client) -> tuple[Strike, Stream | None]:
         """Do it; gives the request that does it, if it is one."""
         if cell.target == "gateway" or cell.fault not in POISONS:
             return strike(self._stack, cell.target, cell.fault, self._chance), None

@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 import zmq
 
-from shared.errors import OmniRelayError
+from omnirelay.errors import OmniRelayError
 from shared.messages import STAGES, StageName
 from tests.chaos.stack import DRAIN_S, ChaosStack
 from tests.chaos.victim import Poison

@@ -8,14 +8,13 @@ from contextlib import closing
 from typing import Final
 
 import msgspec
-import numpy as np
 
-from gateway import failures
-from gateway.client import AudioEvent, GatewayClient, GenerateRequest, SamplingOverrides
-from gateway.client.types import build_request
-from gateway.events import AcceptedEvent, ErrorEvent
-from gateway.events import AudioEvent as PlainAudioEvent
-from gateway.protocol import (
+from omnirelay import AudioEvent, Client, GenerateRequest, SamplingOverrides, error_codes
+from omnirelay.client.types import build_request
+from omnirelay.errors import CancelledRequestError, GatewayUnreachableError, OmniRelayError
+from omnirelay.events import AcceptedEvent, ErrorEvent
+from omnirelay.events import AudioEvent as PlainAudioEvent
+from omnirelay.protocol import (
     LENGTH_BYTES,
     PROTOCOL_VERSION,
     Hello,
@@ -25,7 +24,6 @@ from gateway.protocol import (
     pack,
     parse_tcp,
 )
-from shared.errors import CancelledRequestError, GatewayUnreachableError, OmniRelayError
 from tests.chaos.streams import Heard
 from tests.support.media import clip, picture, spoken
 
@@ -91,7 +89,7 @@ def catalogue() -> dict[Kind, list[GenerateRequest]]:
     }
 
 
-def listen(client: GatewayClient, request: GenerateRequest, heard: Heard) -> Name:
+def listen(client: Client, request: GenerateRequest, heard: Heard) -> Name:
     """Hear an answer to its end."""
     answer = client.chat(request)
     try:
@@ -102,7 +100,7 @@ def listen(client: GatewayClient, request: GenerateRequest, heard: Heard) -> Nam
     return answer.request_id
 
 
-def cancel(client: GatewayClient, request: GenerateRequest, heard: Heard, chance: random.Random) -> Name:
+def cancel(client: Client, request: GenerateRequest, heard: Heard, chance: random.Random) -> Name:
     """Hear a part, and cancel."""
     answer = client.chat(request)
     events = chance.randrange(20)
@@ -121,7 +119,7 @@ def cancel(client: GatewayClient, request: GenerateRequest, heard: Heard, chance
 def leave(address: str, request: GenerateRequest, heard: Heard, chance: random.Random) -> Name:
     """Hear a part, and go away without a word."""
     try:
-        client = GatewayClient(address)
+        client = Client(address)
     except GatewayUnreachableError as error:
         heard.error = error
         return None
@@ -157,10 +155,10 @@ def _read_slowly(line: socket.socket, address: str, request: GenerateRequest, he
             if isinstance(event, AcceptedEvent):
                 name = event.request_id
             elif isinstance(event, ErrorEvent):
-                heard.error = failures.from_event(event)
+                heard.error = error_codes.from_event(event)
                 return name
             elif isinstance(event, PlainAudioEvent):
-                heard.take(AudioEvent(event.seq, np.frombuffer(event.pcm, "<f4").astype(np.float32)))
+                heard.take(AudioEvent(event.seq, event.pcm))
             elif event is not None:
                 heard.take(event)
                 if heard.ended:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from gateway.client import GatewayClient, GenerateRequest
-from shared.errors import BusyError, GatewayUnreachableError, OmniRelayError, StageUnavailableError
+from omnirelay import Client, GenerateRequest
+from omnirelay.errors import BusyError, GatewayUnreachableError, OmniRelayError, StageUnavailableError
 from shared.messages import STAGES
 from tests.chaos.aborts import FIGURES, dropped, figures
 from tests.chaos.cells import CELL_S, CLEAN_S, Watcher
@@ -123,7 +123,7 @@ class Load:
         try:
             while not self._stopping.is_set():
                 try:
-                    with GatewayClient(self._stack.address) as client, Watcher(self._stack) as watcher:
+                    with Client(self._stack.address) as client, Watcher(self._stack) as watcher:
                         while not self._stopping.is_set() and self._ask(client, watcher, chance):
                             pass
                 except GatewayUnreachableError:
@@ -132,7 +132,7 @@ class Load:
         except (OmniRelayError, OSError) as error:
             self.broken.append(f"a client ended: {type(error).__name__}: {error}")
 
-    def _ask(self, client: GatewayClient, watcher: Watcher, chance: random.Random) -> bool:
+    def _ask(self, client: Client, watcher: Watcher, chance: random.Random) -> bool:
         """Ask for something; False if there is no gateway any more."""
         began = time.monotonic()
         kind, manner = chance.choice(list(self._requests)), chance.choice(MANNERS)
@@ -221,7 +221,7 @@ def soak(
     requests = catalogue()
     with ChaosStack(model, folder, replicas) as stack:
         undisturbed: dict[Kind, list[Heard]] = {}
-        with GatewayClient(stack.address) as client:
+        with Client(stack.address) as client:
             for _ in range(2):
                 undisturbed = {
                     kind: [_hear(client, each) for each in some] for kind, some in requests.items()
@@ -261,7 +261,7 @@ def soak(
     return "\n\n".join(parts), not wrong
 
 
-def _hear(client: GatewayClient, request: GenerateRequest) -> Heard:
+def _hear(client: Client, request: GenerateRequest) -> Heard:
     heard = Heard()
     listen(client, request, heard)
     if heard.error is not None:

@@ -143,8 +143,10 @@ def settled(stack: ChaosStack) -> dict[str, Any]:
     report = stack.status()
     if report is None:
         return {"gateway": "does not answer"}
-    living = ("received", "queued", "thinking", "talking", "synthesizing")
-    told: dict[str, Any] = {state: report.requests[state] for state in living if report.requests[state]}
+    active_requests = ("received", "queued", "thinking", "talking", "synthesizing")
+    told: dict[str, Any] = {
+        state: report.requests[state] for state in active_requests if report.requests[state]
+    }
     for each in report.stages:
         load = each.load
         if each.state != "ready" or load.running or load.waiting or load.held_bytes or load.outbox_bytes:

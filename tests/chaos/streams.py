@@ -10,9 +10,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from gateway.client import AudioEvent, GatewayClient, GenerateRequest, SamplingOverrides, TextEvent
-from gateway.events import DoneEvent
-from shared.errors import BusyError, OmniRelayError, StageUnavailableError
+from omnirelay import AudioEvent, Client, GenerateRequest, SamplingOverrides, TextEvent
+from omnirelay.errors import BusyError, OmniRelayError, StageUnavailableError
+from omnirelay.events import DoneEvent
 
 TEXT_TOKENS: Final = 48
 CODEC_TOKENS: Final = 192
@@ -136,7 +136,7 @@ class Stream(threading.Thread):
         turned_away: How often it was told to come again, and did.
     """
 
-    def __init__(self, client: GatewayClient, number: int, request: GenerateRequest | None = None) -> None:
+    def __init__(self, client: Client, number: int, request: GenerateRequest | None = None) -> None:
         super().__init__(name=f"stream-{number}", daemon=True)
         self.number: Final = number
         self._request = request or request_for(number)

@@ -65,12 +65,12 @@ def test_what_is_more_than_it_was_is_told(now: Footprint, told: list[str]) -> No
 
 def test_aborts_are_told_by_the_state_in_which_a_request_was_given_up() -> None:
     log = (
-        "12:00:01 INFO gateway gateway.core: request aa01 cancelled from thinking: cancelled: no\n"
-        "12:00:01 DEBUG gateway gateway.aborts: request aa01 was dropped by all its stages after 0.0120 s\n"
-        "12:00:02 DEBUG gateway gateway.aborts: request bb02 was dropped by all its stages after 1.0000 s\n"
-        "12:00:03 INFO gateway gateway.core: request bb02 expired from talking: deadline_exceeded: late\n"
-        "12:00:03 DEBUG gateway gateway.aborts: request bb02.1 was dropped by all its stages after 0.5000 s\n"
-        "12:00:04 INFO gateway gateway.core: request cc03 failed from talking: stage_failed\n"
-        "12:00:04 DEBUG gateway gateway.aborts: request cc03 was dropped by all its stages after 3.0000 s\n"
+        "12:00:01 INFO gateway gateway.requests: request aa01 cancelled from thinking: cancelled: no\n"
+        "12:00:01 DEBUG gateway gateway.dispatch: request aa01 was dropped by all its stages after 0.0120 s\n"
+        "12:00:02 DEBUG gateway gateway.dispatch: request bb02 was dropped by all its stages after 1.0000 s\n"
+        "12:00:03 INFO gateway gateway.requests: request bb02 expired from talking: deadline_exceeded: late\n"
+        "12:00:03 DEBUG gateway gateway.dispatch: request bb02.1 was dropped by all its stages after 0.5 s\n"
+        "12:00:04 INFO gateway gateway.requests: request cc03 failed from talking: stage_failed\n"
+        "12:00:04 DEBUG gateway gateway.dispatch: request cc03 was dropped by all its stages after 3.0000 s\n"
     )
     assert dropped(log) == {"thinking": [0.012], "talking": [0.5]}

@@ -12,13 +12,13 @@ import time
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from omnirelay.errors import OmniRelayError
 from shared.config import Config
-from shared.engine.process import Build, Context, run_stage
-from shared.engine.service import StageService
-from shared.errors import OmniRelayError
 from shared.messages import STAGES, StageEvent, StageName, TalkerInput, ThinkerInput, Token2WavInput
-from shared.peers import PeerQueues
-from shared.queues import PushQueue
+from shared.stage.process import Build, Context, run_stage
+from shared.stage.service import StageService
+from shared.transport.queues import PushQueue
+from shared.transport.routing import PeerQueues
 
 ORDER_VARIABLE: Final = "CHAOS_ORDER"
 EXIT_STATUS: Final = 70

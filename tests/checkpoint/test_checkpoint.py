@@ -21,7 +21,7 @@ from checkpoint.__main__ import main
 from checkpoint.config import model_config
 from checkpoint.shape import SpecialIds
 from checkpoint.tokenizer import CHAT_TEMPLATE, build_tokenizer, user_id, write_tokenizer
-from shared.errors import CheckpointError
+from omnirelay.errors import CheckpointError
 
 PROMPTS = ("Hello, how are you?", "Tell me about the sea.")
 

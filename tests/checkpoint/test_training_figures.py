@@ -8,7 +8,7 @@ import pytest
 
 from checkpoint.training import card, world
 from checkpoint.training.recognizer import Recognizer, bigram, word_error_rate, word_errors
-from shared.errors import CheckpointError
+from omnirelay.errors import CheckpointError
 
 
 def test_word_errors_are_the_fewest_changes() -> None:

@@ -27,7 +27,7 @@ from checkpoint.training.evaluation import answer_figures
 from checkpoint.training.export import export
 from checkpoint.training.hearing import make_hearing
 from checkpoint.training.loop import Losses, Recipe, Step, Stop, Training, load_average
-from shared.errors import CheckpointError
+from omnirelay.errors import CheckpointError
 from tests.support.training import hum, sentences
 
 FEW = Recipe(steps=2, rate=1e-3, warmup=1)

@@ -14,7 +14,7 @@ from checkpoint.training.corpus import VOICES, SpeechCorpus, make_corpus
 from checkpoint.training.files import replacing
 from checkpoint.training.hearing import make_hearing
 from checkpoint.training.synthesis import SynthesizerVoice, Wave, synthesize
-from shared.errors import CheckpointError
+from omnirelay.errors import CheckpointError
 from tests.support.media import speech
 from tests.support.training import HELD_OUT, TRAINED, hum, sentences
 

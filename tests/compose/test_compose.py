@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.client import GatewayClient, SamplingOverrides
-from shared.errors import UnauthenticatedError
+from omnirelay import Client, SamplingOverrides
+from omnirelay.errors import UnauthenticatedError
 from tests.compose.project import ROOT, SERVING, STAGES, Project, docker, say
 
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(1800)]
@@ -44,10 +44,10 @@ def get(project: Project, path: str, host: str = "127.0.0.1") -> tuple[int, str]
 def ask(project: Project) -> None:
     """Send text, sound and a picture from the host, and take text and speech."""
     question, picture = (
-        resources.files("gateway.cli").joinpath("assets", name).read_bytes()
+        resources.files("ops").joinpath("assets", name).read_bytes()
         for name in ("question.ogg", "picture.png")
     )
-    with GatewayClient(f"tcp://127.0.0.1:{project.ports['TCP_PORT']}") as client:
+    with Client(f"tcp://127.0.0.1:{project.ports['TCP_PORT']}") as client:
         result = client.chat(
             "Answer the question that you hear.",
             audio=question,
@@ -217,10 +217,10 @@ def test_keys_tls_and_a_second_talker_as_the_documentation_has_them(running: Pro
     with urllib.request.urlopen(f"https://localhost:{port}/readyz", context=certificate, timeout=10) as reply:
         assert reply.status == 200
     address = f"tls://localhost:{running.ports['TCP_PORT']}"
-    with GatewayClient(address, ca=certificate) as stranger, pytest.raises(UnauthenticatedError):
+    with Client(address, ca=certificate) as stranger, pytest.raises(UnauthenticatedError):
         stranger.chat("Who?").result()
     key = next(word for word in printed.split() if word.startswith("omr_"))
-    with GatewayClient(address, api_key=key, ca=certificate) as client:
+    with Client(address, api_key=key, ca=certificate) as client:
         for wanted in (2, 1):
             ready = [each for each in client.status().stages if each.state == "ready"]
             assert len({each.inbox for each in ready if each.name == "talker"}) == wanted

@@ -4,26 +4,27 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, Final, cast
 
-from gateway.core import Gateway
-from gateway.door import Door
-from gateway.held import HeldBytes, Hold
+from gateway.access.access import Access
+from gateway.access.account import ClientAccount
+from gateway.dispatch.registry import StageRegistry
+from gateway.fairness.memory_budget import Hold, MemoryBudget
+from gateway.fairness.uploads import UploadRoom
 from gateway.http.context import HttpContext
-from gateway.lifecycle import StateCounts
-from gateway.media import MediaIntake
-from gateway.metrics import GatewayMetrics, Interface
-from gateway.parts import ChatMessage, TextPart, media_of, parts_of
-from gateway.protocol import GenerateRequest
-from gateway.registry import StageRegistry
-from gateway.status import GatewayStatus, StatusReport
-from gateway.stream import ClientAccount, ResponseStream
-from gateway.uploads import UploadRoom
-from gateway.urls import decode_data_url, is_data_url
+from gateway.input.media import MediaIntake
+from gateway.input.urls import decode_data_url, is_data_url
+from gateway.manager import Gateway
+from gateway.requests.lifecycle import StateCounts
+from gateway.requests.metrics import GatewayMetrics, Interface
+from gateway.requests.response_stream import ResponseStream
 from gateway.validation import Validator
+from omnirelay.content import ChatMessage, TextPart, media_of, parts_of
+from omnirelay.errors import CancelledRequestError
+from omnirelay.protocol import GenerateRequest
+from omnirelay.status import GatewayStatus, StatusReport
 from shared.config import Config
-from shared.errors import CancelledRequestError
 from shared.messages import Heartbeat, MediaItem, MediaKind, StageLimits, StageLoad, StageName, ThinkerInput
-from shared.payloads import Blob
-from shared.wire import Decoder, encode
+from shared.messages.payloads import Blob
+from shared.transport.wire import Decoder, encode
 
 TAKEN: Final = "cancelled"
 """The code by which a request ends that would have gone to the thinker."""
@@ -69,7 +70,7 @@ class Metrics(GatewayMetrics):
 
 
 class Intake:
-    """Stands in for :class:`gateway.core.Gateway`: what is taken ends with :data:`TAKEN`.
+    """Stands in for :class:`gateway.manager.Gateway`: what is taken ends with :data:`TAKEN`.
 
     Attributes:
         taken: The requests that were.
@@ -81,7 +82,7 @@ class Intake:
         self.metrics = metrics()
         self.metrics.codes.clear()
         self.registry = registry()
-        self.held = HeldBytes(CONFIG.gateway.limits.held_bytes, lambda: 100)
+        self.held = MemoryBudget(CONFIG.gateway.limits.held_bytes, lambda: 100)
         self.taken: list[GenerateRequest] = []
         self._validator = Validator(CONFIG.gateway, self.registry, Prompts())
         self._media = MediaIntake(CONFIG.media, None, _nowhere)
@@ -131,7 +132,7 @@ def context() -> tuple[HttpContext, Intake]:
     """Give what the HTTP API works with, and the gateway in it."""
     intake = Intake()
     uploads = UploadRoom(CONFIG.gateway.limits.held_bytes)
-    return HttpContext(cast(Gateway, intake), CONFIG, lambda: STATUS, uploads, Door(CONFIG), MODEL), intake
+    return HttpContext(cast(Gateway, intake), CONFIG, lambda: STATUS, uploads, Access(CONFIG), MODEL), intake
 
 
 @cache

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gateway.client import AsyncGatewayClient
-from gateway.media import Fetch
+from gateway.input.media import Fetch
+from gateway.input.prompt import PromptBuilder
 from gateway.process import GatewayProcess
-from gateway.prompt import PromptBuilder
+from omnirelay import AsyncClient
 from shared.config import Config
 from shared.messages import STAGES, StageName
 from tests.gateway.fake_stages import FakeStages, until
@@ -77,8 +77,8 @@ class Bench:
     def counts(self) -> dict[str, int]:
         return self.process.status().requests
 
-    def client(self) -> AsyncGatewayClient:
-        return AsyncGatewayClient(self.listen)
+    def client(self) -> AsyncClient:
+        return AsyncClient(self.listen)
 
     def encode(self, text: str) -> list[int]:
         prompts: PromptBuilder = self.process._prompts

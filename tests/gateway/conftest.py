@@ -41,7 +41,7 @@ def keys(tmp_path: Path) -> str:
 @pytest.fixture
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests are begun anew at once."""
-    monkeypatch.setattr("gateway.dispatch.PAUSE_S", 0.0)
+    monkeypatch.setattr("gateway.dispatch.dispatcher.PAUSE_S", 0.0)
 
 
 @pytest.fixture

@@ -11,11 +11,9 @@ import secrets
 import signal
 import sys
 
+from omnirelay.errors import EngineFailedError
 from shared.config import Config, load_config
-from shared.control import ControlClient
-from shared.curve import StackContext, open_context
 from shared.ending import leave_on_signals
-from shared.errors import EngineFailedError
 from shared.messages import (
     STAGES,
     AudioChunk,
@@ -33,8 +31,10 @@ from shared.messages import (
     ThinkRequest,
     control_identity,
 )
-from shared.payloads import Blob
-from shared.queues import PullQueue, PushQueue, Sending
+from shared.messages.payloads import Blob
+from shared.transport.control import ControlClient
+from shared.transport.curve import StackContext, open_context
+from shared.transport.queues import PullQueue, PushQueue, Sending
 from tests.gateway.fake_stages import placeholder_ids, problem_of, usage
 
 

@@ -35,8 +35,8 @@ from shared.messages import (
     ThinkRequest,
     control_identity,
 )
-from shared.payloads import Blob
-from shared.wire import Decoder, encode
+from shared.messages.payloads import Blob
+from shared.transport.wire import Decoder, encode
 
 DEADLINE_S = 10.0
 SPEAKERS = ["Ethan", "Chelsie"]

@@ -7,7 +7,7 @@ from typing import Final
 
 import yaml
 
-from gateway.keys import hash_of
+from gateway.access.api_keys import hash_of
 from tests.gateway.bench import Bench
 
 KEY: Final = "omr_alices-own-key"

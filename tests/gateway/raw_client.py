@@ -4,8 +4,8 @@ import asyncio
 
 import msgspec
 
-from gateway.client import ChatMessage, GenerateRequest
-from gateway.protocol import (
+from omnirelay import ChatMessage, GenerateRequest
+from omnirelay.protocol import (
     PROTOCOL_VERSION,
     ClientMessage,
     Hello,

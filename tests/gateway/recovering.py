@@ -3,8 +3,8 @@
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from gateway.client import AsyncGatewayClient
-from gateway.client.aio import AsyncAnswer
+from omnirelay import AsyncClient
+from omnirelay.client.aio import AsyncAnswer
 from shared.config import Config
 from shared.messages import StageName, ThinkRequest
 from tests.gateway.bench import Bench, bench, run
@@ -12,7 +12,7 @@ from tests.gateway.fake_stages import until
 from tests.gateway.scripted import CHUNKS, CODES, Script
 
 Configure = Callable[..., Config]
-Scenario = Callable[[Bench, AsyncGatewayClient], Coroutine[Any, Any, None]]
+Scenario = Callable[[Bench, AsyncClient], Coroutine[Any, Any, None]]
 
 SOON_S = 0.8
 """When silence counts, in tests that wait for it; in the others a slow machine must not look like it."""
@@ -39,7 +39,7 @@ def is_lost(b: Bench, stage: StageName) -> bool:
 
 
 async def half_played(
-    b: Bench, client: AsyncGatewayClient, **options: Any
+    b: Bench, client: AsyncClient, **options: Any
 ) -> tuple[Script, AsyncAnswer, ThinkRequest]:
     """A request of which about the half of every stream is answered."""
     script = Script(b)

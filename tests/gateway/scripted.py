@@ -3,8 +3,8 @@
 import struct
 from typing import Any
 
-from gateway.client import AudioEvent, DoneEvent, TextEvent
-from gateway.client.aio import AsyncAnswer
+from omnirelay import AudioEvent, DoneEvent, TextEvent
+from omnirelay.client.aio import AsyncAnswer
 from shared.messages import ThinkRequest
 from tests.gateway.bench import Bench
 

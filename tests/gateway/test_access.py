@@ -17,18 +17,18 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 from websockets.typing import Subprotocol
 
-from gateway.client import AsyncGatewayClient
+from gateway.access.api_keys import hash_of
 from gateway.http.realtime.endpoint import SUBPROTOCOL
-from gateway.keys import hash_of
-from gateway.protocol import PIECE_BYTES, PROTOCOL_VERSION, Hello, Refused, Reply, Welcome, parse_tcp
-from shared.config import Config
-from shared.errors import (
+from omnirelay import AsyncClient
+from omnirelay.errors import (
     BusyError,
     GatewayUnreachableError,
     InvalidRequestError,
     MessageError,
     UnauthenticatedError,
 )
+from omnirelay.protocol import PIECE_BYTES, PROTOCOL_VERSION, Hello, Refused, Reply, Welcome, parse_tcp
+from shared.config import Config
 from tests.gateway.bench import bench, free_ports, run
 from tests.gateway.fake_stages import until
 from tests.gateway.guarded import BEARER, CHAT, KEY, OTHER, keys_file, serving
@@ -43,9 +43,9 @@ Configure = Callable[..., Config]
 def test_over_tcp_only_a_known_key_opens_more_than_the_status(configure: Configure, keys: str) -> None:
     async def scenario() -> None:
         async with bench(configure({"api_keys": keys})) as b, serving(b):
-            async with AsyncGatewayClient(b.listen, KEY) as client:
+            async with AsyncClient(b.listen, KEY) as client:
                 assert (await client.chat("Hi", speech=False).result()).text == "Hello"
-            async with AsyncGatewayClient(b.listen) as nobody:
+            async with AsyncClient(b.listen) as nobody:
                 assert (await nobody.status()).ready
                 with pytest.raises(UnauthenticatedError, match="asks for an API key"):
                     await nobody.chat("Hi", speech=False).result()
@@ -60,7 +60,7 @@ def test_over_tcp_only_a_known_key_opens_more_than_the_status(configure: Configu
             assert b.process._server._uploads.used == 0
             await raw.close()
             with pytest.raises(UnauthenticatedError):
-                await AsyncGatewayClient(b.listen, KEY + "x").connect()
+                await AsyncClient(b.listen, KEY + "x").connect()
             assert len(b.stages.requests) == 1
             outcomes = b.process.gateway.metrics.registry
             assert outcomes.get_sample_value("omnirelay_requests_total", {"outcome": "failed"}) == 0
@@ -73,7 +73,7 @@ def test_over_tcp_only_a_known_key_opens_more_than_the_status(configure: Configu
 def test_who_says_nothing_of_himself_may_not_stay(
     configure: Configure, keys: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.connection.HELLO_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("gateway.tcp.connection.HELLO_TIMEOUT_S", 0.2)
 
     async def scenario() -> None:
         async with bench(configure({"api_keys": keys})) as b:
@@ -94,7 +94,7 @@ def test_who_says_nothing_of_himself_may_not_stay(
 def test_no_more_connections_are_taken_than_there_may_be(
     configure: Configure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.places.MAX_CONNECTIONS", 2)
+    monkeypatch.setattr("gateway.access.places.MAX_CONNECTIONS", 2)
 
     async def scenario() -> None:
         async with bench(configure()) as b, b.client(), b.client() as second:
@@ -181,7 +181,7 @@ def test_what_a_key_may_do_holds_over_all_its_connections(configure: Configure, 
 
     async def scenario() -> None:
         async with http_bench(configure(http_gateway(api_keys=str(path)))) as b:
-            async with AsyncGatewayClient(b.listen, KEY) as one, AsyncGatewayClient(b.listen, KEY) as two:
+            async with AsyncClient(b.listen, KEY) as one, AsyncClient(b.listen, KEY) as two:
                 first = one.chat("Hi", speech=False, priority=-100)
                 assert (await b.stages.request(0)).priority == 3
                 two.chat("Hi", speech=False, priority=7)
@@ -202,7 +202,7 @@ def test_what_a_key_may_do_holds_over_all_its_connections(configure: Configure, 
             await until(lambda: b.counts["cancelled"] == 1)
             answer = await b.http.post(CHAT, headers=BEARER, json={"model": MODEL, "messages": long})
             assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_too_large")
-            async with AsyncGatewayClient(b.listen, OTHER) as bob:
+            async with AsyncClient(b.listen, OTHER) as bob:
                 bob.chat("Hi", speech=False)
                 await b.stages.request(2)
                 with pytest.raises(BusyError, match=r"0\.01 requests a second") as late:
@@ -219,12 +219,12 @@ def test_a_key_that_is_withdrawn_opens_nothing_more(configure: Configure, tmp_pa
         async with (
             http_bench(configure(http_gateway(api_keys=str(path)))) as b,
             serving(b),
-            AsyncGatewayClient(b.listen, KEY) as alice,
-            AsyncGatewayClient(b.listen, OTHER) as bob,
+            AsyncClient(b.listen, KEY) as alice,
+            AsyncClient(b.listen, OTHER) as bob,
         ):
             assert (await alice.chat("Hi", speech=False).result()).text == "Hello"
             keys_file(path, bob={"key": OTHER})
-            b.process.door.reload()
+            b.process.access.reload()
             with pytest.raises(UnauthenticatedError):
                 await alice.chat("Hi", speech=False).result()
             assert (await b.http.get("/v1/models", headers=BEARER)).status_code == 401
@@ -280,7 +280,7 @@ def test_at_debug_no_log_holds_a_key(place: Path, keys: str, monkeypatch: pytest
                         assert key != KEY
         for key in (KEY, wrong):
             try:
-                async with AsyncGatewayClient(os.environ["OMNIRELAY_GATEWAY__LISTEN"], key) as tcp:
+                async with AsyncClient(os.environ["OMNIRELAY_GATEWAY__LISTEN"], key) as tcp:
                     await tcp.status()
             except UnauthenticatedError:
                 assert key == wrong
@@ -317,9 +317,9 @@ def test_a_gateway_open_to_others_says_so(
 
         async def scenario(config: Config = config) -> None:
             async with bench(config, ready=False) as b:
-                b.process.door.warn()
+                b.process.access.warn()
 
-        with caplog.at_level(logging.WARNING, "gateway.door"):
+        with caplog.at_level(logging.WARNING, "gateway.access.access"):
             run(scenario())
         assert len([each for each in caplog.messages if "gateway.listen" in each]) == told
 

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from gateway.cli.main import main
+from omnirelay.cli.main import main
 from shared.config import Config
+from shared.messages import STAGES
 from tests.gateway.bench import Bench, bench, run
 from tests.gateway.fake_stages import until
 from tests.support.children import Child
@@ -195,7 +196,7 @@ def test_it_starts_a_stack_of_its_own_and_resumes_after_an_interruption(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompts = written(place / "prompts.jsonl", *({"text": f"Hi {number}"} for number in range(20)))
-    command = [sys.executable, "-m", "gateway.cli", "batch", str(prompts), "--out", "out"]
+    command = [sys.executable, "-m", "omnirelay.cli", "batch", str(prompts), "--out", "out"]
     monkeypatch.setenv("FAKE_THINKER", "mute")
     with Child(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
         run(until((place / "out" / "results.jsonl").exists, "the first request"))
@@ -207,3 +208,20 @@ def test_it_starts_a_stack_of_its_own_and_resumes_after_an_interruption(
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "20 of 20 answered\n")
     assert len(lines(place / "out" / "results.jsonl")) == 20
+
+
+def test_it_waits_for_a_stage_that_starts(
+    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ops.batch.runner.RETRY_S", 0.01)
+    prompts = written(tmp_path / "prompts.jsonl", {"text": "Hi"})
+
+    async def scenario() -> None:
+        async with bench(configure(), ready=False, alive=()) as b:
+            b.stages.serve(b.encode("Hello"))
+            running = asyncio.create_task(batch(b, prompts, tmp_path / "out", "--text-only"))
+            await until(lambda: b.counts["failed"] > 0, "a request that found no stage")
+            b.stages.alive.update(STAGES)
+            assert await running == 0
+
+    run(scenario())

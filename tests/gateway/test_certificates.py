@@ -16,11 +16,11 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from gateway.cli.doctor import network
-from gateway.cli.doctor.access import check_access
-from gateway.client import AsyncGatewayClient
+from omnirelay import AsyncClient
+from omnirelay.errors import ConfigError, UnauthenticatedError
+from ops.doctor import network
+from ops.doctor.access import check_access
 from shared.config import Config
-from shared.errors import ConfigError, UnauthenticatedError
 from tests.gateway.bench import bench, run
 from tests.gateway.guarded import KEY, OTHER, keys_file, serving
 from tests.gateway.http_bench import http_bench, http_gateway
@@ -63,25 +63,25 @@ def test_a_certificate_without_its_key_changes_neither_it_nor_the_keys(
         async with bench(configure({"tls": files.config, "api_keys": str(keys)})) as b, serving(b):
 
             async def answers(key: str, ca: Path) -> None:
-                async with AsyncGatewayClient(tls_address(b), key, ca) as client:
+                async with AsyncClient(tls_address(b), key, ca) as client:
                     assert (await client.chat("Hi", speech=False).result()).text == "Hello"
 
             keys_file(keys, alice={"key": KEY})
             files.write_certificate(new)
-            b.process.door.reload()
+            b.process.access.reload()
             assert "nothing was changed" in caplog.text
             assert "KEY_VALUES_MISMATCH" in caplog.text
             await answers(KEY, old.ca)
             await answers(OTHER, old.ca)
             files.write_key(new)
             keys.write_text("broken: [")
-            b.process.door.reload()
+            b.process.access.reload()
             await answers(OTHER, old.ca)
             keys_file(keys, alice={"key": KEY})
-            b.process.door.reload()
+            b.process.access.reload()
             await answers(KEY, new.ca)
             with pytest.raises(UnauthenticatedError):
-                await AsyncGatewayClient(tls_address(b), OTHER, new.ca).connect()
+                await AsyncClient(tls_address(b), OTHER, new.ca).connect()
 
     run(scenario())
 
@@ -101,17 +101,17 @@ def test_a_certificate_out_of_date_is_told_and_does_not_replace_one_that_is_not(
 
     async def scenario() -> None:
         async with bench(config) as b:
-            b.process.door.warn()
+            b.process.access.warn()
             assert told in caplog.text
             shown.write_bytes(right.pem.read_bytes())
-            b.process.door.reload()
-            async with AsyncGatewayClient(tls_address(b), ca=right.ca) as client:
+            b.process.access.reload()
+            async with AsyncClient(tls_address(b), ca=right.ca) as client:
                 assert (await client.status()).ready
             shown.write_bytes(wrong.pem.read_bytes())
             caplog.clear()
-            b.process.door.reload()
+            b.process.access.reload()
             assert "nothing was changed" in caplog.text
-            async with AsyncGatewayClient(tls_address(b), ca=right.ca) as client:
+            async with AsyncClient(tls_address(b), ca=right.ca) as client:
                 assert (await client.status()).ready
             # Nor does the doctor mistake the gateway for another program.
             running = await asyncio.to_thread(network.ask_gateway, config)
@@ -129,7 +129,7 @@ def test_up_starts_with_a_certificate_out_of_date_and_says_so(
     wrong = Certified(tmp_path / "wrong", *dates)
     for name in ("CERTIFICATE", "KEY"):
         monkeypatch.setenv(f"OMNIRELAY_GATEWAY__TLS__{name}", str(wrong.pem))
-    with start("gateway.cli", "up") as process:
+    with start("omnirelay.cli", "up") as process:
         try:
             lines = read_until(process, "ready: tcp://")
             assert any(line.startswith("[gateway]") and told in line for line in lines)
@@ -157,7 +157,7 @@ def test_when_it_expires_is_a_metric(configure: Configure, tmp_path: Path) -> No
             assert b.config.gateway.http is not None
             for certified, days in ((old, 60), (new, 90)):
                 old.pem.write_bytes(certified.pem.read_bytes())
-                b.process.door.reload()
+                b.process.access.reload()
                 trusting = ssl.create_default_context(cafile=certified.ca)
                 expiry = await asyncio.to_thread(metric, b.config.gateway.http, trusting)
                 assert expiry == pytest.approx(time.time() + days * 86_400, abs=120)

@@ -15,10 +15,9 @@ import av
 import pytest
 from PIL import Image
 
-from gateway.cli import checkpoint, demo
-from gateway.cli.main import main
-from gateway.client import ChatMessage, GatewayClient, GenerateRequest, TextEvent
-from shared import errors
+from omnirelay import ChatMessage, Client, GenerateRequest, TextEvent, errors
+from omnirelay.cli.main import main
+from ops import checkpoint, demo
 from shared.config import Config
 from tests.gateway.bench import Bench, bench, free_ports, run
 from tests.gateway.fake_stages import until
@@ -60,7 +59,7 @@ def test_a_full_disk_behind_the_standard_output_is_told_in_one_line(configure: C
         ):
             with Path("/dev/full").open("wb") as full:
                 process = await asyncio.create_subprocess_exec(
-                    sys.executable, "-m", "gateway.cli", *arguments, stdout=full, stderr=subprocess.PIPE
+                    sys.executable, "-m", "omnirelay.cli", *arguments, stdout=full, stderr=subprocess.PIPE
                 )
                 _, told = await process.communicate()
             assert process.returncode == 1
@@ -260,10 +259,10 @@ def test_sync_client_serves_many_threads_and_cancels(configure: Configure) -> No
     async def scenario() -> None:
         async with bench(configure()) as b:
 
-            def use(client: GatewayClient, text: str) -> str:
+            def use(client: Client, text: str) -> str:
                 return client.chat(text, speech=False).result().text
 
-            client = await asyncio.to_thread(GatewayClient, b.listen)
+            client = await asyncio.to_thread(Client, b.listen)
             waiting = [asyncio.create_task(asyncio.to_thread(use, client, "Hi")) for _ in range(4)]
             for index in range(4):
                 await b.stages.answer(await b.stages.request(index), b.encode("Hello"))

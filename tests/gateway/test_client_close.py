@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.client import AsyncGatewayClient, AudioEvent, GatewayClient
+from omnirelay import AsyncClient, AudioEvent, Client
+from omnirelay.errors import GatewayUnreachableError
 from shared.config import Config
-from shared.errors import GatewayUnreachableError
 from tests.gateway.bench import bench, run
 from tests.gateway.test_tls import Certified, tls_address
 
@@ -22,7 +22,7 @@ def test_leaving_while_audio_streams_over_tls_is_no_error(configure: Configure, 
 
     async def scenario() -> None:
         async with bench(configure({"tls": certified.config})) as b:
-            async with AsyncGatewayClient(tls_address(b), ca=certified.ca) as client:
+            async with AsyncClient(tls_address(b), ca=certified.ca) as client:
                 answer = client.chat("Hi")
                 request = await b.stages.request(0)
                 # More than sockets hold, and less than a client may leave unread.
@@ -39,7 +39,7 @@ def test_leaving_while_audio_streams_over_tls_is_no_error(configure: Configure, 
 @pytest.mark.filterwarnings("error")
 def test_a_plain_client_that_was_closed_says_so(configure: Configure) -> None:
     def use(listen: str) -> None:
-        with GatewayClient(listen) as client:
+        with Client(listen) as client:
             answer = client.chat("Hi")
         client.close()
         for work in (client.status, lambda: client.chat("Hi"), lambda: next(answer), answer.result):
@@ -61,7 +61,7 @@ def test_a_plain_client_that_was_closed_says_so(configure: Configure) -> None:
 
 def test_threads_that_wait_hear_that_their_client_is_closed(configure: Configure) -> None:
     def use(listen: str) -> None:
-        client = GatewayClient(listen)
+        client = Client(listen)
         answers = [client.chat("Hi") for _ in range(4)]
         heard: list[BaseException] = []
 

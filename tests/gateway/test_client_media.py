@@ -15,12 +15,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from gateway.client import AudioPart, ChatMessage, GenerateRequest, TextPart, VideoPart, audio, image, video
-from gateway.client.outbox import Outbox, Pieces, frames_of, request_pieces
-from gateway.client.types import build_request
-from gateway.parts import MediaPart, media_of
-from gateway.protocol import MAX_PIECE_BYTES, PIECE_BYTES, Cancel, Piece, Submit, Welcome, pack
-from shared import errors
+from omnirelay import (
+    AudioPart,
+    ChatMessage,
+    GenerateRequest,
+    TextPart,
+    VideoPart,
+    audio,
+    errors,
+    image,
+    video,
+)
+from omnirelay.client.outbox import Outbox, Pieces, frames_of, request_pieces
+from omnirelay.client.types import build_request
+from omnirelay.content import MediaPart, media_of
+from omnirelay.protocol import MAX_PIECE_BYTES, PIECE_BYTES, Cancel, Piece, Submit, Welcome, pack
 
 RNG = np.random.default_rng(0)
 UNLIMITED = Welcome(1)
@@ -174,7 +183,7 @@ def test_what_cannot_be_read_is_named_by_item_and_path(
 ) -> None:
     (tmp_path / "empty.png").touch()
     (tmp_path / "large.png").write_bytes(bytes(11))
-    monkeypatch.setattr("gateway.client.media.MAX_FILE_BYTES", 10)
+    monkeypatch.setattr("omnirelay.client.media.MAX_FILE_BYTES", 10)
     for name, told in (
         ("none.png", "No such file"),
         (".", "Is a directory"),

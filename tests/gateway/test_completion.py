@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli.completion import SHELLS
-from gateway.cli.main import main
+from omnirelay.cli.completion import SHELLS
+from omnirelay.cli.main import main
 from tests.gateway.bench import run
 from tests.support.terminal import terminal
 

@@ -11,10 +11,10 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidStatus
 
-from gateway import places
+from gateway.access import places
+from gateway.access.places import Places, Proxies, WatchersPlaces, holder_of
 from gateway.http import protocol
-from gateway.places import Places, Proxies, WatchersPlaces, holder_of
-from gateway.protocol import MAX_PIECE_BYTES, Hello, parse_tcp
+from omnirelay.protocol import MAX_PIECE_BYTES, Hello, parse_tcp
 from shared.config import Config
 from tests.gateway.bench import Bench, bench, free_ports, run
 from tests.gateway.fake_stages import until
@@ -82,7 +82,7 @@ def test_a_body_that_never_comes_is_not_waited_for(
     configure: Configure, monkeypatch: pytest.MonkeyPatch, length: bytes
 ) -> None:
     """However long it is said to be."""
-    monkeypatch.setattr("gateway.uploads.IDLE_S", 0.2)
+    monkeypatch.setattr("gateway.fairness.uploads.IDLE_S", 0.2)
 
     async def scenario() -> None:
         async with http_bench(configure(http_gateway())) as b, sockets() as s:
@@ -382,7 +382,7 @@ def test_a_message_of_a_websocket_is_an_upload_like_others(configure: Configure)
                 await socket.wait_closed()
             await until(lambda: used.used == 0)
             await other.close()
-            await until(lambda: b.process.door.http_places._portions.used == 0)
+            await until(lambda: b.process.access.http_places._portions.used == 0)
 
     run(scenario())
 
@@ -390,7 +390,7 @@ def test_a_message_of_a_websocket_is_an_upload_like_others(configure: Configure)
 def test_a_message_of_a_websocket_that_stops_coming_ends_it(
     configure: Configure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.uploads.IDLE_S", 0.2)
+    monkeypatch.setattr("gateway.fairness.uploads.IDLE_S", 0.2)
 
     async def scenario() -> None:
         async with http_bench(configure(http_gateway())) as b:

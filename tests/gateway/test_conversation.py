@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli.chat.slash import COMMANDS
+from omnirelay.cli.chat.slash import COMMANDS
+from omnirelay.client.wav import pcm16
 from shared.config import Config
 from shared.config.gateway import SPEECH_SYSTEM_PROMPT
 from shared.messages import ThinkRequest
@@ -18,7 +19,7 @@ from tests.support.terminal import CTRL_C, CTRL_D, ENTER, make_program, piped, t
 
 Configure = Callable[..., Config]
 PICTURE = b"nobody looks into it here"
-CHAT = ("-m", "gateway.cli", "chat", "--gateway")
+CHAT = ("-m", "omnirelay.cli", "chat", "--gateway")
 
 
 def serving(configure: Configure, use: Callable[[Bench], Awaitable[None]], answering: bool = True) -> None:
@@ -164,7 +165,7 @@ def test_what_stands_in_no_conversation_is_wrong_usage(configure: Configure, tmp
         status, _, told = await piped(*CHAT, b.listen, "--out", "x.wav", lines=b"Hi\n")
         assert status == 2
         assert "/save FILE.wav" in told
-        nobody = ("-m", "gateway.cli", "chat", "--gateway", "tcp://127.0.0.1:9")
+        nobody = ("-m", "omnirelay.cli", "chat", "--gateway", "tcp://127.0.0.1:9")
         status, _, told = await piped(*nobody, lines=b"Hi\n")
         assert status == 1
         assert told.startswith("omnirelay: gateway_unreachable: ")
@@ -286,7 +287,7 @@ def test_speech_is_played_and_ctrl_c_at_the_prompt_ends_it_before_the_conversati
             await shown.see("> ")
             shown.type(f"Hi{ENTER}")
             await until((tmp_path / "all").exists)
-            assert (tmp_path / "played").stat().st_size == 2 * 360
+            assert (tmp_path / "played").stat().st_size == 4 * 360
             await shown.see("> ")
             await shown.interrupt()
             await shown.see("> ")
@@ -324,7 +325,7 @@ def test_every_answer_behind_a_pipe_is_played_to_its_end(configure: Configure, t
         assert (status, told) == (0, "")
 
     serving(configure, use)
-    assert (tmp_path / "played").read_bytes() == 2 * (bytes(480) + (16384).to_bytes(2, "little") * 120)
+    assert (tmp_path / "played").read_bytes() == 2 * (bytes(4 * 240) + b"\0\0\0\x3f" * 120)
 
 
 def test_one_request_at_a_terminal_is_played_and_a_player_that_hangs_delays_no_text(
@@ -347,7 +348,7 @@ def test_one_request_at_a_terminal_is_played_and_a_player_that_hangs_delays_no_t
 
     serving(configure, use)
     with wave.open(str(out)) as file:
-        assert (tmp_path / "played").read_bytes() == file.readframes(file.getnframes())
+        assert pcm16((tmp_path / "played").read_bytes()) == file.readframes(file.getnframes())
 
 
 def test_one_request_whose_player_dies(configure: Configure, tmp_path: Path) -> None:
@@ -372,7 +373,7 @@ def test_one_request_whose_player_dies(configure: Configure, tmp_path: Path) -> 
 def test_play_without_a_player_is_wrong_usage(tmp_path: Path, arguments: list[str]) -> None:
     async def scenario() -> None:
         status, _, told = await piped(
-            "-m", "gateway.cli", "chat", *arguments, lines=b"", env={"PATH": str(tmp_path)}
+            "-m", "omnirelay.cli", "chat", *arguments, lines=b"", env={"PATH": str(tmp_path)}
         )
         assert status == 2
         assert "--play needs one of paplay" in told

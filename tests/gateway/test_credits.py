@@ -8,7 +8,7 @@ import zmq
 
 from shared.config import Config
 from shared.messages import Credit, Mark, StageName, control_identity
-from shared.wire import Decoder, encode
+from shared.transport.wire import Decoder, encode
 from tests.gateway.bench import Bench, bench, run
 from tests.gateway.fake_stages import until
 

@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gateway.client import AsyncGatewayClient
-from shared import errors
+from omnirelay import AsyncClient, errors
 from shared.config import Config
 from shared.messages import STAGES
 from tests.gateway.bench import Bench, bench, run
@@ -41,7 +40,7 @@ def test_what_is_there_ends_and_nothing_new_begins(configure: Configure) -> None
                 await client.chat("Hi").result()
             assert 1000 <= refused.value.retry_after_ms <= 1000 * LONG_S
             with pytest.raises(errors.GatewayUnreachableError):
-                async with AsyncGatewayClient(b.listen) as other:
+                async with AsyncClient(b.listen) as other:
                     await other.status()
             await script.play(first)
             await whole(served, script)

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.admission import Admission
-from gateway.held import HeldBytes, Hold
-from gateway.line import FairLine
-from gateway.portions import Portions
-from gateway.room import Room
+from gateway.fairness.admission import Admission
+from gateway.fairness.fair_queue import FairQueue
+from gateway.fairness.memory_budget import Hold, MemoryBudget
+from gateway.fairness.quota import Quota
+from gateway.fairness.semaphore import FairSemaphore
+from omnirelay.errors import BusyError
 from shared.config import Config
-from shared.errors import BusyError
 from tests.gateway.bench import bench, run
 from tests.gateway.fake_stages import until
 
@@ -176,7 +176,7 @@ def test_clients_that_always_have_more_are_served_alike() -> None:
 def test_no_client_gets_all_and_more_is_never_given_than_there_is(
     total: int, wishes: list[tuple[int, int]]
 ) -> None:
-    portions = Portions(total)
+    portions = Quota(total)
     for client, size in wishes:
         name = str(client)
         if portions.has_for(name, size):
@@ -203,7 +203,7 @@ def test_one_client_leaves_places_for_others() -> None:
 
 
 def test_held_bytes_are_shared_and_one_request_may_have_all_of_them() -> None:
-    held = HeldBytes(1000, lambda: 7)
+    held = MemoryBudget(1000, lambda: 7)
     whole = Hold(held.of("a"))
     whole.grow(900)
     whole.grow(100)
@@ -219,7 +219,7 @@ def test_held_bytes_are_shared_and_one_request_may_have_all_of_them() -> None:
 
 def test_room_is_given_in_turn_and_nobody_waits_for_one_who_has_enough() -> None:
     async def scenario() -> None:
-        room = Room(10)
+        room = FairSemaphore(10)
         got: list[str] = []
         async with AsyncExitStack() as stack:
 
@@ -250,7 +250,7 @@ def test_room_is_given_in_turn_and_nobody_waits_for_one_who_has_enough() -> None
 @settings(deadline=None)
 def test_all_who_wait_for_room_get_it_or_leave_nothing(wishes: list[tuple[int, int, bool]]) -> None:
     async def scenario() -> None:
-        room = Room(10)
+        room = FairSemaphore(10)
 
         async def use(client: str, size: int) -> None:
             async with room.take(size, client):
@@ -269,7 +269,7 @@ def test_all_who_wait_for_room_get_it_or_leave_nothing(wishes: list[tuple[int, i
 
 
 def test_a_line_passes_over_who_may_not_be_served() -> None:
-    line = FairLine(lambda _: False)
+    line = FairQueue(lambda _: False)
     line.join("a1", "a")
     line.join("b1", "b")
     assert line.first(lambda client: client != "a") == ("b", "b1")

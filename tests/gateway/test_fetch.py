@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from gateway.fetch import AT_ONCE, Fetcher, resolve
-from gateway.urls import parse_https
+from gateway.input.fetch import AT_ONCE, Fetcher, resolve
+from gateway.input.urls import parse_https
+from omnirelay.errors import BusyError, ConfigError, MediaTooLargeError, MediaUnreachableError
 from shared.config import MediaConfig
-from shared.errors import BusyError, ConfigError, MediaTooLargeError, MediaUnreachableError
 from tests.gateway.bench import run
 from tests.gateway.https_server import HOST, Authority, HttpsServer, https_server
 

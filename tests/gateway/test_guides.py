@@ -18,7 +18,7 @@ from tests.support.terminal import environment
 ROOT = Path(__file__).resolve().parents[2]
 SHIM = """#!/bin/sh
 case "$1" in chat|status) set -- "$@" --gateway {gateway};; esac
-exec {python} -m gateway.cli "$@"
+exec {python} -m omnirelay.cli "$@"
 """
 
 
@@ -30,7 +30,7 @@ def commands() -> list[str]:
 
 def test_the_quick_start(configure: Callable[..., Config], tmp_path: Path) -> None:
     assert len(commands()) >= 8
-    (tmp_path / "gateway").symlink_to(ROOT / "gateway")
+    (tmp_path / "ops").symlink_to(ROOT / "ops")
     path = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
 
     async def scenario() -> None:

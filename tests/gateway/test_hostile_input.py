@@ -9,23 +9,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.client import AsyncGatewayClient, ChatMessage, GenerateRequest, audio, image
-from gateway.events import DoneEvent, ErrorEvent
-from gateway.protocol import (
-    PROTOCOL_VERSION,
-    Cancel,
-    ClientMessage,
-    Hello,
-    Refused,
-    Reply,
-    Submit,
-    pack,
-)
-from shared import errors
+from omnirelay import AsyncClient, ChatMessage, GenerateRequest, audio, errors, image
+from omnirelay.events import DoneEvent, ErrorEvent
+from omnirelay.protocol import PROTOCOL_VERSION, Cancel, ClientMessage, Hello, Refused, Reply, Submit, pack
 from shared.config import Config
 from shared.messages import Abort, AudioChunk, TextDelta
-from shared.payloads import Blob
-from shared.wire import VERSION_BYTE, WIRE_VERSION, Frame, encode
+from shared.messages.payloads import Blob
+from shared.transport.wire import VERSION_BYTE, WIRE_VERSION, Frame, encode
 from tests.gateway.bench import Bench, bench, run
 from tests.gateway.fake_stages import until
 from tests.gateway.raw_client import HI, RawClient, serves, submit
@@ -44,7 +34,7 @@ def test_other_version_is_told_both_versions(configure: Configure, monkeypatch: 
             assert str(PROTOCOL_VERSION + 1) in refused.message
             assert await raw.closed()
             await raw.close()
-            monkeypatch.setattr("gateway.client.aio.PROTOCOL_VERSION", 99)
+            monkeypatch.setattr("omnirelay.client.aio.PROTOCOL_VERSION", 99)
             with pytest.raises(errors.VersionError, match="99"):
                 await b.client().connect()
             monkeypatch.undo()
@@ -54,7 +44,7 @@ def test_other_version_is_told_both_versions(configure: Configure, monkeypatch: 
 
 
 def test_client_must_begin_with_hello(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.connection.HELLO_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("gateway.tcp.connection.HELLO_TIMEOUT_S", 0.05)
 
     async def scenario() -> None:
         async with bench(configure()) as b:
@@ -274,12 +264,12 @@ def test_addresses_in_use_are_named(configure: Configure) -> None:
 
 def test_client_without_gateway(configure: Configure) -> None:
     async def scenario() -> None:
-        client = AsyncGatewayClient(configure().gateway.listen)
+        client = AsyncClient(configure().gateway.listen)
         with pytest.raises(errors.GatewayUnreachableError, match="omnirelay up"):
             await client.connect()
         with pytest.raises(errors.GatewayUnreachableError):
             client.chat("Hi")
         with pytest.raises(errors.ConfigError):
-            await AsyncGatewayClient("http://example").connect()
+            await AsyncClient("http://example").connect()
 
     run(scenario())

@@ -8,13 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.client import ChatMessage, GenerateRequest, TextPart, image
-from gateway.events import ErrorEvent
-from gateway.parts import MAX_MESSAGES, MAX_PARTS
-from gateway.protocol import MAX_PIECE_BYTES, PIECE_BYTES, Cancel, Piece, Refused, Reply, Submit, pack
-from gateway.uploads import UploadRoom
-from gateway.urls import decode_data_url
-from shared import errors
+from gateway.fairness.uploads import UploadRoom
+from gateway.input.urls import decode_data_url
+from omnirelay import ChatMessage, GenerateRequest, TextPart, errors, image
+from omnirelay.content import MAX_MESSAGES, MAX_PARTS
+from omnirelay.events import ErrorEvent
+from omnirelay.protocol import MAX_PIECE_BYTES, PIECE_BYTES, Cancel, Piece, Refused, Reply, Submit, pack
 from shared.config import Config
 from tests.gateway.bench import Bench, bench, run
 from tests.gateway.fake_stages import until
@@ -208,7 +207,7 @@ def test_the_slowest_is_given_up_when_memory_is_short(
     configure: Configure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A frame, a request in pieces and a body that do not go on make room for one that does."""
-    monkeypatch.setattr("gateway.uploads.RECENT_S", 0.1)
+    monkeypatch.setattr("gateway.fairness.uploads.RECENT_S", 0.1)
 
     async def scenario() -> None:
         config = configure(http_gateway(), SMALL, request_bytes=4 * MIB, held_bytes=3 * MIB)
@@ -293,7 +292,7 @@ def test_the_gateway_stops_although_frames_are_coming(configure: Configure) -> N
 
 
 def test_a_frame_that_stops_coming_is_given_up(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.uploads.IDLE_S", 0.3)
+    monkeypatch.setattr("gateway.fairness.uploads.IDLE_S", 0.3)
 
     async def scenario() -> None:
         async with bench(configure()) as b:
@@ -319,7 +318,7 @@ def test_a_frame_that_stops_coming_is_given_up(configure: Configure, monkeypatch
 def test_an_upload_that_comes_steadily_but_too_slowly_is_given_up(
     configure: Configure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.uploads.IDLE_S", 0.5)
+    monkeypatch.setattr("gateway.fairness.uploads.IDLE_S", 0.5)
 
     async def scenario() -> None:
         async with http_bench(configure(http_gateway())) as b:
@@ -416,7 +415,7 @@ def test_decoding_holds_up_no_other_client_and_keeps_nothing_of_who_gave_up(
         go_on.wait(10)
         return decode_data_url(name, url, max_bytes)
 
-    monkeypatch.setattr("gateway.media.decode_data_url", slow)
+    monkeypatch.setattr("gateway.input.media.decode_data_url", slow)
 
     async def scenario() -> None:
         async with bench(configure()) as b, b.client() as client, b.client() as other:

@@ -7,24 +7,26 @@ from pathlib import Path
 import msgspec
 from starlette.routing import Route, WebSocketRoute
 
-from gateway.door import Door
-from gateway.history import RequestReport
+from gateway.access.access import Access
+from gateway.access.api_keys import ApiKeys
+from gateway.access.certificate import ServerTls
+from gateway.dispatch.registry import StageRegistry
+from gateway.fairness.uploads import UploadRoom
 from gateway.http.app import make_app
-from gateway.http.chat_request import ChatFields
 from gateway.http.context import HttpContext
-from gateway.http.encoders import FORMATS
+from gateway.http.encoding.encoders import FORMATS
 from gateway.http.errors import CODES, status_of
 from gateway.http.fields import IGNORED, NEUTRAL
-from gateway.http.speech import SpeechFields
-from gateway.keys import ApiKeys
-from gateway.lifecycle import StateCounts
-from gateway.metrics import GatewayMetrics
-from gateway.registry import StageRegistry
-from gateway.uploads import UploadRoom
-from shared.config import Config
-from shared.errors import BusyError, MessageError, OmniRelayError, RequestError
+from gateway.http.openai.chat_request import ChatFields
+from gateway.http.openai.speech import SpeechFields
+from gateway.requests.history import RequestReport
+from gateway.requests.lifecycle import StateCounts
+from gateway.requests.metrics import GatewayMetrics
+from omnirelay.errors import BusyError, MessageError, OmniRelayError, RequestError
+from shared.config import Config, TlsConfig
 from tests.gateway.guarded import keys_file
 from tests.gateway.http_bench import http_gateway
+from tests.gateway.test_tls import Certified
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGE = (DOCS / "api.md").read_text(encoding="utf-8")
@@ -89,7 +91,7 @@ def test_errors() -> None:
 
 def test_paths(configure: Callable[..., Config]) -> None:
     config = configure(http_gateway())
-    context = HttpContext(None, config, lambda: None, UploadRoom(1), Door(config), "m")  # type: ignore[arg-type,return-value]
+    context = HttpContext(None, config, lambda: None, UploadRoom(1), Access(config), "m")  # type: ignore[arg-type,return-value]
     routes = [route for route in make_app(context).routes if isinstance(route, Route | WebSocketRoute)]
     table = PAGE.partition("\n\nWith the official client")[0]
     assert {route.path.replace(":path", "") for route in routes} == set(re.findall(r"(/[\w/{}]*)`", table))
@@ -98,6 +100,8 @@ def test_paths(configure: Callable[..., Config]) -> None:
 def test_metrics(tmp_path: Path) -> None:
     metrics = GatewayMetrics(StateCounts(), StageRegistry(1, 1))
     metrics.registry.register(ApiKeys(keys_file(tmp_path / "keys", alice={"key": "k"})))
+    certified = Certified(tmp_path / "own")
+    metrics.registry.register(ServerTls(TlsConfig(**certified.config)))
     metrics.told("http", "busy")
     page = (DOCS / "metrics.md").read_text(encoding="utf-8").partition("\n## Gateway\n")[2]
     told = {

@@ -12,9 +12,9 @@ import soundfile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.http import encoders
-from gateway.http.encoders import FORMATS, AudioFormat, make_encoder, require_format
-from shared.errors import UnsupportedFormatError
+from gateway.http.encoding import encoders
+from gateway.http.encoding.encoders import FORMATS, AudioFormat, make_encoder, require_format
+from omnirelay.errors import UnsupportedFormatError
 from shared.messages import SAMPLE_RATE
 from tests.gateway.http_bench import cut, decoded, from_base64, likeness, melody
 

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.http import body as body_module
-from gateway.http.chat_request import ChatOptions, read_chat
 from gateway.http.fields import IGNORED, NEUTRAL
-from gateway.http.speech import REPEAT, read_speech
-from gateway.parts import AudioPart, ChatMessage, ImagePart, TextPart, VideoPart
-from gateway.protocol import GenerateRequest, SamplingOverrides
-from shared.errors import InvalidRequestError, UnsupportedError, UnsupportedFormatError
+from gateway.http.openai.chat_request import ChatOptions, read_chat
+from gateway.http.openai.speech import REPEAT, read_speech
+from omnirelay.content import AudioPart, ChatMessage, ImagePart, TextPart, VideoPart
+from omnirelay.errors import InvalidRequestError, UnsupportedError, UnsupportedFormatError
+from omnirelay.protocol import GenerateRequest, SamplingOverrides
 
 HI = [{"role": "user", "content": "Hi"}]
 JSON_VALUES = st.recursive(

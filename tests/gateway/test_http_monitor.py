@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 from prometheus_client.core import Metric
 
-from gateway import history
-from gateway.history import RequestHistory, RequestReport
-from gateway.lifecycle import Lifecycle, RequestState, StateCounts
-from gateway.metrics import GatewayMetrics, RequestMeter
+from gateway.dispatch.registry import StageRegistry
 from gateway.process import GatewayProcess
-from gateway.registry import StageRegistry
+from gateway.requests import history
+from gateway.requests.history import RequestHistory, RequestReport
+from gateway.requests.lifecycle import Lifecycle, RequestState, StateCounts
+from gateway.requests.metrics import GatewayMetrics, RequestMeter
+from omnirelay.errors import AddressInUseError, ConfigError, PoisonRequestError, StageUnavailableError
 from shared.checkpoints import served_name
 from shared.config import Config, load_config
-from shared.errors import AddressInUseError, ConfigError, PoisonRequestError, StageUnavailableError
 from shared.messages import SAMPLE_RATE, AudioChunk
-from shared.payloads import Blob
+from shared.messages.payloads import Blob
 from tests.gateway.bench import free_ports, run
 from tests.gateway.fake_stages import SPEAKERS, until
 from tests.gateway.http_bench import MODEL, HttpBench, cut, http_bench, http_gateway, melody, speaking
@@ -317,7 +317,7 @@ def test_the_log_holds_no_secrets(configure: Configure, caplog: pytest.LogCaptur
 
     with caplog.at_level(logging.INFO, "gateway.http"):
         run(scenario())
-    lines = [record.getMessage() for record in caplog.records if record.name == "gateway.http.guard"]
+    lines = [record.getMessage() for record in caplog.records if record.name == "gateway.http.guards.guard"]
     assert len(lines) == 2
     assert lines[0].startswith("POST '/v1/chat/completions' 200 ")
     assert lines[1].startswith("GET 'another path' 404 ")

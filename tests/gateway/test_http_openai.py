@@ -11,7 +11,7 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionChunk
 
-from gateway.http.encoders import FORMATS, AudioFormat
+from gateway.http.encoding.encoders import FORMATS, AudioFormat
 from shared.config import Config
 from tests.gateway.bench import run
 from tests.gateway.http_bench import (

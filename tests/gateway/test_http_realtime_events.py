@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.held import HeldBytes
+from gateway.fairness.memory_budget import MemoryBudget
 from gateway.http.realtime.conversation import MAX_ITEMS, Conversation
 from gateway.http.realtime.events import _KINDS, EventError, read_event
 from gateway.http.realtime.input_audio import InputAudio
 from gateway.http.realtime.items import BYTES_PER_S, HEADER_BYTES, Item, read_item
 from gateway.http.realtime.settings import NEUTRAL, Settings
-from gateway.parts import AudioPart, TextPart
+from omnirelay.content import AudioPart, TextPart
+from omnirelay.errors import BusyError, InvalidRequestError, MediaTooLargeError, OmniRelayError
 from shared.config import MediaConfig
-from shared.errors import BusyError, InvalidRequestError, MediaTooLargeError, OmniRelayError
 
 NAMES = st.sampled_from(
     ["type", "role", "content", "audio", "text", "input", "output", "voice", "format", "turn_detection", "id"]
@@ -36,8 +36,8 @@ JSON = st.recursive(
 )
 
 
-def held(limit: int = 10**9) -> HeldBytes:
-    return HeldBytes(limit, lambda: 100)
+def held(limit: int = 10**9) -> MemoryBudget:
+    return MemoryBudget(limit, lambda: 100)
 
 
 @given(st.text(max_size=40))

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.http import strings
-from gateway.http.chat_request import read_chat
-from gateway.parts import ChatMessage, ContentPart, MediaPart, parts_of
-from gateway.urls import decode_data_url
-from shared.errors import InvalidRequestError, MediaError
+from gateway.http.openai import strings
+from gateway.http.openai.chat_request import read_chat
+from gateway.input.urls import decode_data_url
+from omnirelay.content import ChatMessage, ContentPart, MediaPart, parts_of
+from omnirelay.errors import InvalidRequestError, MediaError
 
 MAX_BYTES = 1000
 FILES = st.binary(min_size=1, max_size=MAX_BYTES)

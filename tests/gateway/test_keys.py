@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.bucket import TokenBucket
-from gateway.cli.main import main
-from gateway.clients import Client, ClientLimits
-from gateway.door import open_doors
-from gateway.keys import ApiKeys, KeyEntry, hash_of, new_key, read_keys
-from gateway.protocol import GenerateRequest, Hello
-from gateway.stream import UNREAD_OF_ONE, ClientAccount, Unread
+from gateway.access.access import open_doors
+from gateway.access.account import UNREAD_OF_ONE, ClientAccount, Unread
+from gateway.access.api_keys import ApiKeys, KeyEntry, hash_of, new_key, read_keys
+from gateway.access.clients import ClientLimits, Principal
+from gateway.fairness.rate_limit import TokenBucket
+from omnirelay.cli.main import main
+from omnirelay.errors import BusyError, ConfigError, SlowClientError, UnauthenticatedError
+from omnirelay.protocol import GenerateRequest, Hello
 from shared.config import load_config
-from shared.errors import BusyError, ConfigError, SlowClientError, UnauthenticatedError
 from tests.gateway.guarded import keys_file, written
 
 SECRET = "omr_" + "s3cr3t" * 7
@@ -80,11 +80,11 @@ def test_a_file_that_others_may_write_is_large_or_missing_is_refused(
     (tmp_path / "b").write_bytes(b"\xff")
     with pytest.raises(ConfigError, match="not UTF-8"):
         read_keys(tmp_path / "b")
-    monkeypatch.setattr("gateway.keys.MAX_KEYS", 1)
+    monkeypatch.setattr("gateway.access.api_keys.MAX_KEYS", 1)
     two = "".join(f"k{number}: {{sha256: a{number:063}}}\n" for number in range(2))
     with pytest.raises(ConfigError, match="has 2 keys, at most 1"):
         read_keys(written(tmp_path / "c", two))
-    monkeypatch.setattr("gateway.keys.MAX_FILE_BYTES", 10)
+    monkeypatch.setattr("gateway.access.api_keys.MAX_FILE_BYTES", 10)
     with pytest.raises(ConfigError, match="more than 10 bytes"):
         read_keys(tmp_path / "c")
     assert read_keys(written(tmp_path / "d", "")) == {}
@@ -174,7 +174,7 @@ def test_a_bucket_gives_no_more_than_its_rate_and_burst(
 
 
 def test_a_client_is_told_in_milliseconds_when_to_come_again() -> None:
-    client = Client("key a", ClientLimits(requests_per_second=0.5, burst=2))
+    client = Principal("key a", ClientLimits(requests_per_second=0.5, burst=2))
     client.open()
     client.open()
     with pytest.raises(BusyError, match=r"0\.5 requests a second") as busy:
@@ -184,7 +184,7 @@ def test_a_client_is_told_in_milliseconds_when_to_come_again() -> None:
 
 
 def test_no_request_is_more_urgent_than_its_client_may_be() -> None:
-    account = ClientAccount("x", 1, 1, Client("key a", ClientLimits(best_priority=5)))
+    account = ClientAccount("x", 1, 1, Principal("key a", ClientLimits(best_priority=5)))
     assert account.allowed(GenerateRequest(priority=-3)).priority == 5
     assert account.allowed(GenerateRequest(priority=9)).priority == 9
 

@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 import zmq
 
-from gateway.protocol import GenerateRequest, Refused, Submit
+from omnirelay.protocol import GenerateRequest, Refused, Submit
 from shared.config import Config
 from shared.messages import ControlToStage, TalkerInput, ThinkerInput, ThinkRequest, Token2WavInput
-from shared.wire import VERSION_BYTE
+from shared.transport.wire import VERSION_BYTE
 from tests.gateway.bench import bench, run
 from tests.gateway.fake_stages import until
 from tests.gateway.http_bench import HI, http_bench, http_gateway
@@ -271,8 +271,8 @@ def test_refused_requests_leave_nothing_however_many(configure: Configure) -> No
                     assert (await b.post(**body)).status_code >= 400
             gateway = b.process.gateway
             assert (gateway.held.total, len(gateway._active)) == (0, 0)
-            living = ("received", "queued", "thinking", "talking", "synthesizing")
-            assert [b.counts.get(state, 0) for state in living] == [0] * 5
+            active_requests = ("received", "queued", "thinking", "talking", "synthesizing")
+            assert [b.counts.get(state, 0) for state in active_requests] == [0] * 5
             assert b.stages.requests == []
             b.stages.serve(b.encode("Hello"))
             assert (await b.post()).status_code == 200

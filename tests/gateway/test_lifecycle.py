@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.aborts import AbortLedger
-from gateway.admission import Admission
-from gateway.lifecycle import AT_STAGES, ENDED, TRANSITIONS, Lifecycle, RequestState, StateCounts
-from gateway.record import Delta, RequestRecord
-from shared.errors import BusyError, SequenceError, StateTransitionError
+from gateway.dispatch.aborts import AbortLedger
+from gateway.fairness.admission import Admission
+from gateway.requests.lifecycle import AT_STAGES, ENDED, TRANSITIONS, Lifecycle, RequestState, StateCounts
+from gateway.requests.record import Delta, RequestRecord
+from omnirelay.errors import BusyError, SequenceError, StateTransitionError
 from shared.messages import (
     AudioChunk,
     CodecDelta,
@@ -20,7 +20,7 @@ from shared.messages import (
     TextDelta,
     ThinkRequest,
 )
-from shared.payloads import Blob
+from shared.messages.payloads import Blob
 
 STATES = list(RequestState)
 
@@ -209,7 +209,7 @@ def test_retry_time_follows_what_requests_take() -> None:
 
 
 def test_aborts_are_bounded_and_repeated_until_confirmed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.aborts.MAX_OPEN", 2)
+    monkeypatch.setattr("gateway.dispatch.aborts.MAX_OPEN", 2)
     sent: list[tuple[str, str, str]] = []
     now = 0.0
     ledger = AbortLedger(lambda *abort: sent.append(abort), lambda _: None, clock=lambda: now)

@@ -8,11 +8,8 @@ from pathlib import Path
 import pytest
 import zmq
 
-from gateway.link import StageLink
+from gateway.dispatch.stage_transport import StageTransport
 from shared.config import Config
-from shared.control import ControlClient
-from shared.curve import open_context
-from shared.keys import make_keys
 from shared.messages import (
     STAGES,
     AbortDone,
@@ -30,9 +27,12 @@ from shared.messages import (
     TextDelta,
     control_identity,
 )
-from shared.payloads import Blob
-from shared.sockets import connect
-from shared.wire import encode
+from shared.messages.payloads import Blob
+from shared.transport.control import ControlClient
+from shared.transport.curve import open_context
+from shared.transport.keys import make_keys
+from shared.transport.sockets import connect
+from shared.transport.wire import encode
 from tests.gateway.bench import free_ports, run
 from tests.gateway.fake_stages import until
 
@@ -101,7 +101,7 @@ def test_a_key_speaks_for_its_own_stage_and_for_no_other(
 ) -> None:
     async def scenario() -> None:
         heard: list[ControlToGateway] = []
-        link = StageLink(config)
+        link = StageTransport(config)
         try:
             link.start(no_event, heard.append)
             for claimed in STAGES:
@@ -136,7 +136,7 @@ def test_what_a_key_tells_of_requests_is_its_own_stages(
 ) -> None:
     async def scenario() -> None:
         heard: list[StageEvent] = []
-        link = StageLink(config)
+        link = StageTransport(config)
         try:
             link.start(heard.append, no_word)
             context = open_context(config, key)
@@ -163,7 +163,7 @@ def test_without_keys_it_goes_by_its_name(closing: ExitStack) -> None:
 
     async def scenario() -> None:
         heard: list[ControlToGateway] = []
-        link = StageLink(config)
+        link = StageTransport(config)
         try:
             link.start(no_event, heard.append)
             client = client_of(config, "talker", "talker", closing)

@@ -16,12 +16,12 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from gateway.cli.launcher import Stack, running
-from gateway.cli.main import main
-from gateway.client import AsyncGatewayClient, ChatMessage
+from omnirelay import AsyncClient, ChatMessage
+from omnirelay.cli.main import main
+from omnirelay.errors import OmniRelayError
+from ops.launcher import Stack, running
 from shared.config import Config, load_config
-from shared.errors import OmniRelayError
-from shared.keys import load_keys
+from shared.transport.keys import load_keys
 from tests.gateway.bench import free_ports, run
 
 MARK = "xyzzyPlugh"
@@ -162,7 +162,7 @@ def test_nothing_that_a_client_says_is_in_the_log(talks: None) -> None:
 
     async def scenario() -> None:
         async with talkative(lines) as config:
-            async with AsyncGatewayClient(config.gateway.listen) as client:
+            async with AsyncClient(config.gateway.listen) as client:
                 for text, options in over_tcp(config):
                     with suppress(OmniRelayError):
                         await client.chat(text, **options).result()
@@ -192,7 +192,7 @@ def test_no_key_and_no_header_for_a_collector_is_in_the_log(
     lines: list[str] = []
 
     async def scenario() -> None:
-        async with talkative(lines) as config, AsyncGatewayClient(config.gateway.listen) as client:
+        async with talkative(lines) as config, AsyncClient(config.gateway.listen) as client:
             await client.chat("Hi").result()
             while not any("traces do not get to" in line for line in lines):
                 await asyncio.sleep(0.02)

@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway import protocol
-from gateway.client import (
+from gateway.fairness.uploads import Upload
+from gateway.input.fetch import Fetcher
+from omnirelay import (
     AsyncAnswer,
     AudioPart,
     ChatMessage,
@@ -23,13 +24,12 @@ from gateway.client import (
     TextPart,
     VideoPart,
     audio,
+    errors,
     image,
+    protocol,
     video,
 )
-from gateway.fetch import Fetcher
-from gateway.parts import MediaPart
-from gateway.uploads import Upload
-from shared import errors
+from omnirelay.content import MediaPart
 from shared.config import Config
 from tests.gateway.bench import Bench, bench, run
 from tests.gateway.fake_stages import CACHED, TOKENS_OF_ITEM, until
@@ -313,8 +313,8 @@ def test_requests_wait_in_line_while_the_thinkers_queue_is_full(
     configure: Configure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     media = {"max_item_bytes": 100_000, "max_request_bytes": 100_000}
-    monkeypatch.setattr("gateway.link.DEFAULT_MAX_BACKLOG_BYTES", 250_000)
-    monkeypatch.setattr("gateway.link.MAX_HEADER_BYTES", 1000)
+    monkeypatch.setattr("gateway.dispatch.stage_transport.DEFAULT_MAX_BACKLOG_BYTES", 250_000)
+    monkeypatch.setattr("gateway.dispatch.stage_transport.MAX_HEADER_BYTES", 1000)
 
     async def scenario() -> None:
         async with bench(configure(media=media), listening=False) as b, b.client() as client:
@@ -341,8 +341,8 @@ def test_a_request_waits_no_longer_than_its_deadline(
     configure: Configure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     media = {"max_item_bytes": 100_000, "max_request_bytes": 100_000}
-    monkeypatch.setattr("gateway.link.DEFAULT_MAX_BACKLOG_BYTES", 100_000)
-    monkeypatch.setattr("gateway.link.MAX_HEADER_BYTES", 1000)
+    monkeypatch.setattr("gateway.dispatch.stage_transport.DEFAULT_MAX_BACKLOG_BYTES", 100_000)
+    monkeypatch.setattr("gateway.dispatch.stage_transport.MAX_HEADER_BYTES", 1000)
 
     async def scenario() -> None:
         async with bench(configure(media=media), listening=False) as b, b.client() as client:

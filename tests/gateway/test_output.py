@@ -15,9 +15,9 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.cli.console import Console
-from gateway.client import GatewayClient
-from shared.errors import GatewayUnreachableError, MessageError
+from omnirelay import Client
+from omnirelay.errors import GatewayUnreachableError, MessageError
+from ops.console import Console
 from tests.support.processes import wait_until
 
 START_S = 90.0
@@ -28,7 +28,7 @@ STOP_S = 30.0
 def up(stdout: Any) -> Iterator["subprocess.Popen[bytes]"]:
     """``omnirelay up`` with imitated stages."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "gateway.cli", "up"],
+        [sys.executable, "-m", "omnirelay.cli", "up"],
         stdout=stdout,
         stderr=subprocess.PIPE,
         env=os.environ | {"OMNIRELAY_LOG_LEVEL": "debug", "OMNIRELAY_LOG_FORMAT": "json"},
@@ -43,7 +43,7 @@ def up(stdout: Any) -> Iterator["subprocess.Popen[bytes]"]:
 
 def ready() -> bool:
     try:
-        with GatewayClient(os.environ["OMNIRELAY_GATEWAY__LISTEN"]) as client:
+        with Client(os.environ["OMNIRELAY_GATEWAY__LISTEN"]) as client:
             return client.status().ready
     except (GatewayUnreachableError, MessageError):
         return False
@@ -143,7 +143,7 @@ def test_what_processes_write_is_passed_on_with_their_names(
     console.flush()
     first, second, *objects = capfd.readouterr().out.splitlines()
     assert first == "[thinker] 2026-03-01T12:00:00+00:00 INFO thinker services: hello"
-    assert second.endswith(" INFO launcher gateway.cli.console: ready")
+    assert second.endswith(" INFO launcher ops.console: ready")
     known, replica, foreign, own = map(json.loads, objects)
     assert known == line
     assert replica == line | {"process": "thinker 2"}

@@ -7,11 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gateway.cli.chat import player
-from gateway.cli.chat.player import PLAYERS, Playback, find_player
-from gateway.cli.output import pcm16
-from gateway.client import AudioEvent, TextEvent
-from gateway.client.types import Samples
+from omnirelay import AudioEvent, TextEvent
+from omnirelay.cli.chat import player
+from omnirelay.cli.chat.player import PLAYERS, Playback, find_player
 from tests.support.terminal import make_program
 
 RNG = np.random.default_rng(0)
@@ -34,8 +32,8 @@ def started() -> Playback:
     return Playback(found)
 
 
-def samples(seconds: float) -> Samples:
-    return RNG.uniform(-1, 1, round(24_000 * seconds)).astype(np.float32)
+def samples(seconds: float) -> bytes:
+    return RNG.uniform(-1, 1, round(24_000 * seconds)).astype("<f4").tobytes()
 
 
 def test_the_first_of_the_known_players_is_taken(programs: Path) -> None:
@@ -70,7 +68,7 @@ def test_every_player_gets_all_of_it_in_order(programs: Path, known: player.Play
             playback.show(TextEvent(token_ids=[1], text="silent"))
     assert playback.problem is None
     assert not playback.playing
-    assert (programs / "played").read_bytes() == pcm16(np.concatenate(pieces))
+    assert (programs / "played").read_bytes() == b"".join(pieces)
     assert "24000" in (programs / "arguments").read_text()
 
 

@@ -2,9 +2,8 @@
 
 import pytest
 
-from gateway.client import AsyncGatewayClient
-from gateway.client.aio import AsyncAnswer
-from shared import errors
+from omnirelay import AsyncClient, errors
+from omnirelay.client.aio import AsyncAnswer
 from shared.messages import STAGES, StageName, ThinkRequest
 from tests.gateway.bench import Bench
 from tests.gateway.fake_stages import until
@@ -37,7 +36,7 @@ async def is_killed(b: Bench, stage: StageName) -> None:
     b.stages.add(stage, f"after-{before.name}", before.inbox)
 
 
-async def begun(b: Bench, client: AsyncGatewayClient, script: Script, count: int) -> list[AsyncAnswer]:
+async def begun(b: Bench, client: AsyncClient, script: Script, count: int) -> list[AsyncAnswer]:
     """Requests whose answers have begun."""
     answers = [client.chat("Hi", seed=number) for number in range(count)]
     await b.stages.request(count - 1)
@@ -47,7 +46,7 @@ async def begun(b: Bench, client: AsyncGatewayClient, script: Script, count: int
     return answers
 
 
-async def newcomer_waits(b: Bench, client: AsyncGatewayClient) -> AsyncAnswer:
+async def newcomer_waits(b: Bench, client: AsyncClient) -> AsyncAnswer:
     answer = client.chat("Hi", seed=100)
     await until(lambda: b.counts["queued"] == 1, "the newcomer stands in line")
     return answer
@@ -57,7 +56,7 @@ async def newcomer_waits(b: Bench, client: AsyncGatewayClient) -> AsyncAnswer:
 def test_who_ends_two_engines_is_refused_and_its_neighbours_are_not(
     configure: Configure, stage: StageName
 ) -> None:
-    async def scenario(b: Bench, client: AsyncGatewayClient) -> None:
+    async def scenario(b: Bench, client: AsyncClient) -> None:
         script = Script(b)
         answers = await begun(b, client, script, STREAMS)
         await engine_fails(b, stage, b.stages.requests[:STREAMS])
@@ -93,7 +92,7 @@ def test_who_ends_two_engines_is_refused_and_its_neighbours_are_not(
 def test_a_stage_that_is_killed_once_makes_nobody_a_suspect(configure: Configure, stage: StageName) -> None:
     """It may have been an operator: all go on at once, and a second time one after another."""
 
-    async def scenario(b: Bench, client: AsyncGatewayClient) -> None:
+    async def scenario(b: Bench, client: AsyncClient) -> None:
         script = Script(b)
         answers = await begun(b, client, script, 3)
         await is_killed(b, stage)
@@ -114,7 +113,7 @@ def test_a_stage_that_is_killed_once_makes_nobody_a_suspect(configure: Configure
 
 
 def test_two_kills_in_a_row_do_not_refuse_a_lone_request_and_a_third_does(configure: Configure) -> None:
-    async def scenario(b: Bench, client: AsyncGatewayClient) -> None:
+    async def scenario(b: Bench, client: AsyncClient) -> None:
         script = Script(b)
         for kills in (2, 3):
             first = len(b.stages.requests)
@@ -133,7 +132,7 @@ def test_two_kills_in_a_row_do_not_refuse_a_lone_request_and_a_third_does(config
 
 
 def test_progress_between_two_kills_clears_a_request(configure: Configure) -> None:
-    async def scenario(b: Bench, client: AsyncGatewayClient) -> None:
+    async def scenario(b: Bench, client: AsyncClient) -> None:
         script = Script(b)
         answers = await begun(b, client, script, 2)
         await is_killed(b, "thinker")
@@ -152,7 +151,7 @@ def test_progress_between_two_kills_clears_a_request(configure: Configure) -> No
 
 
 def test_a_replica_that_comes_back_does_not_count(configure: Configure) -> None:
-    async def scenario(b: Bench, client: AsyncGatewayClient) -> None:
+    async def scenario(b: Bench, client: AsyncClient) -> None:
         script = Script(b)
         answers = [client.chat("Hi", seed=number) for number in range(2)]
         await b.stages.request(1)
@@ -172,7 +171,7 @@ def test_a_replica_that_comes_back_does_not_count(configure: Configure) -> None:
 
 
 def test_others_go_on_at_other_replicas_meanwhile(configure: Configure) -> None:
-    async def scenario(b: Bench, client: AsyncGatewayClient) -> None:
+    async def scenario(b: Bench, client: AsyncClient) -> None:
         await second_of_each(b)
         script = Script(b)
         suspect = client.chat("Hi", seed=0)
@@ -202,7 +201,7 @@ def test_others_go_on_at_other_replicas_meanwhile(configure: Configure) -> None:
 
 
 def test_a_suspect_that_is_given_up_lets_the_next_one_be_tried(configure: Configure) -> None:
-    async def scenario(b: Bench, client: AsyncGatewayClient) -> None:
+    async def scenario(b: Bench, client: AsyncClient) -> None:
         script = Script(b)
         answers = await begun(b, client, script, 3)
         await engine_fails(b, "thinker", b.stages.requests[:3])

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 import zmq
 
-from gateway.cli.launcher import Stack, running
-from gateway.cli.main import main
-from gateway.client import AsyncGatewayClient
+from omnirelay import AsyncClient
+from omnirelay.cli.main import main
+from ops.launcher import Stack, running
 from shared.config import Config, load_config
-from shared.keys import ROLES, load_keys, secret_file
 from shared.messages import TextDelta
-from shared.wire import encode
+from shared.transport.keys import ROLES, load_keys, secret_file
+from shared.transport.wire import encode
 from tests.gateway.bench import free_ports, run
 from tests.support.children import Child
 
@@ -67,7 +67,7 @@ def test_a_stack_with_keys_answers(place: Path, keys: Path) -> None:
     async def scenario() -> None:
         config = load_config()
         stack = Stack(config, None, lambda *_: None)
-        async with running(stack), AsyncGatewayClient(config.gateway.listen) as client:
+        async with running(stack), AsyncClient(config.gateway.listen) as client:
             answer = await client.chat("Hello").result()
             assert answer.done.audio_seconds == 1.0
             assert (await client.status()).refused == {}
@@ -115,7 +115,7 @@ def test_strangers_at_a_running_stack_are_counted_and_change_nothing(place: Path
                     await asyncio.sleep(0.02)
                 for stranger in sockets:
                     stranger.close()
-            async with AsyncGatewayClient(config.gateway.listen) as client:
+            async with AsyncClient(config.gateway.listen) as client:
                 assert (await client.chat("Hello").result()).done.audio_seconds == 1.0
                 report = await client.status()
             assert report.refused == {}
@@ -192,7 +192,7 @@ def test_a_stage_with_other_keys_stays_outside_and_both_live_on(
 
                 while not counted.get("wrong_server_key"):
                     await look()
-                async with AsyncGatewayClient(config.gateway.listen) as client:
+                async with AsyncClient(config.gateway.listen) as client:
                     talker = next(each for each in (await client.status()).stages if each.name == "talker")
                 assert talker.state == "starting"
 

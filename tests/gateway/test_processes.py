@@ -19,14 +19,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gateway.cli import child, launcher
-from gateway.cli.launcher import Stack, running
-from gateway.cli.main import main
-from gateway.client import GatewayClient, StatusReport
+from omnirelay import Client, StatusReport
+from omnirelay.cli.main import main
+from omnirelay.errors import CancelledRequestError, StageStartError
+from ops import child, launcher
+from ops.launcher import Stack, running
 from shared.config import DEFAULT_CHECKPOINT, load_config
-from shared.errors import CancelledRequestError, StageStartError
 from shared.messages import STAGES
-from shared.real_time import go_first
+from shared.real_time import set_realtime_priority
 from tests.gateway.bench import run
 from tests.support.children import Child
 
@@ -79,7 +79,7 @@ def test_gateway_process_starts_and_stops(place: Path) -> None:
 
 def test_the_gateways_loop_goes_first(place: Path) -> None:
     with ThreadPoolExecutor(1) as probe:
-        if not probe.submit(go_first).result():
+        if not probe.submit(set_realtime_priority).result():
             pytest.skip("this user may not have real-time threads")
     with start("gateway") as process:
         read_until(process, "listening on")
@@ -99,7 +99,7 @@ def test_gateway_process_without_checkpoint(place: Path, monkeypatch: pytest.Mon
 
 def test_gateway_loads_no_model_library(place: Path) -> None:
     code = (
-        "import sys, gateway.process, gateway.__main__, gateway.cli.main;"
+        "import sys, gateway.process, gateway.__main__, omnirelay.cli.main;"
         "names = {name.split('.')[0] for name in sys.modules};"
         "unwanted = 'torch vllm transformers services checkpoint huggingface_hub aiohttp PIL'.split();"
         "print(names.intersection(unwanted))"
@@ -109,7 +109,7 @@ def test_gateway_loads_no_model_library(place: Path) -> None:
 
 
 def test_up_runs_until_told_to_stop(place: Path) -> None:
-    with start("gateway.cli", "up") as process:
+    with start("omnirelay.cli", "up") as process:
         lines = read_until(process, "ready: tcp://")
         assert any(line.startswith("[thinker] thinker says hello") for line in lines)
         process.send_signal(signal.SIGINT)
@@ -122,9 +122,9 @@ def test_up_runs_until_told_to_stop(place: Path) -> None:
 def test_up_waits_for_requests_unless_it_is_told_twice(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_THINKER", "mute")
     monkeypatch.setenv("OMNIRELAY_GATEWAY__DRAIN_S", "60")
-    with start("gateway.cli", "up") as process:
+    with start("omnirelay.cli", "up") as process:
         read_until(process, "ready: tcp://")
-        with GatewayClient(os.environ["OMNIRELAY_GATEWAY__LISTEN"]) as client:
+        with Client(os.environ["OMNIRELAY_GATEWAY__LISTEN"]) as client:
             answer = client.chat("Hello")
             wait_for(lambda: client.status().requests["thinking"] == 1)
             process.send_signal(signal.SIGINT)
@@ -144,9 +144,9 @@ def test_an_answer_longer_than_the_grace_is_ended_in_time(
 ) -> None:
     monkeypatch.setenv("FAKE_THINKER", "mute")
     monkeypatch.setenv("OMNIRELAY_GATEWAY__DRAIN_S", "1")
-    with start("gateway.cli", "up") as process:
+    with start("omnirelay.cli", "up") as process:
         read_until(process, "ready: tcp://")
-        with GatewayClient(os.environ["OMNIRELAY_GATEWAY__LISTEN"]) as client:
+        with Client(os.environ["OMNIRELAY_GATEWAY__LISTEN"]) as client:
             answer = client.chat("Hello")
             wait_for(lambda: client.status().requests["thinking"] == 1)
             began = time.monotonic()
@@ -160,9 +160,9 @@ def test_an_answer_longer_than_the_grace_is_ended_in_time(
 
 
 def test_a_gateway_that_was_frozen_blames_nobody(place: Path) -> None:
-    with start("gateway.cli", "up") as process:
+    with start("omnirelay.cli", "up") as process:
         read_until(process, "ready: tcp://")
-        with GatewayClient(os.environ["OMNIRELAY_GATEWAY__LISTEN"]) as client:
+        with Client(os.environ["OMNIRELAY_GATEWAY__LISTEN"]) as client:
             pid = client.status().gateway.pid
             os.kill(pid, signal.SIGSTOP)
             # Longer than the stages may be silent.
@@ -181,14 +181,14 @@ def test_a_gateway_that_was_frozen_blames_nobody(place: Path) -> None:
 def test_up_starts_as_many_replicas_as_are_wanted(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMNIRELAY_STAGES__TALKER__REPLICAS", "3")
     monkeypatch.setenv("OMNIRELAY_STAGES__THINKER__REPLICAS", "2")
-    with start("gateway.cli", "up") as process:
+    with start("omnirelay.cli", "up") as process:
         lines = read_until(process, "ready: tcp://")
         greetings = {line.partition(" hello")[0] for line in lines if line.endswith(" says hello\n")}
         assert len(greetings) == 6
         assert {"[talker] talker says", "[talker 2] talker says", "[talker 3] talker says"} <= greetings
         assert any("the talker 3 is ready" in line for line in lines)
         listen = os.environ["OMNIRELAY_GATEWAY__LISTEN"]
-        with GatewayClient(listen) as client:
+        with Client(listen) as client:
             stages = client.status().stages
             assert len({stage.inbox for stage in stages}) == 6
             answers = [client.chat("Hello", speech=False) for _ in range(8)]
@@ -200,7 +200,7 @@ def test_up_starts_as_many_replicas_as_are_wanted(place: Path, monkeypatch: pyte
 
 def test_up_stops_although_nobody_reads_what_it_says(place: Path) -> None:
     """As with ``omnirelay up | tee log``, where Ctrl-C ends the reader too."""
-    with start("gateway.cli", "up") as process:
+    with start("omnirelay.cli", "up") as process:
         read_until(process, "ready: tcp://")
         if process.stdout is not None:
             process.stdout.close()
@@ -211,7 +211,7 @@ def test_up_stops_although_nobody_reads_what_it_says(place: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("word", ["says hello", "listening on", "is ready after", "ready: tcp://"])
 def test_up_ends_whenever_it_is_told_to(place: Path, word: str, number: signal.Signals) -> None:
-    with start("gateway.cli", "up") as process:
+    with start("omnirelay.cli", "up") as process:
         read_until(process, word)
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         process.send_signal(number)
@@ -227,7 +227,7 @@ def test_up_leaves_nothing_of_a_checkpoint_that_it_was_not_to_finish(
     place: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, status: int
 ) -> None:
     monkeypatch.delenv("OMNI_MODEL")
-    with start("gateway.cli", "up") as process:
+    with start("omnirelay.cli", "up") as process:
         read_until(process, "making the tiny checkpoint")
         listed = Path(f"/proc/{process.pid}/task/{process.pid}/children")
         wait_for(lambda: bool(listed.read_text().split()))
@@ -240,7 +240,7 @@ def test_up_leaves_nothing_of_a_checkpoint_that_it_was_not_to_finish(
 
 
 def test_children_die_with_the_launcher(place: Path) -> None:
-    with start("gateway.cli", "up") as process:
+    with start("omnirelay.cli", "up") as process:
         read_until(process, "ready: tcp://")
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         assert len(children) == 4
@@ -253,7 +253,7 @@ def test_children_die_with_the_launcher(place: Path) -> None:
 
 def test_stage_that_cannot_start_is_named(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_TALKER", "fail")
-    with start("gateway.cli", "up") as process:
+    with start("omnirelay.cli", "up") as process:
         told, _ = process.communicate(timeout=30)
         assert process.returncode == 1
     assert "stage_start_failed: the talker ended with exit status 3 before all were ready" in told
@@ -269,7 +269,7 @@ def test_a_damaged_checkpoint_is_told_by_up_before_anything_starts(
     for name in ("model.safetensors", "spk_dict.pt"):
         whole = (model / name).read_bytes()
         (model / name).write_bytes(whole[: len(whole) // 2])
-        with start("gateway.cli", "up") as process:
+        with start("omnirelay.cli", "up") as process:
             told, _ = process.communicate(timeout=30)
         (model / name).write_bytes(whole)
         assert process.returncode == 1
@@ -278,7 +278,7 @@ def test_a_damaged_checkpoint_is_told_by_up_before_anything_starts(
 
 
 def test_a_configuration_that_children_could_not_read_is_refused_by_up(place: Path) -> None:
-    command = [sys.executable, "-m", "gateway.cli", "up", "--config", "/dev/stdin"]
+    command = [sys.executable, "-m", "omnirelay.cli", "up", "--config", "/dev/stdin"]
     done = subprocess.run(
         command, input="log_level: debug", capture_output=True, text=True, timeout=30, check=False
     )
@@ -290,7 +290,7 @@ def test_a_configuration_that_children_could_not_read_is_refused_by_up(place: Pa
 def test_port_in_use_is_told_by_up(place: Path) -> None:
     with start("gateway") as other:
         read_until(other, "listening on")
-        with start("gateway.cli", "up") as process:
+        with start("omnirelay.cli", "up") as process:
             told, _ = process.communicate(timeout=30)
             assert process.returncode == 1
             assert "the gateway ended with exit status 1" in told
@@ -312,7 +312,7 @@ def test_a_port_that_another_program_uses_is_told_by_up(place: Path, monkeypatch
         greeter = threading.Thread(target=greet)
         greeter.start()
         monkeypatch.setenv("OMNIRELAY_GATEWAY__LISTEN", f"tcp://127.0.0.1:{port}")
-        with start("gateway.cli", "up") as process:
+        with start("omnirelay.cli", "up") as process:
             told, _ = process.communicate(timeout=30)
             assert process.returncode == 1
         other.shutdown(socket.SHUT_RDWR)

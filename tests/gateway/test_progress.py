@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli import progress
-from gateway.cli.output import say
-from gateway.cli.progress import ERASE, Progress
-from gateway.events import ErrorEvent
-from gateway.protocol import PROTOCOL_VERSION, Reply, Welcome, pack, read_frame, read_length
+from omnirelay.cli import progress
+from omnirelay.cli.output import say
+from omnirelay.cli.progress import ERASE, Progress
+from omnirelay.events import ErrorEvent
+from omnirelay.protocol import PROTOCOL_VERSION, Reply, Welcome, pack, read_frame, read_length
 from tests.gateway.bench import run
 from tests.support.terminal import COLUMNS, CTRL_C, piped, terminal
 
-CLI = ("-m", "gateway.cli")
+CLI = ("-m", "omnirelay.cli")
 MAKER = """
 import pathlib, sys, time
 sys.stderr.write("tokenizer (0.1 s)\\nthinker, 1.1 million parameters (0.4 s)\\n")

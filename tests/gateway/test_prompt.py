@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from transformers import AutoProcessor, AutoTokenizer
 
-from gateway.parts import AudioPart, ChatMessage, ContentPart, ImagePart, TextPart, VideoPart
-from gateway.prompt import PLACEHOLDERS, PromptBuilder
+from gateway.input.prompt import PLACEHOLDERS, PromptBuilder
+from omnirelay.content import AudioPart, ChatMessage, ContentPart, ImagePart, TextPart, VideoPart
+from omnirelay.errors import CheckpointError, InvalidRequestError
 from shared.checkpoints import resolve_model
 from shared.config import Config
-from shared.errors import CheckpointError, InvalidRequestError
 from tests.gateway.checkpoint_dir import SPECIAL, TEMPLATE, write
 
 ORDINARY = [

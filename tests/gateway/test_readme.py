@@ -9,7 +9,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from gateway.cli.main import main
+from omnirelay.cli.main import main
 from shared.config import Config
 from tests.gateway.bench import run
 from tests.gateway.http_bench import HttpBench, http_bench, http_gateway

@@ -5,10 +5,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.client import AsyncGatewayClient
-from shared import errors
+from omnirelay import AsyncClient, errors
 from shared.messages import STAGES, StageName, ThinkRequest
-from shared.wire import encode
+from shared.transport.wire import encode
 from tests.gateway.bench import Bench, run
 from tests.gateway.fake_stages import until
 from tests.gateway.http_bench import http_bench, http_gateway
@@ -79,7 +78,7 @@ POINTS = {
 def test_an_answer_goes_on_where_it_was(
     configure: Configure, loss: str, stage: StageName, point: str
 ) -> None:
-    async def scenario(b: Bench, client: AsyncGatewayClient) -> None:
+    async def scenario(b: Bench, client: AsyncClient) -> None:
         script = Script(b)
         answer = client.chat("Hi", seed=3)
         first = await b.stages.request(0)
@@ -131,7 +130,7 @@ def test_an_answer_goes_on_where_it_was(
 
 @pytest.mark.parametrize("share", [0.0, 0.5])
 def test_an_answer_in_text_only_needs_the_thinker_alone(configure: Configure, share: float) -> None:
-    async def scenario(b: Bench, client: AsyncGatewayClient) -> None:
+    async def scenario(b: Bench, client: AsyncClient) -> None:
         script = Script(b)
         answer = client.chat("Hi", speech=False)
         first = await b.stages.request(0)
@@ -151,7 +150,7 @@ def test_an_answer_in_text_only_needs_the_thinker_alone(configure: Configure, sh
 
 
 def test_speech_that_is_over_is_not_asked_for_again(configure: Configure) -> None:
-    async def scenario(b: Bench, client: AsyncGatewayClient) -> None:
+    async def scenario(b: Bench, client: AsyncClient) -> None:
         script = Script(b)
         answer = client.chat("Hi")
         first = await b.stages.request(0)
@@ -170,7 +169,7 @@ def test_speech_that_is_over_is_not_asked_for_again(configure: Configure) -> Non
 
 
 def test_losses_one_after_the_other(configure: Configure) -> None:
-    async def scenario(b: Bench, client: AsyncGatewayClient) -> None:
+    async def scenario(b: Bench, client: AsyncClient) -> None:
         script = Script(b)
         answer = client.chat("Hi")
         for number, stage in enumerate(STAGES):
@@ -188,7 +187,7 @@ def test_losses_one_after_the_other(configure: Configure) -> None:
 
 
 def test_attempts_are_limited(configure: Configure) -> None:
-    async def scenario(b: Bench, client: AsyncGatewayClient) -> None:
+    async def scenario(b: Bench, client: AsyncClient) -> None:
         answer = client.chat("Hi")
         for number in range(3):
             request = await b.stages.request(number)
@@ -203,7 +202,7 @@ def test_attempts_are_limited(configure: Configure) -> None:
 
 
 def test_messages_out_of_sequence_cost_an_attempt_and_not_the_answer(configure: Configure) -> None:
-    async def scenario(b: Bench, client: AsyncGatewayClient) -> None:
+    async def scenario(b: Bench, client: AsyncClient) -> None:
         script, answer, first = await half_played(b, client)
         await b.stages.codec(first.request_id, 3, [1])
         await script.play(await b.stages.request(1))
@@ -213,7 +212,7 @@ def test_messages_out_of_sequence_cost_an_attempt_and_not_the_answer(configure: 
 
 
 def test_only_a_request_that_was_begun_is_promised_room(configure: Configure) -> None:
-    async def scenario(b: Bench, client: AsyncGatewayClient) -> None:
+    async def scenario(b: Bench, client: AsyncClient) -> None:
         script = Script(b)
         refused = client.chat("Hi")
         await b.stages.fail((await b.stages.request(0)).request_id, "talker", "busy", "full")
@@ -231,7 +230,7 @@ def test_only_a_request_that_was_begun_is_promised_room(configure: Configure) ->
 
 
 def test_errors_of_the_request_are_told_at_once(configure: Configure) -> None:
-    async def scenario(b: Bench, client: AsyncGatewayClient) -> None:
+    async def scenario(b: Bench, client: AsyncClient) -> None:
         answer = client.chat("Hi")
         await b.stages.fail((await b.stages.request(0)).request_id, "thinker", "media_invalid", "no sound")
         with pytest.raises(errors.MediaError, match="no sound"):
@@ -241,7 +240,7 @@ def test_errors_of_the_request_are_told_at_once(configure: Configure) -> None:
     recover(recovering(configure), scenario)
 
 
-async def lost_and_waiting(b: Bench, client: AsyncGatewayClient, **options: Any) -> Any:
+async def lost_and_waiting(b: Bench, client: AsyncClient, **options: Any) -> Any:
     """A request that has lost its talker, and waits for another."""
     _, answer, request = await half_played(b, client, **options)
     b.stages.alive.discard("talker")
@@ -251,7 +250,7 @@ async def lost_and_waiting(b: Bench, client: AsyncGatewayClient, **options: Any)
 
 
 def test_a_client_that_cancels_while_its_request_waits(configure: Configure) -> None:
-    async def scenario(b: Bench, client: AsyncGatewayClient) -> None:
+    async def scenario(b: Bench, client: AsyncClient) -> None:
         answer = await lost_and_waiting(b, client)
         answer.cancel()
         with pytest.raises(errors.CancelledRequestError):
@@ -265,7 +264,7 @@ def test_a_client_that_cancels_while_its_request_waits(configure: Configure) -> 
 
 
 def test_a_deadline_that_passes_while_the_request_waits(configure: Configure) -> None:
-    async def scenario(b: Bench, client: AsyncGatewayClient) -> None:
+    async def scenario(b: Bench, client: AsyncClient) -> None:
         answer = await lost_and_waiting(b, client, deadline_s=1.0)
         with pytest.raises(errors.DeadlineError):
             await answer.result()
@@ -274,7 +273,7 @@ def test_a_deadline_that_passes_while_the_request_waits(configure: Configure) ->
 
 
 def test_patience_ends(configure: Configure) -> None:
-    async def scenario(b: Bench, client: AsyncGatewayClient) -> None:
+    async def scenario(b: Bench, client: AsyncClient) -> None:
         answer = await lost_and_waiting(b, client)
         with pytest.raises(errors.StageUnavailableError, match=r"no talker came back within 0\.3 s"):
             await answer.result()
@@ -285,7 +284,7 @@ def test_patience_ends(configure: Configure) -> None:
 
 
 def test_another_stage_is_lost_while_the_request_waits(configure: Configure) -> None:
-    async def scenario(b: Bench, client: AsyncGatewayClient) -> None:
+    async def scenario(b: Bench, client: AsyncClient) -> None:
         script = Script(b)
         answer = await lost_and_waiting(b, client)
         b.stages.alive.discard("thinker")
@@ -302,7 +301,7 @@ def test_another_stage_is_lost_while_the_request_waits(configure: Configure) -> 
 
 
 def test_requests_in_line_wait_for_a_lost_stage_too(configure: Configure) -> None:
-    async def scenario(b: Bench, client: AsyncGatewayClient) -> None:
+    async def scenario(b: Bench, client: AsyncClient) -> None:
         script = Script(b)
         first, second = client.chat("Hi", seed=1), client.chat("Hi", seed=2)
         await b.stages.request(0)
@@ -318,7 +317,7 @@ def test_requests_in_line_wait_for_a_lost_stage_too(configure: Configure) -> Non
 
 
 def test_a_frozen_stage_that_comes_back_is_used_again(configure: Configure) -> None:
-    async def scenario(b: Bench, client: AsyncGatewayClient) -> None:
+    async def scenario(b: Bench, client: AsyncClient) -> None:
         script, answer, first = await half_played(b, client)
         await seen(b, script, first, (0.5, 0.5, 0.4))
         frozen = b.stages.replica("talker")
@@ -342,7 +341,7 @@ def test_a_frozen_stage_that_comes_back_is_used_again(configure: Configure) -> N
 def test_a_stage_that_has_left_this_gateway_holds_nothing_of_its_requests(configure: Configure) -> None:
     """It was deaf for so long that it took the gateway for dead, and joined it again."""
 
-    async def scenario(b: Bench, client: AsyncGatewayClient) -> None:
+    async def scenario(b: Bench, client: AsyncClient) -> None:
         script, answer, _ = await half_played(b, client)
         replica = b.stages.replica("token2wav")
         left = replica.heartbeat()

@@ -13,13 +13,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gateway.core import Gateway
-from gateway.events import AcceptedEvent, AudioEvent, DoneEvent, ErrorEvent, Event, TextEvent
-from gateway.lifecycle import RequestState
-from gateway.prompt import PromptBuilder
-from gateway.protocol import GenerateRequest
-from gateway.stream import ClientAccount, ResponseStream
-from shared.errors import BusyError, StageUnavailableError
+from gateway.access.account import ClientAccount
+from gateway.input.prompt import PromptBuilder
+from gateway.manager import Gateway
+from gateway.requests.lifecycle import RequestState
+from gateway.requests.response_stream import ResponseStream
+from omnirelay.errors import BusyError, StageUnavailableError
+from omnirelay.events import AcceptedEvent, AudioEvent, DoneEvent, ErrorEvent, Event, TextEvent
+from omnirelay.protocol import GenerateRequest
 from shared.messages import (
     STAGES,
     AbortDone,
@@ -36,7 +37,7 @@ from shared.messages import (
     TextDelta,
     ThinkRequest,
 )
-from shared.payloads import Blob
+from shared.messages.payloads import Blob
 from tests.gateway.bench import make_config
 from tests.gateway.checkpoint_dir import make_checkpoint_dir
 
@@ -356,8 +357,10 @@ class Recovery(RuleBasedStateMachine):
     @invariant()
     def everything_is_counted_once(self) -> None:
         counts = self.gateway.counts.report()
-        living = sum(counts[state] for state in ("received", "queued", "thinking", "talking", "synthesizing"))
-        assert living == sum(not client.ends for client in self.clients.values())
+        active_requests = sum(
+            counts[state] for state in ("received", "queued", "thinking", "talking", "synthesizing")
+        )
+        assert active_requests == sum(not client.ends for client in self.clients.values())
         assert self.account.open_requests == len(self.clients)
 
     def teardown(self) -> None:

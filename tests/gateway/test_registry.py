@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from gateway import registry as module
-from gateway.placement import place
-from gateway.registry import Replica, StageRegistry
+from gateway.dispatch import registry as module
+from gateway.dispatch.placement import place
+from gateway.dispatch.registry import Replica, StageRegistry
 from shared.messages import STAGES, Heartbeat, StageLimits, StageLoad, StageName
 
 

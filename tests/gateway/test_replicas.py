@@ -4,8 +4,7 @@ from functools import partial
 
 import pytest
 
-from gateway.client import AsyncGatewayClient
-from shared import errors
+from omnirelay import AsyncClient, errors
 from shared.messages import STAGES, StageLoad, StageName
 from tests.gateway.bench import Bench, free_ports
 from tests.gateway.fake_stages import until
@@ -43,7 +42,7 @@ def routes(b: Bench, stage: StageName) -> list[str | None]:
 
 
 def test_requests_go_where_the_least_work_is(configure: Configure) -> None:
-    async def scenario(b: Bench, client: AsyncGatewayClient) -> None:
+    async def scenario(b: Bench, client: AsyncClient) -> None:
         await second_of_each(b)
         b.stages.replica("talker", "other").load = StageLoad(running=5)
         b.stages.replica("thinker").load = StageLoad(running=2, waiting=3)
@@ -60,7 +59,7 @@ def test_requests_go_where_the_least_work_is(configure: Configure) -> None:
 
 
 def test_requests_that_come_together_are_spread(configure: Configure) -> None:
-    async def scenario(b: Bench, client: AsyncGatewayClient) -> None:
+    async def scenario(b: Bench, client: AsyncClient) -> None:
         await second_of_each(b)
         for number in range(8):
             client.chat("Hi", seed=number)
@@ -72,7 +71,7 @@ def test_requests_that_come_together_are_spread(configure: Configure) -> None:
 
 
 def test_only_those_who_know_each_other_serve_a_request(configure: Configure) -> None:
-    async def scenario(b: Bench, client: AsyncGatewayClient) -> None:
+    async def scenario(b: Bench, client: AsyncClient) -> None:
         await second_of_each(b)
         b.stages.replica("thinker").deaf_to_peers = True
         talker = b.stages.replica("talker", "other")
@@ -90,7 +89,7 @@ def test_only_those_who_know_each_other_serve_a_request(configure: Configure) ->
 def test_a_replica_where_a_request_failed_is_avoided(configure: Configure) -> None:
     """It has little to do, because it fails everything."""
 
-    async def scenario(b: Bench, client: AsyncGatewayClient) -> None:
+    async def scenario(b: Bench, client: AsyncClient) -> None:
         await second_of_each(b)
         for stage in STAGES:
             b.stages.replica(stage, "other").load = StageLoad(running=9)
@@ -110,7 +109,7 @@ def test_a_replica_where_a_request_failed_is_avoided(configure: Configure) -> No
 
 
 def test_a_lost_replica_costs_only_its_own_requests_an_attempt(configure: Configure) -> None:
-    async def scenario(b: Bench, client: AsyncGatewayClient) -> None:
+    async def scenario(b: Bench, client: AsyncClient) -> None:
         await second_of_each(b)
         script = Script(b)
         answers = [client.chat("Hi", seed=number) for number in range(6)]
@@ -131,7 +130,7 @@ def test_a_lost_replica_costs_only_its_own_requests_an_attempt(configure: Config
 
 
 def test_a_draining_stage_gets_nothing_new_and_ends_what_it_has(configure: Configure) -> None:
-    async def scenario(b: Bench, client: AsyncGatewayClient) -> None:
+    async def scenario(b: Bench, client: AsyncClient) -> None:
         await second_of_each(b)
         script = Script(b)
         b.stages.replica("talker", "other").load = StageLoad(running=9)
@@ -159,7 +158,7 @@ def test_a_draining_stage_gets_nothing_new_and_ends_what_it_has(configure: Confi
 
 
 def test_what_a_drained_stage_has_not_ended_goes_on_elsewhere(configure: Configure) -> None:
-    async def scenario(b: Bench, client: AsyncGatewayClient) -> None:
+    async def scenario(b: Bench, client: AsyncClient) -> None:
         script, answer, _ = await half_played(b, client)
         drained = b.stages.replica("talker")
         drained.draining = True
@@ -176,7 +175,7 @@ def test_what_a_drained_stage_has_not_ended_goes_on_elsewhere(configure: Configu
 
 
 def test_an_address_that_nobody_can_reach_is_refused(configure: Configure) -> None:
-    async def scenario(b: Bench, _: AsyncGatewayClient) -> None:
+    async def scenario(b: Bench, _: AsyncClient) -> None:
         def refused_more_than(before: int) -> bool:
             return b.process.status().refused.get("message_invalid", 0) > before
 
@@ -190,7 +189,7 @@ def test_an_address_that_nobody_can_reach_is_refused(configure: Configure) -> No
 
 
 def test_who_listens_everywhere_is_reached_where_it_comes_from(configure: Configure) -> None:
-    async def scenario(b: Bench, _: AsyncGatewayClient) -> None:
+    async def scenario(b: Bench, _: AsyncClient) -> None:
         for inbox in ("tcp://0.0.0.0:5581", "tcp://*:5582", "tcp://[::]:5583"):
             b.stages.add("talker", inbox, inbox)
         registry = b.process.gateway.registry
@@ -207,7 +206,7 @@ def test_who_listens_everywhere_is_reached_where_it_comes_from(configure: Config
 
 
 def test_a_gateway_that_ends_says_so_to_its_stages(configure: Configure) -> None:
-    async def scenario(b: Bench, _: AsyncGatewayClient) -> None:
+    async def scenario(b: Bench, _: AsyncClient) -> None:
         assert all(each.gateway == b.process.gateway.name for each in b.stages.replicas)
         await b.process.stop()
         await until(lambda: all(each.gateway is None for each in b.stages.replicas))
@@ -218,9 +217,9 @@ def test_a_gateway_that_ends_says_so_to_its_stages(configure: Configure) -> None
 def test_what_a_replica_never_confirmed_is_forgotten_with_it(
     configure: Configure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.registry.FORGET_S", 2 * SOON_S)
+    monkeypatch.setattr("gateway.dispatch.registry.FORGET_S", 2 * SOON_S)
 
-    async def scenario(b: Bench, client: AsyncGatewayClient) -> None:
+    async def scenario(b: Bench, client: AsyncClient) -> None:
         ledger = b.process.gateway.dispatcher._aborts
         answer = client.chat("Hi")
         await b.stages.request(0)

@@ -8,9 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.client import AudioEvent, ChatMessage, DoneEvent, GenerateRequest, SamplingOverrides, TextEvent
-from gateway.prompt import PromptBuilder
-from shared import errors
+from gateway.input.prompt import PromptBuilder
+from omnirelay import (
+    AudioEvent,
+    ChatMessage,
+    DoneEvent,
+    GenerateRequest,
+    SamplingOverrides,
+    TextEvent,
+    errors,
+)
 from shared.config import Config
 from tests.gateway.bench import bench, run
 from tests.gateway.fake_stages import until
@@ -385,7 +392,7 @@ def test_restarted_stage_fails_what_it_held(configure: Configure) -> None:
 
 
 def test_unconfirmed_aborts_are_repeated(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.aborts.RESEND_AFTER_S", 0.05)
+    monkeypatch.setattr("gateway.dispatch.aborts.RESEND_AFTER_S", 0.05)
 
     async def scenario() -> None:
         async with bench(configure()) as b, b.client() as client:

@@ -8,8 +8,8 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from gateway.cli import child
-from gateway.client import GatewayClient
+from omnirelay import Client
+from ops import child
 from tests.gateway.test_processes import gone, read_until, start, wait_for
 
 
@@ -27,10 +27,10 @@ def test_a_gateway_with_nothing_to_read_again_says_so(place: Path) -> None:
 
 
 def test_the_launcher_passes_it_on_to_its_gateway(place: Path) -> None:
-    with start("gateway.cli", "up") as process:
+    with start("omnirelay.cli", "up") as process:
         try:
             read_until(process, "ready: tcp://")
-            with GatewayClient(os.environ["OMNIRELAY_GATEWAY__LISTEN"]) as client:
+            with Client(os.environ["OMNIRELAY_GATEWAY__LISTEN"]) as client:
                 before = client.status()
                 process.send_signal(signal.SIGHUP)
                 read_until(process, "there is nothing to read again")
@@ -57,7 +57,7 @@ def test_a_stack_whose_terminal_is_closed_stops_in_order(place: Path) -> None:
     code = (
         "import os, sys; terminal = os.open(sys.argv[1], os.O_RDWR);"
         "[os.dup2(terminal, number) for number in (0, 1, 2)];"
-        "os.execv(sys.executable, [sys.executable, '-m', 'gateway.cli', 'up'])"
+        "os.execv(sys.executable, [sys.executable, '-m', 'omnirelay.cli', 'up'])"
     )
     process = subprocess.Popen([sys.executable, "-c", code, os.ttyname(theirs)], start_new_session=True)
     try:

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli.doctor import machine, network
-from gateway.cli.main import main
-from gateway.cli.status import describe
-from gateway.client import GatewayClient
+from omnirelay import Client
+from omnirelay.cli.main import main
+from omnirelay.cli.status import describe
+from omnirelay.errors import InvalidRequestError
+from ops.doctor import machine, network
 from shared.config import Config
-from shared.errors import InvalidRequestError
 from tests.gateway.bench import run
 from tests.gateway.fake_stages import until
 from tests.gateway.http_bench import MODEL, http_bench, http_gateway
@@ -78,13 +78,13 @@ def test_up_starts_the_thinker_alone(place: Path) -> None:
     log = place / "up.log"
     with log.open("wb") as file:
         process = subprocess.Popen(
-            [sys.executable, "-m", "gateway.cli", "up", "--text-only"], stdout=file, stderr=file
+            [sys.executable, "-m", "omnirelay.cli", "up", "--text-only"], stdout=file, stderr=file
         )
     try:
         wait_until(lambda: "ready: tcp://" in log.read_text() or process.poll() is not None, "ready", 30)
         assert ", text only)" in log.read_text()
         assert "[talker]" not in log.read_text()
-        with GatewayClient(os.environ["OMNIRELAY_GATEWAY__LISTEN"]) as client:
+        with Client(os.environ["OMNIRELAY_GATEWAY__LISTEN"]) as client:
             assert [stage.name for stage in client.status().stages] == ["thinker"]
             assert client.chat("Hi", speech=False).result().done.finish_reason == "stop"
             with pytest.raises(InvalidRequestError, match="text only"):

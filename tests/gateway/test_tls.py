@@ -14,17 +14,14 @@ import httpx
 import pytest
 from websockets.asyncio.client import connect
 
-from gateway.cli.doctor.access import check_access
-from gateway.cli.launcher import Stack, running
-from gateway.cli.main import main
-from gateway.cli.target import own_target
-from gateway.client import AsyncGatewayClient, GatewayClient
-from gateway.protocol import parse_tcp
+from omnirelay import AsyncClient, Client
+from omnirelay.cli.main import main
+from omnirelay.errors import ConfigError, GatewayUnreachableError
+from omnirelay.protocol import parse_tcp
+from ops.doctor.access import check_access
+from ops.launcher import Stack, running
+from ops.target import own_target
 from shared.config import Config, load_config
-from shared.errors import (
-    ConfigError,
-    GatewayUnreachableError,
-)
 from tests.gateway.bench import Bench, bench, run
 from tests.gateway.guarded import CHAT, KEY, OTHER, serving
 from tests.gateway.http_bench import HI, MODEL, http_bench, http_gateway
@@ -64,25 +61,25 @@ def test_tcp_clients_speak_tls_and_believe_the_given_authority(
     async def scenario() -> None:
         config = configure({"tls": certified.config, "api_keys": keys})
         async with bench(config) as b, serving(b):
-            async with AsyncGatewayClient(tls_address(b), KEY, certified.ca) as client:
+            async with AsyncClient(tls_address(b), KEY, certified.ca) as client:
                 assert (await client.chat("Hi").result()).text == "Hello"
                 # Large both ways.
                 picture = bytes(2**22)
                 await client.chat(images=[picture]).result()
                 assert len(b.stages.requests[-1].media[0].data.view) == 2**22
             with pytest.raises(GatewayUnreachableError, match="is not believed"):
-                await AsyncGatewayClient(tls_address(b), KEY).connect()
+                await AsyncClient(tls_address(b), KEY).connect()
             hint = f"hung up without an answer; if it speaks TLS, its address is {tls_address(b)}$"
             with pytest.raises(GatewayUnreachableError, match=hint):
-                await AsyncGatewayClient(b.listen, KEY).connect()
+                await AsyncClient(b.listen, KEY).connect()
             with pytest.raises(GatewayUnreachableError, match=hint):
-                await asyncio.to_thread(GatewayClient, b.listen, KEY)
+                await asyncio.to_thread(Client, b.listen, KEY)
             own = own_target(config)
             assert own.address == tls_address(b)
             assert (await own.status()).ready
 
             def plainly() -> None:
-                with GatewayClient(tls_address(b), KEY, str(certified.ca)) as client:
+                with Client(tls_address(b), KEY, str(certified.ca)) as client:
                     assert client.chat("Hi", speech=False).result().text == "Hello"
 
             await asyncio.to_thread(plainly)
@@ -119,7 +116,7 @@ def test_http_and_websockets_speak_tls(configure: Configure, certified: Certifie
 def test_old_versions_and_slow_handshakes_are_refused(
     configure: Configure, certified: Certified, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    monkeypatch.setattr("gateway.tls.HANDSHAKE_S", 0.3)
+    monkeypatch.setattr("gateway.access.tls.HANDSHAKE_S", 0.3)
 
     async def scenario() -> None:
         async with http_bench(configure(http_gateway(tls=certified.config))) as b, serving(b):
@@ -138,7 +135,7 @@ def test_old_versions_and_slow_handshakes_are_refused(
                 with suppress(ConnectionError):
                     assert await reader.read() == b""
             writer.close()
-            async with AsyncGatewayClient(tls_address(b), None, certified.ca) as client:
+            async with AsyncClient(tls_address(b), None, certified.ca) as client:
                 assert (await client.chat("Hi", speech=False).result()).text == "Hello"
 
     run(scenario())
@@ -151,14 +148,14 @@ def test_a_renewed_certificate_is_shown_to_who_comes_next(
         async with bench(configure({"tls": certified.config})) as b:
             renewed = Certified(tmp_path / "new")
             certified.pem.write_bytes(renewed.pem.read_bytes())
-            async with AsyncGatewayClient(tls_address(b), None, certified.ca) as before:
-                b.process.door.reload()
-                async with AsyncGatewayClient(tls_address(b), None, renewed.ca) as after:
+            async with AsyncClient(tls_address(b), None, certified.ca) as before:
+                b.process.access.reload()
+                async with AsyncClient(tls_address(b), None, renewed.ca) as after:
                     assert (await after.status()).ready
                 assert (await before.status()).ready
             certified.pem.chmod(0o644)
-            b.process.door.reload()
-            async with AsyncGatewayClient(tls_address(b), None, renewed.ca) as still:
+            b.process.access.reload()
+            async with AsyncClient(tls_address(b), None, renewed.ca) as still:
                 assert (await still.status()).ready
 
     run(scenario())
@@ -179,7 +176,7 @@ def test_keys_that_others_may_read_and_files_that_are_no_certificates_are_refuse
     with pytest.raises(ConfigError, match="cannot read"):
         run(_open(configure({"tls": certified.config})))
     with pytest.raises(ConfigError, match="cannot read the authority's certificate"):
-        run(AsyncGatewayClient("tls://127.0.0.1:1", ca=tmp_path / "missing").connect())
+        run(AsyncClient("tls://127.0.0.1:1", ca=tmp_path / "missing").connect())
     with pytest.raises(ValueError, match="certificate and key go together"):
         configure({"tls": {"key": "x"}})
 
@@ -192,14 +189,14 @@ async def _open(config: Config) -> None:
 def test_a_client_of_another_protocol_is_told_in_one_line() -> None:
     for address in ("https://127.0.0.1:1", "tls://127.0.0.1", "tls://:5"):
         with pytest.raises(ConfigError, match="tcp://HOST:PORT or tls://HOST:PORT"):
-            run(AsyncGatewayClient(address).connect())
+            run(AsyncClient(address).connect())
 
 
 def test_tls_at_a_gateway_that_speaks_none_is_said(configure: Configure) -> None:
     async def scenario() -> None:
         async with bench(configure()) as b:
             with pytest.raises(GatewayUnreachableError, match=f"its address is {b.listen}$"):
-                await AsyncGatewayClient(tls_address(b)).connect()
+                await AsyncClient(tls_address(b)).connect()
 
     run(scenario())
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.client import GenerateRequest
-from shared import errors
+from omnirelay import GenerateRequest, errors
 from shared.config import Config
 from shared.messages import ThinkRequest
 from tests.gateway.bench import Bench, bench, run

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway import urls
-from gateway.fetch import is_public
-from gateway.urls import HttpsUrl, decode_data_url, is_data_url, parse_host, parse_https
-from shared.errors import MediaError, MediaTooLargeError, MediaUnreachableError
+from gateway.input import urls
+from gateway.input.fetch import is_public
+from gateway.input.urls import HttpsUrl, decode_data_url, is_data_url, parse_host, parse_https
+from omnirelay.errors import MediaError, MediaTooLargeError, MediaUnreachableError
 
 HEADERS = ["data:", "DATA:image/png", "data:text/plain;charset=utf-8", "data:;x=y"]
 

@@ -14,7 +14,7 @@ import zmq
 from PIL import Image
 
 from shared.messages import STAGES
-from shared.wire import VERSION_BYTE
+from shared.transport.wire import VERSION_BYTE
 from tests.monitoring.conftest import KEYS
 from tests.shared.support import wait_until
 from tests.support.dashboard import Series, draw, name_of

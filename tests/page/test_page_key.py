@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.keys import hash_of
+from gateway.access.api_keys import hash_of
 from tests.gateway.bench import make_config
 from tests.gateway.checkpoint_dir import make_checkpoint_dir
 from tests.gateway.http_bench import http_bench, http_gateway

@@ -6,11 +6,11 @@ from typing import Any
 
 import zmq
 
-from shared.curve import Door, StackContext
-from shared.keys import Keys, Role, load_keys
 from shared.messages import StageEvent, TextDelta
-from shared.queues import PullQueue, PushQueue
-from shared.wire import DEFAULT_MAX_PAYLOAD_BYTES
+from shared.messages.bounds import DEFAULT_MAX_PAYLOAD_BYTES
+from shared.transport.curve import ConnectionGuard, StackContext
+from shared.transport.keys import Keys, Role, load_keys
+from shared.transport.queues import PullQueue, PushQueue
 from tests.shared.support import ANY_PORT, endpoint, sending
 
 HELLO = TextDelta(request_id="a", seq=0, token_ids=[1, 2, 3])
@@ -19,8 +19,8 @@ Open = Callable[..., StackContext]
 """Makes the context of a role's process, by default with the keys of the fixture ``directory``."""
 
 
-def door(context: StackContext) -> Door:
-    return context.door
+def guard(context: StackContext) -> ConnectionGuard:
+    return context.guard
 
 
 def inbox(
@@ -86,5 +86,5 @@ def attempts(directory: Path) -> dict[str, tuple[dict[str, Any], str]]:
 
 
 def count_of(context: StackContext, reason: str) -> int:
-    counts = door(context).refused
+    counts = guard(context).refused
     return counts[reason] + (counts["handshake"] if reason == "no_curve" else 0)

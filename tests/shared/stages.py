@@ -8,15 +8,8 @@ from typing import Any
 import zmq
 from prometheus_client.core import Metric
 
+from omnirelay.errors import OmniRelayError
 from shared.config import TalkerConfig
-from shared.control import ControlClient
-from shared.credits import DEFAULT_WINDOW_BYTES
-from shared.engine.heartbeat import HeartbeatThread
-from shared.engine.membership import Membership
-from shared.engine.model_time import ModelTime
-from shared.engine.stage import StageLoop
-from shared.engine.traces import StageTraces
-from shared.errors import OmniRelayError
 from shared.messages import (
     HEARTBEAT_SUFFIX,
     Abort,
@@ -33,8 +26,15 @@ from shared.messages import (
     TextDelta,
     Token2WavInput,
 )
-from shared.queues import PullQueue, PushQueue
-from shared.wire import Decoder, encode
+from shared.messages.bounds import DEFAULT_WINDOW_BYTES
+from shared.stage.heartbeat import HeartbeatThread
+from shared.stage.loop import StageLoop
+from shared.stage.membership import Membership
+from shared.tracing.stage import StageTraces
+from shared.transport.control import ControlClient
+from shared.transport.queues import PullQueue, PushQueue
+from shared.transport.wire import Decoder, encode
+from shared.vllm.model_time import ModelTime
 from tests.shared.support import (
     ANY_PORT,
     Context,
@@ -113,7 +113,7 @@ class EchoService:
     def holds(self, request_id: str) -> bool:
         return request_id in self.work
 
-    def living(self) -> list[str]:
+    def active_requests(self) -> list[str]:
         return list(self.work)
 
     def close(self) -> None:

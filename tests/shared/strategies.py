@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from shared import messages
 from shared.messages import STAGES, Sampling, SpeechSettings, StageLimits, StageLoad
-from shared.payloads import (
+from shared.messages.payloads import (
     ITEM_SIZE,
     ROW_DTYPES,
     AdditionalInformationEntry,
@@ -35,7 +35,7 @@ samplings = st.builds(
     temperature=st.floats(0, 2),
     top_k=st.integers(0, 2**20),
     top_p=st.floats(0, 1, exclude_min=True),
-    repetition_penalty=st.floats(0, 10, exclude_min=True),
+    repetition_penalty=st.floats(0.1, 10),
 )
 traceparents = st.none() | st.builds(
     "00-{:032x}-{:016x}-{:02x}".format,

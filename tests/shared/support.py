@@ -7,7 +7,7 @@ from typing import Any
 
 import zmq
 
-from shared.queues import PullQueue, Sending
+from shared.transport.queues import PullQueue, Sending
 
 DEADLINE_S = 20.0
 ANY_PORT = "tcp://127.0.0.1:*"

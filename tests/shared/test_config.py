@@ -7,8 +7,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from omnirelay.errors import ConfigError
 from shared.config import Config, load_config
-from shared.errors import ConfigError
 from shared.messages import STAGES
 
 

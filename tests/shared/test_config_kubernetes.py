@@ -9,9 +9,10 @@ from collections.abc import Iterator
 import pytest
 from pydantic import BaseModel
 
-from shared.config import API_KEY_VARIABLE, ENV_PREFIX, Config, load_config
+from omnirelay.errors import ConfigError
+from omnirelay.values import API_KEY_VARIABLE
+from shared.config import ENV_PREFIX, Config, load_config
 from shared.config.kubernetes import is_named_for_a_service
-from shared.errors import ConfigError
 
 
 def service(prefix: str, host: str = "10.96.0.7", url_host: str = "10.96.0.7") -> dict[str, str]:

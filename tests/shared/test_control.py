@@ -10,9 +10,7 @@ import zmq
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shared.control import MAX_CONTROL_BYTES, ControlClient
-from shared.engine.heartbeat import HeartbeatThread
-from shared.errors import ConfigError
+from omnirelay.errors import ConfigError
 from shared.messages import (
     HEARTBEAT_SUFFIX,
     Abort,
@@ -24,7 +22,9 @@ from shared.messages import (
     StageLoad,
     TextDelta,
 )
-from shared.wire import VERSION_BYTE, Decoder, encode
+from shared.stage.heartbeat import HeartbeatThread
+from shared.transport.control import MAX_CONTROL_BYTES, ControlClient
+from shared.transport.wire import VERSION_BYTE, Decoder, encode
 from tests.shared.support import ANY_PORT, Context, endpoint, free_address, take_frames, wait_until
 
 DECODER: Decoder[ControlToGateway] = Decoder(ControlToGateway)
@@ -92,7 +92,7 @@ def test_receive_does_not_wait(client):
 
 
 def test_malformed_aborts_are_refused_and_later_ones_taken(router, client, caplog):
-    with caplog.at_level(logging.WARNING, logger="shared.control"):
+    with caplog.at_level(logging.WARNING, logger="shared.transport.control"):
         for frames in (
             [b""],
             [b"\x09spam"],

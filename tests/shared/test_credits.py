@@ -10,11 +10,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from shared.credits import MARK_AGAIN_S, Window
-from shared.errors import MessageError
+from omnirelay.errors import MessageError
 from shared.messages import Credit, Mark, StageEvent, TextDelta
-from shared.queues import PullQueue, PushQueue
-from shared.wire import Decoder, Frame, encode
+from shared.transport.credits import MARK_AGAIN_S, Window
+from shared.transport.queues import PullQueue, PushQueue
+from shared.transport.wire import Decoder, Frame, encode
 from tests.shared.support import sending
 
 WINDOW = 1000

@@ -5,10 +5,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from shared.errors import AddressInUseError
+from omnirelay.errors import AddressInUseError
 from shared.messages import CodecTokens, Credit, Mark, StageEvent
-from shared.queues import PullQueue, PushQueue
-from shared.wire import encode
+from shared.transport.queues import PullQueue, PushQueue
+from shared.transport.wire import encode
 from tests.shared.stages import STAGE, Harness, running
 from tests.shared.support import (
     ANY_PORT,
@@ -28,10 +28,10 @@ MIB = 2**20
 OFFER = """
 import resource, sys
 import zmq
-from shared.errors import QueueFullError
+from omnirelay.errors import QueueFullError
 from shared.messages import AudioChunk
-from shared.payloads import Blob
-from shared.queues import PushQueue, Sending
+from shared.messages.payloads import Blob
+from shared.transport.queues import PushQueue, Sending
 
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

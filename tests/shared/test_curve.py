@@ -12,10 +12,7 @@ from typing import Any
 import pytest
 import zmq
 
-from shared.control import MAX_CONTROL_BYTES, ControlClient
-from shared.curve import WELCOME, PeerMetrics
-from shared.errors import ConfigError
-from shared.keys import Role, load_keys, make_keys
+from omnirelay.errors import ConfigError
 from shared.messages import (
     STAGES,
     Abort,
@@ -24,10 +21,13 @@ from shared.messages import (
     StageLimits,
     StageLoad,
 )
-from shared.payloads import Blob
-from shared.queues import PullQueue, PushQueue
-from shared.sockets import bind, connect
-from shared.wire import encode
+from shared.messages.payloads import Blob
+from shared.transport.control import MAX_CONTROL_BYTES, ControlClient
+from shared.transport.curve import WELCOME, PeerMetrics
+from shared.transport.keys import Role, load_keys, make_keys
+from shared.transport.queues import PullQueue, PushQueue
+from shared.transport.sockets import bind, connect
+from shared.transport.wire import encode
 from tests.shared.peers import (
     HELLO,
     RETRIES,
@@ -35,7 +35,7 @@ from tests.shared.peers import (
     Stranger,
     attempts,
     client_options,
-    door,
+    guard,
     inbox,
     outbox,
 )
@@ -81,7 +81,7 @@ def test_messages_pass_every_edge(opened: Open, sender: Role, receiver: Role) ->
     push.put(HELLO)
     push.put(large)
     assert take(queue, 2, meanwhile=push.flush) == [HELLO, large]
-    assert not door(queue.socket.context).refused  # type: ignore[arg-type]
+    assert not guard(queue.socket.context).refused  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -104,7 +104,7 @@ def test_addresses_on_the_file_system_are_kept_from_strangers_too(opened: Open, 
     stranger.put(HELLO)
     push.put(HELLO)
     assert take(queue, 1, meanwhile=push.flush) == [HELLO]
-    wait_until(lambda: bool(door(queue.socket.context).refused))  # type: ignore[arg-type]
+    wait_until(lambda: bool(guard(queue.socket.context).refused))  # type: ignore[arg-type]
     assert not list(queue.drain())
 
 
@@ -204,7 +204,7 @@ def copy(source: socket.socket, target: socket.socket) -> None:
 
 def test_nothing_is_told_to_who_listens_without_keys(opened: Open, caplog: pytest.LogCaptureFixture) -> None:
     queue = inbox(opened("talker", None))
-    with caplog.at_level(logging.WARNING, logger="shared.curve"):
+    with caplog.at_level(logging.WARNING, logger="shared.transport.curve"):
         push = outbox(opened("thinker"), queue, "talker")
         push.put(HELLO)
         wait_until(lambda: bool(caplog.records), push.flush)
@@ -218,11 +218,11 @@ def test_nothing_is_told_to_who_listens_with_another_key(
 ) -> None:
     make_keys(tmp_path / "other", replace=False)
     impostor = inbox(opened("talker", tmp_path / "other"))
-    with caplog.at_level(logging.WARNING, logger="shared.curve"):
+    with caplog.at_level(logging.WARNING, logger="shared.transport.curve"):
         push = outbox(opened("thinker"), impostor, "talker")
         push.put(HELLO)
         wait_until(lambda: "no connection" in caplog.text, push.flush)
-        wait_until(lambda: door(impostor.socket.context).refused["wrong_server_key"] > RETRIES)  # type: ignore[arg-type]
+        wait_until(lambda: guard(impostor.socket.context).refused["wrong_server_key"] > RETRIES)  # type: ignore[arg-type]
     assert push.backlog_bytes
     ours = [message for message in caplog.messages if "no connection to the talker" in message]
     assert len(ours) == 1
@@ -231,7 +231,7 @@ def test_nothing_is_told_to_who_listens_with_another_key(
 
 def test_a_member_that_is_not_welcome_is_told_so_once(opened: Open, caplog: pytest.LogCaptureFixture) -> None:
     queue = inbox(opened("token2wav"))
-    with caplog.at_level(logging.WARNING, logger="shared.curve"):
+    with caplog.at_level(logging.WARNING, logger="shared.transport.curve"):
         push = outbox(opened("thinker"), queue, "token2wav")
         push.put(HELLO)
         wait_until(lambda: "no connection to the token2wav" in caplog.text, push.flush)
@@ -270,7 +270,7 @@ def test_it_is_made_on_a_network_that_is_said_to_be_internal(opened: Open) -> No
 
 
 def test_without_keys_nobody_is_asked(opened: Open) -> None:
-    assert not opened("talker", None).door.has_keys
+    assert not opened("talker", None).guard.has_keys
 
 
 # --- connections that end ---
@@ -308,10 +308,10 @@ def test_one_whose_key_is_not_welcome_never_had_a_connection(
 def test_a_socket_that_is_closed_leaves_nothing_behind(opened: Open) -> None:
     """Queues to replicas come and go as long as a process lives."""
     context = opened("thinker")
-    watched = door(context)._watched
+    watched = guard(context)._watched
     for _ in range(20):
         PushQueue[Any](context, free_address(), sending(), server="talker").close()
-    wait_until(lambda: not watched and not door(context)._arrivals)
+    wait_until(lambda: not watched and not guard(context)._arrivals)
 
 
 def test_a_context_ends_at_once_with_strangers_at_the_door(opened: Open, directory: Path) -> None:
@@ -319,30 +319,30 @@ def test_a_context_ends_at_once_with_strangers_at_the_door(opened: Open, directo
     queue = inbox(context)
     with zmq.Context() as outside:
         stranger = Stranger(outside, endpoint(queue.socket), **attempts(directory)["wrong server key"][0])
-        wait_until(lambda: bool(door(context).refused))
+        wait_until(lambda: bool(guard(context).refused))
         queue.close()
         started = time.monotonic()
         context.term()
         assert time.monotonic() - started < 5
         stranger.close()
-    assert not door(context).is_alive()
+    assert not guard(context).is_alive()
 
 
 def test_only_so_many_refusals_are_logged(opened: Open, caplog: pytest.LogCaptureFixture) -> None:
     """Keys cost a stranger nothing: each attempt may bring a new one."""
     context = opened("talker")
     queue = inbox(context)
-    server = load_keys(Path(door(context)._directory), "talker").public["talker"]
-    with caplog.at_level(logging.WARNING, logger="shared.curve"), zmq.Context() as outside:
+    server = load_keys(Path(guard(context)._directory), "talker").public["talker"]
+    with caplog.at_level(logging.WARNING, logger="shared.transport.curve"), zmq.Context() as outside:
         all_of_them = [
             Stranger(outside, endpoint(queue.socket), **client_options(server, zmq.curve_keypair()))
             for _ in range(80)
         ]
-        wait_until(lambda: door(context).refused["unknown_key"] >= len(all_of_them))
+        wait_until(lambda: guard(context).refused["unknown_key"] >= len(all_of_them))
         for each in all_of_them:
             each.close()
     assert len(caplog.records) == 64
-    assert len(door(context)._told) == 64
+    assert len(guard(context)._told) == 64
 
 
 def test_refused_peers_are_a_metric_that_is_there_from_the_start(opened: Open) -> None:
@@ -357,7 +357,7 @@ def test_refused_peers_are_a_metric_that_is_there_from_the_start(opened: Open) -
     queue = inbox(context)
     with zmq.Context() as outside:
         stranger = Stranger(outside, endpoint(queue.socket))
-        wait_until(lambda: bool(door(context).refused))
+        wait_until(lambda: bool(guard(context).refused))
         stranger.close()
     (family,) = PeerMetrics(context).collect()
     told = [sample for sample in family.samples if sample.value]

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import zmq
 
-from shared.curve import Door
-from shared.wire import VERSION_BYTE, encode
+from shared.transport.curve import ConnectionGuard
+from shared.transport.wire import VERSION_BYTE, encode
 from tests.shared.peers import (
     HELLO,
     RETRIES,
@@ -16,7 +16,7 @@ from tests.shared.peers import (
     Stranger,
     attempts,
     count_of,
-    door,
+    guard,
     inbox,
     outbox,
 )
@@ -48,7 +48,7 @@ def test_a_stranger_delivers_nothing_is_told_of_once_and_counted_and_members_are
     context = opened("talker")
     queue = inbox(context)
     push = outbox(opened("thinker"), queue, "talker")
-    with caplog.at_level(logging.WARNING, logger="shared.curve"), zmq.Context() as outside:
+    with caplog.at_level(logging.WARNING, logger="shared.transport.curve"), zmq.Context() as outside:
         stranger = Stranger(outside, endpoint(queue.socket), **options)
         for count in range(1, RETRIES + 1):
             wait_until(lambda count=count: count_of(context, reason) >= count)  # type: ignore[misc]
@@ -57,7 +57,7 @@ def test_a_stranger_delivers_nothing_is_told_of_once_and_counted_and_members_are
             assert take(queue, 1, meanwhile=push.flush) == [HELLO]
             if count < RETRIES:
                 stranger.again()
-        reasons = set(door(context).refused)
+        reasons = set(guard(context).refused)
         stranger.close()
     # Who does not use CURVE may hang up before it is told that it should.
     assert reasons <= ({reason, "handshake"} if reason == "no_curve" else {reason})
@@ -72,7 +72,7 @@ def test_the_log_names_a_stranger_by_key_and_address_and_a_member_by_role(
     context = opened("talker")
     queue = inbox(context)
     known = attempts(directory)
-    with caplog.at_level(logging.WARNING, logger="shared.curve"), zmq.Context() as outside:
+    with caplog.at_level(logging.WARNING, logger="shared.transport.curve"), zmq.Context() as outside:
         for kind in ("unknown key", "key of a role that does not send here"):
             options = known[kind][0]
             before = len(caplog.records)
@@ -144,7 +144,7 @@ def test_a_peer_that_says_nothing_keeps_nobody_out(opened: Open) -> None:
     assert take(queue, 1, meanwhile=push.flush) == [HELLO]
     for each in silent:
         each.close()
-    wait_until(lambda: door(context).refused["handshake"] >= len(silent))
+    wait_until(lambda: guard(context).refused["handshake"] >= len(silent))
 
 
 def test_a_plain_peer_that_does_not_wait_is_hung_up_on(opened: Open) -> None:
@@ -160,10 +160,10 @@ def test_without_an_answer_to_who_may_connect_nobody_does(
     opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """libzmq's own default is the opposite: no answer, everybody is welcome."""
-    monkeypatch.setattr(Door, "run", lambda self: (self._zap.close(), self._calls.close()))
-    monkeypatch.setattr(Door, "_watch", lambda *_: None)
+    monkeypatch.setattr(ConnectionGuard, "run", lambda self: (self._zap.close(), self._calls.close()))
+    monkeypatch.setattr(ConnectionGuard, "_watch", lambda *_: None)
     context = opened("talker")
-    door(context).join()
+    guard(context).join()
     queue = inbox(context)
     push = outbox(opened("thinker"), queue, "talker")
     push.put(HELLO)

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from vllm import SamplingParams
 from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
 
-from shared.engine.draws import go_on_drawing, mix, seed_of_draw
-from shared.engine.generation import sampling_params
-from shared.engine.worker import _seed_generators
 from shared.messages import STAGES, Sampling, StageName
+from shared.vllm.sampling.generation import sampling_params
+from shared.vllm.sampling.generators import go_on_drawing, mix, seed_of_draw
+from shared.vllm.worker import _seed_generators
 
 Sampler = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
 CPU: Sampler = TopKTopPSampler().forward_cpu

@@ -9,19 +9,21 @@ from pathlib import Path
 import psutil
 import pytest
 
-from shared.keys import make_keys
+from shared.transport.keys import make_keys
 from tests.shared.support import free_address, wait_until
 from tests.support.children import ROOT, Child, python
 
 STUBBORN = """
+import os
 import sys
 import threading
-from shared.engine.process import run_stage
+from shared.stage.process import run_stage
 from shared.messages import Token2WavInput
 
 def build(config, model, context, gateway):
     threading.Thread(target=threading.Event().wait).start()
-    print("loading", flush=True)
+    # Not printed: what this process prints becomes lines of its log.
+    os.write(1, b"loading\\n")
     while True:
         try:
             sys.stdin.read()
@@ -64,14 +66,14 @@ if __name__ == "__main__":
 
 def environment(model: Path, **overrides: str) -> dict[str, str]:
     """Addresses of a gateway and of token2wav that nobody uses."""
-    names = ["GATEWAY__LISTEN", "GATEWAY__HTTP", "GATEWAY__EVENTS", "GATEWAY__CONTROL"]
+    names = ["GATEWAY__LISTEN", "GATEWAY__HTTP", "GATEWAY__MONITOR", "GATEWAY__EVENTS", "GATEWAY__CONTROL"]
     names += ["STAGES__TOKEN2WAV__INBOX", "STAGES__TOKEN2WAV__HTTP"]
     addresses = {f"OMNIRELAY_{name}": free_address() for name in names}
     ours = {"OMNI_MODEL": str(model), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     return os.environ | addresses | ours | overrides
 
 
-@pytest.mark.parametrize(("what", "every"), [("stage", 31), ("gateway", 67)])
+@pytest.mark.parametrize(("what", "every"), [("stage", 31), ("gateway", 149)])
 @pytest.mark.parametrize("number", ["SIGTERM", "SIGINT"])
 def test_a_process_ends_whenever_it_is_told_to(
     tiny_checkpoint: Path, tmp_path: Path, what: str, every: int, number: str

@@ -12,10 +12,10 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from shared.engine import endpoint
-from shared.engine.endpoint import HttpEndpoint
-from shared.errors import AddressInUseError, ConfigError
+from omnirelay.errors import AddressInUseError, ConfigError
 from shared.metrics import counter
+from shared.stage import endpoint
+from shared.stage.endpoint import HttpEndpoint
 from tests.shared.support import DEADLINE_S, free_address, port_of, wait_until
 from tests.support.http import PROMETHEUS, get
 

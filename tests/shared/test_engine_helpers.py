@@ -19,20 +19,20 @@ from vllm.outputs import CompletionOutput
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.request import RequestStatus
 
-from shared.checkpoints import WEIGHT_INDEX, resolve_model
-from shared.config import DEFAULT_CHECKPOINT, Config, ThinkerConfig
-from shared.engine.generation import finish_reason, sampling_params, submit
-from shared.engine.scheduling import StageScheduler
-from shared.engine.speakers import load_speakers
-from shared.errors import (
+from omnirelay.errors import (
     CheckpointError,
     InvalidRequestError,
     PromptTooLongError,
     StageFailedError,
     UnknownSpeakerError,
 )
+from shared.checkpoints import WEIGHT_INDEX, resolve_model
+from shared.config import DEFAULT_CHECKPOINT, Config, ThinkerConfig
 from shared.messages import STAGES, Sampling
 from shared.model_files import require_model_files
+from shared.vllm.sampling.generation import finish_reason, sampling_params, submit
+from shared.vllm.scheduling import StageScheduler
+from shared.vllm.speakers import load_speakers
 
 
 class LightScheduler(StageScheduler):
@@ -61,7 +61,7 @@ def test_preparing_a_request_gives_the_result_of_the_work():
 
 
 def test_an_error_while_preparing_ends_only_its_request(caplog):
-    caplog.set_level(logging.WARNING, logger="shared.engine.scheduling")
+    caplog.set_level(logging.WARNING, logger="shared.vllm.scheduling")
     scheduler = LightScheduler()
     own = UnknownSpeakerError("no voice Bob")
     assert scheduler.prepare("a", raising(own)) is None
@@ -145,9 +145,11 @@ def test_a_prompt_that_the_engine_refuses_is_an_invalid_request(error):
     def add_request(*_: Any, **__: Any) -> str:
         raise error
 
-    engine: Any = SimpleNamespace(add_request=add_request)
+    aborted: list[list[str]] = []
+    engine: Any = SimpleNamespace(add_request=add_request, abort_request=aborted.append)
     with pytest.raises(InvalidRequestError, match="token 9 is unknown"):
         submit(engine, "a", [1], params(), 0)
+    assert aborted == [["a"]]
 
 
 def test_only_a_request_that_ended_by_itself_has_a_finish_reason():
@@ -285,7 +287,7 @@ def test_an_index_of_weights_that_cannot_be_read_is_named(tmp_path, text):
 PRINT_ENVIRONMENT = """
 import json, os, sys
 from shared import config
-from shared.engine.environment import prepare_environment
+from shared.vllm.environment import prepare_environment
 prepare_environment(getattr(config, sys.argv[2])(**json.loads(sys.argv[1])))
 print(json.dumps(dict(os.environ)))
 """

@@ -4,8 +4,8 @@ import inspect
 
 import pytest
 
-from shared import errors
-from shared.errors import (
+from omnirelay import errors
+from omnirelay.errors import (
     BusyError,
     MessageError,
     OmniRelayError,
@@ -14,7 +14,7 @@ from shared.errors import (
     UnknownSpeakerError,
 )
 from shared.messages import RequestFailed, StageEvent
-from shared.wire import Decoder, encode
+from shared.transport.wire import Decoder, encode
 
 CLASSES = [
     value

@@ -4,8 +4,8 @@ import logging
 
 import pytest
 
-from shared.engine.service import Failures
-from shared.errors import QueueFullError, StageFailedError
+from omnirelay.errors import QueueFullError, StageFailedError
+from shared.stage.service import Failures
 
 
 def test_whatever_is_raised_for_one_request_is_its_own_failure(caplog: pytest.LogCaptureFixture) -> None:

@@ -10,8 +10,8 @@ import zmq.auth
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shared.errors import ConfigError, OutputError
-from shared.keys import ROLES, load_keys, make_keys, public_file, secret_file
+from omnirelay.errors import ConfigError, OutputError
+from shared.transport.keys import ROLES, load_keys, make_keys, public_file, secret_file
 
 
 @pytest.fixture

@@ -45,9 +45,9 @@ def lines(capfd: pytest.CaptureFixture[str]) -> list[str]:
 
 def test_a_record_is_one_line_with_its_time_and_the_name_of_the_process(logging_state, capfd):
     configure_logging("talker", "info")
-    logging.getLogger("shared.engine.stage").info("ready on %s", "tcp://127.0.0.1:5563")
+    logging.getLogger("shared.stage.loop").info("ready on %s", "tcp://127.0.0.1:5563")
     (line,) = lines(capfd)
-    assert re.fullmatch(f"{STAMP} INFO talker shared.engine.stage: ready on tcp://127.0.0.1:5563", line)
+    assert re.fullmatch(f"{STAMP} INFO talker shared.stage.loop: ready on tcp://127.0.0.1:5563", line)
 
 
 def test_a_record_is_one_object_with_its_request_and_its_exception(logging_state, capfd):
@@ -77,7 +77,11 @@ def test_our_levels_are_as_configured_and_libraries_are_heard_from_errors_on(
     logging_state, capfd, level, ours, libraries
 ):
     configure_logging("thinker", level)
-    for name, heard in (("services.thinker", ours), ("gateway.core", ours), ("vllm.engine", libraries)):
+    for name, heard in (
+        ("services.thinker", ours),
+        ("gateway.manager", ours),
+        ("vllm.engine", libraries),
+    ):
         for severity in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR):
             logging.getLogger(name).log(severity, "said")
         assert len(lines(capfd)) == heard, name
@@ -121,13 +125,13 @@ def test_whatever_a_process_writes_has_the_same_form():
 
 def test_repetitions_that_others_cause_are_counted(logging_state, capfd):
     configure_logging("gateway", "info")
-    log = logging.getLogger("gateway.door")
+    log = logging.getLogger("gateway.access.access")
     for number in range(1000):
         limited(log).warning("hung up on client %d", number)
         log.info("request %d completed", number)
         logging.getLogger("asyncio").error("out of files")
     told = lines(capfd)
-    for words, logger in (("hung up on client", "gateway.door"), ("out of files", "asyncio")):
+    for words, logger in (("hung up on client", "gateway.access.access"), ("out of files", "asyncio")):
         *some, last = [line for line in told if words in line]
         assert len(some) == BURST
         assert f" {logger}: {1000 - BURST} more like this in {INTERVAL_S:.0f} s, the last: {words}" in last

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from shared.config import Config
-from shared.engine.membership import Membership
 from shared.messages import (
     Closing,
     Peers,
@@ -15,7 +14,8 @@ from shared.messages import (
     SpeechSettings,
     SynthesisStart,
 )
-from shared.wire import encode
+from shared.stage.membership import Membership
+from shared.transport.wire import encode
 from tests.shared.stages import INSTANCE, STAGE, Harness, running
 from tests.shared.support import Context, wait_until
 
@@ -50,16 +50,16 @@ def test_another_gateway_makes_everything_older_an_orphan(context: Context) -> N
         in_work(harness, "aaaa1", "aaaa2")
         tell(harness, Peers(gateway="aaaa"))
         in_work(harness, "aaaa3")
-        assert len(harness.service.living()) == 3
+        assert len(harness.service.active_requests()) == 3
         tell(harness, Peers(gateway="bbbb"))
         joined(harness, "bbbb")
-        assert harness.service.living() == []
+        assert harness.service.active_requests() == []
         assert harness.next_heartbeat().load.running == 0
         # What comes late of the old one's, through other stages, is nobody's.
         harness.send("aaaa1", 1)
         harness.send("aaaa9", 0)
         in_work(harness, "bbbb1")
-        assert harness.service.living() == ["bbbb1"]
+        assert harness.service.active_requests() == ["bbbb1"]
         assert harness.inbox.refused.total() == 0
 
 
@@ -70,7 +70,7 @@ def test_a_gateway_that_ends_leaves_nothing_behind(context: Context) -> None:
         in_work(harness, "aaaa1")
         tell(harness, Closing())
         joined(harness, None)
-        assert harness.service.living() == []
+        assert harness.service.active_requests() == []
 
 
 def test_a_gateway_that_falls_silent_is_told_what_it_has_lost(context: Context) -> None:
@@ -81,7 +81,7 @@ def test_a_gateway_that_falls_silent_is_told_what_it_has_lost(context: Context) 
         failure = harness.take_failure()
         assert isinstance(failure, RequestFailed)
         assert (failure.request_id, failure.code) == ("aaaa1", "stage_unavailable")
-        assert harness.service.living() == []
+        assert harness.service.active_requests() == []
         joined(harness, None)
         tell(harness, Peers(gateway="aaaa"))
         joined(harness, "aaaa")

@@ -15,14 +15,15 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from shared.control import ControlClient
-from shared.errors import PayloadError, QueueFullError
+from omnirelay.errors import PayloadError, QueueFullError
 from shared.exposition import expose
 from shared.messages import AudioChunk, StageEvent, TextDelta
-from shared.metrics import Distribution, EdgeMetrics, counter, gauge, histogram
-from shared.payloads import Blob
-from shared.queues import PullQueue, PushQueue
-from shared.wire import VERSION_BYTE
+from shared.messages.payloads import Blob
+from shared.metrics import Distribution, counter, gauge, histogram
+from shared.transport.control import ControlClient
+from shared.transport.metrics import EdgeMetrics
+from shared.transport.queues import PullQueue, PushQueue
+from shared.transport.wire import VERSION_BYTE
 from tests.shared.support import ANY_PORT, Context, endpoint, free_address, sending, take, wait_until
 from tests.support.http import PROMETHEUS, Readings, registry_of
 

@@ -9,7 +9,7 @@ from vllm.v1.sample.logits_processor import BatchUpdate
 from vllm.v1.sample.logits_processor.interface import AddedRequest, MoveDirectionality
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p_pytorch
 
-from shared.engine.nucleus import MAX_CANDIDATES, NucleusProcessor, narrow_here
+from shared.vllm.sampling.nucleus import MAX_CANDIDATES, NucleusProcessor, use_fast_top_k
 
 VOCABULARY = 300
 
@@ -25,7 +25,7 @@ def params(top_k: int, top_p: float, temperature: float = 1.0) -> SamplingParams
 
 
 def update(size: int, added: dict[int, SamplingParams], removed=(), moved=()) -> BatchUpdate:
-    rows: list[AddedRequest] = [(index, narrow_here(asked), None, []) for index, asked in added.items()]
+    rows: list[AddedRequest] = [(index, use_fast_top_k(asked), None, []) for index, asked in added.items()]
     return BatchUpdate(batch_size=size, added=rows, removed=list(removed), moved=list(moved))
 
 
@@ -71,7 +71,7 @@ def test_equal_logits_are_kept_together():
     [(0, 0.8, 1.0), (40, 1.0, 1.0), (40, 0.8, 0.0), (MAX_CANDIDATES + 1, 0.8, 1.0)],
 )
 def test_other_requests_stay_with_vllm(top_k, top_p, temperature):
-    asked = narrow_here(params(top_k, top_p, temperature))
+    asked = use_fast_top_k(params(top_k, top_p, temperature))
     assert asked == params(top_k, top_p, temperature)
     nucleus, logits = processor(), random_logits(1, 1)
     nucleus.update_state(update(1, {0: asked}))

@@ -3,7 +3,7 @@
 import pytest
 import zmq
 
-from shared.errors import QueueFullError, StageUnavailableError
+from omnirelay.errors import QueueFullError, StageUnavailableError
 from shared.messages import (
     CodecTokens,
     ResumedSpeech,
@@ -14,8 +14,8 @@ from shared.messages import (
     SynthesisStart,
     Token2WavInput,
 )
-from shared.peers import PeerQueues
-from shared.queues import PullQueue
+from shared.transport.queues import PullQueue
+from shared.transport.routing import PeerQueues
 from tests.shared.support import ANY_PORT, Context, free_address, sending, take, wait_until
 
 SPEECH = SpeechSettings(speaker="Chelsie", sampling=Sampling(max_tokens=1), seed=0)

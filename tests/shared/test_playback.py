@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from shared.engine.playback import PATIENCE_S, PlaybackClock, far_ahead
+from shared.stage.playback import PATIENCE_S, PlaybackClock, has_slack
 
 
 @pytest.fixture
@@ -45,15 +45,15 @@ def test_an_answer_wanted_whole_has_one_time(now: list[float]) -> None:
 def test_those_far_ahead_wait_while_somebody_is_not(now: list[float]) -> None:
     del now
     due = {"new": 1000.0, "soon": 1000.9, "ahead": 1001.1, "far": 1060.0}
-    assert far_ahead(due, 1.0) == {"ahead", "far"}
-    assert far_ahead(due, 100.0) == set()
+    assert has_slack(due, 1.0) == {"ahead", "far"}
+    assert has_slack(due, 100.0) == set()
 
 
 def test_nobody_waits_for_nobody(now: list[float]) -> None:
     del now
-    assert far_ahead({}, 1.0) == set()
-    assert far_ahead({"a": 1060.0, "b": 1070.0}, 1.0) == set()
-    assert far_ahead({"a": 1000.0, "b": 1070.0}, 0.0) == set()
+    assert has_slack({}, 1.0) == set()
+    assert has_slack({"a": 1060.0, "b": 1070.0}, 1.0) == set()
+    assert has_slack({"a": 1000.0, "b": 1070.0}, 0.0) == set()
 
 
 def test_the_clock_is_the_one_of_all_processes_parts() -> None:

@@ -22,7 +22,7 @@ ECHO = """
 import os
 import sys
 import threading
-from shared.engine.process import run_stage
+from shared.stage.process import run_stage
 from shared.messages import Token2WavInput
 from tests.shared.stages import EchoService
 

@@ -11,11 +11,11 @@ import zmq
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shared.errors import AddressInUseError, ConfigError, PayloadError, QueueFullError
+from omnirelay.errors import AddressInUseError, ConfigError, PayloadError, QueueFullError
 from shared.messages import AudioChunk, StageEvent, TextDelta
-from shared.payloads import Blob
-from shared.queues import ZERO_COPY_BYTES, PullQueue, PushQueue
-from shared.wire import VERSION_BYTE, Frame, encode
+from shared.messages.payloads import Blob
+from shared.transport.queues import ZERO_COPY_BYTES, PullQueue, PushQueue
+from shared.transport.wire import VERSION_BYTE, Frame, encode
 from tests.shared.support import (
     ANY_PORT,
     DEADLINE_S,
@@ -246,7 +246,7 @@ def test_refused_messages_count_towards_the_limit(inbox, raw):
 
 def test_malformed_messages_are_counted_by_code_and_logged_and_do_not_stop_valid_ones(inbox, raw, caplog):
     good = [bytes(frame) for frame in encode(audio(4))]
-    with caplog.at_level(logging.WARNING, logger="shared.queues"):
+    with caplog.at_level(logging.WARNING, logger="shared.transport.queues"):
         raw.send_multipart([b""])
         raw.send_multipart([b"\x07spam"])
         raw.send_multipart(good[:1])

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from shared.real_time import go_first
+from shared.real_time import set_realtime_priority
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems have other scheduling classes")
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems h
 PROGRAM = """
 import json, os, resource, time
 from shared.config import Config
-from shared.curve import open_context
+from shared.transport.curve import open_context
 import zmq
 {before}
 context = open_context(Config(), "gateway")
@@ -45,10 +45,10 @@ if os.getuid() == 0:
 BOUNDED = "resource.setrlimit(resource.RLIMIT_RTTIME, (10**6, 10**6))"
 LOOP = """
 import json, os, resource, threading
-from shared.real_time import go_first
+from shared.real_time import set_realtime_priority
 {before}
 inside = []
-went = go_first()
+went = set_realtime_priority()
 thread = threading.Thread(target=lambda: inside.append(os.sched_getscheduler(0)))
 thread.start()
 thread.join()
@@ -70,14 +70,14 @@ def classes_of(wanted: int, before: str = "") -> tuple[str, int, list[int]]:
 
 def allowed() -> bool:
     with ThreadPoolExecutor(1) as probe:
-        return probe.submit(go_first).result()
+        return probe.submit(set_realtime_priority).result()
 
 
 def test_they_go_first_and_nothing_else_does() -> None:
     if not allowed():
         pytest.skip("this user may not have real-time threads")
     received, main, others = classes_of(2)
-    # Besides the door: one thread that reaps closed sockets, one that moves bytes.
+    # Besides the guard: one thread that reaps closed sockets, one that moves bytes.
     assert (received, main, others) == ("here", os.SCHED_OTHER, [os.SCHED_OTHER, *[os.SCHED_RR] * 2])
 
 

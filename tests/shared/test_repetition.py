@@ -11,7 +11,7 @@ from vllm.v1.sample.logits_processor import BatchUpdate
 from vllm.v1.sample.logits_processor.interface import AddedRequest, MoveDirectionality
 from vllm.v1.sample.ops.penalties import apply_all_penalties
 
-from shared.engine.repetition import RepetitionProcessor, penalize_here
+from shared.vllm.sampling.repetition import RepetitionProcessor, penalize_here
 
 VOCABULARY = 50
 
@@ -131,7 +131,7 @@ def test_follows_requests_that_join_leave_and_move():
 
 
 def test_goes_on_where_there_is_no_room_left(monkeypatch):
-    monkeypatch.setattr("shared.engine.repetition._ROOM", 2)
+    monkeypatch.setattr("shared.vllm.sampling.repetition._ROOM", 2)
     repetition, logits, request = processor(), random_logits(1), Request(1.3, [0], [])
     repetition.update_state(update(1, [request.at(0)]))
     for token in range(1, 20):

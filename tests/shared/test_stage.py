@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import zmq
 
-from shared.engine import stage
-from shared.errors import (
+from omnirelay.errors import (
     EngineFailedError,
     InvalidRequestError,
     PayloadError,
@@ -18,7 +17,8 @@ from shared.errors import (
     UnknownSpeakerError,
 )
 from shared.messages import AbortDone, RequestFailed, TextDelta
-from shared.wire import VERSION_BYTE
+from shared.stage import loop
+from shared.transport.wire import VERSION_BYTE
 from tests.shared.stages import INSTANCE, STAGE, Harness, running
 from tests.shared.support import wait_until
 
@@ -54,7 +54,7 @@ def test_an_abort_drops_the_request_and_is_acknowledged(harness):
     assert harness.take(1) == [delta("a", 0)]
     assert harness.abort("a") == AbortDone(request_id="a", stage=STAGE, instance=INSTANCE)
     assert harness.service.aborts == ["a"]
-    assert harness.service.living() == []
+    assert harness.service.active_requests() == []
 
 
 def test_messages_of_an_aborted_request_are_dropped_in_silence(harness):
@@ -64,7 +64,7 @@ def test_messages_of_an_aborted_request_are_dropped_in_silence(harness):
     harness.send("a", 1)
     harness.send("b", 0)
     assert harness.take(1) == [delta("b", 0)]
-    assert harness.service.living() == ["b"]
+    assert harness.service.active_requests() == ["b"]
     assert not harness.inbox.refused
 
 
@@ -77,14 +77,14 @@ def test_an_abort_may_come_before_the_request(harness):
 
 
 def test_only_the_latest_aborts_are_remembered(context, monkeypatch):
-    monkeypatch.setattr(stage, "REMEMBERED_ENDS", 2)
+    monkeypatch.setattr(loop, "REMEMBERED_ENDS", 2)
     with running(context) as harness:
         for request_id in ("first", "second", "third"):
             harness.abort(request_id)
         for request_id in ("third", "second", "first"):
             harness.send(request_id, 0)
         assert harness.take(1) == [delta("first", 0)]
-        assert harness.service.living() == ["first"]
+        assert harness.service.active_requests() == ["first"]
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_a_refused_message_fails_its_own_living_request_only(harness):
     assert failure.message == "payload_invalid: rows.shape: rows are 3 wide, this stage takes 4"
     harness.send("b", 1)
     assert harness.take(1) == [delta("b", 1)]
-    assert harness.service.living() == ["b"]
+    assert harness.service.active_requests() == ["b"]
     assert harness.inbox.refused == {"payload_invalid": 1}
 
 
@@ -137,7 +137,7 @@ def test_a_repeated_message_is_refused_and_harms_nothing(harness):
     harness.send("a", 0)
     harness.send("a", 1)
     assert harness.take(1) == [delta("a", 1)]
-    assert harness.service.living() == ["a"]
+    assert harness.service.active_requests() == ["a"]
     assert harness.inbox.refused == {"message_repeated": 1}
 
 
@@ -157,7 +157,7 @@ def test_a_request_that_fails_in_a_step_is_reported_and_the_others_go_on(harness
     assert failure.message == "codec id 9000 is out of range"
     harness.send("good", 0)
     assert harness.take(1) == [delta("good", 0)]
-    assert harness.service.living() == ["good"]
+    assert harness.service.active_requests() == ["good"]
 
 
 def test_a_reason_longer_than_a_message_may_be_is_cut(harness):

@@ -7,14 +7,8 @@ import pytest
 import zmq
 from prometheus_client.core import Metric
 
+from omnirelay.errors import OmniRelayError, SequenceError, UnknownSpeakerError
 from shared.config import ThinkerConfig
-from shared.control import ControlClient
-from shared.engine.heartbeat import HeartbeatThread
-from shared.engine.membership import Membership
-from shared.engine.model_time import ModelTime
-from shared.engine.stage import StageLoop
-from shared.engine.traces import StageTraces
-from shared.errors import OmniRelayError, SequenceError, UnknownSpeakerError
 from shared.messages import (
     Abort,
     CodecTokens,
@@ -26,8 +20,14 @@ from shared.messages import (
     SynthesisStart,
     Token2WavInput,
 )
-from shared.queues import PullQueue, PushQueue
-from shared.wire import encode
+from shared.stage.heartbeat import HeartbeatThread
+from shared.stage.loop import StageLoop
+from shared.stage.membership import Membership
+from shared.tracing.stage import StageTraces
+from shared.transport.control import ControlClient
+from shared.transport.queues import PullQueue, PushQueue
+from shared.transport.wire import encode
+from shared.vllm.model_time import ModelTime
 from tests.shared.support import ANY_PORT, Context, endpoint, free_address, sending, wait_until
 
 
@@ -65,7 +65,7 @@ class Service:
     def holds(self, request_id: str) -> bool:
         return request_id != "unknown"
 
-    def living(self) -> list[str]:
+    def active_requests(self) -> list[str]:
         return []
 
     def close(self) -> None:

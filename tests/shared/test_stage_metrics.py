@@ -9,15 +9,15 @@ import pytest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from shared.control import ControlClient
-from shared.engine.endpoint import HttpEndpoint
-from shared.engine.health import StageHealth
-from shared.engine.heartbeat import HeartbeatThread
-from shared.engine.metrics import StageMetrics
-from shared.errors import InvalidRequestError, OmniRelayError, UnknownSpeakerError
+from omnirelay.errors import InvalidRequestError, OmniRelayError, UnknownSpeakerError
 from shared.messages import Closing, Heartbeat, StageLimits, StageLoad
-from shared.metrics import EdgeMetrics
-from shared.wire import VERSION_BYTE, encode
+from shared.stage.endpoint import HttpEndpoint
+from shared.stage.health import StageHealth
+from shared.stage.heartbeat import HeartbeatThread
+from shared.stage.metrics import StageMetrics
+from shared.transport.control import ControlClient
+from shared.transport.metrics import EdgeMetrics
+from shared.transport.wire import VERSION_BYTE, encode
 from tests.shared.stages import STAGE, Harness, running
 from tests.shared.support import DEADLINE_S, Context, free_address, wait_until
 from tests.support.http import Answer, Readings, get, registry_of

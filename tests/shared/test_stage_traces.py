@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import zmq
 
-from shared.errors import InvalidRequestError, UnknownSpeakerError
+from omnirelay.errors import InvalidRequestError, UnknownSpeakerError
 from shared.messages import CodecTokens, SynthesisStart
-from shared.otel import Tracer
-from shared.queues import PushQueue
+from shared.tracing.otel import Tracer
+from shared.transport.queues import PushQueue
 from tests.shared.stages import STAGE, Harness, running
 from tests.shared.support import Context, free_address, sending, wait_until
 from tests.shared.test_process import ECHO, ROOT, environment
@@ -102,8 +102,8 @@ def test_an_engine_that_breaks_fails_every_request(harness: Harness, collector: 
     harness.take(1)
     harness.service.step_error = RuntimeError("out of memory")
     harness.send("a", 1)
-    assert harness.take_failure().code == "stage_failed"
-    assert told(collector, "a").error == "stage_failed"
+    assert harness.take_failure().code == "engine_failed"
+    assert told(collector, "a").error == "engine_failed"
 
 
 def test_nothing_is_kept_of_requests_that_are_not_traced(harness: Harness, collector: Collector) -> None:

@@ -9,7 +9,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.engine.tensors import (
+from omnirelay.errors import PayloadError
+from shared.messages import ConditioningRows, TalkerInput
+from shared.messages.payloads import (
+    ITEM_SIZE,
+    ROW_DTYPES,
+    AdditionalInformationEntry,
+    AdditionalInformationPayload,
+    Blob,
+)
+from shared.transport.wire import Decoder, encode
+from shared.vllm.tensors import (
     DTYPE_NAMES,
     POSITIONS,
     TORCH_DTYPES,
@@ -20,16 +30,6 @@ from shared.engine.tensors import (
     unpack_positions,
     unpack_rows,
 )
-from shared.errors import PayloadError
-from shared.messages import ConditioningRows, TalkerInput
-from shared.payloads import (
-    ITEM_SIZE,
-    ROW_DTYPES,
-    AdditionalInformationEntry,
-    AdditionalInformationPayload,
-    Blob,
-)
-from shared.wire import Decoder, encode
 
 
 def raw_bytes(tensor: torch.Tensor) -> bytes:

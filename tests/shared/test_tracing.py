@@ -15,11 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared import otel, tracing
+from omnirelay.errors import ConfigError
 from shared.config import Config, TracingConfig
-from shared.errors import ConfigError
-from shared.otel import Tracer
-from shared.tracing import Timeline, open_tracer, traces_url
+from shared.tracing import otel, timeline
+from shared.tracing.otel import Tracer
+from shared.tracing.setup import open_tracer, traces_url
+from shared.tracing.timeline import Timeline
 from tests.shared.support import wait_until
 from tests.support.otlp import Collector, wait_for_senders
 
@@ -116,7 +117,7 @@ def test_without_an_endpoint_nothing_of_opentelemetry_is_loaded() -> None:
     program = (
         "import sys, gateway.process, gateway.http.server\n"
         "from shared.config import Config\n"
-        "from shared.tracing import open_tracer\n"
+        "from shared.tracing.setup import open_tracer\n"
         "assert open_tracer(Config().tracing, 'gateway') is None\n"
         "print([name for name in sys.modules if name.startswith(('opentelemetry', 'requests', 'google'))])"
     )
@@ -202,7 +203,7 @@ def test_a_ratio_of_the_requests_is_traced_and_whom_the_client_wants(collector: 
 def test_spans_are_told_as_they_were(tracer: Tracer, collector: Collector) -> None:
     span = tracer.begin("thinker", PARENT, 1_000, server=True)
     assert span is not None
-    phases = [tracing.Phase("queue", 1_000, 2_000), tracing.Phase("decode", 2_000, 9_000)]
+    phases = [timeline.Phase("queue", 1_000, 2_000), timeline.Phase("decode", 2_000, 9_000)]
     tracer.end(span, 9_000, phases, {"a": 1, "b": ["x", "y"]}, "stage_failed")
     name = tracer.traceparent(span)
     tracer.close()
@@ -232,7 +233,7 @@ def test_what_the_environment_says_to_the_collector_is_sent(
     ] == "Bearer secret"
 
 
-@given(st.lists(st.none() | st.floats(-10, 10), max_size=2 * tracing.MAX_PHASES))
+@given(st.lists(st.none() | st.floats(-10, 10), max_size=2 * timeline.MAX_PHASES))
 @settings(deadline=None, max_examples=30)
 def test_phases_follow_one_another_without_gap(offsets: list[float | None]) -> None:
     before = time.time_ns()
@@ -241,7 +242,7 @@ def test_phases_follow_one_another_without_gap(offsets: list[float | None]) -> N
         line.enter(str(number + 1), None if offset is None else now + offset)
     phases = line.end()
     assert [phase.name for phase in phases] == [
-        str(n) for n in range(min(len(offsets) + 1, tracing.MAX_PHASES))
+        str(n) for n in range(min(len(offsets) + 1, timeline.MAX_PHASES))
     ]
     assert phases[0].began_ns >= before
     assert all(one.ended_ns == other.began_ns for one, other in pairwise(phases))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.errors import MessageError, PayloadError, VersionError
+from omnirelay.errors import MessageError, PayloadError, VersionError
 from shared.messages import (
     Abort,
     AudioChunk,
@@ -22,13 +22,13 @@ from shared.messages import (
     ThinkerInput,
     ThinkRequest,
 )
-from shared.payloads import (
+from shared.messages.payloads import (
     AdditionalInformationEntry,
     AdditionalInformationPayload,
     Blob,
     PromptEmbedsPayload,
 )
-from shared.wire import MAX_FRAMES, MAX_HEADER_BYTES, WIRE_VERSION, Decoder, Frame, encode
+from shared.transport.wire import MAX_FRAMES, MAX_HEADER_BYTES, WIRE_VERSION, Decoder, Frame, encode
 from tests.shared.strategies import SOCKETS
 
 VERSION = bytes([WIRE_VERSION])

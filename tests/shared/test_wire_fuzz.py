@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.errors import MessageError
-from shared.wire import MAX_FRAMES, WIRE_VERSION, Decoder, encode
+from omnirelay.errors import MessageError
+from shared.transport.wire import MAX_FRAMES, WIRE_VERSION, Decoder, encode
 from tests.shared.strategies import SOCKETS
 
 VERSION = bytes([WIRE_VERSION])

@@ -4,8 +4,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from gateway.client import GatewayClient, SamplingOverrides
-from shared.errors import CancelledRequestError, DeadlineError, OmniRelayError
+from omnirelay import Client, SamplingOverrides
+from omnirelay.errors import CancelledRequestError, DeadlineError, OmniRelayError
 from shared.messages import STAGES
 from tests.support.http import Readings, get
 from tests.support.processes import wait_until
@@ -43,12 +43,12 @@ def test_eight_streams_that_are_given_up_leave_nothing_at_the_stages(stack: Runn
     deadline_s = 2.0 if way == "deadline" else None
     told: list[OmniRelayError] = []
     with ExitStack() as leaving:
-        clients = [leaving.enter_context(GatewayClient(stack.address)) for _ in range(STREAMS)]
+        clients = [leaving.enter_context(Client(stack.address)) for _ in range(STREAMS)]
         answers = [
             client.chat("Talk for ever", text_sampling=LONG, codec_sampling=LONG, deadline_s=deadline_s)
             for client in clients
         ]
-        with GatewayClient(stack.address) as other:
+        with Client(stack.address) as other:
             wait_until(lambda: other.status().requests["thinking"] >= 1 or way == "deadline", "they begin")
         if way == "disconnect":
             leaving.close()
@@ -60,7 +60,7 @@ def test_eight_streams_that_are_given_up_leave_nothing_at_the_stages(stack: Runn
             told.append(ended.value)
     expected = {"cancel": CancelledRequestError, "deadline": DeadlineError}
     assert all(isinstance(each, expected[way]) for each in told)
-    with GatewayClient(stack.address) as client:
+    with Client(stack.address) as client:
         wait_until(lambda: not any(client.status().requests[state] for state in LIVING), "they end", WITHIN_S)
     wait_until(lambda: confirmed(stack) > before, "an abort is confirmed", WITHIN_S)
     wait_until(lambda: not any(held(stack)), "nothing is held", WITHIN_S)

@@ -5,8 +5,8 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
-from gateway.client import GatewayClient, GenerateRequest, SamplingOverrides, StatusReport
-from shared.errors import CancelledRequestError
+from omnirelay import Client, GenerateRequest, SamplingOverrides, StatusReport
+from omnirelay.errors import CancelledRequestError
 from tests.support.stack import RunningStack
 
 DEADLINE_S = 20.0
@@ -25,7 +25,7 @@ def refused(report: StatusReport) -> dict[str, int]:
     return {stage.name: stage.load.refused for stage in report.stages}
 
 
-def idle(client: GatewayClient) -> StatusReport:
+def idle(client: Client) -> StatusReport:
     """The status once every stage has said anew, twice in a row, that it holds nothing."""
     deadline = time.monotonic() + DEADLINE_S
     beats: Counter[str] = Counter()
@@ -60,7 +60,7 @@ def test_cancels_at_any_moment_leave_nothing_and_refuse_nothing(stack: RunningSt
             return True
         return False
 
-    with GatewayClient(stack.address) as client:
+    with Client(stack.address) as client:
         before = refused(idle(client))
         with ThreadPoolExecutor(16) as pool:
             assert sum(pool.map(cancelled, range(48))) > 24
@@ -68,7 +68,7 @@ def test_cancels_at_any_moment_leave_nothing_and_refuse_nothing(stack: RunningSt
 
 
 def test_speech_that_ends_before_its_text_refuses_nothing(stack: RunningStack) -> None:
-    with GatewayClient(stack.address) as client:
+    with Client(stack.address) as client:
         before = refused(idle(client))
         done = client.chat(request_for(1, text_tokens=60, codec_tokens=1)).result().done
         assert (len(done.text_token_ids), len(done.codec_token_ids)) == (60, 1)

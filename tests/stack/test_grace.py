@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gateway.client import GatewayClient, GenerateRequest, SamplingOverrides
+from omnirelay import Client, GenerateRequest, SamplingOverrides
 from shared.messages import STAGES
 from tests.support.processes import Processes, wait_until
 from tests.support.stack import make_config
@@ -81,7 +81,7 @@ def test_requests_in_work_and_in_line_end_unbroken_when_all_are_told_to_stop(
 ) -> None:
     with started(tiny_checkpoint, directory) as stack:
         wait_until(stack.ready, "all stages are ready")
-        with GatewayClient(stack.address) as client:
+        with Client(stack.address) as client:
             undisturbed = [client.chat(request_for(number)).result() for number in range(STREAMS)]
             answers = [client.chat(request_for(number)) for number in range(STREAMS)]
             wait_until(lambda: client.status().requests["queued"] == STREAMS - PLACES, "some wait in line")

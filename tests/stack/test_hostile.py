@@ -9,8 +9,8 @@ from contextlib import closing
 import pytest
 import zmq
 
-from gateway.client import Answer, GatewayClient, SamplingOverrides, StatusReport
-from shared.wire import VERSION_BYTE
+from omnirelay import Answer, Client, SamplingOverrides, StatusReport
+from shared.transport.wire import VERSION_BYTE
 from tests.support.garbage import lies, noise, push
 from tests.support.stack import RunningStack
 
@@ -24,7 +24,7 @@ def inboxes(stack: RunningStack) -> dict[str, str]:
     return addresses | {"events": stack.config["gateway"]["events"]}
 
 
-def until(client: GatewayClient, condition: Callable[[StatusReport], bool]) -> StatusReport:
+def until(client: Client, condition: Callable[[StatusReport], bool]) -> StatusReport:
     deadline = time.monotonic() + SETTLED_S
     while not condition(report := client.status()):
         assert time.monotonic() < deadline, report
@@ -36,18 +36,18 @@ def refused(report: StatusReport) -> int:
     return at_stages + sum(report.refused.values())
 
 
-def start(client: GatewayClient) -> Answer:
+def start(client: Client) -> Answer:
     return client.chat("Who are you?", seed=3, text_sampling=TEXT, codec_sampling=CODEC)
 
 
-def ask(client: GatewayClient) -> tuple[list[int], list[int]]:
+def ask(client: Client) -> tuple[list[int], list[int]]:
     done = start(client).result().done
     return done.text_token_ids, done.codec_token_ids
 
 
 @pytest.mark.parametrize("messages", [lies(), noise(300, seed=1)], ids=["lies", "noise"])
 def test_garbage_on_the_inboxes_changes_no_answer(stack: RunningStack, messages: list[list[bytes]]) -> None:
-    with GatewayClient(stack.address) as client:
+    with Client(stack.address) as client:
         expected = ask(client)
         before = refused(client.status())
         running = [
@@ -64,7 +64,7 @@ def test_garbage_on_the_inboxes_changes_no_answer(stack: RunningStack, messages:
 
 
 def test_garbage_on_the_control_socket_is_refused(stack: RunningStack) -> None:
-    with GatewayClient(stack.address) as client:
+    with Client(stack.address) as client:
         before = refused(client.status())
         for identity in (b"thinker-of-somebody", b"x" * 200):
             with zmq.Context() as context, context.socket(zmq.DEALER) as peer:
@@ -81,12 +81,12 @@ def test_a_peer_that_is_no_zeromq_is_shut_out(stack: RunningStack) -> None:
     for address in [*inboxes(stack).values(), stack.config["gateway"]["control"], stack.address]:
         with closing(socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])))) as peer:
             peer.sendall(random.Random(3).randbytes(4096))
-    with GatewayClient(stack.address) as client:
+    with Client(stack.address) as client:
         assert ask(client)[1]
 
 
 def test_a_message_of_more_than_the_limit_is_not_taken(stack: RunningStack) -> None:
-    with GatewayClient(stack.address) as client:
+    with Client(stack.address) as client:
         expected = ask(client)
         push(inboxes(stack)["talker"], [[VERSION_BYTE, bytes(101 * 10**6)]])
         assert ask(client) == expected
@@ -96,7 +96,7 @@ def test_a_message_of_more_than_the_limit_is_not_taken(stack: RunningStack) -> N
 
 def test_a_cancelled_request_leaves_nothing_at_the_stages(stack: RunningStack) -> None:
     long = SamplingOverrides(max_tokens=1000, min_tokens=900)
-    with GatewayClient(stack.address) as client:
+    with Client(stack.address) as client:
         answers = [
             client.chat(f"Talk for ever, {index}", text_sampling=long, codec_sampling=long)
             for index in range(4)
@@ -110,10 +110,10 @@ def test_a_cancelled_request_leaves_nothing_at_the_stages(stack: RunningStack) -
 
 def test_a_client_that_goes_away_takes_its_requests_along(stack: RunningStack) -> None:
     long = SamplingOverrides(max_tokens=1000, min_tokens=900)
-    with GatewayClient(stack.address) as leaving:
+    with Client(stack.address) as leaving:
         answer = leaving.chat("Talk for ever", text_sampling=long, codec_sampling=long)
         next(iter(answer))
-    with GatewayClient(stack.address) as client:
+    with Client(stack.address) as client:
         report = until(client, idle)
         assert report.requests["cancelled"] >= 1
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from gateway.client import GatewayClient
+from omnirelay import Client
 from tests.support.stack import RunningStack
 
 GROUPS = 3
@@ -15,7 +15,7 @@ def threads(pid: int | None) -> list[str]:
 
 def test_stages_keep_no_process_groups_of_one(stack: RunningStack):
     """Each has a thread that wakes a hundred times a second."""
-    with GatewayClient(stack.address) as client:
+    with Client(stack.address) as client:
         pids = {stage.name: stage.pid for stage in client.status().stages}
     assert set(pids) == {"thinker", "talker", "token2wav"}
     for name, pid in pids.items():

@@ -7,9 +7,9 @@ from pathlib import Path
 import psutil
 import zmq
 
-from gateway.client import GatewayClient, SamplingOverrides
-from shared.errors import OmniRelayError
-from shared.keys import ROLES, load_keys, make_keys
+from omnirelay import Client, SamplingOverrides
+from omnirelay.errors import OmniRelayError
+from shared.transport.keys import ROLES, load_keys, make_keys
 from tests.stack.test_hostile import inboxes
 from tests.support.stack import RunningStack, make_config
 
@@ -32,7 +32,7 @@ def knock(address: str) -> None:
 def say_all_that_could_be_logged(address: str) -> None:
     """Requests whose every part is marked: one that is answered, and one for each stage that refuses."""
     limits = SamplingOverrides(max_tokens=20)
-    with GatewayClient(address) as client:
+    with Client(address) as client:
         client.chat(f"My name is {MARK}.", text_sampling=limits, codec_sampling=limits).result()
         for options in (
             {"images": f"\x89PNG\r\n\x1a\n{MARK}".encode()},
@@ -62,7 +62,7 @@ def ports_open_to_others(pid: int) -> list[str]:
 
 
 def ask(address: str) -> tuple[list[int], list[int], float]:
-    with GatewayClient(address) as client:
+    with Client(address) as client:
         limits = SamplingOverrides(max_tokens=20)
         done = client.chat("Who?", seed=3, text_sampling=limits, codec_sampling=limits).result().done
         return done.text_token_ids, done.codec_token_ids, done.audio_seconds
@@ -77,7 +77,7 @@ def test_a_stack_with_keys_answers_as_one_without_and_hears_no_stranger(
         for address in (*inboxes(keyed).values(), config["gateway"]["control"]):
             knock(address)
         assert ask(keyed.address) == ask(stack.address)
-        with GatewayClient(keyed.address) as client:
+        with Client(keyed.address) as client:
             assert client.status().refused == {}
         say_all_that_could_be_logged(keyed.address)
         strangers_ports = ports_open_to_others(keyed.process.pid)

@@ -9,20 +9,20 @@ import pytest
 import soundfile
 from PIL import Image
 
-from gateway.client import (
+from omnirelay import (
     Answer,
     AudioPart,
     ChatMessage,
     ChatResult,
-    GatewayClient,
+    Client,
     GenerateRequest,
     ImagePart,
     SamplingOverrides,
     TextPart,
     VideoPart,
 )
-from gateway.parts import ContentPart
-from shared.errors import MediaError, OmniRelayError
+from omnirelay.content import ContentPart
+from omnirelay.errors import MediaError, OmniRelayError
 from shared.messages import MediaKind
 from tests.support.answers import Answer as Expected
 from tests.support.answers import Reference
@@ -62,7 +62,7 @@ def request_of(conversation: Conversation, codec_tokens: int = CODEC_TOKENS) -> 
     )
 
 
-def ask(client: GatewayClient, conversation: Conversation) -> Answer:
+def ask(client: Client, conversation: Conversation) -> Answer:
     return client.chat(request_of(conversation))
 
 
@@ -88,19 +88,19 @@ def answers(processor: Processor, reference: Reference) -> dict[str, Expected]:
 
 
 @pytest.fixture(scope="module")
-def client(stack: RunningStack) -> Iterator[GatewayClient]:
-    with GatewayClient(stack.address) as connected:
+def client(stack: RunningStack) -> Iterator[Client]:
+    with Client(stack.address) as connected:
         yield connected
 
 
 @pytest.mark.parametrize("name", examples())
 def test_text_and_codec_tokens_are_transformers(
-    client: GatewayClient, answers: dict[str, Expected], name: str
+    client: Client, answers: dict[str, Expected], name: str
 ) -> None:
     check(ask(client, examples()[name]).result(), answers[name])
 
 
-def test_the_waveform_too(client: GatewayClient, answers: dict[str, Expected], reference: Reference) -> None:
+def test_the_waveform_too(client: Client, answers: dict[str, Expected], reference: Reference) -> None:
     name = "image, audio and text"
     result = ask(client, examples()[name]).result()
     waveform = reference.waveform(answers[name].codes, speaker="Ethan", seed=SEED).numpy()
@@ -108,7 +108,7 @@ def test_the_waveform_too(client: GatewayClient, answers: dict[str, Expected], r
     assert np.abs(result.audio - waveform).max() < 1e-4
 
 
-def test_eight_different_ones_at_once(client: GatewayClient, answers: dict[str, Expected]) -> None:
+def test_eight_different_ones_at_once(client: Client, answers: dict[str, Expected]) -> None:
     names = list(examples())[-8:]
     asked = {name: ask(client, examples()[name]) for name in names}
     for name, answer in asked.items():
@@ -116,7 +116,7 @@ def test_eight_different_ones_at_once(client: GatewayClient, answers: dict[str, 
 
 
 def test_a_second_turn_over_the_same_files_is_mostly_cached(
-    client: GatewayClient, processor: Processor, reference: Reference
+    client: Client, processor: Processor, reference: Reference
 ) -> None:
     files = (Item("image", picture("webp", 41)), Item("audio", spoken("ogg", "Look at the picture.")))
     first = (Turn("user", files),)
@@ -159,7 +159,7 @@ BAD: dict[str, Item] = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_a_bad_file_is_refused_by_name_within_a_second(
-    client: GatewayClient, answers: dict[str, Expected], name: str
+    client: Client, answers: dict[str, Expected], name: str
 ) -> None:
     good, bad = Item(BAD[name].kind, good_file(BAD[name].kind)), BAD[name]
     started = time.monotonic()
@@ -174,7 +174,7 @@ def good_file(kind: MediaKind) -> bytes:
     return {"audio": spoken("wav"), "image": picture("png", 1), "video": clip("mp4")}[kind]
 
 
-def test_more_of_everything_than_is_allowed(client: GatewayClient) -> None:
+def test_more_of_everything_than_is_allowed(client: Client) -> None:
     too_many = asks(*[Item("image", picture("png", 1))] * 17, "Which?")
     with pytest.raises(OmniRelayError, match="image") as refusal:
         ask(client, too_many).result()
@@ -183,7 +183,7 @@ def test_more_of_everything_than_is_allowed(client: GatewayClient) -> None:
         ask(client, asks(Item("audio", bytes(70 * 2**20)))).result()
 
 
-def test_a_video_without_sound_cannot_be_heard(client: GatewayClient) -> None:
+def test_a_video_without_sound_cannot_be_heard(client: Client) -> None:
     silent = asks(Item("video", clip("mp4")), "What?", use_audio_in_video=True)
     with pytest.raises(MediaError, match=r"video 1: .*sound"):
         ask(client, silent).result()

@@ -7,7 +7,7 @@ from itertools import islice
 
 import psutil
 
-from gateway.client import Answer, GatewayClient, SamplingOverrides
+from omnirelay import Answer, Client, SamplingOverrides
 from tests.support.media import clip, encode_audio, picture, speech
 from tests.support.stack import RunningStack
 
@@ -30,7 +30,7 @@ def video(number: int) -> bytes:
     return clip("mp4", 1.5, 12, 112, 160, text="Hello!") + struct.pack(">I4sI", 12, b"free", number)
 
 
-def ask(client: GatewayClient, number: int) -> Answer:
+def ask(client: Client, number: int) -> Answer:
     """A request like no other: text, sound, picture, video, or several; every second answer is spoken."""
     kind = number // 2 % 6
     return client.chat(
@@ -45,7 +45,7 @@ def ask(client: GatewayClient, number: int) -> Answer:
     )
 
 
-def answer_all(client: GatewayClient, numbers: Iterator[int]) -> None:
+def answer_all(client: Client, numbers: Iterator[int]) -> None:
     """Ask so many at once, and wait for every answer."""
     open_answers = deque(ask(client, number) for number in islice(numbers, AT_ONCE))
     while open_answers:
@@ -53,7 +53,7 @@ def answer_all(client: GatewayClient, numbers: Iterator[int]) -> None:
         open_answers += [ask(client, number) for number in islice(numbers, 1)]
 
 
-def resident(client: GatewayClient) -> dict[str, int]:
+def resident(client: Client) -> dict[str, int]:
     """Bytes of each process, those that decode media together."""
     report = client.status()
     pids = {"gateway": report.gateway.pid} | {stage.name: stage.pid for stage in report.stages}
@@ -63,7 +63,7 @@ def resident(client: GatewayClient) -> dict[str, int]:
 
 
 def test_five_hundred_mixed_requests_leave_no_trace(stack: RunningStack) -> None:
-    with GatewayClient(stack.address) as client:
+    with Client(stack.address) as client:
         answer_all(client, iter(range(FIRST)))
         before = resident(client)
         answer_all(client, iter(range(FIRST, REQUESTS)))

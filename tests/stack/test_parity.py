@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from checkpoint import RELEASED_VOCABULARY, TINY, CheckpointShape, write_checkpoint
-from gateway.client import ChatResult, GatewayClient, GenerateRequest, SamplingOverrides
+from omnirelay import ChatResult, Client, GenerateRequest, SamplingOverrides
 from tests.support.answers import Reference
 from tests.support.stack import RunningStack, make_config
 
@@ -87,14 +87,14 @@ def check(reference: Reference, prompt: list[int], speaker: str, result: ChatRes
 
 @pytest.mark.parametrize("speaker", ["Chelsie", "Ethan"])
 def test_requests_alone_equal_the_reference(pair: Pair, speaker: str) -> None:
-    with GatewayClient(pair.stack.address) as client:
+    with Client(pair.stack.address) as client:
         for prompt in prompts(4, seed=1):
             check(pair.reference, prompt, speaker, client.chat(request_for(prompt, speaker)).result())
 
 
 def test_eight_different_requests_at_once_each_get_their_own_answer(pair: Pair) -> None:
     asked = [(prompt, ("Ethan", "Chelsie")[index % 2]) for index, prompt in enumerate(prompts(8, seed=2))]
-    with GatewayClient(pair.stack.address) as client:
+    with Client(pair.stack.address) as client:
         answers = [client.chat(request_for(prompt, speaker)) for prompt, speaker in asked]
         results = [answer.result() for answer in answers]
     for (prompt, speaker), result in zip(asked, results, strict=True):
@@ -104,7 +104,7 @@ def test_eight_different_requests_at_once_each_get_their_own_answer(pair: Pair) 
 
 def test_speakers_say_the_same_text_with_different_codes(pair: Pair) -> None:
     prompt = prompts(4, seed=3)[3]
-    with GatewayClient(pair.stack.address) as client:
+    with Client(pair.stack.address) as client:
         chelsie, ethan = (
             client.chat(request_for(prompt, speaker)).result() for speaker in ("Chelsie", "Ethan")
         )
@@ -114,7 +114,7 @@ def test_speakers_say_the_same_text_with_different_codes(pair: Pair) -> None:
 
 def test_a_streamed_answer_has_the_same_tokens_and_length(pair: Pair) -> None:
     prompt = prompts(5, seed=4)[4]
-    with GatewayClient(pair.stack.address) as client:
+    with Client(pair.stack.address) as client:
         whole = client.chat(request_for(prompt, "Ethan")).result()
         streamed = client.chat(request_for(prompt, "Ethan", streaming=True)).result()
     assert streamed.done.text_token_ids == whole.done.text_token_ids

@@ -10,6 +10,7 @@ import numpy as np
 import openai
 from openai.resources.realtime.realtime import AsyncRealtimeConnection
 
+from shared.config.gateway import SPEECH_SYSTEM_PROMPT
 from tests.support.media import speech
 from tests.support.stack import RunningStack
 
@@ -73,8 +74,11 @@ def test_speech_in_speech_out_and_an_interruption(stack: RunningStack) -> None:
             cancelled = (await take(connection, "response.done"))[-1].response
             assert cancelled.status == "cancelled"
             await nothing_held(url)
-            # The earlier turns are in the prompt.
-            await connection.response.create(response={"output_modalities": ["text"]})
+            # The earlier turns are in the prompt; so is their system message, which answers in text have not.
+            instructions = SPEECH_SYSTEM_PROMPT
+            await connection.response.create(
+                response={"output_modalities": ["text"], "instructions": instructions}
+            )
             last = (await take(connection, "response.done"))[-1].response
             assert last.usage.input_tokens > response.usage.input_tokens
 

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import pytest
 
-from gateway.client import AudioEvent, GatewayClient, GenerateRequest, SamplingOverrides, TextEvent
-from shared.errors import GatewayUnreachableError
+from omnirelay import AudioEvent, Client, GenerateRequest, SamplingOverrides, TextEvent
+from omnirelay.errors import GatewayUnreachableError
 from shared.messages import STAGES, StageName
 from tests.support.http import Readings, get
 from tests.support.processes import Processes, wait_until
@@ -44,7 +44,7 @@ def request_for(number: int) -> GenerateRequest:
     )
 
 
-def listen(client: GatewayClient, number: int) -> Heard:
+def listen(client: Client, number: int) -> Heard:
     answer = client.chat(request_for(number))
     events = list(answer)
     audio = [event for event in events if isinstance(event, AudioEvent)]
@@ -87,7 +87,7 @@ def stack(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> It
 
 @pytest.fixture(scope="module")
 def undisturbed(stack: Processes) -> list[Heard]:
-    with GatewayClient(stack.address) as client, ThreadPoolExecutor(STREAMS) as pool:
+    with Client(stack.address) as client, ThreadPoolExecutor(STREAMS) as pool:
         return list(pool.map(lambda number: listen(client, number), range(STREAMS)))
 
 
@@ -100,7 +100,7 @@ def idle(stack: Processes) -> bool:
     )
 
 
-def speaking(client: GatewayClient) -> bool:
+def speaking(client: Client) -> bool:
     """Every stream is under way, and none near its end."""
     counts = client.status().requests
     return counts["thinking"] + counts["talking"] == STREAMS
@@ -121,7 +121,7 @@ def test_a_replica_is_lost_while_eight_streams_run(
     stack: Processes, undisturbed: list[Heard], stage: StageName, number: signal.Signals
 ) -> None:
     complete(stack, stage)
-    with GatewayClient(stack.address) as client, ThreadPoolExecutor(STREAMS) as pool:
+    with Client(stack.address) as client, ThreadPoolExecutor(STREAMS) as pool:
         wait_until(lambda: idle(stack), "nothing is left of what was before", 20)
         before = client.status().resumes
         answers = [pool.submit(listen, client, number) for number in range(STREAMS)]
@@ -148,7 +148,7 @@ def test_a_replica_that_is_told_to_stop_ends_well_and_costs_nobody_anything(
     stack: Processes, undisturbed: list[Heard]
 ) -> None:
     complete(stack, *STAGES)
-    with GatewayClient(stack.address) as client, ThreadPoolExecutor(STREAMS) as pool:
+    with Client(stack.address) as client, ThreadPoolExecutor(STREAMS) as pool:
         for stage in STAGES:
             answers = [pool.submit(listen, client, number) for number in range(STREAMS)]
             wait_until(lambda: speaking(client), "eight streams run", 20)
@@ -168,7 +168,7 @@ def test_the_only_replica_is_killed_and_the_answers_go_on_at_its_successor(
     for stage in STAGES:
         stack.kill(f"{stage} 2")
     wait_until(lambda: stack.ready(1), "one replica of each is left", 10)
-    with GatewayClient(stack.address) as client, ThreadPoolExecutor(STREAMS) as pool:
+    with Client(stack.address) as client, ThreadPoolExecutor(STREAMS) as pool:
         answers = [pool.submit(listen, client, number) for number in range(STREAMS)]
         wait_until(lambda: speaking(client), "eight streams run", 20)
         stack.kill("talker")
@@ -179,14 +179,14 @@ def test_the_only_replica_is_killed_and_the_answers_go_on_at_its_successor(
 def test_a_gateway_that_is_killed_leaves_no_orphans_and_its_successor_serves(
     stack: Processes, undisturbed: list[Heard]
 ) -> None:
-    def outcome(client: GatewayClient, number: int) -> BaseException | None:
+    def outcome(client: Client, number: int) -> BaseException | None:
         try:
             listen(client, number)
         except GatewayUnreachableError as error:
             return error
         return None
 
-    with GatewayClient(stack.address) as client, ThreadPoolExecutor(STREAMS) as pool:
+    with Client(stack.address) as client, ThreadPoolExecutor(STREAMS) as pool:
         answers = [pool.submit(outcome, client, number) for number in range(STREAMS)]
         wait_until(lambda: speaking(client), "eight streams run", 20)
         stack.kill("gateway")
@@ -196,7 +196,7 @@ def test_a_gateway_that_is_killed_leaves_no_orphans_and_its_successor_serves(
     wait_until(lambda: all(held(stack, stage) == 0 for stage in STAGES), "no orphan is left", 10)
     stack.start("gateway")
     wait_until(lambda: stack.ready(1), "the stages have joined the new gateway", 30)
-    with GatewayClient(stack.address) as client:
+    with Client(stack.address) as client:
         check([listen(client, 1)], undisturbed[1:2])
 
 

@@ -1,6 +1,6 @@
 """Drawn answers: each stage of a request draws with random numbers of its own."""
 
-from gateway.client import GatewayClient, GenerateRequest, SamplingOverrides
+from omnirelay import Client, GenerateRequest, SamplingOverrides
 from tests.support.stack import RunningStack
 
 SEEDS = 40
@@ -11,7 +11,7 @@ DRAWN = SamplingOverrides(temperature=2.0, top_k=0, top_p=1.0, max_tokens=TOKENS
 
 def test_text_and_codec_tokens_are_drawn_independently(stack: RunningStack) -> None:
     """With the same random numbers one pair in twenty was of the same id; by chance hardly any is."""
-    with GatewayClient(stack.address) as client:
+    with Client(stack.address) as client:
         answers = [
             client.chat(
                 GenerateRequest(

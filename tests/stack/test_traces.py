@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.client import GatewayClient, SamplingOverrides
-from shared.errors import CancelledRequestError, MediaError
+from omnirelay import Client, SamplingOverrides
+from omnirelay.errors import CancelledRequestError, MediaError
 from shared.messages import STAGES
 from tests.support.media import picture, spoken
 from tests.support.otlp import Collector, Span, Trace
@@ -58,7 +58,7 @@ def documented() -> tuple[set[str], set[str]]:
 
 
 def test_a_spoken_answer_to_a_sound_and_a_picture(stack: RunningStack, collector: Collector) -> None:
-    with GatewayClient(stack.address) as client:
+    with Client(stack.address) as client:
         done = (
             client.chat(
                 WORD, audio=spoken(), images=picture(), seed=1, text_sampling=TEXT, codec_sampling=CODEC
@@ -112,7 +112,7 @@ def test_a_client_that_traces_finds_all_of_it_below_its_own_span(
 
 
 def test_requests_at_once_are_not_mixed(stack: RunningStack, collector: Collector) -> None:
-    with GatewayClient(stack.address) as client, ThreadPoolExecutor(6) as pool:
+    with Client(stack.address) as client, ThreadPoolExecutor(6) as pool:
 
         def ask(number: int) -> Any:
             short = SamplingOverrides(max_tokens=4 + number)
@@ -128,7 +128,7 @@ def test_requests_at_once_are_not_mixed(stack: RunningStack, collector: Collecto
 
 
 def test_a_file_that_is_none_is_an_error_of_the_thinker(stack: RunningStack, collector: Collector) -> None:
-    with GatewayClient(stack.address) as client:
+    with Client(stack.address) as client:
         answer = client.chat(WORD, images=b"no picture")
         with pytest.raises(MediaError):
             answer.result()
@@ -146,7 +146,7 @@ def test_a_request_that_is_cancelled_is_given_up_everywhere(
     stack: RunningStack, collector: Collector
 ) -> None:
     long = SamplingOverrides(max_tokens=1000, min_tokens=900)
-    with GatewayClient(stack.address) as client:
+    with Client(stack.address) as client:
         answer = client.chat("Talk for ever", text_sampling=long, codec_sampling=long)
         events = iter(answer)
         while not hasattr(next(events), "samples"):
@@ -169,9 +169,9 @@ def test_a_request_that_is_cancelled_is_given_up_everywhere(
 def test_all_that_is_told_is_documented_and_nothing_else_is(
     stack: RunningStack, collector: Collector
 ) -> None:
-    with GatewayClient(stack.address) as client, pytest.raises(MediaError):
+    with Client(stack.address) as client, pytest.raises(MediaError):
         client.chat("Hello", images=b"no picture").result()
-    with GatewayClient(stack.address) as client:
+    with Client(stack.address) as client:
         done = client.chat("Hello", audio=spoken(), text_sampling=TEXT, codec_sampling=CODEC).result().done
     collector.request(done.request_id, *STAGES)
     spans = collector.spans(lambda spans: any(span.error for span in spans))

@@ -18,7 +18,7 @@ from transformers.video_utils import read_video_pyav
 
 from shared.config.gateway import SPEECH_SYSTEM_PROMPT
 from shared.messages import MediaItem, MediaKind
-from shared.payloads import Blob
+from shared.messages.payloads import Blob
 from tests.support.media import Samples, clip, picture, spoken
 
 SAMPLING_RATE = 16_000

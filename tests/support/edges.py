@@ -6,7 +6,7 @@ from typing import Any, Generic, TypeVar
 
 import zmq
 
-from shared.queues import PullQueue, PushQueue
+from shared.transport.queues import PullQueue, PushQueue
 from tests.shared.support import sending
 
 M = TypeVar("M")

@@ -17,8 +17,8 @@ from shared.messages import (
     TextDelta,
     ThinkRequest,
 )
-from shared.payloads import AdditionalInformationPayload, Blob, PromptEmbedsPayload
-from shared.wire import encode
+from shared.messages.payloads import AdditionalInformationPayload, Blob, PromptEmbedsPayload
+from shared.transport.wire import encode
 
 SPEECH = SpeechSettings(speaker="Chelsie", seed=1, sampling=Sampling(max_tokens=20))
 

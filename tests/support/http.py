@@ -50,7 +50,8 @@ def get(address: str, path: str, method: str = "GET", headers: Mapping[str, str]
     try:
         connection.request(method, path, headers=dict(headers or {}))
         response = connection.getresponse()
-        return Answer(response.status, dict(response.getheaders()), response.read())
+        told = {name.title(): value for name, value in response.getheaders()}
+        return Answer(response.status, told, response.read())
     finally:
         connection.close()
 

@@ -14,7 +14,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as EncodedSpan
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
-from shared.otel import LAST_SPANS
+from shared.tracing.otel import LAST_SPANS
 
 DEADLINE_S = 20.0
 

@@ -18,7 +18,6 @@ from shared.config import (
     ThinkerEngineConfig,
     Token2WavConfig,
 )
-from shared.engine.service import StageService
 from shared.messages import (
     AudioChunk,
     CodecDelta,
@@ -32,6 +31,7 @@ from shared.messages import (
     ThinkRequest,
     Token2WavInput,
 )
+from shared.stage.service import StageService
 from tests.support.edges import Edge, MakeEdge
 
 STAGES: Final[tuple[StageName, ...]] = ("thinker", "talker", "token2wav")
@@ -118,7 +118,7 @@ class Pipeline:
 
     def begin(self, request: ThinkRequest) -> None:
         """Send a request or an attempt to the thinker; nothing else may be there."""
-        assert not any(service.living() for service in self._services.values())
+        assert not any(service.active_requests() for service in self._services.values())
         self._request_id = request.request_id
         self._next = dict.fromkeys(STAGES, 0)
         self._services["thinker"].accept(request)
@@ -148,7 +148,7 @@ class Pipeline:
             pass
         for stage in STAGES:
             self.deliver(stage, held)
-        assert not any(service.living() for service in self._services.values())
+        assert not any(service.active_requests() for service in self._services.values())
 
     def lose(self) -> None:
         """What is under way is lost, and all stages drop the request."""

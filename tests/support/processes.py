@@ -10,8 +10,8 @@ from typing import Any, Self
 
 import yaml
 
-from gateway.client import GatewayClient, StatusReport
-from shared.errors import GatewayUnreachableError
+from omnirelay import Client, StatusReport
+from omnirelay.errors import GatewayUnreachableError
 from shared.messages import STAGES
 from tests.support.stack import free_addresses, inherited
 
@@ -107,7 +107,7 @@ class Processes:
     def status(self) -> StatusReport | None:
         """What the gateway says; none while none answers."""
         try:
-            with GatewayClient(self.address) as client:
+            with Client(self.address) as client:
                 return client.status()
         except GatewayUnreachableError:
             return None

@@ -41,11 +41,11 @@ def stage() -> Kind:
     """A stage with an imitated engine."""
     from shared.config import Config, Token2WavConfig  # noqa: PLC0415 - one kind does not load the other's
     from shared.ending import Start  # noqa: PLC0415
-    from shared.engine.environment import prepare_environment  # noqa: PLC0415
-    from shared.engine.process import Context, run_stage  # noqa: PLC0415
-    from shared.engine.stage import StageLoop  # noqa: PLC0415
     from shared.messages import StageEvent, Token2WavInput  # noqa: PLC0415
-    from shared.queues import PushQueue  # noqa: PLC0415
+    from shared.stage.loop import StageLoop  # noqa: PLC0415
+    from shared.stage.process import Context, run_stage  # noqa: PLC0415
+    from shared.transport.queues import PushQueue  # noqa: PLC0415
+    from shared.vllm.environment import prepare_environment  # noqa: PLC0415
     from tests.shared.stages import EchoService  # noqa: PLC0415
 
     def build(_: Config, __: Path, ___: Context, gateway: PushQueue[StageEvent]) -> tuple[Any, None]:
@@ -64,11 +64,11 @@ def stage() -> Kind:
 def gateway() -> Kind:
     """The gateway."""
     from gateway.__main__ import main  # noqa: PLC0415 - one kind does not load the other's
-    from gateway.door import Door  # noqa: PLC0415
+    from gateway.access.access import Access  # noqa: PLC0415
     from gateway.http.server import HttpServer  # noqa: F401, PLC0415 - takes long
     from shared.ending import leave_on_signals, run_to_end  # noqa: PLC0415
 
-    return Kind(lambda: run_to_end(main), leave_on_signals.__code__, Door.warn.__code__)
+    return Kind(lambda: run_to_end(main), leave_on_signals.__code__, Access.warn.__code__)
 
 
 class Moment:
@@ -113,6 +113,8 @@ def stop(kind: Kind, number: signal.Signals, after: int) -> str:
     os.close(theirs)
     descriptor = os.pidfd_open(pid)
     place = os.read(ours, 1000).decode() if select.select([ours], [], [], START_S)[0] else "no start"
+    if not place:
+        raise SystemExit("the process ended by itself, before it served")
     told = time.monotonic()
     if not select.select([descriptor], [], [], DEADLINE_S)[0]:
         os.kill(pid, signal.SIGKILL)

@@ -8,11 +8,10 @@ from typing import Any
 
 import torch
 
+from omnirelay.errors import OmniRelayError
 from services.talker.scheduler import TalkerScheduler
 from services.talker.service import TalkerService
 from shared.config import EngineConfig, TalkerConfig
-from shared.engine.tensors import pack_positions, pack_rows
-from shared.errors import OmniRelayError
 from shared.messages import (
     CodecDelta,
     CodecTokens,
@@ -25,6 +24,7 @@ from shared.messages import (
     SynthesisStart,
     Token2WavInput,
 )
+from shared.vllm.tensors import pack_positions, pack_rows
 from tests.support.answers import Answer
 from tests.support.edges import Edge, MakeEdge
 from tests.support.steps import StepRecord
@@ -90,7 +90,7 @@ class TalkerRig:
 
     def forget(self) -> None:
         """Start anew: nothing may be in work."""
-        assert self.service.living() == []
+        assert self.service.active_requests() == []
         assert self.scheduler.held_bytes == 0
         self.steps = StepRecord(self.scheduler)
         self.deltas: dict[str, list[CodecDelta]] = defaultdict(list)
@@ -133,7 +133,7 @@ class TalkerRig:
 
     def check_empty(self) -> None:
         """Nothing is in work, and nothing is held."""
-        assert self.service.living() == []
+        assert self.service.active_requests() == []
         self.check_silent()
 
     def check_silent(self) -> None:

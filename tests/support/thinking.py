@@ -8,11 +8,10 @@ from typing import Any
 
 import torch
 
+from omnirelay.errors import OmniRelayError, RequestError
 from services.thinker.scheduler import ThinkerScheduler
 from services.thinker.service import ThinkerService
 from shared.config import MediaConfig, ThinkerConfig, ThinkerEngineConfig
-from shared.engine.tensors import unpack_positions, unpack_rows
-from shared.errors import OmniRelayError, RequestError
 from shared.messages import (
     ConditioningRows,
     FinishReason,
@@ -25,6 +24,7 @@ from shared.messages import (
     TextDelta,
     ThinkRequest,
 )
+from shared.vllm.tensors import unpack_positions, unpack_rows
 from tests.support.edges import Edge, MakeEdge
 from tests.support.steps import StepRecord
 
@@ -79,7 +79,7 @@ class ThinkerRig:
 
     def forget(self) -> None:
         """Start anew: nothing may be in work."""
-        assert self.service.living() == []
+        assert self.service.active_requests() == []
         self.steps = StepRecord(self.scheduler)
         self.texts: dict[str, list[TextDelta]] = defaultdict(list)
         self.starts: dict[str, SpeechStart] = {}
@@ -109,7 +109,7 @@ class ThinkerRig:
             self.service.accept(request)
         while len(self.service._preparer._outcomes) < len(self.service._preparing):
             self._wait_for_media()
-        while self.service.living():
+        while self.service.active_requests():
             self.wait()
             assert self.step() == {}
         assert self.steps.free_blocks == self.steps.blocks

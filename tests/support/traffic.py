@@ -8,19 +8,19 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final, Self
 
-from gateway.client import AudioEvent, ChatMessage, GatewayClient, SamplingOverrides
-from shared.errors import BusyError, InvalidRequestError
+from omnirelay import AudioEvent, ChatMessage, Client, SamplingOverrides
+from omnirelay.errors import BusyError, InvalidRequestError
 from tests.support.media import clip, picture, spoken
 
 STOP_S = 60.0
 # Longer than a block of the KV cache, so that the prefix cache finds it again.
 RULES: Final = "Answer in one sentence. Be polite, be short, and say when you do not know. " * 20
 
-Ask = Callable[[GatewayClient, int], None]
+Ask = Callable[[Client, int], None]
 """Sends a request of its kind, with a number that makes it differ from others."""
 
 
-def everything(client: GatewayClient, number: int) -> None:
+def everything(client: Client, number: int) -> None:
     """Short speech about a new picture, the same sound and the same video."""
     client.chat(
         "What is this?",
@@ -33,7 +33,7 @@ def everything(client: GatewayClient, number: int) -> None:
     ).result()
 
 
-def conversation(client: GatewayClient, number: int) -> None:
+def conversation(client: Client, number: int) -> None:
     """Two turns, in text alone."""
     turns = [ChatMessage("system", RULES), ChatMessage("user", f"What is {number} plus one?")]
     for _ in range(2):
@@ -41,13 +41,13 @@ def conversation(client: GatewayClient, number: int) -> None:
         turns += [ChatMessage("assistant", answer.text), ChatMessage("user", "And one more?")]
 
 
-def question(client: GatewayClient, number: int) -> None:
+def question(client: Client, number: int) -> None:
     """A spoken question that is asked again now and then, and an answer of a few seconds."""
     sound = spoken("ogg", f"How much is {number % 5} and {number % 3}?")
     client.chat(audio=sound, seed=number, text_sampling=_text(40), codec_sampling=_codec(150)).result()
 
 
-def look(client: GatewayClient, number: int) -> None:
+def look(client: Client, number: int) -> None:
     """A large picture that nobody has seen."""
     client.chat(
         "What is this?",
@@ -58,13 +58,13 @@ def look(client: GatewayClient, number: int) -> None:
     ).result()
 
 
-def watch(client: GatewayClient, number: int) -> None:
+def watch(client: Client, number: int) -> None:
     """One of three videos, in text alone."""
     video = clip("mp4", 3.0, seed=number % 3)
     client.chat("What happens?", videos=video, speech=False, text_sampling=_text(20)).result()
 
 
-def leave(client: GatewayClient, number: int) -> None:
+def leave(client: Client, number: int) -> None:
     """Interrupts the answer when it begins to be heard."""
     answer = client.chat("Tell me all.", seed=number, text_sampling=_text(60), codec_sampling=_codec(300))
     for event in answer:
@@ -73,7 +73,7 @@ def leave(client: GatewayClient, number: int) -> None:
             return
 
 
-def err(client: GatewayClient, number: int) -> None:
+def err(client: Client, number: int) -> None:
     """Sends what is no picture."""
     with suppress(InvalidRequestError):
         client.chat("What is this?", images=picture("png", number)[:200]).result()
@@ -129,7 +129,7 @@ class Traffic:
         began = time.monotonic()
         if self._stopping.wait(after_s):
             return
-        with GatewayClient(self._address, self._keys[first % len(self._keys)]) as client:
+        with Client(self._address, self._keys[first % len(self._keys)]) as client:
             for number in itertools.count(first, len(self._threads)):
                 if self._stopping.is_set() or time.monotonic() > began + until_s:
                     return

@@ -23,7 +23,7 @@ def fresh(rig: TalkerRig) -> Iterator[TalkerRig]:
     """A rig with nothing in it, before and after a test."""
     rig.forget()
     yield rig
-    for request_id in rig.service.living():
+    for request_id in rig.service.active_requests():
         rig.service.abort(request_id)
     while rig.service.ready:
         rig.step()

@@ -141,7 +141,7 @@ def test_a_held_request_is_preempted_and_goes_on(tight_talker: TalkerRig, refere
     while rig.service.ready:
         rig.step()
     assert rig.steps.preemptions["held"] > 0
-    assert rig.service.living() == ["held"]
+    assert rig.service.active_requests() == ["held"]
     assert len(rig.codes("held")) == 4
     assert rig.steps.free_blocks == rig.steps.blocks
     rig.service.accept(rows[1])

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from shared.errors import RepeatedMessageError, SequenceError
+from omnirelay.errors import RepeatedMessageError, SequenceError
 from tests.support.answers import Reference, random_prompt
 from tests.support.talking import TalkerRig, rows_of, start_of
 from tests.support.thinking import speech_of

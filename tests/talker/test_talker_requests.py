@@ -8,9 +8,7 @@ import msgspec
 import pytest
 import torch
 
-from services.talker.track import ConditioningTrack
-from shared.engine.tensors import pack_positions, pack_rows
-from shared.errors import (
+from omnirelay.errors import (
     BusyError,
     InvalidRequestError,
     PayloadError,
@@ -20,8 +18,10 @@ from shared.errors import (
     SequenceError,
     StageFailedError,
 )
+from services.talker.track import ConditioningTrack
 from shared.messages import ConditioningRows
-from shared.payloads import AdditionalInformationPayload
+from shared.messages.payloads import AdditionalInformationPayload
+from shared.vllm.tensors import pack_positions, pack_rows
 from tests.support.answers import Answer, Reference, random_prompt
 from tests.support.talking import TalkerRig, rows_message, rows_of, start_of
 from tests.support.thinking import speech_of
@@ -143,7 +143,7 @@ def test_what_cannot_be_spoken_is_refused(
     with pytest.raises(error):
         talker.service.accept(start_of("bad", answer, speech_of(**sampling)))
     assert talker.scheduler.held_bytes == held
-    assert talker.service.living() == ["kept"]
+    assert talker.service.active_requests() == ["kept"]
     kept()
     assert "bad" not in talker.starts
 
@@ -206,7 +206,7 @@ def test_an_empty_reply_has_no_codes(
         talker.step()
     assert [(delta.token_ids, delta.finish_reason) for delta in talker.deltas["empty"]] == [([], "stop")]
     assert [(message.token_ids, message.last) for message in talker.sent["empty"]] == [([], True)]
-    assert talker.service.living() == ["kept"]
+    assert talker.service.active_requests() == ["kept"]
     kept()
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.errors import InvalidRequestError
+from omnirelay.errors import InvalidRequestError
 from shared.messages import FinishReason, ResumedSpeech
 from tests.support.answers import CODEC_ENDS, Answer, Reference, random_prompt
 from tests.support.talking import TalkerRig, rows_of, start_of
@@ -191,7 +191,7 @@ def test_what_no_attempt_can_have_given_is_refused(
     talker.step()
     with pytest.raises(InvalidRequestError, match=f"^resume.{words}"):
         talker.service.accept(start_of("bad", answer, resume=ResumedSpeech(**resume)))
-    assert talker.service.living() == ["kept"]
+    assert talker.service.active_requests() == ["kept"]
     talker.run()
     assert talker.codes("kept") == answer.codes
     assert "bad" not in talker.starts

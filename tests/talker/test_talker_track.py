@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from omnirelay.errors import RepeatedMessageError, SequenceError
 from services.talker.track import ConditioningTrack
-from shared.errors import RepeatedMessageError, SequenceError
 
 WIDTH = 3
 

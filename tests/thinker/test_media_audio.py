@@ -12,10 +12,10 @@ import soxr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.http.encoders import make_encoder
+from gateway.http.encoding.encoders import make_encoder
+from omnirelay.errors import MediaError, MediaTooLargeError
+from services.thinker.media.decode.decoder import MediaDecoder
 from services.thinker.media.decoded import DecodedAudio, Samples
-from services.thinker.media.decoder import MediaDecoder
-from shared.errors import MediaError, MediaTooLargeError
 from tests.support.decoding import LIMITS, limits
 from tests.support.media import SENTENCE, SOUND_FORMATS, clip, encode_audio, picture, speech, spoken
 

@@ -19,12 +19,12 @@ import psutil
 import pytest
 from PIL import Image
 
+from omnirelay.errors import MediaError, MediaTooLargeError
+from services.thinker.media.decode.decoder import MediaDecoder
+from services.thinker.media.decode.pipe import MAX_HEADER_BYTES, STARTS, Job, Pipe
+from services.thinker.media.decode.process import WORKER
 from services.thinker.media.decoded import DecodedAudio, DecodedImage
-from services.thinker.media.decoder import MediaDecoder
 from services.thinker.media.limits import DecodeLimits
-from services.thinker.media.pipe import MAX_HEADER_BYTES, STARTS, Job, Pipe
-from services.thinker.media.process import WORKER
-from shared.errors import MediaError, MediaTooLargeError
 from shared.messages import MediaKind
 from tests.support.children import Child
 from tests.support.decoding import LIMITS, limits
@@ -90,7 +90,7 @@ def children() -> list[psutil.Process]:
 
 
 def only_child() -> psutil.Process:
-    (child,) = [child for child in children() if "services.thinker.media.worker" in child.cmdline()]
+    (child,) = [child for child in children() if "services.thinker.media.decode.worker" in child.cmdline()]
     return child
 
 
@@ -166,7 +166,10 @@ def test_decodes_for_many_threads_one_after_the_other():
             pool.map(lambda _: decoder.decode("audio", memoryview(spoken()), name="audio 1"), range(32))
         )
         assert len({sound.nbytes for sound in sounds}) == 1
-        assert len([child for child in children() if "services.thinker.media.worker" in child.cmdline()]) == 1
+        assert (
+            len([child for child in children() if "services.thinker.media.decode.worker" in child.cmdline()])
+            == 1
+        )
 
 
 def test_a_file_outlives_the_death_of_a_child_that_was_used_before(tmp_path: Path):
@@ -274,7 +277,7 @@ def test_a_file_that_needs_too_much_memory_is_refused_and_the_next_is_not():
 
 
 def test_a_child_that_does_not_get_ready_is_killed(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("services.thinker.media.process._START_S", 0.2)
+    monkeypatch.setattr("services.thinker.media.decode.process._START_S", 0.2)
     with decoding(script="time.sleep(600)") as decoder:
         with pytest.raises(MediaError, match=r"it has not started within 0\.2 s"):
             decoder.decode("audio", spoken(), name="audio 1")
@@ -282,7 +285,7 @@ def test_a_child_that_does_not_get_ready_is_killed(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_child_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("services.thinker.media.process._END_S", 0.2)
+    monkeypatch.setattr("services.thinker.media.decode.process._END_S", 0.2)
     script = "start(); read(); say({'type': 'refused', 'reason': 'invalid', 'message': 'x'}); time.sleep(600)"
     with decoding(script=script) as decoder:
         with pytest.raises(MediaError, match="audio 1: x"):
@@ -397,7 +400,7 @@ def test_what_a_child_sends_is_what_comes_out():
 
 PARENT = """
 import os, signal
-from services.thinker.media.decoder import MediaDecoder
+from services.thinker.media.decode.decoder import MediaDecoder
 from shared.messages import MediaKind
 from tests.support.decoding import LIMITS
 decoder = MediaDecoder(LIMITS)

@@ -7,10 +7,10 @@ import pytest
 import torch
 from transformers import Qwen2_5OmniProcessor
 
+from omnirelay.errors import MediaError
 from services.thinker.media.decoded import DecodedAudio, DecodedImage, DecodedVideo
 from services.thinker.media.features import FeatureExtractor
 from services.thinker.media.marks import Marks
-from shared.errors import MediaError
 from tests.support.media import drawing, motion, speech
 from tests.support.thinking import ThinkerRig
 

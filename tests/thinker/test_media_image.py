@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from omnirelay.errors import MediaError, MediaTooLargeError
+from services.thinker.media.decode.decoder import MediaDecoder
 from services.thinker.media.decoded import DecodedImage, Pixels
-from services.thinker.media.decoder import MediaDecoder
-from shared.engine.torchvision_compat import declare_missing_operators
-from shared.errors import MediaError, MediaTooLargeError
+from shared.vllm.torchvision_compat import declare_missing_operators
 from tests.support.decoding import LIMITS, limits
 from tests.support.media import animate, drawing, encode_image, motion, picture, spoken
 

@@ -13,12 +13,12 @@ from unittest import mock
 import psutil
 import pytest
 
-from services.thinker.media.decoder import MediaDecoder
+from omnirelay.errors import InvalidRequestError, MediaError, RepeatedMessageError, StageFailedError
+from services.thinker.media.decode.decoder import MediaDecoder
 from services.thinker.media.features import FeatureExtractor
 from services.thinker.media.marks import Marks
 from services.thinker.media.preparer import MediaPreparer, Outcome
 from shared.config import MediaConfig
-from shared.errors import InvalidRequestError, MediaError, RepeatedMessageError, StageFailedError
 from shared.messages import ThinkRequest
 from tests.support.conversations import Conversation, Item, Processor, asks
 from tests.support.media import encode_audio, picture, speech, spoken
@@ -80,13 +80,13 @@ def held_decoder() -> Iterator[threading.Event]:
 def test_text_goes_on_while_media_are_prepared(thinker: ThinkerRig, processor: Processor) -> None:
     with held_decoder() as go:
         thinker.service.accept(request_of("picture", new_picture(), processor))
-        assert thinker.service.living() == ["picture"]
+        assert thinker.service.active_requests() == ["picture"]
         assert thinker.service.load().waiting == 1
         assert not thinker.service.ready
         thinker.service.accept(thinker_request("text", [5, 6, 7], max_tokens=9))
         while "text" not in thinker.finished:
             assert thinker.step() == {}
-        assert thinker.service.living() == ["picture"]
+        assert thinker.service.active_requests() == ["picture"]
         go.set()
         thinker.run()
     assert thinker.finished == ["text", "picture"]
@@ -129,7 +129,7 @@ def test_errors_name_the_item_among_its_kind(thinker: ThinkerRig, processor: Pro
     )
     assert isinstance(error, MediaError)
     assert str(error).startswith("image 2: ")
-    assert thinker.service.living() == []
+    assert thinker.service.active_requests() == []
     error = thinker.failure(request_of("b", asks(good, Item("audio", b"ID3 nothing")), processor))
     assert str(error).startswith("audio 1: ")
     thinker.run(request_of("c", asks(good, "Well?"), processor))
@@ -153,7 +153,7 @@ def test_refused_requests_leave_nothing_however_many(thinker: ThinkerRig, proces
         with pytest.raises(InvalidRequestError):
             thinker.service.accept(thinker_request(f"odd{number}", places, media=asks(good).media))
     assert thinker.service.load().held_bytes == 0
-    assert thinker.service.living() == []
+    assert thinker.service.active_requests() == []
     assert thinker.steps.free_blocks == thinker.steps.blocks
     assert (cache.num_freeable_slots, len(cache.cached), len(thinker.scheduler.requests)) == before
     thinker.run(request_of("after", asks(good, "Well?"), processor))
@@ -190,7 +190,7 @@ def test_places_that_are_not_the_items_are_refused_at_once(thinker: ThinkerRig, 
     prompt = processor.prompt(asks(Item("image", b""), Item("audio", b"")))
     with pytest.raises(InvalidRequestError, match="places for image, audio, but image came"):
         thinker.service.accept(thinker_request("a", prompt, media=new_picture().media))
-    assert thinker.service.living() == []
+    assert thinker.service.active_requests() == []
 
 
 def test_a_file_is_decoded_once(thinker: ThinkerRig, processor: Processor) -> None:

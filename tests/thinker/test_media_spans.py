@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from vllm.multimodal.inputs import MultiModalKwargsItem
 
+from omnirelay.errors import InvalidRequestError
 from services.thinker.media.features import Features
 from services.thinker.media.layout import PreparedItem, check_placeholders, lay_out
 from services.thinker.media.marks import Marks
 from services.thinker.media.spans import Clock, Grid, VisualSpan, mrope_positions
-from shared.errors import InvalidRequestError
 from shared.messages import MediaItem, MediaKind
-from shared.payloads import Blob
+from shared.messages.payloads import Blob
 from tests.support.answers import Reference
 from tests.support.conversations import Processor
 

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.thinker.media.container import MediaFile
+from omnirelay.errors import MediaError, MediaTooLargeError
+from services.thinker.media.decode.decoder import MediaDecoder
 from services.thinker.media.decoded import DecodedAudio, DecodedVideo, Pixels
-from services.thinker.media.decoder import MediaDecoder
-from services.thinker.media.sampling import sample_frames
-from services.thinker.media.video import decode_frames
-from shared.engine.torchvision_compat import declare_missing_operators
-from shared.errors import MediaError, MediaTooLargeError
+from services.thinker.media.files.container import MediaFile
+from services.thinker.media.files.sampling import sample_frames
+from services.thinker.media.files.video import decode_frames
+from shared.vllm.torchvision_compat import declare_missing_operators
 from tests.support.decoding import LIMITS, limits
 from tests.support.media import (
     SENTENCE,

@@ -9,7 +9,7 @@ import pytest
 import torch
 from vllm.v1.engine import EngineCoreRequest
 
-from shared.errors import OmniRelayError, StageFailedError
+from omnirelay.errors import OmniRelayError, StageFailedError
 from shared.messages import Resume, ThinkRequest
 from tests.support.answers import Answer, Reference, random_prompt
 from tests.support.conversations import Conversation, Item, Processor, Turn, asks, examples

@@ -2,7 +2,7 @@
 
 import pytest
 
-from shared.errors import OmniRelayError
+from omnirelay.errors import OmniRelayError
 from tests.support.answers import random_prompt
 from tests.support.conversations import Item, Processor, asks
 from tests.support.http import Change, Readings

@@ -10,8 +10,7 @@ import pytest
 import torch
 from transformers import Qwen2_5OmniConfig
 
-from services.thinker.engine import end_token_ids, read_speech_embeddings
-from shared.errors import (
+from omnirelay.errors import (
     CheckpointError,
     InvalidRequestError,
     OmniRelayError,
@@ -21,6 +20,7 @@ from shared.errors import (
     StageFailedError,
     UnknownSpeakerError,
 )
+from services.thinker.engine import end_token_ids, read_speech_embeddings
 from shared.messages import ThinkRequest
 from tests.support.answers import Reference, random_prompt
 from tests.support.thinking import ThinkerRig, speech_of, thinker_request
@@ -64,7 +64,7 @@ def test_what_is_wrong_is_refused_and_harms_nobody(
     with pytest.raises(error, match=words) as caught:
         thinker.service.accept(request_)
     assert isinstance(caught.value, RequestError) != isinstance(caught.value, RepeatedMessageError)
-    assert thinker.service.living() == ["kept"]
+    assert thinker.service.active_requests() == ["kept"]
     thinker.run()
     assert thinker.text("kept") == reference.text(KEPT, max_tokens=40)
     assert thinker.starts.keys() == thinker.texts.keys() == {"kept"}

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 import torch
 
-from shared.errors import InvalidRequestError, PromptTooLongError
+from omnirelay.errors import InvalidRequestError, PromptTooLongError
 from shared.messages import FinishReason, Resume, ResumedSpeech, SpeechSettings, ThinkRequest
 from tests.support.answers import random_prompt
 from tests.support.conversations import Item, Processor, asks, examples
@@ -249,7 +249,7 @@ def test_what_no_attempt_can_have_given_is_refused(
     request = thinker_request("bad", random_prompt(20), speech=speech_of())
     with pytest.raises(InvalidRequestError, match=words):
         thinker.service.accept(msgspec.structs.replace(request, resume=Resume(**resume)))
-    assert thinker.service.living() == ["kept"]
+    assert thinker.service.active_requests() == ["kept"]
     thinker.run()
     assert len(thinker.text("kept")) > 1
 

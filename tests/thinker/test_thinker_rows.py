@@ -5,7 +5,7 @@ from unittest import mock
 import pytest
 import torch
 
-from shared.engine.tensors import POSITIONS
+from shared.vllm.tensors import POSITIONS
 from tests.support.answers import Reference, random_prompt
 from tests.support.thinking import ThinkerRig, speech_of, thinker_request
 from tests.thinker.conftest import BLOCK_SIZE

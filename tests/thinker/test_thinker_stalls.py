@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from shared.messages import Route, TalkerInput, TextDelta, ThinkRequest
-from shared.peers import PeerQueues
-from shared.queues import PullQueue
+from shared.transport.queues import PullQueue
+from shared.transport.routing import PeerQueues
 from tests.shared.support import ANY_PORT, Context, sending, wait_until
 from tests.support.answers import random_prompt
 from tests.support.thinking import ThinkerRig, speech_of, thinker_request
@@ -90,7 +90,7 @@ def test_requests_of_the_other_talker_go_on_and_those_held_end_as_they_would_hav
     assert not thinker.service.ready
     talkers.run("good", "bad", until={"held", "late"})
     assert talkers.texts["held"] == talkers.texts["one"] == talkers.texts["two"] == talkers.texts["late"]
-    assert thinker.service.living() == []
+    assert thinker.service.active_requests() == []
 
 
 def test_a_held_request_gives_its_place_to_one_that_can_run(

@@ -135,5 +135,5 @@ def test_the_stage_says_what_it_holds(single_thinker: ThinkerRig) -> None:
     assert service.load().steps == load.steps + 1
     assert service.holds("a")
     assert not service.holds("c")
-    assert service.living() == ["a", "b"]
+    assert service.active_requests() == ["a", "b"]
     assert service.limits.speakers == ["Chelsie", "Ethan"]

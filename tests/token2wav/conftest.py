@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from services.token2wav.engine import SynthesisEngine, build_token2wav
-from services.token2wav.pooler import SolverPooler
+from services.token2wav.qwen2_5_omni.pooler import SolverPooler
 from tests.token2wav.support import (
     MAX_BATCH_FRAMES,
     MAX_VOCODER_FRAMES,

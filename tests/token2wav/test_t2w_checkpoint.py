@@ -5,17 +5,7 @@ import torch
 from safetensors.torch import load_file
 from vllm.config import set_current_vllm_config
 
-from services.token2wav.conditioning import check_speakers
-from services.token2wav.engine import build_token2wav
-from services.token2wav.model import Token2WavForSynthesis
-from services.token2wav.synthesis import (
-    pack_failure,
-    pack_waveform,
-    unpack_waveform,
-    validate_chunk,
-)
-from shared.engine.speakers import load_speakers
-from shared.errors import (
+from omnirelay.errors import (
     CheckpointError,
     ConfigError,
     InvalidRequestError,
@@ -23,6 +13,16 @@ from shared.errors import (
     StateTransitionError,
     UnknownSpeakerError,
 )
+from services.token2wav.engine import build_token2wav
+from services.token2wav.qwen2_5_omni.conditioning import check_speakers
+from services.token2wav.qwen2_5_omni.model import Token2WavForSynthesis
+from services.token2wav.qwen2_5_omni.synthesis import (
+    pack_failure,
+    pack_waveform,
+    unpack_waveform,
+    validate_chunk,
+)
+from shared.vllm.speakers import load_speakers
 
 
 def test_speakers_are_read_in_order(oracle):

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from omnirelay.errors import CheckpointError, ConfigError, InvalidRequestError
 from services.token2wav.chunks import ChunkingConfig, ChunkPlan, ChunkPlanner, CodecGeometry
-from shared.errors import CheckpointError, ConfigError, InvalidRequestError
 
 GEOMETRY = CodecGeometry(block_size=24, repeats=2, max_frames=2400)
 BLOCK = GEOMETRY.codes_per_block

@@ -4,8 +4,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.token2wav.noise import initial_noise
-from shared.errors import InvalidRequestError
+from omnirelay.errors import InvalidRequestError
+from services.token2wav.qwen2_5_omni.noise import initial_noise
 
 seeds = st.integers(0, 2**64 - 1)
 

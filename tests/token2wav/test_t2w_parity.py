@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from vllm import PoolingParams
 from vllm.v1.pool.metadata import PoolingMetadata, PoolingStates
 
-from services.token2wav.carry import StreamState
 from services.token2wav.chunks import ChunkingConfig
+from services.token2wav.qwen2_5_omni.carry import StreamState
+from services.token2wav.qwen2_5_omni.synthesis import CHUNK_KEY, unpack_waveform
 from services.token2wav.stream import AudioStream, VoiceSettings
-from services.token2wav.synthesis import CHUNK_KEY, unpack_waveform
 from tests.token2wav.support import run_all
 
 TOLERANCE = 1e-4

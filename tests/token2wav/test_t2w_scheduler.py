@@ -9,9 +9,9 @@ import pytest
 import torch
 from vllm import PoolingParams
 
+from omnirelay.errors import InvalidRequestError, StageFailedError, UnknownSpeakerError
 from services.token2wav.engine import ChunkOutcome
-from services.token2wav.synthesis import CHUNK_KEY
-from shared.errors import InvalidRequestError, StageFailedError, UnknownSpeakerError
+from services.token2wav.qwen2_5_omni.synthesis import CHUNK_KEY
 from tests.token2wav.support import MAX_BATCH_FRAMES, MAX_VOCODER_FRAMES, counting, run_all
 
 TOLERANCE = 1e-4

@@ -7,11 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from services.token2wav.engine import SynthesisEngine
-from services.token2wav.service import Token2WavService
-from shared.config import SynthesisConfig, SynthesisEngineConfig, Token2WavConfig
-from shared.engine.tensors import from_blob, to_blob
-from shared.errors import (
+from omnirelay.errors import (
     InvalidRequestError,
     OmniRelayError,
     RepeatedMessageError,
@@ -19,8 +15,12 @@ from shared.errors import (
     StageFailedError,
     UnknownSpeakerError,
 )
+from services.token2wav.engine import SynthesisEngine
+from services.token2wav.service import Token2WavService
+from shared.config import SynthesisConfig, SynthesisEngineConfig, Token2WavConfig
 from shared.messages import AudioChunk, CodecTokens, StageEvent, SynthesisStart
-from shared.payloads import Blob
+from shared.messages.payloads import Blob
+from shared.vllm.tensors import from_blob, to_blob
 from tests.support.edges import Edge, MakeEdge
 from tests.support.http import Change
 from tests.support.thinking import speech_of
@@ -44,7 +44,7 @@ class Rig:
         self.forget()
 
     def forget(self) -> None:
-        assert self.service.living() == []
+        assert self.service.active_requests() == []
         self.chunks: dict[str, list[AudioChunk]] = defaultdict(list)
 
     def start(
@@ -111,7 +111,7 @@ def _rig(oracle: Oracle, make_edge: MakeEdge) -> Rig:
 def rig(_rig: Rig) -> Iterator[Rig]:
     _rig.forget()
     yield _rig
-    for name in _rig.service.living():
+    for name in _rig.service.active_requests():
         _rig.service.abort(name)
     while _rig.service.ready:
         _rig.step()
@@ -126,7 +126,7 @@ def test_offline_is_one_chunk_and_transformers_waveform(rig: Rig) -> None:
     rig.run()
     assert [(chunk.samples, chunk.last) for chunk in rig.chunks["a"]] == [(50 * SAMPLES_PER_CODE, True)]
     assert (rig.audio("a") - rig.offline(codes, 7, "Chelsie")).abs().max() < TOLERANCE
-    assert rig.service.living() == []
+    assert rig.service.active_requests() == []
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_a_resumed_stream_brings_the_chunks_that_are_missing(rig: Rig) -> None:
         rig.run()
         assert [chunk.samples for chunk in rig.chunks[name]] == sizes[delivered:]
         assert torch.equal(rig.audio(name), rig.audio("a")[-rig.audio(name).numel() :])
-    assert rig.service.living() == []
+    assert rig.service.active_requests() == []
 
 
 @pytest.mark.parametrize("streaming", [True, False])
@@ -214,7 +214,7 @@ def test_of_a_stream_that_was_delivered_nothing_comes(rig: Rig, streaming: bool,
     rig.give("a", 0, rig.oracle.codes(length), last=True)
     assert not rig.service.ready
     assert rig.chunks["a"] == []
-    assert rig.service.living() == []
+    assert rig.service.active_requests() == []
 
 
 def test_more_chunks_than_the_stream_has_fail_it_alone(rig: Rig) -> None:
@@ -233,7 +233,7 @@ def test_more_chunks_than_the_stream_has_fail_it_alone(rig: Rig) -> None:
     rig.give("good", 1, codes[30:], last=True)
     rig.run()
     assert rig.audio("good").numel() == 40 * SAMPLES_PER_CODE
-    assert rig.service.living() == []
+    assert rig.service.active_requests() == []
 
 
 @pytest.mark.parametrize("streaming", [True, False])
@@ -241,7 +241,7 @@ def test_no_codes_are_one_empty_chunk(rig: Rig, streaming: bool) -> None:
     rig.start("a", streaming=streaming)
     rig.give("a", 0, (), last=True)
     assert [(chunk.samples, chunk.last) for chunk in rig.chunks["a"]] == [(0, True)]
-    assert rig.service.living() == []
+    assert rig.service.active_requests() == []
     assert not rig.service.ready
 
 
@@ -254,7 +254,7 @@ def test_an_end_without_codes_ends_the_stream(rig: Rig) -> None:
     rig.give("a", 1, (), last=True)
     rig.run()
     assert rig.audio("a").numel() == 30 * SAMPLES_PER_CODE
-    assert rig.service.living() == []
+    assert rig.service.active_requests() == []
 
 
 def test_a_code_out_of_range_fails_only_its_request(rig: Rig) -> None:
@@ -298,7 +298,7 @@ def test_messages_must_come_in_order(rig: Rig) -> None:
 def test_an_unknown_voice_is_refused(rig: Rig) -> None:
     with pytest.raises(UnknownSpeakerError, match="Chelsie, Ethan"):
         rig.start("a", speaker="Nobody")
-    assert rig.service.living() == []
+    assert rig.service.active_requests() == []
 
 
 def test_abort_in_the_middle_frees_the_state_and_spares_the_others(rig: Rig) -> None:
@@ -315,7 +315,7 @@ def test_abort_in_the_middle_frees_the_state_and_spares_the_others(rig: Rig) -> 
     assert (rig.service.load().running, rig.service.load().waiting) == (3, 0)
     rig.service.abort("dropped")
     rig.service.abort("unknown")
-    assert rig.service.living() == ["kept", "third"]
+    assert rig.service.active_requests() == ["kept", "third"]
     assert rig.service.load().running == 2
     rig.step()
     gc.collect()

@@ -8,15 +8,15 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
     RungeKutta4ODESolver,
 )
 
-from services.token2wav.ode import EVALUATIONS_PER_STEP, advance, evaluation_times, time_points
-from services.token2wav.vocoder import (
+from omnirelay.errors import CheckpointError
+from services.token2wav.qwen2_5_omni.ode import EVALUATIONS_PER_STEP, advance, evaluation_times, time_points
+from services.token2wav.qwen2_5_omni.vocoder import (
     AntiAliasedActivation,
     Context,
     Vocoder,
     contexts,
     samples_per_frame,
 )
-from shared.errors import CheckpointError
 
 
 @pytest.fixture(params=["oracle", "other_oracle"])

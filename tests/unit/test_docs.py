@@ -12,10 +12,10 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from gateway import events, parts, protocol, status
-from gateway.cli.main import _parser
+from omnirelay import content, events, protocol, status
+from omnirelay.cli.main import build_parser
+from omnirelay.errors import OmniRelayError
 from shared.config import Config, StageConfig
-from shared.errors import OmniRelayError
 from shared.messages import StageLimits, StageLoad
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -99,11 +99,11 @@ def test_files_named_in_the_text_exist(page: Path) -> None:
 
 def test_the_readme_shows_every_command_and_only_options_that_exist() -> None:
     commands = next(
-        action.choices for action in _parser()._actions if isinstance(action, argparse._SubParsersAction)
+        action.choices for action in build_parser()._actions if isinstance(action, argparse._SubParsersAction)
     )
     shown: dict[str, set[str]] = {name: set() for name in commands}
     one_line_each = re.sub(r"\n +\[", " [", read("README.md"))
-    for name, rest in re.findall(r"\bomnirelay ([a-z]+(?:-[a-z]+)*)\b([^`#\n]*)", one_line_each):
+    for name, rest in re.findall(r"(?<!from )\bomnirelay ([a-z]+(?:-[a-z]+)*)\b([^`#\n]*)", one_line_each):
         assert name in commands, name
         shown[name].update(re.findall(r"--[a-z-]+", rest))
     for name, parser in commands.items():
@@ -114,11 +114,11 @@ def test_the_readme_shows_every_command_and_only_options_that_exist() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_in_the_text_are_understood(page: Path) -> None:
-    parser = _parser()
+    parser = build_parser()
     text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     pieces = re.findall(r"`[^`]+`|^ {4}.+$", text, re.MULTILINE)
     code = "\n".join(" ".join(piece.split()) for piece in pieces)
-    for call in re.findall(r"\bomnirelay ([a-z]+(?:-[a-z]+)* [^`|<>()\n]+)", code):
+    for call in re.findall(r"(?<!from )\bomnirelay ([a-z]+(?:-[a-z]+)* [^`|<>()\n]+)", code):
         if "[" not in call:
             parser.parse_args(shlex.split(call, comments=True))
 
@@ -135,8 +135,8 @@ STRUCTS = [
     *get_args(protocol.ServerMessage),
     *get_args(events.Event),
     protocol.GenerateRequest,
-    *get_args(parts.ContentPart),
-    parts.ChatMessage,
+    *get_args(content.ContentPart),
+    content.ChatMessage,
     protocol.SamplingOverrides,
     status.StatusReport,
     status.StageStatus,
@@ -181,7 +181,7 @@ def test_the_protocol_pages_example_is_what_the_gateway_and_a_client_say() -> No
     ]
     assert submit.id == 7
     assert msgspec.msgpack.decode(submit.request, type=protocol.GenerateRequest) == protocol.GenerateRequest(
-        messages=[parts.ChatMessage("user", "Hello")], speech=False
+        messages=[content.ChatMessage("user", "Hello")], speech=False
     )
 
 

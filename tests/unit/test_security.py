@@ -103,11 +103,14 @@ def test_sockets_are_bound_and_connected_in_one_place(path: Path) -> None:
         for node in ast.walk(module)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
     }
-    if uses_zmq and path.relative_to(ROOT).as_posix() not in ("shared/sockets.py", "shared/curve.py"):
+    if uses_zmq and path.relative_to(ROOT).as_posix() not in (
+        "shared/transport/sockets.py",
+        "shared/transport/curve.py",
+    ):
         assert not calls & {"bind", "connect", "bind_to_random_port"}
 
 
-@pytest.mark.parametrize("module", ["gateway/link.py", "shared/engine/process.py"])
+@pytest.mark.parametrize("module", ["gateway/dispatch/stage_transport.py", "shared/stage/process.py"])
 def test_processes_have_no_context_without_rules(module: str) -> None:
     calls = {called(node) for node in ast.walk(tree(ROOT / module)) if isinstance(node, ast.Call)}
     assert "open_context" in calls

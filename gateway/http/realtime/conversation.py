@@ -3,11 +3,11 @@
 from collections import Counter
 from typing import Final
 
-from gateway.held import HeldBytes, Hold
+from gateway.fairness.memory_budget import Hold, MemoryBudget
 from gateway.http.realtime.items import Item, media_kinds
-from gateway.parts import ChatMessage
+from omnirelay.content import ChatMessage
+from omnirelay.errors import InvalidRequestError, MediaTooLargeError
 from shared.config import MediaConfig
-from shared.errors import InvalidRequestError, MediaTooLargeError
 
 MAX_ITEMS: Final = 512
 
@@ -20,7 +20,7 @@ class Conversation:
         held: Where bytes are counted.
     """
 
-    def __init__(self, media: MediaConfig, held: HeldBytes) -> None:
+    def __init__(self, media: MediaConfig, held: MemoryBudget) -> None:
         self._media = media
         self._held = held
         self._items: list[Item] = []

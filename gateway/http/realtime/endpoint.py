@@ -10,14 +10,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from gateway.fairness.quota import Quota
 from gateway.http.connection import ClientGoneError
 from gateway.http.context import HttpContext
 from gateway.http.errors import response_of
 from gateway.http.realtime.events import EventError, read_event
 from gateway.http.realtime.session import Session
-from gateway.portions import Portions
-from gateway.protocol import PIECE_BYTES
-from shared.errors import BusyError, InvalidRequestError, OmniRelayError
+from omnirelay.errors import BusyError, InvalidRequestError, OmniRelayError
+from omnirelay.protocol import PIECE_BYTES
 from shared.log import limited
 
 MAX_SESSIONS: Final = 64
@@ -43,7 +43,7 @@ class RealtimeApi:
     def __init__(self, context: HttpContext, idle_s: float = IDLE_S) -> None:
         self._context = context
         self._idle_s = idle_s
-        self._open = Portions(MAX_SESSIONS)
+        self._open = Quota(MAX_SESSIONS)
         self._events = 0
 
     async def refuse(self, request: Request) -> Response:

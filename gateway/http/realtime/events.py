@@ -7,7 +7,7 @@ from msgspec import Meta
 
 from gateway.http.body import read_object
 from gateway.http.fields import convert
-from shared.errors import InvalidRequestError, UnsupportedError
+from omnirelay.errors import InvalidRequestError, UnsupportedError
 
 
 class ClientEvent(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

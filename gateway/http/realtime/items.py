@@ -7,10 +7,10 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from gateway.held import HeldBytes, Hold
+from gateway.fairness.memory_budget import Hold, MemoryBudget
 from gateway.http.fields import convert, require_one_of
-from gateway.parts import AudioPart, ChatMessage, ContentPart, ImagePart, MediaPart, Role, TextPart
-from shared.errors import InvalidRequestError, UnsupportedError
+from omnirelay.content import AudioPart, ChatMessage, ContentPart, ImagePart, MediaPart, Role, TextPart
+from omnirelay.errors import InvalidRequestError, UnsupportedError
 from shared.messages import SAMPLE_RATE
 
 MAX_PARTS: Final = 64
@@ -73,7 +73,7 @@ class Item:
             for part in self.parts
         )
 
-    def keep(self, held: HeldBytes, hold: Hold | None = None) -> None:
+    def keep(self, held: MemoryBudget, hold: Hold | None = None) -> None:
         """Count its bytes, as long as it is not forgotten.
 
         Raises:

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any, Final
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import CloseCode
 
-from gateway.http.keys import PLACE
+from gateway.access.places import Place
+from gateway.fairness.uploads import Upload, UploadRoom
+from gateway.http.guards.keys import PLACE
 from gateway.http.protocol import STALL_S, Alarm
-from gateway.places import Place
-from gateway.uploads import Upload, UploadRoom
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGISendEvent

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
-from gateway.events import AudioEvent, DoneEvent, TextEvent
+from gateway.access.account import ClientAccount
 from gateway.http.answer import Answer, finish_reason
 from gateway.http.connection import ClientGoneError
 from gateway.http.context import HttpContext
@@ -16,16 +16,16 @@ from gateway.http.fields import named
 from gateway.http.realtime.conversation import Conversation
 from gateway.http.realtime.items import Item
 from gateway.http.realtime.settings import PCM, Settings
-from gateway.parts import ChatMessage, TextPart
-from gateway.protocol import GenerateRequest, SamplingOverrides
-from gateway.stream import ClientAccount
-from shared.errors import OmniRelayError
+from omnirelay.content import ChatMessage, TextPart
+from omnirelay.errors import OmniRelayError
+from omnirelay.events import AudioEvent, DoneEvent, TextEvent
+from omnirelay.protocol import GenerateRequest, SamplingOverrides
 from shared.log import limited
 
 Send = Callable[[str, dict[str, Any]], Awaitable[None]]
 """Sends an event of this type with these fields."""
 NAMES: Final[Mapping[str, str | None]] = {"speaker": "audio.output.voice", "messages": None}
-"""What is called otherwise here than in a :class:`gateway.protocol.GenerateRequest`."""
+"""What is called otherwise here than in a :class:`omnirelay.protocol.GenerateRequest`."""
 log = logging.getLogger(__name__)
 
 

@@ -5,6 +5,7 @@ import logging
 import secrets
 from typing import Any, Final
 
+from gateway.access.account import ClientAccount
 from gateway.http.connection import ClientGoneError
 from gateway.http.context import HttpContext
 from gateway.http.errors import body_of
@@ -27,11 +28,10 @@ from gateway.http.realtime.input_audio import InputAudio
 from gateway.http.realtime.items import Item, read_item, sound_item
 from gateway.http.realtime.response import Response, Send
 from gateway.http.realtime.settings import Settings, read_options, split
-from gateway.parts import ChatMessage
-from gateway.protocol import GenerateRequest
-from gateway.stream import ClientAccount
+from omnirelay.content import ChatMessage
+from omnirelay.errors import InvalidRequestError, OmniRelayError, SlowClientError
+from omnirelay.protocol import GenerateRequest
 from shared.config import MediaConfig
-from shared.errors import InvalidRequestError, OmniRelayError, SlowClientError
 
 log = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ from typing import Any, Final, Literal
 import msgspec
 from msgspec.structs import replace
 
-from gateway.http.chat_request import Voice, voice_name
 from gateway.http.fields import convert, read_fields
-from shared.errors import InvalidRequestError, UnsupportedError
+from gateway.http.openai.chat_request import Voice, voice_name
+from omnirelay.errors import InvalidRequestError, UnsupportedError
 from shared.messages import SAMPLE_RATE, Temperature
 
 MAX_INSTRUCTIONS: Final = 2**20

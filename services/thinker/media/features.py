@@ -11,10 +11,10 @@ from vllm.multimodal.processing import ProcessorInputs
 from vllm.multimodal.processing.context import TimingContext
 from vllm.v1.engine.llm_engine import LLMEngine
 
+from omnirelay.errors import MediaError
 from services.thinker.media.decoded import DecodedAudio, DecodedImage, DecodedVideo, Samples
 from services.thinker.media.marks import Marks
 from services.thinker.media.spans import Clock, Grid
-from shared.errors import MediaError
 from shared.messages import MediaKind
 
 _NO_TIMING: Final = TimingContext(enabled=False)

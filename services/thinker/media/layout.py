@@ -7,10 +7,10 @@ import torch
 from vllm.inputs import MultiModalInput, mm_input
 from vllm.multimodal.inputs import MultiModalKwargsItem, MultiModalKwargsItems, PlaceholderRange
 
+from omnirelay.errors import InvalidRequestError
 from services.thinker.media.features import Features
 from services.thinker.media.marks import Marks
 from services.thinker.media.spans import Clock, interleave
-from shared.errors import InvalidRequestError
 from shared.messages import MediaItem
 
 

@@ -5,7 +5,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from shared.errors import MediaError, MediaTooLargeError
+from omnirelay.errors import MediaError, MediaTooLargeError
 
 MAX_SIDES_RATIO: Final = 200
 """The processors of Qwen2.5-Omni refuse pictures that are longer than this (``smart_resize``)."""

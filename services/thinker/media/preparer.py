@@ -14,20 +14,20 @@ from typing import Final
 from cachetools import LRUCache
 from vllm.inputs import MultiModalInput
 
-from services.thinker.media.decoder import MediaDecoder
-from services.thinker.media.features import FeatureExtractor
-from services.thinker.media.layout import PreparedItem, lay_out
-from services.thinker.media.limits import DecodeLimits
-from services.thinker.media.marks import Marks
-from services.thinker.media.metrics import MediaMetrics
-from shared.config import MediaConfig
-from shared.errors import (
+from omnirelay.errors import (
     CancelledRequestError,
     MediaError,
     PromptTooLongError,
     RequestError,
     StageFailedError,
 )
+from services.thinker.media.decode.decoder import MediaDecoder
+from services.thinker.media.features import FeatureExtractor
+from services.thinker.media.layout import PreparedItem, lay_out
+from services.thinker.media.limits import DecodeLimits
+from services.thinker.media.marks import Marks
+from services.thinker.media.metrics import MediaMetrics
+from shared.config import MediaConfig
 from shared.log import of_request
 from shared.messages import MediaItem, MediaKind, ThinkRequest
 

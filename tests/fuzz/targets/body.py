@@ -9,17 +9,17 @@ from unittest import mock
 import msgspec
 from starlette.requests import Request
 
-from gateway.clients import Client
-from gateway.http import strings
+from gateway.access.clients import Principal
 from gateway.http.body import read_body
-from gateway.http.chat_request import read_chat
-from gateway.http.keys import CLIENT
+from gateway.http.guards.keys import CLIENT
+from gateway.http.openai import strings
+from gateway.http.openai.chat_request import read_chat
+from gateway.http.openai.speech import read_speech
 from gateway.http.realtime.events import EventError, read_event
 from gateway.http.realtime.session import Session
-from gateway.http.speech import read_speech
-from gateway.parts import TextPart, parts_of
-from gateway.protocol import GenerateRequest
-from shared.errors import CancelledRequestError, InvalidRequestError, MediaError, OmniRelayError
+from omnirelay.content import TextPart, parts_of
+from omnirelay.errors import CancelledRequestError, InvalidRequestError, MediaError, OmniRelayError
+from omnirelay.protocol import GenerateRequest
 from tests.fuzz.intake import CONFIG, INTERNAL, context, data_of
 from tests.fuzz.streams import at_once, cut
 
@@ -56,7 +56,7 @@ async def _submit(
     pieces: list[bytes], parse: Callable[[bytearray], tuple[Any, GenerateRequest]]
 ) -> tuple[str, ...]:
     api, intake = context()
-    client = Client("client 1")
+    client = Principal("client 1")
     waiting = [{"type": "http.request", "body": piece, "more_body": True} for piece in pieces]
     waiting.append({"type": "http.request", "body": b"", "more_body": False})
 
@@ -119,8 +119,8 @@ def _seen(part: Any) -> object:
 
 async def _converse(lines: list[bytes]) -> None:
     api, intake = context()
-    client = Client("client 1")
-    account = api.door.account("client 1", client)
+    client = Principal("client 1")
+    account = api.access.account("client 1", client)
     sent: list[tuple[str, Any]] = []
 
     async def send(kind: str, fields: dict[str, Any]) -> None:

@@ -8,10 +8,10 @@ from unittest import mock
 import msgspec
 import numpy as np
 
-from gateway import events
-from gateway.client import AsyncGatewayClient, AudioEvent
-from gateway.client.aio import AsyncAnswer
-from gateway.protocol import (
+from omnirelay import AsyncClient, AudioEvent, events
+from omnirelay.client.aio import AsyncAnswer
+from omnirelay.errors import OmniRelayError
+from omnirelay.protocol import (
     LENGTH_BYTES,
     PROTOCOL_VERSION,
     Refused,
@@ -21,7 +21,6 @@ from gateway.protocol import (
     Welcome,
     pack,
 )
-from shared.errors import OmniRelayError
 from shared.messages import STAGES
 from tests.fuzz.intake import STATUS
 from tests.fuzz.streams import connection, cut, feed, framed, settle, unframed
@@ -43,7 +42,7 @@ def check(data: bytes) -> None:
 async def _listen(greeting: list[bytes], rest: list[bytes]) -> list[object]:
     """Give what the users of a client see; requests are sent between what greets them and the rest."""
     reader, writer, _ = connection()
-    client = AsyncGatewayClient()
+    client = AsyncClient()
     feeding = asyncio.create_task(feed(reader, greeting))
     try:
         with mock.patch("asyncio.open_connection", mock.AsyncMock(return_value=(reader, writer))):
@@ -60,7 +59,7 @@ async def _listen(greeting: list[bytes], rest: list[bytes]) -> list[object]:
         await client.close()
 
 
-async def _ask(client: AsyncGatewayClient, reader: asyncio.StreamReader, rest: list[bytes]) -> list[object]:
+async def _ask(client: AsyncClient, reader: asyncio.StreamReader, rest: list[bytes]) -> list[object]:
     answers = [client.chat("Hello") for _ in range(REQUESTS)]
     report = asyncio.create_task(client.status())
     await settle()

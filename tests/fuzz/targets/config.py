@@ -13,14 +13,14 @@ import yaml
 import zmq
 from zmq.utils import z85
 
-from gateway.clients import Client
-from gateway.failures import to_event
-from gateway.keys import ApiKeys, hash_of, read_keys
-from gateway.protocol import Reply, pack
+from gateway.access.api_keys import ApiKeys, hash_of, read_keys
+from gateway.access.clients import Principal
+from omnirelay.error_codes import to_event
+from omnirelay.errors import BusyError, ConfigError
+from omnirelay.protocol import Reply, pack
 from shared.config import ENV_PREFIX, Config, TracingConfig, load_config
-from shared.errors import BusyError, ConfigError
-from shared.keys import ROLES, load_keys, public_file, secret_file
-from shared.tracing import ENDPOINT_VARIABLE, TRACES_VARIABLE, traces_url
+from shared.tracing.setup import ENDPOINT_VARIABLE, TRACES_VARIABLE, traces_url
+from shared.transport.keys import ROLES, load_keys, public_file, secret_file
 
 KEY: Final = "omr_seed"
 
@@ -63,7 +63,7 @@ def _check_api_keys(content: bytes) -> None:
     path = _written("keys.yaml", content)
     entries = read_keys(path)
     for name, entry in entries.items():
-        client = Client(name, entry)
+        client = Principal(name, entry)
         client.open()
         try:
             client.check()

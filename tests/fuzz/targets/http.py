@@ -13,8 +13,8 @@ from prometheus_client import CollectorRegistry
 
 from gateway.http.app import make_app
 from gateway.http.server import BoundedServer
-from shared.engine import endpoint
-from shared.engine.endpoint import HttpEndpoint, _Connection
+from shared.stage import endpoint
+from shared.stage.endpoint import HttpEndpoint, _Connection
 from tests.fuzz.intake import INTERNAL, Intake, context
 from tests.fuzz.streams import Transport, at_once, cut, settle
 
@@ -94,7 +94,7 @@ async def _serve_stage(pieces: list[bytes]) -> bytes:
 @cache
 def _server() -> tuple[BoundedServer, Intake]:
     api, intake = context()
-    return BoundedServer(make_app(api), api.door.http_places, api.uploads, {}), intake
+    return BoundedServer(make_app(api), api.access.http_places, api.uploads, {}), intake
 
 
 @cache

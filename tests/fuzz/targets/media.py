@@ -18,24 +18,24 @@ import zmq
 from PIL import Image
 from zmq.utils import z85
 
-from gateway import urls
-from gateway.http.guard import _is_own
-from gateway.http.host import _name, is_local
-from gateway.protocol import parse_address
-from gateway.urls import HttpsUrl, decode_data_url, is_data_url, parse_host, parse_https
-from services.thinker.media.complete import check_complete
+from gateway.http.guards.guard import _is_own
+from gateway.http.guards.host import _name, is_local
+from gateway.input import urls
+from gateway.input.urls import HttpsUrl, decode_data_url, is_data_url, parse_host, parse_https
+from omnirelay.errors import ConfigError, MediaError, MessageError
+from omnirelay.protocol import parse_address
+from services.thinker.media.decode.decoder import MediaDecoder
+from services.thinker.media.decode.pipe import ANSWERS, JOBS, LIMITS, STARTS, Done, Job, Pipe, Ready, Refused
 from services.thinker.media.decoded import DecodedAudio
-from services.thinker.media.decoder import MediaDecoder
-from services.thinker.media.durations import frame_durations
-from services.thinker.media.formats import Format, check_format
+from services.thinker.media.files.complete import check_complete
+from services.thinker.media.files.durations import frame_durations
+from services.thinker.media.files.formats import Format, check_format
+from services.thinker.media.files.mp3 import declared_frames, tags_length
 from services.thinker.media.limits import DecodeLimits
-from services.thinker.media.mp3 import declared_frames, tags_length
-from services.thinker.media.pipe import ANSWERS, JOBS, LIMITS, STARTS, Done, Job, Pipe, Ready, Refused
-from shared.curve import WELCOME, Door
-from shared.errors import ConfigError, MediaError, MessageError
-from shared.keys import ROLES, Keys, Role
 from shared.messages import MEDIA_KINDS, MediaKind, TraceParent
-from shared.otel import Tracer
+from shared.tracing.otel import Tracer
+from shared.transport.curve import WELCOME, ConnectionGuard
+from shared.transport.keys import ROLES, Keys, Role
 
 MAX_BYTES: Final = 1500
 PIECE: Final = 16
@@ -191,7 +191,7 @@ def _check_zap(data: bytes) -> None:
     while at < len(data):
         frames.append(data[at + 1 : at + 1 + data[at]])
         at += 1 + data[at]
-    answer = Door._answer(_DOOR, frames)
+    answer = ConnectionGuard._answer(_DOOR, frames)
     assert len(answer) == 6
     # The mechanism is the sixth of the seven frames, the key the last.
     welcome = [[b"CURVE", z85.decode(_PUBLIC[role])] for role in WELCOME["gateway"]]
@@ -222,13 +222,13 @@ _PUBLIC: Final[dict[Role, bytes]] = {
 }
 
 
-def _make_door() -> Door:
-    """A door that answers questions, and guards nothing."""
+def _make_door() -> ConnectionGuard:
+    """A guard that answers questions, and guards nothing."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    door = Door(context, Keys("gateway", b"", _PUBLIC), Path("keys"))
+    guard = ConnectionGuard(context, Keys("gateway", b"", _PUBLIC), Path("keys"))
     context.destroy(0)
-    door.join()
-    return door
+    guard.join()
+    return guard
 
 
 _DOOR: Final = _make_door()

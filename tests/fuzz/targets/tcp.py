@@ -8,11 +8,12 @@ from unittest import mock
 
 import msgspec
 
-from gateway.connection import Connection
-from gateway.core import Gateway
-from gateway.door import Door
-from gateway.parts import AudioPart, ChatMessage, ContentPart, ImagePart, TextPart, VideoPart
-from gateway.protocol import (
+from gateway.access.access import Access
+from gateway.fairness.uploads import UploadRoom
+from gateway.manager import Gateway
+from gateway.tcp.connection import Connection
+from omnirelay.content import AudioPart, ChatMessage, ContentPart, ImagePart, TextPart, VideoPart
+from omnirelay.protocol import (
     LENGTH_BYTES,
     Cancel,
     GenerateRequest,
@@ -25,7 +26,6 @@ from gateway.protocol import (
     Submit,
     pack,
 )
-from gateway.uploads import UploadRoom
 from tests.fuzz.intake import CONFIG, INTERNAL, STATUS, Intake
 from tests.fuzz.streams import connection, cut, feed, framed, unframed
 
@@ -39,8 +39,8 @@ def check(data: bytes) -> None:
     """Serve a client that says this, in two ways."""
     data = framed(data)
     with (
-        mock.patch("gateway.connection.PIECE_BYTES", PIECE_BYTES),
-        mock.patch("gateway.uploads.PIECE_BYTES", PIECE_BYTES),
+        mock.patch("gateway.tcp.connection.PIECE_BYTES", PIECE_BYTES),
+        mock.patch("gateway.fairness.uploads.PIECE_BYTES", PIECE_BYTES),
     ):
         whole, pieces = (asyncio.run(_serve(each)) for each in ([data], cut(data)))
     # Whether a name may be used again depends on who has heard of its end, and so on time.
@@ -51,10 +51,10 @@ def check(data: bytes) -> None:
 async def _serve(pieces: list[bytes]) -> bytes:
     """Give all that the gateway says."""
     reader, writer, transport = connection()
-    intake, uploads, door = Intake(), UploadRoom(ROOM), Door(CONFIG)
+    intake, uploads, access = Intake(), UploadRoom(ROOM), Access(CONFIG)
     refused: Counter[str] = Counter()
     served = Connection(
-        cast(Gateway, intake), reader, writer, "client 1", door, uploads, lambda: STATUS, refused
+        cast(Gateway, intake), reader, writer, "client 1", access, uploads, lambda: STATUS, refused
     )
     serving = asyncio.create_task(served.serve())
     await feed(reader, pieces)

@@ -12,23 +12,23 @@ from typing import Any, Final
 
 import zmq
 
-from gateway import failures
-from gateway.lifecycle import Lifecycle, StateCounts
-from gateway.link import StageLink
-from gateway.record import RequestRecord
+from gateway.dispatch import stage_errors
+from gateway.dispatch.stage_transport import StageTransport
+from gateway.requests.lifecycle import Lifecycle, StateCounts
+from gateway.requests.record import RequestRecord
+from omnirelay.errors import InvalidRequestError, MessageError, OmniRelayError, SequenceError
 from shared import messages
 from shared.config import Config
-from shared.engine.resume import check_resumed
-from shared.engine.tensors import unpack_positions, unpack_rows
-from shared.errors import InvalidRequestError, MessageError, OmniRelayError, SequenceError
 from shared.messages import ResumedSpeech, Sampling, SpeechSettings
-from shared.payloads import (
+from shared.messages.payloads import (
     AdditionalInformationEntry,
     AdditionalInformationPayload,
     Blob,
     PromptEmbedsPayload,
 )
-from shared.wire import Decoder, encode
+from shared.stage.resume import check_resumed
+from shared.transport.wire import Decoder, encode
+from shared.vllm.tensors import unpack_positions, unpack_rows
 
 SOCKETS: Final = (
     messages.ThinkerInput | messages.Mark,
@@ -90,7 +90,7 @@ def _take(message: Any, frames: list[bytes]) -> None:
         case messages.TextDelta() | messages.CodecDelta() | messages.AudioChunk():
             _record().apply(message)
         case messages.RequestFailed():
-            assert isinstance(failures.from_stage(message), OmniRelayError)
+            assert isinstance(stage_errors.from_stage(message), OmniRelayError)
         case messages.Heartbeat() | messages.AbortDone() | messages.Farewell():
             _hear(messages.control_identity(message.stage, message.instance), frames)
 
@@ -120,10 +120,10 @@ def _hear(speaker: str, frames: list[bytes]) -> None:
 
 
 @cache
-def _link() -> StageLink:
+def _link() -> StageTransport:
     folder = tempfile.TemporaryDirectory(prefix="fuzz-")
     paths = {name: f"ipc://{Path(folder.name, name)}" for name in ("events", "control")}
-    link = StageLink(Config.model_validate({"gateway": paths}))
+    link = StageTransport(Config.model_validate({"gateway": paths}))
     atexit.register(folder.cleanup)
     atexit.register(link._context.destroy, 0)
     return link

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from gateway.cli.doctor import checkpoint
-from gateway.cli.doctor.finding import Finding
-from gateway.cli.doctor.weights import Paged
+from ops.doctor import checkpoint
+from ops.doctor.finding import Finding
+from ops.doctor.weights import Paged
 from shared.config import DEFAULT_CHECKPOINT, Config
 from tests.gateway.doctor.model_files import CONFIG, INDEX, SHARDS, write_model, write_weights
 
@@ -165,10 +165,10 @@ def test_voices_as_torch_writes_them_are_taken(directory: Path) -> None:
 
 AS_NOBODY = """
 import encodings.cp437, json, os, sys
-from gateway.cli.doctor import checkpoint
+from ops.doctor import checkpoint
 from shared.checkpoints import resolve_model
 from shared.config import Config
-from shared.errors import CheckpointAccessError
+from omnirelay.errors import CheckpointAccessError
 from shared.model_files import require_model_files
 if os.geteuid() == 0:
     os.setgroups([])

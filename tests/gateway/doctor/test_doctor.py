@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import yaml
 
-from gateway.cli.doctor import checkpoint, machine, software
-from gateway.cli.main import main
+from omnirelay.cli.main import main
+from omnirelay.errors import StageStartError
+from ops.doctor import checkpoint, machine, software
 from shared.config import Config
 from shared.devices import EngineReport
-from shared.errors import StageStartError
 from tests.gateway.bench import bench, free_ports, run
 from tests.gateway.doctor.model_files import write_model
 
@@ -162,7 +162,7 @@ def test_a_running_omnirelay(
 
 def test_it_loads_no_model_library() -> None:
     code = (
-        "import sys, gateway.cli.doctor.command;"
+        "import sys, ops.doctor.command;"
         "names = {name.split('.')[0] for name in sys.modules};"
         "print(names & {'torch', 'vllm', 'transformers', 'huggingface_hub', 'shtab'})"
     )

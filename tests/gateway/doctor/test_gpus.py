@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from gateway.cli.doctor import gpus
-from gateway.cli.doctor.checkpoint import Model
-from gateway.cli.doctor.finding import Finding
-from gateway.cli.doctor.weights import Paged
+from ops.doctor import gpus
+from ops.doctor.checkpoint import Model
+from ops.doctor.finding import Finding
+from ops.doctor.weights import Paged
 from shared.config import Config
 from shared.devices import EngineReport, Gpu
 from shared.model_files import Weights

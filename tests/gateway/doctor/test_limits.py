@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from gateway.cli.doctor import demand, limits
-from gateway.cli.doctor.checkpoint import Model
-from gateway.cli.doctor.finding import Finding
-from gateway.cli.doctor.weights import Paged
+from ops.doctor import demand, limits
+from ops.doctor.checkpoint import Model
+from ops.doctor.finding import Finding
+from ops.doctor.weights import Paged
 from shared.config import Config
 from shared.model_files import Weights
 

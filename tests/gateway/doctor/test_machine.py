@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli.doctor import machine
-from gateway.cli.doctor.machine import Machine
+from ops.doctor import machine
+from ops.doctor.machine import Machine
 from shared.config import Config
 from shared.messages import StageName
 from tests.support.terminal import make_program
@@ -23,7 +23,7 @@ NEEDED: dict[StageName, int] = {"thinker": 2 * GIB, "talker": GIB, "token2wav": 
 
 LIMITED = """
 import json, resource
-from gateway.cli.doctor import machine
+from ops.doctor import machine
 resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30))
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
 here = machine.read_machine()

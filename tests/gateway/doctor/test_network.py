@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from gateway.cli.doctor import network
-from gateway.cli.doctor.finding import Finding
+from ops.doctor import network
+from ops.doctor.finding import Finding
 from shared.config import Config
 from shared.messages import STAGES
 from tests.gateway.bench import bench, free_ports, make_config, run

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import zmq
 
-from gateway.cli.doctor import security
-from gateway.cli.doctor.finding import Finding
+from ops.doctor import security
+from ops.doctor.finding import Finding
 from shared.config import Config
-from shared.keys import ROLES, make_keys, public_file, secret_file
+from shared.transport.keys import ROLES, make_keys, public_file, secret_file
 
 
 def examined(keys: Path | None = None, inbox: str = "tcp://127.0.0.1:5562", **section: Any) -> list[Finding]:

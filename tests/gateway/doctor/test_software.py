@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli.doctor import software
-from gateway.cli.doctor.finding import Finding
+from omnirelay.errors import StageStartError
+from ops.doctor import software
+from ops.doctor.finding import Finding
 from shared.devices import EngineReport
-from shared.errors import StageStartError
 
 ROOT = Path(__file__).resolve().parents[3]
 REPORT = EngineReport(torch="2.13.0+cpu", cuda=None, vllm="0.32.0", platform="cpu")

@@ -1,0 +1,1 @@
+"""Who may use the gateway: API keys, the limits of each, TLS."""

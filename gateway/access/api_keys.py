@@ -1,0 +1,199 @@
+"""The API keys that clients may come with: a file of their hashes, never the keys themselves."""
+
+import hashlib
+import hmac
+import logging
+import re
+import secrets
+import stat
+from collections import OrderedDict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+import yaml
+from msgspec import Meta
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from gateway.access.clients import NO_KEY, ClientLimits, Principal
+from omnirelay.errors import ConfigError, UnauthenticatedError
+from shared.config import NOT_YAML
+
+PREFIX: Final = "omr_"
+"""How our keys begin, so that people and scanners know one when they see it."""
+KEY_BYTES: Final = 32
+MAX_KEYS: Final = 1000
+"""Each is compared with every key that comes, and has metrics of its own."""
+MAX_FILE_BYTES: Final = 2**20
+NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+_OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
+
+log = logging.getLogger(__name__)
+
+
+class KeyEntry(ClientLimits, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A key in the file.
+
+    Attributes:
+        sha256: Of the key, in hexadecimal.
+    """
+
+    sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+
+
+def new_key() -> str:
+    """Draw a key.  It has 256 random bits, so its plain hash cannot be turned back."""
+    return PREFIX + secrets.token_urlsafe(KEY_BYTES)
+
+
+def hash_of(key: str) -> str:
+    """Give what the file holds of a key."""
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def read_keys(path: Path) -> dict[str, KeyEntry]:
+    """Read a file of keys.
+
+    Returns:
+        The entries by name.
+
+    Raises:
+        ConfigError: It cannot be read or believed; the message holds nothing of its content but names.
+    """
+    text = _read(path)
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        values = yaml.safe_load(text)
+    except NOT_YAML as error:
+        # Not the error's own words, which quote the line: somebody may have written a key there.
+        mark = getattr(error, "problem_mark", None)
+        where = f" in line {mark.line + 1}" if mark is not None else ""
+        raise ConfigError(f"{path} (gateway.api_keys) is not YAML{where}") from None
+    if root is None:
+        return {}
+    if not isinstance(root, yaml.MappingNode) or not isinstance(values, dict):
+        raise ConfigError(f"{path} (gateway.api_keys) must map names of keys to their entries")
+    if len(root.value) != len(values):
+        raise ConfigError(f"{path} (gateway.api_keys) names a key twice")
+    return _entries(path, values)
+
+
+def _entries(path: Path, values: dict[object, object]) -> dict[str, KeyEntry]:
+    if len(values) > MAX_KEYS:
+        raise ConfigError(f"{path} (gateway.api_keys) has {len(values)} keys, at most {MAX_KEYS} are taken")
+    entries = {}
+    for number, (name, value) in enumerate(values.items(), 1):
+        if not isinstance(name, str) or not NAME.fullmatch(name):
+            raise ConfigError(f"{path} (gateway.api_keys): name {number} must match {NAME.pattern}")
+        try:
+            entries[name] = msgspec.convert(value, KeyEntry)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"{path} (gateway.api_keys), {name}: {error}") from None
+    if len({entry.sha256 for entry in entries.values()}) != len(entries):
+        raise ConfigError(f"{path} (gateway.api_keys) has one key under two names")
+    return entries
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            if stat.S_IMODE(path.stat().st_mode) & _OTHERS_WRITE:
+                raise ConfigError(f"{path} (gateway.api_keys) may be written by others: chmod go-w it")
+            content = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path} (gateway.api_keys): {error.strerror}") from error
+    if len(content) > MAX_FILE_BYTES:
+        raise ConfigError(f"{path} (gateway.api_keys) has more than {MAX_FILE_BYTES} bytes")
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} (gateway.api_keys) is not UTF-8") from None
+
+
+class ApiKeys(Collector):
+    """The keys that are known, and their clients.
+
+    Args:
+        path: The file; none asks nobody for a key.
+
+    Raises:
+        ConfigError: The file cannot be read or believed.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._entries: dict[str, KeyEntry] = {}
+        self._clients: dict[str, Principal] = {}
+        self._hashes: list[tuple[bytes, Principal]] = []
+        # What was counted of keys that are gone: their names may come back, and counters only grow.
+        self._counted: OrderedDict[str, tuple[int, int]] = OrderedDict()
+        self.take(self.read())
+
+    @property
+    def needed(self) -> bool:
+        """Clients need a key."""
+        return self._path is not None
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the keys."""
+        return list(self._clients)
+
+    def read(self) -> dict[str, KeyEntry]:
+        """Read the file, for :meth:`take`.
+
+        Raises:
+            ConfigError: The file cannot be read or believed.
+        """
+        return read_keys(self._path) if self._path is not None else {}
+
+    def take(self, entries: dict[str, KeyEntry]) -> None:
+        """Know these keys: from now on one that is gone opens nothing, and new limits hold."""
+        clients = {}
+        for name, entry in entries.items():
+            before = self._entries.get(name)
+            if before is not None and before.sha256 == entry.sha256:
+                clients[name] = self._clients[name]
+                if before != entry:
+                    clients[name].change(entry)
+        for name, client in self._clients.items():
+            client.known = name in clients
+            if not client.known:
+                self._counted[name] = client.taken, client.refused
+        for name in [name for name in entries if name not in clients]:
+            clients[name] = Principal(f"key {name}", entries[name], counted=self._counted.pop(name, (0, 0)))
+        while len(self._counted) > MAX_KEYS:
+            self._counted.popitem(last=False)
+        self._entries, self._clients = entries, clients
+        self._hashes = [(bytes.fromhex(entry.sha256), clients[name]) for name, entry in entries.items()]
+
+    def client(self, key: str | None) -> Principal:
+        """Give whose key it is.  It is compared with every one, so that the time says nothing.
+
+        Raises:
+            UnauthenticatedError: Nobody's.
+        """
+        given = hashlib.sha256((key or "").encode("utf-8", "surrogateescape")).digest()
+        found: Principal | None = None
+        for known, client in self._hashes:
+            if hmac.compare_digest(given, known):
+                found = client
+        if found is None or not key:
+            raise UnauthenticatedError(NO_KEY)
+        return found
+
+    def collect(self) -> Iterable[CounterMetricFamily | GaugeMetricFamily]:
+        """Give the metrics by the names of the keys."""
+        requests = CounterMetricFamily(
+            "omnirelay_key_requests", "Requests that came with a key.", labels=["key", "outcome"]
+        )
+        active_requests = GaugeMetricFamily(
+            "omnirelay_key_open_requests", "Open requests of a key.", labels=["key"]
+        )
+        for name, client in self._clients.items():
+            requests.add_metric([name, "taken"], client.taken)
+            requests.add_metric([name, "busy"], client.refused)
+            active_requests.add_metric([name], client.open_requests)
+        return [requests, active_requests]

@@ -1,0 +1,196 @@
+"""The certificate that the gateway shows to its clients: read, judged, and replaced while it serves."""
+
+import os
+import ssl
+import stat
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from gateway.access.tls import pem_certificates, trusting_all, trusting_only
+from omnirelay.errors import ConfigError
+from shared.config import TlsConfig
+
+SOON_S: Final = 14 * 86_400
+"""A certificate that expires within that time should be renewed."""
+_FLIGHTS: Final = 10
+"""More than any handshake has."""
+_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """A certificate with its private key, as they were read.
+
+    Attributes:
+        context: What shows it.
+        path: Where it was read from.
+        begins: When it becomes valid, in seconds of the epoch.
+        expires: When it stops being valid.
+        chained: The certificates behind it in the file lead from it to the last of them.
+    """
+
+    context: ssl.SSLContext
+    path: str
+    begins: float
+    expires: float
+    chained: bool
+
+    def why_not_now(self, now: float) -> str | None:
+        """Why clients refuse it at a time; none if they need not."""
+        if now < self.begins:
+            return f"{self.path} is not valid before {_date(self.begins)}: clients refuse it"
+        if now >= self.expires:
+            return f"{self.path} expired at {_date(self.expires)}: clients refuse it"
+        return None
+
+    def left(self, now: float) -> str:
+        """How long it is still valid, for people."""
+        return f"until {_date(self.expires)}, {(self.expires - now) / 86_400:.0f} days"
+
+    def why_not_chained(self) -> str | None:
+        """What is wrong with the certificates behind it; none if nothing is, as far as the file tells."""
+        if self.chained:
+            return None
+        return (
+            f"the certificates in {self.path} do not lead from the first, the gateway's own, to the last: "
+            "clients that know only the authority above them may refuse it"
+        )
+
+
+class ServerTls(Collector):
+    """TLS 1.2 or later with a certificate that can be replaced while connections come.
+
+    Args:
+        tls: Names a certificate and its key.
+
+    Raises:
+        ConfigError: A file cannot be used, or others may read the key.
+    """
+
+    def __init__(self, tls: TlsConfig) -> None:
+        self._tls = tls
+        self.certificate = read_certificate(tls)
+        # A context of OpenSSL is changed file by file, and stays changed by the first if the second does
+        # not fit.  So this one has no certificate, and leaves each handshake to the context of what is shown.
+        self.context: Final = _server_context()
+        self.context.sni_callback = self._choose
+
+    def read(self) -> Certificate:
+        """Read the files again, for :meth:`show`.
+
+        Raises:
+            ConfigError: They cannot be used, or clients would refuse now what they did not before.
+        """
+        renewed, now = read_certificate(self._tls), time.time()
+        worse = renewed.why_not_now(now)
+        if worse is not None and self.certificate.why_not_now(now) is None:
+            raise ConfigError(f"{worse}, and the one that is shown is still valid")
+        return renewed
+
+    def show(self, certificate: Certificate) -> None:
+        """Show this one to whoever connects from now on."""
+        self.certificate = certificate
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        """Give the metric by which a certificate can be renewed in time."""
+        expiry = GaugeMetricFamily(
+            "omnirelay_tls_certificate_expiry_timestamp_seconds",
+            "When the certificate that clients are shown expires, in seconds of the epoch.",
+        )
+        expiry.add_metric([], self.certificate.expires)
+        return [expiry]
+
+    def _choose(self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+        connection.context = self.certificate.context
+
+
+def read_certificate(tls: TlsConfig) -> Certificate:
+    """Read a certificate and its key, and see that a handshake with them succeeds; its dates are not judged.
+
+    Raises:
+        ConfigError: A file cannot be used, or others may read the key.
+    """
+    if tls.certificate is None or tls.key is None:
+        raise ConfigError("gateway.tls names no certificate and key")
+    context = _server_context()
+    try:
+        _check_private(Path(tls.key))
+        # A password in any case, or OpenSSL would ask for one at the terminal.
+        context.load_cert_chain(tls.certificate, tls.key, password="")
+        behind = pem_certificates(Path(tls.certificate))[1:]
+    except ssl.SSLError as error:
+        raise ConfigError(
+            f"{tls.certificate} (gateway.tls.certificate) and {tls.key} (gateway.tls.key) are no certificate "
+            f"and its key in PEM, without a password: {error.reason or error}"
+        ) from None
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read {tls.certificate} (gateway.tls.certificate) or {tls.key} (gateway.tls.key): "
+            f"{error.strerror}"
+        ) from error
+    try:
+        # What is shown, and not what the file holds by now.
+        shown = _meet(context, trusting_all()).getpeercert(binary_form=True)
+        fields = _meet(context, trusting_only(shown or b"")).getpeercert() or {}
+    except ssl.SSLError as error:
+        why = error.verify_message if isinstance(error, ssl.SSLCertVerificationError) else error.reason
+        raise ConfigError(
+            f"clients cannot use {tls.certificate} (gateway.tls.certificate): {why or error}"
+        ) from None
+    begins, expires = (ssl.cert_time_to_seconds(str(fields[key])) for key in ("notBefore", "notAfter"))
+    return Certificate(
+        context, tls.certificate, begins, expires, not behind or _leads_to(context, behind[-1])
+    )
+
+
+def _server_context() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    return context
+
+
+def _leads_to(context: ssl.SSLContext, last: bytes) -> bool:
+    """Whether one who knows only the last certificate of a file believes the first."""
+    try:
+        _meet(context, trusting_only(last))
+    except ssl.SSLError:
+        return False
+    return True
+
+
+def _meet(server: ssl.SSLContext, client: ssl.SSLContext) -> ssl.SSLObject:
+    """Agree on TLS in memory; gives the client's side.
+
+    Raises:
+        ssl.SSLError: They do not agree.
+    """
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    sides = (client.wrap_bio(back, there), server.wrap_bio(there, back, server_side=True))
+    for _ in range(_FLIGHTS):
+        agreed = True
+        for side in sides:
+            try:
+                side.do_handshake()
+            except ssl.SSLWantReadError:
+                agreed = False
+        if agreed:
+            return sides[0]
+    raise ssl.SSLError("the handshake does not end")
+
+
+def _check_private(key: Path) -> None:
+    """Refuse a key that others may read; of root's, a group may (as of secrets that are mounted)."""
+    found = key.stat()
+    allowed = stat.S_IRGRP if found.st_uid == 0 and os.geteuid() != 0 else 0
+    if stat.S_IMODE(found.st_mode) & _OTHERS & ~allowed:
+        raise ConfigError(f"{key} (gateway.tls.key) may be used by others: chmod 600 it")
+
+
+def _date(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))

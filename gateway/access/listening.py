@@ -1,0 +1,77 @@
+"""Sockets that listen for clients, and what happens when there are no file descriptors left for them."""
+
+import asyncio
+import errno
+import logging
+import socket
+import time
+from typing import Any, Final
+
+from omnirelay.protocol import parse_tcp
+from shared.log import limited
+
+BACKLOG: Final = 256
+"""Connections that the kernel keeps until they are taken."""
+_SHORTAGES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_PAUSE_S: Final = 0.5
+"""Less than asyncio's pause, so that its next attempt is a real one."""
+log = logging.getLogger(__name__)
+
+
+class ListeningSocket(socket.socket):
+    """Reports a shortage of descriptors once, and not again until asyncio has made its pause.
+
+    asyncio asks for all connections of the backlog in one go, and reports each that it cannot have.
+    """
+
+    _short_until = 0.0
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """See :meth:`socket.socket.accept`."""
+        if time.monotonic() < self._short_until:
+            raise BlockingIOError(errno.EAGAIN, "no descriptors a moment ago")
+        try:
+            return super().accept()
+        except OSError as error:
+            if error.errno in _SHORTAGES:
+                self._short_until = time.monotonic() + _PAUSE_S
+            raise
+
+
+async def listen(address: str) -> list[socket.socket]:
+    """Listen on each address that a name stands for.
+
+    Args:
+        address: ``tcp://HOST:PORT``.
+
+    Raises:
+        OSError: One of them cannot be used.
+    """
+    host, port = parse_tcp(address)
+    sockets: list[socket.socket] = []
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        for family, _, _, _, place in dict.fromkeys(found):
+            made = socket.create_server(place[:2], family=family, backlog=BACKLOG)
+            sockets.append(ListeningSocket(fileno=made.detach()))
+    except OSError:
+        for each in sockets:
+            each.close()
+        raise
+    return sockets
+
+
+def tell_shortage(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Say in one line that no connection can be taken; anything else is told as asyncio does.
+
+    To be set as the loop's exception handler.
+    """
+    error = context.get("exception")
+    if isinstance(error, OSError) and error.errno in _SHORTAGES and "socket" in context:
+        limited(log, burst=1).error(
+            "no connections are taken for now: %s; raise the limit of open files (ulimit -n)", error.strerror
+        )
+    else:
+        loop.default_exception_handler(context)

@@ -1,0 +1,159 @@
+"""Connections that a server takes: no address gets all places, whoever comes without a key."""
+
+import ipaddress
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from gateway.fairness.quota import Quota
+
+MAX_CONNECTIONS: Final = 512
+"""Of a server, open at once; one more is closed as it comes."""
+MAX_WATCHERS: Final = 64
+"""Connections for health checks and metrics, open at once; for one more the oldest is closed."""
+SUBSCRIBER_BITS: Final = 64
+"""Addresses of IPv6 that begin with the same bits belong to one subscriber."""
+
+
+class Proxies:
+    """The proxies whose word for an address is taken.
+
+    Args:
+        networks: Their addresses, or networks.
+    """
+
+    def __init__(self, networks: Iterable[str]) -> None:
+        self._networks: Final = [ipaddress.ip_network(each) for each in networks]
+
+    def __contains__(self, address: str) -> bool:
+        found = _parsed(address)
+        return found is not None and any(found in each for each in self._networks)
+
+    def client(self, forwarded: Iterable[str]) -> str | None:
+        """Give the address for which the outermost of them asks; none if it does not say.
+
+        Args:
+            forwarded: The values of ``X-Forwarded-For``; each proxy puts the address that it sees at the end.
+        """
+        for each in reversed(",".join(forwarded).split(",")):
+            address = _without_port(each.strip())
+            if _parsed(address) is None:
+                return None
+            if address not in self:
+                return address
+        return None
+
+
+class Place:
+    """The place of one connection.
+
+    Args:
+        places: Where it is.
+        holder: Whose it is.
+        hang_up: Closes the connection.
+
+    Attributes:
+        holder: Whose it is: an address, or the name of a key.
+    """
+
+    def __init__(self, places: "Places", holder: str, hang_up: Callable[[], None]) -> None:
+        self._places: Final = places
+        self.holder = holder
+        self.hang_up: Final = hang_up
+
+    def move(self, holder: str) -> bool:
+        """Note that the connection is somebody else's than it seemed.
+
+        Returns:
+            Whether that one has not more connections than its share.
+        """
+        return holder == self.holder or self._places.move(self, holder)
+
+    def leave(self) -> None:
+        """Give it back; may be called again."""
+        self._places.leave(self)
+
+
+class Places:
+    """The places of a server: no holder gets all of them, as :class:`gateway.fairness.quota.Quota` says.
+
+    Args:
+        total: How many there are.
+        proxies: Their connections are those of many clients.
+    """
+
+    def __init__(self, total: int, proxies: Proxies) -> None:
+        self._portions: Final = Quota(total)
+        self._proxies: Final = proxies
+        self._taken: dict[Place, None] = {}
+
+    def take(self, address: str, hang_up: Callable[[], None]) -> Place | None:
+        """Take a place for a connection.
+
+        Args:
+            address: Where it comes from.
+            hang_up: Closes it.
+
+        Returns:
+            The place; none if there is none for that address.
+        """
+        holder = holder_of(address)
+        enough = self._portions.free > 0 if address in self._proxies else self._portions.has_for(holder)
+        return self._add(holder, hang_up) if enough else None
+
+    def move(self, place: Place, holder: str) -> bool:
+        """See :meth:`Place.move`."""
+        if place not in self._taken:
+            return True
+        self._portions.give(place.holder)
+        fits = self._portions.has_for(holder)
+        self._portions.take(holder)
+        place.holder = holder
+        return fits
+
+    def leave(self, place: Place) -> None:
+        """See :meth:`Place.leave`."""
+        if place in self._taken:
+            del self._taken[place]
+            self._portions.give(place.holder)
+
+    def _add(self, holder: str, hang_up: Callable[[], None]) -> Place:
+        place = Place(self, holder, hang_up)
+        self._taken[place] = None
+        self._portions.take(holder)
+        return place
+
+
+class WatchersPlaces(Places):
+    """Places that nobody can keep from others: where there is none, the oldest connection is closed."""
+
+    def take(self, address: str, hang_up: Callable[[], None]) -> Place:
+        """Take a place for a connection."""
+        while not self._portions.free:
+            oldest = next(iter(self._taken))
+            oldest.leave()
+            oldest.hang_up()
+        return self._add(holder_of(address), hang_up)
+
+
+def holder_of(address: str) -> str:
+    """What the share of an address goes by; one subscriber's addresses of IPv6 share one."""
+    found = _parsed(address)
+    if found is not None and found.version == 6:
+        mapped = found.ipv4_mapped
+        found_in = ipaddress.ip_network((found, SUBSCRIBER_BITS), strict=False)
+        return f"address {mapped if mapped is not None else found_in}"
+    return f"address {address}"
+
+
+def _parsed(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return None
+
+
+def _without_port(address: str) -> str:
+    """The address of ``[ADDRESS]:PORT`` or ``ADDRESS:PORT``."""
+    if address.startswith("["):
+        return address[1:].partition("]")[0]
+    return address.partition(":")[0] if address.count(":") == 1 else address

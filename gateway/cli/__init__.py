@@ -1,5 +1,0 @@
-"""The ``omnirelay`` command."""
-
-from gateway.cli.main import main
-
-__all__ = ["main"]

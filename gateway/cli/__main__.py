@@ -1,8 +1,0 @@
-"""``python -m gateway.cli``: the ``omnirelay`` command where it is not installed."""
-
-import sys
-
-from gateway.cli.main import main
-
-if __name__ == "__main__":
-    sys.exit(main())

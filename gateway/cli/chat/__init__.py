@@ -1,5 +1,0 @@
-"""``omnirelay chat``: one request, or a conversation; shown as it comes, and played."""
-
-from gateway.cli.chat.command import run
-
-__all__ = ["run"]

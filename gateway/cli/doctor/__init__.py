@@ -1,5 +1,0 @@
-"""``omnirelay doctor``: what is wrong with a set-up, and what to do."""
-
-from gateway.cli.doctor.command import run
-
-__all__ = ["run"]

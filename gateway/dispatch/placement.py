@@ -1,0 +1,50 @@
+"""Which replicas serve a request."""
+
+from collections.abc import Set
+from functools import partial
+
+from gateway.dispatch.registry import Replica, StageRegistry
+from shared.messages import Route, StageName
+
+
+def place(
+    registry: StageRegistry,
+    speech: bool,
+    avoid: Set[tuple[StageName, str]] = frozenset(),
+    closed: Set[tuple[StageName, str]] = frozenset(),
+) -> Route | None:
+    """Choose the replicas with the least work, among those that can send to each other.
+
+    A replica is only sent to once its sender has said that it knows it; so no message of a request can come
+    to a sender before the address it needs.
+
+    Args:
+        registry: The replicas.
+        speech: The request is to be spoken; else the thinker alone serves it.
+        avoid: Replicas that are taken only where there is no other, for the request failed there.
+        closed: Replicas that are not taken.
+
+    Returns:
+        The route; none if there is none now.
+    """
+    candidates = partial(_candidates, registry, avoid, closed)
+    thinkers = candidates("thinker")
+    if not speech:
+        return Route(thinker=thinkers[0].name) if thinkers else None
+    talkers, last = candidates("talker"), candidates("token2wav")
+    ends = {each.name: next((end.name for end in last if end.name in each.peers), None) for each in talkers}
+    for thinker in thinkers:
+        for name, token2wav in ends.items():
+            if token2wav is not None and name in thinker.peers:
+                return Route(thinker=thinker.name, talker=name, token2wav=token2wav)
+    return None
+
+
+def _candidates(
+    registry: StageRegistry,
+    avoid: Set[tuple[StageName, str]],
+    closed: Set[tuple[StageName, str]],
+    stage: StageName,
+) -> list[Replica]:
+    able = [each for each in registry.ready(stage) if (stage, each.name) not in closed]
+    return sorted(able, key=lambda each: (stage, each.name) in avoid)

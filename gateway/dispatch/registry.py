@@ -1,0 +1,373 @@
+"""Which replicas of the stages are there, learned from their heartbeats."""
+
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from gateway.requests.lifecycle import Reason
+from omnirelay.errors import StageUnavailableError
+from omnirelay.status import StageState, StageStatus
+from shared.messages import MAX_REPLICAS, STAGES, Heartbeat, Route, StageName
+
+FORGET_S: Final = 600.0
+"""A replica that has been silent for so long is forgotten."""
+MAX_DEPARTED: Final = 1000
+"""Names of replicas that have left; late heartbeats of theirs say nothing."""
+
+NEXT: Final[dict[StageName, StageName]] = {"thinker": "talker", "talker": "token2wav"}
+"""To which stage a stage sends."""
+_BEFORE: Final = {receiver: sender for sender, receiver in NEXT.items()}
+
+
+@dataclass
+class Replica:
+    """One process of a stage.
+
+    Attributes:
+        beat: Its last heartbeat.
+        seen: When that came, in monotonic seconds.
+        down: It is known to be lost.
+        suspect: A connection to it has ended since its last heartbeat: it may be no more.
+        state: As of the last change.
+        peers: The replicas of the next stage that it can send to.
+        placed: Requests given to it since the last heartbeat, and between that and the one before: the last
+            may not tell of those yet.
+    """
+
+    beat: Heartbeat
+    seen: float
+    down: bool = False
+    suspect: bool = False
+    state: StageState = "starting"
+    peers: frozenset[str] = frozenset()
+    placed: list[int] = field(default_factory=lambda: [0, 0])
+
+    @property
+    def stage(self) -> StageName:
+        """Which stage it is one of."""
+        return self.beat.stage
+
+    @property
+    def name(self) -> str:
+        """What it has drawn as its name."""
+        return self.beat.instance
+
+    @property
+    def work(self) -> tuple[int, int]:
+        """How much it has to do, to be compared with others of its stage."""
+        load = self.beat.load
+        return load.running + load.waiting + sum(self.placed), load.held_bytes
+
+
+class StageRegistry:
+    """The replicas of all stages.
+
+    A replica's state depends on those of its senders, so it is kept and not looked up: a heartbeat costs what
+    is new in it, however many replicas there are.
+
+    Args:
+        timeout_s: A replica that is silent for longer is down.
+        step_timeout_s: So is one whose loop has been in the same step for longer.
+        gateway: The gateway's name; a replica that has not joined it yet takes none of its requests.
+        clock: Gives monotonic seconds.
+        stages: Those that there are to be.
+
+    Attributes:
+        stages: Those that there are to be.
+    """
+
+    def __init__(
+        self,
+        timeout_s: float,
+        step_timeout_s: float,
+        gateway: str = "",
+        clock: Callable[[], float] = time.monotonic,
+        stages: Sequence[StageName] = STAGES,
+    ) -> None:
+        self.stages: Final = tuple(stages)
+        self._timeout_s = timeout_s
+        self._step_timeout_s = step_timeout_s
+        self._gateway = gateway
+        self._clock = clock
+        self._gateway_drains = False
+        self._replicas: dict[StageName, dict[str, Replica]] = {stage: {} for stage in STAGES}
+        self._states: dict[StageName, Counter[StageState]] = {stage: Counter() for stage in STAGES}
+        # By address, who listens there; by name, how many senders that are ready know a replica.
+        self._listeners: dict[tuple[StageName, str], Replica] = {}
+        self._senders: dict[StageName, Counter[str]] = {stage: Counter() for stage in STAGES}
+        self._addresses: dict[StageName, dict[str, str]] = {}
+        self._departed: OrderedDict[tuple[StageName, str], None] = OrderedDict()
+        # Since when no replica of a stage is ready; none while one is.
+        self._missing_since: dict[StageName, float | None] = dict.fromkeys(STAGES, clock())
+        self._known_once: set[StageName] = set()
+
+    @property
+    def gateway_drains(self) -> bool:
+        """The gateway ends too: what it has in line is for replicas that drain, as for others."""
+        return self._gateway_drains
+
+    @gateway_drains.setter
+    def gateway_drains(self, drains: bool) -> None:
+        self._gateway_drains = drains
+        for replica in self.replicas():
+            self._settle(replica)
+
+    def get(self, stage: StageName, name: str) -> Replica | None:
+        """Give a replica; none if it is not known, or not any more."""
+        return self._replicas[stage].get(name)
+
+    def replicas(self) -> list[Replica]:
+        """All that are known."""
+        return [each for replicas in self._replicas.values() for each in replicas.values()]
+
+    def note(self, beat: Heartbeat) -> list[Replica]:
+        """Take a heartbeat.
+
+        Returns:
+            The replicas in whose place this one listens; they are forgotten.
+        """
+        replicas = self._replicas[beat.stage]
+        known = replicas.get(beat.instance)
+        if (beat.stage, beat.instance) in self._departed or (
+            known is None and not self._has_room(beat.stage)
+        ):
+            return []
+        if known is None:
+            known = replicas[beat.instance] = Replica(beat, self._clock(), peers=frozenset(beat.peers))
+            self._states[beat.stage][known.state] += 1
+            self._known_once.add(beat.stage)
+        if beat.inbox != known.beat.inbox:
+            self._stop_listening(known)
+        if beat.peers != known.beat.peers:
+            self._note_peers(known, frozenset(beat.peers))
+        known.beat, known.seen, known.suspect = beat, self._clock(), False
+        known.placed = [0, known.placed[0]]
+        if known.down and not self._lost(known):
+            self._mark(known, down=False)
+        before = self._listeners.get((beat.stage, beat.inbox))
+        if before is not known:
+            self._listeners[beat.stage, beat.inbox] = known
+            self._addresses.pop(beat.stage, None)
+            if before is not None:
+                self.dismiss(beat.stage, before.name)
+        self._settle(known)
+        return [before] if before is not None and before is not known else []
+
+    def dismiss(self, stage: StageName, name: str) -> Replica | None:
+        """Forget a replica that has left; gives it, if it was known."""
+        self._departed[stage, name] = None
+        if len(self._departed) > MAX_DEPARTED:
+            self._departed.popitem(last=False)
+        left = self.get(stage, name)
+        if left is not None:
+            self._remove(left)
+        return left
+
+    def excuse(self, away_s: float) -> None:
+        """The gateway could hear nobody for so many seconds: that is no silence of the replicas."""
+        for each in self.replicas():
+            each.seen = min(self._clock(), each.seen + away_s)
+        for stage, since in self._missing_since.items():
+            if since is not None:
+                self._missing_since[stage] = since + away_s
+
+    def newly_down(self) -> list[Replica]:
+        """The replicas that fell silent, or hang, since the last call.
+
+        Only this finds them down.  Call it when all heartbeats that have come were taken: else a gateway that
+        was slow for a moment would blame its stages.
+        """
+        lost = [each for each in self.replicas() if not each.down and self._lost(each)]
+        for each in lost:
+            self._mark(each, down=True)
+        for each in [each for each in self.replicas() if self._age_s(each) > FORGET_S]:
+            self._remove(each)
+        return lost
+
+    def why_down(self, replica: Replica) -> Reason:
+        """What is wrong with a replica that is lost."""
+        return "hung" if self._age_s(replica) <= self._timeout_s else "silent"
+
+    def state(self, stage: StageName) -> StageState:
+        """What is known of a stage: ``starting`` before its first heartbeat."""
+        states: tuple[StageState, ...] = ("ready", "draining", "starting")
+        for state in states:
+            if self._states[stage][state]:
+                return state
+        return "down" if stage in self._known_once else "starting"
+
+    def missing_s(self, stage: StageName) -> float:
+        """How long no replica of a stage has been ready; 0 while one is."""
+        since = self._missing_since[stage]
+        return 0.0 if since is None else self._clock() - since
+
+    def count(self, stage: StageName, state: StageState) -> int:
+        """How many replicas of a stage are in a state."""
+        return self._states[stage][state]
+
+    def ready(self, stage: StageName) -> list[Replica]:
+        """The replicas to which requests may be given now, those with the least work first."""
+        able = [each for each in self._replicas[stage].values() if each.state == "ready" and not each.suspect]
+        return sorted(able, key=lambda each: each.work)
+
+    def addresses(self, stage: StageName) -> dict[str, str]:
+        """The replicas that can be sent to: those that end soon are still among them."""
+        known = self._addresses.get(stage)
+        if known is None:
+            replicas = self._replicas[stage].values()
+            known = {each.name: each.beat.inbox for each in replicas if not each.down}
+            self._addresses[stage] = known
+        return known
+
+    def placed(self, route: Route) -> None:
+        """A request was given to these replicas."""
+        for stage in STAGES:
+            replica = self.get(stage, route.replica(stage) or "")
+            if replica is not None:
+                replica.placed[0] += 1
+
+    def heartbeat_age_s(self, stage: StageName, name: str) -> float | None:
+        """Seconds since the last heartbeat of a replica; none before the first."""
+        replica = self.get(stage, name)
+        return self._age_s(replica) if replica is not None else None
+
+    def require(self, stages: Iterable[StageName]) -> None:
+        """Check that stages are ready.
+
+        Raises:
+            StageUnavailableError: Naming those that are not.
+        """
+        missing = [f"{stage} is {self.state(stage)}" for stage in stages if self.state(stage) != "ready"]
+        if missing:
+            raise StageUnavailableError(f"cannot serve this request now: {', '.join(missing)}")
+
+    def speakers(self) -> list[str]:
+        """Names of all voices that any stage knows, in the order the stages give them."""
+        names = (name for each in self.replicas() for name in each.beat.limits.speakers)
+        return list(dict.fromkeys(names))
+
+    def max_positions(self, stage: StageName) -> int | None:
+        """Most positions of one request at any replica of a stage; none if none has said so."""
+        told = [each.beat.limits.max_positions for each in self._replicas[stage].values()]
+        return min((most for most in told if most), default=None)
+
+    def report(self) -> list[StageStatus]:
+        """All replicas, for the status; of a stage without any, the stage itself."""
+        told: list[StageStatus] = []
+        for stage in self.stages:
+            replicas = self._replicas[stage].values()
+            told += [self._status(each) for each in replicas]
+            told += [] if replicas else [StageStatus(name=stage, state=self.state(stage))]
+        return told
+
+    def _has_room(self, stage: StageName) -> bool:
+        """One more replica of a stage can be known, if need be in the place of one that is down."""
+        replicas = self._replicas[stage]
+        if len(replicas) >= MAX_REPLICAS:
+            gone = min((each for each in replicas.values() if each.down), key=_last_seen, default=None)
+            if gone is None:
+                return False
+            self._remove(gone)
+        return True
+
+    def _age_s(self, replica: Replica) -> float:
+        return self._clock() - replica.seen
+
+    def _lost(self, replica: Replica) -> bool:
+        return self._age_s(replica) > self._timeout_s or replica.beat.busy_s > self._step_timeout_s
+
+    def _state(self, replica: Replica) -> StageState:
+        if replica.down:
+            return "down"
+        if replica.beat.gateway != self._gateway or not self._reachable(replica):
+            return "starting"
+        return "draining" if replica.beat.draining and not self._gateway_drains else "ready"
+
+    def _reachable(self, replica: Replica) -> bool:
+        """Somebody who is to send to it knows it, if there is anybody."""
+        sender = _BEFORE.get(replica.stage)
+        if sender is None or not self._states[sender]["ready"]:
+            return True
+        return self._senders[replica.stage][replica.name] > 0
+
+    def _settle(self, replica: Replica) -> None:
+        """Note a replica's state, and what follows from it for those to which it sends."""
+        stage, before, now = replica.stage, replica.state, self._state(replica)
+        if now == before:
+            return
+        replica.state = now
+        self._states[stage][before] -= 1
+        self._states[stage][now] += 1
+        self._note_missing(stage)
+        self._note_ready(replica, (now == "ready") - (before == "ready"))
+
+    def _note_ready(self, replica: Replica, change: int) -> None:
+        """A replica has become ready (1), or is not any more (-1)."""
+        following = NEXT.get(replica.stage)
+        if following is None or not change:
+            return
+        self._count_senders(following, replica.peers, change)
+        if self._states[replica.stage]["ready"] == max(change, 0):
+            # The first, or the last: now its word counts, or nobody's.
+            for each in list(self._replicas[following].values()):
+                self._settle(each)
+
+    def _note_peers(self, replica: Replica, peers: frozenset[str]) -> None:
+        before, replica.peers = replica.peers, peers
+        following = NEXT.get(replica.stage)
+        if following is not None and replica.state == "ready":
+            self._count_senders(following, peers - before, 1)
+            self._count_senders(following, before - peers, -1)
+
+    def _count_senders(self, stage: StageName, names: Iterable[str], change: int) -> None:
+        """One more sender knows these replicas, or one less."""
+        senders, replicas = self._senders[stage], self._replicas[stage]
+        for name in names:
+            senders[name] += change
+            if senders[name] == 0:
+                del senders[name]
+            if name in replicas:
+                self._settle(replicas[name])
+
+    def _mark(self, replica: Replica, down: bool) -> None:
+        replica.down = down
+        self._addresses.pop(replica.stage, None)
+        self._settle(replica)
+
+    def _stop_listening(self, replica: Replica) -> None:
+        place = replica.stage, replica.beat.inbox
+        if self._listeners.get(place) is replica:
+            del self._listeners[place]
+
+    def _remove(self, replica: Replica) -> None:
+        """Forget a replica."""
+        self._mark(replica, down=True)
+        self._stop_listening(replica)
+        self._states[replica.stage]["down"] -= 1
+        del self._replicas[replica.stage][replica.name]
+
+    def _note_missing(self, stage: StageName) -> None:
+        if self.state(stage) == "ready":
+            self._missing_since[stage] = None
+        elif self._missing_since[stage] is None:
+            self._missing_since[stage] = self._clock()
+
+    def _status(self, replica: Replica) -> StageStatus:
+        beat = replica.beat
+        return StageStatus(
+            name=beat.stage,
+            state=replica.state,
+            replica=beat.instance,
+            inbox=beat.inbox,
+            heartbeat_age_s=self._age_s(replica),
+            pid=beat.pid,
+            peak_memory_bytes=beat.peak_memory_bytes,
+            load=beat.load,
+            limits=beat.limits,
+        )
+
+
+def _last_seen(replica: Replica) -> float:
+    return replica.seen

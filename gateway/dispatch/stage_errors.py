@@ -1,0 +1,24 @@
+"""Errors that stages report, as errors for clients."""
+
+from typing import Final
+
+from omnirelay.error_codes import BY_CODE
+from omnirelay.errors import BusyError, MediaError, RequestError, StageFailedError
+from shared.messages import RequestFailed
+
+RETRY_BUSY_STAGE_MS: Final = 1000
+"""When to come back after a stage had no room; it cannot say itself."""
+
+
+def from_stage(failed: RequestFailed) -> RequestError:
+    """Give the error that a stage reported; codes that mean nothing to a client become ``stage_failed``."""
+    kind = BY_CODE.get(failed.code)
+    if kind is not None and issubclass(kind, MediaError):
+        # Begins with the name of the item, wherever it is found.
+        return kind(failed.message)
+    message = f"{failed.stage}: {failed.message}"
+    if kind is not None and issubclass(kind, BusyError):
+        return kind(message, RETRY_BUSY_STAGE_MS)
+    if kind is None or kind is RequestError:
+        return StageFailedError(f"{message} ({failed.code})")
+    return kind(message)

@@ -1,0 +1,277 @@
+"""The gateway's sockets toward the stages, driven by the asyncio loop."""
+
+import asyncio
+import logging
+import secrets
+from collections import Counter
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+import zmq
+
+from omnirelay.errors import MessageError, OmniRelayError
+from shared.config import Config
+from shared.config.values import WILDCARDS, check_reachable
+from shared.log import limited
+from shared.messages import (
+    HEARTBEAT_SUFFIX,
+    Abort,
+    AudioChunk,
+    Closing,
+    CodecDelta,
+    ControlToGateway,
+    ControlToStage,
+    Credit,
+    Heartbeat,
+    Mark,
+    Peers,
+    RequestFailed,
+    StageEvent,
+    StageName,
+    TextDelta,
+    ThinkRequest,
+    control_identity,
+)
+from shared.transport.control import MAX_CONTROL_BYTES
+from shared.transport.curve import PeerMetrics, check_key, has_keys, open_context
+from shared.transport.keys import ROLES, Role
+from shared.transport.metrics import EdgeMetrics
+from shared.transport.queues import DEFAULT_MAX_BACKLOG_BYTES, PullQueue, Sending
+from shared.transport.routing import PeerQueues
+from shared.transport.sockets import LINGER_MS, bind
+from shared.transport.wire import MAX_HEADER_BYTES, Decoder, encode
+
+CONTROL_BURST: Final = 256
+PEER_CHECK_MS: Final = 2000
+"""How often ZeroMQ itself looks whether a peer's machine is still there."""
+log = logging.getLogger(__name__)
+
+
+class StageTransport:
+    """Requests and aborts out; events, heartbeats and confirmations in.
+
+    Args:
+        config: The addresses.
+
+    Raises:
+        AddressInUseError: Another process listens on the events or control address.
+        ConfigError: An address or the keys cannot be used.
+    """
+
+    def __init__(self, config: Config) -> None:
+        gateway = config.gateway
+        self._control_refused: Counter[str] = Counter()
+        self._decoder: Decoder[ControlToGateway] = Decoder(ControlToGateway, MAX_CONTROL_BYTES)
+        self._context = open_context(config, "gateway")
+        try:
+            self._events: PullQueue[StageEvent] = PullQueue(
+                self._context, gateway.events, StageEvent, speaker=_speaker
+            )
+            self._control = self._bind_control(gateway.control)
+        except OmniRelayError:
+            self._context.destroy(linger=0)
+            raise
+        # The largest request must fit, or it would wait for ever.
+        backlog = max(DEFAULT_MAX_BACKLOG_BYTES, config.media.max_request_bytes + MAX_HEADER_BYTES)
+        self._sending = Sending(f"gateway.{secrets.token_hex(8)}", config.window_bytes, backlog)
+        self._thinkers: PeerQueues[ThinkRequest] = PeerQueues(self._context, "thinker", self._sending)
+        self._on_event: Callable[[StageEvent], None] | None = None
+        self._on_control: Callable[[ControlToGateway], None] | None = None
+
+    def start(
+        self, on_event: Callable[[StageEvent], None], on_control: Callable[[ControlToGateway], None]
+    ) -> None:
+        """Hand every message that can be believed to a callback, from now on, on the running loop."""
+        self._on_event, self._on_control = on_event, on_control
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._events.socket, self._read_events)
+        loop.add_reader(self._control, self._read_control)
+        self.poll()
+
+    def poll(self) -> None:
+        """Send what waits and read what is there.
+
+        ZeroMQ's descriptors tell of changes only, and a send may swallow one: so this is called after each
+        send on a socket that is also read, and now and then.
+        """
+        self._thinkers.flush()
+        self._read_events()
+        self._read_control()
+
+    def think(self, request: ThinkRequest) -> None:
+        """Ask the thinker of the request's route.
+
+        Raises:
+            QueueFullError: The thinker does not take its requests.
+        """
+        self._thinkers.put(request)
+
+    def reach(self, thinkers: dict[str, str]) -> None:
+        """Be connected to exactly these replicas of the thinker, by name and address."""
+        self._thinkers.reach(thinkers)
+
+    def breaks(self) -> dict[str, int]:
+        """How often the connection to a replica of the thinker has ended; without those of none."""
+        return self._thinkers.breaks
+
+    def abort(self, stage: StageName, replica: str, request_id: str) -> None:
+        """Tell a replica to drop a request, if it can be reached."""
+        if stage == "thinker":
+            self._thinkers.discard(request_id)
+        self._send(control_identity(stage, replica).encode(), Abort(request_id=request_id))
+
+    def tell(self, stage: StageName, replica: str, peers: Peers) -> None:
+        """Answer a replica's heartbeat."""
+        self._send(control_identity(stage, replica).encode(), peers)
+
+    def say_goodbye(self, stage: StageName, replica: str) -> None:
+        """Tell a replica that this gateway ends."""
+        self._send(control_identity(stage, replica).encode(), Closing())
+
+    def refused(self) -> Counter[str]:
+        """Messages of stages that were refused, by error code."""
+        return self._events.refused + self._control_refused
+
+    def edges(self) -> EdgeMetrics:
+        """What goes through these sockets, for Prometheus."""
+        return EdgeMetrics(
+            "gateway",
+            {"thinker": self._thinkers},
+            {"gateway": self._events},
+            {"control": self._control_refused},
+        )
+
+    def peers(self) -> PeerMetrics:
+        """Who was not let in, for Prometheus."""
+        return PeerMetrics(self._context)
+
+    def close(self) -> None:
+        """Close all sockets; what was sent is delivered for at most half a second."""
+        if self._context.closed:
+            return
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._events.socket)
+        loop.remove_reader(self._control)
+        self._on_event = self._on_control = None
+        self._thinkers.close()
+        self._events.close()
+        self._control.close()
+        self._context.term()
+
+    def _send(self, identity: bytes, message: ControlToStage) -> None:
+        """Send on the control socket; who wants it to arrive in any case sends it again."""
+        try:
+            self._control.send_multipart([identity, *encode(message)], zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            log.debug("%s did not reach %s: %s", type(message).__name__, identity.decode(), error)
+        asyncio.get_running_loop().call_soon(self._read_control)
+
+    def _bind_control(self, address: str) -> zmq.Socket[bytes]:
+        socket = self._context.socket(zmq.ROUTER)
+        socket.set(zmq.LINGER, LINGER_MS)
+        # Without it an abort to a stage that is not there would vanish without a trace.
+        socket.set(zmq.ROUTER_MANDATORY, 1)
+        socket.set(zmq.MAXMSGSIZE, MAX_CONTROL_BYTES)
+        socket.set(zmq.HEARTBEAT_IVL, PEER_CHECK_MS)
+        bind(socket, address)
+        return socket
+
+    def _read_events(self) -> None:
+        if self._on_event is None:
+            return
+        for event in self._events.drain():
+            self._on_event(event)
+        for credit in self._events.take_credits():
+            self._send(credit.sender.encode(), credit)
+        if self._events.socket.poll(0):
+            asyncio.get_running_loop().call_soon(self._read_events)
+
+    def _read_control(self) -> None:
+        if self._on_control is None:
+            return
+        # A stage that ends has told before what became of its requests.
+        self._read_events()
+        for _ in range(CONTROL_BURST):
+            try:
+                identity, *frames = self._control.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            message = self._decode_control(identity, frames)
+            if isinstance(message, Credit):
+                self._pass_on(message)
+            elif message is not None:
+                self._on_control(message)
+        asyncio.get_running_loop().call_soon(self._read_control)
+
+    def _pass_on(self, credit: Credit) -> None:
+        """Give credit to whom it is for: one of the stages, or this gateway."""
+        if credit.sender != self._sending.sender:
+            self._send(credit.sender.encode(), credit)
+            return
+        try:
+            known = self._thinkers.credit(credit)
+        except MessageError as error:
+            self._refuse_control(error)
+        else:
+            if not known:
+                log.debug("credit for the channel %s, which was closed", credit.channel)
+
+    def _decode_control(self, identity: zmq.Frame, frames: list[zmq.Frame]) -> ControlToGateway | None:
+        """Decode a message and check that it comes from the replica it names."""
+        try:
+            message = self._decoder.decode([frame.buffer for frame in frames])
+            if isinstance(message, Credit):
+                # Who knows the name of a channel has it from the channel.
+                return message
+            speaker = control_identity(message.stage, message.instance)
+            if identity.bytes.removesuffix(HEARTBEAT_SUFFIX.encode()) != speaker.encode():
+                raise MessageError(f"peer {identity.bytes[:64]!r} speaks for {speaker}")
+            if has_keys(self._context):
+                check_key(identity, message.stage)
+            if isinstance(message, Heartbeat):
+                return msgspec.structs.replace(message, inbox=_reachable(message.inbox, identity))
+        except MessageError as error:
+            self._refuse_control(error)
+            return None
+        return message
+
+    def _refuse_control(self, error: MessageError) -> None:
+        self._control_refused[error.code] += 1
+        limited(log).warning("refused a control message: %s: %s", error.code, error)
+
+
+def _speaker(event: StageEvent | Mark) -> Role:
+    """Whose key an event must come with."""
+    match event:
+        case TextDelta():
+            return "thinker"
+        case CodecDelta():
+            return "talker"
+        case AudioChunk():
+            return "token2wav"
+        case RequestFailed():
+            return event.stage
+        case Mark():
+            return next(role for role in ROLES if event.sender.startswith(f"{role}."))
+
+
+def _reachable(inbox: str, frame: zmq.Frame) -> str:
+    """Give the address by which a replica is reached.
+
+    Args:
+        inbox: What it says; not believed yet.
+        frame: Of its message: tells from where it came.
+
+    Raises:
+        MessageError: Nobody could connect to it.
+    """
+    host, _, port = inbox.removeprefix("tcp://").rpartition(":")
+    try:
+        if host in WILDCARDS:
+            # A peer without an address of its own, by ipc, is on this machine.
+            peer = str(frame.get("Peer-Address")) or "127.0.0.1"
+            inbox = f"tcp://[{peer}]:{port}" if ":" in peer else f"tcp://{peer}:{port}"
+        return check_reachable(inbox)
+    except (ValueError, zmq.ZMQError) as error:
+        raise MessageError(str(error)) from error

@@ -1,0 +1,129 @@
+"""Who may be at the stages, who waits, and who is told to come back later."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from gateway.fairness.fair_queue import FairQueue
+from gateway.fairness.quota import Quota
+from omnirelay.errors import BusyError
+
+MIN_RETRY_MS: Final = 100
+MAX_RETRY_MS: Final = 60_000
+FIRST_GUESS_S: Final = 1.0
+"""How long a request takes, before any has been seen."""
+WEIGHT_OF_NEWEST: Final = 0.2
+TIMES_FREE: Final = 16
+"""A client with so many times the places that are free gets no more: it may fill most of a short line."""
+
+
+class Admission:
+    """A bounded number of places at the stages and a bounded line in front of them.
+
+    The line is served by priority (smaller first); within one priority every client has its turn, and a
+    client's own requests are served in order of arrival.  No client may fill the line alone.
+
+    Args:
+        max_active: Places at the stages.
+        max_queued: Places in the line.
+    """
+
+    def __init__(self, max_active: int, max_queued: int) -> None:
+        self._max_active = max_active
+        self._places = Quota(max_active + max_queued, TIMES_FREE)
+        self._clients: dict[str, str] = {}
+        self._queued: dict[str, int] = {}
+        """The priority of each request that waits."""
+        self._active = Quota(max_active)
+        self._lines: dict[int, FairQueue] = {}
+        self._mean_s = FIRST_GUESS_S
+
+    @contextmanager
+    def preparing(self, client: str = "") -> Iterator[None]:
+        """Keep a place for a request while its prompt is made; :meth:`enter` right after finds it free.
+
+        Args:
+            client: Whose it is.
+
+        Raises:
+            BusyError: The line is full, or the client has as much of it as one may.
+        """
+        self._require_place()
+        if not self._places.has_for(client):
+            raise BusyError(
+                f"this client has {self._places.own(client)} of {self._places.total} places, "
+                "the rest is kept for others: try again later",
+                self.retry_after_ms(),
+            )
+        self._places.take(client)
+        try:
+            yield
+        finally:
+            self._places.give(client)
+
+    def enter(self, request_id: str, priority: int, client: str = "") -> None:
+        """Stand in line; :meth:`next` says whose turn it is.
+
+        Raises:
+            BusyError: The line is full.
+        """
+        self._require_place()
+        self._places.take(client)
+        self._clients[request_id] = client
+        self._queued[request_id] = priority
+        line = self._lines.get(priority)
+        if line is None:
+            line = self._lines[priority] = FairQueue(lambda name: self._active.own(name) > 0)
+        line.join(request_id, client)
+
+    def next(self) -> str | None:
+        """Say whose turn it is, if a place at the stages is free and one waits."""
+        if not self._active.free or not self._lines:
+            return None
+        first = self._lines[min(self._lines)].first()
+        return first[1] if first is not None else None
+
+    def start(self, request_id: str) -> None:
+        """Give the one whose turn it is its place at the stages."""
+        priority = self._queued.pop(request_id)
+        client = self._clients[request_id]
+        self._lines[priority].serve(client)
+        self._active.take(client)
+        self._drop_if_empty(priority)
+
+    def leave(self, request_id: str, served_s: float | None = None) -> None:
+        """Free the place of a request, at the stages or in the line.
+
+        Args:
+            request_id: Which.
+            served_s: How long it was at the stages, if it was completed there.
+        """
+        if served_s is not None:
+            self._mean_s += WEIGHT_OF_NEWEST * (served_s - self._mean_s)
+        client = self._clients.pop(request_id, None)
+        if client is None:
+            return
+        self._places.give(client)
+        priority = self._queued.pop(request_id, None)
+        if priority is None:
+            self._active.give(client)
+            return
+        self._lines[priority].leave(request_id, client)
+        self._drop_if_empty(priority)
+
+    def retry_after_ms(self) -> int:
+        """Milliseconds until a place in the line is likely to be free."""
+        return round(min(max(1000 * self._mean_s / self._max_active, MIN_RETRY_MS), MAX_RETRY_MS))
+
+    def _drop_if_empty(self, priority: int) -> None:
+        if not self._lines[priority]:
+            del self._lines[priority]
+
+    def _require_place(self) -> None:
+        if not self._places.free:
+            waiting = self._places.used - self._active.used
+            raise BusyError(
+                f"{self._active.used} requests are being served and {waiting} wait, "
+                "no more are taken: try again later",
+                self.retry_after_ms(),
+            )

@@ -1,0 +1,214 @@
+"""Memory for uploads, counted as their bytes arrive; when it is short, the slowest is given up."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Final
+
+from omnirelay.errors import BusyError, RequestError, SlowUploadError
+from omnirelay.protocol import PIECE_BYTES
+
+IDLE_S: Final = 10.0
+"""How long an upload may send nothing."""
+MIN_BYTES_PER_S: Final = 2**17
+"""What must arrive a second, on average and :data:`IDLE_S` after the beginning."""
+RECENT_S: Final = 2.0
+"""The time over which the speed of an upload is measured when memory is short."""
+RETRY_MS: Final = 1000
+
+
+class Upload:
+    """One request, or one message of a WebSocket, that is being received.
+
+    It is given up when nothing arrives for :data:`IDLE_S`, when less than :data:`MIN_BYTES_PER_S` arrives, or
+    when its memory is needed; what it held is free from then on.
+
+    Args:
+        room: Where its bytes are counted.
+        client: Whose it is.
+        give_up: Called once with the reason if it is given up; what was received must be forgotten then.
+
+    Attributes:
+        size: How many bytes have arrived.
+        counted: How many of them are counted: none of small uploads.
+        body: The bytes, where they are kept here, until :meth:`finish` gives them away.
+        error: Why it was given up.
+        complete: All bytes have arrived: it is not given up any more.
+    """
+
+    def __init__(self, room: "UploadRoom", client: str, give_up: Callable[[RequestError], None]) -> None:
+        self._room: Final = room
+        self._give_up = give_up
+        self._loop = asyncio.get_running_loop()
+        self._began = self._last = self._loop.time()
+        self._window = self._began
+        self._before = self._since = 0
+        self.client: Final = client
+        self.size = 0
+        self.counted = 0
+        self.body = bytearray()
+        self.error: RequestError | None = None
+        self.complete = False
+        self._timer: asyncio.TimerHandle | None = self._loop.call_at(self._due, self._check)
+
+    def add(self, piece: bytes) -> None:
+        """Keep bytes that have arrived; nothing happens if the upload was given up."""
+        self.grow(len(piece))
+        if self.error is None:
+            self.body += piece
+
+    def grow(self, size: int) -> None:
+        """Count bytes that have arrived and are kept elsewhere; nothing happens if it was given up."""
+        if self.error is not None:
+            return
+        self.size += size
+        self._last = self._loop.time()
+        self._roll(self._last)
+        self._since += size
+        if self.size > PIECE_BYTES:
+            self._room.count(self, self.size - self.counted)
+
+    def finish(self) -> bytearray:
+        """Give all that has arrived; it stays counted until :meth:`close`.
+
+        Raises:
+            RequestError: The upload was given up.
+        """
+        self._stop()
+        if self.error is not None:
+            raise self.error
+        self.complete = True
+        body, self.body = self.body, bytearray()
+        return body
+
+    def close(self) -> None:
+        """Count nothing any more; may be called again."""
+        self._stop()
+        self._room.forget(self)
+
+    def give_up(self, error: RequestError) -> None:
+        """Forget the upload, and say why to whoever receives it."""
+        self.close()
+        self.body = bytearray()
+        self.error = error
+        self._give_up(error)
+
+    def speed(self) -> float:
+        """How many bytes arrived a second in the last :data:`RECENT_S`."""
+        now = self._loop.time()
+        self._roll(now)
+        age = now - self._began
+        if age < RECENT_S:
+            return self.size / max(age, 1e-3)
+        return (self._before * (1 - (now - self._window) / RECENT_S) + self._since) / RECENT_S
+
+    @property
+    def _due(self) -> float:
+        """When more must have arrived."""
+        return IDLE_S + min(self._last, self._began + self.size / MIN_BYTES_PER_S)
+
+    def _roll(self, now: float) -> None:
+        """Let the window in which bytes are counted move on."""
+        passed = int((now - self._window) / RECENT_S)
+        if passed:
+            self._before, self._since = self._since if passed == 1 else 0, 0
+            self._window += passed * RECENT_S
+
+    def _check(self) -> None:
+        now = self._loop.time()
+        if now < self._due:
+            self._timer = self._loop.call_at(self._due, self._check)
+            return
+        self.give_up(
+            SlowUploadError(
+                f"{self.size} bytes came in {now - self._began:.0f} s: at least {MIN_BYTES_PER_S} a second "
+                f"must come, and something every {IDLE_S:g} s"
+            )
+        )
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+class UploadRoom:
+    """Memory for all uploads together.
+
+    Only what has arrived takes room, and nobody waits for it.  Where there is none, the slowest of those that
+    are slower than :data:`MIN_BYTES_PER_S` is given up; if none is, the slowest of the client that has most.
+
+    Args:
+        total: How many bytes there are; an upload alone may be larger.
+
+    Attributes:
+        used: How many are taken.
+    """
+
+    def __init__(self, total: int) -> None:
+        self.total: Final = total
+        self.used = 0
+        self._uploads: set[Upload] = set()
+
+    def open(self, client: str, give_up: Callable[[RequestError], None]) -> Upload:
+        """Begin an upload, which must be closed; the arguments are those of :class:`Upload`."""
+        upload = Upload(self, client, give_up)
+        self._uploads.add(upload)
+        return upload
+
+    @asynccontextmanager
+    async def reading(self, client: str) -> AsyncIterator[Upload]:
+        """Begin an upload that is received inside the block, which ends if the upload is given up.
+
+        Raises:
+            SlowUploadError: It came too slowly.
+            BusyError: Its memory was needed.
+        """
+        upload: Upload | None = None
+        try:
+            async with asyncio.timeout(None) as timer:
+                upload = self.open(client, lambda _: timer.reschedule(0))
+                try:
+                    yield upload
+                finally:
+                    upload.close()
+        except TimeoutError:
+            if upload is None or upload.error is None:
+                raise
+            raise upload.error from None
+
+    def count(self, upload: Upload, size: int) -> None:
+        """Count more bytes of an upload, which others, or it itself, are given up for if there is no room."""
+        while size > self.total - self.used and self.used > upload.counted:
+            victim = self._slowest(upload)
+            victim.give_up(
+                BusyError(
+                    f"{self.used} bytes of uploads are held, no room for {size} more, and this one is the "
+                    f"slowest (gateway.limits.held_bytes is {self.total}): try again later",
+                    RETRY_MS,
+                )
+            )
+            if victim is upload:
+                return
+        upload.counted += size
+        self.used += size
+
+    def forget(self, upload: Upload) -> None:
+        """Count an upload no more; may be called again."""
+        self._uploads.discard(upload)
+        self.used -= upload.counted
+        upload.counted = 0
+
+    def _slowest(self, growing: Upload) -> Upload:
+        """Who is given up."""
+        speeds = {each: each.speed() for each in self._uploads if each.counted and not each.complete}
+        slow = [each for each, speed in speeds.items() if speed < MIN_BYTES_PER_S]
+        if not slow:
+            speeds.setdefault(growing, growing.speed())
+            own = Counter[str]()
+            for each in self._uploads:
+                own[each.client] += each.counted
+            most = max(own[each.client] for each in speeds)
+            slow = [each for each in speeds if own[each.client] == most]
+        return min(slow, key=speeds.__getitem__)

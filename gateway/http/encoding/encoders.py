@@ -1,0 +1,305 @@
+"""Speech in the formats that HTTP clients know, encoded piece by piece.
+
+An encoder takes the waveform as it comes and gives the bytes of the file as far as they are certain.  All
+pieces of one encoder, joined, are a file.
+"""
+
+import binascii
+import struct
+from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, get_args
+
+from omnirelay.errors import UnsupportedFormatError
+from shared.messages import SAMPLE_RATE
+
+if TYPE_CHECKING:
+    import numpy as np
+
+AudioFormat = Literal["wav", "mp3", "flac", "opus", "aac", "pcm16"]
+FORMATS: Final[tuple[AudioFormat, ...]] = get_args(AudioFormat)
+CONTENT_TYPES: Final[dict[AudioFormat, str]] = {
+    "wav": "audio/wav",
+    "mp3": "audio/mpeg",
+    "flac": "audio/flac",
+    "opus": "audio/ogg; codecs=opus",
+    "aac": "audio/aac",
+    "pcm16": "audio/pcm",
+}
+UNKNOWN_SIZE: Final = 2**32 - 1
+"""What players take for a WAV file that is still being written."""
+BASE64_PIECE: Final = 3 * 2**17
+"""Bytes that are written in base64 at once; meanwhile no other thread runs."""
+ONE_SAMPLE: Final = bytes(4)
+"""Of silence: where there is no speech, without which no file of compressed sound could be opened."""
+AAC_BITS_PER_S: Final = 64_000
+SET_OGG_PAGE_LATENCY_MS: Final = 0x1302
+"""``SFC_SET_OGG_PAGE_LATENCY_MS`` of sndfile.h."""
+OGG_PAGE_MS: Final = 60.0
+"""An Ogg page holds no more; by default libsndfile would keep a second of speech back."""
+
+
+class Encoder(Protocol):
+    """Writes one file."""
+
+    def push(self, pcm: bytes) -> bytes:
+        """Take the next piece of the waveform.
+
+        Args:
+            pcm: float32 in [-1, 1], little-endian, mono, at :data:`shared.messages.SAMPLE_RATE`.
+
+        Returns:
+            What can be sent of the file.
+        """
+        ...
+
+    def finish(self) -> bytes:
+        """End the file.
+
+        Returns:
+            The rest of it.
+        """
+        ...
+
+
+def require_format(name: AudioFormat, param: str) -> None:
+    """Check that a format can be written here.
+
+    Args:
+        name: The format.
+        param: What named it, for the error.
+
+    Raises:
+        UnsupportedFormatError: The library for it is not installed.
+    """
+    if name == "aac" and find_spec("av") is None:
+        raise UnsupportedFormatError(
+            "aac needs PyAV, which this gateway does not have (pip install av); "
+            "wav, mp3, flac, opus and pcm16 do without",
+            param,
+        )
+
+
+def make_encoder(name: AudioFormat, streamed: bool, base64: bool = False) -> Encoder:
+    """Start a file.
+
+    Args:
+        name: Its format.
+        streamed: Give bytes as soon as possible.  Else all come at the end, and headers tell the length,
+            which nobody knows before.
+        base64: Give base64 instead.  The pieces can be joined before they are decoded, or after.
+    """
+    makers: dict[AudioFormat, Callable[[], Encoder]] = {
+        "wav": partial(WavEncoder, streamed),
+        "mp3": partial(SoundFileEncoder, streamed, "MP3", "MPEG_LAYER_III", 0.5, "CONSTANT"),
+        "flac": partial(SoundFileEncoder, streamed, "FLAC", "PCM_16"),
+        "opus": partial(SoundFileEncoder, streamed, "OGG", "OPUS", 0.8),
+        "aac": AacEncoder,
+        "pcm16": Pcm16Encoder,
+    }
+    encoder = makers[name]()
+    return Base64Encoder(encoder) if base64 else encoder
+
+
+class Pcm16Encoder:
+    """Samples of 16 bits, little-endian, and nothing else."""
+
+    def push(self, pcm: bytes) -> bytes:
+        """See :class:`Encoder`."""
+        return to_int16(pcm).tobytes()
+
+    def finish(self) -> bytes:
+        """See :class:`Encoder`."""
+        return b""
+
+
+class WavEncoder:
+    """RIFF with samples of 16 bits.
+
+    Args:
+        streamed: Write a header that leaves the length open, at once.
+    """
+
+    def __init__(self, streamed: bool) -> None:
+        self._kept: bytearray | None = None if streamed else bytearray()
+        self._begun = False
+
+    def push(self, pcm: bytes) -> bytes:
+        """See :class:`Encoder`."""
+        samples = to_int16(pcm).tobytes()
+        if self._kept is not None:
+            self._kept += samples
+            return b""
+        return self._header_once() + samples
+
+    def finish(self) -> bytes:
+        """See :class:`Encoder`."""
+        return self._header_once() if self._kept is None else _wav_header(len(self._kept)) + self._kept
+
+    def _header_once(self) -> bytes:
+        begun, self._begun = self._begun, True
+        return b"" if begun else _wav_header(UNKNOWN_SIZE)
+
+
+class SoundFileEncoder:
+    """A format of libsndfile.
+
+    Args:
+        streamed: Give what has been written at once, and do without what would be written into it later.
+        container: libsndfile's name of the container.
+        codec: Its name of what is inside.
+        compression: From 0, largest, to 1; none takes the library's.
+        bitrate_mode: ``CONSTANT`` lets players tell the length of a stream without a table at its head.
+    """
+
+    def __init__(
+        self,
+        streamed: bool,
+        container: str,
+        codec: str,
+        compression: float | None = None,
+        bitrate_mode: str | None = None,
+    ) -> None:
+        import soundfile  # noqa: PLC0415 - not before somebody wants speech
+
+        self._streamed = streamed
+        self._sink = _Sink()
+        self._whole_numbers = codec == "PCM_16"
+        self._empty = True
+        self._file: Any = soundfile.SoundFile(
+            self._sink,
+            "w",
+            SAMPLE_RATE,
+            1,
+            codec,
+            format=container,
+            compression_level=compression,
+            bitrate_mode=bitrate_mode,
+        )
+        if container == "OGG":
+            # The library has no public name for it.  Without, speech would come a second late.
+            latency = soundfile._ffi.new("double*", OGG_PAGE_MS)
+            soundfile._snd.sf_command(self._file._file, SET_OGG_PAGE_LATENCY_MS, latency, 8)
+
+    def push(self, pcm: bytes) -> bytes:
+        """See :class:`Encoder`."""
+        self._empty &= not pcm
+        self._file.write(to_int16(pcm) if self._whole_numbers else _to_float32(pcm))
+        return self._sink.take() if self._streamed else b""
+
+    def finish(self) -> bytes:
+        """See :class:`Encoder`."""
+        begun = self.push(ONE_SAMPLE) if self._empty else b""
+        self._file.close()
+        return begun + self._sink.take()
+
+
+class AacEncoder:
+    """AAC in ADTS frames, by FFmpeg."""
+
+    def __init__(self) -> None:
+        import av  # noqa: PLC0415 - large, and not everywhere
+
+        self._av = av
+        self._sink = _Sink()
+        self._container = av.open(self._sink, "w", format="adts")
+        self._stream = self._container.add_stream("aac", rate=SAMPLE_RATE, layout="mono")
+        self._stream.bit_rate = AAC_BITS_PER_S
+        self._samples = 0
+
+    def push(self, pcm: bytes) -> bytes:
+        """See :class:`Encoder`."""
+        samples = _to_float32(pcm)
+        if samples.size:
+            frame = self._av.AudioFrame.from_ndarray(samples.reshape(1, -1), format="fltp", layout="mono")
+            frame.sample_rate, frame.pts = SAMPLE_RATE, self._samples
+            self._samples += samples.size
+            self._container.mux(self._stream.encode(frame))
+        return self._sink.take()
+
+    def finish(self) -> bytes:
+        """See :class:`Encoder`."""
+        begun = b"" if self._samples else self.push(ONE_SAMPLE)
+        self._container.mux(self._stream.encode(None))
+        self._container.close()
+        return begun + self._sink.take()
+
+
+class Base64Encoder:
+    """The same file in base64, cut where no padding is needed."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        self._encoder = encoder
+        self._rest = b""
+
+    def push(self, pcm: bytes) -> bytes:
+        """See :class:`Encoder`."""
+        data = self._rest + self._encoder.push(pcm)
+        whole = len(data) // 3 * 3
+        self._rest = data[whole:]
+        return _base64(data[:whole])
+
+    def finish(self) -> bytes:
+        """See :class:`Encoder`."""
+        return _base64(self._rest + self._encoder.finish())
+
+
+class _Sink:
+    """A file in memory whose beginning is gone: what is written there later is lost."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+        self._taken = 0
+        self._position = 0
+
+    def take(self) -> bytes:
+        data = bytes(self._data)
+        self._taken += len(data)
+        self._data.clear()
+        return data
+
+    def write(self, data: Any) -> int:
+        piece = bytes(data)
+        start = self._position - self._taken
+        self._position += len(piece)
+        if start >= 0:
+            self._data[start : start + len(piece)] = piece
+        return len(piece)
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        base = (0, self._position, self._taken + len(self._data))[whence]
+        self._position = base + offset
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def read(self, size: int = -1) -> bytes:
+        """Nothing; libsndfile asks for a file that could be read."""
+        del size
+        return b""
+
+
+def to_int16(pcm: bytes) -> "np.ndarray":
+    """Give float32 samples as 16-bit ones, little-endian; what is outside of [-1, 1] is clipped."""
+    import numpy as np  # noqa: PLC0415 - not before somebody wants speech
+
+    return np.rint(_to_float32(pcm) * 32767).astype("<i2")
+
+
+def _to_float32(pcm: bytes) -> "np.ndarray":
+    import numpy as np  # noqa: PLC0415 - see above
+
+    return np.clip(np.nan_to_num(np.frombuffer(pcm, "<f4")), -1.0, 1.0)
+
+
+def _wav_header(size: int) -> bytes:
+    riff = min(size + 36, UNKNOWN_SIZE)
+    shape = struct.pack("<IHHIIHH", 16, 1, 1, SAMPLE_RATE, 2 * SAMPLE_RATE, 2, 16)
+    return struct.pack("<4sI8s", b"RIFF", riff, b"WAVEfmt ") + shape + struct.pack("<4sI", b"data", size)
+
+
+def _base64(data: bytes) -> bytes:
+    pieces = (data[start : start + BASE64_PIECE] for start in range(0, len(data), BASE64_PIECE))
+    return b"".join(binascii.b2a_base64(piece, newline=False) for piece in pieces)

@@ -1,0 +1,166 @@
+"""Messages of a chat, as OpenAI's and vLLM's clients write them, to those of the gateway."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from gateway.http.fields import convert, require_one_of
+from gateway.http.openai.strings import LongStrings
+from omnirelay.content import AudioPart, ChatMessage, ContentPart, ImagePart, Role, TextPart, VideoPart
+from omnirelay.errors import InvalidRequestError, UnsupportedError
+
+ROLES: Final[Mapping[str, Role]] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+}
+
+
+class _Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A form that has the fields it names, and no other."""
+
+
+class SpokenAnswer(msgspec.Struct, frozen=True):
+    """What an earlier answer said, as it came back from here or as its name alone."""
+
+    transcript: str | None = None
+
+
+class Message(_Struct, frozen=True, kw_only=True):
+    """One message; the fields are OpenAI's.  What tools would need is read to be refused."""
+
+    role: str
+    content: str | list[dict[str, Any]] | None = None
+    audio: SpokenAnswer | None = None
+    refusal: str | None = None
+    annotations: Any = None
+    name: Any = None
+    tool_calls: Any = None
+    function_call: Any = None
+    tool_call_id: Any = None
+
+
+class _Url(_Struct, frozen=True):
+    url: str
+    detail: str | None = None
+
+
+class _InputAudio(_Struct, frozen=True):
+    data: str
+    format: str
+
+
+class _Text(_Struct, frozen=True):
+    type: str
+    text: str
+    prompt_cache_breakpoint: Any = None
+
+
+class _Sound(_Struct, frozen=True):
+    type: str
+    input_audio: _InputAudio
+    prompt_cache_breakpoint: Any = None
+
+
+class _AudioUrl(_Struct, frozen=True):
+    type: str
+    audio_url: _Url
+
+
+class _ImageUrl(_Struct, frozen=True):
+    type: str
+    image_url: _Url
+    prompt_cache_breakpoint: Any = None
+
+
+class _VideoUrl(_Struct, frozen=True):
+    type: str
+    video_url: _Url
+
+
+def read_message(message: Message, strings: LongStrings, where: str) -> ChatMessage:
+    """Give a message in the gateway's form.
+
+    Args:
+        message: The client's.
+        strings: What was cut out of the body.
+        where: Its place in the request, for errors.
+
+    Raises:
+        UnsupportedError: It has to do with tools, or with anything else that is not done here.
+        InvalidRequestError: It is not a message.
+    """
+    for name in ("name", "tool_calls", "function_call", "tool_call_id"):
+        if getattr(message, name) not in (None, []):
+            raise UnsupportedError(f"{where}.{name} is not supported", f"{where}.{name}")
+    if message.role in {"tool", "function"}:
+        raise UnsupportedError(f"{where}: tools are not supported", f"{where}.role")
+    if message.role not in ROLES:
+        raise InvalidRequestError(f"{where}: there is no role {message.role[:64]!r}", f"{where}.role")
+    return ChatMessage(ROLES[message.role], _content(message, strings, where))
+
+
+def _content(message: Message, strings: LongStrings, where: str) -> str | list[ContentPart]:
+    if isinstance(message.content, str):
+        return strings.text(message.content)
+    if message.content is not None:
+        return [_part(part, strings, f"{where}.content[{at}]") for at, part in enumerate(message.content)]
+    if message.audio is not None and message.audio.transcript is not None:
+        return strings.text(message.audio.transcript)
+    if message.audio is not None:
+        raise UnsupportedError(
+            f"{where}: answers are not kept, so their audio cannot be named by its id: "
+            "send its transcript, or the text as content",
+            f"{where}.audio",
+        )
+    raise InvalidRequestError(f"{where} has no content", f"{where}.content")
+
+
+def _part(part: dict[str, Any], strings: LongStrings, where: str) -> ContentPart:
+    kind = part.get("type")
+    if not isinstance(kind, str) or kind not in _READERS:
+        raise InvalidRequestError(
+            f"{where}: a part is of type {', '.join(_READERS)}, not {str(kind)[:64]!r}", f"{where}.type"
+        )
+    return _READERS[kind](part, strings, where)
+
+
+def _text(part: dict[str, Any], strings: LongStrings, where: str) -> ContentPart:
+    return TextPart(strings.text(convert(part, _Text, where).text))
+
+
+def _sound(part: dict[str, Any], strings: LongStrings, where: str) -> ContentPart:
+    sound = convert(part, _Sound, where).input_audio
+    if sound.format in {"pcm", "pcm16"}:
+        raise UnsupportedError(
+            f"{where}: samples without a header cannot be read: send a wav file",
+            f"{where}.input_audio.format",
+        )
+    # What the format is said to be is not needed: it is found in the file.
+    return strings.media(AudioPart, sound.data, bare=True)
+
+
+def _audio_url(part: dict[str, Any], strings: LongStrings, where: str) -> ContentPart:
+    return strings.media(AudioPart, convert(part, _AudioUrl, where).audio_url.url)
+
+
+def _image_url(part: dict[str, Any], strings: LongStrings, where: str) -> ContentPart:
+    url = convert(part, _ImageUrl, where).image_url
+    # The model always sees the whole picture.
+    require_one_of(f"{where}.image_url.detail", url.detail, {"auto", "high"})
+    return strings.media(ImagePart, url.url)
+
+
+def _video_url(part: dict[str, Any], strings: LongStrings, where: str) -> ContentPart:
+    return strings.media(VideoPart, convert(part, _VideoUrl, where).video_url.url)
+
+
+_READERS: Final[Mapping[str, Callable[[dict[str, Any], LongStrings, str], ContentPart]]] = {
+    "text": _text,
+    "input_audio": _sound,
+    "audio_url": _audio_url,
+    "image_url": _image_url,
+    "video_url": _video_url,
+}

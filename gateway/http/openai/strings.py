@@ -1,0 +1,125 @@
+"""Long strings of a JSON body, kept out of the JSON.
+
+A file of many megabytes in base64 would be copied into a text and, at its end, once more into bytes, each
+time in one go while nothing else runs.  Here it is cut out of the body before that is parsed, and decoded in
+pieces.
+"""
+
+import secrets
+from collections.abc import Iterator
+from typing import Final, TypeVar
+
+from gateway.input.urls import MAX_HEADER_CHARACTERS, PIECE_CHARACTERS, decode_base64, is_data_url
+from omnirelay.content import AudioPart, ImagePart, VideoPart
+
+MIN_LENGTH: Final = 2**16
+"""Shorter strings stay where they are."""
+T = TypeVar("T", AudioPart, ImagePart, VideoPart)
+QUOTE: Final = ord('"')
+BACKSLASH: Final = ord("\\")
+BARE: Final = "data:;base64,"
+"""What makes a URL of base64 alone."""
+
+
+class LongStrings:
+    """The long strings of one body; each is known by a word that nobody can guess.
+
+    Args:
+        max_bytes: Most bytes of a file that are decoded.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._word = secrets.token_hex(16)
+        self._found: dict[str, memoryview] = {}
+
+    def cut(self, body: bytearray) -> bytearray:
+        """Give the body with a word in place of each long string; what is escaped in any way stays."""
+        if len(body) < MIN_LENGTH:
+            return body
+        view, short, done = memoryview(body), bytearray(), 0
+        for start, end in _strings(body):
+            if end - start >= MIN_LENGTH and _find(body, BACKSLASH, start, end) < 0:
+                word = f"{self._word}{len(self._found)}"
+                self._found[word] = view[start:end]
+                short += view[done:start]
+                short += word.encode()
+                done = end
+        short += view[done:]
+        return short
+
+    def text(self, value: str) -> str:
+        """Give the string that a word stands for; another string is itself.
+
+        Raises:
+            UnicodeDecodeError: It is not UTF-8.
+        """
+        found = self._found.get(value)
+        return value if found is None else str(found, "utf-8")
+
+    def media(self, kind: type[T], value: str, bare: bool = False) -> T:
+        """Give a sound, picture or video.
+
+        Args:
+            kind: Which of them.
+            value: Its URL, or the word for it.
+            bare: It may also be base64 without the beginning of a ``data:`` URL.
+
+        Raises:
+            UnicodeDecodeError: It is not UTF-8.
+        """
+        found = self._found.get(value)
+        if found is not None:
+            data = self._decoded(found, bare)
+            if data is not None:
+                return kind(data=memoryview(data))
+            # The gateway says what is wrong with it.
+            value = self.text(value)
+        return kind(url=BARE + value if bare and not is_data_url(value) else value)
+
+    def _decoded(self, raw: memoryview, bare: bool) -> bytearray | None:
+        """The content of base64 as plain as can be; none for all else."""
+        header, comma, _ = bytes(raw[:MAX_HEADER_CHARACTERS]).partition(b",")
+        if comma:
+            if not header.lower().startswith(b"data:") or not header.lower().endswith(b";base64"):
+                return None
+            raw = raw[len(header) + 1 :]
+        elif not bare:
+            return None
+        if len(raw) // 4 * 3 > self._max_bytes + 2:
+            return None
+        pieces = (bytes(raw[at : at + PIECE_CHARACTERS]) for at in range(0, len(raw), PIECE_CHARACTERS))
+        try:
+            return decode_base64(pieces)
+        except ValueError:
+            return None
+
+
+def _strings(body: bytearray) -> Iterator[tuple[int, int]]:
+    """Where the strings are, without their quotes."""
+    start = _find(body, QUOTE, 0, len(body))
+    while start >= 0:
+        end = _find(body, QUOTE, start + 1, len(body))
+        while end >= 0 and _is_escaped(body, end):
+            end = _find(body, QUOTE, end + 1, len(body))
+        if end < 0:
+            return
+        yield start + 1, end
+        start = _find(body, QUOTE, end + 1, len(body))
+
+
+def _is_escaped(body: bytearray, at: int) -> bool:
+    first = at
+    while body[first - 1] == BACKSLASH:
+        first -= 1
+    return (at - first) % 2 == 1
+
+
+def _find(body: bytearray, byte: int, start: int, end: int) -> int:
+    """As ``body.find``, piece by piece: other threads get their turn in between."""
+    while start < end:
+        found = body.find(byte, start, min(start + PIECE_CHARACTERS, end))
+        if found >= 0:
+            return found
+        start += PIECE_CHARACTERS
+    return -1

@@ -1,0 +1,1 @@
+"""Endpoints for whoever runs the gateway: health, metrics, requests."""

@@ -1,0 +1,253 @@
+"""Messages to the thinker's prompt, as transformers makes it, but proof against smuggled tokens.
+
+The checkpoint's chat template is rendered and tokenized as a whole.  If a special token comes out of
+what the *user* wrote (``<|im_end|>`` typed into a message), the same text is tokenized again such
+that only the template's own special tokens count and the user's stay ordinary text.
+"""
+
+import json
+import re
+import secrets
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+from itertools import count
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+import jinja2
+import jinja2.ext
+import jinja2.sandbox
+from tokenizers import Tokenizer
+
+from gateway.input.detokenizer import Detokenizer
+from omnirelay.content import ChatMessage, ContentPart, MediaPart, TextPart, media_of, parts_of
+from omnirelay.errors import CheckpointError, InvalidRequestError
+from shared.messages import MediaKind
+
+Span = tuple[int, int]
+PLACEHOLDERS: Final[dict[str, MediaKind]] = {
+    "<|AUDIO|>": "audio",
+    "<|IMAGE|>": "image",
+    "<|VIDEO|>": "video",
+}
+"""The special tokens that stand for one sound, picture or video each."""
+TEMPLATE_FILES: Final = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
+
+
+class PromptBuilder:
+    """Makes prompts for one checkpoint.  Not safe for use from two threads at once.
+
+    Args:
+        directory: The checkpoint's.
+
+    Raises:
+        CheckpointError: A file is missing or cannot be used; the message names it.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory: Final = directory
+        self._tokenizer = _load_tokenizer(directory / "tokenizer.json")
+        self._template = _compile(_read_template(directory))
+        self.vocab_size: Final = _read_vocab_size(directory / "config.json")
+        special = {
+            token_id: token.content
+            for token_id, token in self._tokenizer.get_added_tokens_decoder().items()
+            if token.special
+        }
+        self._special_ids = frozenset(special)
+        self._id_of = {content: token_id for token_id, content in special.items()}
+        self.placeholders: Final[dict[int, MediaKind]] = {
+            self._id_of[content]: kind for content, kind in PLACEHOLDERS.items() if content in self._id_of
+        }
+        longest_first = sorted(self._id_of, key=len, reverse=True)
+        self._special_pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+
+    def detokenizer(self) -> Detokenizer:
+        """Start the text of a new answer."""
+        return Detokenizer(self._tokenizer, self._special_ids)
+
+    def build(self, messages: Sequence[ChatMessage]) -> list[int]:
+        """Give the prompt of a conversation, ready for the assistant's turn.
+
+        Each sound, picture and video is one placeholder token, in the order of the parts.
+
+        Raises:
+            InvalidRequestError: The checkpoint's chat template refuses the conversation, or does not keep its
+                sounds, pictures and videos as they are.
+        """
+        ids = self._encode(messages)
+        given = [part.kind for _, part in media_of(messages)]
+        kept = [self.placeholders[each] for each in ids if each in self.placeholders]
+        if kept != given:
+            raise InvalidRequestError(
+                f"the checkpoint's chat template makes {_listed(kept)} of {_listed(given)}: "
+                "it drops or moves sounds, pictures or videos",
+                "messages",
+            )
+        return ids
+
+    def _encode(self, messages: Sequence[ChatMessage]) -> list[int]:
+        prompt = self._render(messages)
+        ids: list[int] = self._tokenizer.encode(prompt, add_special_tokens=False).ids
+        mark = f"mark{secrets.token_hex(16)}x"
+        numbers = count()
+        marked = self._render([_with_marks(message, mark, numbers) for message in messages])
+        own = len(self._special_pattern.findall(marked))
+        if sum(token_id in self._special_ids for token_id in ids) == own:
+            return ids
+        return self._encode_guarded(prompt, _user_spans(prompt, marked, mark, list(_texts(messages))))
+
+    def _render(self, messages: Iterable[ChatMessage]) -> str:
+        plain = [
+            {
+                "role": message.role,
+                "content": message.content
+                if isinstance(message.content, str)
+                else [_plain(part) for part in message.content],
+            }
+            for message in messages
+        ]
+        try:
+            return self._template.render(messages=plain, add_generation_prompt=True)
+        except (jinja2.TemplateError, TypeError) as error:
+            raise InvalidRequestError(
+                f"the chat template refuses this conversation: {error}", "messages"
+            ) from error
+
+    def _encode_guarded(self, prompt: str, spans: Sequence[Span]) -> list[int]:
+        """Tokenize as if the user's special tokens were ordinary text.
+
+        A tokenizer cuts the text at special tokens before anything else, so tokenizing the pieces between
+        the template's own gives exactly the ids that the whole would have.
+        """
+        ids: list[int] = []
+        done = 0
+        # The flag is the tokenizer's own way to say that special tokens in the text mean nothing.
+        self._tokenizer.encode_special_tokens = True
+        try:
+            for start, end in self._template_tokens(prompt, spans):
+                ids += self._tokenizer.encode(prompt[done:start], add_special_tokens=False).ids
+                ids.append(self._id_of[prompt[start:end]])
+                done = end
+            ids += self._tokenizer.encode(prompt[done:], add_special_tokens=False).ids
+        finally:
+            self._tokenizer.encode_special_tokens = False
+        return ids
+
+    def _template_tokens(self, prompt: str, spans: Sequence[Span]) -> Iterator[Span]:
+        """The special tokens that stand wholly in the template's own text."""
+        start = 0
+        for user_start, user_end in [*spans, (len(prompt), len(prompt))]:
+            for match in self._special_pattern.finditer(prompt, start, user_start):
+                yield match.span()
+            start = user_end
+
+
+def _plain(part: ContentPart) -> dict[str, str]:
+    """A part as chat templates know it; what is in a file is no business of theirs."""
+    return {"type": part.kind} if isinstance(part, MediaPart) else {"type": "text", "text": part.text}
+
+
+def _texts(messages: Iterable[ChatMessage]) -> Iterator[str]:
+    """Every text that the user wrote, in order."""
+    for message in messages:
+        yield from (part.text for part in parts_of(message) if not isinstance(part, MediaPart))
+
+
+def _with_marks(message: ChatMessage, mark: str, numbers: Iterator[int]) -> ChatMessage:
+    """The same message with a numbered mark in place of each text."""
+    if isinstance(message.content, str):
+        return ChatMessage(message.role, f"{mark}{next(numbers)}x")
+    marked = [
+        part if isinstance(part, MediaPart) else TextPart(f"{mark}{next(numbers)}x")
+        for part in message.content
+    ]
+    return ChatMessage(message.role, marked)
+
+
+def _listed(kinds: Sequence[MediaKind]) -> str:
+    return ", ".join(kinds[:8]) + (", …" if len(kinds) > 8 else "") or "nothing"
+
+
+def _user_spans(prompt: str, marked: str, mark: str, texts: Sequence[str]) -> list[Span]:
+    """Where in the prompt the user's texts stand, by comparison with the same prompt with marks."""
+    pieces = re.split(f"{mark}([0-9]+)x", marked)
+    spans: list[Span] = []
+    rebuilt = pieces[0]
+    for number, between in zip(pieces[1::2], pieces[2::2], strict=True):
+        text = texts[int(number)]
+        spans.append((len(rebuilt), len(rebuilt) + len(text)))
+        rebuilt += text + between
+    if rebuilt != prompt:
+        # The template changes what it is given, so nobody can tell whose a special token is.
+        raise InvalidRequestError(
+            "a message holds the text of a special token, which is not allowed", "messages"
+        )
+    return spans
+
+
+def _load_tokenizer(path: Path) -> Tokenizer:
+    if not path.is_file():
+        raise CheckpointError(f"the checkpoint lacks {path}")
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:
+        raise CheckpointError(f"{path} is not a tokenizer: {error}") from error
+    if type(tokenizer.decoder).__name__ != "ByteLevel":
+        raise CheckpointError(f"{path}: its decoder must be ByteLevel, as in every Qwen checkpoint")
+    return tokenizer
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CheckpointError(f"the checkpoint lacks {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{path} must hold an object")
+    return values
+
+
+def _read_vocab_size(path: Path) -> int:
+    """Rows of the thinker's embedding table: an id beyond them would bring the thinker down."""
+    values: Any = _read_json(path)
+    for key in ("thinker_config", "text_config", "vocab_size"):
+        values = values.get(key) if isinstance(values, dict) else None
+    if not isinstance(values, int):
+        raise CheckpointError(f"{path} lacks thinker_config.text_config.vocab_size")
+    return values
+
+
+def _read_template(directory: Path) -> str:
+    jinja_file = directory / TEMPLATE_FILES[0]
+    if jinja_file.is_file():
+        return jinja_file.read_text(encoding="utf-8")
+    for name in TEMPLATE_FILES[1:]:
+        if (directory / name).is_file():
+            template = _read_json(directory / name).get("chat_template")
+            if isinstance(template, str):
+                return template
+    raise CheckpointError(f"{directory} has a chat template in none of {', '.join(TEMPLATE_FILES)}")
+
+
+def _compile(source: str) -> jinja2.Template:
+    """Compile a chat template the way transformers does; a template is data, so it runs in a sandbox."""
+
+    def raise_exception(message: str) -> NoReturn:
+        raise jinja2.TemplateError(message)
+
+    def tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None) -> str:
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
+
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = tojson
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = lambda form: datetime.now().astimezone().strftime(form)
+    try:
+        return environment.from_string(source)
+    except jinja2.TemplateError as error:
+        raise CheckpointError(f"the chat template is not valid: {error}") from error

@@ -1,0 +1,383 @@
+"""The gateway's core: takes requests, follows them through the stages, ends every one of them."""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from gateway.access.account import ClientAccount
+from gateway.dispatch import stage_errors
+from gateway.dispatch.dispatcher import Dispatcher, StagePort
+from gateway.dispatch.registry import StageRegistry
+from gateway.fairness.admission import Admission
+from gateway.fairness.memory_budget import Hold, MemoryBudget
+from gateway.input.executor import PromptExecutor
+from gateway.input.media import Fetch, MediaIntake
+from gateway.input.prompt import PromptBuilder
+from gateway.requests.active import ActiveRequest
+from gateway.requests.history import RequestHistory, RequestReport, report_of
+from gateway.requests.lifecycle import Lifecycle, RequestState, StateCounts
+from gateway.requests.metrics import GatewayMetrics, RequestMeter
+from gateway.requests.record import Delta, RequestRecord, stage_of
+from gateway.requests.response_stream import ResponseStream
+from gateway.requests.tracing import GatewayTraces, RequestTrace
+from gateway.validation import SEED_BITS, Validator
+from omnirelay import error_codes
+from omnirelay.content import media_of
+from omnirelay.errors import (
+    BusyError,
+    CancelledRequestError,
+    DeadlineError,
+    EngineFailedError,
+    OmniRelayError,
+    SequenceError,
+    SlowClientError,
+    StageFailedError,
+    StageUnavailableError,
+    StoppingError,
+)
+from omnirelay.events import AudioEvent, DoneEvent, TextEvent
+from omnirelay.protocol import GenerateRequest
+from shared.config import Config
+from shared.log import limited, of_request
+from shared.messages import (
+    SAMPLE_RATE,
+    AudioChunk,
+    ControlToGateway,
+    RequestFailed,
+    StageEvent,
+    TextDelta,
+    ThinkRequest,
+)
+
+MIN_RETRY_STOPPING_MS: Final = 1000
+"""A gateway that has ended is not back sooner."""
+log = logging.getLogger(__name__)
+
+
+class Gateway:
+    """Owns every request from the first byte to the last.
+
+    Everything but the making of prompts and the decoding of data URLs runs on the event loop's thread, so
+    nothing here is locked.
+
+    Args:
+        config: The whole stack's.
+        prompts: Makes prompts and text for the checkpoint.
+        stages: The way to the stages.
+        fetch: Fetches media by https; none if no host is allowed.
+        traces: Tells traces of requests; none if nobody is to hear of them.
+        clock: Gives monotonic seconds.
+
+    Attributes:
+        name: Drawn at random; the names of its requests begin with it.
+        stopping: It takes no more requests.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        prompts: PromptBuilder,
+        stages: StagePort,
+        fetch: Fetch | None = None,
+        traces: GatewayTraces | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        timeouts = config.gateway
+        limits = config.gateway.limits
+        self.name: Final = secrets.token_hex(4)
+        self.registry: Final = StageRegistry(
+            timeouts.heartbeat_timeout_s, timeouts.step_timeout_s, self.name, clock, config.served_stages
+        )
+        self.counts: Final = StateCounts()
+        self.metrics: Final = GatewayMetrics(self.counts, self.registry)
+        self.dispatcher: Final = Dispatcher(
+            self.name, config, self.registry, self.metrics, stages, self._cannot_serve, clock
+        )
+        self.dropped_events = 0
+        self._prompts = prompts
+        self._traces = traces
+        self._validator = Validator(config.gateway, self.registry, prompts)
+        self._admission = Admission(limits.max_active, limits.max_queued)
+        self.held: Final = MemoryBudget(limits.held_bytes, self._admission.retry_after_ms)
+        self._thread = PromptExecutor()
+        self._media = MediaIntake(config.media, fetch, self._thread.run)
+        self._active: dict[str, ActiveRequest] = {}
+        self._history = RequestHistory()
+        self._clock = clock
+        self._ends_at = 0.0
+        self.stopping = False
+        self._closed = False
+
+    async def submit(self, request: GenerateRequest, account: ClientAccount) -> ResponseStream:
+        """Take a request.
+
+        Args:
+            request: What the client asks.
+            account: Who asks; its limits apply.
+
+        Returns:
+            The events of the request; the caller must close it.
+
+        Raises:
+            RequestError: It is refused; one of its children says why.
+        """
+        lifecycle = Lifecycle(self.counts)
+        trace = self._traces.begin(request.traceparent, lifecycle) if self._traces is not None else None
+        hold = Hold(self.held.of(account.share))
+        account_open = False
+        try:
+            self._require_open()
+            account.open()
+            account_open = True
+            return await self._admit(account.allowed(request), account, lifecycle, hold, trace)
+        except BaseException as error:
+            hold.release()
+            if account_open:
+                account.end()
+            lifecycle.move(_state_after(error))
+            self.metrics.ended(lifecycle, error)
+            if trace is not None:
+                trace.ended(error)
+            what = "a request" if trace is None else f"a request (trace {trace})"
+            why = error.for_log if isinstance(error, OmniRelayError) else type(error).__name__
+            limited(log).info("refused %s of %s: %s", what, account.name, why)
+            raise
+
+    def check_speaker(self, request: GenerateRequest) -> None:
+        """Refuse a voice that there is not, before anything is asked.
+
+        Raises:
+            UnknownSpeakerError: Listing the known ones.
+        """
+        self._validator.speaker(request)
+
+    def cancel(self, request_id: str, reason: str = "the client cancelled the request") -> None:
+        """Cancel a request; nothing happens if it has ended."""
+        active = self._active.get(request_id)
+        if active is not None:
+            self._give_up(active, RequestState.CANCELLED, CancelledRequestError(reason))
+
+    def report(self, request_id: str) -> RequestReport | None:
+        """Tell of a request; none if it is unknown, or ended too long ago."""
+        active = self._active.get(request_id)
+        return (
+            report_of(active.record, active.resumes) if active is not None else self._history.get(request_id)
+        )
+
+    def on_event(self, event: StageEvent) -> None:
+        """Take what a stage tells about a request."""
+        active = self.dispatcher.of(event.request_id)
+        if active is None:
+            # Normal after an abort: the stage had already sent it.
+            self.dropped_events += 1
+            log.debug("dropped an event of request %s, which is not at the stages", event.request_id)
+        elif isinstance(event, RequestFailed):
+            self._take_failure(active, event)
+        else:
+            self._take(active, event)
+
+    def on_control(self, message: ControlToGateway) -> None:
+        """Take what a stage says of itself, or the confirmation of an abort."""
+        self.dispatcher.on_control(message)
+
+    def start_waiting(self) -> None:
+        """Give free places at the stages to those who wait; to be called every now and then."""
+        while not self._closed and (request_id := self._admission.next()) is not None:
+            if not self.dispatcher.begin(self._active[request_id]):
+                return
+            self._admission.start(request_id)
+
+    def check_stages(self) -> None:
+        """Take requests away from stages that have fallen silent; to be called every now and then."""
+        self.dispatcher.check()
+
+    def drain(self, grace_s: float) -> None:
+        """Take no more requests; those that are there have so long until :meth:`close`."""
+        self.stopping = True
+        self._ends_at = self._clock() + grace_s
+        self.dispatcher.drain()
+
+    def close(self) -> None:
+        """End all requests and take no more."""
+        self.stopping = self._closed = True
+        for active in list(self._active.values()):
+            self._give_up(
+                active, RequestState.CANCELLED, CancelledRequestError("the gateway is shutting down")
+            )
+        self.dispatcher.close()
+        self._thread.close()
+
+    def _require_open(self) -> None:
+        if self.stopping:
+            left_ms = round(1000 * (self._ends_at - self._clock()))
+            raise StoppingError(
+                "the gateway is being stopped and takes no more requests: connect anew, then ask again",
+                max(MIN_RETRY_STOPPING_MS, left_ms),
+            )
+
+    async def _admit(
+        self,
+        request: GenerateRequest,
+        account: ClientAccount,
+        lifecycle: Lifecycle,
+        hold: Hold,
+        trace: RequestTrace | None,
+    ) -> ResponseStream:
+        self._validator.check_stages(request)
+        self._validator.speaker(request)
+        deadline_s = self._validator.deadline_s(request)
+        loop = asyncio.get_running_loop()
+        due = loop.time() + deadline_s
+        with self._admission.preparing(account.share):
+            try:
+                async with asyncio.timeout_at(due):
+                    think = await self._prepare(request, hold, trace)
+            except TimeoutError as error:
+                raise _late(lifecycle.state, deadline_s) from error
+        if self._closed:
+            raise CancelledRequestError("the gateway is shutting down")
+        self._validator.check_stages(request)
+        request_id = think.request_id
+        self._admission.enter(request_id, think.priority, account.share)
+        lifecycle.move(RequestState.QUEUED)
+        active = ActiveRequest(
+            RequestRecord(think, lifecycle),
+            ResponseStream(request_id, account, self.cancel),
+            self._prompts.detokenizer(),
+            loop.call_at(due, self._expire, request_id, deadline_s),
+            hold,
+            RequestMeter(self.metrics, lifecycle),
+            trace,
+        )
+        self._active[request_id] = active
+        self.start_waiting()
+        return active.stream
+
+    async def _prepare(
+        self, request: GenerateRequest, hold: Hold, trace: RequestTrace | None
+    ) -> ThinkRequest:
+        """Give what the thinker is asked: what is cheap to refuse is refused before media are fetched."""
+        items = media_of(request.messages)
+        self._media.check(items, hold)
+        prompt = await self._thread.run(hold.client, self._validator.prompt, request)
+        drawn_seed = secrets.randbits(SEED_BITS)
+        request_id = f"{self.name}{secrets.token_hex(8)}"
+        think = self._validator.think_request(request_id, request, prompt, drawn_seed)
+        media = await self._media.load(items, hold)
+        traceparent = trace.traceparent if trace is not None else None
+        return msgspec.structs.replace(think, media=media, traceparent=traceparent)
+
+    def _take(self, active: ActiveRequest, delta: Delta) -> None:
+        record = active.record
+        try:
+            record.apply(delta)
+            active.meter.take(delta)
+            self._forward(active, delta)
+            record.advance()
+        except SequenceError as error:
+            self.dispatcher.retry(active, stage_of(delta), "failed", StageFailedError(str(error)))
+        except SlowClientError as error:
+            self._give_up(active, RequestState.FAILED, error)
+        else:
+            if record.lifecycle.state is RequestState.COMPLETED:
+                self._complete(active)
+            elif active.suspicions:
+                self.dispatcher.progressed(active)
+
+    def _take_failure(self, active: ActiveRequest, event: RequestFailed) -> None:
+        error = stage_errors.from_stage(event)
+        if event.code == EngineFailedError.code:
+            self.dispatcher.engine_failed(active, event.stage, error)
+            return
+        elsewhere = isinstance(error, StageFailedError | StageUnavailableError)
+        # What has been promised is not refused for want of room.
+        if elsewhere or (active.resumes and isinstance(error, BusyError)):
+            self.dispatcher.retry(active, event.stage, "failed", error)
+        else:
+            self._cannot_serve(active, error)
+
+    def _cannot_serve(self, active: ActiveRequest, error: OmniRelayError) -> None:
+        self._give_up(active, RequestState.FAILED, error)
+
+    def _forward(self, active: ActiveRequest, delta: Delta) -> None:
+        if isinstance(delta, TextDelta):
+            text = active.detokenizer.push(delta.token_ids, last=delta.finish_reason is not None)
+            if delta.token_ids or text:
+                active.stream.push(TextEvent(token_ids=delta.token_ids, text=text))
+        elif isinstance(delta, AudioChunk):
+            active.stream.push(AudioEvent(seq=active.record.audio.chunks - 1, pcm=bytes(delta.data.view)))
+
+    def _complete(self, active: ActiveRequest) -> None:
+        record = active.record
+        speech = record.think.speech
+        seconds = record.lifecycle.offsets()
+        done = DoneEvent(
+            request_id=record.request_id,
+            text=active.detokenizer.text,
+            prompt_token_ids=record.think.prompt_token_ids,
+            text_token_ids=record.text.token_ids,
+            codec_token_ids=record.codec.token_ids,
+            audio_seconds=record.audio.samples / SAMPLE_RATE,
+            finish_reason=record.text.finish_reason or "stop",
+            codec_finish_reason=record.codec.finish_reason,
+            seed=record.think.seed,
+            speaker=speech.speaker if speech else None,
+            state_seconds=seconds,
+            prompt_tokens=record.prompt.tokens,
+            cached_prompt_tokens=record.prompt.cached_tokens,
+        )
+        log.info(
+            "request %s completed after %.3f s",
+            active.name,
+            seconds["completed"],
+            extra=of_request(record.request_id),
+        )
+        served_s = seconds["completed"] - seconds["thinking"]
+        self.dispatcher.end(active, completed=True)
+        self._remove(active, served_s, None)
+        active.stream.finish(done)
+
+    def _give_up(self, active: ActiveRequest, state: RequestState, error: OmniRelayError) -> None:
+        """End a request without an answer: tell the stages and the client."""
+        record = active.record
+        before = record.lifecycle.state
+        about = of_request(record.request_id)
+        log.info("request %s %s from %s: %s", active.name, state, before, error.for_log, extra=about)
+        record.lifecycle.move(state)
+        self.dispatcher.end(active)
+        self._remove(active, None, error)
+        active.stream.finish(error_codes.to_event(error), drop_waiting=isinstance(error, SlowClientError))
+
+    def _remove(self, active: ActiveRequest, served_s: float | None, error: OmniRelayError | None) -> None:
+        active.meter.ended(error)
+        if active.trace is not None:
+            active.trace.ended(error, active.record, active.meter)
+        self._history.add(report_of(active.record, active.resumes, error.code if error else None))
+        active.timer.cancel()
+        active.hold.release()
+        del self._active[active.record.request_id]
+        self._admission.leave(active.record.request_id, served_s)
+        # Not at once: when a stage is lost, all of its requests end before others take their places.
+        asyncio.get_running_loop().call_soon(self.start_waiting)
+
+    def _expire(self, request_id: str, deadline_s: float) -> None:
+        active = self._active.get(request_id)
+        if active is not None:
+            state = active.record.lifecycle.state
+            self._give_up(active, RequestState.EXPIRED, _late(state, deadline_s))
+
+
+def _late(state: RequestState, deadline_s: float) -> DeadlineError:
+    return DeadlineError(f"the request was still {state} after {deadline_s:g} s")
+
+
+def _state_after(error: BaseException) -> RequestState:
+    """How a request ended that was refused."""
+    if isinstance(error, asyncio.CancelledError | CancelledRequestError):
+        return RequestState.CANCELLED
+    return RequestState.EXPIRED if isinstance(error, DeadlineError) else RequestState.FAILED

@@ -1,0 +1,266 @@
+"""The gateway's own metrics, for Prometheus; docs/metrics.md says what each means."""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from itertools import product
+from typing import Final, Literal, Protocol, get_args
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    GCCollector,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+)
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from gateway.requests.lifecycle import ENDED, Lifecycle, Reason, RequestState, StateCounts
+from gateway.requests.record import Delta
+from omnirelay.errors import (
+    BusyError,
+    InvalidRequestError,
+    OmniRelayError,
+    StageUnavailableError,
+    UnauthenticatedError,
+)
+from omnirelay.status import StageState
+from shared.messages import SAMPLE_RATE, STAGES, AudioChunk, StageName, TextDelta
+
+Interface = Literal["tcp", "http"]
+
+LATE_INTERVALS: Final = 2
+"""A heartbeat is late that comes more than so many of its intervals after the one before."""
+LONG_SPEECH_S: Final = 3.0
+"""Speech that is shorter takes longer than it sounds wherever the first sound does."""
+SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+FACTORS: Final = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.25, 1.5, 2, 3, 5, 10)
+
+TURNED_AWAY: Final[tuple[type[OmniRelayError], ...]] = (
+    BusyError,
+    StageUnavailableError,
+    UnauthenticatedError,
+)
+"""Errors of which there is nothing wrong with the request itself."""
+
+# A time stamp of its own for each counter would double what is scraped; Prometheus sees a restart without.
+disable_created_metrics()
+
+
+class StageStates(Protocol):
+    """What is known of the stages, see :class:`gateway.dispatch.registry.StageRegistry`."""
+
+    @property
+    def stages(self) -> Sequence[StageName]:
+        """Give the stages that there are to be."""
+        ...
+
+    def state(self, stage: StageName) -> StageState:
+        """Give the state of a stage: the best of its replicas'."""
+        ...
+
+    def count(self, stage: StageName, state: StageState) -> int:
+        """Give the number of its replicas in a state."""
+        ...
+
+
+def outcome_of(lifecycle: Lifecycle, error: BaseException | None) -> str:
+    """Give the word for how a request ended.
+
+    Whose fault an error is makes the difference between ``failed`` and ``refused``; a request that was turned
+    away before it was taken has not failed either.
+
+    Args:
+        lifecycle: Its states.
+        error: Why, if it has no answer.
+    """
+    taken = RequestState.QUEUED in lifecycle.entered
+    refused = isinstance(error, InvalidRequestError | BusyError | UnauthenticatedError) or (
+        not taken and isinstance(error, TURNED_AWAY)
+    )
+    return "refused" if lifecycle.state is RequestState.FAILED and refused else lifecycle.state.value
+
+
+class GatewayMetrics:
+    """Counts and measures what the gateway does; every gateway has a registry of its own.
+
+    Args:
+        counts: The requests by state.
+        stages: What is known of the stages.
+    """
+
+    def __init__(self, counts: StateCounts, stages: StageStates) -> None:
+        self.registry: Final = CollectorRegistry()
+        self._outcomes = self._counter("requests", "Requests that ended.", ["outcome"])
+        self._errors = self._counter("client_errors", "Errors that clients were told.", ["interface", "code"])
+        self._restarts = self._counter("stage_restarts", "Restarts of a stage that were seen.", ["stage"])
+        self._resumes = self._counter(
+            "request_resumes", "Requests begun anew after a stage was lost or failed.", ["stage", "reason"]
+        )
+        self._late = self._counter("heartbeats_late", "Heartbeats of a stage that came late.", ["stage"])
+        self.queue = self._histogram("queue_seconds", "Time in line before the stages.")
+        self.first_text = self._histogram("time_to_first_text_seconds", "Time to the first text.")
+        self.first_audio = self._histogram("time_to_first_audio_seconds", "Time to the first audio.")
+        self.request = self._histogram("request_seconds", "Time to the end of a completed request.")
+        self.real_time = self._histogram(
+            "real_time_factor",
+            "Time at the stages for each second of speech.",
+            FACTORS,
+            ["speech"],
+        )
+        self.abort = self._histogram("abort_seconds", "Time until all stages had dropped a request.")
+        self.underruns = self._counter("playback_underruns", "Gaps in speech that is played as it comes.")
+        self.audio = self._counter("audio_seconds", "Speech that was sent.")
+        self.prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts, media included.")
+        self.text_tokens = self._counter("text_tokens", "Text tokens of answers.")
+        self.codec_tokens = self._counter("codec_tokens", "Codec tokens of answers.")
+        for stage in STAGES:
+            self._restarts.labels(stage)
+            self._late.labels(stage)
+            for reason in get_args(Reason):
+                self._resumes.labels(stage, reason)
+        for length in ("short", "long"):
+            self.real_time.labels(length)
+        for interface, error in product(get_args(Interface), TURNED_AWAY):
+            self._errors.labels(interface, error.code)
+        for outcome in (*sorted(state.value for state in ENDED), "refused"):
+            self._outcomes.labels(outcome)
+        self.registry.register(_Now(counts, stages))
+        ProcessCollector(registry=self.registry)
+        GCCollector(registry=self.registry)
+
+    def told(self, interface: Interface, code: str) -> None:
+        """A client was told an error: its message is refused, or its request has ended."""
+        self._errors.labels(interface, code).inc()
+
+    def ended(self, lifecycle: Lifecycle, error: BaseException | None = None) -> None:
+        """A request ended, or was never taken."""
+        self._outcomes.labels(outcome_of(lifecycle, error)).inc()
+
+    def restarted(self, stage: StageName) -> None:
+        """Another process took a stage's place."""
+        self._restarts.labels(stage).inc()
+
+    def resumed(self, stage: StageName, reason: Reason) -> None:
+        """A request lost its attempt at a stage, and is begun anew."""
+        self._resumes.labels(stage, reason).inc()
+
+    def heartbeat(self, stage: StageName, since_last_s: float | None, interval_s: float) -> None:
+        """A stage's heartbeat came."""
+        if since_last_s is not None and since_last_s > LATE_INTERVALS * interval_s:
+            self._late.labels(stage).inc()
+
+    def _counter(self, name: str, what: str, labels: Iterable[str] = ()) -> Counter:
+        return Counter(f"omnirelay_{name}", what, labels, registry=self.registry)
+
+    def _histogram(
+        self, name: str, what: str, buckets: tuple[float, ...] = SECONDS, labels: Iterable[str] = ()
+    ) -> Histogram:
+        return Histogram(f"omnirelay_{name}", what, labels, buckets=buckets, registry=self.registry)
+
+
+class RequestMeter:
+    """Measures one request.
+
+    Args:
+        metrics: Where it is told.
+        lifecycle: Its states.
+        clock: The lifecycle's clock.
+
+    Attributes:
+        first_text: When the first text came, on that clock; none before.
+        first_audio: The same of the first speech.
+    """
+
+    def __init__(
+        self, metrics: GatewayMetrics, lifecycle: Lifecycle, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._metrics = metrics
+        self._lifecycle = lifecycle
+        self._clock = clock
+        self.first_text: float | None = None
+        self.first_audio: float | None = None
+        self._prompt_counted = False
+        self._heard_until: float | None = None
+        self._audio_seconds = 0.0
+
+    def started(self) -> None:
+        """The request left the line for the stages."""
+        entered = self._lifecycle.entered
+        self._metrics.queue.observe(entered[RequestState.THINKING] - entered[RequestState.QUEUED])
+
+    def take(self, delta: Delta) -> None:
+        """Something of the answer came."""
+        metrics = self._metrics
+        if isinstance(delta, TextDelta):
+            if delta.prompt is not None and not self._prompt_counted:
+                self._prompt_counted = True
+                metrics.prompt_tokens.inc(delta.prompt.tokens)
+            metrics.text_tokens.inc(len(delta.token_ids))
+            if delta.token_ids and self.first_text is None:
+                self.first_text = self._clock()
+                metrics.first_text.observe(self._age(self.first_text))
+        elif isinstance(delta, AudioChunk):
+            self._take_audio(delta.samples / SAMPLE_RATE)
+        else:
+            metrics.codec_tokens.inc(len(delta.token_ids))
+
+    def ended(self, error: BaseException | None) -> None:
+        """The request ended, with an error or without."""
+        lifecycle = self._lifecycle
+        self._metrics.ended(lifecycle, error)
+        if lifecycle.state is RequestState.COMPLETED:
+            entered = lifecycle.entered
+            served = entered[RequestState.COMPLETED] - entered[RequestState.THINKING]
+            self._metrics.request.observe(self._age(self._clock()))
+            if self._audio_seconds:
+                length = "long" if self._audio_seconds >= LONG_SPEECH_S else "short"
+                self._metrics.real_time.labels(length).observe(served / self._audio_seconds)
+
+    def _take_audio(self, seconds: float) -> None:
+        if not seconds:
+            return
+        now = self._clock()
+        if self._heard_until is None:
+            self.first_audio = now
+            self._metrics.first_audio.observe(self._age(now))
+        elif now > self._heard_until:
+            self._metrics.underruns.inc()
+        self._heard_until = max(now, self._heard_until or now) + seconds
+        self._audio_seconds += seconds
+        self._metrics.audio.inc(seconds)
+
+    def _age(self, at: float) -> float:
+        return at - self._lifecycle.entered[RequestState.RECEIVED]
+
+
+class _Now(Collector):
+    """What is true at the moment of asking.
+
+    Args:
+        counts: The requests by state.
+        stages: What is known of the stages.
+    """
+
+    def __init__(self, counts: StateCounts, stages: StageStates) -> None:
+        self._counts = counts
+        self._stages = stages
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        """See :class:`prometheus_client.registry.Collector`."""
+        requests = GaugeMetricFamily("omnirelay_requests", "Living requests by state.", labels=["state"])
+        for state, number in self._counts.report().items():
+            if RequestState(state) not in ENDED:
+                requests.add_metric([state], number)
+        up = GaugeMetricFamily(
+            "omnirelay_stage_up", "1 for a stage with a replica that is ready, else 0.", labels=["stage"]
+        )
+        for stage in self._stages.stages:
+            up.add_metric([stage], float(self._stages.state(stage) == "ready"))
+        replicas = GaugeMetricFamily(
+            "omnirelay_stage_replicas", "Replicas of a stage by state.", labels=["stage", "state"]
+        )
+        for stage, state in product(self._stages.stages, get_args(StageState)):
+            replicas.add_metric([stage, state], self._stages.count(stage, state))
+        return [requests, up, replicas]

@@ -1,0 +1,94 @@
+"""The events of one request on their way to the client, bounded in bytes."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from gateway.access.account import ClientAccount
+from omnirelay.events import AcceptedEvent, AudioEvent, DoneEvent, ErrorEvent, Event, FinalEvent, TextEvent
+
+EVENT_OVERHEAD: Final = 64
+BYTES_PER_ID: Final = 8
+
+
+def weight(event: Event) -> int:
+    """Bytes that an event takes while it waits, roughly."""
+    if isinstance(event, AudioEvent):
+        return EVENT_OVERHEAD + len(event.pcm)
+    if isinstance(event, TextEvent):
+        return EVENT_OVERHEAD + len(event.text) + BYTES_PER_ID * len(event.token_ids)
+    return EVENT_OVERHEAD
+
+
+class ResponseStream:
+    """An async iterator over the events of one request; the last one is a done or an error event.
+
+    Close it in any case: it frees the client's place, and cancels the request if it has not ended.
+
+    Args:
+        request_id: The gateway's name of the request.
+        account: Who pays for it.
+        cancel: Called to cancel the request.
+    """
+
+    def __init__(self, request_id: str, account: ClientAccount, cancel: Callable[[str], None]) -> None:
+        self.request_id: Final = request_id
+        self._account = account
+        self._cancel = cancel
+        self._events: deque[Event] = deque([AcceptedEvent(request_id=request_id)])
+        self._arrived = asyncio.Event()
+        self._arrived.set()
+        self._finished = False
+        self._closed = False
+
+    def push(self, event: Event) -> None:
+        """Append an event.
+
+        Raises:
+            SlowClientError: Too much waits already; the event was not taken.
+        """
+        self._account.charge(weight(event))
+        self._events.append(event)
+        self._arrived.set()
+
+    def finish(self, event: FinalEvent, drop_waiting: bool = False) -> None:
+        """Append the last event; it is never refused."""
+        self._finished = True
+        if drop_waiting:
+            while self._events:
+                self._release(self._events.popleft())
+        self._events.append(event)
+        self._arrived.set()
+
+    def cancel(self) -> None:
+        """Ask for the request to be cancelled; the error event will follow."""
+        if not self._finished:
+            self._cancel(self.request_id)
+
+    def close(self) -> None:
+        """Take no more events."""
+        if self._closed:
+            return
+        self._closed = True
+        self.cancel()
+        while self._events:
+            self._release(self._events.popleft())
+        self._account.end()
+
+    def __aiter__(self) -> "ResponseStream":
+        return self
+
+    async def __anext__(self) -> Event:
+        while not self._events:
+            if self._finished or self._closed:
+                raise StopAsyncIteration
+            self._arrived.clear()
+            await self._arrived.wait()
+        event = self._events.popleft()
+        self._release(event)
+        return event
+
+    def _release(self, event: Event) -> None:
+        if not isinstance(event, AcceptedEvent | DoneEvent | ErrorEvent):
+            self._account.release(weight(event))

@@ -1,0 +1,151 @@
+"""What the gateway tells of a request in its trace: nothing of what was said."""
+
+import time
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final
+
+from gateway.requests.lifecycle import Lifecycle, RequestState
+from gateway.requests.metrics import RequestMeter, outcome_of
+from gateway.requests.record import RequestRecord
+from omnirelay.errors import OmniRelayError
+from shared.messages import SAMPLE_RATE
+from shared.tracing.timeline import Phase
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
+    from shared.tracing.otel import Tracer
+
+_PHASES: Final = {RequestState.RECEIVED: "prepare", RequestState.QUEUED: "queue"}
+"""What happens in a state of which no stage tells."""
+
+
+class GatewayTraces:
+    """Begins the traces of requests.
+
+    Args:
+        tracer: Where they are told.
+        model: What clients call the served model.
+    """
+
+    def __init__(self, tracer: "Tracer", model: str) -> None:
+        self._tracer = tracer
+        self._model = model
+
+    def begin(self, traceparent: str | None, lifecycle: Lifecycle) -> "RequestTrace | None":
+        """Begin the trace of a request that was received, or go on with its client's.
+
+        Args:
+            traceparent: What the client says of its own span; not believed yet.
+            lifecycle: The states of the request.
+
+        Returns:
+            The trace; none if the request is not among those that are traced.
+        """
+        began_ns = round(lifecycle.received_at * 1e9)
+        span = self._tracer.begin("request", traceparent, began_ns, server=True)
+        return None if span is None else RequestTrace(self._tracer, span, lifecycle, self._model)
+
+
+class RequestTrace:
+    """The gateway's part of one trace.
+
+    Args:
+        tracer: Where it is told.
+        span: Of the request.
+        lifecycle: Its states.
+        model: What clients call the served model.
+
+    Attributes:
+        traceparent: The span, for the stages.
+    """
+
+    def __init__(self, tracer: "Tracer", span: "Span", lifecycle: Lifecycle, model: str) -> None:
+        self.traceparent: Final = tracer.traceparent(span)
+        self._tracer = tracer
+        self._span = span
+        self._lifecycle = lifecycle
+        self._model = model
+
+    def __str__(self) -> str:
+        """The trace's name."""
+        return self.traceparent.split("-")[1]
+
+    def resumed(self, stage: str, reason: str) -> None:
+        """The request lost its attempt at a stage, and is begun anew."""
+        told = {"omnirelay.stage": stage, "omnirelay.reason": reason}
+        self._span.add_event("resumed", told, timestamp=time.time_ns())
+
+    def ended(
+        self,
+        error: BaseException | None,
+        record: RequestRecord | None = None,
+        meter: RequestMeter | None = None,
+    ) -> None:
+        """The request has ended.
+
+        Args:
+            error: Why, if it has no answer.
+            record: What became of it; none if it was not taken.
+            meter: When its answer began; none if it was not taken.
+        """
+        told: dict[str, Any] = {
+            "gen_ai.operation.name": "chat",
+            "gen_ai.provider.name": "omnirelay",
+            "gen_ai.request.model": self._model,
+            "omnirelay.outcome": outcome_of(self._lifecycle, error),
+        }
+        if record is not None:
+            told |= _attributes(record)
+        if meter is not None:
+            told |= self._begins(meter)
+        entered = self._lifecycle.entered
+        phases = [
+            Phase(_PHASES[state], self._unix_ns(began), self._unix_ns(ended))
+            for (state, began), (_, ended) in pairwise(entered.items())
+            if state in _PHASES
+        ]
+        ended_ns = self._unix_ns(entered[self._lifecycle.state])
+        self._tracer.end(self._span, ended_ns, phases, told, self._code(error))
+
+    def _begins(self, meter: RequestMeter) -> dict[str, float]:
+        """Note when text and speech began."""
+        received = self._lifecycle.entered[RequestState.RECEIVED]
+        begins = {}
+        for name, at in (("first_text", meter.first_text), ("first_audio", meter.first_audio)):
+            if at is not None:
+                self._span.add_event(name, timestamp=self._unix_ns(at))
+                begins[f"omnirelay.{name}_seconds"] = at - received
+        return begins
+
+    def _code(self, error: BaseException | None) -> str | None:
+        """What went wrong; a request that its client gave up did not go wrong."""
+        if error is None or self._lifecycle.state is RequestState.CANCELLED:
+            return None
+        return error.code if isinstance(error, OmniRelayError) else OmniRelayError.code
+
+    def _unix_ns(self, at: float) -> int:
+        """Give the Unix time of a moment of the monotonic clock."""
+        lifecycle = self._lifecycle
+        return round((lifecycle.received_at + at - lifecycle.entered[RequestState.RECEIVED]) * 1e9)
+
+
+def _attributes(record: RequestRecord) -> dict[str, Any]:
+    """What is told of a request that was taken; in OpenTelemetry's words where it has any."""
+    think, text, codec = record.think, record.text, record.codec
+    reasons = [stream.finish_reason for stream in (text, codec) if stream.finish_reason is not None]
+    return {
+        "omnirelay.request.id": record.request_id,
+        "gen_ai.output.type": "text" if think.speech is None else "speech",
+        "gen_ai.request.max_tokens": think.sampling.max_tokens,
+        "gen_ai.request.temperature": think.sampling.temperature,
+        "gen_ai.request.seed": think.seed,
+        "gen_ai.response.finish_reasons": reasons,
+        "gen_ai.usage.input_tokens": record.prompt.tokens,
+        "gen_ai.usage.cache_read.input_tokens": record.prompt.cached_tokens,
+        "gen_ai.usage.output_tokens": len(text.token_ids) + len(codec.token_ids),
+        "omnirelay.text_tokens": len(text.token_ids),
+        "omnirelay.codec_tokens": len(codec.token_ids),
+        "omnirelay.audio_seconds": record.audio.samples / SAMPLE_RATE,
+        "omnirelay.media_items": len(think.media),
+    }

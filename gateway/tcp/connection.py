@@ -1,0 +1,344 @@
+"""One TCP client's connection, with many requests on it."""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Final
+
+import msgspec
+
+from gateway.access.access import Access
+from gateway.access.clients import NO_KEY, Principal
+from gateway.fairness.uploads import UploadRoom
+from gateway.manager import Gateway
+from gateway.requests.response_stream import ResponseStream
+from gateway.tcp.incoming import Incoming
+from omnirelay import error_codes
+from omnirelay.errors import (
+    BusyError,
+    CancelledRequestError,
+    InvalidRequestError,
+    MessageError,
+    OmniRelayError,
+    RequestError,
+    SlowUploadError,
+    UnauthenticatedError,
+    VersionError,
+    said,
+)
+from omnirelay.events import ErrorEvent
+from omnirelay.protocol import (
+    PIECE_BYTES,
+    PROTOCOL_VERSION,
+    Cancel,
+    ClientMessage,
+    GenerateRequest,
+    Hello,
+    Piece,
+    Refused,
+    Reply,
+    ServerMessage,
+    StatusQuery,
+    StatusReply,
+    Submit,
+    pack,
+    read_frame,
+    read_length,
+    read_pieces,
+)
+from omnirelay.status import StatusReport
+from shared.log import LIMITED, limited
+
+Reading = Callable[[], Awaitable[GenerateRequest]]
+"""Gives a request when all of it has come."""
+HELLO_TIMEOUT_S: Final = 10.0
+FAREWELL_S: Final = 1.0
+"""How long one that is being closed gets to take its last events."""
+log = logging.getLogger(__name__)
+
+
+class Connection:
+    """One client's connection.
+
+    A client that goes away, or closes its sending side, cancels all of its requests.
+
+    Args:
+        gateway: Answers the requests.
+        reader: From the client.
+        writer: To the client.
+        name: What the client goes by in the log.
+        access: Who may come in, and what each may have.
+        uploads: Memory for large frames, shared by all connections.
+        status: Gives the answer to a status query.
+        refused: Counts messages that could not be understood, by error code.
+
+    Attributes:
+        known: Told what the share of the connection goes by, when its client has said who it is.
+    """
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        name: str,
+        access: Access,
+        uploads: UploadRoom,
+        status: Callable[[], StatusReport],
+        refused: Counter[str],
+    ) -> None:
+        self._gateway = gateway
+        self._reader = reader
+        self._writer = writer
+        self._access = access
+        # Until it has said who it is.
+        self._account = access.account(name, Principal(name, known=False))
+        self._max_frame_bytes = 0
+        self._uploads = uploads
+        self._status = status
+        self._refused = refused
+        self._address: str = (writer.get_extra_info("peername") or ("unknown",))[0]
+        self._share = access.share(self._account.client, self._address)
+        self._decoder = msgspec.msgpack.Decoder(ClientMessage)
+        self._request_decoder = msgspec.msgpack.Decoder(GenerateRequest)
+        self.known: Callable[[str], object] = lambda _: None
+        self._sending = asyncio.Lock()
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._incoming: dict[int, Incoming] = {}
+        self._streams: dict[int, ResponseStream] = {}
+
+    async def serve(self) -> None:
+        """Serve the client until it goes away or says something that cannot be followed."""
+        log.debug("%s connected", self._account.name)
+        try:
+            await self._greet()
+            while True:
+                await self._handle(await self._read())
+        except (asyncio.IncompleteReadError, ConnectionError) as error:
+            log.debug("%s went away: %s", self._account.name, error)
+        except (MessageError, UnauthenticatedError, BusyError, TimeoutError) as error:
+            await self._say_why(error)
+        finally:
+            for task in self._tasks.values():
+                task.cancel()
+            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    async def _greet(self) -> None:
+        """Agree on the version, and learn who comes.
+
+        Who brings no key where one is needed may ask for the status, and is told so for everything else.
+
+        Raises:
+            VersionError: The client speaks another one.
+            UnauthenticatedError: It brings a key that is not known.
+            MessageError: It does not begin with a hello.
+            TimeoutError: It says nothing.
+        """
+        async with asyncio.timeout(HELLO_TIMEOUT_S):
+            message = self._decode(await read_frame(self._reader, PIECE_BYTES))
+        if not isinstance(message, Hello):
+            raise MessageError("a client must begin with a hello")
+        if message.version != PROTOCOL_VERSION:
+            raise VersionError(
+                f"the client speaks version {message.version} of the protocol, "
+                f"this gateway version {PROTOCOL_VERSION}"
+            )
+        if message.key is not None or not self._access.keys.needed:
+            name = self._account.name
+            self._account = self._access.account(name, self._access.client(message.key, name))
+        self._share = self._access.share(self._account.client, self._address)
+        self.known(self._share)
+        welcome = self._access.welcome(self._account.client)
+        self._max_frame_bytes = welcome.max_frame_bytes or 0
+        await self._send(welcome)
+
+    async def _read(self) -> bytearray:
+        """Read the next frame; what has not arrived takes no memory.
+
+        Raises:
+            MessageError: It is too long, or comes too slowly.
+            UnauthenticatedError: It is large, and the client has not said who it is.
+            BusyError: Its memory was needed.
+            TimeoutError: Such a client says nothing.
+        """
+        client = self._account.client
+        async with asyncio.timeout(None if client.known else HELLO_TIMEOUT_S):
+            length = await read_length(self._reader, self._max_frame_bytes)
+        if length > PIECE_BYTES and not client.known:
+            raise UnauthenticatedError(NO_KEY)
+        try:
+            async with self._uploads.reading(self._share) as upload:
+                async for piece in read_pieces(self._reader, length):
+                    upload.add(piece)
+                return upload.finish()
+        except SlowUploadError as error:
+            raise MessageError(f"a frame of {length} bytes comes too slowly: {error}") from error
+
+    async def _say_why(self, error: MessageError | UnauthenticatedError | BusyError | TimeoutError) -> None:
+        """Say why, as far as the client listens, and read no further."""
+        known = MessageError("nothing came") if isinstance(error, TimeoutError) else error
+        # What could not be read may be anything, so of the message only the code is written.
+        limited(log).warning("hung up on %s: %s", self._account.name, known.code)
+        self._count(known)
+        try:
+            async with asyncio.timeout(FAREWELL_S):
+                await self._send(Refused(known.code, str(known)))
+        except (ConnectionError, TimeoutError) as lost:
+            log.debug("%s did not hear why: %r", self._account.name, lost)
+
+    def _decode(self, body: bytearray) -> ClientMessage:
+        try:
+            message: ClientMessage = self._decoder.decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise MessageError(f"message cannot be read: {said(error)}") from error
+        return message
+
+    async def _handle(self, body: bytearray) -> None:
+        """Follow one message; one that cannot be understood harms nothing else on the connection."""
+        try:
+            message = self._decode(body)
+            if isinstance(message, Submit):
+                await self._submit(message)
+            elif isinstance(message, Piece):
+                await self._take_piece(message)
+            elif isinstance(message, Cancel):
+                self._cancel(message.id)
+            elif isinstance(message, StatusQuery):
+                await self._send(StatusReply(message.id, self._status()))
+            else:
+                raise MessageError("a second hello")
+        except MessageError as error:
+            self._count(error)
+            limited(log).warning("refused a message of %s: %s", self._account.name, error.code)
+            await self._send(Refused(error.code, str(error)))
+        # A client that sends without pause must not keep the loop from its other work.
+        await asyncio.sleep(0)
+
+    def hang_up(self, abort: bool) -> None:
+        """Close the connection: after what has been written, or at once."""
+        if abort:
+            self._writer.transport.abort()
+        else:
+            self._writer.close()
+
+    async def answered(self) -> None:
+        """Wait until every request has got its last event."""
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    async def _submit(self, message: Submit) -> None:
+        if await self._may_begin(message.id):
+            self._begin(message.id, partial(self._read_request, message.request))
+
+    async def _take_piece(self, piece: Piece) -> None:
+        if piece.offset == 0 and await self._may_begin(piece.id):
+            incoming = Incoming(self._uploads, self._share, self._max_frame_bytes)
+            self._incoming[piece.id] = incoming
+            task = self._begin(piece.id, partial(self._collect, incoming))
+            task.add_done_callback(lambda _: incoming.close())
+        # Of a request that was refused or cancelled meanwhile, nothing more is taken.
+        if (begun := self._incoming.get(piece.id)) is not None:
+            begun.add(piece)
+            if piece.last:
+                del self._incoming[piece.id]
+
+    async def _may_begin(self, client_id: int) -> bool:
+        """Whether a request can be begun.
+
+        Raises:
+            MessageError: There is one of that id.
+        """
+        if client_id in self._tasks:
+            raise MessageError(f"request {client_id} is still being answered")
+        if len(self._tasks) < self._account.max_requests:
+            return True
+        # Refused here, before anything is kept for it, so that a client that only writes is read no more.
+        await self._finish(client_id, self._told(self._account.busy()))
+        return False
+
+    def _begin(self, client_id: int, read: Reading) -> asyncio.Task[None]:
+        task = self._tasks[client_id] = asyncio.create_task(self._answer(client_id, read))
+        task.add_done_callback(lambda _: self._forget(client_id))
+        return task
+
+    def _forget(self, client_id: int) -> None:
+        self._tasks.pop(client_id, None)
+        self._incoming.pop(client_id, None)
+
+    def _cancel(self, client_id: int) -> None:
+        if stream := self._streams.get(client_id):
+            stream.cancel()
+        elif task := self._tasks.get(client_id):
+            task.cancel("by the client")
+
+    async def _answer(self, client_id: int, read: Reading) -> None:
+        """Send all events of one request."""
+        opening = self._open(read)
+        # The request's own part from here on: its files must be let go of when it ends, and not only when
+        # the client has read the last of the answer.
+        del read
+        stream = await opening
+        if isinstance(stream, ErrorEvent):
+            await self._finish(client_id, stream)
+            return
+        self._streams[client_id] = stream
+        try:
+            async for event in stream:
+                if isinstance(event, ErrorEvent):
+                    self._gateway.metrics.told("tcp", event.code)
+                await self._send(Reply(client_id, event))
+        except ConnectionError as error:
+            log.debug("%s went away: %s", self._account.name, error)
+        finally:
+            del self._streams[client_id]
+            stream.close()
+
+    async def _open(self, read: Reading) -> ResponseStream | ErrorEvent:
+        """Give a request to the gateway; an event says why it was not taken."""
+        try:
+            return await self._gateway.submit(await read(), self._account)
+        except RequestError as error:
+            return self._told(error)
+        except asyncio.CancelledError as cancelled:
+            if cancelled.args != ("by the client",):
+                raise
+            return error_codes.to_event(CancelledRequestError("the client cancelled the request"))
+        except Exception as error:
+            # As a checkpoint's chat template may raise; without an answer the client would wait for ever.
+            log.exception("a request of %s could not be taken", self._account.name, extra=LIMITED)
+            return self._told(OmniRelayError(f"the request could not be taken: {error!r}"))
+
+    def _told(self, error: OmniRelayError) -> ErrorEvent:
+        """The event that refuses a request."""
+        self._gateway.metrics.told("tcp", error.code)
+        return error_codes.to_event(error)
+
+    def _count(self, error: OmniRelayError) -> None:
+        """Note that a message could not be understood."""
+        self._refused[error.code] += 1
+        self._gateway.metrics.told("tcp", error.code)
+
+    async def _finish(self, client_id: int, event: ErrorEvent) -> None:
+        try:
+            await self._send(Reply(client_id, event))
+        except ConnectionError as lost:
+            log.debug("%s went away: %s", self._account.name, lost)
+
+    async def _collect(self, incoming: Incoming) -> GenerateRequest:
+        # Before anything is kept of somebody who may not ask at all.
+        self._account.client.check()
+        return await self._read_request(await incoming.whole())
+
+    async def _read_request(self, raw: msgspec.Raw) -> GenerateRequest:
+        try:
+            return self._request_decoder.decode(raw)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise InvalidRequestError(f"the request is not valid: {said(error)}") from error
+
+    async def _send(self, message: ServerMessage) -> None:
+        """Write a frame; one at a time, so that a slow client's frames wait where they are counted."""
+        frame = pack(message)
+        async with self._sending:
+            self._writer.write(frame)
+            await self._writer.drain()

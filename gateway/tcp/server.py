@@ -1,0 +1,130 @@
+"""The TCP server for clients: takes connections, and ends them in order."""
+
+import asyncio
+import errno
+import logging
+from collections import Counter
+from collections.abc import Callable
+from typing import Final
+
+from gateway.access.access import Access
+from gateway.access.listening import listen
+from gateway.fairness.uploads import UploadRoom
+from gateway.manager import Gateway
+from gateway.tcp.connection import FAREWELL_S, Connection
+from omnirelay.errors import AddressInUseError, ConfigError
+from omnirelay.status import StatusReport
+from shared.config import Config
+from shared.log import limited
+
+log = logging.getLogger(__name__)
+
+
+class TcpServer:
+    """Listens for clients and serves each on a connection of its own.
+
+    Args:
+        gateway: Answers the requests.
+        config: The whole stack's: the address and the limits.
+        status: Gives the answer to a status query.
+        uploads: Memory for large frames, shared with the other servers.
+        access: Who may come in, and what each may have.
+    """
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        config: Config,
+        status: Callable[[], StatusReport],
+        uploads: UploadRoom,
+        access: Access,
+    ) -> None:
+        self.refused: Final[Counter[str]] = Counter()
+        self._gateway = gateway
+        self._access = access
+        self._listen = config.gateway.listen
+        self._limits = config.gateway.limits
+        self._uploads = uploads
+        self._status = status
+        self._servers: list[asyncio.Server] = []
+        self._connections: dict[asyncio.Task[None], Connection] = {}
+        self._peers = 0
+
+    async def start(self) -> None:
+        """Listen.
+
+        Raises:
+            AddressInUseError: Another process listens there.
+            ConfigError: The address cannot be used at all.
+        """
+        try:
+            self._servers = [
+                await asyncio.start_server(self._serve, sock=each, **self._access.server_options)
+                for each in await listen(self._listen)
+            ]
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise AddressInUseError(
+                    f"{self._listen} is in use: is another OmniRelay gateway running there? "
+                    "Stop it, or set another gateway.listen in the configuration."
+                ) from error
+            raise ConfigError(f"cannot listen on {self._listen}: {error}") from error
+
+    def stop_listening(self) -> None:
+        """Take no more clients; those that are there stay."""
+        for each in self._servers:
+            each.close()
+
+    async def close(self) -> None:
+        """Take no more clients, deliver what is on its way for :data:`FAREWELL_S`, and hang up.
+
+        Close the gateway first: it ends the requests.
+        """
+        if not self._servers:
+            return
+        self.stop_listening()
+        connections = dict(self._connections)
+        farewells = [asyncio.create_task(each.answered()) for each in connections.values()]
+        if farewells:
+            await asyncio.wait(farewells, timeout=FAREWELL_S)
+        # Their tasks end by themselves when the transport is gone, which cancelling would not tell apart
+        # from a failure (asyncio.streams of Python 3.11).
+        for each in connections.values():
+            each.hang_up(abort=False)
+        if connections:
+            await asyncio.wait(connections, timeout=FAREWELL_S)
+        for each in connections.values():
+            each.hang_up(abort=True)
+        await asyncio.gather(*farewells, *connections, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        if task is None or not any(each.is_serving() for each in self._servers):
+            writer.close()
+            return
+        address, *_ = writer.get_extra_info("peername") or ("unknown",)
+        place = self._access.tcp_places.take(address, writer.transport.abort)
+        if place is None:
+            limited(log).warning("hung up on a client: no place for one more of its address")
+            writer.transport.abort()
+            return
+        self._peers += 1
+        name = f"client {self._peers}"
+        connection = Connection(
+            self._gateway,
+            reader,
+            writer,
+            name,
+            self._access,
+            self._uploads,
+            self._status,
+            self.refused,
+        )
+        self._connections[task] = connection
+        connection.known = place.move
+        try:
+            await connection.serve()
+        finally:
+            del self._connections[task]
+            place.leave()
+            writer.close()

@@ -1,0 +1,96 @@
+"""``omnirelay chat``: one request, streamed; or a conversation."""
+
+import argparse
+import asyncio
+import os
+import stat
+import sys
+from contextlib import ExitStack
+
+from omnirelay.cli.chat import terminal
+from omnirelay.cli.chat.answer import FiguresPrinter, JsonPrinter, Listener, TextPrinter, WavWriter, stream
+from omnirelay.cli.chat.player import PLAYERS, Playback, Player, find_player
+from omnirelay.cli.output import note, say_json
+from omnirelay.cli.target import target_of
+from omnirelay.client import ChatOptions, SamplingOverrides
+from omnirelay.client.wav import require_wav
+from omnirelay.errors import OmniRelayError, StandardOutputError
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the subcommand.
+
+    Raises:
+        OmniRelayError: It failed; with ``--json`` it is told as JSON instead.
+        SystemExit: There is nothing to send, or an option does not go with another.
+    """
+    alone = arguments.text is None and not (arguments.audio or arguments.image or arguments.video)
+    if alone and not _has_input():
+        arguments.refuse_usage("give TEXT, --audio, --image or --video, or lines on the standard input")
+    if alone and arguments.out is not None:
+        arguments.refuse_usage("--out goes with TEXT; a conversation has /save FILE.wav")
+    player = _choose_player(arguments)
+    if arguments.verbose:
+        note(f"speech is played by {player.program}" if player else "speech is not played")
+    try:
+        if arguments.out is not None:
+            require_wav(arguments.out)
+        if alone:
+            return terminal.run(arguments, _options(arguments), player)
+        _send(arguments, player)
+    except OmniRelayError as error:
+        if not arguments.json or isinstance(error, StandardOutputError):
+            raise
+        say_json(event="error", code=error.code, message=str(error))
+        return 1
+    return 0
+
+
+def _send(arguments: argparse.Namespace, player: Player | None) -> None:
+    listeners: list[Listener] = [JsonPrinter()] if arguments.json else [TextPrinter(), FiguresPrinter()]
+    if arguments.out is not None and not arguments.text_only:
+        # Before the end is shown, so that who reads it finds the file.
+        listeners.insert(0, WavWriter(arguments.out))
+    options = _options(arguments)
+    options["audio"], options["images"], options["videos"] = arguments.audio, arguments.image, arguments.video
+    with ExitStack() as stack:
+        if player is not None:
+            playback = stack.enter_context(Playback(player))
+            listeners.insert(0, playback)
+        asyncio.run(stream(target_of(arguments), arguments.text or "", options, listeners))
+    if player is not None and playback.problem:
+        note(f"the speech was not played to its end: {playback.problem}")
+
+
+def _options(arguments: argparse.Namespace) -> ChatOptions:
+    temperature = 0.0 if arguments.greedy else None
+    return ChatOptions(
+        system=arguments.system,
+        use_audio_in_video=arguments.use_audio_in_video,
+        speech=not arguments.text_only,
+        speaker=arguments.speaker,
+        seed=arguments.seed,
+        text_sampling=SamplingOverrides(temperature=temperature, max_tokens=arguments.max_tokens),
+        codec_sampling=SamplingOverrides(temperature=temperature, max_tokens=arguments.max_codec_tokens),
+    )
+
+
+def _choose_player(arguments: argparse.Namespace) -> Player | None:
+    wanted: bool | None = arguments.play
+    if wanted is None:
+        wanted = sys.stdout.isatty() and not arguments.json
+    if arguments.text_only or not wanted:
+        return None
+    player = find_player()
+    if player is None and arguments.play:
+        arguments.refuse_usage(f"--play needs one of {', '.join(each.program for each in PLAYERS)} on PATH")
+    return player
+
+
+def _has_input() -> bool:
+    """Somebody may type, or a program or a file speaks; not so with /dev/null."""
+    try:
+        return sys.stdin.isatty() or not stat.S_ISCHR(os.fstat(sys.stdin.fileno()).st_mode)
+    except (AttributeError, OSError, ValueError):
+        # No standard input, or one that is closed or replaced.
+        return False

@@ -1,0 +1,185 @@
+"""A conversation: what was said so far, and what goes with the next message."""
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from omnirelay.cli.chat.answer import Listener, Recorder, stream
+from omnirelay.cli.chat.player import Playback, Player
+from omnirelay.cli.output import note
+from omnirelay.cli.target import Target
+from omnirelay.client import (
+    AudioPart,
+    ChatMessage,
+    ChatOptions,
+    ImagePart,
+    StatusReport,
+    TextPart,
+    VideoPart,
+    audio,
+    image,
+    video,
+)
+from omnirelay.client.wav import SAMPLE_BYTES, write_wav
+from omnirelay.content import ContentPart
+from omnirelay.errors import InvalidRequestError, OmniRelayError, PromptTooLongError, UnknownSpeakerError
+from omnirelay.values import SAMPLE_RATE, MediaKind
+
+Attachment = AudioPart | ImagePart | VideoPart
+_MAKE: Final[Mapping[MediaKind, Callable[[str], Attachment]]] = {
+    "audio": audio,
+    "image": image,
+    "video": video,
+}
+
+
+class Conversation:
+    """Keeps the turns, and sends them again with each request.
+
+    Every request has a connection of its own, so that a gateway may be restarted between two of them.
+
+    Args:
+        target: The gateway.
+        options: What is said beside every message.
+        printers: Show the answers.
+        player: Plays the speech; none keeps it silent.
+    """
+
+    def __init__(
+        self, target: Target, options: ChatOptions, printers: Sequence[Listener], player: Player | None
+    ) -> None:
+        self._target = target
+        self._options = options
+        self._printers = printers
+        self._player = player
+        self._turns: list[ChatMessage] = []
+        self._attached: list[Attachment] = []
+        self._playback: Playback | None = None
+        self._speech: bytes | None = None
+
+    @property
+    def playing(self) -> bool:
+        """Speech of the last answer is still to be heard."""
+        return self._playback is not None and self._playback.playing
+
+    @property
+    def attached(self) -> bool:
+        """Files wait for the next message."""
+        return bool(self._attached)
+
+    def status(self) -> StatusReport:
+        """Ask the gateway how it is.
+
+        Raises:
+            OmniRelayError: It does not answer.
+        """
+        return asyncio.run(self._target.status())
+
+    def attach(self, kind: MediaKind, source: str) -> str:
+        """Let a file, or an ``https:`` URL, go with the next message; gives its name there.
+
+        Raises:
+            MediaError: It cannot be read.
+        """
+        part = _MAKE[kind](os.path.expanduser(source))
+        self._attached.append(part)
+        number = sum(each.kind == kind for each in self._attached)
+        return f"{kind} {number}"
+
+    def choose_voice(self, name: str) -> None:
+        """Answer in this voice from now on.
+
+        Raises:
+            UnknownSpeakerError: The checkpoint has no such voice.
+            OmniRelayError: The gateway does not answer.
+        """
+        known = self.voices()
+        if known and name not in known:
+            raise UnknownSpeakerError(f"there is no voice {name!r}; this checkpoint has {', '.join(known)}")
+        self._options["speaker"] = name
+
+    def voices(self) -> list[str]:
+        """The checkpoint's voices; none while no stage has told.
+
+        Raises:
+            OmniRelayError: The gateway does not answer.
+        """
+        return sorted({name for stage in self.status().stages for name in stage.limits.speakers})
+
+    def save(self, path: Path) -> float:
+        """Write the speech of the last answer to a WAV file; gives its length in seconds.
+
+        Raises:
+            InvalidRequestError: There is none.
+            OutputError: The file cannot be written.
+        """
+        if self._speech is None:
+            raise InvalidRequestError("there is no speech to be saved yet")
+        write_wav(path, self._speech)
+        return len(self._speech) / SAMPLE_BYTES / SAMPLE_RATE
+
+    def forget(self) -> None:
+        """Begin anew, without the turns so far and what is attached."""
+        self._turns.clear()
+        self._attached.clear()
+
+    def ask(self, text: str) -> None:
+        """Send a message with what is attached, and show the answer as it comes.
+
+        What was said until it is interrupted stays in the conversation; a turn that fails does not.
+
+        Raises:
+            OmniRelayError: The turn failed.
+            KeyboardInterrupt: The user stopped the answer.
+        """
+        self.hush()
+        content: str | list[ContentPart] = text
+        if self._attached:
+            content = [*self._attached, *([TextPart(text)] if text else [])]
+        message = ChatMessage("user", content)
+        self._attached = []
+        recorder = Recorder()
+        listeners: list[Listener] = [recorder, *self._printers]
+        if self._player is not None:
+            self._playback = Playback(self._player)
+            listeners.insert(0, self._playback)
+        try:
+            asyncio.run(stream(self._target, [*self._turns, message], self._options, listeners))
+        except KeyboardInterrupt:
+            self.hush()
+            if recorder.text:
+                self._keep(message, recorder)
+            raise
+        except OmniRelayError as error:
+            self.hush()
+            if isinstance(error, PromptTooLongError) and self._turns:
+                note("the conversation has become too long: /new begins a new one")
+            if not isinstance(content, str):
+                note("the message failed: attach its files again to send them again")
+            raise
+        self._keep(message, recorder)
+        if self._playback is not None:
+            self._playback.end()
+
+    def hear_out(self) -> None:
+        """Wait until the speech has been played."""
+        if self._playback is not None:
+            self._playback.wait()
+
+    def hush(self) -> None:
+        """Play no more of the last answer."""
+        if self._playback is not None:
+            self._playback.stop()
+
+    def check_player(self) -> None:
+        """Say so if the player failed; it is not tried again."""
+        if self._playback is not None and self._playback.problem:
+            note(f"speech is not played any more: {self._playback.problem}")
+            self._player = self._playback = None
+
+    def _keep(self, message: ChatMessage, recorder: Recorder) -> None:
+        self._turns += [message, ChatMessage("assistant", recorder.text)]
+        if recorder.waveform:
+            self._speech = recorder.waveform

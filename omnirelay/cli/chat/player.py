@@ -1,0 +1,181 @@
+"""Speech from the machine's own player: a program that takes raw PCM on its standard input."""
+
+import logging
+import os
+import queue
+import shutil
+import subprocess
+import tempfile
+import threading
+from dataclasses import dataclass
+from typing import IO, Final, Self
+
+from omnirelay.client import AudioEvent, ChatEvent
+from omnirelay.values import SAMPLE_RATE
+
+_RATE: Final = str(SAMPLE_RATE)
+GRACE_S: Final = 10.0
+"""How much longer than the speech itself a player may take to play it."""
+HELP_S: Final = 5.0
+MAX_SAID_BYTES: Final = 1000
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Player:
+    """A program that plays mono float32, little-endian, from its standard input.
+
+    Attributes:
+        program: Its name.
+        arguments: What makes it do so.
+        needs: An option that it must know; builds before it had it read something else from standard input.
+    """
+
+    program: str
+    arguments: tuple[str, ...]
+    needs: str | None = None
+
+    def present(self) -> bool:
+        """It is on PATH, and knows the option that it needs."""
+        path = shutil.which(self.program)
+        if path is None or self.needs is None:
+            return path is not None
+        try:
+            # A program of the user's own PATH, as the player itself.
+            shown = subprocess.run([path, "--help"], capture_output=True, timeout=HELP_S, check=False)  # noqa: S603
+        except (OSError, subprocess.TimeoutExpired) as error:
+            log.debug("%s does not say what it can do: %s", path, error)
+            return False
+        return self.needs.encode() in shown.stdout + shown.stderr
+
+
+PLAYERS: Final = (
+    Player(
+        "paplay", ("--raw", f"--rate={_RATE}", "--channels=1", "--format=float32le", "--latency-msec=200")
+    ),
+    Player("pw-play", ("--raw", f"--rate={_RATE}", "--channels=1", "--format=f32", "-"), needs="--raw"),
+    Player("aplay", ("-q", "-t", "raw", "-f", "FLOAT_LE", "-r", _RATE, "-c", "1", "-")),
+    # Its raw input is mono where nothing else is said; the option that says so changed between releases.
+    Player(
+        "ffplay",
+        ("-nodisp", "-autoexit", "-loglevel", "error", "-f", "f32le", "-sample_rate", _RATE, "-i", "-"),
+    ),
+    # SoX, which has no other name for it.
+    Player("play", ("-q", "-t", "raw", "-e", "floating-point", "-b", "32", "-r", _RATE, "-c", "1", "-")),
+)
+"""In the order in which they are looked for."""
+
+
+def find_player() -> Player | None:
+    """Give the first player that this machine has."""
+    return next((player for player in PLAYERS if player.present()), None)
+
+
+class Playback:
+    """The speech of one answer on its way to a player.
+
+    Nobody waits for it: a thread of its own feeds it, and a player that dies or hangs harms nothing else.
+    Leaving a ``with`` block plays the rest, or nothing more after an error.
+
+    Args:
+        player: Which to start, when the first sound comes.
+
+    Attributes:
+        problem: Why not everything was played; none while all is well.
+    """
+
+    def __init__(self, player: Player) -> None:
+        self.problem: str | None = None
+        self._player = player
+        self._pieces: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._seconds = 0.0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="player", daemon=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.wait()
+        else:
+            self.stop()
+
+    @property
+    def playing(self) -> bool:
+        """Something is still to be heard."""
+        return self._thread.is_alive()
+
+    def show(self, event: ChatEvent) -> None:
+        """Play the audio of an event behind what came before."""
+        if isinstance(event, AudioEvent) and event.waveform:
+            if not self._seconds:
+                self._thread.start()
+            self._seconds += event.sample_count / SAMPLE_RATE
+            self._pieces.put(event.waveform)
+
+    def end(self) -> None:
+        """Nothing more comes; what is there is played."""
+        self._pieces.put(None)
+
+    def wait(self) -> None:
+        """Wait until everything has been played."""
+        self.end()
+        if self.playing:
+            self._thread.join(self._seconds + GRACE_S)
+        if self.playing:
+            self.problem = f"{self._player.program} does not come to an end"
+            self.stop()
+
+    def stop(self) -> None:
+        """Play nothing more."""
+        self._stopped.set()
+        self.end()
+        if self._process is not None:
+            self._process.kill()
+        if self.playing:
+            self._thread.join()
+
+    def _run(self) -> None:
+        command = [self._player.program, *self._player.arguments]
+        with tempfile.TemporaryFile() as said:
+            try:
+                self._process = subprocess.Popen(  # noqa: S603  A program of the user's own PATH.
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL,
+                    stderr=said,
+                    bufsize=0,
+                    # Ctrl-C is for us: it must not end a player that is to play on.
+                    start_new_session=True,
+                )
+            except OSError as error:
+                self.problem = f"{self._player.program} cannot be started: {error.strerror}"
+                return
+            if self._stopped.is_set():
+                self._process.kill()
+            complete = self._feed(self._process)
+            status = self._process.wait()
+            if not self._stopped.is_set() and not (status == 0 and complete):
+                ending = f"{self._player.program} ended with exit status {status}"
+                self.problem = ": ".join([ending, *_last_line(said)])
+
+    def _feed(self, process: "subprocess.Popen[bytes]") -> bool:
+        """Give the player everything; False if it did not take it."""
+        if process.stdin is None:
+            return False
+        try:
+            with process.stdin as pipe:
+                while not self._stopped.is_set() and (piece := self._pieces.get()) is not None:
+                    pipe.write(piece)
+        except OSError as error:
+            log.debug("%s reads no more: %s", self._player.program, error)
+            return False
+        return True
+
+
+def _last_line(file: IO[bytes]) -> list[str]:
+    end = file.seek(0, os.SEEK_END)
+    file.seek(max(0, end - MAX_SAID_BYTES))
+    return file.read().decode(errors="replace").strip().splitlines()[-1:]

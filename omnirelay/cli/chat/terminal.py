@@ -1,0 +1,166 @@
+"""A conversation over the standard input: with a person at a terminal, or a program behind a pipe."""
+
+import argparse
+import io
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from glob import escape, glob
+from pathlib import Path
+from typing import Final
+
+from omnirelay.cli.chat.answer import FiguresPrinter, JsonPrinter, Listener, TextPrinter
+from omnirelay.cli.chat.conversation import Conversation
+from omnirelay.cli.chat.player import Player
+from omnirelay.cli.chat.slash import COMMANDS, Leave, perform
+from omnirelay.cli.output import fail, note, say_json
+from omnirelay.cli.target import target_of
+from omnirelay.client import ChatOptions
+from omnirelay.errors import OmniRelayError, OutputError, StandardOutputError
+
+PROMPT: Final = "> "
+
+
+def run(arguments: argparse.Namespace, options: ChatOptions, player: Player | None) -> int:
+    """Hold a conversation until its end.
+
+    Returns:
+        The exit status: behind a pipe 1 if a line failed, at a terminal always 0.
+
+    Raises:
+        OmniRelayError: The gateway does not answer at the start, or the history cannot be read or written.
+        KeyboardInterrupt: Ctrl-C, behind a pipe.
+    """
+    at_terminal = sys.stdin.isatty()
+    printers: list[Listener] = [JsonPrinter()] if arguments.json else [TextPrinter()]
+    if arguments.verbose and not arguments.json:
+        printers.append(FiguresPrinter())
+    conversation = Conversation(target_of(arguments), options, printers, player)
+    model = conversation.status().gateway.model
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        # What is not Unicode fails when it is sent, and the conversation goes on.
+        sys.stdin.reconfigure(errors="surrogateescape")
+    try:
+        if not at_terminal:
+            return _read_all(conversation, arguments.json)
+        note(f"{arguments.gateway}, {model}; /help shows the commands")
+        with _line_editing(arguments.history):
+            _converse(conversation, arguments.json)
+        return 0
+    finally:
+        conversation.hush()
+
+
+def _read_all(conversation: Conversation, as_json: bool) -> int:
+    failed = False
+    while (line := _read("")) is not None:
+        try:
+            _take(conversation, line)
+            conversation.hear_out()
+        except OmniRelayError as error:
+            failed = True
+            _tell(error, as_json)
+        except Leave:
+            break
+        conversation.check_player()
+    return int(failed)
+
+
+def _converse(conversation: Conversation, as_json: bool) -> None:
+    prompt = PROMPT if sys.stdout.isatty() else ""
+    while True:
+        conversation.check_player()
+        try:
+            line = _read(prompt)
+        except KeyboardInterrupt:
+            note("")
+            if not conversation.playing:
+                return
+            conversation.hush()
+            continue
+        if line is None:
+            note("")
+            return
+        try:
+            _take(conversation, line)
+        except OmniRelayError as error:
+            _tell(error, as_json)
+        except KeyboardInterrupt:
+            note("stopped")
+        except Leave:
+            return
+
+
+def _read(prompt: str) -> str | None:
+    """The next line; none at the end of the input."""
+    try:
+        return input(prompt)
+    except EOFError:
+        return None
+
+
+def _take(conversation: Conversation, line: str) -> None:
+    if line.startswith("/"):
+        perform(conversation, line)
+    elif line.strip() or conversation.attached:
+        # An empty line sends what is attached alone: a spoken question, for instance.
+        conversation.ask(line.strip())
+
+
+def _tell(error: OmniRelayError, as_json: bool) -> None:
+    if isinstance(error, StandardOutputError):
+        # Whatever the next answers are, nobody would see them.
+        raise error
+    if as_json:
+        say_json(event="error", code=error.code, message=str(error))
+    else:
+        fail(error)
+
+
+@contextmanager
+def _line_editing(history: Path | None) -> Iterator[None]:
+    """Lines can be edited, called back and completed, where Python has readline."""
+    try:
+        import readline  # noqa: PLC0415 - it takes hold of the terminal
+    except ImportError:
+        note("this Python has no readline: lines cannot be edited or called back")
+        yield
+        return
+
+    def complete(text: str, state: int) -> str | None:
+        found = list(_completions(readline.get_line_buffer(), text))
+        return found[state] if state < len(found) else None
+
+    readline.set_completer(complete)
+    readline.set_completer_delims(" \t\n")
+    readline.parse_and_bind("tab: complete")
+    with _told_about(history):
+        if history is not None and history.exists():
+            readline.read_history_file(history)
+    try:
+        yield
+    finally:
+        with _told_about(history):
+            if history is not None:
+                history.parent.mkdir(parents=True, exist_ok=True)
+                readline.write_history_file(history)
+
+
+@contextmanager
+def _told_about(history: Path | None) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(f"cannot keep the history in {history}: {error.strerror}") from error
+
+
+def _completions(line: str, text: str) -> Iterator[str]:
+    """What the last word of a line can be made of."""
+    name, space, _ = line.partition(" ")
+    if not space and line.startswith("/"):
+        for known, command in COMMANDS.items():
+            if known.startswith(text):
+                yield f"{known} " if command.argument else known
+    elif name in COMMANDS and "FILE" in COMMANDS[name].argument:
+        for path in sorted(glob(f"{escape(text)}*")):
+            yield f"{path}/" if Path(path).is_dir() else path

@@ -1,0 +1,32 @@
+"""``omnirelay completion``: a script that lets a shell complete the command line."""
+
+import argparse
+from collections.abc import Iterator
+from typing import Final
+
+from omnirelay.cli.output import say
+
+SHELLS: Final = ("bash", "zsh", "fish")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the subcommand."""
+    import shtab  # noqa: PLC0415 - no other command needs it
+
+    parser: argparse.ArgumentParser = arguments.parser
+    for action in _actions(parser):
+        metavar = str(action.metavar)
+        if metavar.startswith(("FILE", "DIR")):
+            # What shtab looks for; argparse knows nothing of it.
+            action.complete = shtab.DIRECTORY if metavar == "DIR" else shtab.FILE  # type: ignore[attr-defined]
+    say(shtab.complete(parser, arguments.shell))
+    return 0
+
+
+def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    """Every argument and option of a parser and its subcommands."""
+    for action in parser._actions:
+        yield action
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                yield from _actions(command)

@@ -1,0 +1,83 @@
+"""Which gateway a command speaks to, and as whom."""
+
+import argparse
+import os
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+from omnirelay.client import AsyncClient, StatusReport
+from omnirelay.client.types import DEFAULT_ADDRESS
+from omnirelay.errors import ConfigError
+from omnirelay.values import API_KEY_VARIABLE
+
+
+@dataclass(frozen=True)
+class Target:
+    """A gateway, and what it asks for.
+
+    Attributes:
+        address: ``tcp://HOST:PORT`` or ``tls://HOST:PORT``.
+        api_key: The key that is sent; none sends none.
+        ca: What is believed where TLS is spoken, see :class:`omnirelay.client.AsyncClient`.
+    """
+
+    address: str = DEFAULT_ADDRESS
+    api_key: str | None = None
+    ca: Path | ssl.SSLContext | None = None
+
+    def __repr__(self) -> str:
+        """Show it without the key."""
+        return f"Target({self.address!r})"
+
+    def client(self) -> AsyncClient:
+        """Give a client, which is not connected yet."""
+        return AsyncClient(self.address, self.api_key, self.ca)
+
+    async def status(self) -> StatusReport:
+        """Ask how the stack is.
+
+        Raises:
+            OmniRelayError: The gateway does not answer.
+        """
+        async with self.client() as client:
+            return await client.status()
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that :func:`target_of` reads."""
+    parser.add_argument(
+        "--gateway", default=DEFAULT_ADDRESS, metavar="tcp://HOST:PORT", help="or tls://HOST:PORT"
+    )
+    parser.add_argument(
+        "--api-key-file",
+        type=Path,
+        metavar="FILE",
+        help=f"holds the API key; without it, the variable {API_KEY_VARIABLE} does",
+    )
+    parser.add_argument(
+        "--ca", type=Path, metavar="FILE", help="PEM; whom to believe with tls://, instead of the system"
+    )
+
+
+def target_of(arguments: argparse.Namespace) -> Target:
+    """Give what the options say.
+
+    Raises:
+        ConfigError: The file of the key cannot be read.
+    """
+    return Target(arguments.gateway, _key(arguments.api_key_file), arguments.ca)
+
+
+def _key(path: Path | None) -> str | None:
+    if path is None:
+        return os.environ.get(API_KEY_VARIABLE) or None
+    try:
+        key = path.read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise ConfigError(f"cannot read the API key in {path}: {error.strerror}") from error
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} holds no API key, but bytes that are not UTF-8") from None
+    if not key or len(key.split()) != 1:
+        raise ConfigError(f"{path} must hold an API key and nothing else")
+    return key

@@ -1,0 +1,372 @@
+"""The client for asyncio: one connection, any number of requests on it at once."""
+
+import asyncio
+import logging
+import ssl
+import time
+from collections import deque
+from itertools import count
+from pathlib import Path
+from typing import Final, Self, Unpack
+
+import msgspec
+
+from omnirelay import error_codes, events
+from omnirelay.client.outbox import Outbox, Upload, request_pieces
+from omnirelay.client.tls import client_context
+from omnirelay.client.types import (
+    DEFAULT_ADDRESS,
+    AudioEvent,
+    ChatEvent,
+    ChatOptions,
+    ChatResult,
+    DoneEvent,
+    Prompt,
+    build_request,
+    collect,
+)
+from omnirelay.client.wav import SAMPLE_BYTES
+from omnirelay.errors import (
+    CancelledRequestError,
+    GatewayUnreachableError,
+    MessageError,
+    OmniRelayError,
+    UnauthenticatedError,
+    VersionError,
+    said,
+)
+from omnirelay.protocol import (
+    PROTOCOL_VERSION,
+    Cancel,
+    Hello,
+    Refused,
+    Reply,
+    ServerMessage,
+    StatusQuery,
+    StatusReply,
+    Welcome,
+    pack,
+    parse_address,
+    read_frame,
+)
+from omnirelay.status import StatusReport
+
+MAX_REPLY_BYTES: Final = 512 * 2**20
+CONNECT_TIMEOUT_S: Final = 5.0
+log = logging.getLogger(__name__)
+
+
+class AsyncAnswer:
+    """The events of one request, to be iterated once; they wait here, unbounded, until taken.
+
+    Attributes:
+        request_id: The gateway's name of the request; none until it is accepted.
+        upload: How far the request is on its way to the gateway.
+    """
+
+    def __init__(self, client: "AsyncClient", client_id: int, upload: Upload) -> None:
+        self.request_id: str | None = None
+        self.upload: Final = upload
+        self._client = client
+        self._client_id = client_id
+        self._sent = time.monotonic()
+        self._first_text: float | None = None
+        self._first_audio: float | None = None
+        self._waiting: deque[ChatEvent] = deque()
+        self._error: OmniRelayError | None = None
+        self._ended = False
+        self._arrived = asyncio.Event()
+
+    def cancel(self) -> None:
+        """Ask the gateway to stop; iterating then raises :class:`CancelledRequestError`."""
+        if not self._ended:
+            self._client.cancel(self._client_id)
+
+    async def result(self) -> ChatResult:
+        """Wait for the whole answer.
+
+        Raises:
+            RequestError: The request failed.
+            GatewayUnreachableError: The connection was lost.
+        """
+        return collect([event async for event in self])
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> ChatEvent:
+        """Give the next event.
+
+        Raises:
+            RequestError: The request failed; the children of the class say how.
+            GatewayUnreachableError: The connection was lost.
+        """
+        while not self._waiting:
+            if self._error is not None:
+                raise self._error
+            if self._ended:
+                raise StopAsyncIteration
+            self._arrived.clear()
+            await self._arrived.wait()
+        return self._waiting.popleft()
+
+    def take(self, event: events.Event) -> bool:
+        """Note an event when it arrives; True if it is the last.  For the client's own use.
+
+        Raises:
+            MessageError: It is none that a gateway sends.
+        """
+        elapsed = time.monotonic() - self._sent
+        if isinstance(event, events.AcceptedEvent):
+            self.request_id = event.request_id
+        elif isinstance(event, events.TextEvent):
+            self._first_text = self._first_text or elapsed
+            self._waiting.append(event)
+        elif isinstance(event, events.AudioEvent):
+            if len(event.pcm) % SAMPLE_BYTES:
+                raise MessageError(f"the gateway sent {len(event.pcm)} bytes of audio, which end in a sample")
+            if event.pcm:
+                self._first_audio = self._first_audio or elapsed
+            self._waiting.append(AudioEvent(event.seq, event.pcm))
+        elif isinstance(event, events.DoneEvent):
+            self._waiting.append(self._done(event, elapsed))
+            self._ended = True
+        else:
+            self.fail(error_codes.from_event(event))
+        self._arrived.set()
+        return self._ended
+
+    def fail(self, error: OmniRelayError) -> None:
+        """End with an error.  For the client's own use."""
+        if not self._ended:
+            self._error = error
+            self._ended = True
+            self._arrived.set()
+
+    def _done(self, event: events.DoneEvent, wall_s: float) -> DoneEvent:
+        return DoneEvent(
+            **msgspec.structs.asdict(event),
+            ttft_s=self._first_text,
+            ttfa_s=self._first_audio,
+            wall_s=wall_s,
+        )
+
+
+class AsyncClient:
+    """A connection to a gateway; use it with ``async with``.
+
+    Args:
+        address: ``tcp://HOST:PORT``, or ``tls://HOST:PORT`` where the gateway speaks TLS.
+        api_key: The key that it asks for, if it does.
+        ca: With ``tls://``, whose certificates are believed: a PEM file, or a context of one's own; none
+            believes those of the system.
+    """
+
+    def __init__(
+        self,
+        address: str = DEFAULT_ADDRESS,
+        api_key: str | None = None,
+        ca: str | Path | ssl.SSLContext | None = None,
+    ) -> None:
+        self.address: Final = address
+        self._api_key = api_key
+        self._ca = ca
+        self._ids = count(1)
+        self._answers: dict[int, AsyncAnswer] = {}
+        self._reports: dict[int, asyncio.Future[StatusReport]] = {}
+        self._decoder = msgspec.msgpack.Decoder(ServerMessage)
+        self._reader: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._outbox: Outbox | None = None
+        self._limits = Welcome(PROTOCOL_VERSION)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._lost: OmniRelayError | None = None
+
+    async def __aenter__(self) -> Self:
+        await self.connect()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def connect(self) -> None:
+        """Connect.
+
+        Raises:
+            GatewayUnreachableError: Nobody answers at the address.
+            VersionError: The gateway speaks another version of the protocol.
+            UnauthenticatedError: It does not know the key.
+            ConfigError: The address or the authorities' file cannot be used.
+        """
+        host, port, tls = parse_address(self.address)
+        context = self._context() if tls else None
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                self._reader, self._writer = await asyncio.open_connection(host, port, ssl=context)
+                self._limits = await self._greet(self._reader, self._writer)
+        except ssl.SSLCertVerificationError as error:
+            await self.close()
+            raise GatewayUnreachableError(
+                f"what answers at {self.address} is not believed: {error.verify_message} "
+                "(its authority's certificate is given as ca, or --ca)"
+            ) from error
+        except (asyncio.IncompleteReadError, ConnectionResetError, BrokenPipeError) as error:
+            await self.close()
+            hint = (
+                ""
+                if tls
+                else f"; if it speaks TLS, its address is tls://{self.address.removeprefix('tcp://')}"
+            )
+            raise GatewayUnreachableError(
+                f"what listens at {self.address} hung up without an answer{hint}"
+            ) from error
+        except ssl.SSLError as error:
+            await self.close()
+            raise GatewayUnreachableError(
+                f"what listens at {self.address} does not speak TLS as it should ({error.reason}); "
+                f"if it speaks none, its address is tcp://{self.address.removeprefix('tls://')}"
+            ) from error
+        except (OSError, TimeoutError) as error:
+            await self.close()
+            raise GatewayUnreachableError(
+                f"no gateway answers at {self.address}: {error or 'timeout'}; start it with `omnirelay up`"
+            ) from error
+        except OmniRelayError:
+            await self.close()
+            raise
+        self._outbox = Outbox(self._writer)
+        self._tasks = [
+            asyncio.create_task(self._receive(self._reader)),
+            asyncio.create_task(self._outbox.run()),
+        ]
+
+    async def close(self) -> None:
+        """Disconnect; requests that have not ended are cancelled by the gateway."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._fail_all(GatewayUnreachableError("the client was closed"))
+        if self._writer is not None:
+            self._writer.close()
+            try:
+                await self._writer.wait_closed()
+            except OSError as error:
+                # Lost before, or the gateway was in the middle of an answer, which TLS calls an error.
+                log.debug("the connection was not closed in order: %s", error)
+
+    def chat(self, prompt: Prompt = "", **options: Unpack[ChatOptions]) -> AsyncAnswer:
+        """Send a request.
+
+        Files are read, and samples and pixels encoded, before this returns.  What takes long can be made in a
+        thread: ``await asyncio.to_thread(video, frames, fps=2.0)``.
+
+        Args:
+            prompt: Text of the user, a conversation, or a whole request.
+            **options: See :class:`ChatOptions`.
+
+        Returns:
+            Its events; iterating raises what went wrong.
+
+        Raises:
+            GatewayUnreachableError: There is no connection.
+            MediaError: A sound, picture or video cannot be read, or is more than the gateway takes.
+            InvalidRequestError: A text is not Unicode (a command line's need not be), a number is beyond 64
+                bits, or the request is longer than the gateway reads.
+        """
+        client_id = next(self._ids)
+        pieces = request_pieces(build_request(prompt, **options), self._limits)
+        answer = AsyncAnswer(self, client_id, self._connected().submit(client_id, pieces, self._limits))
+        self._answers[client_id] = answer
+        return answer
+
+    def cancel(self, client_id: int) -> None:
+        """Ask the gateway to stop answering a request of this client; of one on its way no more is sent."""
+        outbox = self._connected()
+        if not outbox.withdraw(client_id):
+            outbox.say(pack(Cancel(client_id)))
+        elif answer := self._answers.pop(client_id, None):
+            answer.fail(CancelledRequestError("the request was cancelled before any of it was sent"))
+
+    async def status(self) -> StatusReport:
+        """Ask how the stack is.
+
+        Raises:
+            GatewayUnreachableError: The connection was lost.
+        """
+        client_id = next(self._ids)
+        report: asyncio.Future[StatusReport] = asyncio.get_running_loop().create_future()
+        self._connected().say(pack(StatusQuery(client_id)))
+        self._reports[client_id] = report
+        return await report
+
+    def _context(self) -> ssl.SSLContext:
+        if isinstance(self._ca, ssl.SSLContext):
+            return self._ca
+        return client_context(Path(self._ca) if self._ca is not None else None)
+
+    def _connected(self) -> Outbox:
+        if self._lost is not None:
+            raise self._lost
+        if self._outbox is None:
+            raise GatewayUnreachableError("the client is not connected")
+        return self._outbox
+
+    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Welcome:
+        writer.write(pack(Hello(PROTOCOL_VERSION, "omnirelay-python", self._api_key)))
+        answer = self._decode(await read_frame(reader, MAX_REPLY_BYTES))
+        if isinstance(answer, Refused):
+            raise _refusal(answer)
+        if not isinstance(answer, Welcome):
+            raise MessageError("the gateway did not answer the hello")
+        return answer
+
+    def _decode(self, body: bytearray) -> ServerMessage:
+        try:
+            message: ServerMessage = self._decoder.decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise MessageError(f"the gateway sent what cannot be read: {said(error)}") from error
+        return message
+
+    async def _receive(self, reader: asyncio.StreamReader) -> None:
+        """Hand what comes in to those who wait for it, until the connection ends."""
+        try:
+            while True:
+                self._take(self._decode(await read_frame(reader, MAX_REPLY_BYTES)))
+        except (OSError, asyncio.IncompleteReadError) as error:
+            log.debug("connection lost: %r", error)
+            self._fail_all(GatewayUnreachableError(f"the connection to {self.address} was lost"))
+        except OmniRelayError as error:
+            self._fail_all(error)
+
+    def _take(self, message: ServerMessage) -> None:
+        if isinstance(message, Reply):
+            answer = self._answers.get(message.id)
+            if answer is not None and answer.take(message.event):
+                del self._answers[message.id]
+                if self._outbox is not None:
+                    # Of a request that was refused while it came, the gateway takes no more.
+                    self._outbox.withdraw(message.id)
+        elif isinstance(message, StatusReply):
+            report = self._reports.pop(message.id, None)
+            if report is not None and not report.done():
+                report.set_result(message.report)
+        elif isinstance(message, Refused):
+            raise _refusal(message)
+
+    def _fail_all(self, error: OmniRelayError) -> None:
+        self._lost = error
+        for answer in self._answers.values():
+            answer.fail(error)
+        self._answers.clear()
+        for report in self._reports.values():
+            if not report.done():
+                report.set_exception(error)
+        self._reports.clear()
+
+
+def _refusal(refused: Refused) -> OmniRelayError:
+    """The error that the gateway refused a message with."""
+    for kind in (VersionError, UnauthenticatedError):
+        if refused.code == kind.code:
+            return kind(refused.message)
+    return MessageError(f"the gateway refused a message: {refused.message}")

@@ -1,0 +1,247 @@
+"""Requests on their way to the gateway: files are not copied whole, and cancels wait for no upload."""
+
+import asyncio
+import logging
+import secrets
+import socket
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from omnirelay.content import ChatMessage, MediaPart, media_of
+from omnirelay.errors import InvalidRequestError, MediaTooLargeError
+from omnirelay.protocol import (
+    LENGTH_BYTES,
+    MAX_PIECE_BYTES,
+    PIECE_BYTES,
+    GenerateRequest,
+    Piece,
+    Submit,
+    Welcome,
+    pack,
+)
+
+Pieces = list[bytes | memoryview]
+"""A frame, or a request: its pieces, one behind the other."""
+MAX_SUBMIT_BYTES: Final = 64
+"""What :class:`omnirelay.protocol.Submit` takes besides the request."""
+MARK_BYTES: Final = 16
+MAX_FRAME_BYTES: Final = 2**32 - 1
+"""What a frame's length can say."""
+_BIN8, _BIN32 = 0xC4, 0xC6
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Upload:
+    """How far a request is on its way.
+
+    Attributes:
+        total_bytes: Its length.
+        sent_bytes: Of them, taken by the connection, which holds a few that the gateway has not read.
+    """
+
+    total_bytes: int
+    sent_bytes: int = 0
+
+
+def request_pieces(request: GenerateRequest, limits: Welcome) -> Pieces:
+    """Give a request as it is sent; its files are referred to, not copied.
+
+    Args:
+        request: The request.
+        limits: The gateway's.
+
+    Raises:
+        MediaTooLargeError: A file, or all together, is more than the gateway takes.
+        InvalidRequestError: The request is longer than the gateway reads, a text is not Unicode, or a number
+            is beyond 64 bits.
+    """
+    _check_media(request, limits)
+    mark = secrets.token_bytes(MARK_BYTES)
+    marked = msgspec.structs.replace(request, messages=[_marked(each, mark) for each in request.messages])
+    try:
+        body = msgspec.msgpack.encode(marked)
+    except (UnicodeEncodeError, OverflowError) as error:
+        raise InvalidRequestError(f"the request cannot be sent: {error}") from error
+    first, *others = body.split(bytes([_BIN8, MARK_BYTES]) + mark)
+    data = [
+        memoryview(part.data).cast("B") for _, part in media_of(request.messages) if part.data is not None
+    ]
+    pieces: Pieces = [first]
+    for view, between in zip(data, others, strict=True):
+        pieces += [bytes([_BIN32]) + len(view).to_bytes(4, "big"), view, between]
+    length = sum(map(len, pieces)) + MAX_SUBMIT_BYTES
+    most = limits.max_frame_bytes or MAX_FRAME_BYTES
+    if length > most:
+        raise InvalidRequestError(
+            f"the request takes {length} bytes, the gateway reads at most {most} "
+            "(gateway.limits.request_bytes)"
+        )
+    return pieces
+
+
+def frames_of(client_id: int, pieces: Pieces, limits: Welcome) -> Iterator[Pieces]:
+    """Give the frames of a request: one, or, of a long one that the gateway takes in pieces, many.
+
+    Args:
+        client_id: The client's name of the request.
+        pieces: The request.
+        limits: The gateway's.
+    """
+    length = sum(map(len, pieces))
+    if length <= PIECE_BYTES - MAX_SUBMIT_BYTES or limits.max_piece_bytes is None:
+        # The request is the last field, so that it is the end of the message.
+        head = msgspec.msgpack.encode(Submit(client_id, msgspec.Raw(b"")))
+        yield [(len(head) + length).to_bytes(LENGTH_BYTES, "big"), head, *pieces]
+        return
+    offset = 0
+    for data in _cut(pieces, min(limits.max_piece_bytes, MAX_PIECE_BYTES)):
+        yield [pack(Piece(client_id, offset, data, last=offset + len(data) == length))]
+        offset += len(data)
+
+
+class Outbox:
+    """Writes to the gateway as fast as it reads; what is short does not wait for what is long.
+
+    Cancels and queries go first, then requests of one frame; between any two frames of a longer one they get
+    their turn.
+
+    Args:
+        writer: To the gateway.
+    """
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+        self._short: deque[bytes] = deque()
+        self._requests: dict[int, _Request] = {}
+        self._uploads: dict[int, _Request] = {}
+        self._more = asyncio.Event()
+        _keep_little_unsent(writer)
+
+    def say(self, frame: bytes) -> None:
+        """Write a short frame as soon as the one that is being written is complete."""
+        self._short.append(frame)
+        self._more.set()
+
+    def submit(self, client_id: int, pieces: Pieces, limits: Welcome) -> Upload:
+        """Write a request when it is its turn; gives how far it is, kept up to date."""
+        upload = Upload(sum(map(len, pieces)))
+        frames = frames_of(client_id, pieces, limits)
+        queue = self._requests if upload.total_bytes <= PIECE_BYTES else self._uploads
+        queue[client_id] = _Request(frames, upload)
+        self._more.set()
+        return upload
+
+    def withdraw(self, client_id: int) -> bool:
+        """Write no more of a request.
+
+        Returns:
+            Nothing of it was written.
+        """
+        request = self._requests.pop(client_id, None) or self._uploads.pop(client_id, None)
+        return request is not None and not request.begun
+
+    async def run(self) -> None:
+        """Write until the connection is lost."""
+        try:
+            while True:
+                await self._more.wait()
+                self._more.clear()
+                while self._short or self._requests or self._uploads:
+                    for queue in (self._requests, self._uploads):
+                        while self._short:
+                            await self._write([self._short.popleft()])
+                        if queue:
+                            await self._send_next(queue)
+        except OSError as error:
+            # Who reads from the connection learns of it too, and tells.
+            log.debug("cannot write to the gateway any more: %s", error)
+
+    async def _send_next(self, queue: "dict[int, _Request]") -> None:
+        """Write the next frame of the request that has waited longest."""
+        client_id, request = next(iter(queue.items()))
+        request.begun = True
+        frame = next(request.frames, None)
+        if frame is None:
+            request.upload.sent_bytes = request.upload.total_bytes
+            # It may have been withdrawn while its last frame was written.
+            queue.pop(client_id, None)
+        else:
+            await self._write(frame, request.upload)
+
+    async def _write(self, frame: Pieces, upload: Upload | None = None) -> None:
+        for piece in (memoryview(each) for each in frame):
+            for start in range(0, len(piece), PIECE_BYTES):
+                part = piece[start : start + PIECE_BYTES]
+                self._writer.write(part)
+                await self._writer.drain()
+                if upload is not None:
+                    upload.sent_bytes = min(upload.sent_bytes + len(part), upload.total_bytes)
+                # Draining does not wait while the gateway reads fast, and others want their turn.
+                await asyncio.sleep(0)
+
+
+@dataclass
+class _Request:
+    frames: Iterator[Pieces]
+    upload: Upload
+    begun: bool = False
+
+
+def _cut(pieces: Pieces, size: int) -> Iterator[bytes]:
+    """Give the same bytes in pieces of one size, the last of which may be shorter."""
+    piece = bytearray()
+    for view in (memoryview(each) for each in pieces):
+        start = 0
+        while start < len(view):
+            part = view[start : start + size - len(piece)]
+            piece += part
+            start += len(part)
+            if len(piece) == size:
+                yield bytes(piece)
+                piece.clear()
+    if piece:
+        yield bytes(piece)
+
+
+def _keep_little_unsent(writer: asyncio.StreamWriter) -> None:
+    """Let the kernel take little that it cannot send yet: a cancel would be behind all of it."""
+    connection = writer.get_extra_info("socket")
+    if connection is not None and hasattr(socket, "TCP_NOTSENT_LOWAT"):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, MAX_PIECE_BYTES)
+
+
+def _check_media(request: GenerateRequest, limits: Welcome) -> None:
+    total = 0
+    for name, part in media_of(request.messages):
+        total += part.nbytes
+        if limits.max_item_bytes is not None and part.nbytes > limits.max_item_bytes:
+            raise MediaTooLargeError(
+                f"{name}: {part.nbytes} bytes, the gateway takes at most {limits.max_item_bytes} "
+                "(media.max_item_bytes)"
+            )
+    most = limits.max_media_bytes or MAX_FRAME_BYTES
+    if total > most:
+        raise MediaTooLargeError(
+            f"{total} bytes of media together, the gateway takes at most {most} (media.max_request_bytes)"
+        )
+
+
+def _marked(message: ChatMessage, mark: bytes) -> ChatMessage:
+    """The same message with a mark in place of each file."""
+    if isinstance(message.content, str):
+        return message
+    view = memoryview(mark)
+    return ChatMessage(
+        message.role,
+        [
+            msgspec.structs.replace(part, data=view)
+            if isinstance(part, MediaPart) and part.data is not None
+            else part
+            for part in message.content
+        ],
+    )

@@ -1,0 +1,201 @@
+"""The client for plain code: the asyncio client on a thread of its own."""
+
+import asyncio
+import ssl
+import threading
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, Self, TypeVar, Unpack
+
+from omnirelay.client.aio import AsyncAnswer, AsyncClient
+from omnirelay.client.types import (
+    DEFAULT_ADDRESS,
+    ChatEvent,
+    ChatOptions,
+    ChatResult,
+    Prompt,
+    build_request,
+    collect,
+)
+from omnirelay.errors import GatewayUnreachableError
+from omnirelay.status import StatusReport
+
+T = TypeVar("T")
+
+
+class Answer:
+    """The events of one request, to be iterated once.
+
+    Leaving a ``with`` block cancels the request if it has not ended.
+    """
+
+    def __init__(self, client: "Client", answer: AsyncAnswer) -> None:
+        self._client = client
+        self._answer = answer
+
+    @property
+    def request_id(self) -> str | None:
+        """The gateway's name of the request; none until it is accepted."""
+        return self._answer.request_id
+
+    def cancel(self) -> None:
+        """Ask the gateway to stop; iterating then raises :class:`CancelledRequestError`."""
+        if not self._client.closed:
+            self._client.call(self._cancel())
+
+    def result(self) -> ChatResult:
+        """Wait for the whole answer.
+
+        Raises:
+            RequestError: The request failed.
+            GatewayUnreachableError: The connection was lost.
+        """
+        return collect(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.cancel()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> ChatEvent:
+        """Give the next event.
+
+        Raises:
+            RequestError: The request failed; the children of the class say how.
+            GatewayUnreachableError: The connection was lost.
+        """
+        event = self._client.call(self._next())
+        if event is None:
+            raise StopIteration
+        return event
+
+    async def _next(self) -> ChatEvent | None:
+        return await anext(self._answer, None)
+
+    async def _cancel(self) -> None:
+        self._answer.cancel()
+
+
+class Client:
+    """A connection to a gateway; use it with ``with``.  Any number of threads may share it.
+
+    Args:
+        address: ``tcp://HOST:PORT``, or ``tls://HOST:PORT`` where the gateway speaks TLS.
+        api_key: The key that it asks for, if it does.
+        ca: With ``tls://``, whose certificates are believed: a PEM file, or a context of one's own; none
+            believes those of the system.
+
+    Raises:
+        GatewayUnreachableError: Nobody answers at the address.
+        VersionError: The gateway speaks another version of the protocol.
+        UnauthenticatedError: It does not know the key.
+        ConfigError: The address or the authorities' file cannot be used.
+    """
+
+    def __init__(
+        self,
+        address: str = DEFAULT_ADDRESS,
+        api_key: str | None = None,
+        ca: str | Path | ssl.SSLContext | None = None,
+    ) -> None:
+        self._open = True
+        self._scheduling = threading.Lock()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="gateway-client", daemon=True)
+        self._thread.start()
+        self._client = AsyncClient(address, api_key, ca)
+        try:
+            self.call(self._client.connect())
+        except BaseException:
+            self._stop()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def chat(self, prompt: Prompt = "", **options: Unpack[ChatOptions]) -> Answer:
+        """Send a request; files are read, and samples and pixels encoded, on the thread that calls.
+
+        Args:
+            prompt: Text of the user, a conversation, or a whole request.
+            **options: See :class:`ChatOptions`.
+
+        Returns:
+            Its events; iterating raises what went wrong.
+
+        Raises:
+            GatewayUnreachableError: The connection was lost.
+            MediaError: A sound, picture or video cannot be read, or is more than the gateway takes.
+            InvalidRequestError: A text is not Unicode, a number is beyond 64 bits, or the request is longer
+                than the gateway reads.
+        """
+        request = build_request(prompt, **options)
+
+        async def send() -> AsyncAnswer:
+            return self._client.chat(request)
+
+        return Answer(self, self.call(send()))
+
+    def status(self) -> StatusReport:
+        """Ask how the stack is.
+
+        Raises:
+            GatewayUnreachableError: The connection was lost.
+        """
+        return self.call(self._client.status())
+
+    def close(self) -> None:
+        """Disconnect; requests that have not ended are cancelled by the gateway.
+
+        What other threads wait for ends with :class:`GatewayUnreachableError`.
+        """
+        self._stop()
+
+    @property
+    def closed(self) -> bool:
+        """It was closed, and can be used no more."""
+        return not self._open
+
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the client's thread.  For the client's own use.
+
+        Raises:
+            GatewayUnreachableError: The client was closed.
+        """
+        with self._scheduling:
+            if self.closed:
+                work.close()
+                raise GatewayUnreachableError("the client was closed")
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except KeyboardInterrupt:
+            future.cancel()
+            raise
+
+    def _stop(self) -> None:
+        with self._scheduling:
+            if self.closed:
+                return
+            # Behind it nothing is scheduled any more.
+            self._open = False
+            asyncio.run_coroutine_threadsafe(self._finish(), self._loop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _finish(self) -> None:
+        """Close the connection, let everybody who waits hear of it, and end the thread."""
+        try:
+            await self._client.close()
+            others = asyncio.all_tasks() - {asyncio.current_task()}
+            if others:
+                await asyncio.wait(others)
+        finally:
+            self._loop.stop()

@@ -1,0 +1,58 @@
+"""Speech as bytes, to PCM16 and to WAV files, without NumPy."""
+
+import sys
+import wave
+from array import array
+from pathlib import Path
+from typing import Final
+
+from omnirelay.errors import OutputError
+from omnirelay.values import SAMPLE_RATE
+
+SAMPLE_BYTES: Final = 4
+"""Of a sample as it is sent: float32, little-endian."""
+PCM_PEAK: Final = 32_767
+
+
+def pcm16(waveform: bytes) -> bytes:
+    """Give a waveform, float32 little-endian, as PCM16, little-endian; clipped to [-1, 1]."""
+    samples = array("f", waveform)
+    if sys.byteorder == "big":
+        samples.byteswap()
+    peak = PCM_PEAK
+    shorts = array("h", [round(max(-1.0, min(1.0, sample)) * peak) for sample in samples])
+    if sys.byteorder == "big":
+        shorts.byteswap()
+    return shorts.tobytes()
+
+
+def require_wav(path: Path) -> None:
+    """Refuse a file before there is anything to be written to it.
+
+    Raises:
+        OutputError: It is not called as a WAV file is, or its folder is not there.
+    """
+    if path.suffix.lower() != ".wav":
+        raise OutputError(
+            f"cannot write {path}: speech is written as WAV, give a name that ends in .wav "
+            "(other formats come over HTTP: docs/api.md)"
+        )
+    if not path.parent.is_dir():
+        raise OutputError(f"cannot write {path}: there is no folder {path.parent}, make it first")
+
+
+def write_wav(path: Path, waveform: bytes) -> None:
+    """Write a waveform, float32 little-endian, as 24 kHz mono PCM16.
+
+    Raises:
+        OutputError: The file cannot be written.
+    """
+    require_wav(path)
+    try:
+        with wave.open(str(path), "wb") as file:
+            file.setnchannels(1)
+            file.setsampwidth(2)
+            file.setframerate(SAMPLE_RATE)
+            file.writeframes(pcm16(waveform))
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror}") from error

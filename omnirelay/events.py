@@ -1,0 +1,95 @@
+"""What the gateway tells a client about a request, in the order it happens."""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from omnirelay.values import FinishReason
+
+
+class AcceptedEvent(msgspec.Struct, frozen=True, kw_only=True, tag="accepted"):
+    """The request is valid and has a place; always the first event.
+
+    Attributes:
+        request_id: The gateway's name of the request, as in its logs.
+    """
+
+    request_id: str
+
+
+class TextEvent(msgspec.Struct, frozen=True, kw_only=True, tag="text"):
+    """The next piece of the answer's text.
+
+    Attributes:
+        token_ids: The tokens, the end token included.
+        text: What they add to the text; empty while a character is not complete.
+    """
+
+    token_ids: list[int]
+    text: str
+
+
+class AudioEvent(msgspec.Struct, frozen=True, kw_only=True, tag="audio"):
+    """The next piece of the answer's waveform.
+
+    Attributes:
+        seq: 0, 1, 2, …
+        pcm: float32 in [-1, 1], little-endian, mono, at :data:`shared.messages.SAMPLE_RATE`.
+    """
+
+    seq: int
+    pcm: bytes
+
+
+class DoneEvent(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
+    """The answer is complete; the last event.
+
+    Attributes:
+        request_id: The gateway's name of the request.
+        text: The whole text.
+        prompt_token_ids: The prompt; each sound, picture and video is one placeholder in it.
+        prompt_tokens: Its length as the thinker saw it, every placeholder replaced; 0 from a gateway that
+            does not tell.
+        cached_prompt_tokens: How many of them the thinker had computed before.
+        text_token_ids: All text tokens, the end token included.
+        codec_token_ids: All codec tokens; 50 make a second.
+        audio_seconds: Length of the waveform.
+        finish_reason: Why the text ended.
+        codec_finish_reason: Why the speech ended; none without speech.
+        seed: What makes the request repeatable.
+        speaker: The voice; none without speech.
+        state_seconds: Seconds from *received* until each state was entered, on the gateway's clock.
+    """
+
+    request_id: str
+    text: str
+    prompt_token_ids: list[int]
+    text_token_ids: list[int]
+    codec_token_ids: list[int]
+    audio_seconds: float
+    finish_reason: FinishReason
+    codec_finish_reason: FinishReason | None
+    seed: int
+    speaker: str | None
+    state_seconds: dict[str, float]
+    prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
+
+
+class ErrorEvent(msgspec.Struct, frozen=True, kw_only=True, tag="error"):
+    """The request has ended without an answer; the last event.
+
+    Attributes:
+        code: The ``code`` of a class in :mod:`omnirelay.errors`.
+        message: What was wrong, in words.
+        retry_after_ms: When to try again, if that helps.
+    """
+
+    code: str
+    message: str
+    retry_after_ms: Annotated[int, Meta(ge=0)] | None = None
+
+
+Event = AcceptedEvent | TextEvent | AudioEvent | DoneEvent | ErrorEvent
+FinalEvent = DoneEvent | ErrorEvent

@@ -1,0 +1,42 @@
+"""What the fields of messages are made of: names, ids, counts and their bounds."""
+
+from typing import Annotated, Final, Literal
+
+from msgspec import Meta
+
+API_KEY_VARIABLE: Final = "OMNIRELAY_API_KEY"
+"""The environment variable from which a client's commands take the API key."""
+SAMPLE_RATE: Final = 24_000
+"""Samples per second of every waveform, fixed by the model's vocoder."""
+CODEC_RATE: Final = 50
+"""Codec tokens per second of speech, fixed by the model."""
+StageName = Literal["thinker", "talker", "token2wav"]
+STAGES: Final[tuple[StageName, ...]] = ("thinker", "talker", "token2wav")
+FinishReason = Literal["stop", "length"]
+"""Why a token stream ended: an end token was sampled, or the limit on tokens was reached."""
+MediaKind = Literal["audio", "image", "video"]
+RequestId = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+\Z")]
+TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
+Count = Annotated[int, Meta(ge=0, lt=2**31)]
+PositiveCount = Annotated[int, Meta(ge=1, lt=2**31)]
+Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Priority = Annotated[int, Meta(ge=-1000, le=1000)]
+Temperature = Annotated[float, Meta(ge=0, le=2)]
+"""As far as vLLM takes it, and OpenAI's API."""
+MAX_TOP_K: Final = 2**20
+TopK = Annotated[int, Meta(ge=0, le=MAX_TOP_K)]
+TopP = Annotated[float, Meta(gt=0, le=1)]
+RepetitionPenalty = Annotated[float, Meta(ge=0.1, le=10)]
+"""Logits are divided and multiplied by it in float32: by numbers much smaller they would become infinite."""
+Name = Annotated[str, Meta(min_length=1, max_length=128)]
+Text = Annotated[str, Meta(max_length=4096)]
+AddressText = Annotated[str, Meta(min_length=1, max_length=1024)]
+TraceParent = Annotated[
+    str,
+    Meta(
+        min_length=55,
+        max_length=55,
+        pattern=r"^00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}\Z",
+    ),
+]
+"""A span, in the form of W3C's header ``traceparent``: version, trace, span, flags."""

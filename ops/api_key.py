@@ -1,0 +1,84 @@
+"""``omnirelay api-key``: make a key for a client of the gateway."""
+
+import argparse
+import os
+import tempfile
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import yaml
+
+from gateway.access.api_keys import MAX_KEYS, NAME, KeyEntry, hash_of, new_key, read_keys
+from omnirelay.cli.output import note, say
+from omnirelay.errors import ConfigError, OutputError
+from shared.config import load_config
+
+LIMITS: Final = ("requests_per_second", "burst", "max_requests", "request_bytes", "best_priority")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the subcommand: print a new key, once, and add its hash to the file.
+
+    Raises:
+        ConfigError: There is no file to write to, the name cannot be used, or a limit is none.
+        OutputError: The file cannot be written.
+    """
+    path = arguments.file or _configured(arguments.config)
+    name: str = arguments.name
+    if not NAME.fullmatch(name):
+        raise ConfigError(f"the name of a key must match {NAME.pattern}, not {name!r}")
+    known = read_keys(path) if path.exists() else {}
+    if name in known:
+        raise ConfigError(f"{path} has a key {name!r} already: choose another name, or remove that entry")
+    if len(known) >= MAX_KEYS:
+        raise ConfigError(f"{path} has {MAX_KEYS} keys, no more are taken")
+    key = new_key()
+    limits = {limit: getattr(arguments, limit) for limit in LIMITS}
+    entry = {"sha256": hash_of(key), **{limit: value for limit, value in limits.items() if value is not None}}
+    try:
+        msgspec.convert(entry, KeyEntry)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"the limits of {name!r} cannot be used: {error}") from error
+    _append(path, yaml.safe_dump({name: entry}, sort_keys=False))
+    say(key)
+    note(f"shown once: {path} holds only its hash, as {name!r}; a running gateway reads it on SIGHUP")
+    return 0
+
+
+def _configured(config_path: Path | None) -> Path:
+    path = load_config(config_path).gateway.api_keys
+    if path is None:
+        raise ConfigError(
+            "the configuration names no file of keys: set gateway.api_keys, or give --file FILE"
+        )
+    return Path(path)
+
+
+def _append(path: Path, entry: str) -> None:
+    """Write the file anew with an entry more, whole or not at all; only its owner may read it."""
+    path = path.resolve()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        if text and not text.endswith("\n"):
+            text += "\n"
+        # Readable by its owner only, from the beginning.
+        handle, made = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text + entry)
+            _check(Path(made), path)
+            os.replace(made, path)
+        except BaseException:
+            Path(made).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _check(made: Path, path: Path) -> None:
+    try:
+        read_keys(made)
+    except ConfigError as error:
+        raise ConfigError(f"{path} is written so that nothing can be added at its end") from error

@@ -1,0 +1,156 @@
+"""The input of ``omnirelay batch``: one JSON object a line, each a prompt."""
+
+import hashlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+
+from omnirelay import ChatMessage, ChatOptions, SamplingOverrides
+from omnirelay.client.types import Prompt
+from omnirelay.errors import InvalidRequestError, OutputError, said
+
+MAX_LINE_BYTES: Final = 2**26
+"""Longest line: prompts name files, so more than this is no prompt."""
+_URLS: Final = ("data:", "https:")
+_ID: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+"""What an id may be, since it names a file too."""
+
+
+class Turn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One message of a conversation."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+class PromptLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One line of the input.
+
+    Attributes:
+        id: Names the result and its file of speech; the line's number without it.
+        text: The user's text.
+        messages: A conversation, instead of ``text`` and files.
+        system: System message.
+        audio: Paths (relative to the input's folder) or ``https:`` URLs of audio that stands before the text.
+        images: The same of images.
+        videos: The same of videos.
+        use_audio_in_video: Hear the videos' audio track too.
+        speech: Answer with speech; with ``--text-only`` no line does.
+        speaker: The voice.
+        seed: Makes the answer repeatable.
+        temperature: Of text and speech; 0 is greedy decoding.
+        max_tokens: Most text tokens.
+        max_codec_tokens: Most codec tokens, 50 a second.
+    """
+
+    id: str | None = None
+    text: str = ""
+    messages: list[Turn] | None = None
+    system: str | None = None
+    audio: list[str] = []
+    images: list[str] = []
+    videos: list[str] = []
+    use_audio_in_video: bool = False
+    speech: bool = True
+    speaker: str | None = None
+    seed: int | None = None
+    temperature: float | None = None
+    max_tokens: int | None = None
+    max_codec_tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class Job:
+    """A line that may be answered.
+
+    Attributes:
+        id: Unique in the input.
+        digest: Of the line's bytes: a result of another line by the same id is not taken for this one's.
+        line: What it says; an error if it cannot be answered.
+    """
+
+    id: str
+    digest: str
+    line: PromptLine | InvalidRequestError
+
+    def request(self, folder: Path, text_only: bool) -> tuple[Prompt, ChatOptions]:
+        """Give what :meth:`omnirelay.client.AsyncClient.chat` takes.
+
+        Args:
+            folder: What relative paths are relative to.
+            text_only: No speech, whatever the line says.
+
+        Raises:
+            InvalidRequestError: The line is not a prompt.
+        """
+        line = self.line
+        if isinstance(line, InvalidRequestError):
+            raise line
+        options = ChatOptions(
+            system=line.system,
+            speech=line.speech and not text_only,
+            speaker=line.speaker,
+            seed=line.seed,
+            use_audio_in_video=line.use_audio_in_video,
+            text_sampling=SamplingOverrides(temperature=line.temperature, max_tokens=line.max_tokens),
+            codec_sampling=SamplingOverrides(temperature=line.temperature, max_tokens=line.max_codec_tokens),
+        )
+        if line.messages is not None:
+            return [ChatMessage(turn.role, turn.content) for turn in line.messages], options
+        options["audio"] = _located(line.audio, folder)
+        options["images"] = _located(line.images, folder)
+        options["videos"] = _located(line.videos, folder)
+        return line.text, options
+
+
+def read_jobs(path: Path) -> Iterator[Job]:
+    """Give the jobs of a file, in its order; empty lines are none.
+
+    Raises:
+        OutputError: The file cannot be read.
+    """
+    decoder = msgspec.json.Decoder(PromptLine)
+    seen: set[str] = set()
+    try:
+        with path.open("rb") as file:
+            for number, raw in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), 1):
+                if len(raw) > MAX_LINE_BYTES:
+                    raise OutputError(f"{path}, line {number}: longer than {MAX_LINE_BYTES} bytes")
+                if raw.strip():
+                    yield _job(decoder, raw.strip(), number, seen)
+    except OSError as error:
+        raise OutputError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _job(decoder: "msgspec.json.Decoder[PromptLine]", raw: bytes, number: int, seen: set[str]) -> Job:
+    digest = hashlib.sha256(raw).hexdigest()
+    name = f"line-{number}"
+    try:
+        line = decoder.decode(raw)
+        name = _checked_id(line.id, seen) if line.id is not None else name
+        if line.messages is not None and (line.text or line.audio or line.images or line.videos):
+            raise InvalidRequestError("messages stand instead of text, audio, images and videos", "messages")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return Job(name, digest, InvalidRequestError(f"line {number}: {said(error)}"))
+    except InvalidRequestError as error:
+        return Job(name, digest, InvalidRequestError(f"line {number}: {error}", error.param))
+    seen.add(name)
+    return Job(name, digest, line)
+
+
+def _checked_id(name: str, seen: set[str]) -> str:
+    if not _ID.fullmatch(name):
+        raise InvalidRequestError(
+            "id must be up to 128 of A-Z, a-z, 0-9, '.', '_' and '-', and not begin with '.' or '-'", "id"
+        )
+    if name in seen:
+        raise InvalidRequestError(f"another line has the id {name!r} too", "id")
+    return name
+
+
+def _located(sources: list[str], folder: Path) -> list[str]:
+    return [each if each[:6].lower().startswith(_URLS) else str(folder / each) for each in sources]

@@ -1,0 +1,180 @@
+"""The output of ``omnirelay batch``: a folder that a later run resumes from."""
+
+import fcntl
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Final, ParamSpec, Self, TypeVar
+
+import msgspec
+
+from omnirelay.client.types import ChatResult
+from omnirelay.client.wav import write_wav
+from omnirelay.errors import OmniRelayError, OutputError
+from ops.batch.prompts import Job
+
+RESULTS: Final = "results.jsonl"
+FAILURES: Final = "failures.jsonl"
+SPEECH: Final = "speech"
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of ``results.jsonl``.
+
+    Attributes:
+        id: Of the prompt.
+        line_sha256: Of the prompt's line.
+        text: The answer.
+        speech: Its file, relative to the folder; none without speech.
+        audio_seconds: How long it is; 0 without speech.
+        finish_reason: Why the text ended.
+        codec_finish_reason: Why the speech ended.
+        seed: What repeats the answer.
+        prompt_tokens: Of the prompt.
+        text_tokens: Of the answer.
+        wall_s: From sending the request to its end.
+    """
+
+    id: str
+    line_sha256: str
+    text: str
+    speech: str | None
+    audio_seconds: float
+    finish_reason: str
+    codec_finish_reason: str | None
+    seed: int
+    prompt_tokens: int
+    text_tokens: int
+    wall_s: float
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """One line of ``failures.jsonl``."""
+
+    id: str
+    code: str
+    message: str
+
+
+class _Done(msgspec.Struct):
+    """What a later run needs of a result."""
+
+    id: str
+    line_sha256: str
+
+
+class ResultFolder:
+    """Takes results as they come; use it with ``with``.
+
+    One run at a time writes into a folder.  Results are appended, so a run that is killed loses none that it
+    reported.  Failures are those of the last run, which tried all that had no result.
+
+    Args:
+        folder: Made if it is missing.
+
+    Raises:
+        OutputError: It cannot be written, holds something else, or another run writes into it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._done: set[tuple[str, str]] = set()
+        self._results = self._write(self._open_results)
+        try:
+            self._failures: IO[bytes] = self._write((folder / FAILURES).open, "wb")
+        except OutputError:
+            self._results.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for file in (self._results, self._failures):
+            self._write(file.close)
+
+    def has(self, job: Job) -> bool:
+        """Whether an earlier run has answered this very line."""
+        return (job.id, job.digest) in self._done
+
+    def add(self, job: Job, answer: ChatResult) -> None:
+        """Keep an answer: its speech first, then its line.
+
+        Raises:
+            OutputError: It cannot be written.
+        """
+        done = answer.done
+        name = None
+        if done.speaker is not None:
+            name = f"{SPEECH}/{job.id}.wav"
+            write_wav(self._folder / name, answer.waveform)
+        result = Result(
+            id=job.id,
+            line_sha256=job.digest,
+            text=answer.text,
+            speech=name,
+            audio_seconds=done.audio_seconds,
+            finish_reason=done.finish_reason,
+            codec_finish_reason=done.codec_finish_reason,
+            seed=done.seed,
+            prompt_tokens=done.prompt_tokens,
+            text_tokens=len(done.text_token_ids),
+            wall_s=done.wall_s,
+        )
+        self._append(self._results, result)
+
+    def add_failure(self, job: Job, error: OmniRelayError) -> None:
+        """Keep why a prompt has no answer.
+
+        Raises:
+            OutputError: It cannot be written.
+        """
+        self._append(self._failures, Failure(job.id, error.code, str(error)))
+
+    def _append(self, file: IO[bytes], line: msgspec.Struct) -> None:
+        self._write(file.write, msgspec.json.encode(line) + b"\n")
+        self._write(file.flush)
+
+    def _open_results(self) -> IO[bytes]:
+        (self._folder / SPEECH).mkdir(parents=True, exist_ok=True)
+        file = (self._folder / RESULTS).open("a+b")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._load(file)
+        except BlockingIOError:
+            file.close()
+            raise OutputError(f"another run writes into {self._folder}") from None
+        except BaseException:
+            file.close()
+            raise
+        return file
+
+    def _load(self, file: IO[bytes]) -> None:
+        """Read which lines have results, and drop the piece of a line that a killed run left at the end."""
+        decoder = msgspec.json.Decoder(_Done)
+        file.seek(0)
+        whole = 0
+        for number, raw in enumerate(file, 1):
+            if not raw.endswith(b"\n"):
+                break
+            whole += len(raw)
+            try:
+                done = decoder.decode(raw)
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise OutputError(
+                    f"{self._folder / RESULTS}, line {number} is no result of a batch; choose another folder"
+                ) from error
+            self._done.add((done.id, done.line_sha256))
+        file.truncate(whole)
+        file.seek(0, os.SEEK_END)
+
+    def _write(self, act: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return act(*args, **kwargs)
+        except OSError as error:
+            raise OutputError(f"cannot write into {self._folder}: {error.strerror}") from error

@@ -1,0 +1,138 @@
+"""Sends the prompts of a batch, so many at a time that the stages always have the next one."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from omnirelay import AsyncClient
+from omnirelay.client.types import ChatResult
+from omnirelay.errors import (
+    BusyError,
+    CancelledRequestError,
+    RequestError,
+    StageUnavailableError,
+    StoppingError,
+)
+from ops.batch.prompts import Job
+from ops.batch.results import ResultFolder
+
+STAGE_WAIT_S: Final = 120.0
+"""How long a prompt waits for a stage that is not there."""
+RETRY_S: Final = 1.0
+log = logging.getLogger(__name__)
+
+
+class Tally:
+    """How far a batch is.
+
+    Attributes:
+        total: Prompts of the input.
+        resumed: Those that an earlier run answered.
+        answered: Those that this one did.
+        failed: Those that have no answer.
+    """
+
+    def __init__(self, total: int) -> None:
+        self.total: Final = total
+        self.resumed = 0
+        self.answered = 0
+        self.failed = 0
+        self._began = time.monotonic()
+
+    @property
+    def summary(self) -> str:
+        """One line."""
+        more = f", {self.resumed:,} of them by an earlier run" if self.resumed else ""
+        done = self.resumed + self.answered
+        failed = f", {self.failed:,} failed" if self.failed else ""
+        return f"{done:,} of {self.total:,} answered{more}{failed}"
+
+    @property
+    def estimate(self) -> str:
+        """The same, with the rate and the time that is left once they are known."""
+        tried = self.answered + self.failed
+        elapsed = time.monotonic() - self._began
+        if not self.answered:
+            return self.summary
+        left = (self.total - self.resumed - tried) * elapsed / tried
+        return f"{self.summary}; {tried / elapsed:.1f} a second, about {_duration(left)} left"
+
+
+class BatchRunner:
+    """Answers jobs, ``concurrency`` at a time.
+
+    Args:
+        client: Connected.
+        results: Where answers and failures go.
+        folder: What the jobs' relative paths are relative to.
+        text_only: No speech.
+        tally: Kept up to date.
+    """
+
+    def __init__(
+        self, client: AsyncClient, results: ResultFolder, folder: Path, text_only: bool, tally: Tally
+    ) -> None:
+        self._client = client
+        self._results = results
+        self._folder = folder
+        self._text_only = text_only
+        self._tally = tally
+
+    async def run(self, jobs: Iterator[Job], concurrency: int) -> None:
+        """Answer all that have no result yet.
+
+        Raises:
+            OmniRelayError: The gateway is gone or stopping, the results cannot be written, or the input
+                cannot be read: what has a result keeps it.
+        """
+        workers = [asyncio.create_task(self._work(jobs)) for _ in range(concurrency)]
+        try:
+            await asyncio.gather(*workers)
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+
+    async def _work(self, jobs: Iterator[Job]) -> None:
+        for job in jobs:
+            if self._results.has(job):
+                self._tally.resumed += 1
+                continue
+            try:
+                answer = await self._answer(job)
+            except (StoppingError, CancelledRequestError):
+                # Not asked for: the gateway ends, so the prompts that are left would fail too.
+                raise
+            except RequestError as error:
+                log.debug("%s failed: %s", job.id, error.for_log)
+                self._results.add_failure(job, error)
+                self._tally.failed += 1
+            else:
+                self._results.add(job, answer)
+                self._tally.answered += 1
+
+    async def _answer(self, job: Job) -> ChatResult:
+        prompt, options = job.request(self._folder, self._text_only)
+        late = time.monotonic() + STAGE_WAIT_S
+        while True:
+            try:
+                return await self._client.chat(prompt, **options).result()
+            except StoppingError:
+                raise
+            except BusyError as error:
+                await asyncio.sleep(error.retry_after_ms / 1000)
+            except StageUnavailableError:
+                # A stage that starts, or is started again, is waited for; one that stays away is not.
+                if time.monotonic() > late:
+                    raise
+                await asyncio.sleep(RETRY_S)
+
+
+def _duration(seconds: float) -> str:
+    """A time, for people: ``40 s``, ``12 min``, ``3.5 h``."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,112 @@
+"""``omnirelay checkpoint``: random checkpoints, made by a process of its own.
+
+Making one needs torch and transformers, which neither the gateway nor its command line loads.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from omnirelay.cli.output import note
+from omnirelay.cli.progress import Progress
+from omnirelay.errors import CheckpointError
+from ops.console import announce
+from ops.doctor.checkpoint import examine
+from shared.config import DEFAULT_CHECKPOINT, Config
+
+TERMINATED: Final = 128 + signal.SIGTERM
+"""Exit status of a program that SIGTERM ended, as shells have it."""
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the subcommand."""
+    return _make(arguments.directory, arguments.size, arguments.seed)
+
+
+def ensure(config: Config) -> None:
+    """Make the tiny checkpoint if no model is chosen and it is missing.
+
+    Raises:
+        CheckpointError: It could not be made.
+    """
+    if config.model is not None or (DEFAULT_CHECKPOINT / "config.json").is_file():
+        return
+    announce(f"making the tiny checkpoint in {DEFAULT_CHECKPOINT} ...")
+    # Made aside and moved into place, so that an interrupted attempt is not taken for a checkpoint.
+    aside = DEFAULT_CHECKPOINT.with_name(f"{DEFAULT_CHECKPOINT.name}.{os.getpid()}")
+    try:
+        status = _make(aside, "tiny", 0, quiet=True)
+        if status != 0:
+            raise CheckpointError(f"the tiny checkpoint could not be made: exit status {status}")
+        shutil.rmtree(DEFAULT_CHECKPOINT, ignore_errors=True)
+        aside.rename(DEFAULT_CHECKPOINT)
+    except OSError as error:
+        raise CheckpointError(f"the tiny checkpoint could not be put in place: {error}") from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def check(config: Config) -> None:
+    """Look at the checkpoint's files before processes are started that would fail with it after a while.
+
+    Raises:
+        CheckpointError: It lacks a file, or one cannot be read or is damaged; the message names it.
+    """
+    _, told = examine(config)
+    for finding in told:
+        if finding.level == "problem":
+            raise CheckpointError(f"{finding.what}: {finding.advice}")
+
+
+def _make(directory: Path, size: str, seed: int, quiet: bool = False) -> int:
+    """Make a checkpoint; gives the exit status of the process that does.
+
+    Args:
+        directory: Where.
+        size: Which of the maker's sizes.
+        seed: Makes it repeatable.
+        quiet: Without the list of its files.
+    """
+    files = subprocess.DEVNULL if quiet else None
+    command = [sys.executable, "-m", "checkpoint", str(directory), "--size", size, "--seed", str(seed)]
+    told: list[str] = []
+    with Progress(lambda: _describe(told)) as progress, _sigterm_raises():
+        if not progress.visible:
+            return subprocess.run(command, stdout=files, check=False).returncode  # noqa: S603  Our own program.
+        with subprocess.Popen(  # noqa: S603  As above.
+            command, stdout=files, stderr=subprocess.PIPE, text=True
+        ) as process:
+            try:
+                for line in process.stderr or ():
+                    told.append(line.rstrip())
+            except BaseException:
+                # It goes with this process, which would wait for it.
+                process.kill()
+                raise
+    if process.returncode != 0:
+        note("\n".join(told))
+    return process.returncode
+
+
+@contextmanager
+def _sigterm_raises() -> Iterator[None]:
+    """Let SIGTERM raise :class:`SystemExit`, as SIGINT raises: what was begun is ended and removed."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _describe(told: Sequence[str]) -> str:
+    """How far it is, from its lines: ``thinker, 1.1 million parameters (0.4 s)`` when a part is done."""
+    parts = [re.split(r"[,(]", line)[0].strip() for line in told]
+    return f"making the checkpoint, done: {', '.join(parts) or 'nothing yet'}"

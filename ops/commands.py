@@ -1,0 +1,88 @@
+"""The operator's subcommands of ``omnirelay``, and their arguments."""
+
+import argparse
+from pathlib import Path
+
+from omnirelay.cli.main import Commands
+from omnirelay.cli.target import add_options
+from ops import api_key, batch, checkpoint, demo, doctor, keys, up
+
+
+def add(commands: "Commands[argparse.ArgumentParser]") -> None:
+    """Add the subcommands."""
+    _add_checkpoint(commands)
+    _add_up(commands)
+    _add_batch(commands)
+    _add_demo(commands)
+    _add_doctor(commands)
+    _add_keys(commands)
+    _add_api_key(commands)
+
+
+def _add_checkpoint(commands: "Commands[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser("checkpoint", help="make a random checkpoint")
+    parser.add_argument("directory", type=Path, metavar="DIR")
+    parser.add_argument("--size", choices=("tiny", "small", "bench"), default="tiny")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.set_defaults(run=checkpoint.run)
+
+
+def _add_up(commands: "Commands[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser("up", help="run the four processes on this machine until Ctrl-C")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="YAML; the defaults without it")
+    parser.add_argument("--text-only", action="store_true", help="no speech: without talker and token2wav")
+    parser.set_defaults(run=up.run)
+
+
+def _add_batch(commands: "Commands[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser("batch", help="answer a file of prompts, and resume where it stopped")
+    parser.add_argument("prompts", type=Path, metavar="FILE.jsonl", help="one prompt a line, as JSON")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where results are written")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="YAML of the stack; the defaults without")
+    parser.add_argument("--text-only", action="store_true", help="no speech")
+    parser.add_argument("--concurrency", type=_positive, metavar="N", help="requests at once")
+    add_options(parser)
+    parser.set_defaults(run=batch.run, refuse_usage=parser.error, gateway=None)
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError
+    return number
+
+
+def _add_demo(commands: "Commands[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser("demo", help="start the stack, send one request, stop the stack")
+    parser.add_argument("--out", type=Path, metavar="FILE.wav", help=f"default: {demo.OUT}")
+    parser.add_argument("--verbose", action="store_true", help="show the output of the processes too")
+    parser.set_defaults(run=demo.run)
+
+
+def _add_doctor(commands: "Commands[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser("doctor", help="say what is wrong with this set-up, and what to do")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="YAML; the defaults without it")
+    parser.add_argument("--json", action="store_true", help="as one JSON object")
+    parser.set_defaults(run=doctor.run)
+
+
+def _add_keys(commands: "Commands[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser("keys", help="make keys for the sockets between the processes")
+    parser.add_argument("directory", type=Path, metavar="DIR")
+    parser.add_argument("--force", action="store_true", help="replace the keys that are there")
+    parser.set_defaults(run=keys.run)
+
+
+def _add_api_key(commands: "Commands[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser("api-key", help="make a key for a client of the gateway, and print it")
+    parser.add_argument("name", metavar="NAME", help="what the key goes by in logs and metrics")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="YAML; its gateway.api_keys is added to")
+    parser.add_argument("--file", type=Path, metavar="FILE", help="add to this file instead")
+    parser.add_argument("--requests-per-second", type=float, metavar="N", help="that the key may begin")
+    parser.add_argument("--burst", type=int, metavar="N", help="requests at once, after a pause")
+    parser.add_argument("--max-requests", type=int, metavar="N", help="that may be open at once")
+    parser.add_argument("--request-bytes", type=int, metavar="N", help="largest request, media included")
+    parser.add_argument(
+        "--best-priority", type=int, metavar="N", help="most urgent one; smaller is more urgent"
+    )
+    parser.set_defaults(run=api_key.run)

@@ -1,0 +1,92 @@
+"""The output of a launcher: its own lines and those of its processes.
+
+A launcher waits for nobody who should read it, and no error of its output ends it.
+"""
+
+import io
+import json
+import logging
+import sys
+from typing import Any, Final
+
+from omnirelay.cli.output import flush_before_output
+from omnirelay.cli.progress import set_aside
+from shared.log.form import LogFormat, make_formatter, make_record
+from shared.log.writer import Descriptor, LineWriter
+
+FLUSH_S: Final = 2.0
+"""How long other output, and the end, wait for lines that nobody takes."""
+_NAME: Final = "launcher"
+_COLOURS: Final = {"gateway": 36, "thinker": 33, "talker": 32, "token2wav": 35}
+"""ANSI colours of the processes' names, on a terminal."""
+
+
+class Console:
+    """Writes lines to standard output on a thread of its own.
+
+    Attributes:
+        form: The form of the lines; none writes the launcher's own as they are.
+    """
+
+    def __init__(self) -> None:
+        self.form: LogFormat | None = None
+        self._descriptors: dict[int, Descriptor] = {}
+        self._writer: Final = LineWriter(
+            self._write, lambda count: self._own(f"{count} lines dropped", logging.WARNING)
+        )
+
+    def announce(self, line: str) -> None:
+        """Write a line of the launcher's own."""
+        self._writer.put(self._own(line, logging.INFO))
+
+    def show(self, name: str, line: str) -> None:
+        """Write a line of a process."""
+        if self.form == "json":
+            self._writer.put(_as_object(name, line))
+            return
+        label = f"[{name}]"
+        if sys.stdout.isatty():
+            label = f"\x1b[{_COLOURS[name.partition(' ')[0]]}m{label}\x1b[0m"
+        self._writer.put(f"{label} {line}")
+
+    def flush(self) -> None:
+        """Wait for what is not written yet, but not for long."""
+        self._writer.flush(FLUSH_S)
+
+    def _own(self, line: str, level: int) -> str:
+        """People at a terminal need no time and no names."""
+        if self.form is None or (self.form == "text" and sys.stdout.isatty()):
+            return line
+        return make_formatter(_NAME, self.form).format(make_record(__name__, level, line))
+
+    def _write(self, data: bytes) -> None:
+        with set_aside():
+            try:
+                number = sys.stdout.fileno()
+            except io.UnsupportedOperation:
+                # Not a file, as where a program catches what this one prints.
+                sys.stdout.write(data.decode())
+            else:
+                self._descriptors.setdefault(number, Descriptor(number)).write(data)
+
+
+def _as_object(name: str, line: str) -> str:
+    """Give a line of a process as a JSON object with the name by which the launcher knows it."""
+    fields: dict[str, Any] | None = None
+    if line.startswith("{"):
+        try:
+            fields = json.loads(line)
+        except (ValueError, RecursionError):
+            fields = None
+    if fields is None or "process" not in fields:
+        return make_formatter(name, "json").format(make_record("output", logging.INFO, line))
+    return line if fields["process"] == name else json.dumps(fields | {"process": name})
+
+
+console: Final = Console()
+flush_before_output(console.flush)
+
+
+def announce(line: str) -> None:
+    """Write a line of the launcher's own."""
+    console.announce(line)

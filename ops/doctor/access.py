@@ -1,0 +1,55 @@
+"""How the gateway knows its clients, and they it: keys, TLS, and who can reach it without."""
+
+import time
+from pathlib import Path
+
+from gateway.access.access import open_doors
+from gateway.access.api_keys import read_keys
+from gateway.access.certificate import SOON_S, read_certificate
+from omnirelay.errors import ConfigError
+from ops.doctor.finding import Findings, ok, problem, warning
+from shared.config import Config, TlsConfig
+
+CLIENTS, KEYS, TLS = "clients", "api-keys", "tls"
+
+
+def check_access(config: Config) -> Findings:
+    """Who can use the gateway, and whether its keys and its certificate can be used, if there are any."""
+    told = open_doors(config.gateway)
+    for what in told:
+        yield warning(CLIENTS, what, "set it, or let only a trusted network reach the gateway")
+    if not told:
+        yield ok(CLIENTS, "nobody but this machine reaches the gateway without a key and TLS")
+    path = config.gateway.api_keys
+    if path is not None:
+        try:
+            keys = read_keys(Path(path))
+        except ConfigError as error:
+            yield problem(KEYS, str(error), "omnirelay api-key NAME makes a key and the file")
+        else:
+            if keys:
+                yield ok(KEYS, f"{path} has {len(keys)} keys")
+            else:
+                yield warning(
+                    KEYS, f"{path} has no key: nobody can use the gateway", "omnirelay api-key NAME"
+                )
+    if config.gateway.tls.certificate is not None:
+        yield from _check_certificate(config.gateway.tls)
+
+
+def _check_certificate(tls: TlsConfig) -> Findings:
+    try:
+        found = read_certificate(tls)
+    except ConfigError as error:
+        yield problem(TLS, str(error), "correct it, or leave gateway.tls out")
+        return
+    now = time.time()
+    valid = f"{found.path} and its key can be used {found.left(now)}"
+    if why := found.why_not_now(now):
+        yield problem(TLS, why, "renew it, or set the clock right; a running gateway reads it on SIGHUP")
+    elif found.expires - now < SOON_S:
+        yield warning(TLS, valid, "renew it; a running gateway reads it on SIGHUP")
+    elif why := found.why_not_chained():
+        yield warning(TLS, why, "put the certificates between it and its authority's behind it")
+    else:
+        yield ok(TLS, valid)

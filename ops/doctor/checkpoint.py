@@ -1,0 +1,100 @@
+"""The checkpoint's files: all there, and whole."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from gateway.input.prompt import TEMPLATE_FILES
+from omnirelay.cli.output import mebibytes
+from omnirelay.errors import CheckpointAccessError, CheckpointError
+from ops.doctor.finding import Finding, ok, problem, warning
+from ops.doctor.weights import Paged, dtype_of, paged, read_config
+from shared.checkpoints import (
+    MODEL_FILES,
+    TOKENIZER_FILES,
+    find_model,
+    is_hub_id,
+    require_readable,
+    weight_files,
+)
+from shared.config import DEFAULT_CHECKPOINT, Config
+from shared.messages import STAGES, StageName
+from shared.model_files import MODEL_PATTERNS, Weights, check_speaker_file, read_weights
+
+CHECK: Final = "checkpoint"
+AGAIN: Final = "copy or download the checkpoint again"
+READABLE: Final = "change the owner or the permissions of the files, or run as another user"
+
+
+@dataclass(frozen=True)
+class Model:
+    """What a checkpoint's files say of the model.
+
+    Attributes:
+        dtype: That its weights are kept in.
+        weights: How many there are.
+        paged: What the KV caches of the thinker and the talker hold for each position.
+    """
+
+    dtype: str
+    weights: Weights
+    paged: Mapping[StageName, Paged]
+
+
+def examine(config: Config) -> tuple[Model | None, list[Finding]]:
+    """Look at the configured checkpoint, without fetching or loading anything.
+
+    Returns:
+        What it says of the model, if it can be read, and what is to be told.
+    """
+    try:
+        directory = find_model(config)
+        if directory is None:
+            return None, [_absent(config)]
+        require_readable(directory, (*TOKENIZER_FILES, *MODEL_PATTERNS))
+    except CheckpointAccessError as error:
+        return None, [problem(CHECK, str(error), READABLE)]
+    missing = _missing(directory)
+    if missing and config.model is not None and is_hub_id(config.model) and not Path(config.model).exists():
+        what = f"the copy of {config.model} in {directory} lacks {', '.join(missing)}"
+        return None, [warning(CHECK, what, "the stages fetch them when they start; it takes a while")]
+    if missing:
+        return None, [problem(CHECK, f"{directory} lacks {', '.join(missing)}", AGAIN)]
+    try:
+        model = _read(directory)
+        check_speaker_file(directory)
+    except CheckpointError as error:
+        return None, [problem(CHECK, f"{directory}: {error}", AGAIN)]
+    size = f"{mebibytes(model.weights.nbytes)} of weights, {model.dtype}"
+    return model, [ok(CHECK, f"{directory} is complete: {size}")]
+
+
+def _read(directory: Path) -> Model:
+    config = read_config(directory)
+    weights = read_weights(directory)
+    if absent := [stage for stage in STAGES if not weights.elements[stage]]:
+        raise CheckpointError(f"there are no weights of {', '.join(absent)}")
+    return Model(dtype_of(config), weights, paged(config))
+
+
+def _absent(config: Config) -> Finding:
+    if config.model is None:
+        return warning(
+            CHECK, f"no model is chosen, and {DEFAULT_CHECKPOINT} is not there", "`omnirelay up` makes it"
+        )
+    if is_hub_id(config.model):
+        what = f"{config.model} is not on this machine"
+        return warning(CHECK, what, "it is fetched from the Hugging Face hub at the start; it takes a while")
+    return problem(CHECK, f"there is no directory {config.model}", "correct `model`, or OMNI_MODEL")
+
+
+def _missing(directory: Path) -> list[str]:
+    """Names of the files that some process reads and that are not there."""
+    missing = [name for name in (*MODEL_FILES, "tokenizer.json") if not (directory / name).is_file()]
+    if not any((directory / name).is_file() for name in TEMPLATE_FILES):
+        missing.append(" or ".join(TEMPLATE_FILES))
+    try:
+        return missing + [path.name for path in weight_files(directory) if not path.is_file()]
+    except CheckpointError as error:
+        return [*missing, f"a readable index ({error})"]

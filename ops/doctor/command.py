@@ -1,0 +1,146 @@
+"""All checks in order, and how their findings are shown."""
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final, TypeVar
+
+import msgspec
+
+from omnirelay.cli.output import say
+from omnirelay.cli.progress import Progress
+from omnirelay.errors import ConfigError, StageStartError
+from ops.doctor import access, checkpoint, demand, gpus, limits, machine, network, security, software
+from ops.doctor.finding import Finding, Level, ok, problem, warning
+from shared.config import Config, load_config
+from shared.devices import EngineReport
+
+COLOURS: Final[dict[Level, int]] = {"ok": 32, "warning": 33, "problem": 31}
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the subcommand.
+
+    Returns:
+        1 if there is a problem.
+    """
+    findings = Examination(arguments.config).findings()
+    problems = sum(finding.level == "problem" for finding in findings)
+    if arguments.json:
+        say(msgspec.json.encode({"problems": problems, "findings": findings}).decode())
+    else:
+        for finding in findings:
+            say(_shown(finding))
+        warnings = sum(finding.level == "warning" for finding in findings)
+        say(f"\n{_counted(problems, 'problem')}, {_counted(warnings, 'warning')}")
+    return int(problems > 0)
+
+
+class Examination:
+    """Every check, one after the other; one that fails does not keep the others from being made.
+
+    Args:
+        config_path: The stack's configuration; none for the defaults.
+    """
+
+    def __init__(self, config_path: Path | None) -> None:
+        self._config_path = config_path
+        self._findings: list[Finding] = []
+
+    def findings(self) -> list[Finding]:
+        """Make the checks."""
+        report = self._software()
+        readings = self._get("machine", machine.read_machine)
+        config = self._get("configuration", self._config)
+        if config is not None:
+            self._stack(config, readings, report)
+        if readings is not None:
+            self._add("open-files", lambda: machine.check_open_files(readings))
+        self._add("sound", machine.check_player)
+        return self._findings
+
+    def _software(self) -> EngineReport | None:
+        needs = self._get("packages", software.project_needs) or []
+        self._add("python", lambda: software.check_python(software.requires_python()))
+        self._add(
+            "packages", lambda: software.check_packages(needs, software.locked_versions(software.LOCKS))
+        )
+        report = self._get("vllm", _load_engine)
+        self._add("vllm", lambda: software.check_engine(report))
+        return report if isinstance(report, EngineReport) else None
+
+    def _config(self) -> Config | None:
+        source = str(self._config_path or "the built-in values")
+        try:
+            config = load_config(self._config_path)
+        except ConfigError as error:
+            advice = "correct it: docs/configuration.md has every key"
+            self._findings.append(problem("configuration", str(error), advice))
+            return None
+        self._findings.append(ok("configuration", f"{source}, with the environment's, can be read"))
+        return config
+
+    def _stack(self, config: Config, readings: machine.Machine | None, report: EngineReport | None) -> None:
+        """What depends on the configuration."""
+        on_cpu = report is None or report.platform == "cpu"
+        running = self._get("ports", lambda: network.ask_gateway(config))
+        self._add("addresses", lambda: network.check_addresses(config))
+        self._add("keys", lambda: security.check_keys(config))
+        self._add("access", lambda: access.check_access(config))
+        self._add("ports", lambda: network.check_ports(config, running))
+        model, told = self._get("checkpoint", lambda: checkpoint.examine(config)) or (None, [])
+        self._findings += told
+        self._add("disk", lambda: machine.check_disk(config, model is not None))
+        if report is not None:
+            self._add("device", lambda: gpus.check_devices(config, model, report))
+        self._add("limits", lambda: limits.check_limits(config))
+        if model is not None:
+            self._add("limits", lambda: limits.check_cache(config, model, on_cpu))
+        if readings is None:
+            return
+        if model is not None and on_cpu:
+            needed = demand.on_cpu(config, model)
+            self._add("memory", lambda: machine.check_memory(readings, needed, running is not None))
+            self._add("memory", lambda: machine.check_address_space(readings, needed))
+        self._add("cpu", lambda: machine.check_cpus(config, readings, on_cpu))
+        parallel = any(demand.parallel(config, stage) > 1 for stage in config.served_stages)
+        self._add("shared-memory", lambda: machine.check_shared_memory(readings, parallel))
+
+    def _add(self, check: str, make: Callable[[], Iterable[Finding]]) -> None:
+        self._findings += self._get(check, lambda: list(make())) or []
+
+    def _get(self, check: str, make: Callable[[], T]) -> T | None:
+        try:
+            return make()
+        except Exception as error:
+            log.debug("the check %s failed", check, exc_info=True)
+            what = f"could not be checked: {' '.join(repr(error).split())}"
+            self._findings.append(warning(check, what, "look into it yourself"))
+            return None
+
+
+def _load_engine() -> EngineReport | StageStartError | None:
+    if not software.engine_installed():
+        return None
+    try:
+        with Progress(lambda: "loading vLLM once"):
+            return software.load_engine()
+    except StageStartError as error:
+        return error
+
+
+def _shown(finding: Finding) -> str:
+    level = finding.level.ljust(8)
+    if sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
+        level = f"\x1b[{COLOURS[finding.level]}m{level}\x1b[0m"
+    advice = f"\n{' ' * 24}do: {finding.advice}" if finding.advice else ""
+    return f"{level} {finding.check:14} {finding.what}{advice}"
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number or 'no'} {what}{'' if number == 1 else 's'}"

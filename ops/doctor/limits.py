@@ -1,0 +1,87 @@
+"""Whether the limits of the configuration fit each other, and the checkpoint."""
+
+from typing import Final
+
+from omnirelay.cli.output import MIB, mebibytes
+from ops.doctor.checkpoint import Model
+from ops.doctor.demand import CPU_KV_BYTES, engine_of, longest, parallel, position_bytes
+from ops.doctor.finding import Findings, ok, problem, warning
+from shared.config import Config
+
+CHECK: Final = "limits"
+LATE_BEATS: Final = 2
+"""Heartbeats that may come late before a stage counts as gone."""
+TEXT_BYTES: Final = MIB
+"""Of a request beside its media: room for a long conversation."""
+BLOCK: Final = 128
+"""Positions of a KV block on a CPU; the length of a request is rounded to it."""
+
+
+def check_limits(config: Config) -> Findings:
+    """Whether no limit makes another one pointless or harmful."""
+    told = [*_heartbeats(config), *_batches(config), *_sizes(config)]
+    yield from told
+    if not told:
+        yield ok(CHECK, "the limits fit each other")
+
+
+def check_cache(config: Config, model: Model, on_cpu: bool) -> Findings:
+    """Whether the KV caches hold the longest request; vLLM does not start otherwise.
+
+    Args:
+        config: The stack's.
+        model: The checkpoint's.
+        on_cpu: The stages compute on the CPU.  On a GPU vLLM measures what is left, unless a size is set.
+    """
+    for stage, paged in model.paged.items():
+        engine = engine_of(config, stage)
+        size = engine.kv_cache_memory_bytes if engine is not None else None
+        size = CPU_KV_BYTES if size is None and on_cpu else size
+        positions = longest(config, model, stage)
+        if positions > paged.positions:
+            what = f"stages.{stage}.engine.max_model_len is {positions}, the checkpoint has {paged.positions}"
+            yield problem(CHECK, what, "lower it")
+        elif size is not None:
+            each = position_bytes(config, model, stage) // parallel(config, stage)
+            blocks = size // (each * BLOCK)
+            what = f"the {stage}'s KV cache of {mebibytes(size)} holds {blocks * BLOCK:,} positions"
+            if blocks * BLOCK < positions:
+                enough = -(-positions // BLOCK) * BLOCK * each
+                advice = (
+                    f"set stages.{stage}.engine.kv_cache_memory_bytes to {enough} or more, "
+                    f"or max_model_len to {blocks * BLOCK} or less"
+                )
+                yield problem(CHECK, f"{what}, a request may have {positions:,}", advice)
+            else:
+                yield ok(CHECK, f"{what}; one request has at most {positions:,}")
+
+
+def _heartbeats(config: Config) -> Findings:
+    patience = config.gateway.heartbeat_timeout_s
+    for stage in config.served_stages:
+        beat = config.stage(stage).heartbeat_s
+        if beat * LATE_BEATS > patience:
+            what = f"the {stage} gives a sign every {beat:g} s, and counts as gone after {patience:g} s"
+            yield problem(
+                CHECK, what, f"lower stages.{stage}.heartbeat_s or raise gateway.heartbeat_timeout_s"
+            )
+
+
+def _batches(config: Config) -> Findings:
+    admitted = config.gateway.limits.max_active
+    for stage in config.served_stages:
+        engine = engine_of(config, stage)
+        batch = (engine or config.stages.token2wav.engine).max_num_seqs
+        if batch < admitted:
+            what = f"the gateway admits {admitted} requests, the {stage} computes {batch} at once"
+            yield warning(CHECK, what, f"equal limits.max_active and stages.{stage}.engine.max_num_seqs")
+        if engine is not None and engine.max_num_batched_tokens < batch:
+            what = f"a step of the {stage} has {engine.max_num_batched_tokens} tokens for {batch} requests"
+            yield problem(CHECK, what, f"raise stages.{stage}.engine.max_num_batched_tokens")
+
+
+def _sizes(config: Config) -> Findings:
+    limits, media = config.gateway.limits, config.media
+    if limits.request_bytes - media.max_request_bytes < TEXT_BYTES:
+        what = f"a request with {mebibytes(media.max_request_bytes)} of media leaves no room for its text"
+        yield warning(CHECK, what, "raise gateway.limits.request_bytes above media.max_request_bytes")

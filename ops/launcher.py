@@ -1,0 +1,252 @@
+"""The processes of the stack on one machine: started together, watched, stopped together."""
+
+import asyncio
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+from omnirelay import StatusReport
+from omnirelay.cli.progress import Progress
+from omnirelay.errors import (
+    ConfigError,
+    EngineFailedError,
+    GatewayUnreachableError,
+    MessageError,
+    StageStartError,
+)
+from ops.child import Child
+from ops.console import announce, console
+from ops.replicas import own_addresses
+from ops.target import probe_target
+from shared.config import ENV_PREFIX, Config
+from shared.messages import STAGES
+
+STOP_S: Final = 8.0
+"""How long the processes may take to stop on their own, once no request is left."""
+FAREWELL_S: Final = 3.0
+"""How long the gateway may take to tell its clients about those that it has ended."""
+MOST_RESTARTS: Final = 5
+RESTARTS_WITHIN_S: Final = 60.0
+"""Stages that end more often within that time before they could serve are not started again."""
+POLL_S: Final = 0.2
+PROGRESS_S: Final = 5.0
+MODULES: Final = {"gateway": "gateway"} | {stage: f"services.{stage}" for stage in STAGES}
+"""What each process runs, ``python -m MODULE``."""
+
+
+class Stack:
+    """The gateway and the replicas of the stages.
+
+    Args:
+        config: Their configuration, as they will read it themselves.
+        config_path: The file it comes from; none for the defaults.
+        show: Called with the name of a process and a line of its output.
+        modules: What each process runs.
+
+    Raises:
+        ConfigError: The file is one that each process could not read for itself, such as a pipe.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        config_path: Path | None,
+        show: Callable[[str, str], None] | None = None,
+        modules: Mapping[str, str] = MODULES,
+    ) -> None:
+        if config_path is not None and not config_path.is_file():
+            raise ConfigError(
+                f"the configuration {config_path} is no regular file: every process reads it for itself, and "
+                "again when it is started again; write it to a file first"
+            )
+        self._config = config
+        self._gateway = probe_target(config)
+        self._modules = modules
+        self._arguments = ["--config", str(config_path)] if config_path else []
+        self._show = show or console.show
+        self._children: list[Child] = []
+        self._hurry = asyncio.Event()
+        # What each child's environment has of its own, and when stages were started again.
+        self._changes: dict[str, dict[str, str]] = {}
+        self._restarts: list[float] = []
+
+    async def start(self) -> StatusReport:
+        """Start all processes and wait until they are ready.
+
+        Returns:
+            Their status.
+
+        Raises:
+            StageStartError: One ended; the message says which, and its last lines.
+        """
+        for name in self._modules:
+            if name != "gateway" and name not in self._config.served_stages:
+                continue
+            for number in range(1, self._replicas(name) + 1):
+                child = f"{name} {number}" if number > 1 else name
+                self._changes[child] = self._own_addresses(name, number) if number > 1 else {}
+                self._children.append(await self._launch(child))
+        return await self._wait_until_ready()
+
+    async def watch(self) -> None:
+        """Start stages that end again, unless they were told to: the gateway goes on with their requests.
+
+        Raises:
+            StageStartError: The gateway ended, or stages end again and again before they can serve; the
+                message says which, and its last lines.
+        """
+        while True:
+            ends = [asyncio.create_task(child.wait()) for child in self._children]
+            try:
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for end in ends:
+                    end.cancel()
+            for index, child in enumerate(list(self._children)):
+                if not child.alive:
+                    await self._check_restart(child)
+                    if child.status == 0:
+                        announce(f"the {child.name} {child.ending}")
+                        self._children.remove(child)
+                    else:
+                        announce(f"the {child.name} {child.ending}: it is started again")
+                        self._children[index] = await self._launch(child.name)
+                    break
+
+    async def _check_restart(self, child: Child) -> None:
+        if child is not self._children[0] and await self._could_serve(child):
+            # What ended it came from outside: a request, an operator.  None of these may end the stack.
+            return
+        now = time.monotonic()
+        recent = [each for each in self._restarts if now - each < RESTARTS_WITHIN_S]
+        if len(recent) >= MOST_RESTARTS or child is self._children[0]:
+            self._check_alive("while the stack was running")
+        self._restarts = [*recent, now]
+
+    async def _could_serve(self, child: Child) -> bool:
+        """A stage that has ended had loaded its model.
+
+        One that was told to end, or whose engine failed, says so by its status; any other stays known to the
+        gateway, to which it has sent a heartbeat, until its successor comes.
+        """
+        if child.status in (0, EngineFailedError.exit_status):
+            return True
+        report = await self._ask()
+        return report is not None and any(stage.pid == child.pid for stage in report.stages)
+
+    async def _launch(self, child: str) -> Child:
+        module = self._modules[child.partition(" ")[0]]
+        command = [sys.executable, "-m", module, *self._arguments]
+        # Asked for on the command line, it is in no file that they read.
+        common = {f"{ENV_PREFIX}TEXT_ONLY": "true"} if self._config.text_only else {}
+        return await Child.start(child, command, self._show, common | self._changes[child])
+
+    def reload(self) -> None:
+        """Let the gateway read its API keys and its certificate again."""
+        for gateway in self._children[:1]:
+            gateway.send_signal(signal.SIGHUP)
+
+    def hurry(self) -> None:
+        """Let :meth:`stop` wait for no request any more."""
+        self._hurry.set()
+
+    async def stop(self) -> None:
+        """Stop all processes: the gateway when its requests have ended or its time is over, then the stages.
+
+        By force those that do not stop within :data:`STOP_S` from then.
+        """
+        for gateway in self._children[:1]:
+            gateway.terminate()
+            waits = [
+                asyncio.create_task(gateway.wait(self._config.gateway.drain_s + FAREWELL_S)),
+                asyncio.create_task(self._hurry.wait()),
+            ]
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            for each in waits:
+                each.cancel()
+        for child in self._children:
+            # A gateway that is told a second time ends its requests.
+            child.terminate()
+        late = time.monotonic() + STOP_S
+        for child in self._children:
+            if not await child.wait(max(0.0, late - time.monotonic())):
+                announce(f"the {child.name} did not stop within {STOP_S:.0f} s: killed")
+                child.kill()
+        for child in self._children:
+            await child.wait()
+
+    async def _wait_until_ready(self) -> StatusReport:
+        started = time.monotonic()
+        told = started
+        announced: set[str] = set()
+        missing = [child.name for child in self._children]
+        with Progress(lambda: f"waiting for {', '.join(missing)}") as progress:
+            while True:
+                self._check_alive("before all were ready")
+                report = await self._ask()
+                now = time.monotonic()
+                ready = self._ready(report)
+                for name in ready.intersection(missing) - announced:
+                    announce(f"the {name} is ready after {now - started:.1f} s")
+                    announced.add(name)
+                    told = now
+                # One that was ready alone is not while the one before it does not know it yet.
+                missing[:] = [child.name for child in self._children if child.name not in ready]
+                if report is not None and not missing:
+                    return report
+                if now - told > PROGRESS_S and not progress.visible:
+                    announce(f"waiting for {', '.join(missing)} ({now - started:.0f} s)")
+                    told = now
+                await asyncio.sleep(POLL_S)
+
+    def _replicas(self, name: str) -> int:
+        """How many processes of a kind there are to be."""
+        return next((self._config.stage(stage).replicas for stage in STAGES if stage == name), 1)
+
+    def _own_addresses(self, name: str, number: int) -> dict[str, str]:
+        """Give the environment of a further replica: others cannot listen where the first does."""
+        stage = next(stage for stage in STAGES if stage == name)
+        prefix = f"{ENV_PREFIX}STAGES__{name.upper()}__"
+        own = own_addresses(self._config, stage, number)
+        return {f"{prefix}{key.upper()}": address or "null" for key, address in own.items()}
+
+    def _ready(self, report: StatusReport | None) -> set[str]:
+        """The processes that are ready."""
+        if report is None:
+            return set()
+        numbers = Counter(stage.name for stage in report.stages if stage.state == "ready")
+        replicas = {f"{name} {number}" for name, count in numbers.items() for number in range(2, count + 1)}
+        return {"gateway", *numbers, *replicas}
+
+    async def _ask(self) -> StatusReport | None:
+        """Ask our own gateway; another program may answer while ours finds the address taken."""
+        try:
+            report = await self._gateway.status()
+        except (GatewayUnreachableError, MessageError):
+            return None
+        return report if report.gateway.pid == self._children[0].pid else None
+
+    def _check_alive(self, when: str) -> None:
+        for child in self._children:
+            if not child.alive:
+                lines = "".join(f"\n  [{child.name}] {line}" for line in child.tail)
+                told = f"; its last lines:{lines}" if lines else " and said nothing"
+                raise StageStartError(f"the {child.name} {child.ending} {when}{told}")
+
+
+@asynccontextmanager
+async def running(stack: Stack) -> AsyncIterator[StatusReport]:
+    """Start a stack, and stop it in any case.
+
+    Raises:
+        StageStartError: A process ended.
+    """
+    try:
+        yield await stack.start()
+    finally:
+        await asyncio.shield(stack.stop())

@@ -1,0 +1,101 @@
+"""``omnirelay up``: the stack in the foreground until Ctrl-C."""
+
+import argparse
+import asyncio
+import os
+import signal
+from collections.abc import Coroutine
+from typing import Any
+
+from ops import checkpoint
+from ops.console import announce, console
+from ops.launcher import Stack, running
+from shared.config import ENV_PREFIX, Config, load_config
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the subcommand.
+
+    Raises:
+        OmniRelayError: The stack could not start, or one of its processes ended.
+    """
+    asked = {f"{ENV_PREFIX}TEXT_ONLY": "true"} if arguments.text_only else {}
+    config = load_config(arguments.config, os.environ | asked)
+    console.form = config.log_format
+    checkpoint.ensure(config)
+    checkpoint.check(config)
+    stack = Stack(config, arguments.config)
+    asyncio.run(until_told_to_stop(stack, _serve(stack, _addresses(config)), config.gateway.drain_s))
+    announce("stopped")
+    console.flush()
+    return 0
+
+
+async def until_told_to_stop(stack: Stack, work: Coroutine[Any, Any, None], drain_s: float = 0.0) -> bool:
+    """Run until the work ends, or is cancelled by SIGINT or SIGTERM; a second one hurries the stop.
+
+    SIGHUP is passed on to the gateway, which reads its files again.  Only where it means that the terminal
+    was closed it stops the stack like SIGTERM, or nobody could see and stop it any more.
+
+    Args:
+        stack: What the work starts and stops.
+        work: What is to be done.
+        drain_s: How long the requests of others have; 0 if there are none, and the first signal hurries.
+
+    Returns:
+        True if the work came to its own end.
+    """
+    task = asyncio.create_task(work)
+    told: list[int] = []
+
+    def stop(number: int) -> None:
+        if not told:
+            more = f" (requests have up to {drain_s:g} s; once more ends them now)" if drain_s else ""
+            announce(f"stopping ...{more}")
+            task.cancel()
+        if told or not drain_s:
+            stack.hurry()
+        told.append(number)
+
+    def hang_up() -> None:
+        if told:
+            return
+        if at_terminal and not _has_terminal():
+            stop(signal.SIGHUP)
+        else:
+            stack.reload()
+
+    # With `nohup` it is ignored from the start: the terminal may go.
+    at_terminal = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN and _has_terminal()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop, number)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hang_up)
+    try:
+        await task
+    except asyncio.CancelledError:
+        if not told:
+            raise
+        return False
+    return True
+
+
+def _has_terminal() -> bool:
+    """There is a terminal that controls this process."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
+
+
+def _addresses(config: Config) -> str:
+    """Where clients connect, the way each protocol writes it."""
+    http = config.gateway.http
+    return config.gateway.listen + (f", {http.replace('tcp:', 'http:')}" if http else "")
+
+
+async def _serve(stack: Stack, addresses: str) -> None:
+    async with running(stack) as report:
+        only = ", text only" if report.gateway.text_only else ""
+        announce(f"ready: {addresses} (model {report.gateway.model}{only})")
+        await stack.watch()

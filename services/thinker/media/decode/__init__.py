@@ -1,0 +1,1 @@
+"""The child processes that decode files, and the pipe to them."""

@@ -1,0 +1,1 @@
+"""What is in a file: its format, and its audio, images or frames."""

@@ -1,0 +1,82 @@
+"""Finds out what a file is from its first bytes.
+
+Names and media types are not asked: they come from outside.  FFmpeg is not asked either: left to guess, it
+takes playlists and other texts that name further files.
+"""
+
+from typing import Final, Literal
+
+from omnirelay.errors import MediaError
+from services.thinker.media.files.adts import is_adts
+from services.thinker.media.files.mp3 import is_frame, tags_length
+from shared.messages import MediaKind
+
+Format = Literal["wav", "flac", "ogg", "mp3", "aac", "mp4", "webm", "png", "jpeg", "webp", "gif"]
+"""mp4 stands for its whole family (m4a, mov, 3gp), webm for all of Matroska, aac for ADTS frames in a row."""
+
+DEMUXERS: Final[dict[Format, str]] = {
+    "wav": "wav",
+    "flac": "flac",
+    "ogg": "ogg",
+    "mp3": "mp3",
+    "aac": "aac",
+    "mp4": "mp4",
+    "webm": "matroska",
+}
+"""FFmpeg's demuxer of each format that may hold sound."""
+
+_TAKEN: Final[dict[MediaKind, tuple[tuple[Format, ...], str]]] = {
+    "audio": (tuple(DEMUXERS), "wav, flac, ogg, mp3, aac, m4a, webm"),
+    "image": (("png", "jpeg", "webp", "gif"), "png, jpeg, webp, gif"),
+    "video": (("mp4", "webm", "gif", "png", "webp"), "mp4, mov, webm, mkv, animated gif, png, webp"),
+}
+
+_SIGNATURES: Final[tuple[tuple[Format, int, bytes, bytes], ...]] = (
+    ("wav", 8, b"RIFF", b"WAVE"),
+    ("wav", 8, b"RF64", b"WAVE"),
+    ("webp", 8, b"RIFF", b"WEBP"),
+    ("flac", 0, b"", b"fLaC"),
+    ("ogg", 0, b"", b"OggS"),
+    ("webm", 0, b"", b"\x1a\x45\xdf\xa3"),
+    ("png", 0, b"", b"\x89PNG\r\n\x1a\n"),
+    ("jpeg", 0, b"", b"\xff\xd8\xff"),
+    ("gif", 0, b"", b"GIF87a"),
+    ("gif", 0, b"", b"GIF89a"),
+    # The first box of a file: its type, and in mov files of old what may stand before it.
+    *(("mp4", 4, b"", box) for box in (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip")),
+)
+"""Format, and what stands where: a beginning, then a signature at an offset."""
+
+
+def check_format(kind: MediaKind, data: bytes) -> Format:
+    """The format of an item.
+
+    Args:
+        kind: What it was sent as.
+        data: The whole file, or its beginning with all tags.
+
+    Raises:
+        MediaError: It is of no format that is taken for this kind, or there are no bytes.
+    """
+    if not data:
+        raise MediaError("the file is empty")
+    formats, names = _TAKEN[kind]
+    found = _find_format(data)
+    if found is None or found not in formats:
+        raise MediaError(f"this is none of {names}" + (f", but {found}" if found else ""))
+    return found
+
+
+def _find_format(data: bytes) -> Format | None:
+    for form, offset, beginning, signature in _SIGNATURES:
+        if data.startswith(beginning) and data.startswith(signature, offset):
+            return form
+    if data.startswith(b"ID3"):
+        # Some programs put the tags of mp3 before flac and aac too.
+        behind = tags_length(data)
+        if data.startswith(b"fLaC", behind):
+            return "flac"
+        return "aac" if is_adts(data, behind) else "mp3"
+    if is_adts(data):
+        return "aac"
+    return "mp3" if is_frame(data) else None

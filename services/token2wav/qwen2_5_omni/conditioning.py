@@ -1,0 +1,248 @@
+"""What conditions a request's diffusion, computed once: its voice, its codec ids, its positions.
+
+Reference: ``DiTInputEmbedding`` and ``DiTCodecEmbedding`` of transformers, which compute all this anew
+for each of the 36 evaluations of an utterance.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniDiTConfig
+
+from omnirelay.errors import CheckpointError, UnknownSpeakerError
+from services.token2wav.qwen2_5_omni.blocks import BlockLayout, build_layout, to_blocks
+from services.token2wav.qwen2_5_omni.carry import CarriedChunk, Carry
+from services.token2wav.qwen2_5_omni.dit import DiffusionTransformer, DiTBatch, layers_looking_back
+from services.token2wav.qwen2_5_omni.noise import initial_noise
+from services.token2wav.qwen2_5_omni.ode import EVALUATIONS_PER_STEP, evaluation_times, time_points
+from services.token2wav.qwen2_5_omni.synthesis import SynthesisChunk
+from shared.vllm.speakers import Speaker
+
+_NO_GUIDANCE_BELOW = 1e-5
+
+
+@dataclass(frozen=True, eq=False)
+class Voice:
+    """A voice as the transformer's input wants it, float32 [hidden] each."""
+
+    conditioned: torch.Tensor
+    unconditioned: torch.Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """What depends on nothing but where the solver stops: all chunks that stop there share it.
+
+    Attributes:
+        lengths: of the steps, float32 [steps].
+        modulation: of the transformer at each evaluation, float32 [steps * 4, values].
+    """
+
+    lengths: torch.Tensor
+    modulation: torch.Tensor
+
+
+@dataclass
+class SolverState:
+    """One request between two steps of the solver.
+
+    Attributes:
+        chunk: what was asked for.
+        continues: whether the chunk before left its keys and values.
+        frames: mel frames in the window.
+        mel: the noisy mel, float32 [blocks, block_size, mel_dim].
+        schedule: of the solver.
+        conditioned: constant input of the conditioned branch, float32 [blocks, block_size, hidden].
+        unconditioned: the same of the other branch, float32 [hidden]; None without guidance.
+        rotation: rotary table, complex64 [blocks, block_size, head_dim / 2].
+        audio: the pieces that became audio, float32 [samples] each.
+    """
+
+    chunk: SynthesisChunk
+    continues: bool
+    frames: int
+    mel: torch.Tensor
+    schedule: Schedule
+    conditioned: torch.Tensor
+    unconditioned: torch.Tensor | None
+    rotation: torch.Tensor
+    audio: list[torch.Tensor] = field(default_factory=list)
+
+    def split_mel(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return the frames before the target, the target and the frames after it, [frames, mel_dim] each."""
+        mel = self.mel.flatten(0, 1)[: self.frames]
+        before = mel[:0] if self.chunk.stream.mel is None else self.chunk.stream.mel
+        return before, mel[: self.chunk.target_frames], mel[self.chunk.target_frames :]
+
+    def leave_mel(self, frames: int) -> None:
+        """Leave the stream's next chunk the last so many mel frames before its target."""
+        before, target, _ = self.split_mel()
+        self.chunk.stream.mel = torch.cat([before, target])[-frames:]
+
+
+class Conditioner:
+    """Prepares requests for a transformer and puts prepared ones into a batch.
+
+    Args:
+        dit: the transformer, weights loaded before the first use.
+        speakers: voices of the checkpoint.
+    """
+
+    def __init__(self, dit: DiffusionTransformer, speakers: Mapping[str, Speaker]) -> None:
+        self._dit = dit
+        self._speakers = speakers
+        self._voices: dict[str, Voice] = {}
+        # One in practice: the configuration says where the solver stops.
+        self._schedules: dict[tuple[int, float | None], Schedule] = {}
+
+    @property
+    def _device(self) -> torch.device:
+        return self._dit.input_embed.proj.weight.device
+
+    def voice(self, name: str) -> Voice:
+        """Embed a voice, or recall it.
+
+        Raises:
+            UnknownSpeakerError: the checkpoint has no such voice.
+        """
+        if name not in self._voices:
+            speaker = self._speakers.get(name)
+            if speaker is None:
+                known = ", ".join(sorted(self._speakers))
+                raise UnknownSpeakerError(f"no voice {name!r} in this checkpoint; it has: {known}")
+            self._voices[name] = self._embed(speaker)
+        return self._voices[name]
+
+    def _embed(self, speaker: Speaker) -> Voice:
+        embed = self._dit.input_embed
+        cond, ref_mel = speaker.cond.to(self._device), speaker.ref_mel.to(self._device)
+        # Without its condition a frame has silence for a voice, no speaker and codec id 0.
+        silence = embed.project_voice(torch.zeros_like(ref_mel), torch.zeros_like(cond))
+        no_code = embed.project_codes(self._dit.text_embed.codec_embed.weight[0])
+        return Voice(embed.project_voice(ref_mel, cond), silence + no_code)
+
+    def prepare(self, chunk: SynthesisChunk) -> SolverState:
+        """Compute everything of a request that does not change over the solver's steps.
+
+        Args:
+            chunk: a valid one (see ``validate_chunk``).
+
+        Raises:
+            UnknownSpeakerError: the checkpoint has no such voice.
+        """
+        config = self._dit.config
+        voice = self.voice(chunk.speaker)
+        codes = torch.tensor(chunk.codes, device=self._device)
+        embedded = self._dit.text_embed.codec_embed(codes)
+        constant = self._dit.input_embed.project_codes(embedded) + voice.conditioned
+        frames = chunk.window_frames(config.repeats)
+        noise = initial_noise(chunk.seed, frames, config.mel_dim, start=chunk.start)
+        continues = chunk.stream.past is not None
+        if not (continues or chunk.is_last):
+            chunk.stream.past = self._room_for_past(chunk)
+        return SolverState(
+            chunk=chunk,
+            continues=continues,
+            frames=frames,
+            mel=to_blocks(noise.to(self._device), config.block_size),
+            schedule=self._schedule(chunk.time_points, chunk.sway_coefficient),
+            conditioned=to_blocks(constant.repeat_interleave(config.repeats, dim=0), config.block_size),
+            unconditioned=voice.unconditioned if _is_guided(chunk) else None,
+            rotation=to_blocks(self._rotary(chunk.start, frames), config.block_size),
+        )
+
+    def _schedule(self, count: int, sway_coefficient: float | None) -> Schedule:
+        key = (count, sway_coefficient)
+        if key not in self._schedules:
+            points = time_points(count, sway_coefficient)
+            times = evaluation_times(points).to(self._device)
+            self._schedules[key] = Schedule(points.diff().to(self._device), self._dit.modulation(times))
+        return self._schedules[key]
+
+    def _rotary(self, start: int, frames: int) -> torch.Tensor:
+        """Rotary table at the positions that the frames have in the stream, [frames, head_dim / 2]."""
+        positions = torch.arange(start, start + frames, device=self._device)
+        cos, sin = self._dit.rotary_embed(self._dit.input_embed.proj.weight, positions)
+        half = cos.shape[-1] // 2
+        return torch.complex(cos[:, :half], sin[:, :half])
+
+    def _room_for_past(self, chunk: SynthesisChunk) -> torch.Tensor:
+        config = self._dit.config
+        return torch.empty(
+            chunk.steps * EVALUATIONS_PER_STEP,
+            len(layers_looking_back(config)),
+            2,
+            1 + _is_guided(chunk),
+            config.num_attention_heads,
+            config.block_size,
+            config.head_dim,
+            device=self._device,
+        )
+
+    def batch(self, states: Sequence[SolverState]) -> DiTBatch:
+        """Put prepared requests into one batch, in their order."""
+        guided = [state for state in states if state.unconditioned is not None]
+        layout = build_layout(
+            [state.frames for state in states],
+            [state.unconditioned is not None for state in states],
+            self._dit.config.block_size,
+            self._device,
+            [state.continues for state in states],
+        )
+        constants = [state.conditioned for state in states]
+        constants += [
+            state.unconditioned.expand_as(state.conditioned)
+            for state in guided
+            if state.unconditioned is not None
+        ]
+        scales = [scale for state in guided for scale in [state.chunk.guidance_scale] * state.mel.shape[0]]
+        return DiTBatch(
+            layout=layout,
+            modulations=[state.schedule.modulation for state in states],
+            carry=_carry(states, layout, self._dit.config.block_size),
+            constant=torch.cat(constants),
+            rotation=torch.cat([state.rotation for state in states])[layout.source],
+            guidance=torch.tensor(scales, dtype=torch.float32, device=self._device).view(-1, 1, 1),
+        )
+
+
+def _is_guided(chunk: SynthesisChunk) -> bool:
+    return chunk.guidance_scale >= _NO_GUIDANCE_BELOW
+
+
+def _carry(states: Sequence[SolverState], layout: BlockLayout, block_size: int) -> Carry:
+    chunks = []
+    for request, (state, first_rows) in enumerate(zip(states, layout.first_rows, strict=True)):
+        chunk = state.chunk
+        if chunk.stream.past is not None:
+            last_block = chunk.target_frames // block_size - 1
+            last_rows = None if chunk.is_last else first_rows + last_block
+            chunks.append(CarriedChunk(chunk.stream.past, request, state.continues, last_rows))
+    return Carry(chunks)
+
+
+def check_speakers(speakers: Mapping[str, Speaker], config: Qwen2_5OmniDiTConfig, path: Path) -> None:
+    """Refuse voices that do not fit the checkpoint's transformer.
+
+    Raises:
+        CheckpointError: naming the file and the key.
+    """
+    # Reflection needs more frames than it adds.
+    shortest = 1 + max(
+        (kernel - 1) * dilation // 2
+        for kernel, dilation in zip(config.enc_kernel_sizes, config.enc_dilations, strict=True)
+    )
+    for speaker in speakers.values():
+        if speaker.cond.shape[1] != config.enc_emb_dim:
+            raise CheckpointError(
+                f"{path}: {speaker.name}.cond has {speaker.cond.shape[1]} values, "
+                f"dit_config.enc_emb_dim is {config.enc_emb_dim}"
+            )
+        _, frames, mel_dim = speaker.ref_mel.shape
+        if mel_dim != config.mel_dim or frames < shortest:
+            raise CheckpointError(
+                f"{path}: {speaker.name}.ref_mel has shape {list(speaker.ref_mel.shape)}, "
+                f"expected [1, {shortest} or more, {config.mel_dim}]"
+            )

@@ -1,0 +1,334 @@
+"""The diffusion transformer of token2wav, batched over requests at different times.
+
+Reference: ``Qwen2_5OmniToken2WavDiTModel`` of transformers; the model is F5-TTS's DiT (Chen et al.,
+2024) with block-wise attention.  Parameter names are the checkpoint's.  What differs is the shape of
+the work: blocks of many sequences in one batch (see ``blocks``), each request at its own time, the two
+branches of guidance as rows of the same batch, and everything constant over the solver's steps computed
+once (see ``conditioning``).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniDiTConfig
+from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
+    DiTCodecEmbedding,
+    DiTTimestepEmbedding,
+    ECAPA_TimeDelayNet,
+    Qwen2_5OmniDiTRotaryEmbedding,
+)
+from vllm.model_executor.layers.linear import ReplicatedLinear
+
+from services.token2wav.qwen2_5_omni.blocks import BlockLayout
+from services.token2wav.qwen2_5_omni.carry import Carry
+
+_NORM_EPSILON = 1e-6
+_GELU_CUBIC = 0.044715
+_LAYER_VECTORS = 6
+"""Shift, scale and gate of a layer's attention, and those of its feed-forward part."""
+_OUTPUT_VECTORS = 2
+"""Scale and shift before the output."""
+
+
+@dataclass
+class DiTBatch:
+    """What a batch of sequences keeps over all evaluations of the network.
+
+    Attributes:
+        layout: of the blocks.
+        modulations: of each request, by number of the evaluation; see
+            :meth:`DiffusionTransformer.modulation`.
+        constant: the part of the input projection that does not change, float32
+            [rows, block_size, hidden].
+        rotation: rotary table, complex64 [rows, block_size, head_dim / 2].
+        guidance: guidance scale of each guided source row, float32 [guided, 1, 1].
+        carry: what the chunks take over from those before them and leave to those after.
+    """
+
+    layout: BlockLayout
+    modulations: Sequence[torch.Tensor]
+    constant: torch.Tensor
+    rotation: torch.Tensor
+    guidance: torch.Tensor
+    carry: Carry
+
+    def modulation(self, evaluations: Sequence[int]) -> torch.Tensor:
+        """Look up what modulates the layers at each request's evaluation.
+
+        Returns:
+            float32 [requests, values], or [1, values] where it is the same for all.
+        """
+        found = [table[number] for table, number in zip(self.modulations, evaluations, strict=True)]
+        same = all(table is self.modulations[0] for table in self.modulations) and len(set(evaluations)) == 1
+        return torch.stack(found[:1] if same else found)
+
+    def of_rows(self, values: torch.Tensor, count: int) -> tuple[torch.Tensor, ...]:
+        """Hand each row its request's part of a modulation.
+
+        Args:
+            values: of a layer, float32 [requests or 1, count * hidden].
+            count: vectors in it.
+
+        Returns:
+            ``count`` tensors, float32 [rows or 1, 1, hidden].
+        """
+        if values.shape[0] > 1:
+            values = values[self.layout.request]
+        return values.unsqueeze(1).chunk(count, dim=-1)
+
+
+def _linear(inputs: int, outputs: int) -> ReplicatedLinear:
+    """A projection computed by vLLM's choice of kernel: twice as fast as PyTorch's on many CPUs."""
+    return ReplicatedLinear(inputs, outputs, return_bias=False, params_dtype=torch.float32, disable_tp=True)
+
+
+class InputEmbedding(nn.Module):
+    """Projection of the noisy mel and its conditions into the transformer.
+
+    The reference concatenates mel, voice (ECAPA-TDNN), codec embedding and speaker embedding; a
+    projection of a concatenation is a sum of projections, of which only the mel's changes with time.
+    """
+
+    def __init__(self, config: Qwen2_5OmniDiTConfig) -> None:
+        super().__init__()
+        self._widths = [config.mel_dim, config.enc_dim, config.emb_dim, config.enc_emb_dim]
+        self.proj = nn.Linear(sum(self._widths), config.hidden_size)
+        self.spk_encoder = ECAPA_TimeDelayNet(config)
+
+    def project_mel(self, mel: torch.Tensor) -> torch.Tensor:
+        """Project mel frames, [..., mel_dim] -> [..., hidden], without the bias."""
+        return functional.linear(mel, self._columns()[0])
+
+    def project_voice(self, ref_mel: torch.Tensor, cond: torch.Tensor) -> torch.Tensor:
+        """Project a voice, with the bias.
+
+        Args:
+            ref_mel: float32 [1, frames, mel_dim].
+            cond: float32 [1, enc_emb_dim].
+
+        Returns:
+            float32 [hidden]
+        """
+        _, voice, _, speaker = self._columns()
+        encoded = functional.linear(self.spk_encoder(ref_mel), voice)
+        return (encoded + functional.linear(cond, speaker)).squeeze(0) + self.proj.bias
+
+    def project_codes(self, embedded: torch.Tensor) -> torch.Tensor:
+        """Project embedded codec ids, [..., emb_dim] -> [..., hidden], without the bias."""
+        return functional.linear(embedded, self._columns()[2])
+
+    def _columns(self) -> tuple[torch.Tensor, ...]:
+        return torch.split(self.proj.weight, self._widths, dim=1)
+
+
+class BlockAttention(nn.Module):
+    """Attention of each block to itself and, where the layer reaches that far, its neighbours.
+
+    Args:
+        config: of the transformer.
+        past_index: number of the layer among those that look back; None if it does not.
+        ahead: whether it looks ahead.
+    """
+
+    def __init__(self, config: Qwen2_5OmniDiTConfig, past_index: int | None, ahead: bool) -> None:
+        super().__init__()
+        self._heads = config.num_attention_heads
+        self._past_index = past_index
+        self._ahead = ahead
+        inner = config.head_dim * config.num_attention_heads
+        self.to_q = _linear(config.hidden_size, inner)
+        self.to_k = _linear(config.hidden_size, inner)
+        self.to_v = _linear(config.hidden_size, inner)
+        self.to_out = nn.ModuleList([_linear(inner, config.hidden_size)])
+
+    def forward(self, states: torch.Tensor, batch: DiTBatch, evaluations: Sequence[int]) -> torch.Tensor:
+        """[rows, block_size, hidden] -> the same."""
+        query = _rotate_first_head(self._split(self.to_q(states)), batch)
+        key = _rotate_first_head(self._split(self.to_k(states)), batch)
+        value = self._split(self.to_v(states))
+        past_key, past_value = None, None
+        if self._past_index is not None:
+            past_key, past_value = batch.carry.take(self._past_index, evaluations)
+            batch.carry.leave(self._past_index, evaluations, key, value)
+        reach = (self._past_index is not None, self._ahead)
+        attended = functional.scaled_dot_product_attention(
+            query,
+            batch.layout.with_neighbours(key, *reach, past_key),
+            batch.layout.with_neighbours(value, *reach, past_value),
+            attn_mask=batch.layout.key_mask(*reach),
+        )
+        output: torch.Tensor = self.to_out[0](attended.transpose(1, 2).flatten(2))
+        return output
+
+    def _split(self, states: torch.Tensor) -> torch.Tensor:
+        rows, frames, _ = states.shape
+        return states.view(rows, frames, self._heads, -1).transpose(1, 2)
+
+
+def _rotate_first_head(states: torch.Tensor, batch: DiTBatch) -> torch.Tensor:
+    """Apply rotary embedding to the first head only, as the checkpoint was trained; in place.
+
+    The members of a pair stand side by side in the checkpoint: a pair is a complex number.
+
+    Args:
+        states: [rows, heads, block_size, head_dim].
+        batch: with the rotary table.
+    """
+    torch.view_as_complex(states[:, 0].unflatten(-1, (-1, 2))).mul_(batch.rotation)
+    return states
+
+
+class FeedForward(nn.Module):
+    """The feed-forward part of a layer (reference: ``DiTMLP``)."""
+
+    def __init__(self, config: Qwen2_5OmniDiTConfig) -> None:
+        super().__init__()
+        inner = config.hidden_size * config.ff_mult
+        # The checkpoint counts the activation and the dropout between the two.
+        self.ff = nn.ModuleDict(
+            {"0": _linear(config.hidden_size, inner), "3": _linear(inner, config.hidden_size)}
+        )
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        """[..., hidden] -> the same."""
+        output: torch.Tensor = self.ff["3"](_gelu_(self.ff["0"](states)))
+        return output
+
+
+def _gelu_(values: torch.Tensor) -> torch.Tensor:
+    """GELU by its tanh formula, in place where that pays.
+
+    PyTorch's kernel for CPUs takes as long as the matrix product before it, its sigmoid a fifth of
+    that; and (1 + tanh(u)) / 2 is sigmoid(2u).
+    """
+    if not values.is_cpu:
+        return functional.gelu(values, approximate="tanh")
+    linear = 2 * math.sqrt(2 / math.pi)
+    gate = (values * values).mul_(linear * _GELU_CUBIC).add_(linear).mul_(values).sigmoid_()
+    return values.mul_(gate)
+
+
+class Modulation(nn.Module):
+    """Time-dependent shifts, scales and gates of a layer (adaLN-Zero of Peebles & Xie, "DiT", 2023).
+
+    Args:
+        hidden_size: of the layer.
+        count: vectors that it wants.
+        scales: which of them are scales: deviations from one in the checkpoint.
+    """
+
+    def __init__(self, hidden_size: int, count: int, scales: Sequence[int]) -> None:
+        super().__init__()
+        self._shape = (count, hidden_size)
+        self._scales = list(scales)
+        self.linear = nn.Linear(hidden_size, hidden_size * count)
+
+    def forward(self, time: torch.Tensor) -> torch.Tensor:
+        """Turn activated time embeddings, [times, hidden], into vectors, [times, count * hidden]."""
+        values = self.linear(time).unflatten(-1, self._shape)
+        values[:, self._scales] += 1
+        return values.flatten(1)
+
+
+def _modulate(states: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+    return torch.addcmul(shift, functional.layer_norm(states, states.shape[-1:], eps=_NORM_EPSILON), scale)
+
+
+def layers_looking_back(config: Qwen2_5OmniDiTConfig) -> list[int]:
+    """The layers whose blocks attend to the block before them, in their order."""
+    return [index for index in range(config.num_hidden_layers) if index in config.look_backward_layers]
+
+
+class DiTLayer(nn.Module):
+    """Attention and feed-forward, both modulated by time."""
+
+    def __init__(self, config: Qwen2_5OmniDiTConfig, index: int) -> None:
+        super().__init__()
+        looking_back = layers_looking_back(config)
+        past_index = looking_back.index(index) if index in looking_back else None
+        self.attn_norm = Modulation(config.hidden_size, count=_LAYER_VECTORS, scales=(1, 4))
+        self.attn = BlockAttention(
+            config,
+            past_index=past_index,
+            ahead=index in config.look_ahead_layers,
+        )
+        self.ff = FeedForward(config)
+
+    def forward(
+        self,
+        states: torch.Tensor,
+        modulation: torch.Tensor,
+        batch: DiTBatch,
+        evaluations: Sequence[int],
+    ) -> torch.Tensor:
+        """[rows, block_size, hidden] -> the same; ``modulation`` is [requests or 1, 6 * hidden]."""
+        parts = batch.of_rows(modulation, _LAYER_VECTORS)
+        attn_shift, attn_scale, attn_gate, ff_shift, ff_scale, ff_gate = parts
+        attended = self.attn(_modulate(states, attn_scale, attn_shift), batch, evaluations)
+        states = torch.addcmul(states, attn_gate, attended)
+        return torch.addcmul(states, ff_gate, self.ff(_modulate(states, ff_scale, ff_shift)))
+
+
+class DiffusionTransformer(nn.Module):
+    """Velocity of a batch of noisy mel spectrograms.
+
+    Attributes:
+        config: ``dit_config`` of the checkpoint.
+    """
+
+    def __init__(self, config: Qwen2_5OmniDiTConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.time_embed = DiTTimestepEmbedding(config.hidden_size)
+        self.text_embed = DiTCodecEmbedding(config.num_embeds, config.emb_dim, config.repeats)
+        self.input_embed = InputEmbedding(config)
+        self.rotary_embed = Qwen2_5OmniDiTRotaryEmbedding(config)
+        self.transformer_blocks = nn.ModuleList(
+            DiTLayer(config, index) for index in range(config.num_hidden_layers)
+        )
+        self.norm_out = Modulation(config.hidden_size, count=_OUTPUT_VECTORS, scales=(0,))
+        self.proj_out = _linear(config.hidden_size, config.mel_dim)
+
+    def modulation(self, times: torch.Tensor) -> torch.Tensor:
+        """Compute the shifts, scales and gates of all layers: they depend on nothing but the time.
+
+        Args:
+            times: float32 [times].
+
+        Returns:
+            float32 [times, (6 * layers + 2) * hidden]
+        """
+        time = functional.silu(self.time_embed(times))
+        # In the order of the layers; the output's comes last.
+        return torch.cat([each(time) for each in self.modules() if isinstance(each, Modulation)], dim=-1)
+
+    def forward(self, mel: torch.Tensor, batch: DiTBatch, evaluations: Sequence[int]) -> torch.Tensor:
+        """Evaluate the network and apply guidance.
+
+        Args:
+            mel: noisy mel frames, float32 [source rows, block_size, mel_dim].
+            batch: of these requests.
+            evaluations: how many evaluations of each request came before this one.
+
+        Returns:
+            The velocity, shaped as ``mel``; what stands in padded frames has no meaning.
+        """
+        layout = batch.layout
+        widths = [_LAYER_VECTORS * self.config.hidden_size] * len(self.transformer_blocks)
+        modulation = batch.modulation(evaluations).split(
+            [*widths, _OUTPUT_VECTORS * self.config.hidden_size], dim=-1
+        )
+        states = self.input_embed.project_mel(mel)[layout.source] + batch.constant
+        for layer, values in zip(self.transformer_blocks, modulation[:-1], strict=True):
+            states = layer(states, values, batch, evaluations)
+        scale, shift = batch.of_rows(modulation[-1], _OUTPUT_VECTORS)
+        output: torch.Tensor = self.proj_out(_modulate(states, scale, shift))
+        conditioned, unconditioned = output[: layout.source_rows], output[layout.source_rows :]
+        if unconditioned.shape[0] == 0:
+            return conditioned
+        difference = conditioned[layout.guided] - unconditioned
+        return conditioned.index_add(0, layout.guided, difference * batch.guidance)

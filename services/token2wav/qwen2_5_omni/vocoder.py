@@ -1,0 +1,202 @@
+"""The vocoder: log-mel frames to samples, whole or chunk by chunk.
+
+The network is transformers' BigVGAN (Lee et al., "BigVGAN: A Universal Neural Vocoder with
+Large-Scale Training", 2023).  It is convolutional: a sample depends on a fixed number of mel frames
+around it.  Given that many frames on either side of a chunk, the chunk's samples are those of the whole.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniBigVGANConfig
+from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
+    Qwen2_5OmniAntiAliasedActivation1d,
+    Qwen2_5OmniToken2WavBigVGANModel,
+)
+
+from omnirelay.errors import CheckpointError
+
+# Sizes that the reference class fixes and its configuration therefore lacks.
+_OUTER_KERNEL = 7
+_ACTIVATION_RATIO = 2
+_ACTIVATION_KERNEL = 12
+_REACH = _ACTIVATION_KERNEL // (2 * _ACTIVATION_RATIO)
+"""Samples of one phase, or of the input, to either side that one result needs."""
+
+
+class Context(NamedTuple):
+    """Positions before and after something on which its samples depend."""
+
+    left: int
+    right: int
+
+
+def samples_per_frame(config: Qwen2_5OmniBigVGANConfig) -> int:
+    """Samples that one mel frame lasts.
+
+    Raises:
+        CheckpointError: the kernels would make the waveform a fraction of a frame longer.
+    """
+    for rate, kernel in zip(config.upsample_rates, config.upsample_kernel_sizes, strict=True):
+        if kernel < rate or (kernel - rate) % 2:
+            raise CheckpointError(
+                f"bigvgan_config: upsample_kernel_sizes has {kernel} where upsample_rates has {rate}; "
+                "their difference must be even and not negative"
+            )
+    return math.prod(config.upsample_rates)
+
+
+def contexts(config: Qwen2_5OmniBigVGANConfig) -> list[Context]:
+    """Compute how much beside some mel frames their samples depend on, exactly, from the kernel sizes.
+
+    Follows the interval of positions on which the samples of frame 0 depend backwards through the
+    layers of ``Qwen2_5OmniToken2WavBigVGANModel``.
+
+    Returns:
+        Of the mel frames themselves, and of the input of each upsampling layer, in its positions.
+    """
+    span = samples_per_frame(config)
+    margin = _OUTER_KERNEL // 2 + _activation_reach()
+    low, high = -margin, span - 1 + margin
+    blocks = max(
+        sum(2 * _activation_reach() + (kernel - 1) // 2 * (dilation + 1) for dilation in dilations)
+        for kernel, dilations in zip(
+            config.resblock_kernel_sizes, config.resblock_dilation_sizes, strict=True
+        )
+    )
+    found: list[Context] = []
+    layers = list(zip(config.upsample_rates, config.upsample_kernel_sizes, strict=True))
+    for rate, kernel in reversed(layers):
+        padding = (kernel - rate) // 2
+        low = -((kernel - 1 - padding - (low - blocks)) // rate)
+        high = (high + blocks + padding) // rate
+        span //= rate
+        found.insert(0, Context(left=-low, right=high - (span - 1)))
+    outer = _OUTER_KERNEL // 2
+    return [Context(found[0].left + outer, found[0].right + outer), *found]
+
+
+def _activation_reach() -> int:
+    """Positions to either side on which one output of an anti-aliased activation depends.
+
+    Output n reads the upsampled positions 2n-5..2n+6, and upsampled position m reads the inputs
+    ceil((m-6)/2)..floor((m+5)/2) (reference: ``Qwen2_5OmniDownSample1d``, ``Qwen2_5OmniUpSample1d``).
+    """
+    down_left = _ACTIVATION_KERNEL // 2 - 1
+    up_left = _ACTIVATION_KERNEL // 2
+    return (down_left + up_left) // _ACTIVATION_RATIO
+
+
+class AntiAliasedActivation(Qwen2_5OmniAntiAliasedActivation1d):
+    """Snake between upsampling and downsampling by two, on a CPU as sums of shifted copies.
+
+    A transposed convolution with one filter for all channels inserts zeros and multiplies by them, and
+    a library for convolutions is at its worst with single channels.  Even and odd samples of the
+    upsampled signal are two short filters of the input instead, and downsampling is one of each.  The
+    parameters and the result are the reference class's.
+    """
+
+    def __init__(self, activation: nn.Module) -> None:
+        super().__init__(activation)
+        up = (2 * self.upsample.filter).flatten().tolist()
+        down = self.downsample.filter.flatten().tolist()
+        # Sample 2n is made of the inputs n-3..n+2, sample 2n+1 of n-2..n+3.
+        self._even_taps, self._odd_taps = up[::-2], up[-2::-2]
+        # And sample n of the result of the even ones n-2..n+3 and the odd ones n-3..n+2.
+        self._down_taps = [*down[1::2], *down[::2]]
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """[1, channels, time] -> the same."""
+        if not hidden_states.is_cpu:
+            output: torch.Tensor = super().forward(hidden_states)
+            return output
+        channels, time = hidden_states.shape[1:]
+        padded = functional.pad(hidden_states, (_REACH, _REACH), mode="replicate")[0]
+        shifted = padded.unfold(1, time, 1).unbind(1)
+        # Even and odd samples of the upsampled signal, with room for its padding.
+        phases = hidden_states.new_empty(2, channels, time + 2 * _REACH)
+        signal = phases[:, :, _REACH:-_REACH]
+        _filter(shifted[:-1], self._even_taps, signal[0])
+        _filter(shifted[1:], self._odd_taps, signal[1])
+        self._snake(signal)
+        phases[:, :, :_REACH] = signal[0, :, :1]
+        phases[:, :, -_REACH:] = signal[1, :, -1:]
+        even, odd = (phase.unfold(1, time, 1).unbind(1) for phase in phases)
+        return _filter([*even[1:], *odd[:-1]], self._down_taps).unsqueeze(0)
+
+    def _snake(self, values: torch.Tensor) -> None:
+        """Apply ``x + sin(alpha x)^2 / beta`` in place, [phases, channels, time]."""
+        alpha = torch.exp(self.act.alpha)[:, None]
+        beta = torch.exp(self.act.beta)[:, None] + self.act.no_div_by_zero
+        wave = (values * alpha).sin_().square_()
+        values.addcmul_(wave, 1 / beta)
+
+
+def _filter(
+    shifted: Sequence[torch.Tensor], taps: Sequence[float], out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Sum shifted copies of a signal, each times its tap."""
+    total = torch.mul(shifted[0], taps[0], out=out)
+    for values, tap in zip(shifted[1:], taps[1:], strict=True):
+        total.add_(values, alpha=tap)
+    return total
+
+
+class Vocoder(nn.Module):
+    """BigVGAN on a part of a spectrogram, each layer on what the part needs of it.
+
+    Attributes:
+        context: mel frames wanted on either side of a chunk.
+        hop: samples per mel frame.
+    """
+
+    def __init__(self, config: Qwen2_5OmniBigVGANConfig) -> None:
+        super().__init__()
+        self.context, *self._layer_contexts = contexts(config)
+        self.hop = samples_per_frame(config)
+        self.bigvgan = Qwen2_5OmniToken2WavBigVGANModel(config)
+        for parent in list(self.bigvgan.modules()):
+            for name, child in list(parent.named_children()):
+                if isinstance(child, Qwen2_5OmniAntiAliasedActivation1d):
+                    parent.add_module(name, AntiAliasedActivation(child.act))
+
+    def forward(self, left: torch.Tensor, target: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        """Make the target's frames audio.
+
+        The network pads with silence where the frames end; so ``left`` must reach the stream's start or
+        be ``context.left`` frames long for the samples to be those of the whole, and ``right`` likewise.
+        Later layers need less context; the rest is cut off on the way.
+
+        Args:
+            left: frames before the target, float32 [frames, mel_dim]; more than needed is cut off.
+            target: float32 [frames, mel_dim], at least one frame.
+            right: frames after it, float32 [frames, mel_dim]; more than needed is cut off.
+
+        Returns:
+            float32 [target frames * hop], in [-1, 1].
+        """
+        bigvgan = self.bigvgan
+        mel = torch.cat([left, target, right]).transpose(0, 1).unsqueeze(0)
+        before, after = left.shape[0], right.shape[0]
+        mel, before, after = _crop(mel, before, after, self.context)
+        hidden_states = bigvgan.conv_pre(bigvgan.process_mel_spectrogram(mel))
+        count = bigvgan.num_residual_blocks
+        for layer, needed in enumerate(self._layer_contexts):
+            hidden_states, before, after = _crop(hidden_states, before, after, needed)
+            hidden_states = bigvgan.ups[layer][0](hidden_states)
+            rate = bigvgan.config.upsample_rates[layer]
+            before, after = before * rate, after * rate
+            blocks = bigvgan.resblocks[layer * count : (layer + 1) * count]
+            hidden_states = sum(block(hidden_states) for block in blocks) / count
+        waveform = bigvgan.conv_post(bigvgan.activation_post(hidden_states)).clamp(-1.0, 1.0).flatten()
+        return waveform[before : waveform.shape[0] - after]
+
+
+def _crop(values: torch.Tensor, before: int, after: int, needed: Context) -> tuple[torch.Tensor, int, int]:
+    """Cut off, [..., time], what is not needed beside the target; gives what there is beside it then."""
+    left, right = min(before, needed.left), min(after, needed.right)
+    return values[..., before - left : values.shape[-1] - (after - right)], left, right

@@ -1,0 +1,365 @@
+"""A stage is one process and one loop: drain the inbox, step, send what came out, block only when idle."""
+
+import logging
+import os
+import resource
+import signal
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from typing import Any, Final, Generic, Literal, TypeVar
+
+import msgspec
+import zmq
+
+from omnirelay.errors import (
+    EngineFailedError,
+    MessageError,
+    OmniRelayError,
+    QueueFullError,
+    RepeatedMessageError,
+    RequestError,
+    StageFailedError,
+    StageUnavailableError,
+)
+from shared.config import StageConfig
+from shared.ending import STOP_SIGNALS, end_process
+from shared.log import of_request
+from shared.messages import (
+    Abort,
+    AbortDone,
+    Closing,
+    Credit,
+    Heartbeat,
+    Peers,
+    RequestFailed,
+    StageEvent,
+)
+from shared.metrics import Distribution
+from shared.stage.heartbeat import HeartbeatThread
+from shared.stage.membership import Membership
+from shared.stage.service import StageService
+from shared.transport.control import ControlClient
+from shared.transport.credits import MARK_AGAIN_S
+from shared.transport.queues import PullQueue, PushQueue
+from shared.transport.routing import Outgoing
+
+REMEMBERED_ENDS: Final = 10_000
+"""Aborted and failed requests whose late messages are dropped in silence; older ones count as unknown."""
+ACTIVITIES: Final = ("wait", "take", "model", "engine", "send")
+"""What a loop spends its time with; see :attr:`StageLoop.seconds`."""
+DropReason = Literal["aborted", "orphaned"]
+STEP_BUCKETS: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+"""Seconds of a step."""
+
+M = TypeVar("M")
+log = logging.getLogger(__name__)
+
+
+class StageLoop(Generic[M]):
+    """Runs a service until it is told to stop.
+
+    Args:
+        service: The stage's work.
+        config: The stage's configuration.
+        inbox: Its input.
+        membership: Its place in the stack.
+        control: Its control channel.
+        heart: Tells the gateway that the stage lives.
+        gateway: Where failures are reported.
+        outboxes: All queues the service sends to, the gateway's among them.
+
+    Attributes:
+        failures: Requests that failed here, by error code.
+        drops: Requests that were dropped before their end: the gateway said so, or was gone.
+        step_seconds: How long each step took, with what it sent.
+        seconds: What the loop's time went to, by activity: ``wait`` until there is something to do; ``take``
+            messages; compute the ``model``; what the ``engine`` does around it (schedule, prepare, sample);
+            ``send``.  Together they are the time since the loop began.
+    """
+
+    def __init__(
+        self,
+        service: StageService[M],
+        config: StageConfig,
+        inbox: PullQueue[M],
+        membership: Membership,
+        control: ControlClient,
+        heart: HeartbeatThread,
+        gateway: PushQueue[StageEvent],
+        outboxes: Sequence[Outgoing],
+    ) -> None:
+        self.failures: Counter[str] = Counter()
+        self.drops: Counter[str] = Counter()
+        self.step_seconds = Distribution(STEP_BUCKETS)
+        self.seconds = dict.fromkeys(ACTIVITIES, 0.0)
+        # When the last activity ended, and what the clocks showed that run during others.
+        self._lap = (0.0, 0.0, 0.0)
+        self._service = service
+        self._inbox = inbox
+        self._membership = membership
+        self._control = control
+        self._heart = heart
+        self._gateway = gateway
+        self._outboxes = outboxes
+        self._drain_s = config.drain_s
+        self._report_s = config.heartbeat_s / 2
+        self._next_report = 0.0
+        self._told_links: tuple[list[str], dict[str, int]] = [], {}
+        self._ended: OrderedDict[str, None] = OrderedDict()
+        self._stopping = False
+        self._poller = zmq.Poller()
+        self._poller.register(inbox.socket, zmq.POLLIN)
+        self._poller.register(control.socket, zmq.POLLIN)
+        if service.wake_fd is not None:
+            self._poller.register(service.wake_fd, zmq.POLLIN)
+
+    def stop(self) -> None:
+        """End the loop after the current step; safe to call from a signal handler."""
+        self._stopping = True
+
+    def drain(self) -> None:
+        """End when nothing needs the stage, or its time is over; safe to call from a signal handler."""
+        self._membership.drain(self._drain_s)
+
+    def run(self) -> None:
+        """Loop until :meth:`stop`, or the end of :meth:`drain`.
+
+        Raises:
+            EngineFailedError: From what the engine raised; every request in work has been reported failed.
+        """
+        sent = sum(outbox.busy_s for outbox in self._outboxes)
+        self._lap = time.perf_counter(), self._service.model_time.seconds, sent
+        try:
+            while not self._stopping:
+                self._wait()
+                self._spent("wait")
+                self._take_control()
+                self._take_inbox()
+                self._spent("take")
+                if self._may_step:
+                    self._step()
+                    self._spent("engine")
+                self._flush()
+                self._report()
+                self._spent("send")
+                if self._membership.may_end(idle=not self._service.active_requests()):
+                    return
+        except Exception as error:
+            log.exception("the engine failed; this stage ends")
+            reason = EngineFailedError(f"the {self._service.name}'s engine failed: {error!r}")
+            for request_id in self._service.active_requests():
+                # Nothing is asked of the engine any more: it is broken.
+                self._tell_failure(request_id, reason)
+            raise reason from error
+
+    def _spent(self, activity: str) -> None:
+        """Count the time since the last call, apart from what the model and sending took of it."""
+        now, model, sending = time.perf_counter(), self._service.model_time.seconds, 0.0
+        for outbox in self._outboxes:
+            sending += outbox.busy_s
+        then, model_then, sending_then = self._lap
+        self._lap = now, model, sending
+        seconds = self.seconds
+        seconds["model"] += (computed := model - model_then)
+        seconds["send"] += (sent := sending - sending_then)
+        seconds[activity] += now - then - computed - sent
+
+    @property
+    def _may_step(self) -> bool:
+        """A step would compute something, and what it tells the gateway will be taken.
+
+        Requests whose next stage does not keep up the service holds by itself.
+        """
+        return self._service.ready and not self._gateway.backlog_bytes
+
+    def _wait(self) -> None:
+        """Block only when there is nothing to compute; credit that comes, or ZeroMQ's room, ends it."""
+        if self._may_step:
+            return
+        wait_s = max(0.0, self._next_report - time.monotonic())
+        if any(outbox.backlog_bytes for outbox in self._outboxes):
+            wait_s = min(wait_s, MARK_AGAIN_S)
+        refusing = [socket for outbox in self._outboxes for socket in outbox.refusing]
+        for socket in refusing:
+            self._poller.register(socket, zmq.POLLOUT)
+        woken = self._poller.poll(int(wait_s * 1000) + 1)
+        for socket in refusing:
+            self._poller.unregister(socket)
+        wake_fd = self._service.wake_fd
+        if wake_fd is not None and (wake_fd, zmq.POLLIN) in woken:
+            os.eventfd_read(wake_fd)
+
+    def _take_control(self) -> None:
+        for message in self._control.receive():
+            if isinstance(message, Abort):
+                self._drop(message.request_id, "aborted")
+                # What is told of the stage is then without it.
+                self._next_report = 0.0
+                done = AbortDone(
+                    request_id=message.request_id,
+                    stage=self._service.name,
+                    instance=self._membership.instance,
+                )
+                self._control.send(done)
+            elif isinstance(message, Peers):
+                self._take_peers(message)
+            elif isinstance(message, Credit):
+                self._take_credit(message)
+            elif isinstance(message, Closing):
+                self._membership.leave()
+                self._drop_orphans()
+        if self._membership.abandoned:
+            # Not in silence: if it was only slow, it must learn that they are not here any more.
+            silent = StageUnavailableError("the gateway was silent for too long")
+            for request_id in self._service.active_requests():
+                self._drop(request_id, "orphaned")
+                self._fail(request_id, silent)
+            self._membership.leave()
+
+    def _take_credit(self, credit: Credit) -> None:
+        try:
+            known = any(outbox.credit(credit) for outbox in self._outboxes)
+        except MessageError as error:
+            self._control.refuse(error)
+        else:
+            if not known:
+                log.debug("credit for the channel %s, which was closed", credit.channel)
+
+    def _take_peers(self, message: Peers) -> None:
+        if self._membership.joins(message):
+            self._drop_orphans()
+        self._membership.reach(message)
+
+    def _drop_orphans(self) -> None:
+        """The gateway whose requests are here is gone."""
+        for request_id in self._service.active_requests():
+            log.info("request %s is an orphan", request_id, extra=of_request(request_id))
+            self._drop(request_id, "orphaned")
+
+    def _drop(self, request_id: str, why: DropReason) -> None:
+        """Forget everything of a request that nobody wants any more."""
+        if self._service.holds(request_id):
+            self.drops[why] += 1
+        self._service.traces.aborted(request_id)
+        self._end(request_id)
+        for outbox in self._outboxes:
+            outbox.discard(request_id)
+
+    def _take_inbox(self) -> None:
+        for message in self._inbox.drain():
+            request_id: str = message.request_id  # type: ignore[attr-defined]  # every message has one
+            if request_id in self._ended:
+                continue
+            if not self._membership.concerns(request_id, getattr(message, "route", None)):
+                # What follows of it is not for this process either.
+                self._end(request_id)
+                continue
+            try:
+                self._service.accept(message)
+            except MessageError as error:
+                self._inbox.refuse(error)
+                if self._service.holds(request_id) and not isinstance(error, RepeatedMessageError):
+                    self._fail(request_id, StageFailedError(f"{error.code}: {error}"))
+            except (RequestError, QueueFullError) as error:
+                self._fail(request_id, error)
+            except Exception as error:
+                # Nothing was computed yet, so whatever is wrong is wrong with this request alone.
+                about = of_request(request_id)
+                log.exception("a message of request %s could not be taken", request_id, extra=about)
+                self._fail(request_id, StageFailedError(f"a message could not be taken: {error!r}"))
+        for credit in self._inbox.take_credits():
+            # If it is lost, the sender asks again.
+            self._control.send(credit)
+
+    def _step(self) -> None:
+        started = time.perf_counter()
+        failures = self._service.step()
+        self.step_seconds.observe(time.perf_counter() - started)
+        for request_id, reason in failures.items():
+            self._fail(request_id, reason)
+
+    def _fail(self, request_id: str, error: OmniRelayError) -> None:
+        """Drop a request and tell the gateway why."""
+        log.warning("request %s failed: %s", request_id, error.for_log, extra=of_request(request_id))
+        self._end(request_id)
+        self._tell_failure(request_id, error)
+
+    def _tell_failure(self, request_id: str, error: OmniRelayError) -> None:
+        self.failures[error.code] += 1
+        self._service.traces.failed(request_id, error.code)
+        message = RequestFailed(
+            request_id=request_id, stage=self._service.name, code=error.code, message=str(error)[:4096]
+        )
+        try:
+            self._gateway.put(message)
+        except QueueFullError as full:
+            log.error("cannot report it, its deadline will end it: %s", full)
+
+    def _end(self, request_id: str) -> None:
+        """Drop a request, and what its sender may have sent before it hears of the end."""
+        self._ended[request_id] = None
+        if len(self._ended) > REMEMBERED_ENDS:
+            self._ended.popitem(last=False)
+        self._service.abort(request_id)
+
+    def _flush(self) -> None:
+        for outbox in self._outboxes:
+            outbox.flush()
+
+    def _report(self) -> None:
+        """Tell the heartbeat thread how things are, every now and then and when there is news."""
+        now = time.monotonic()
+        links = self._links()
+        news = self._membership.news or links != self._told_links
+        if now < self._next_report and not news:
+            return
+        self._membership.news, self._told_links = False, links
+        self._next_report = now + self._report_s
+        load = msgspec.structs.replace(
+            self._service.load(),
+            outbox_bytes=sum(outbox.backlog_bytes for outbox in self._outboxes),
+            refused=self._inbox.refused.total() + self._control.refused.total(),
+        )
+        self._heart.note(
+            Heartbeat(
+                stage=self._service.name,
+                pid=os.getpid(),
+                instance=self._membership.instance,
+                inbox=self._membership.inbox,
+                limits=self._service.limits,
+                load=load,
+                peak_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+                gateway=self._membership.gateway,
+                peers=links[0],
+                draining=self._membership.draining,
+                breaks=links[1],
+            ),
+            at_once=news,
+        )
+
+    def _links(self) -> tuple[list[str], dict[str, int]]:
+        """The connections that are there, and how often which have ended."""
+        breaks = self._membership.breaks
+        if self._gateway.link.breaks:
+            breaks["gateway"] = self._gateway.link.breaks
+        return self._membership.peers, breaks
+
+
+def stop_on_signals(loop: StageLoop[Any]) -> None:
+    """Let SIGTERM and SIGINT end the loop when its requests are done; a second one ends the process."""
+
+    def drain(number: int, _: Any) -> None:
+        for each in STOP_SIGNALS:
+            signal.signal(each, leave)
+        log.info("%s: stopping", signal.Signals(number).name)
+        loop.drain()
+
+    def leave(number: int, _: Any) -> None:
+        try:
+            log.info("%s again: what is not done is left", signal.Signals(number).name)
+        finally:
+            end_process(0)
+
+    for number in STOP_SIGNALS:
+        signal.signal(number, drain)

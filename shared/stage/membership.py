@@ -1,0 +1,121 @@
+"""What a replica knows of its gateway: whose requests it takes, whom it sends to, and when it may end."""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from shared.messages import Peers, Route, StageName
+from shared.transport.routing import PeerQueues
+
+log = logging.getLogger(__name__)
+
+
+class Membership:
+    """One replica's place in the stack.
+
+    Args:
+        stage: Which stage it is one of.
+        instance: Its name.
+        inbox: The address by which others reach it; see :class:`shared.messages.Heartbeat`.
+        peers: Its queues to the next stage; none for the last.
+        orphan_timeout_s: A gateway that is silent for longer is gone.
+        clock: Gives monotonic seconds.
+
+    Attributes:
+        gateway: The gateway whose requests it takes; none while none is known.
+        news: Something of this has changed that the gateway must know.
+    """
+
+    def __init__(
+        self,
+        stage: StageName,
+        instance: str,
+        inbox: str,
+        peers: PeerQueues[Any] | None = None,
+        orphan_timeout_s: float = 5.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.stage: Final[StageName] = stage
+        self.instance: Final = instance
+        self.gateway: str | None = None
+        self.news = False
+        self.inbox: Final = inbox
+        self._peers = peers
+        self._orphan_timeout_s = orphan_timeout_s
+        self._clock = clock
+        self._heard = 0.0
+        self._drain_until: float | None = None
+        self._released = False
+
+    @property
+    def peers(self) -> list[str]:
+        """The replicas of the next stage that it can send to."""
+        return self._peers.names if self._peers is not None else []
+
+    @property
+    def breaks(self) -> dict[str, int]:
+        """How often the connection to one of them has ended; see :attr:`shared.messages.Heartbeat.breaks`."""
+        return self._peers.breaks if self._peers is not None else {}
+
+    @property
+    def draining(self) -> bool:
+        """The replica was told to stop, and goes on with what it has."""
+        return self._drain_until is not None
+
+    def joins(self, message: Peers) -> bool:
+        """Hear the gateway.
+
+        Returns:
+            True if it is another one than before: what is here of requests is nobody's any more.
+        """
+        self._heard = self._clock()
+        self._released = message.released
+        if message.gateway == self.gateway:
+            return False
+        log.info("joined the gateway %s", message.gateway)
+        self.gateway = message.gateway
+        self.news = True
+        return True
+
+    def reach(self, message: Peers) -> None:
+        """Know the replicas of the next stage."""
+        if self._peers is not None and self._peers.reach(message.replicas):
+            self.news = True
+
+    def leave(self) -> None:
+        """The gateway is gone."""
+        log.info("left the gateway %s", self.gateway)
+        self.gateway = None
+        self.news = True
+
+    @property
+    def abandoned(self) -> bool:
+        """The gateway has been silent for too long."""
+        return self.gateway is not None and self._clock() - self._heard > self._orphan_timeout_s
+
+    def concerns(self, request_id: str, route: Route | None) -> bool:
+        """Whether a message is for this very process.
+
+        It may be of a gateway that is gone, or for a process that listened here before.
+        """
+        if self.gateway is not None and not request_id.startswith(self.gateway):
+            return False
+        return route is None or route.replica(self.stage) == self.instance
+
+    def drain(self, grace_s: float) -> None:
+        """The replica is to end: by then at the latest, and before if nothing needs it."""
+        self._drain_until = self._clock() + grace_s
+        self.news = True
+
+    def may_end(self, idle: bool) -> bool:
+        """Whether a replica that was told to stop has nothing to wait for.
+
+        Args:
+            idle: No request is in work.
+        """
+        if self._drain_until is None:
+            return False
+        if self.gateway is None:
+            return idle
+        return self._released or self._clock() >= self._drain_until

@@ -1,0 +1,214 @@
+"""From the command line to a running stage loop."""
+
+import argparse
+import gc
+import logging
+import os
+import secrets
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+import zmq
+from prometheus_client import REGISTRY
+
+from omnirelay.errors import EngineFailedError, OmniRelayError
+from shared.checkpoints import resolve_model
+from shared.config import Config, load_config, tell_ignored
+from shared.ending import Start, limit_end, run_to_end
+from shared.log import configure_logging
+from shared.messages import Farewell, StageEvent, StageName, control_identity
+from shared.metrics import LogMetrics
+from shared.model_files import require_model_files
+from shared.stage.endpoint import HttpEndpoint
+from shared.stage.health import StageHealth
+from shared.stage.heartbeat import HeartbeatThread
+from shared.stage.loop import StageLoop, stop_on_signals
+from shared.stage.membership import Membership
+from shared.stage.metrics import StageMetrics
+from shared.stage.service import StageService
+from shared.tracing.setup import open_tracer
+from shared.transport.control import ControlClient
+from shared.transport.curve import PeerMetrics, StackContext, open_context
+from shared.transport.metrics import EdgeMetrics
+from shared.transport.queues import PullQueue, PushQueue, Sending
+from shared.transport.routing import Outgoing, PeerQueues
+from shared.vllm.environment import prepare_environment
+
+if TYPE_CHECKING:
+    from shared.tracing.otel import Tracer
+
+Context = zmq.Context[zmq.Socket[bytes]]
+Build = Callable[
+    [Config, Path, Context, PushQueue[StageEvent]], tuple[StageService[Any], PeerQueues[Any] | None]
+]
+"""Makes the stage's service, and its queues to the next stage; none for the last."""
+
+_MOST_NICE: Final = 19
+"""Of setpriority(2)."""
+_SESSION_NICENESS: Final = Path("/proc/self/autogroup")
+"""Of sched(7)."""
+
+log = logging.getLogger(__name__)
+
+
+def run_stage(name: StageName, union: Any, build: Build) -> NoReturn:
+    """Run one stage until SIGTERM; the body of ``python -m services.STAGE --config FILE``.
+
+    The process ends with 0 when it was told to stop, with 1 and one line of explanation if the stage cannot
+    start, and with :attr:`omnirelay.errors.EngineFailedError.exit_status` if its engine failed.
+
+    Args:
+        name: The stage.
+        union: The messages that its inbox takes.
+        build: Makes its service; imports torch and vLLM only when called, since the environment must
+            be prepared before.
+    """
+    run_to_end(lambda: _run(name, union, build))
+
+
+def _run(name: StageName, union: Any, build: Build) -> int:
+    start = Start()
+    parser = argparse.ArgumentParser(prog=f"python -m services.{name}")
+    parser.add_argument("--config", type=Path, help="YAML file; without it, the built-in configuration")
+    path: Path | None = parser.parse_args().config
+    configure_logging(name, "info")
+    try:
+        config = load_config(path)
+        configure_logging(name, config.log_level, config.log_format)
+        tell_ignored()
+        signal.signal(signal.SIGHUP, _stay)
+        with start.closing:
+            _serve(start, name, config, union, build)
+    except EngineFailedError as error:
+        log.error("%s: %s", error.code, error)
+        return error.exit_status
+    except OmniRelayError as error:
+        log.error("%s: %s", error.code, error)
+        return 1
+    log.info("stopped")
+    return 0
+
+
+def _stay(_number: int, _: Any) -> None:
+    log.info("SIGHUP: a stage reads nothing again; restart it after a change of its configuration")
+
+
+def lower_priority(niceness: int) -> None:
+    """Lower the priority of this thread, of those it starts from now on, and of this process among others.
+
+    Where Linux groups processes by session (``CONFIG_SCHED_AUTOGROUP``), the niceness of threads counts only
+    within their session; so one that is this process's own is made as nice.
+    """
+    thread = threading.get_native_id()
+    now = os.getpriority(os.PRIO_PROCESS, thread)
+    os.setpriority(os.PRIO_PROCESS, thread, min(_MOST_NICE, now + niceness))
+    if os.getsid(0) == os.getpid():
+        try:
+            _SESSION_NICENESS.write_text(str(niceness), encoding="ascii")
+        except OSError as error:
+            log.debug("no niceness for the session: %s", error)
+
+
+@dataclass(frozen=True)
+class _Channels:
+    """What a stage has before its model is loaded."""
+
+    context: StackContext
+    health: StageHealth
+    inbox: PullQueue[Any]
+    tracer: "Tracer | None"
+    instance: str
+    control: ControlClient
+    gateway: PushQueue[StageEvent]
+    heart: HeartbeatThread
+
+
+def _serve(start: Start, name: StageName, config: Config, union: Any, build: Build) -> None:
+    model = resolve_model(config)
+    require_model_files(model)
+    prepare_environment(config.stage(name), len(config.served_stages))
+    with start.making():
+        channels = _open(start.closing, name, config, union)
+    # The heartbeats' thread and ZeroMQ's own are there by now and keep their priority; those that compute are
+    # yet to come.
+    lower_priority(config.stage(name).niceness)
+    log.info("loading %s", model)
+    service, peers = build(config, model, channels.context, channels.gateway)
+    with start.making():
+        loop = _prepare(start.closing, name, config, channels, service, peers)
+        stop_on_signals(loop)
+    log.info("%s is ready on %s", channels.instance, config.stage(name).advertise or channels.inbox.endpoint)
+    channels.health.loaded(channels.heart)
+    loop.run()
+
+
+def _open(closing: ExitStack, name: StageName, config: Config, union: Any) -> _Channels:
+    """Open all sockets: if an address is taken, that is told before a model is loaded."""
+    stage = config.stage(name)
+    context = open_context(config, name)
+    # What a failure on the way left open too.
+    closing.callback(context.destroy)
+    health = StageHealth(config.gateway.step_timeout_s)
+    inbox: PullQueue[Any] = PullQueue(context, stage.inbox, union, stage.max_payload_bytes)
+    closing.callback(inbox.close)
+    if stage.http is not None:
+        closing.enter_context(HttpEndpoint(stage.http, health.why_not_live, health.why_not_ready))
+    tracer = open_tracer(config.tracing, name)
+    if tracer is not None:
+        closing.callback(tracer.close)
+    instance = secrets.token_hex(8)
+    identity = control_identity(name, instance)
+    control = ControlClient(context, config.gateway.control, identity)
+    closing.callback(control.close)
+    sending = Sending(identity, config.window_bytes, stage.max_backlog_bytes)
+    gateway: PushQueue[StageEvent] = PushQueue(context, config.gateway.events, sending, "gateway")
+    closing.callback(gateway.close)
+    heart = HeartbeatThread(context, config.gateway.control, identity, stage.heartbeat_s)
+    heart.start()
+    closing.callback(heart.stop)
+    return _Channels(context, health, inbox, tracer, instance, control, gateway, heart)
+
+
+def _prepare(
+    closing: ExitStack,
+    name: StageName,
+    config: Config,
+    channels: _Channels,
+    service: StageService[Any],
+    peers: PeerQueues[Any] | None,
+) -> StageLoop[Any]:
+    """Put the loop together around what was loaded."""
+    stage, instance, heart, control = config.stage(name), channels.instance, channels.heart, channels.control
+    outboxes: dict[str, Outgoing] = {"gateway": channels.gateway}
+    if peers is not None:
+        outboxes[peers.stage] = peers
+        closing.callback(peers.close)
+    closing.callback(service.close)
+    closing.callback(control.send, Farewell(stage=name, instance=instance))
+    # No heartbeat may come after the farewell.
+    closing.callback(heart.stop)
+    closing.callback(channels.health.ended)
+    closing.callback(limit_end)
+    service.traces.tracer = channels.tracer
+    address = stage.advertise or channels.inbox.endpoint
+    membership = Membership(name, instance, address, peers, config.gateway.orphan_timeout_s)
+    # What was loaded stays until the end: no garbage collection needs to look at it again.
+    gc.freeze()
+    gateway = channels.gateway
+    loop = StageLoop(
+        service, stage, channels.inbox, membership, control, heart, gateway, list(outboxes.values())
+    )
+    edges = EdgeMetrics(name, outboxes, {name: channels.inbox}, {"control": control.refused})
+    for metrics in (
+        StageMetrics(service, loop, heart),
+        edges,
+        PeerMetrics(channels.context),
+        LogMetrics(name),
+    ):
+        REGISTRY.register(metrics)
+    return loop

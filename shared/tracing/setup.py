@@ -1,0 +1,74 @@
+"""Whether traces are exported, and where to.
+
+OpenTelemetry is imported only if they are (:mod:`shared.tracing.otel`); docs/adr/0015 says why.
+"""
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+from omnirelay.errors import ConfigError
+from shared.config import TracingConfig
+from shared.config.values import check_endpoint
+
+if TYPE_CHECKING:
+    from shared.tracing.otel import Tracer
+
+TRACES_VARIABLE: Final = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
+ENDPOINT_VARIABLE: Final = "OTEL_EXPORTER_OTLP_ENDPOINT"
+DISABLED_VARIABLE: Final = "OTEL_SDK_DISABLED"
+TRACES_PATH: Final = "/v1/traces"
+"""Where a collector takes traces, below its base address."""
+
+
+def traces_url(config: TracingConfig, environment: Mapping[str, str]) -> str | None:
+    """Give the address that spans are posted to; none if there are to be no traces.
+
+    Args:
+        config: What the configuration says; its endpoint goes before those of the environment.
+        environment: Where OpenTelemetry's own variables are looked up.
+
+    Raises:
+        ConfigError: A variable holds no address.
+    """
+    if environment.get(DISABLED_VARIABLE, "").strip().lower() == "true":
+        return None
+    if config.endpoint is not None:
+        return config.endpoint if config.endpoint.endswith(TRACES_PATH) else _below(config.endpoint)
+    # As OpenTelemetry has it: this one is the whole address, the other what all signals have in common.
+    if url := _address(environment, TRACES_VARIABLE):
+        return url
+    base = _address(environment, ENDPOINT_VARIABLE)
+    return _below(base) if base else None
+
+
+def open_tracer(config: TracingConfig, process: str) -> "Tracer | None":
+    """Begin to tell traces, if the configuration or the environment says where; else there is none.
+
+    Args:
+        config: What the configuration says.
+        process: Which process this is: a stage, or ``gateway``.
+
+    Raises:
+        ConfigError: A variable of OpenTelemetry holds what cannot be used.
+    """
+    url = traces_url(config, os.environ)
+    if url is None:
+        return None
+    from shared.tracing.otel import Tracer  # noqa: PLC0415 - a process without traces need not load it
+
+    return Tracer(process, url, config.sample_ratio)
+
+
+def _address(environment: Mapping[str, str], name: str) -> str | None:
+    value = environment.get(name, "").strip()
+    if not value:
+        return None
+    try:
+        return check_endpoint(value)
+    except ValueError as error:
+        raise ConfigError(f"{name}: {error}") from error
+
+
+def _below(base: str) -> str:
+    return base.rstrip("/") + TRACES_PATH

@@ -1,0 +1,173 @@
+"""The key files of CURVE: ``ROLE.key``, for everybody, and ``ROLE.key_secret``, for that role's process.
+
+They are written the way pyzmq writes certificates, so that other tools read them; but the secret ones are
+private from the moment they exist.
+"""
+
+import os
+import re
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Literal
+
+import zmq
+
+from omnirelay.errors import ConfigError, OutputError
+from shared.messages import STAGES
+
+Role = Literal["gateway", "thinker", "talker", "token2wav"]
+ROLES: Final[tuple[Role, ...]] = ("gateway", *STAGES)
+
+PUBLIC_MODE: Final = 0o644
+SECRET_MODE: Final = 0o600
+DIRECTORY_MODE: Final = 0o700
+MAX_FILE_BYTES: Final = 4096
+_LINE: Final = r'^\s*{}\s*=\s*"([!-~]{{40}})"\s*$'
+_PUBLIC: Final = re.compile(_LINE.format("public-key"), re.MULTILINE)
+_SECRET: Final = re.compile(_LINE.format("secret-key"), re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Keys:
+    """What a process needs to know: its own pair, and whom it may believe.
+
+    Attributes:
+        role: Whose process it is.
+        secret: Its secret key, in Z85.
+        public: The public key of every role, its own among them, in Z85.
+    """
+
+    role: Role
+    secret: bytes = field(repr=False)
+    public: Mapping[Role, bytes]
+
+
+def public_file(directory: Path, role: Role) -> Path:
+    """Where a role's public key is."""
+    return directory / f"{role}.key"
+
+
+def secret_file(directory: Path, role: Role) -> Path:
+    """Where a role's secret key is."""
+    return directory / f"{role}.key_secret"
+
+
+def require_curve() -> None:
+    """See that ZeroMQ can encrypt at all.
+
+    Raises:
+        ConfigError: It was built without.
+    """
+    if not zmq.has("curve"):
+        raise ConfigError(
+            "security.keys is set, and this ZeroMQ was built without CURVE: "
+            "install pyzmq's own wheel (`pip install --force-reinstall --only-binary :all: pyzmq`)"
+        )
+
+
+def make_keys(directory: Path, replace: bool) -> list[Path]:
+    """Draw a pair for each role and write it.
+
+    Args:
+        directory: Where; it is made, for this user alone, if it is missing.
+        replace: Keys that are there may be replaced.
+
+    Returns:
+        The files, public before secret of each role.
+
+    Raises:
+        ConfigError: ZeroMQ was built without CURVE.
+        OutputError: There are keys already, or a file cannot be written.
+    """
+    require_curve()
+    files = [named(directory, role) for role in ROLES for named in (public_file, secret_file)]
+    there = [path.name for path in files if path.exists()]
+    if there and not replace:
+        raise OutputError(
+            f"{directory} has {', '.join(there)} already, and nothing was changed: choose another directory, "
+            "or --force if every process is to get new keys"
+        )
+    try:
+        directory.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
+        for role in ROLES:
+            public, secret = (key.decode() for key in zmq.curve_keypair())
+            pair = f'    public-key = "{public}"\n'
+            _write(public_file(directory, role), f"# The {role}'s public key.\ncurve\n{pair}", PUBLIC_MODE)
+            both = f'{pair}    secret-key = "{secret}"\n'
+            about = f"# The {role}'s SECRET key, for its process alone.\ncurve\n"
+            _write(secret_file(directory, role), about + both, SECRET_MODE)
+    except OSError as error:
+        raise OutputError(f"the keys cannot be written: {error.filename}: {error.strerror}") from error
+    return files
+
+
+def load_keys(directory: Path, role: Role) -> Keys:
+    """Read what a process needs: its secret key, and the public ones of all.
+
+    Raises:
+        ConfigError: ZeroMQ was built without CURVE; or a file is missing, holds no key, belongs to others
+            than it says, or is a secret that others may read.
+    """
+    require_curve()
+    public = {each: _key(public_file(directory, each), _PUBLIC) for each in ROLES}
+    if len(set(public.values())) < len(ROLES):
+        raise ConfigError(f"{directory}: two roles have the same key; make new ones with `omnirelay keys`")
+    path = secret_file(directory, role)
+    secret = _key(path, _SECRET, private=True)
+    if zmq.curve_public(secret) != public[role]:
+        raise ConfigError(
+            f"{path} does not belong to {public_file(directory, role)}: copy both from where they were made"
+        )
+    return Keys(role, secret, public)
+
+
+def _write(path: Path, text: str, mode: int) -> None:
+    """Write a file that has its mode before it has its content."""
+    path.unlink(missing_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with open(descriptor, "w", encoding="ascii") as file:
+        # Whatever the process's umask is.
+        os.fchmod(descriptor, mode)
+        file.write(text)
+
+
+def _key(path: Path, pattern: re.Pattern[str], private: bool = False) -> bytes:
+    """Read the key of a file.
+
+    Args:
+        path: The file.
+        pattern: What stands before and around the key.
+        private: Nobody but the file's owner may read it.
+    """
+    try:
+        # A pipe of that name must not keep the process waiting.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(descriptor, "rb") as file:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise ConfigError(f"{path} is no file: security.keys needs the files of `omnirelay keys`")
+            if private and status.st_mode & 0o077:
+                raise ConfigError(
+                    f"{path} may be read by others (mode {stat.S_IMODE(status.st_mode):04o}): "
+                    f"`chmod 600 {path}`, and new keys if somebody may have read it"
+                )
+            content = file.read(MAX_FILE_BYTES)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read the key {path}: {error.strerror}; `omnirelay keys DIR` makes keys, "
+            "and each process needs all *.key files and its own .key_secret in security.keys"
+        ) from error
+    found = pattern.search(content.decode("ascii", "replace"))
+    if found is None:
+        raise ConfigError(f"{path} holds no key of CURVE: copy it again, or make new ones")
+    key = found[1].encode()
+    try:
+        # Only to see whether it is one: any 32 bytes in Z85 make a public key.
+        zmq.curve_public(key)
+    except zmq.ZMQError as error:
+        raise ConfigError(
+            f"{path} holds no key of CURVE: {error}; copy it again, or make new ones"
+        ) from error
+    return key

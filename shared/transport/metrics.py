@@ -1,0 +1,103 @@
+"""What goes through the queues of a process, for Prometheus."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from omnirelay.errors import MessageError, PayloadError, RepeatedMessageError, SequenceError, VersionError
+from shared.metrics import by_reason, counter, gauge, histogram
+from shared.transport.queues import PullQueue
+from shared.transport.routing import Outgoing
+
+_REFUSALS: Final = (MessageError, VersionError, PayloadError, SequenceError, RepeatedMessageError)
+
+
+class EdgeMetrics(Collector):
+    """What goes through the queues of a process.
+
+    An edge is named by its receiving end: ``thinker``, ``talker`` and ``token2wav`` are the stages' inboxes,
+    ``gateway`` is the gateway's events socket.
+
+    Args:
+        stage: Which process this is: a stage, or ``gateway``.
+        sending: The queues it sends to, by edge.
+        receiving: The queues it takes from, by edge.
+        refused: Messages that other sockets refused, by edge and error code.
+    """
+
+    def __init__(
+        self,
+        stage: str,
+        sending: Mapping[str, Outgoing],
+        receiving: Mapping[str, PullQueue[Any]],
+        refused: Mapping[str, Mapping[str, int]] | None = None,
+    ) -> None:
+        self._sending = [({"stage": stage, "edge": edge}, queue) for edge, queue in sending.items()]
+        self._receiving = [({"stage": stage, "edge": edge}, queue) for edge, queue in receiving.items()]
+        self._refused = [({"stage": stage, "edge": edge}, codes) for edge, codes in (refused or {}).items()]
+        self._refused += [(labels, queue.refused) for labels, queue in self._receiving]
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics of the edges."""
+        yield counter(
+            "omnirelay_edge_sent_messages_total",
+            "Messages handed to ZeroMQ.",
+            ((labels, queue.sent.messages) for labels, queue in self._sending),
+        )
+        yield counter(
+            "omnirelay_edge_sent_bytes_total",
+            "Bytes of the messages handed to ZeroMQ, tensors included.",
+            ((labels, queue.sent.bytes) for labels, queue in self._sending),
+        )
+        yield histogram(
+            "omnirelay_edge_encode_seconds",
+            "Time to encode a message.",
+            ((labels, queue.sent.codec_seconds) for labels, queue in self._sending),
+        )
+        yield histogram(
+            "omnirelay_edge_wait_seconds",
+            "Time from when a message was encoded until ZeroMQ took it, on the sender's clock. What it then "
+            "spends in ZeroMQ and on the wire is not in it: two processes have no clock in common.",
+            ((labels, queue.waited) for labels, queue in self._sending),
+        )
+        yield gauge(
+            "omnirelay_edge_backlog_bytes",
+            "Bytes that wait in the sender because the receiver has not taken them.",
+            ((labels, queue.backlog_bytes) for labels, queue in self._sending),
+        )
+        yield gauge(
+            "omnirelay_edge_outstanding_bytes",
+            "Bytes handed to ZeroMQ for which no credit has come back.",
+            ((labels, queue.outstanding_bytes) for labels, queue in self._sending),
+        )
+        yield counter(
+            "omnirelay_edge_stalled_seconds_total",
+            "Time in which something waited in the sender because a receiver had not taken what came before.",
+            ((labels, queue.stalled_s) for labels, queue in self._sending),
+        )
+        yield counter(
+            "omnirelay_edge_received_messages_total",
+            "Messages that arrived, refused ones included.",
+            ((labels, queue.received.messages) for labels, queue in self._receiving),
+        )
+        yield counter(
+            "omnirelay_edge_received_bytes_total",
+            "Bytes of the messages that arrived.",
+            ((labels, queue.received.bytes) for labels, queue in self._receiving),
+        )
+        yield histogram(
+            "omnirelay_edge_decode_seconds",
+            "Time to decode and check a message that was not refused.",
+            ((labels, queue.received.codec_seconds) for labels, queue in self._receiving),
+        )
+        yield counter(
+            "omnirelay_edge_refused_messages_total",
+            "Messages that could not be believed, by error code.",
+            (
+                sample
+                for labels, codes in self._refused
+                for sample in by_reason(labels, codes, *(error.code for error in _REFUSALS))
+            ),
+        )

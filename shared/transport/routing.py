@@ -1,0 +1,203 @@
+"""The replicas of the next stage: a queue for each, and every request's messages to the same one."""
+
+import logging
+from collections.abc import Mapping
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+import zmq
+
+from omnirelay.errors import ConfigError, StageUnavailableError
+from shared.messages import Credit, Route, SpeechStart, StageName, SynthesisStart, ThinkRequest
+from shared.metrics import WAIT_BUCKETS, Distribution, Traffic
+from shared.transport.queues import PushQueue, Sending
+
+M = TypeVar("M")
+M_contra = TypeVar("M_contra", contravariant=True)
+log = logging.getLogger(__name__)
+
+
+class Outlet(Protocol[M_contra]):
+    """Where messages go: one :class:`shared.transport.queues.PushQueue`, or :class:`PeerQueues`."""
+
+    def put(self, message: M_contra) -> int:
+        """Send a message now or later; see :meth:`shared.transport.queues.PushQueue.put`."""
+        ...
+
+    def stalls(self, request_id: str) -> bool:
+        """Whether the receiver of a request's messages does not keep up."""
+        ...
+
+
+class PeerQueues(Generic[M]):
+    """One queue per replica of a stage; together they look like one.
+
+    A request's first message says by its route which replica serves it, and all others follow it there.
+
+    Args:
+        context: ZeroMQ context of the process.
+        stage: The stage that receives.
+        sending: Who sends, within which bounds for each replica.
+
+    Attributes:
+        stage: The stage that receives.
+        sent: What ZeroMQ took, for all replicas together.
+        waited: As for :class:`shared.transport.queues.PushQueue`, together.
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        stage: StageName,
+        sending: Sending,
+    ) -> None:
+        self.sent: Final = Traffic()
+        self.waited: Final = Distribution(WAIT_BUCKETS)
+        self._context = context
+        self.stage: Final[StageName] = stage
+        self._sending = sending
+        self._asked: dict[str, str] = {}
+        self._queues: dict[str, PushQueue[M]] = {}
+        self._of_request: dict[str, PushQueue[M]] = {}
+        self._closed_busy_s = 0.0
+        self._closed_stalled_s = 0.0
+
+    @property
+    def names(self) -> list[str]:
+        """The replicas that can be sent to: the connection to them is there."""
+        return [name for name, queue in self._queues.items() if queue.link.there]
+
+    @property
+    def breaks(self) -> dict[str, int]:
+        """How often the connection to a replica has ended since it was asked for; without those of none."""
+        return {name: queue.link.breaks for name, queue in self._queues.items() if queue.link.breaks}
+
+    @property
+    def backlog_bytes(self) -> int:
+        """Bytes that wait here because their receivers have not taken them."""
+        return sum(queue.backlog_bytes for queue in tuple(self._queues.values()))
+
+    @property
+    def outstanding_bytes(self) -> int:
+        """Bytes that ZeroMQ took and for which no credit has come back, of all replicas together."""
+        return sum(queue.outstanding_bytes for queue in tuple(self._queues.values()))
+
+    @property
+    def stalled_s(self) -> float:
+        """Seconds in which something waited for a replica, of all together."""
+        return self._closed_stalled_s + sum(queue.stalled_s for queue in tuple(self._queues.values()))
+
+    @property
+    def refusing(self) -> list[zmq.Socket[bytes]]:
+        """See :attr:`shared.transport.queues.PushQueue.refusing`."""
+        return [socket for queue in self._queues.values() for socket in queue.refusing]
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds that encoding and handing over took, all together."""
+        return self._closed_busy_s + sum(queue.busy_s for queue in self._queues.values())
+
+    def reach(self, replicas: Mapping[str, str]) -> bool:
+        """Be connected to exactly these replicas.
+
+        What waits for one that is gone is dropped: its requests are given to others from the beginning.
+
+        Args:
+            replicas: Names and addresses.
+
+        Returns:
+            True if they are not those of before.
+        """
+        if self._asked == replicas:
+            return False
+        self._asked = dict(replicas)
+        for name in [name for name, queue in self._queues.items() if replicas.get(name) != queue.address]:
+            self._close(name)
+        for name, address in replicas.items():
+            if name not in self._queues:
+                self._open(name, address)
+        return True
+
+    def put(self, message: M) -> int:
+        """Send a message to the replica that serves its request.
+
+        Returns:
+            The bytes of the message on the wire; 0 if the replica is gone, whose requests are being aborted.
+
+        Raises:
+            StageUnavailableError: It is the first of a request, and its replica is not known here.
+            QueueFullError: The bound is reached; the message was not taken.
+        """
+        if isinstance(message, ThinkRequest | SpeechStart | SynthesisStart):
+            queue = self._routed(message.route)
+            if _is_followed(message):
+                self._of_request[message.request_id] = queue
+            return queue.put(message)
+        request_id: str = message.request_id  # type: ignore[attr-defined]  # every message has one
+        last: bool = message.last  # type: ignore[attr-defined]  # every message behind the first has it
+        followed = self._of_request.pop(request_id, None) if last else self._of_request.get(request_id)
+        return followed.put(message) if followed is not None else 0
+
+    def stalls(self, request_id: str) -> bool:
+        """Whether the replica that serves a request does not keep up; see :meth:`PushQueue.stalls`."""
+        queue = self._of_request.get(request_id)
+        return queue is not None and queue.stalls(request_id)
+
+    def credit(self, credit: Credit) -> bool:
+        """See :meth:`shared.transport.queues.PushQueue.credit`."""
+        return any(queue.credit(credit) for queue in self._queues.values())
+
+    def flush(self) -> None:
+        """Send what waits, as far as the receivers take it; never blocks."""
+        for queue in self._queues.values():
+            queue.flush()
+
+    def discard(self, request_id: str) -> None:
+        """Drop what waits of a request that has ended."""
+        self._of_request.pop(request_id, None)
+        for queue in self._queues.values():
+            queue.discard(request_id)
+
+    def close(self) -> None:
+        """Close all queues; ZeroMQ delivers what it holds for a moment."""
+        for queue in self._queues.values():
+            queue.close()
+        self._queues.clear()
+        self._of_request.clear()
+        self._asked.clear()
+
+    def _routed(self, route: Route | None) -> PushQueue[M]:
+        name = route.replica(self.stage) if route is not None else None
+        queue = self._queues.get(name) if name is not None else None
+        if queue is None:
+            raise StageUnavailableError(f"no {self.stage} {name} is known here")
+        return queue
+
+    def _open(self, name: str, address: str) -> None:
+        try:
+            queue: PushQueue[M] = PushQueue(self._context, address, self._sending, self.stage)
+        except ConfigError as error:
+            # It is not among the names, so no request is given to it.
+            log.warning("the %s %s cannot be reached: %s", self.stage, name, error)
+            return
+        queue.sent, queue.waited = self.sent, self.waited
+        self._queues[name] = queue
+        log.info("the %s %s is at %s", self.stage, name, address)
+
+    def _close(self, name: str) -> None:
+        queue = self._queues.pop(name)
+        self._closed_busy_s += queue.busy_s
+        self._closed_stalled_s += queue.stalled_s
+        self._of_request = {key: each for key, each in self._of_request.items() if each is not queue}
+        queue.close(deliver=False)
+        log.info("the %s %s is gone", self.stage, name)
+
+
+def _is_followed(message: ThinkRequest | SpeechStart | SynthesisStart) -> bool:
+    """More comes to the same receiver, the last of it marked as such."""
+    if isinstance(message, SpeechStart):
+        # Speech whose codec tokens are all there needs no rows.
+        return message.resume is None or message.resume.finish_reason is None
+    return isinstance(message, SynthesisStart)
+
+
+Outgoing = PushQueue[Any] | PeerQueues[Any]

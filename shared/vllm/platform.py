@@ -1,0 +1,88 @@
+"""What differs between a CPU and a GPU: the worker's base class and a few engine defaults."""
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from vllm.engine.arg_utils import EngineArgs
+from vllm.platforms import current_platform
+from vllm.v1.engine.llm_engine import LLMEngine
+
+from omnirelay.errors import CheckpointError
+from shared.config import EngineConfig
+from shared.messages import StageName
+from shared.vllm.process_groups import end_groups_of_one
+
+CPU_KV_CACHE_BYTES: Final = 256 * 2**20
+"""KV cache of a stage on a CPU, unless configured: vLLM's own default claims most of the machine."""
+
+
+def worker_base() -> type[Any]:
+    """The vLLM worker class of this platform; the other one's module need not load here."""
+    if current_platform.is_cpu():
+        from vllm.v1.worker.cpu_worker import CPUWorker  # noqa: PLC0415
+
+        return CPUWorker
+    from vllm.v1.worker.gpu_worker import Worker  # noqa: PLC0415
+
+    return Worker
+
+
+def build_engine(
+    stage: StageName, model: Path, config: EngineConfig, *, log_stats: bool, **specific: Any
+) -> LLMEngine:
+    """Make a vLLM engine in this process.
+
+    Args:
+        stage: Whose engine it is; vLLM's metrics have it as the name of the model.
+        model: Directory of the checkpoint.
+        config: The stage's engine configuration.
+        log_stats: Keep vLLM's own metrics, in prometheus_client's default registry.
+        specific: Further engine arguments: architecture, scheduler, worker.
+
+    Returns:
+        The engine, ready to step.  Steps are synchronous: what was computed in a step can be read
+        right after it.
+    """
+    on_cpu = current_platform.is_cpu()
+    kv_cache_bytes = config.kv_cache_memory_bytes or (CPU_KV_CACHE_BYTES if on_cpu else None)
+    arguments: dict[str, Any] = {
+        "model": str(model),
+        "served_model_name": stage,
+        "dtype": _checkpoint_dtype(model) if config.dtype == "auto" else config.dtype,
+        "max_model_len": config.max_model_len,
+        "max_num_seqs": config.max_num_seqs,
+        "max_num_batched_tokens": config.max_num_batched_tokens,
+        "kv_cache_memory_bytes": kv_cache_bytes,
+        "gpu_memory_utilization": config.gpu_memory_utilization,
+        "enforce_eager": config.enforce_eager or on_cpu,
+        "tensor_parallel_size": config.tensor_parallel_size,
+        "block_size": config.block_size,
+        "scheduling_policy": "priority",
+        "async_scheduling": False,
+        "disable_log_stats": not log_stats,
+        "use_tqdm_on_load": False,
+    }
+    engine = LLMEngine.from_engine_args(EngineArgs(**(arguments | specific)))
+    if on_cpu:
+        # The cores are the model's; beside a GPU there are others.
+        end_groups_of_one()
+    # vLLM would add the end tokens of generation_config.json to every request's; those are text tokens,
+    # and mean something else to the talker.  Each request names its own end tokens.
+    engine.input_processor.generation_config_fields = {}
+    return engine
+
+
+def _checkpoint_dtype(model: Path) -> str:
+    """The dtype the weights are kept in: vLLM's own ``auto`` would halve float32.
+
+    Raises:
+        CheckpointError: config.json is missing or is not JSON.
+    """
+    path = model / "config.json"
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    dtype = values.get("dtype") or values.get("torch_dtype")
+    return str(dtype) if dtype else "auto"
