@@ -23,7 +23,7 @@ from omnirelay.errors import OmniRelayError
 from omnirelay.status import GatewayStatus, StatusReport
 from shared.checkpoints import TOKENIZER_FILES, resolve_model, served_name
 from shared.config import Config, MediaConfig
-from shared.ending import STOP_SIGNALS, limit_end
+from shared.ending import STOP_SIGNALS, TOGETHER_S, limit_end
 from shared.metrics import LogMetrics
 from shared.real_time import set_realtime_priority
 from shared.tracing.setup import open_tracer
@@ -214,11 +214,17 @@ async def run(config: Config) -> None:
         OmniRelayError: It cannot start.
     """
     stop, hurry = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    stopped_at = 0.0
 
     def tell() -> None:
-        (hurry if stop.is_set() else stop).set()
+        nonlocal stopped_at
+        if not stop.is_set():
+            stopped_at = loop.time()
+            stop.set()
+        elif loop.time() - stopped_at > TOGETHER_S:
+            hurry.set()
 
-    loop = asyncio.get_running_loop()
     loop.set_exception_handler(tell_shortage)
     for number in STOP_SIGNALS:
         loop.add_signal_handler(number, tell)

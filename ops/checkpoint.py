@@ -18,6 +18,7 @@ from typing import Final
 from omnirelay.cli.output import note
 from omnirelay.cli.progress import Progress
 from omnirelay.errors import CheckpointError
+from ops.child import GUARD
 from ops.console import announce
 from ops.doctor.checkpoint import examine
 from shared.config import DEFAULT_CHECKPOINT, Config
@@ -76,7 +77,9 @@ def _make(directory: Path, size: str, seed: int, quiet: bool = False) -> int:
         quiet: Without the list of its files.
     """
     files = subprocess.DEVNULL if quiet else None
-    command = [sys.executable, "-m", "checkpoint", str(directory), "--size", size, "--seed", str(seed)]
+    # It dies with this process, also where that is told to end while it is still starting it.
+    command = [sys.executable, "-I", str(GUARD), str(os.getpid()), sys.executable, "-m", "checkpoint"]
+    command += [str(directory), "--size", size, "--seed", str(seed)]
     told: list[str] = []
     with Progress(lambda: _describe(told)) as progress, _sigterm_raises():
         if not progress.visible:

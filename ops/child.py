@@ -11,7 +11,7 @@ from typing import Final
 
 TAIL_LINES: Final = 12
 MAX_LINE_BYTES: Final = 1 << 16
-_GUARD: Final = Path(__file__).with_name("guard.py")
+GUARD: Final = Path(__file__).with_name("guard.py")
 
 
 class Child:
@@ -51,7 +51,7 @@ class Child:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-I",
-            str(_GUARD),
+            str(GUARD),
             str(os.getpid()),
             *command,
             stdin=asyncio.subprocess.DEVNULL,

@@ -24,6 +24,7 @@ from ops.console import announce, console
 from ops.replicas import own_addresses
 from ops.target import probe_target
 from shared.config import ENV_PREFIX, Config
+from shared.ending import TOGETHER_S
 from shared.messages import STAGES
 
 STOP_S: Final = 8.0
@@ -169,6 +170,9 @@ class Stack:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             for each in waits:
                 each.cancel()
+        if self._hurry.is_set():
+            # What comes together with the first signal is taken for the same.
+            await asyncio.sleep(TOGETHER_S)
         for child in self._children:
             # A gateway that is told a second time ends its requests.
             child.terminate()

@@ -17,7 +17,7 @@ import espeakng_loader
 import numpy as np
 from PIL import Image, ImageDraw
 
-ASSETS = Path(__file__).resolve().parent.parent / "gateway" / "cli" / "assets"
+ASSETS = Path(__file__).resolve().parent.parent / "ops" / "assets"
 QUESTION = "What can you see in this picture?"
 WORDS_PER_MINUTE = 115
 BIT_RATE = 32_000

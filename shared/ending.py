@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 END_S: Final = 8.0
 """How long a process may take to close what it has; then it is ended with status 1."""
+TOGETHER_S: Final = 0.5
+"""Signals within so long of the first are the same stop: an init tells all processes, a launcher its own."""
 CHILDREN_S: Final = 2.0
 """How long workers of a library may take to end when they are told to."""
 _STDERR: Final = 2

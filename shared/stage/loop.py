@@ -23,7 +23,7 @@ from omnirelay.errors import (
     StageUnavailableError,
 )
 from shared.config import StageConfig
-from shared.ending import STOP_SIGNALS, end_process
+from shared.ending import STOP_SIGNALS, TOGETHER_S, end_process
 from shared.log import of_request
 from shared.messages import (
     Abort,
@@ -349,13 +349,19 @@ class StageLoop(Generic[M]):
 def stop_on_signals(loop: StageLoop[Any]) -> None:
     """Let SIGTERM and SIGINT end the loop when its requests are done; a second one ends the process."""
 
+    stopped_at = 0.0
+
     def drain(number: int, _: Any) -> None:
+        nonlocal stopped_at
+        stopped_at = time.monotonic()
         for each in STOP_SIGNALS:
             signal.signal(each, leave)
         log.info("%s: stopping", signal.Signals(number).name)
         loop.drain()
 
     def leave(number: int, _: Any) -> None:
+        if time.monotonic() - stopped_at <= TOGETHER_S:
+            return
         try:
             log.info("%s again: what is not done is left", signal.Signals(number).name)
         finally:

@@ -48,7 +48,7 @@ def test_the_launcher_passes_it_on_to_its_gateway(place: Path) -> None:
 def test_children_of_the_launcher_outlive_it_at_any_time() -> None:
     """Also before they have a handler of their own."""
     code = "import signal, sys; sys.exit(signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN)"
-    command = [sys.executable, "-I", str(child._GUARD), str(os.getpid()), sys.executable, "-c", code]
+    command = [sys.executable, "-I", str(child.GUARD), str(os.getpid()), sys.executable, "-c", code]
     assert subprocess.run(command, check=False, timeout=20).returncode == 0
 
 

@@ -35,5 +35,5 @@ def picture(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A picture to drop."""
     path = tmp_path_factory.mktemp("picture") / "house.png"
     # Of this size the tiny checkpoint has more to say about it.
-    Image.open(HERE.parents[1] / "gateway" / "cli" / "assets" / "picture.png").resize((224, 168)).save(path)
+    Image.open(HERE.parents[1] / "ops" / "assets" / "picture.png").resize((224, 168)).save(path)
     return path

@@ -55,10 +55,11 @@ def directory(tmp_path: Path) -> Iterator[Path]:
 
 
 def all_end(stack: Processes, within_s: float) -> None:
-    """Tell all at once; none leaves a process, a port, or a status other than 0."""
+    """Tell all at once, and again as a launcher does; none leaves a process, a port, or a status but 0."""
     family = [child for each in stack.running.values() for child in _family(each.pid)]
     for name in stack.running:
         stack.signal(name, signal.SIGTERM)
+        stack.signal(name, signal.SIGINT)
     for name, process in stack.running.items():
         assert process.wait(within_s) == 0, stack.log(name)
         assert "Traceback" not in stack.log(name)
