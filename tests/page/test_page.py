@@ -142,7 +142,7 @@ def test_a_typed_question_is_answered_in_writing_and_aloud(opened: Open, url: st
             assert quiet["state"] == "done"
             assert int(quiet["samples"]) == 0
             report = await report_of(url, quiet["request"])
-            # The first question and its answer were sent again; one question alone comes to 24 tokens here, for
+            # The first question and its answer were sent again; one question alone comes to 24 tokens here:
             # without speech the template's own system message stands before it, which is shorter.
             assert report["prompt_tokens"] > 24 + facts["text_tokens"]
 
