@@ -212,12 +212,13 @@ class _After(Stop):
 
 
 def test_a_signal_stops_a_training_after_the_step_in_progress() -> None:
+    before = signal.getsignal(signal.SIGTERM)
     stop = Stop(hours=1)
     with stop.on_signals():
         assert not stop
         os.kill(os.getpid(), signal.SIGTERM)
         assert stop
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_hours_that_do_not_suffice_are_told_and_the_work_is_kept(
