@@ -235,7 +235,7 @@ def test_up_leaves_nothing_of_a_checkpoint_that_it_was_not_to_finish(
         process.send_signal(number)
         process.communicate(timeout=10)
         assert process.returncode == status
-        assert gone(int(maker))
+        wait_for(lambda: gone(int(maker)))
     assert not [path for path in (place / DEFAULT_CHECKPOINT).parent.glob("*") if path.is_dir()]
 
 
