@@ -95,6 +95,8 @@ def test_the_loops_time_is_told_by_what_it_went_to(context: Context) -> None:
             harness.send("a", seq)
         harness.take(3)
         stage = StageMetrics(harness.service, harness.loop, harness.heart)
+        # The loop accounts for a step's time after it has sent what the step gave.
+        wait_until(lambda: harness.loop.seconds["model"] == 0.25 * harness.service.steps)
         wait_until(lambda: harness.loop.seconds["send"] >= harness.gateway.busy_s > 0)
         read = Readings(registry_of(stage).collect())
         spent = {
