@@ -88,15 +88,58 @@ def test_every_problem_is_listed_at_once(write):
     message = str(caught.value)
     assert str(path) in message
     for key in (
-        "modle: Extra inputs",
+        "modle: no such key, did you mean model?",
         "gateway.limits.max_active: Input should be a valid integer",
-        "gateway.limits.max_queue: Extra inputs",
+        "gateway.limits.max_queue: no such key, did you mean gateway.limits.max_queued?",
         "stages.thinker.engine.dtype: Input should be 'auto'",
         "stages.talker.threads: Input should be greater than 0",
-        "stages.vocoder: Extra inputs",
+        "stages.vocoder: no such key",
     ):
         assert key in message
     assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("gateway: {}\nmodel: x\ngateway: {}", "line 3 repeats the key 'gateway' of line 1"),
+        ("gateway:\n  http: null\n  'http': null", "line 3 repeats the key 'http' of line 2"),
+        ("stages: {talker: {threads: 1, threads: 2}}", "line 1 repeats the key 'threads' of line 1"),
+    ],
+)
+def test_a_repeated_key_is_refused_with_its_lines(write, text, told):
+    path = write(text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, {})
+    assert str(caught.value) == f"{path} is not valid YAML: {told}"
+
+
+def test_a_merged_mapping_may_be_overridden_key_by_key(write):
+    path = write(
+        """
+        stages:
+          thinker: &all {threads: 2, niceness: 3}
+          talker: {<<: *all, threads: 4}
+        """
+    )
+    talker = load_config(path, {}).stages.talker
+    assert (talker.threads, talker.niceness) == (4, 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "nearest"),
+    [
+        ("gateway: {lisen: tcp://127.0.0.1:1}", "gateway.listen"),
+        ("gateway: {max_active: 3}", "gateway.limits.max_active"),
+        ("stages: {token2vaw: {}}", "stages.token2wav"),
+        ("stages: {talker: {engine: {dtyp: auto}}}", "stages.talker.engine.dtype"),
+        ("max_item_bytes: 1", "media.max_item_bytes"),
+    ],
+)
+def test_an_unknown_key_is_refused_with_the_nearest_known_one(write, text, nearest):
+    with pytest.raises(ConfigError) as caught:
+        load_config(write(text), {})
+    assert f": no such key, did you mean {nearest}?" in str(caught.value)
 
 
 def test_a_removed_key_is_refused_with_what_became_of_it(write):
@@ -259,8 +302,8 @@ def test_a_device_number_may_be_written_as_a_number(write):
 @pytest.mark.parametrize(
     ("name", "value", "problem"),
     [
-        ("OMNIRELAY_GATWAY__LISTEN", "x", r"gatway: Extra inputs"),
-        ("OMNIRELAY_", "x", r"Extra inputs"),
+        ("OMNIRELAY_GATWAY__LISTEN", "x", r"gatway: no such key, did you mean gateway\?"),
+        ("OMNIRELAY_", "x", r"no such key"),
         ("OMNIRELAY_MODEL__NAME", "x", r"OMNIRELAY_MODEL__NAME: model is a value, not a section"),
         ("OMNIRELAY_LOG_LEVEL", "[", r"OMNIRELAY_LOG_LEVEL='\[' is not a YAML value"),
         ("OMNIRELAY_LOG_LEVEL", "2024-99-99", r"is not a YAML value: month must be in"),
@@ -285,7 +328,7 @@ def test_an_override_that_cannot_be_used_is_named(write, name, value, problem):
 def test_a_tag_that_names_code_is_refused_and_not_executed(write, tmp_path, value):
     target = tmp_path / "made"
     text = value.replace("{target}", str(target))
-    with pytest.raises(ConfigError, match="is not YAML"):
+    with pytest.raises(ConfigError, match="is not valid YAML"):
         load_config(write(f"model: {text}"), {})
     with pytest.raises(ConfigError, match="is not a YAML value"):
         load_config(None, {"OMNIRELAY_MODEL": text})
@@ -312,7 +355,7 @@ def test_an_import_path_stays_text(write):
     ],
 )
 def test_a_file_that_is_not_yaml_is_refused_in_one_line(write, text):
-    with pytest.raises(ConfigError, match="is not YAML") as caught:
+    with pytest.raises(ConfigError, match="is not valid YAML") as caught:
         load_config(write(text), {})
     assert "\n" not in str(caught.value)
 
@@ -333,7 +376,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
 def test_bytes_that_are_not_utf8_are_refused(tmp_path):
     path = tmp_path / "latin.yaml"
     path.write_bytes("model: Qualität".encode("latin-1"))
-    with pytest.raises(ConfigError, match="is not YAML"):
+    with pytest.raises(ConfigError, match="is not valid YAML"):
         load_config(path, {})
 
 

@@ -81,7 +81,7 @@ def test_an_address_in_use_ends_the_stage_with_one_line(tiny_checkpoint, key):
     ("text", "problem"),
     [
         ("stages: {talker: {inbox: nowhere}}", "config_invalid: {path} .*'nowhere' is not tcp://HOST:PORT"),
-        ("a: [\nb: {", "config_invalid: {path} is not YAML: while parsing a flow"),
+        ("a: [\nb: {", "config_invalid: {path} is not valid YAML: while parsing a flow"),
         ("gateway: {control: 'tcp://*:5561'}", r"config_invalid: .* reach gateway.control tcp://\*:5561"),
         (
             "{gateway: {control: 'tcp://*:5561'}, security: {internal_network: true}}",

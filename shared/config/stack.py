@@ -1,0 +1,106 @@
+"""The whole configuration: its sections, and the rules that join them."""
+
+from pathlib import Path
+from typing import Annotated, Final, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from shared.config.gateway import GatewayConfig
+from shared.config.media import MediaConfig
+from shared.config.security import SecurityConfig
+from shared.config.stages import StageConfig, StagesConfig
+from shared.config.values import Section, TraceEndpoint, empty_is_none, is_local
+from shared.log import LogFormat
+from shared.messages import STAGES, StageName
+from shared.messages.bounds import DEFAULT_WINDOW_BYTES
+
+DEFAULT_CHECKPOINT: Final = Path(".cache/omnirelay/tiny")
+"""The small random checkpoint that is served when no model is set."""
+
+
+class TracingConfig(Section):
+    """Whether and where traces of requests are told.
+
+    Attributes:
+        endpoint: A collector that speaks OTLP over HTTP, or the address below it that takes traces; none
+            leaves it to OpenTelemetry's environment variables.
+        sample_ratio: Share of the requests that are traced, unless the client decides.
+    """
+
+    endpoint: Annotated[TraceEndpoint | None, BeforeValidator(empty_is_none)] = None
+    sample_ratio: Annotated[float, Field(ge=0, le=1)] = 1.0
+
+
+class Config(Section):
+    """The whole stack.
+
+    Attributes:
+        model: Directory of the checkpoint, or its id on the Hugging Face hub; none is the small random
+            checkpoint in :data:`DEFAULT_CHECKPOINT`.
+        log_level: Of OmniRelay's own log lines.
+        log_format: How all processes write their lines: for people, or one JSON object a line.
+        text_only: The thinker serves alone: answers are not spoken, and there are no talker and token2wav.
+        window_bytes: Most bytes on the way from one process to another: sent, and not yet taken from the
+            socket.  A message that is larger goes alone.
+        gateway: The gateway.
+        media: Sounds, pictures and videos of requests.
+        security: Who may join the stack.
+        stages: The stages.
+        tracing: Traces of requests.
+    """
+
+    model: str | None = None
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: LogFormat = "text"
+    text_only: bool = False
+    window_bytes: Annotated[int, Field(ge=2**20)] = DEFAULT_WINDOW_BYTES
+    gateway: GatewayConfig = GatewayConfig()
+    media: MediaConfig = MediaConfig()
+    security: SecurityConfig = SecurityConfig()
+    stages: StagesConfig = StagesConfig()
+    tracing: TracingConfig = TracingConfig()
+
+    @model_validator(mode="after")
+    def _media_fit_the_sockets(self) -> Self:
+        if self.media.max_item_bytes > self.stages.thinker.max_payload_bytes:
+            raise ValueError("media.max_item_bytes must not exceed stages.thinker.max_payload_bytes")
+        if self.media.max_request_bytes > self.gateway.limits.request_bytes:
+            raise ValueError("media.max_request_bytes must not exceed gateway.limits.request_bytes")
+        if self.media.max_request_bytes > self.gateway.limits.held_bytes:
+            raise ValueError("media.max_request_bytes must not exceed gateway.limits.held_bytes")
+        return self
+
+    @model_validator(mode="after")
+    def _strangers_stay_outside(self) -> Self:
+        if self.security.keys is not None or self.security.internal_network:
+            return self
+        reachable = [
+            f"{key} {address}" for key, address in self.inner_addresses().items() if not is_local(address)
+        ]
+        if reachable:
+            raise ValueError(
+                f"other machines can reach {', '.join(reachable)}, and whoever does could join the stack: "
+                "make keys with `omnirelay keys DIR` and set security.keys to DIR; or set "
+                "security.internal_network: true if nobody but the processes of the stack is on that network"
+            )
+        return self
+
+    def inner_addresses(self) -> dict[str, str]:
+        """The addresses of the sockets between the processes, by their keys."""
+        found = {"gateway.events": self.gateway.events, "gateway.control": self.gateway.control}
+        for name in STAGES:
+            stage = self.stage(name)
+            found[f"stages.{name}.inbox"] = stage.inbox
+            if stage.advertise is not None:
+                found[f"stages.{name}.advertise"] = stage.advertise
+        return found
+
+    @property
+    def served_stages(self) -> tuple[StageName, ...]:
+        """The stages that the stack has, in the order data flows."""
+        return STAGES[:1] if self.text_only else STAGES
+
+    def stage(self, name: StageName) -> StageConfig:
+        """The configuration of one stage."""
+        stage: StageConfig = getattr(self.stages, name)
+        return stage
