@@ -89,9 +89,13 @@ def _has_terminal() -> bool:
 
 
 def _addresses(config: Config) -> str:
-    """Where clients connect, the way each protocol writes it."""
-    http = config.gateway.http
-    return config.gateway.listen + (f", {http.replace('tcp:', 'http:')}" if http else "")
+    """Where clients connect, by the URL scheme of each protocol."""
+    gateway = config.gateway
+    tcp, http = ("tls", "https") if gateway.tls.certificate is not None else ("tcp", "http")
+    served = {tcp: gateway.listen, http: gateway.http}
+    return ", ".join(
+        address.replace("tcp:", f"{scheme}:", 1) for scheme, address in served.items() if address
+    )
 
 
 async def _serve(stack: Stack, addresses: str) -> None:

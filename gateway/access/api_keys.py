@@ -145,9 +145,17 @@ class ApiKeys(Collector):
         """Read the file, for :meth:`take`.
 
         Raises:
-            ConfigError: The file cannot be read or believed.
+            ConfigError: The file cannot be read, is invalid, or holds no key.
         """
-        return read_keys(self._path) if self._path is not None else {}
+        if self._path is None:
+            return {}
+        keys = read_keys(self._path)
+        if not keys:
+            raise ConfigError(
+                f"{self._path} (gateway.api_keys) holds no key, so every client would be rejected: "
+                "add one with 'omnirelay api-key NAME'"
+            )
+        return keys
 
     def take(self, entries: dict[str, KeyEntry]) -> None:
         """Know these keys: from now on one that is gone opens nothing, and new limits hold."""

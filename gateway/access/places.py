@@ -53,12 +53,14 @@ class Place:
 
     Attributes:
         holder: Whose it is: an address, or the name of a key.
+        idle: Whether the connection may be closed to make room.
     """
 
     def __init__(self, places: "Places", holder: str, hang_up: Callable[[], None]) -> None:
         self._places: Final = places
         self.holder = holder
         self.hang_up: Final = hang_up
+        self.idle: Callable[[], bool] = lambda: False
 
     def move(self, holder: str) -> bool:
         """Note that the connection is somebody else's than it seemed.
@@ -97,7 +99,10 @@ class Places:
             The place; none if there is none for that address.
         """
         holder = holder_of(address)
-        enough = self._portions.free > 0 if address in self._proxies else self._portions.has_for(holder)
+        trusted = address in self._proxies
+        if not self._portions.free and (trusted or not self._portions.own(holder)):
+            self._make_room()
+        enough = self._portions.free > 0 if trusted else self._portions.has_for(holder)
         return self._add(holder, hang_up) if enough else None
 
     def move(self, place: Place, holder: str) -> bool:
@@ -115,6 +120,14 @@ class Places:
         if place in self._taken:
             del self._taken[place]
             self._portions.give(place.holder)
+
+    def _make_room(self) -> None:
+        """Close the oldest idle connection of the holder that has most, if it has more than one."""
+        idle = [place for place in self._taken if place.idle()]
+        victim = max(idle, key=lambda place: self._portions.own(place.holder), default=None)
+        if victim is not None and self._portions.own(victim.holder) > 1:
+            victim.leave()
+            victim.hang_up()
 
     def _add(self, holder: str, hang_up: Callable[[], None]) -> Place:
         place = Place(self, holder, hang_up)

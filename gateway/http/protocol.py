@@ -62,6 +62,7 @@ class BoundedProtocol(H11Protocol):
         if self._place is None:
             self._hang_up()
         else:
+            self._place.idle = lambda: not self.answering
             self._head.start()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -99,6 +100,8 @@ class BoundedProtocol(H11Protocol):
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
         """Hand the connection over, and its place."""
         self._stop_alarms()
+        if self._place is not None:
+            self._place.idle = lambda: False
         if self._socket is not None:
             self.transport = self._socket
         super().handle_websocket_upgrade(event)

@@ -56,6 +56,8 @@ Reading = Callable[[], Awaitable[GenerateRequest]]
 HELLO_TIMEOUT_S: Final = 10.0
 FAREWELL_S: Final = 1.0
 """How long one that is being closed gets to take its last events."""
+MAX_ENDED_EARLY: Final = 1000
+"""Uploads of a connection that ended before their last piece, remembered; the oldest is forgotten first."""
 log = logging.getLogger(__name__)
 
 
@@ -107,6 +109,7 @@ class Connection:
         self._sending = asyncio.Lock()
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._incoming: dict[int, Incoming] = {}
+        self._ended_early: dict[int, None] = {}
         self._streams: dict[int, ResponseStream] = {}
 
     async def serve(self) -> None:
@@ -216,6 +219,11 @@ class Connection:
         # A client that sends without pause must not keep the loop from its other work.
         await asyncio.sleep(0)
 
+    @property
+    def idle(self) -> bool:
+        """No request is being received or answered."""
+        return not self._tasks
+
     def hang_up(self, abort: bool) -> None:
         """Close the connection: after what has been written, or at once."""
         if abort:
@@ -232,16 +240,28 @@ class Connection:
             self._begin(message.id, partial(self._read_request, message.request))
 
     async def _take_piece(self, piece: Piece) -> None:
-        if piece.offset == 0 and await self._may_begin(piece.id):
-            incoming = Incoming(self._uploads, self._share, self._max_frame_bytes)
-            self._incoming[piece.id] = incoming
+        if piece.offset > 0 and piece.id in self._ended_early:
+            if piece.last:
+                del self._ended_early[piece.id]
+            return
+        if piece.offset == 0 or piece.id not in self._incoming:
+            if not await self._may_begin(piece.id):
+                if not piece.last:
+                    self._note_ended_early(piece.id)
+                return
+            self._ended_early.pop(piece.id, None)
+            incoming = self._incoming[piece.id] = Incoming(self._uploads, self._share, self._max_frame_bytes)
             task = self._begin(piece.id, partial(self._collect, incoming))
             task.add_done_callback(lambda _: incoming.close())
-        # Of a request that was refused or cancelled meanwhile, nothing more is taken.
-        if (begun := self._incoming.get(piece.id)) is not None:
-            begun.add(piece)
-            if piece.last:
-                del self._incoming[piece.id]
+        self._incoming[piece.id].add(piece)
+        if piece.last:
+            del self._incoming[piece.id]
+
+    def _note_ended_early(self, client_id: int) -> None:
+        """An upload was refused or cancelled: its remaining pieces are dropped without an answer."""
+        self._ended_early[client_id] = None
+        while len(self._ended_early) > MAX_ENDED_EARLY:
+            del self._ended_early[next(iter(self._ended_early))]
 
     async def _may_begin(self, client_id: int) -> bool:
         """Whether a request can be begun.
@@ -264,7 +284,8 @@ class Connection:
 
     def _forget(self, client_id: int) -> None:
         self._tasks.pop(client_id, None)
-        self._incoming.pop(client_id, None)
+        if self._incoming.pop(client_id, None) is not None:
+            self._note_ended_early(client_id)
 
     def _cancel(self, client_id: int) -> None:
         if stream := self._streams.get(client_id):

@@ -122,6 +122,7 @@ class TcpServer:
         )
         self._connections[task] = connection
         connection.known = place.move
+        place.idle = lambda: connection.idle
         try:
             await connection.serve()
         finally:

@@ -30,9 +30,7 @@ def check_access(config: Config) -> Findings:
             if keys:
                 yield ok(KEYS, f"{path} has {len(keys)} keys")
             else:
-                yield warning(
-                    KEYS, f"{path} has no key: nobody can use the gateway", "omnirelay api-key NAME"
-                )
+                yield problem(KEYS, f"{path} holds no key: no gateway starts", "omnirelay api-key NAME")
     if config.gateway.tls.certificate is not None:
         yield from _check_certificate(config.gateway.tls)
 

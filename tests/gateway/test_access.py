@@ -17,11 +17,12 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 from websockets.typing import Subprotocol
 
-from gateway.access.api_keys import hash_of
+from gateway.access.api_keys import ApiKeys, hash_of
 from gateway.http.realtime.endpoint import SUBPROTOCOL
 from omnirelay import AsyncClient
 from omnirelay.errors import (
     BusyError,
+    ConfigError,
     GatewayUnreachableError,
     InvalidRequestError,
     MessageError,
@@ -305,6 +306,26 @@ def test_at_debug_no_log_holds_a_key(place: Path, keys: str, monkeypatch: pytest
     assert "ERROR" not in text
     for secret in (KEY, OTHER, wrong, "plain-words-of-somebody", KEY.removeprefix("omr_"), hash_of(KEY)):
         assert secret not in text
+
+
+def test_a_keys_file_without_a_key_is_refused(
+    configure: Configure, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = keys_file(tmp_path / "k", alice={"key": KEY})
+
+    async def scenario() -> None:
+        async with bench(configure({"api_keys": str(path)})) as b, serving(b):
+            path.write_text("")
+            b.process.access.reload()
+            assert "nothing was changed" in caplog.text
+            assert "holds no key" in caplog.text
+            assert caplog.records[-1].levelname == "ERROR"
+            async with AsyncClient(b.listen, KEY) as alice:
+                assert (await alice.chat("Hi", speech=False).result()).text == "Hello"
+
+    run(scenario())
+    with pytest.raises(ConfigError, match=r"holds no key.*omnirelay api-key"):
+        ApiKeys(path)
 
 
 def test_a_gateway_open_to_others_says_so(

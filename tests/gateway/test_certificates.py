@@ -131,7 +131,7 @@ def test_up_starts_with_a_certificate_out_of_date_and_says_so(
         monkeypatch.setenv(f"OMNIRELAY_GATEWAY__TLS__{name}", str(wrong.pem))
     with start("omnirelay.cli", "up") as process:
         try:
-            lines = read_until(process, "ready: tcp://")
+            lines = read_until(process, "ready: tls://")
             assert any(line.startswith("[gateway]") and told in line for line in lines)
             process.send_signal(signal.SIGINT)
             process.communicate(timeout=15)

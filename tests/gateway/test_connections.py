@@ -14,9 +14,10 @@ from websockets.exceptions import InvalidStatus
 from gateway.access import places
 from gateway.access.places import Places, Proxies, WatchersPlaces, holder_of
 from gateway.http import protocol
-from omnirelay.protocol import MAX_PIECE_BYTES, Hello, parse_tcp
+from omnirelay.protocol import MAX_PIECE_BYTES, Hello, Welcome, parse_tcp
 from shared.config import Config
 from tests.gateway.bench import Bench, bench, free_ports, run
+from tests.gateway.conftest import ROOT
 from tests.gateway.fake_stages import until
 from tests.gateway.http_bench import HttpBench, http_bench, http_gateway
 from tests.gateway.raw_client import RawClient
@@ -133,6 +134,69 @@ def test_one_address_does_not_take_all_places_of_tcp(
             await raw.close()
             assert await ask(s, b.address)
             assert await ask(s, monitor_of(b))
+
+    run(scenario())
+
+
+def test_how_many_connections_one_address_can_hold_is_documented() -> None:
+    taken = Places(places.MAX_CONNECTIONS, Proxies([]))
+    held = 0
+    while taken.take("192.0.2.1", lambda: None) is not None:
+        held += 1
+    for page in ("security", "protocol", "api"):
+        text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+        assert f"more than {places.MAX_CONNECTIONS} connections" in text.lower() or page == "security"
+        assert f"{held} of {places.MAX_CONNECTIONS}" in text, page
+
+
+def test_idle_connections_of_whoever_holds_most_give_way() -> None:
+    """A few addresses can take every place, but not keep another address out."""
+    taken = Places(20, Proxies(["10.0.0.1"]))
+    closed: list[str] = []
+
+    def fill(address: str, idle: bool) -> int:
+        number = 0
+        while (place := taken.take(address, lambda: closed.append(address))) is not None:
+            place.idle = lambda: idle
+            number += 1
+        return number
+
+    assert fill("192.0.2.1", idle=True) == 16
+    assert fill("192.0.2.2", idle=False) == 4
+    assert closed == []
+    for address in ("192.0.2.3", "10.0.0.1", "192.0.2.4"):
+        assert taken.take(address, lambda: None) is not None, address
+    assert closed == ["192.0.2.1"] * 3
+    assert taken.take("192.0.2.3", lambda: None) is None, "it has a place already"
+    for number in range(12):
+        assert taken.take(f"198.51.100.{number}", lambda: None) is not None
+    assert taken.take("198.51.100.99", lambda: None) is None, "no idle connection is one of several"
+    assert taken._portions.used == 20
+
+
+@pytest.mark.parametrize("protocol", ["tcp", "http"])
+def test_a_full_server_closes_an_idle_connection_for_a_new_address(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch, protocol: str
+) -> None:
+    monkeypatch.setattr(places, "MAX_CONNECTIONS", 20)
+
+    async def scenario() -> None:
+        async with http_bench(configure(watched_gateway())) as b, sockets() as s:
+            where = parse_tcp(b.listen) if protocol == "tcp" else b.address
+            server = b.process.access.tcp_places if protocol == "tcp" else b.process.access.http_places
+            for last in range(2, 6):
+                for _ in range(16):
+                    await s.connect(where, source=(f"127.0.0.{last}", 0))
+            await until(lambda: server._portions.free == 0)
+            await until(lambda: s.alive() == 20)
+            if protocol == "tcp":
+                raw = RawClient(*await asyncio.open_connection(*where))
+                raw.say(Hello(1))
+                assert isinstance(await raw.hear(), Welcome)
+                await raw.close()
+            else:
+                assert await ask(s, where)
+            await until(lambda: s.alive() <= 20)
 
     run(scenario())
 

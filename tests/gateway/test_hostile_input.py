@@ -11,7 +11,17 @@ from hypothesis import strategies as st
 
 from omnirelay import AsyncClient, ChatMessage, GenerateRequest, audio, errors, image
 from omnirelay.events import DoneEvent, ErrorEvent
-from omnirelay.protocol import PROTOCOL_VERSION, Cancel, ClientMessage, Hello, Refused, Reply, Submit, pack
+from omnirelay.protocol import (
+    PROTOCOL_VERSION,
+    Cancel,
+    ClientMessage,
+    Hello,
+    Piece,
+    Refused,
+    Reply,
+    Submit,
+    pack,
+)
 from shared.config import Config
 from shared.messages import Abort, AudioChunk, TextDelta
 from shared.messages.payloads import Blob
@@ -72,6 +82,53 @@ def test_oversize_length_is_refused_before_it_is_read(configure: Configure) -> N
             await b.stages.aborted(request.request_id)
             await raw.close()
             await serves(b)
+
+    run(scenario())
+
+
+def test_an_upload_that_does_not_begin_at_its_beginning_is_answered(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with bench(configure()) as b:
+            raw = await RawClient.connect(b)
+            for last in (False, True):
+                raw.say(Piece(7, 5, b"x", last=last))
+                reply = await raw.hear()
+                assert isinstance(reply, Reply)
+                assert isinstance(reply.event, ErrorEvent)
+                assert (reply.id, reply.event.code) == (7, "invalid_request")
+                assert "a piece begins at 5, but 0 bytes have come" in reply.event.message
+                if not last:
+                    # The remaining pieces of an upload that has ended are dropped.
+                    raw.say(Piece(7, 6, b"x"))
+                    raw.say(Piece(7, 7, b"x", last=True))
+            raw.say(Cancel(7))
+            raw.say(submit(8, HI))
+            reply = await raw.hear()
+            assert isinstance(reply, Reply)
+            assert reply.id == 8
+            raw.say(Piece(8, 5, b"x"))
+            refused = await raw.hear()
+            assert isinstance(refused, Refused)
+            assert "request 8 is still being answered" in refused.message
+            await raw.close()
+
+    run(scenario())
+
+
+def test_pieces_of_uploads_long_ended_are_forgotten(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.tcp.connection.MAX_ENDED_EARLY", 2)
+
+    async def scenario() -> None:
+        async with bench(configure()) as b:
+            raw = await RawClient.connect(b)
+            for number in range(3):
+                raw.say(Piece(number, 5, b"x"))
+                assert isinstance(await raw.hear(), Reply)
+            (connection,) = b.process._server._connections.values()
+            assert list(connection._ended_early) == [1, 2]
+            await raw.close()
 
     run(scenario())
 

@@ -270,7 +270,7 @@ def test_the_doctor_looks_at_keys_and_certificate(
     assert levels() == []
     assert levels(tls=certified.config, api_keys=keys) == [("api-keys", "ok"), ("tls", "ok")]
     (tmp_path / "empty").touch(0o600)
-    assert levels(api_keys=str(tmp_path / "empty")) == [("api-keys", "warning")]
+    assert levels(api_keys=str(tmp_path / "empty")) == [("api-keys", "problem")]
     certified.pem.chmod(0o644)
     wrong = levels(tls=certified.config, api_keys=str(tmp_path / "missing"))
     assert wrong == [("api-keys", "problem"), ("tls", "problem")]
