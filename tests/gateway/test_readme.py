@@ -1,4 +1,4 @@
-"""The examples of clients and of ``omnirelay chat`` run as they stand, in the README and in the API page."""
+"""The examples of clients and of ``omnirelay chat`` run as the README and the pages on clients have them."""
 
 import asyncio
 import re
@@ -15,7 +15,7 @@ from tests.gateway.bench import run
 from tests.gateway.http_bench import HttpBench, http_bench, http_gateway
 
 ROOT = Path(__file__).resolve().parents[2]
-README = ROOT / "README.md"
+PAGES = [ROOT / name for name in ("README.md", "docs/client.md", "docs/cli.md")]
 API = ROOT / "docs" / "api.md"
 FILES = ["question.ogg", "bark.mp3", "cat.jpg", "dog.png", "house.jpg", "other.jpg", "film.mp4"]
 
@@ -32,7 +32,7 @@ def here(block: str, b: HttpBench) -> str:
 def test_the_examples_run(
     configure: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = README.read_text(encoding="utf-8")
+    text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
     monkeypatch.chdir(tmp_path)
     for name in FILES:
         Path(name).write_bytes(name.encode())
@@ -40,9 +40,10 @@ def test_the_examples_run(
     async def scenario() -> None:
         async with http_bench(configure(http_gateway())) as b:
             b.stages.serve(b.encode("Hello"))
-            for block in examples(README):
-                example = compile(here(block, b), "README.md", "exec")
-                await asyncio.to_thread(exec, example, {"__name__": "README"})
+            for page in PAGES:
+                for block in examples(page):
+                    example = compile(here(block, b), page.name, "exec")
+                    await asyncio.to_thread(exec, example, {"__name__": page.stem})
             lines = re.findall(
                 r"^    omnirelay (chat .*--(?:audio|image|video) [^\]\n]*)$", text, re.MULTILINE
             )
