@@ -1,7 +1,6 @@
 """A gateway with real sockets on free ports, and stages imitated at theirs."""
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -15,19 +14,9 @@ from omnirelay import AsyncClient
 from shared.config import Config
 from shared.messages import STAGES, StageName
 from tests.gateway.fake_stages import FakeStages, until
+from tests.support.ports import free_ports
 
 SCENARIO_S = 20.0
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
 
 
 def make_config(

@@ -8,9 +8,10 @@ import pytest
 
 from shared.config import Config
 from shared.messages import STAGES
-from tests.gateway.bench import free_ports, make_config
+from tests.gateway.bench import make_config
 from tests.gateway.checkpoint_dir import make_checkpoint_dir
 from tests.gateway.guarded import KEY, OTHER, keys_file
+from tests.support.ports import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 KEYS = ["GATEWAY__LISTEN", "GATEWAY__EVENTS", "GATEWAY__CONTROL", "GATEWAY__HTTP", "GATEWAY__MONITOR"]

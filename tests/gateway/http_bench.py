@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from shared.config import Config
 from shared.messages import SAMPLE_RATE, ThinkRequest
-from tests.gateway.bench import Bench, bench, free_ports
+from tests.gateway.bench import Bench, bench
+from tests.support.ports import free_ports
 
 MODEL = "checkpoint"
 HI: list[Any] = [{"role": "user", "content": "Hi"}]

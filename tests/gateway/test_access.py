@@ -30,13 +30,14 @@ from omnirelay.errors import (
 )
 from omnirelay.protocol import PIECE_BYTES, PROTOCOL_VERSION, Hello, Refused, Reply, Welcome, parse_tcp
 from shared.config import Config
-from tests.gateway.bench import bench, free_ports, run
+from tests.gateway.bench import bench, run
 from tests.gateway.fake_stages import until
 from tests.gateway.guarded import BEARER, CHAT, KEY, OTHER, keys_file, serving
 from tests.gateway.http_bench import HI, MODEL, http_bench, http_gateway
 from tests.gateway.raw_client import HI as HI_TCP
 from tests.gateway.raw_client import RawClient, submit
 from tests.support.children import Child
+from tests.support.ports import free_ports
 
 Configure = Callable[..., Config]
 

@@ -19,8 +19,9 @@ from omnirelay import ChatMessage, Client, GenerateRequest, TextEvent, errors
 from omnirelay.cli.main import main
 from ops import checkpoint, demo
 from shared.config import Config
-from tests.gateway.bench import Bench, bench, free_ports, run
+from tests.gateway.bench import Bench, bench, run
 from tests.gateway.fake_stages import until
+from tests.support.ports import free_ports
 
 Configure = Callable[..., Config]
 ROOT = Path(__file__).resolve().parents[2]

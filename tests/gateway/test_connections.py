@@ -16,11 +16,12 @@ from gateway.access.places import Places, Proxies, WatchersPlaces, holder_of
 from gateway.http import protocol
 from omnirelay.protocol import MAX_PIECE_BYTES, Hello, Welcome, parse_tcp
 from shared.config import Config
-from tests.gateway.bench import Bench, bench, free_ports, run
+from tests.gateway.bench import Bench, bench, run
 from tests.gateway.conftest import ROOT
 from tests.gateway.fake_stages import until
 from tests.gateway.http_bench import HttpBench, http_bench, http_gateway
 from tests.gateway.raw_client import RawClient
+from tests.support.ports import free_ports
 
 Configure = Callable[..., Config]
 CHAT = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from shared.config import Config
-from tests.gateway.bench import bench, free_ports, run
+from tests.gateway.bench import bench, run
+from tests.support.ports import free_ports
 from tests.support.terminal import environment
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -22,10 +22,11 @@ from shared.checkpoints import served_name
 from shared.config import Config, load_config
 from shared.messages import SAMPLE_RATE, AudioChunk
 from shared.messages.payloads import Blob
-from tests.gateway.bench import free_ports, run
+from tests.gateway.bench import run
 from tests.gateway.fake_stages import SPEAKERS, until
 from tests.gateway.http_bench import MODEL, HttpBench, cut, http_bench, http_gateway, melody, speaking
 from tests.support.http import PROMETHEUS, Answer
+from tests.support.ports import free_ports
 
 Configure = Callable[..., Config]
 CHUNKS = cut(melody(0.5), [5760])

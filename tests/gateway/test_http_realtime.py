@@ -18,7 +18,7 @@ from websockets.exceptions import ConnectionClosed, ConnectionClosedOK, InvalidS
 
 from gateway.http.realtime.endpoint import RealtimeApi
 from shared.config import Config
-from tests.gateway.bench import free_ports, run
+from tests.gateway.bench import run
 from tests.gateway.fake_stages import until
 from tests.gateway.http_bench import (
     MODEL,
@@ -30,6 +30,7 @@ from tests.gateway.http_bench import (
     melody,
     speaking,
 )
+from tests.support.ports import free_ports
 
 Configure = Callable[..., Config]
 SAID = melody(1.2)

@@ -33,8 +33,9 @@ from shared.transport.curve import open_context
 from shared.transport.keys import make_keys
 from shared.transport.sockets import connect
 from shared.transport.wire import encode
-from tests.gateway.bench import free_ports, run
+from tests.gateway.bench import run
 from tests.gateway.fake_stages import until
+from tests.support.ports import free_ports
 
 INSTANCE = "one"
 

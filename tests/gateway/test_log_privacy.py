@@ -22,7 +22,8 @@ from omnirelay.errors import OmniRelayError
 from ops.launcher import Stack, running
 from shared.config import Config, load_config
 from shared.transport.keys import load_keys
-from tests.gateway.bench import free_ports, run
+from tests.gateway.bench import run
+from tests.support.ports import free_ports
 
 MARK = "xyzzyPlugh"
 BODY: dict[str, Any] = {"model": "omnirelay", "messages": [{"role": "user", "content": f"I am {MARK}"}]}

@@ -21,8 +21,9 @@ from shared.config import Config, load_config
 from shared.messages import TextDelta
 from shared.transport.keys import ROLES, load_keys, secret_file
 from shared.transport.wire import encode
-from tests.gateway.bench import free_ports, run
+from tests.gateway.bench import run
 from tests.support.children import Child
+from tests.support.ports import free_ports
 
 
 @pytest.fixture

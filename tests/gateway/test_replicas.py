@@ -6,7 +6,7 @@ import pytest
 
 from omnirelay import AsyncClient, errors
 from shared.messages import STAGES, StageLoad, StageName
-from tests.gateway.bench import Bench, free_ports
+from tests.gateway.bench import Bench
 from tests.gateway.fake_stages import until
 from tests.gateway.recovering import (
     SOON_S,
@@ -16,6 +16,7 @@ from tests.gateway.recovering import (
     recovering,
 )
 from tests.gateway.scripted import Script, whole
+from tests.support.ports import free_ports
 
 pytestmark = pytest.mark.usefixtures("no_pause")
 

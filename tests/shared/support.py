@@ -8,6 +8,7 @@ from typing import Any
 import zmq
 
 from shared.transport.queues import PullQueue, Sending
+from tests.support.ports import free_ports
 
 DEADLINE_S = 20.0
 ANY_PORT = "tcp://127.0.0.1:*"
@@ -40,9 +41,7 @@ def endpoint(bound: zmq.Socket[Any]) -> str:
 
 def free_address() -> str:
     """An address that nobody listens on yet."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    return f"tcp://127.0.0.1:{free_ports(1)[0]}"
 
 
 def port_of(address: str) -> int:

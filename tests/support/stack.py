@@ -2,16 +2,16 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import threading
 import time
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
 
 import yaml
+
+from tests.support.ports import free_ports
 
 START_S = 150.0
 STOP_S = 20.0
@@ -31,13 +31,7 @@ def inherited(measured: bool = False) -> dict[str, str]:
 
 def free_addresses(count: int) -> list[str]:
     """Addresses on the loopback that nobody listens on."""
-    with ExitStack() as sockets:
-        ports = []
-        for _ in range(count):
-            listener = sockets.enter_context(socket.socket())
-            listener.bind(("127.0.0.1", 0))
-            ports.append(listener.getsockname()[1])
-    return [f"tcp://127.0.0.1:{port}" for port in ports]
+    return [f"tcp://127.0.0.1:{port}" for port in free_ports(count)]
 
 
 def make_config(model: Path, **changes: Any) -> dict[str, Any]:

@@ -17,8 +17,9 @@ from omnirelay.errors import StageStartError
 from ops.doctor import checkpoint, machine, software
 from shared.config import Config
 from shared.devices import EngineReport
-from tests.gateway.bench import bench, free_ports, run
+from tests.gateway.bench import bench, run
 from tests.gateway.doctor.model_files import write_model
+from tests.support.ports import free_ports
 
 REPORT = EngineReport(torch="2.13.0+cpu", cuda=None, vllm="0.32.0", platform="cpu")
 

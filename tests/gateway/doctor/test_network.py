@@ -14,7 +14,8 @@ from ops.doctor import network
 from ops.doctor.finding import Finding
 from shared.config import Config
 from shared.messages import STAGES
-from tests.gateway.bench import bench, free_ports, make_config, run
+from tests.gateway.bench import bench, make_config, run
+from tests.support.ports import free_ports
 
 
 def configured(security: dict[str, Any] | None = None, **addresses: str) -> Config:
