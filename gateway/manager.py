@@ -373,7 +373,8 @@ class Gateway:
 
 
 def _late(state: RequestState, deadline_s: float) -> DeadlineError:
-    return DeadlineError(f"the request was still {state} after {deadline_s:g} s")
+    doing = "being checked" if state is RequestState.RECEIVED else state
+    return DeadlineError(f"the deadline of {deadline_s:g} s passed while the request was {doing}")
 
 
 def _state_after(error: BaseException) -> RequestState:

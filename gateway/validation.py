@@ -130,14 +130,13 @@ class Validator:
         """
         self._check_length(len(prompt), request.speech)
         seed = drawn_seed if request.seed is None else request.seed
-        speech: dict[str, Any] | None = None
-        if request.speech:
-            speech = {
-                "speaker": self.speaker(request),
-                "sampling": self._codec_sampling(request.codec_sampling, len(prompt)),
-                "seed": seed,
-                "streaming": request.streaming,
-            }
+        # Checked without speech too: a value out of range is an error in either case.
+        speech: dict[str, Any] = {
+            "speaker": self.speaker(request) or DEFAULT_SPEAKER,
+            "sampling": self._codec_sampling(request, len(prompt)),
+            "seed": seed,
+            "streaming": request.streaming,
+        }
         fields = {
             "request_id": request_id,
             "prompt_token_ids": prompt,
@@ -148,9 +147,10 @@ class Validator:
             "use_audio_in_video": request.use_audio_in_video,
         }
         try:
-            return msgspec.convert({"type": "think", **fields}, ThinkRequest)
+            think = msgspec.convert({"type": "think", **fields}, ThinkRequest)
         except msgspec.ValidationError as error:
             raise _invalid(error) from error
+        return think if request.speech else msgspec.structs.replace(think, speech=None)
 
     def deadline_s(self, request: GenerateRequest) -> float:
         """Give the seconds that a request may take.
@@ -213,9 +213,11 @@ class Validator:
         room = self._room("thinker", prompt)
         return _merge("text_sampling", {}, changes, self._limits.max_text_tokens, room)
 
-    def _codec_sampling(self, changes: SamplingOverrides, prompt: int) -> dict[str, Any]:
-        room = self._room("talker", prompt + TALKER_EXTRA_POSITIONS)
-        return _merge("codec_sampling", CODEC_DEFAULTS, changes, self._limits.max_codec_tokens, room)
+    def _codec_sampling(self, request: GenerateRequest, prompt: int) -> dict[str, Any]:
+        room = self._room("talker", prompt + TALKER_EXTRA_POSITIONS) if request.speech else None
+        return _merge(
+            "codec_sampling", CODEC_DEFAULTS, request.codec_sampling, self._limits.max_codec_tokens, room
+        )
 
 
 def _merge(

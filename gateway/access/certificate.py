@@ -51,7 +51,8 @@ class Certificate:
 
     def left(self, now: float) -> str:
         """How long it is still valid, for people."""
-        return f"until {_date(self.expires)}, {(self.expires - now) / 86_400:.0f} days"
+        days = (self.expires - now) / 86_400
+        return f"until {_date(self.expires)}, {abs(days):.0f} days{'' if days >= 0 else ' ago'}"
 
     def why_not_chained(self) -> str | None:
         """What is wrong with the certificates behind it; none if nothing is, as far as the file tells."""

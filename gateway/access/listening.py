@@ -3,6 +3,8 @@
 import asyncio
 import errno
 import logging
+import os
+import resource
 import socket
 import time
 from typing import Any, Final
@@ -13,6 +15,8 @@ from shared.log import limited
 BACKLOG: Final = 256
 """Connections that the kernel keeps until they are taken."""
 _SHORTAGES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+RESERVED_FILES: Final = 80
+"""File descriptors that clients leave to the monitor and to the gateway itself."""
 _PAUSE_S: Final = 0.5
 """Less than asyncio's pause, so that its next attempt is a real one."""
 log = logging.getLogger(__name__)
@@ -22,8 +26,12 @@ class ListeningSocket(socket.socket):
     """Reports a shortage of descriptors once, and not again until asyncio has made its pause.
 
     asyncio asks for all connections of the backlog in one go, and reports each that it cannot have.
+
+    Attributes:
+        reserved: Descriptors that its connections may not use.
     """
 
+    reserved = 0
     _short_until = 0.0
 
     def accept(self) -> tuple[socket.socket, Any]:
@@ -31,18 +39,31 @@ class ListeningSocket(socket.socket):
         if time.monotonic() < self._short_until:
             raise BlockingIOError(errno.EAGAIN, "no descriptors a moment ago")
         try:
+            self._require_room()
             return super().accept()
         except OSError as error:
             if error.errno in _SHORTAGES:
                 self._short_until = time.monotonic() + _PAUSE_S
             raise
 
+    def _require_room(self) -> None:
+        """Raise as the system would without the reserved descriptors."""
+        if not self.reserved:
+            return
+        most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        # The next descriptor is always the lowest that is free.
+        following = os.dup(self.fileno())
+        os.close(following)
+        if most != resource.RLIM_INFINITY and following >= most - min(self.reserved, most // 4):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-async def listen(address: str) -> list[socket.socket]:
+
+async def listen(address: str, reserved: int = RESERVED_FILES) -> list[socket.socket]:
     """Listen on each address that a name stands for.
 
     Args:
         address: ``tcp://HOST:PORT``.
+        reserved: File descriptors that its connections may not use.
 
     Raises:
         OSError: One of them cannot be used.
@@ -55,7 +76,9 @@ async def listen(address: str) -> list[socket.socket]:
         )
         for family, _, _, _, place in dict.fromkeys(found):
             made = socket.create_server(place[:2], family=family, backlog=BACKLOG)
-            sockets.append(ListeningSocket(fileno=made.detach()))
+            listening = ListeningSocket(fileno=made.detach())
+            listening.reserved = reserved
+            sockets.append(listening)
     except OSError:
         for each in sockets:
             each.close()

@@ -1,6 +1,9 @@
 """uvicorn's connections with bounds on what a client may hold: idle, slow or deaf ones are hung up on."""
 
 import asyncio
+import logging
+import re
+import socket
 from collections.abc import Callable
 from typing import Any, Final, cast
 
@@ -10,6 +13,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from gateway.access.places import Place, Places
 from gateway.http.errors import malformed
 from gateway.http.guards.keys import PLACE
+from shared.log import limited
 
 MAX_HEAD_BYTES: Final = 32 * 2**10
 """Request line and headers."""
@@ -23,7 +27,14 @@ DRAIN_BYTES: Final = 2**28
 """How much of such a rest is read."""
 STALL_S: Final = 60.0
 """How long a client may read nothing of what waits for it."""
+PROBE_S: Final = 0.25
+"""How often a connection whose client has closed its sending side is checked for a reset."""
+HALF_CLOSED: Final = "half_closed"
+"""Where the state of a connection holds the event that its client has closed its sending side."""
+_QUOTED: Final = re.compile(r":? (?:bytearray\()?b['\"].*", re.DOTALL)
+"""Bytes that h11 quotes from a request at the end of a message."""
 _LINE_ENDS: Final = len(b"  HTTP/1.1\r\n" + b"\r\n")
+log = logging.getLogger(__name__)
 
 
 class BoundedProtocol(H11Protocol):
@@ -42,10 +53,12 @@ class BoundedProtocol(H11Protocol):
         self._place: Place | None = None
         self._socket: asyncio.Transport | None = None
         self._lingering = False
+        self._half_closed = asyncio.Event()
         self._drained = 0
         self._head = Alarm(self.loop, HEAD_S, self._hang_up)
         self._drain = Alarm(self.loop, DRAIN_S, self._hang_up)
         self._stall = Alarm(self.loop, STALL_S, self._hang_up)
+        self._probe = Alarm(self.loop, PROBE_S, self._check_reset)
 
     @property
     def answering(self) -> bool:
@@ -58,7 +71,7 @@ class BoundedProtocol(H11Protocol):
         super().connection_made(cast("asyncio.Transport", _Lingering(transport, self._linger)))
         address = self.client[0] if self.client is not None else "unknown"
         self._place = self._places.take(address, self._hang_up)
-        self.app_state = {**self.app_state, PLACE: self._place}
+        self.app_state = {**self.app_state, PLACE: self._place, HALF_CLOSED: self._half_closed}
         if self._place is None:
             self._hang_up()
         else:
@@ -89,6 +102,26 @@ class BoundedProtocol(H11Protocol):
         elif not self.transport.is_closing():
             self._head.start()
 
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Finish the answer if the client closed only its sending side after a complete request.
+
+        A client that closed the whole connection looks the same until data is sent to it: its system answers
+        those with a reset.  So an interim response is sent, or for a stream of events a comment.  Neither TLS
+        in asyncio nor HTTP/1.0 allows this; there the client counts as gone.
+
+        Returns:
+            Whether the connection stays.
+        """
+        complete = self.answering and self.conn.their_state in {h11.DONE, h11.MUST_CLOSE}
+        if not complete or self.scheme == "https" or self.conn.their_http_version != b"1.1":
+            return False
+        if self.conn.our_state is h11.SEND_RESPONSE:
+            interim = h11.InformationalResponse(status_code=102, headers=[], reason=b"Processing")
+            self.transport.write(self.conn.send(interim))
+        self._half_closed.set()
+        self._probe.start()
+        return True
+
     def on_response_complete(self) -> None:
         """Go on to the next request; what is left of this one is not read for ever."""
         if self._lingering:
@@ -96,6 +129,8 @@ class BoundedProtocol(H11Protocol):
         super().on_response_complete()
         if self._leaving_a_body and not self.transport.is_closing():
             self._drain.start()
+        if self._half_closed.is_set() and not self.answering:
+            self.transport.close()
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
         """Hand the connection over, and its place."""
@@ -125,7 +160,9 @@ class BoundedProtocol(H11Protocol):
         if self.conn.our_state not in {h11.IDLE, h11.SEND_RESPONSE}:
             self.transport.close()
             return
-        headers, body = malformed(self._bounded.problem or msg)
+        problem = self._bounded.problem or msg
+        limited(log).info("400 %s", problem)
+        headers, body = malformed(problem)
         answer = h11.Response(status_code=400, headers=headers, reason=b"Bad Request")
         # A HEAD whose body is broken has an answer without one.
         of_head = self.conn.our_state is h11.SEND_RESPONSE and self._bounded.method == b"HEAD"
@@ -160,12 +197,21 @@ class BoundedProtocol(H11Protocol):
         self._drain.start()
         return True
 
+    def _check_reset(self) -> None:
+        if self._socket is None:
+            return
+        if self._socket.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self._hang_up()
+        else:
+            self._probe.stop()
+            self._probe.start()
+
     def _hang_up(self) -> None:
         if self._socket is not None:
             self._socket.abort()
 
     def _stop_alarms(self) -> None:
-        for alarm in (self._head, self._drain, self._stall):
+        for alarm in (self._head, self._drain, self._stall, self._probe):
             alarm.stop()
 
 
@@ -192,7 +238,7 @@ class _BoundedHttp(h11.Connection):
                 self.method = event.method
                 _check_head(event)
         except h11.RemoteProtocolError as error:
-            self.problem = f"Invalid HTTP request received: {error}"
+            self.problem = f"invalid HTTP request: {_QUOTED.sub('', str(error))}"
             raise
         return event
 

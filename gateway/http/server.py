@@ -11,7 +11,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from gateway.access.access import TlsOptions
-from gateway.access.listening import BACKLOG, listen
+from gateway.access.listening import BACKLOG, RESERVED_FILES, listen
 from gateway.access.places import MAX_WATCHERS, Places, WatchersPlaces
 from gateway.fairness.uploads import UploadRoom
 from gateway.http.app import make_app, make_monitor_app
@@ -43,6 +43,7 @@ def monitor_server(address: str, context: HttpContext) -> "HttpServer":
         "gateway.monitor",
         address,
         BoundedServer(make_monitor_app(address, context), places, context.uploads, {}),
+        reserved=0,
     )
 
 
@@ -53,9 +54,13 @@ class HttpServer:
         key: The configuration's, of the address.
         address: Where to listen, ``tcp://HOST:PORT``.
         server: Serves it.
+        reserved: File descriptors that its connections may not use.
     """
 
-    def __init__(self, key: str, address: str, server: "BoundedServer") -> None:
+    def __init__(
+        self, key: str, address: str, server: "BoundedServer", reserved: int = RESERVED_FILES
+    ) -> None:
+        self._reserved = reserved
         self._key = key
         self._address = address
         self._server = server
@@ -95,7 +100,7 @@ class HttpServer:
 
     async def _listen(self) -> list[socket.socket]:
         try:
-            return await listen(self._address)
+            return await listen(self._address, self._reserved)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 raise AddressInUseError(

@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.http.answer import Answer
 from gateway.http.connection import ClientGoneError, while_connected
 from gateway.http.errors import body_of
+from gateway.http.protocol import HALF_CLOSED
 from omnirelay.errors import OmniRelayError
 from shared.log import limited
 
@@ -51,7 +52,7 @@ class Stream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send everything; a client that leaves ends it."""
-        del scope
+        self._half_closed: asyncio.Event = scope["state"][HALF_CLOSED]
         try:
             async with aclosing(self._parts), while_connected(receive):
                 await self._start(send)
@@ -90,7 +91,12 @@ class EventStream(Stream):
                 if now() - sent >= PING_S:
                     await say(PING)
 
-        pinger = asyncio.create_task(keep_alive())
+        async def probe() -> None:
+            """Send something once the client has closed its sending side, to see whether it is there."""
+            await self._half_closed.wait()
+            await say(PING)
+
+        pingers = [asyncio.create_task(keep_alive()), asyncio.create_task(probe())]
         try:
             async for each in self._parts:
                 await say(_event(each))
@@ -98,7 +104,8 @@ class EventStream(Stream):
             self._told(error)
             await say(_event(body_of(error)))
         finally:
-            pinger.cancel()
+            for each in pingers:
+                each.cancel()
         await send({"type": "http.response.body", "body": END})
 
 

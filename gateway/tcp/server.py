@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Final
 
 from gateway.access.access import Access
-from gateway.access.listening import listen
+from gateway.access.listening import BACKLOG, listen
 from gateway.fairness.uploads import UploadRoom
 from gateway.manager import Gateway
 from gateway.tcp.connection import FAREWELL_S, Connection
@@ -59,7 +59,9 @@ class TcpServer:
         """
         try:
             self._servers = [
-                await asyncio.start_server(self._serve, sock=each, **self._access.server_options)
+                await asyncio.start_server(
+                    self._serve, sock=each, backlog=BACKLOG, **self._access.server_options
+                )
                 for each in await listen(self._listen)
             ]
         except OSError as error:

@@ -1,7 +1,7 @@
 """``/metrics``, ``/livez`` and ``/readyz`` of a stage, over HTTP, from a thread of its own.
 
 One event loop serves all connections, so that a slow client keeps nobody waiting; size, time and number of
-connections are bounded.  It is for Prometheus and for health checks: GET only, one request a connection.
+connections are bounded.  It serves Prometheus and health checks: GET and HEAD only, one request a connection.
 """
 
 import asyncio
@@ -95,8 +95,12 @@ class HttpEndpoint:
         if request is None:
             return _response(HTTPStatus.BAD_REQUEST)
         method, path = request.groups()
-        if method != "GET":
-            return _response(HTTPStatus.METHOD_NOT_ALLOWED, {"Allow": "GET"})
+        if method not in {"GET", "HEAD"}:
+            return _response(HTTPStatus.METHOD_NOT_ALLOWED, {"Allow": "GET, HEAD"})
+        response = self._get(path, head)
+        return response if method == "GET" else response[: response.index(_END) + len(_END)]
+
+    def _get(self, path: str, head: str) -> bytes:
         if path == "/metrics":
             return self._scrape(",".join(_ACCEPT.findall(head)))
         if path in self._checks:

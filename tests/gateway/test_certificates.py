@@ -16,11 +16,12 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from gateway.access.certificate import read_certificate
 from omnirelay import AsyncClient
 from omnirelay.errors import ConfigError, UnauthenticatedError
 from ops.doctor import network
 from ops.doctor.access import check_access
-from shared.config import Config
+from shared.config import Config, TlsConfig
 from tests.gateway.bench import bench, run
 from tests.gateway.guarded import KEY, OTHER, keys_file, serving
 from tests.gateway.http_bench import http_bench, http_gateway
@@ -172,6 +173,13 @@ def pem(certificate: x509.Certificate) -> str:
 def look(configure: Configure, file: Path) -> list[tuple[str, str]]:
     config = configure({"tls": {"certificate": str(file), "key": str(file)}})
     return [(each.level, each.what) for each in check_access(config) if each.check == "tls"]
+
+
+def test_how_long_a_certificate_is_valid_is_told_in_days(tmp_path: Path) -> None:
+    certified = Certified(tmp_path, -3 * DAY, -2 * DAY)
+    found = read_certificate(TlsConfig(certificate=str(certified.pem), key=str(certified.pem)))
+    assert found.left(found.expires + 2 * 86_400).endswith(" UTC, 2 days ago")
+    assert found.left(found.expires - 2 * 86_400).endswith(" UTC, 2 days")
 
 
 def test_the_doctor_judges_the_dates(configure: Configure, tmp_path: Path) -> None:

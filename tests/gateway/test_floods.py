@@ -44,14 +44,18 @@ def cpu_seconds(process: "subprocess.Popen[bytes]") -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def test_a_gateway_without_files_for_connections_says_so_now_and_then(place: Path) -> None:
+def test_a_gateway_without_files_for_connections_says_so_now_and_then_and_can_be_watched(place: Path) -> None:
     log = place / "gateway.log"
-    url = os.environ["OMNIRELAY_GATEWAY__HTTP"].replace("tcp:", "http:")
+    url, monitor = (
+        os.environ[f"OMNIRELAY_GATEWAY__{key}"].replace("tcp:", "http:") for key in ("HTTP", "MONITOR")
+    )
     with gateway(log) as process, ExitStack() as idle:
         resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (FILES, FILES))
         for key in ["LISTEN"] * 300 + ["HTTP"] * 30:
             idle.enter_context(socket.create_connection(address(key), timeout=5))
         wait_until(lambda: "no connections are taken" in log.read_text(), "the word about it", 10)
+        # Descriptors are kept for those who watch it.
+        assert [_answers(monitor) for _ in range(3)] == [True] * 3
         used = cpu_seconds(process)
         # It tries again once a second for each of the two addresses.
         wait_until(lambda: "more like this" in log.read_text(), "the count of what was not told", 30)

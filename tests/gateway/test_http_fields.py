@@ -13,6 +13,7 @@ from gateway.http import body as body_module
 from gateway.http.fields import IGNORED, NEUTRAL
 from gateway.http.openai.chat_request import ChatOptions, read_chat
 from gateway.http.openai.speech import REPEAT, read_speech
+from gateway.http.openai.strings import MIN_LENGTH
 from omnirelay.content import AudioPart, ChatMessage, ImagePart, TextPart, VideoPart
 from omnirelay.errors import InvalidRequestError, UnsupportedError, UnsupportedFormatError
 from omnirelay.protocol import GenerateRequest, SamplingOverrides
@@ -236,6 +237,14 @@ def test_what_is_wrong_is_refused_and_named(fields: dict[str, Any], param: str |
     assert type(error) is InvalidRequestError
     assert error.param == param
     assert param is None or param.split("[")[0].split(".")[0] in str(error)
+
+
+@pytest.mark.parametrize("size", [3, MIN_LENGTH])
+def test_percent_signs_are_not_taken_for_escapes_in_base64(size: int) -> None:
+    sound = {"type": "input_audio", "input_audio": {"data": "%" * size, "format": "wav"}}
+    error = refused(messages=[{"role": "user", "content": [sound]}])
+    assert error.param == "messages[0].content[0].input_audio.data"
+    assert str(error) == f"{error.param} is not base64"
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"5", b"\xff", b'{"a": NaN}', b"[" * 100_000])

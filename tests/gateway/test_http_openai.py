@@ -281,6 +281,12 @@ def test_errors_are_the_clients_own_classes(configure: Configure) -> None:
                     "codec_sampling.temperature",
                     {"extra_body": {"codec_sampling": hot}, **BOTH},
                 ),
+                (
+                    bad,
+                    "invalid_request",
+                    "codec_sampling.temperature",
+                    {"extra_body": {"codec_sampling": hot}},
+                ),
                 (bad, "invalid_request", "min_tokens", {"max_tokens": 4, "extra_body": few}),
                 (bad, "invalid_request", "deadline_s", {"extra_body": {"deadline_s": 0}}),
                 (bad, "media_unreachable", "messages", with_picture("https://a.example/x.png")),
@@ -308,7 +314,7 @@ def test_errors_are_the_clients_own_classes(configure: Configure) -> None:
             with pytest.raises(openai.InternalServerError, match="it broke") as broken:
                 await waiting
             assert broken.value.status_code == 500
-            with pytest.raises(openai.InternalServerError) as late:
+            with pytest.raises(openai.InternalServerError, match=r"the deadline of 0\.05 s passed") as late:
                 await create(model=MODEL, messages=HI, extra_body={"deadline_s": 0.05})
             assert (late.value.status_code, late.value.code) == (504, "deadline_exceeded")
 

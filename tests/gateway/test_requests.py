@@ -472,6 +472,9 @@ def test_requests_that_are_wrong(configure: Configure) -> None:
         overrides = SamplingOverrides(**values)
         for field in ("text_sampling", "codec_sampling"):
             request = GenerateRequest(messages=hello, **{field: overrides})  # type: ignore[arg-type]
+            if field == "codec_sampling":
+                text_only = GenerateRequest(messages=hello, speech=False, codec_sampling=overrides)
+                cases.append((text_only, errors.InvalidRequestError, next(iter(values))))
             # The last of them is found before the thinker's limits are looked at.
             name = f"{field}.{next(iter(values))}" if len(values) == 1 else next(iter(values))
             cases.append((request, errors.InvalidRequestError, name))

@@ -107,10 +107,17 @@ def test_prometheus_own_format_for_all_others(served: Served, accept: str) -> No
     assert (sample.name, sample.value) == ("vllm:things_total", 3)
 
 
-@pytest.mark.parametrize("method", ["POST", "HEAD", "PUT", "OPTIONS"])
-def test_nothing_but_get_is_taken(served: Served, method: str) -> None:
+@pytest.mark.parametrize("method", ["POST", "PUT", "OPTIONS"])
+def test_nothing_but_get_and_head_is_taken(served: Served, method: str) -> None:
     answer = get(served.address, "/metrics", method)
-    assert (answer.status, answer.headers["Allow"]) == (405, "GET")
+    assert (answer.status, answer.headers["Allow"]) == (405, "GET, HEAD")
+
+
+@pytest.mark.parametrize("path", ["/livez", "/readyz", "/nowhere"])
+def test_head_gives_the_headers_of_get_without_its_body(served: Served, path: str) -> None:
+    head, whole = (get(served.address, path, method) for method in ("HEAD", "GET"))
+    assert (head.status, head.headers) == (whole.status, whole.headers)
+    assert served.exchange(f"HEAD {path} HTTP/1.1\r\n\r\n".encode()).endswith(b"close\r\n\r\n")
 
 
 @pytest.mark.parametrize("path", ["/", "/metrics/", "/livez2", "/favicon.ico", "//metrics"])

@@ -37,16 +37,15 @@ class AccessLog:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         began = time.monotonic()
         status = 0
 
         async def watched(message: Message) -> None:
             nonlocal status
-            if message["type"] == "http.response.start":
+            if message["type"] in {"http.response.start", "websocket.http.response.start"}:
                 status = message["status"]
+            elif message["type"] == "websocket.accept":
+                status = HTTPStatus.SWITCHING_PROTOCOLS
             await send(message)
 
         try:
@@ -54,7 +53,8 @@ class AccessLog:
         finally:
             took = time.monotonic() - began
             level = logging.DEBUG if scope["path"] in POLLED else logging.INFO
-            method = scope["method"] if scope["method"] in METHODS else "another method"
+            asked = scope.get("method", "GET")
+            method = asked if asked in METHODS else "another method"
             path = _known(scope)
             # What needs no key, and what was refused, can be asked for without a bound.
             served = path.startswith("/v1/") and 0 < status < HTTPStatus.BAD_REQUEST

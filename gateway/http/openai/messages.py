@@ -139,7 +139,7 @@ def _sound(part: dict[str, Any], strings: LongStrings, where: str) -> ContentPar
             f"{where}.input_audio.format",
         )
     # What the format is said to be is not needed: it is found in the file.
-    return strings.media(AudioPart, sound.data, bare=True)
+    return strings.media(AudioPart, sound.data, f"{where}.input_audio.data")
 
 
 def _audio_url(part: dict[str, Any], strings: LongStrings, where: str) -> ContentPart:

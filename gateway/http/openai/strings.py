@@ -11,6 +11,7 @@ from typing import Final, TypeVar
 
 from gateway.input.urls import MAX_HEADER_CHARACTERS, PIECE_CHARACTERS, decode_base64, is_data_url
 from omnirelay.content import AudioPart, ImagePart, VideoPart
+from omnirelay.errors import InvalidRequestError
 
 MIN_LENGTH: Final = 2**16
 """Shorter strings stay where they are."""
@@ -57,25 +58,31 @@ class LongStrings:
         found = self._found.get(value)
         return value if found is None else str(found, "utf-8")
 
-    def media(self, kind: type[T], value: str, bare: bool = False) -> T:
+    def media(self, kind: type[T], value: str, bare_at: str | None = None) -> T:
         """Give a sound, picture or video.
 
         Args:
             kind: Which of them.
             value: Its URL, or the word for it.
-            bare: It may also be base64 without the beginning of a ``data:`` URL.
+            bare_at: Its place in the request, if it may also be base64 alone.
 
         Raises:
+            InvalidRequestError: It is neither a URL nor base64.
             UnicodeDecodeError: It is not UTF-8.
         """
         found = self._found.get(value)
         if found is not None:
-            data = self._decoded(found, bare)
+            data = self._decoded(found, bare_at is not None)
             if data is not None:
                 return kind(data=memoryview(data))
             # The gateway says what is wrong with it.
             value = self.text(value)
-        return kind(url=BARE + value if bare and not is_data_url(value) else value)
+        if bare_at is None or is_data_url(value):
+            return kind(url=value)
+        if "%" in value:
+            # In a data: URL it would begin an escape.
+            raise InvalidRequestError(f"{bare_at} is not base64", bare_at)
+        return kind(url=BARE + value)
 
     def _decoded(self, raw: memoryview, bare: bool) -> bytearray | None:
         """The content of base64 as plain as can be; none for all else."""

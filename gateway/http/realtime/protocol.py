@@ -1,15 +1,20 @@
 """uvicorn's WebSockets with bounds on what a client may hold."""
 
+import logging
 from codecs import getincrementaldecoder
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.exceptions import InvalidHeader
 from websockets.frames import CloseCode
+from websockets.http11 import Request
 
 from gateway.access.places import Place
 from gateway.fairness.uploads import Upload, UploadRoom
 from gateway.http.guards.keys import PLACE
 from gateway.http.protocol import STALL_S, Alarm
+from shared.log import limited
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGISendEvent
@@ -18,6 +23,7 @@ MAX_MESSAGE_BYTES: Final = 16 * 2**20
 """Of one message; more closes the connection."""
 UPLOADS: Final = "uploads"
 """Where memory for messages is found in the state of a connection."""
+log = logging.getLogger(__name__)
 
 
 class BoundedWebSocket(WebSocketsSansIOProtocol):
@@ -32,6 +38,14 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         self._uploads: UploadRoom = self.app_state[UPLOADS]
         self._upload: Upload | None = None
         self._stall = Alarm(self.loop, STALL_S, self._hang_up)
+
+    def handle_connect(self, event: Request) -> None:
+        """Take or refuse a handshake."""
+        super().handle_connect(event)
+        if self.response.status_code != HTTPStatus.SWITCHING_PROTOCOLS:
+            problem = self.conn.handshake_exc
+            what = problem.name if isinstance(problem, InvalidHeader) else type(problem).__name__
+            limited(log).info("%d invalid WebSocket handshake: %s", self.response.status_code, what)
 
     async def send(self, message: "ASGISendEvent") -> None:
         """Pass on what the application says."""
