@@ -131,7 +131,7 @@ def test_a_typed_question_is_answered_in_writing_and_aloud(opened: Open, url: st
             await page.until(f"Number({ANSWER}.dataset.scheduled) > 0")
             facts = await check_spoken(page, url)
             await page.click(".assistant .play")
-            await page.until(f"!{IDLE} || document.querySelector('.play').ariaLabel.startsWith('Stop')")
+            await page.until("document.querySelector('.play').ariaLabel === 'Pause'")
             await page.until("document.querySelector('.play').ariaLabel.startsWith('Play')")
             await page.js("document.getElementById('voice').value = '(text only)'")
             await page.click("#text")
@@ -251,15 +251,14 @@ def test_the_keyboard_is_enough(opened: Open, url: str) -> None:
 def test_errors_are_told_in_words_and_do_not_last(opened: Open, url: str, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with opened() as page:
-            broken = tmp_path / "broken.png"
-            broken.write_bytes(b"this is no picture")
+            broken = tmp_path / "broken.wav"
+            broken.write_bytes(b"this is no recording")
             await drop(page, broken)
             await page.click("#send")
             facts = await said(page)
             assert facts["state"] == "failed"
             told = await page.js(f"{ANSWER}.querySelector('[role=alert]').textContent")
-            assert told.startswith("image 1")
-            # The page shows the file as it is, which Chromium does not report as a problem of its own.
+            assert told.startswith("audio 1")
             notes = tmp_path / "notes.txt"
             notes.write_text("words", encoding="utf-8")
             x, y = await page.place("main")
@@ -269,6 +268,7 @@ def test_errors_are_told_in_words_and_do_not_last(opened: Open, url: str, tmp_pa
             await page.until("document.getElementById('notice').textContent.includes('notes.txt')")
             await page.click("#text")
             await page.write("And without it?")
+            assert await page.js("document.getElementById('notice').hidden")
             await page.press("Enter")
             await page.until("document.querySelectorAll('.assistant').length === 2")
             await check_spoken(page, url)

@@ -16,10 +16,12 @@ pytestmark = pytest.mark.page
 KEY = "omr_a-key-of-the-page"
 STATE = "document.getElementById('stack').dataset.state"
 FIELD = "document.getElementById('key-field').hidden"
+TOLD = "document.getElementById('stack-text').textContent"
+SIDEWAYS = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 ANSWER = "document.querySelector('.assistant:last-of-type')"
 
 
-def test_the_page_asks_for_a_key_and_keeps_it_to_itself(tmp_path: Path, microphone: Path) -> None:
+def test_a_key_is_asked_for_and_kept_until_the_tab_is_closed(tmp_path: Path, microphone: Path) -> None:
     keys = tmp_path / "keys.yaml"
     keys.write_text(f"page: {{sha256: {hash_of(KEY)}}}\n")
     keys.chmod(0o600)
@@ -31,7 +33,15 @@ def test_the_page_asks_for_a_key_and_keeps_it_to_itself(tmp_path: Path, micropho
             await page.resize(1200, 800)
             await page.open(b.url)
             await page.until(f"{STATE} === 'away' && !{FIELD}")
+            assert await page.js(TOLD) == "needs an API key"
+            await page.resize(390, 844, phone=True)
+            assert await page.js(SIDEWAYS) == 0
+            assert await page.js("document.getElementById('send').getBoundingClientRect().right") <= 390
             await page.click("#key")
+            await page.write("omr_wrong")
+            await page.press("Enter")
+            await page.until(f"{TOLD} === 'the API key is not accepted'")
+            await page.js("document.getElementById('key').select()")
             await page.write(KEY)
             await page.press("Enter")
             await page.until(f"{STATE} === 'ready'")
@@ -40,8 +50,12 @@ def test_the_page_asks_for_a_key_and_keeps_it_to_itself(tmp_path: Path, micropho
             await page.press("Enter")
             await page.until(f"{ANSWER}?.dataset.state === 'done'")
             assert await page.js(f"{ANSWER}.querySelector('.words').textContent") == "Hello"
-            kept = "JSON.stringify([{...localStorage}, {...sessionStorage}, document.cookie, location.href])"
+            # It ends with the tab: neither other tabs nor a later visit have it.
+            kept = "JSON.stringify([{...localStorage}, document.cookie, location.href])"
             assert KEY not in await page.js(kept)
+            await page.open(b.url)
+            await page.until(f"{STATE} === 'ready'")
+            await page.until(f"{ANSWER}?.querySelector('.words').textContent === 'Hello'")
             # What was refused before, and nothing else.
             assert all("401" in each for each in page.problems), page.problems
             assert not any(KEY in each for each in page.requests)

@@ -35,6 +35,7 @@ class ModelsApi:
 
     def _card(self) -> dict[str, Any]:
         registry = self._context.gateway.registry
+        media = self._context.config.media
         return {
             "id": self._context.model,
             "object": "model",
@@ -42,4 +43,11 @@ class ModelsApi:
             "owned_by": "omnirelay",
             "max_model_len": registry.max_positions("thinker"),
             "voices": registry.speakers(),
+            "limits": {
+                "item_bytes": media.max_item_bytes,
+                "request_bytes": media.max_request_bytes,
+                "images": media.max_images,
+                "audios": media.max_audios,
+                "videos": media.max_videos,
+            },
         }

@@ -35,9 +35,12 @@ class PageApi:
     """The endpoints.  The files are few and small, and are read once."""
 
     def __init__(self) -> None:
-        folder = files(__name__) / "static"
+        static = files(__name__) / "static"
         self._files = {
-            each.name: each.read_bytes() for each in folder.iterdir() if PurePath(each.name).suffix in TYPES
+            each.name: each.read_bytes()
+            for folder in (static, static / "vendor")
+            for each in folder.iterdir()
+            if PurePath(each.name).suffix in TYPES
         }
 
     async def index(self, request: Request) -> Response:

@@ -5,13 +5,35 @@ export class ApiError extends Error {
     super(message);
     this.status = status;
   }
+
+  /** Whether the same request may succeed later: the connection, the load or a key was at fault, not the request. */
+  get retryable() {
+    return ![400, 404, 413, 415, 422].includes(this.status);
+  }
+
+  /** Whether an API key is missing or wrong. */
+  get keyRejected() {
+    return this.status === 401 || this.status === 403;
+  }
 }
 
-let key = ""; // kept as long as the page, and nowhere else
+const KEY_NAME = "omnirelay-api-key";
+let key = sessionStorage.getItem(KEY_NAME) ?? ""; // survives a reload, ends with the tab
 
 /** Send this API key from now on; none if it is empty. */
 export function useKey(value) {
   key = value.trim();
+}
+
+/** The key that is sent. */
+export function usedKey() {
+  return key;
+}
+
+/** Keep an accepted key until the tab is closed. */
+export function keepKey() {
+  if (key) sessionStorage.setItem(KEY_NAME, key);
+  else sessionStorage.removeItem(KEY_NAME);
 }
 
 const AWAY = "The gateway cannot be reached. Is it running?";
@@ -26,18 +48,18 @@ async function ask(path, options) {
     throw new ApiError(AWAY);
   }
   if (response.ok) return response;
-  const told = await response.json().catch(() => null);
-  const words = told?.error?.message ?? told?.reasons?.join(", ") ?? `The gateway answered ${response.status}.`;
+  const body = await response.json().catch(() => null);
+  const words = body?.error?.message ?? body?.reasons?.join(", ") ?? `The gateway answered ${response.status}.`;
   throw new ApiError(words, response.status);
 }
 
-/** The model that is served: `{id, voices}`. */
+/** The model that is served: `{id, voices, limits}`. */
 export async function servedModel() {
   const list = await (await ask("/v1/models")).json();
   return list.data[0];
 }
 
-/** Throws in words why the stack cannot serve. */
+/** Throws an `ApiError` that says why the stack cannot serve. */
 export async function requireReady() {
   await ask("/readyz");
 }
@@ -62,7 +84,7 @@ async function* events(response) {
   try {
     for (;;) {
       const { done, value } = await reader.read();
-      if (done) throw new ApiError("The answer broke off.");
+      if (done) throw new ApiError("The answer was cut off: the connection to the gateway ended.");
       const lines = (rest + value).split("\n");
       rest = lines.pop();
       for (const line of lines) {
@@ -76,7 +98,7 @@ async function* events(response) {
     }
   } catch (error) {
     if (error instanceof ApiError || error.name === "AbortError") throw error;
-    throw new ApiError("The connection to the gateway broke off.");
+    throw new ApiError("The answer was cut off: the connection to the gateway broke.");
   } finally {
     reader.cancel().catch(() => {});
   }

@@ -1,194 +1,108 @@
 // The page: what the user does, and what follows from it.
 
-import { ApiError, chat, requireReady, servedModel, useKey } from "./api.js";
+import { Conversation } from "./conversation.js";
 import { FileError, Tray } from "./files.js";
-import { PcmReader } from "./pcm.js";
-import { output } from "./player.js";
-import { RecorderError, Recording } from "./recorder.js";
-import { AnswerTurn, userTurn } from "./turns.js";
+import { output, sounding } from "./player.js";
+import { Stack } from "./stack.js";
+import { Store } from "./store.js";
+import { Talking } from "./talking.js";
 
-const HOLD_MS = 350; // a shorter press begins a recording that the next press ends
-const CHECK_MS = 5000;
-const KEY_NEEDED = 401;
-const TEXT_ONLY = "(text only)";
+const NEAR_END = 200; // pixels from the end at which the page follows an answer
 const byId = (id) => document.getElementById(id);
+const coarse = matchMedia("(pointer: coarse)");
 
 const text = byId("text");
-const talk = byId("talk");
-const turns = byId("turns");
-const tray = new Tray(byId("files"), notice);
+const stack = new Stack(showStarters);
+const tray = new Tray(byId("files"), { notice, limits: () => stack.model?.limits, changed: update });
+const conversation = new Conversation(byId("turns"), {
+  voice: () => stack.voice,
+  model: () => stack.model,
+  why: () => stack.check(),
+  draft,
+  changed: update,
+  announce,
+  follow,
+});
+const talking = new Talking({
+  begin() {
+    conversation.stop();
+    output();
+    notice("");
+  },
+  send: (recording) => tray.add([recording]).then(send),
+  notice,
+  announce,
+  focus,
+});
 
-let messages = [];
-let attachments = []; // of past turns
-let model = null;
-let answering = null; // {abort, turn}: an answer that comes
-let turn = null; // the last answer
-let recording = null;
-let starting = null; // a recording whose microphone is being asked for
-let checking = null; // when the stack is asked next
-let last = Promise.resolve(); // the end of the last answer
+// --- what is asked --------------------------------------------------------
 
-// --- asking ---------------------------------------------------------------
-
-async function send(files = tray.take()) {
+async function send() {
+  if (talking.active) {
+    await talking.send();
+    return;
+  }
   const words = text.value.trim();
-  if (!words && !files.length) return;
-  stop();
+  if (!words && tray.empty) return;
   output();
-  text.value = "";
-  grow();
-  notice("");
-  byId("welcome").hidden = true;
-  show(userTurn(words, files));
-  attachments.push(...files);
+  const files = tray.attachments;
   try {
-    const parts = await Promise.all(files.map((each) => each.part()));
-    if (words) parts.push({ type: "text", text: words });
-    await ask({ role: "user", content: parts });
+    const asked = conversation.ask(words, files);
+    text.value = "";
+    tray.put([]);
+    grow();
+    notice("");
+    byId("welcome").hidden = true;
+    await asked;
   } catch (error) {
     if (!(error instanceof FileError)) throw error;
+    draft(words, files);
     notice(error.message);
   }
 }
 
-async function ask(question) {
-  await last.catch(() => {});
-  last = answer(question);
-  await last;
-}
-
-async function answer(question) {
-  const voice = byId("voice").value;
-  const spoken = voice !== TEXT_ONLY;
-  const mine = { abort: new AbortController(), turn: new AnswerTurn(spoken, update) };
-  answering = mine;
-  turn = mine.turn;
-  show(turn.element);
-  update();
-  try {
-    await receive(mine, question, spoken, voice);
-    mine.turn.end("done");
-    announce(mine.turn.text);
-  } catch (error) {
-    const stopped = error.name === "AbortError";
-    if (!stopped && !(error instanceof ApiError)) throw error;
-    if (stopped) mine.turn.end("stopped");
-    else mine.turn.end("failed", error.message, mine.turn.text ? null : () => again(mine.turn, question));
-    announce(stopped ? "Stopped." : "");
-  } finally {
-    answering = null;
-    // A question without an answer is not asked again with every one that follows.
-    if (mine.turn.text) messages.push(question, { role: "assistant", content: mine.turn.text });
-    update();
-  }
-}
-
-async function receive(mine, question, spoken, voice) {
-  const asked = [...messages, question];
-  const body = { model: model?.id ?? "omnirelay", messages: asked, modalities: ["text"] };
-  if (spoken) {
-    body.modalities.push("audio");
-    body.audio = { format: "pcm16", ...(voice && { voice }) };
-  }
-  const { requestId, chunks } = await chat(body, mine.abort.signal);
-  mine.turn.element.dataset.request = requestId;
-  const reader = new PcmReader();
-  for await (const { choices } of chunks) {
-    const delta = choices[0]?.delta ?? {};
-    const words = delta.content ?? delta.audio?.transcript;
-    if (words) mine.turn.addText(words);
-    if (delta.audio?.data) mine.turn.addSamples(reader.read(delta.audio.data));
-    follow();
-  }
-}
-
-async function again(failed, question) {
-  failed.element.remove();
-  await ask(question);
-}
-
-function stop() {
-  answering?.abort.abort();
-  turn?.hush();
-}
-
-async function reset() {
-  stop();
-  await last.catch(() => {});
-  messages = [];
-  for (const each of attachments.splice(0)) each.release();
-  turns.replaceChildren();
-  byId("welcome").hidden = false;
-  notice("");
+/** Put a question back into the message field, before what is there. */
+function draft(words, files) {
+  text.value = [words, text.value].filter(Boolean).join("\n");
+  tray.put([...files, ...tray.attachments]);
+  byId("welcome").hidden = !conversation.empty;
+  grow();
   text.focus();
 }
 
-// --- talking --------------------------------------------------------------
+function stop() {
+  conversation.stop();
+  update();
+}
 
-async function beginTalking() {
-  if (recording || starting) return;
-  stop();
-  output();
+async function reset() {
+  talking.discard();
+  tray.clear();
+  text.value = "";
+  await conversation.reset();
+  byId("welcome").hidden = false;
   notice("");
-  starting = { since: performance.now(), wanted: "go on" };
-  const mine = starting;
-  talk.setAttribute("aria-pressed", "true");
-  try {
-    recording = await Recording.begin();
-  } catch (error) {
-    talk.setAttribute("aria-pressed", "false");
-    if (!(error instanceof RecorderError)) throw error;
-    notice(error.message);
-    return;
-  } finally {
-    starting = null;
-  }
-  recording.pressed = mine.since;
-  byId("recording").hidden = false;
-  text.hidden = true;
-  recording.show(byId("level"), byId("clock"));
-  announce("Recording.");
-  if (mine.wanted === "discard") endTalking(false);
-}
-
-function releaseTalking() {
-  const since = recording?.pressed ?? starting?.since;
-  if (since !== undefined && recording && performance.now() - since >= HOLD_MS) endTalking(true);
-}
-
-async function endTalking(wanted) {
-  if (starting && !wanted) starting.wanted = "discard";
-  if (!recording) return;
-  const ended = recording;
-  recording = null;
-  talk.setAttribute("aria-pressed", "false");
-  byId("recording").hidden = true;
-  text.hidden = false;
-  if (!wanted) {
-    ended.discard();
-    announce("Discarded.");
-    return;
-  }
-  tray.add([await ended.finish()]);
-  await send();
+  grow();
+  focus();
 }
 
 // --- what is seen ---------------------------------------------------------
 
-function show(element) {
-  turns.append(element);
-  element.scrollIntoView({ block: "end" });
+let atEnd = true;
+
+function follow(always = false) {
+  if (always || atEnd) document.documentElement.scrollTop = document.documentElement.scrollHeight;
 }
 
-function follow() {
-  const page = document.documentElement;
-  if (page.scrollHeight - page.scrollTop - page.clientHeight < 200) page.scrollTop = page.scrollHeight;
+/** Not on a phone: its keyboard would cover half of the page. */
+function focus() {
+  if (!coarse.matches) text.focus();
 }
 
 function update() {
-  const busy = answering !== null || (turn?.playing ?? false);
+  const busy = conversation.answering || sounding();
   byId("stop").hidden = !busy;
-  byId("send").hidden = busy && !text.value.trim() && tray.empty;
+  byId("send").hidden = busy && !text.value.trim() && tray.empty && !talking.active;
 }
 
 function grow() {
@@ -204,33 +118,22 @@ function notice(words) {
 
 function announce(words) {
   byId("said").textContent = words;
+  update();
 }
 
-async function check() {
-  let state = "ready";
-  let words = model?.id ?? "";
-  try {
-    await requireReady();
-    if (!model) {
-      model = await servedModel();
-      words = model.id;
-      const options = [...model.voices, TEXT_ONLY].map((name) => new Option(name, name));
-      byId("voice").replaceChildren(...options);
-    }
-  } catch (error) {
-    if (!(error instanceof ApiError)) throw error;
-    state = "away";
-    words = error.message;
-    if (error.status === KEY_NEEDED) {
-      byId("key-field").hidden = false;
-      words = "needs an API key";
-    }
+function showStarters(model) {
+  if (model.starters?.length) {
+    byId("ideas").replaceChildren(
+      ...model.starters.map((words) => {
+        const starter = document.createElement("button");
+        starter.type = "button";
+        starter.className = "idea";
+        starter.textContent = words;
+        return starter;
+      }),
+    );
   }
-  byId("stack").dataset.state = state;
-  byId("stack-text").textContent = words;
-  byId("stack").title = words;
-  clearTimeout(checking);
-  checking = setTimeout(check, CHECK_MS);
+  byId("random").hidden = !model.random_weights;
 }
 
 // --- what the user does ---------------------------------------------------
@@ -239,79 +142,55 @@ byId("composer").addEventListener("submit", (event) => {
   event.preventDefault();
   send();
 });
-text.addEventListener("input", grow);
+text.addEventListener("input", () => {
+  notice("");
+  grow();
+});
 text.addEventListener("keydown", (event) => {
   if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
   event.preventDefault();
   send();
 });
-text.addEventListener("paste", (event) => {
-  if (event.clipboardData.files.length) tray.add(event.clipboardData.files);
-  update();
+document.addEventListener("paste", (event) => {
+  const { files } = event.clipboardData;
+  if (!files.length) return;
+  event.preventDefault();
+  tray.add(files).then(focus);
 });
 byId("attach").onclick = () => byId("file").click();
-byId("file").onchange = (event) => {
-  tray.add(event.target.files);
+byId("file").onchange = async (event) => {
+  const files = [...event.target.files];
   event.target.value = "";
-  update();
-  text.focus();
+  await tray.add(files);
+  focus();
 };
 byId("stop").onclick = () => {
   stop();
-  text.focus();
+  focus();
 };
 byId("reset").onclick = reset;
-byId("key").onchange = () => {
-  useKey(byId("key").value);
-  model = null;
-  check();
+byId("ideas").onclick = ({ target }) => {
+  if (!target.classList.contains("idea")) return;
+  text.value = target.textContent;
+  send();
+  focus();
 };
-for (const idea of document.querySelectorAll(".idea")) {
-  idea.onclick = () => {
-    text.value = idea.textContent;
-    send();
-    text.focus();
-  };
-}
-
-talk.addEventListener("pointerdown", (event) => {
-  if (event.button) return;
-  talk.setPointerCapture(event.pointerId);
-  if (recording) endTalking(true);
-  else beginTalking();
-});
-talk.addEventListener("pointerup", releaseTalking);
-talk.addEventListener("pointercancel", () => endTalking(false));
-talk.addEventListener("contextmenu", (event) => event.preventDefault());
-talk.addEventListener("keydown", (event) => {
-  if (event.key !== " " && event.key !== "Enter") return;
-  event.preventDefault();
-  if (event.repeat) return;
-  if (recording) endTalking(true);
-  else beginTalking();
-});
-talk.addEventListener("keyup", (event) => {
-  if (event.key === " " || event.key === "Enter") releaseTalking();
-});
-talk.addEventListener("click", (event) => {
-  // From assistive technology: no pointer, no key.
-  if (event.detail !== 0 || event.pointerType) return;
-  if (recording) endTalking(true);
-  else beginTalking();
-});
 
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape") {
-    if (recording || starting) endTalking(false);
+    if (talking.active) talking.discard();
     else stop();
   } else if (event.key === "F2" && !event.repeat) {
     event.preventDefault();
-    if (recording) endTalking(true);
-    else beginTalking();
+    talking.press();
+  } else if (event.key === "Enter" && talking.active && !event.target.closest("button, select, input")) {
+    // The message field is hidden while it is being recorded.
+    event.preventDefault();
+    send();
   }
 });
 document.addEventListener("keyup", (event) => {
-  if (event.key === "F2") releaseTalking();
+  if (event.key === "F2") talking.release();
 });
 
 let inside = 0;
@@ -328,10 +207,21 @@ addEventListener("drop", (event) => {
   event.preventDefault();
   inside = 0;
   byId("drop").hidden = true;
-  tray.add(event.dataTransfer.files);
-  update();
-  text.focus();
+  tray.add([...event.dataTransfer.files]).then(focus);
 });
+addEventListener("scroll", () => {
+  const page = document.documentElement;
+  atEnd = page.scrollHeight - page.scrollTop - page.clientHeight < NEAR_END;
+});
+// Attached files and notices make it taller: they must not cover the last answer.
+new ResizeObserver(() => follow()).observe(byId("composer"));
 
-check();
-if (!matchMedia("(pointer: coarse)").matches) text.focus();
+async function begin() {
+  await stack.check();
+  await conversation.restore(await Store.open());
+  byId("welcome").hidden = !conversation.empty;
+  follow(true);
+}
+
+begin();
+focus();

@@ -6,19 +6,30 @@ const LEAD_S = 0.2; // how much later than it could the first piece begins, so t
 const MOST_LEAD_S = 1.2;
 
 let context = null;
+let current = null; // the playback that is heard: one at a time
 
 /** The sound output; to be called from something the user does, or browsers keep it silent. */
 export function output() {
   context ??= new AudioContext({ sampleRate: RATE, latencyHint: "interactive" });
-  if (context.state === "suspended") context.resume();
+  if (context.state === "suspended" && !current?.paused) context.resume();
   return context;
 }
 
-/** One answer that is played. */
+/** Stop what is heard. */
+export function silence() {
+  current?.stop();
+}
+
+/** Whether something is heard, or paused. */
+export function sounding() {
+  return current !== null;
+}
+
+/** One answer that is played; another that is being played stops. */
 export class Playback {
-  #context = output();
-  #gain = this.#context.createGain();
-  #meter = this.#context.createAnalyser();
+  #context;
+  #gain;
+  #meter;
   #sources = new Set();
   #spans = []; // when which samples are heard: [time, first sample, samples]
   #next = 0;
@@ -29,11 +40,17 @@ export class Playback {
   scheduled = 0; // samples
   gaps = 0; // how often the next piece came too late
   heard = 0; // the loudest that went to the output
+  paused = false;
 
   /** @param {() => void} onEnd called when all was played, or it was stopped */
   constructor(onEnd) {
+    silence();
+    this.#context = output();
+    this.#gain = this.#context.createGain();
+    this.#meter = this.#context.createAnalyser();
     this.onEnd = onEnd;
     this.#gain.connect(this.#meter).connect(this.#context.destination);
+    current = this;
   }
 
   push(samples) {
@@ -59,6 +76,17 @@ export class Playback {
   end() {
     this.#ended = true;
     this.#finish();
+  }
+
+  /** Hold the sound where it is; its clock stops with it. */
+  pause() {
+    this.paused = true;
+    this.#context.suspend();
+  }
+
+  resume() {
+    this.paused = false;
+    this.#context.resume();
   }
 
   stop() {
@@ -103,6 +131,8 @@ export class Playback {
     if (!this.#ended || this.#sources.size || !this.onEnd) return;
     const onEnd = this.onEnd;
     this.onEnd = null;
+    if (this.paused) this.resume();
+    if (current === this) current = null;
     // The meter's last view, before it falls silent.
     this.#gain.disconnect();
     this.#meter.disconnect();

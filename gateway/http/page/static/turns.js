@@ -1,17 +1,27 @@
 // What was asked and answered, as the page shows it.
 
-import { join, RATE } from "./pcm.js";
+import { rendered } from "./markdown.js";
+import { floats, join, RATE, wav } from "./pcm.js";
 import { Playback } from "./player.js";
 import { Waveform } from "./waveform.js";
 
-const PLAY = "M8 5.5v13l10.5-6.5z";
-const PAUSE = "M7 5h3.5v14H7zM13.5 5H17v14h-3.5z";
+const ICONS = {
+  play: "M8 5.5v13l10.5-6.5z",
+  pause: "M7 5h3.5v14H7zM13.5 5H17v14h-3.5z",
+};
 const STILL = matchMedia("(prefers-reduced-motion: reduce)");
 
 function make(tag, name, text = "") {
   const element = document.createElement(tag);
   element.className = name;
   element.textContent = text;
+  return element;
+}
+
+function button(name, text, run) {
+  const element = make("button", name, text);
+  element.type = "button";
+  element.onclick = run;
   return element;
 }
 
@@ -24,10 +34,13 @@ export function userTurn(text, attachments) {
   return turn;
 }
 
-/** An answer that comes, and can be heard again. */
+/** An answer while it is received, and afterwards. */
 export class AnswerTurn {
-  #words = make("p", "words");
+  #words = make("div", "words");
   #facts = make("ul", "facts");
+  #actions = make("div", "actions");
+  #text = "";
+  #drawn = true;
   #waveform = null;
   #pieces = [];
   #playback = null;
@@ -36,73 +49,114 @@ export class AnswerTurn {
   #firstText = null;
   #firstAudio = null;
   #busy = true;
+  #status = "";
+  #shown = "";
+  #url = null;
 
-  constructor(spoken, onQuiet) {
-    this.spoken = spoken;
-    this.onQuiet = onQuiet;
+  /**
+   * @param {boolean} spoken whether speech comes, to be played as it does
+   * @param {() => void} onSound called when sound begins or ends
+   */
+  constructor(spoken, onSound) {
+    this.onSound = onSound;
     this.element = make("article", "turn assistant");
     this.element.setAttribute("aria-label", "Answer");
     this.element.setAttribute("aria-busy", "true");
-    this.element.append(this.#words, this.#facts);
+    this.element.append(this.#words, this.#facts, this.#actions);
     if (spoken) this.#playback = new Playback(() => this.#quiet());
     this.#tick();
   }
 
-  get text() {
-    return this.#words.textContent;
+  /** An answer of before: `{state, text, samples, message}`. */
+  static restored({ state, text, samples, message }, onSound, action) {
+    const turn = new AnswerTurn(false, onSound);
+    turn.addText(text);
+    turn.addSamples(samples);
+    turn.#firstText = turn.#firstAudio = null;
+    turn.end(state, message, action);
+    turn.#waveform?.draw(Infinity);
+    return turn;
   }
 
-  get playing() {
-    return this.#playback !== null;
+  get text() {
+    return this.#text;
+  }
+
+  /** What it said, as 16-bit samples. */
+  get samples() {
+    return join(this.#pieces);
   }
 
   addText(text) {
     this.#firstText ??= performance.now() - this.#asked;
-    this.#words.append(this.text ? text : text.trimStart());
+    this.#text += this.#text ? text : text.trimStart();
+    this.#drawn = false;
   }
 
   addSamples(samples) {
     if (!samples.length) return;
-    if (this.#firstAudio === null) {
+    if (!this.#pieces.length) {
       this.#firstAudio = performance.now() - this.#asked;
       this.#addSound();
     }
+    const heard = floats(samples);
     this.#pieces.push(samples);
-    this.#waveform.push(samples);
-    this.#playback?.push(samples);
+    this.#waveform.push(heard);
+    this.#playback?.push(heard);
   }
 
-  /** The answer is complete, or broken off. */
-  end(state, message = "", retry = null) {
+  /** Say why nothing comes. */
+  status(words) {
+    this.#status = words;
+  }
+
+  /**
+   * The answer is complete, was stopped, or failed.
+   * @param {string} message what went wrong
+   * @param {{label: string, run: () => void} | null} action what the user may do about it
+   */
+  end(state, message = "", action = null) {
     this.#busy = false;
+    this.#status = "";
     this.element.setAttribute("aria-busy", "false");
     this.element.dataset.state = state;
+    this.#draw();
     if (message) {
       const wrong = make("p", "wrong", message);
       wrong.setAttribute("role", "alert");
       this.element.insertBefore(wrong, this.#facts);
     }
-    if (retry) {
-      const again = make("button", "quiet again", "Try again");
-      again.type = "button";
-      again.onclick = retry;
-      this.element.append(again);
-    }
+    if (action) this.#actions.append(button("quiet again", action.label, action.run));
+    if (this.#text) this.#actions.append(button("quiet", "Copy", (event) => copy(this.#text, event.target)));
+    if (this.#pieces.length) this.#actions.append(this.#download());
     if (this.#playback && state !== "done") this.#playback.stop();
     else this.#playback?.end();
     this.#showFacts();
   }
 
-  /** Be silent. */
-  hush() {
+  /** The turn is taken off the page. */
+  release() {
     this.#playback?.stop();
+    this.#waveform?.release();
+    if (this.#url) URL.revokeObjectURL(this.#url);
+    this.element.remove();
+  }
+
+  #download() {
+    const link = make("a", "quiet", "Download");
+    link.download = "answer.wav";
+    link.href = "#";
+    // Made when it is wanted: it needs as much memory as the speech.
+    link.addEventListener("click", () => {
+      this.#url ??= URL.createObjectURL(wav(this.samples));
+      link.href = this.#url;
+    });
+    return link;
   }
 
   #addSound() {
     const row = make("div", "sound");
-    this.#button = make("button", "play");
-    this.#button.type = "button";
-    this.#button.onclick = () => (this.#playback ? this.hush() : this.#again());
+    this.#button = button("play", "", () => this.#press());
     const canvas = make("canvas", "");
     canvas.setAttribute("role", "img");
     canvas.setAttribute("aria-label", "Waveform of the spoken answer");
@@ -112,11 +166,19 @@ export class AnswerTurn {
     this.#showButton();
   }
 
+  #press() {
+    const playback = this.#playback;
+    if (!playback) this.#again();
+    else if (playback.paused) playback.resume();
+    else playback.pause();
+    this.#showButton();
+  }
+
   #again() {
     this.#playback = new Playback(() => this.#quiet());
-    this.#playback.push(join(this.#pieces));
+    this.#playback.push(floats(this.samples));
     this.#playback.end();
-    this.#showButton();
+    this.onSound();
     this.#tick();
   }
 
@@ -127,19 +189,21 @@ export class AnswerTurn {
     this.#showButton();
     this.#waveform?.draw(Infinity);
     this.#showFacts();
-    this.onQuiet();
+    this.onSound();
   }
 
   #showButton() {
     if (!this.#button) return;
-    const label = this.#playback ? "Stop the sound" : "Play the answer";
+    const playing = this.#playback && !this.#playback.paused;
+    const label = playing ? "Pause" : this.#playback ? "Continue" : "Play the answer";
     if (this.#button.getAttribute("aria-label") === label) return;
     this.#button.setAttribute("aria-label", label);
+    this.#button.title = label;
     const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
     svg.setAttribute("viewBox", "0 0 24 24");
     svg.setAttribute("aria-hidden", "true");
     const path = document.createElementNS("http://www.w3.org/2000/svg", "path");
-    path.setAttribute("d", this.#playback ? PAUSE : PLAY);
+    path.setAttribute("d", playing ? ICONS.pause : ICONS.play);
     svg.append(path);
     this.#button.replaceChildren(svg);
   }
@@ -150,10 +214,19 @@ export class AnswerTurn {
       this.#note(this.#playback);
       this.#waveform?.draw(this.#playback.position());
     }
-    if (this.#busy) this.#showFacts();
+    if (this.#busy) {
+      this.#draw();
+      this.#showFacts();
+    }
     if (!this.#busy && !this.#playback) return;
     if (STILL.matches) setTimeout(() => this.#tick(), 250);
     else requestAnimationFrame(() => this.#tick());
+  }
+
+  #draw() {
+    if (this.#drawn) return;
+    this.#drawn = true;
+    this.#words.replaceChildren(rendered(this.#text));
   }
 
   /** What was played, for those who look at the page's elements. */
@@ -174,8 +247,9 @@ export class AnswerTurn {
     const samples = this.#pieces.reduce((sum, piece) => sum + piece.length, 0);
     if (samples) facts.push(["speech", seconds((1000 * samples) / RATE), this.#busy ? "live" : ""]);
     const gaps = Number(this.element.dataset.gaps ?? 0);
-    if (gaps) facts.push(["pauses", String(gaps)]);
+    if (gaps) facts.push(["gaps", String(gaps)]);
     if (this.element.dataset.state === "stopped") facts.push(["stopped", ""]);
+    if (this.#status) facts.push(["", this.#status, "live"]);
     const key = facts.join();
     if (key === this.#shown) return;
     this.#shown = key;
@@ -184,14 +258,24 @@ export class AnswerTurn {
     dataset.samples = samples;
     this.#facts.replaceChildren(
       ...facts.map(([name, value, mark = ""]) => {
-        const fact = make("li", mark, `${name} `);
+        const fact = make("li", mark, name && `${name} `);
         fact.append(make("b", "", value));
         return fact;
       }),
     );
   }
+}
 
-  #shown = "";
+async function copy(text, pressed) {
+  try {
+    await navigator.clipboard.writeText(text);
+    pressed.textContent = "Copied";
+  } catch (error) {
+    // Browsers give the clipboard only to pages on localhost or by https.
+    console.info(`the clipboard cannot be used: ${error}`);
+    pressed.textContent = "The browser does not allow it";
+  }
+  setTimeout(() => (pressed.textContent = "Copy"), 2000);
 }
 
 function seconds(ms) {

@@ -6,17 +6,33 @@ const BAR_SAMPLES = RATE * 0.04;
 const BAR = 3;
 const SPACE = 2;
 
+const waveforms = new WeakMap(); // by canvas: none is kept alive when its turn is gone
+const resized = new ResizeObserver((entries) => {
+  for (const { target } of entries) waveforms.get(target)?.redraw();
+});
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+  for (const canvas of document.querySelectorAll(".sound canvas")) waveforms.get(canvas)?.redraw();
+});
+
 export class Waveform {
   #peaks = [];
   #filled = 0;
+  #heard = 0;
 
   constructor(canvas) {
     this.canvas = canvas;
-    new ResizeObserver(() => this.draw(this.#heard)).observe(canvas);
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw(this.#heard));
+    waveforms.set(canvas, this);
+    resized.observe(canvas);
   }
 
-  #heard = 0;
+  /** The canvas goes. */
+  release() {
+    resized.unobserve(this.canvas);
+  }
+
+  redraw() {
+    this.draw(this.#heard);
+  }
 
   push(samples) {
     for (const sample of samples) {

@@ -1,0 +1,214 @@
+// The exchanges of a conversation: what was asked, what came back, and what of it the model is sent again.
+
+import { ApiError, chat } from "./api.js";
+import { Attachment, FileBudget, FileError } from "./files.js";
+import { PcmReader } from "./pcm.js";
+import { silence } from "./player.js";
+import { AnswerTurn, userTurn } from "./turns.js";
+
+const STALL_MS = 1500; // without anything new for so long, the stack is asked what is wrong
+const CUT_OFF = "The page was closed before the answer was complete.";
+
+export class Conversation {
+  #exchanges = [];
+  #store = null;
+  #abort = null;
+  #last = Promise.resolve(); // the end of the last answer
+
+  /**
+   * @param {Element} element where the turns are shown
+   * @param {object} page `voice()`: none for text alone; `model()`; `draft(words, files)`: put them in the message
+   *     field; `why()`: asks why the stack does not serve, if it does not; `changed()`, `announce(words)`, `follow()`
+   */
+  constructor(element, page) {
+    this.element = element;
+    this.page = page;
+  }
+
+  /** Whether an answer is being received. */
+  get answering() {
+    return this.#abort !== null;
+  }
+
+  get empty() {
+    return !this.#exchanges.length;
+  }
+
+  /** Show what the browser kept, and keep what follows. */
+  async restore(store) {
+    this.#store = store;
+    for (const saved of (await store?.load()) ?? []) {
+      const exchange = this.#add(saved.order, saved.words, saved.files.map((file) => new Attachment(file)));
+      const answer = saved.answer ?? { state: "failed", text: "", samples: new Int16Array(0), message: CUT_OFF };
+      this.#place(exchange, AnswerTurn.restored(answer, this.page.changed, this.#retry(exchange, answer.state)));
+    }
+  }
+
+  /**
+   * Ask a question.
+   * @throws {FileError} its files are more than the gateway takes; nothing was sent
+   */
+  async ask(words, files) {
+    new FileBudget(this.page.model()?.limits).require(files);
+    this.stop();
+    const exchange = this.#add((this.#exchanges.at(-1)?.order ?? -1) + 1, words, files);
+    await this.#store?.save(this.#record(exchange));
+    await this.#answer(exchange);
+  }
+
+  /** End the answer that is received, and its sound. */
+  stop() {
+    this.#abort?.abort();
+    silence();
+  }
+
+  /** Forget everything. */
+  async reset() {
+    this.stop();
+    await this.#last.catch(() => {});
+    for (const exchange of this.#exchanges.splice(0)) remove(exchange);
+    await this.#store?.clear();
+  }
+
+  #add(order, words, files) {
+    const exchange = { order, words, files, question: userTurn(words, files), turn: null };
+    this.#exchanges.push(exchange);
+    this.element.append(exchange.question);
+    return exchange;
+  }
+
+  #place(exchange, turn) {
+    exchange.question.after(turn.element);
+    exchange.turn?.release();
+    exchange.turn = turn;
+  }
+
+  async #answer(exchange) {
+    const before = this.#last;
+    this.#last = before.catch(() => {}).then(() => this.#receive(exchange));
+    await this.#last;
+  }
+
+  async #receive(exchange) {
+    const voice = this.page.voice();
+    this.#abort = new AbortController();
+    const turn = new AnswerTurn(voice !== null, this.page.changed);
+    this.#place(exchange, turn);
+    this.page.changed();
+    this.page.follow(true);
+    const stall = this.#watch(turn);
+    try {
+      await this.#stream(exchange, turn, voice, stall);
+      turn.end("done");
+      this.page.announce(turn.text);
+    } catch (error) {
+      this.#failed(exchange, turn, error);
+    } finally {
+      clearInterval(stall.timer);
+      this.#abort = null;
+      this.page.changed();
+      this.page.follow();
+      await this.#store?.save(this.#record(exchange));
+    }
+  }
+
+  async #stream(exchange, turn, voice, stall) {
+    const { signal } = this.#abort;
+    const body = { model: this.page.model()?.id ?? "omnirelay", messages: await this.#messages(exchange), modalities: ["text"] };
+    if (voice !== null) {
+      body.modalities.push("audio");
+      body.audio = { format: "pcm16", ...(voice && { voice }) };
+    }
+    signal.throwIfAborted();
+    const { requestId, chunks } = await chat(body, signal);
+    turn.element.dataset.request = requestId;
+    const reader = new PcmReader();
+    for await (const { choices } of chunks) {
+      stall.heard();
+      const delta = choices[0]?.delta ?? {};
+      const words = delta.content ?? delta.audio?.transcript;
+      if (words) turn.addText(words);
+      if (delta.audio?.data) turn.addSamples(reader.read(delta.audio.data));
+      this.page.follow();
+    }
+  }
+
+  #failed(exchange, turn, error) {
+    if (error.name === "AbortError") {
+      turn.end("stopped", "", this.#retry(exchange, "stopped"));
+      this.page.announce("Stopped.");
+      return;
+    }
+    if (!(error instanceof ApiError || error instanceof FileError)) throw error;
+    exchange.message = error.message;
+    turn.end("failed", error.message, error.retryable ? this.#retry(exchange, "failed") : this.#edit(exchange));
+    this.page.why();
+  }
+
+  /** While nothing comes, say why. */
+  #watch(turn) {
+    let last = performance.now();
+    const ask = async () => {
+      if (performance.now() - last > STALL_MS) turn.status(await this.page.why());
+    };
+    const heard = () => {
+      last = performance.now();
+      turn.status("");
+    };
+    return { heard, timer: setInterval(ask, 1000) };
+  }
+
+  #retry(exchange, state) {
+    return state === "done" ? null : { label: "Try again", run: () => this.#again(exchange) };
+  }
+
+  /** Answer in the old answer's place, knowing what was said before it. */
+  async #again(exchange) {
+    this.stop();
+    exchange.message = "";
+    await this.#answer(exchange);
+  }
+
+  #edit(exchange) {
+    const run = () => {
+      this.#exchanges.splice(this.#exchanges.indexOf(exchange), 1);
+      remove(exchange, false);
+      this.#store?.delete(exchange.order);
+      this.page.draft(exchange.words, exchange.files);
+    };
+    return { label: "Edit the question", run };
+  }
+
+  /** A question after the exchanges before it; their oldest files are left out where the gateway would take no more. */
+  async #messages(exchange) {
+    const budget = new FileBudget(this.page.model()?.limits);
+    budget.require(exchange.files);
+    const earlier = this.#exchanges.slice(0, this.#exchanges.indexOf(exchange)).filter(({ turn }) => turn.text);
+    const kept = new Set(earlier.flatMap(({ files }) => files).reverse().filter((file) => budget.take(file)));
+    const messages = [];
+    for (const { words, files, turn } of earlier) {
+      messages.push(await question(words || "(a file that is not sent again)", files.filter((file) => kept.has(file)), words));
+      messages.push({ role: "assistant", content: turn.text });
+    }
+    return [...messages, await question(exchange.words, exchange.files, exchange.words)];
+  }
+
+  #record({ order, words, files, turn, message }) {
+    const record = { order, words, files: files.map(({ file }) => file), answer: null };
+    const state = turn?.element.dataset.state;
+    if (state) record.answer = { state, text: turn.text, samples: turn.samples, message: message ?? "" };
+    return record;
+  }
+}
+
+async function question(fallback, files, words) {
+  const parts = await Promise.all(files.map((each) => each.part()));
+  if (words || !parts.length) parts.push({ type: "text", text: words || fallback });
+  return { role: "user", content: parts };
+}
+
+function remove({ question, turn, files }, release = true) {
+  question.remove();
+  turn?.release();
+  if (release) for (const each of files) each.release();
+}
