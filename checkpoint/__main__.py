@@ -1,4 +1,4 @@
-"""Command line: ``python -m checkpoint DIR [--size tiny|small|bench] [--seed N]``."""
+"""Command line: ``python -m checkpoint DIR [--size tiny|small|bench|speaking] [--seed N]``."""
 
 import argparse
 import logging
@@ -10,18 +10,22 @@ import transformers
 from safetensors import safe_open
 
 from checkpoint import BENCH, SMALL, TINY, write_checkpoint
-from omnirelay.errors import OmniRelayError
+from checkpoint.compact import expand
+from omnirelay.errors import CheckpointError, OmniRelayError
 
 _SIZES = {"tiny": TINY, "small": SMALL, "bench": BENCH}
+_SPEAKING = "speaking"
+_PACKAGED = Path(__file__).parent / _SPEAKING
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Write the checkpoint asked for; return the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m checkpoint", description="Write a random Qwen2.5-Omni checkpoint."
+        prog="python -m checkpoint",
+        description="Write a Qwen2.5-Omni checkpoint: a random one, or the trained one (speaking).",
     )
     parser.add_argument("directory", type=Path, metavar="DIR", help="new, empty, or an earlier checkpoint")
-    parser.add_argument("--size", choices=sorted(_SIZES), default="tiny")
+    parser.add_argument("--size", choices=[*sorted(_SIZES), _SPEAKING], default="tiny")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
@@ -32,7 +36,10 @@ def main(arguments: list[str] | None = None) -> int:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     try:
-        write_checkpoint(options.directory, _SIZES[options.size], options.seed)
+        if options.size == _SPEAKING:
+            _write_speaking(options.directory)
+        else:
+            write_checkpoint(options.directory, _SIZES[options.size], options.seed)
     except (OmniRelayError, OSError) as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
@@ -45,6 +52,12 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stdout = None
         return 1
     return 0
+
+
+def _write_speaking(directory: Path) -> None:
+    if not _PACKAGED.is_dir():
+        raise CheckpointError(f"no trained checkpoint is installed: there is no {_PACKAGED}")
+    expand(_PACKAGED, directory)
 
 
 def _summary(directory: Path) -> str:

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from checkpoint.writer import complete_directory
 from omnirelay.errors import CheckpointError
+from shared.manifest import MANIFEST_FILE, verify_manifest, write_manifest
 
 COMPACT_FILE = "compact.safetensors"
 _FORMAT = "omnirelay-compact-1"
@@ -81,9 +82,10 @@ def compress(source: Path, target: Path) -> None:
     }
     with complete_directory(target) as partial:
         for path in source.iterdir():
-            if path.name not in (_WEIGHTS, _VOICES):
+            if path.name not in (_WEIGHTS, _VOICES, MANIFEST_FILE):
                 shutil.copyfile(path, partial / path.name)
         save_file(tensors, partial / COMPACT_FILE, metadata)
+        write_manifest(partial)
 
 
 def _shared_row(tensor: torch.Tensor) -> tuple[SharedRow, torch.Tensor] | None:
@@ -111,11 +113,13 @@ def _in_16_bits(name: str, tensor: torch.Tensor) -> torch.Tensor:
 def expand(source: Path, target: Path) -> None:
     """Write the compact checkpoint ``source`` to ``target`` as an ordinary one, in 32 bits.
 
-    ``target`` must be new, empty, or an earlier checkpoint of this package, which is then replaced.
+    ``target`` must be new, empty, or an earlier checkpoint of this package, which is then replaced.  It gets
+    the manifest of ``source``, which says what it was made of.
 
     Raises:
-        CheckpointError: the file is not as :func:`compress` writes it.
+        CheckpointError: a file is damaged, or not as :func:`compress` writes it.
     """
+    verify_manifest(source)
     path = source / COMPACT_FILE
     metadata = _metadata(path)
     shared = {name: SharedRow.parse(entry, name) for name, entry in metadata["rows"].items()}

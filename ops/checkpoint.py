@@ -1,9 +1,11 @@
-"""``omnirelay checkpoint``: random checkpoints, made by a process of its own.
+"""``omnirelay checkpoint``, and the default checkpoint: both made by a process of its own.
 
 Making one needs torch and transformers, which neither the gateway nor its command line loads.
 """
 
 import argparse
+import fcntl
+import importlib.util
 import os
 import re
 import shutil
@@ -22,6 +24,7 @@ from ops.child import GUARD
 from ops.console import announce
 from ops.doctor.checkpoint import examine
 from shared.config import DEFAULT_CHECKPOINT, Config
+from shared.manifest import read_manifest
 
 TERMINATED: Final = 128 + signal.SIGTERM
 """Exit status of a program that SIGTERM ended, as shells have it."""
@@ -33,26 +36,66 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def ensure(config: Config) -> None:
-    """Make the tiny checkpoint if no model is chosen and it is missing.
+    """Make the default checkpoint if no model is chosen and it is missing, or is of another release.
+
+    Processes that start at the same time wait for the one that makes it.
 
     Raises:
         CheckpointError: It could not be made.
     """
-    if config.model is not None or (DEFAULT_CHECKPOINT / "config.json").is_file():
+    if config.model is not None or _is_current():
         return
-    announce(f"making the tiny checkpoint in {DEFAULT_CHECKPOINT} ...")
-    # Made aside and moved into place, so that an interrupted attempt is not taken for a checkpoint.
+    size = DEFAULT_CHECKPOINT.name
+    announce(f"making the {size} checkpoint in {DEFAULT_CHECKPOINT} ...")
+    try:
+        with _locked(DEFAULT_CHECKPOINT.parent):
+            if not _is_current():
+                _make_default(size)
+    except OSError as error:
+        raise CheckpointError(f"the {size} checkpoint could not be put in place: {error}") from error
+
+
+def _make_default(size: str) -> None:
+    """Make it aside and move it into place: an interrupted attempt is not taken for a checkpoint."""
     aside = DEFAULT_CHECKPOINT.with_name(f"{DEFAULT_CHECKPOINT.name}.{os.getpid()}")
     try:
-        status = _make(aside, "tiny", 0, quiet=True)
+        status = _make(aside, size, 0, quiet=True)
         if status != 0:
-            raise CheckpointError(f"the tiny checkpoint could not be made: exit status {status}")
+            raise CheckpointError(f"the {size} checkpoint could not be made: exit status {status}")
         shutil.rmtree(DEFAULT_CHECKPOINT, ignore_errors=True)
         aside.rename(DEFAULT_CHECKPOINT)
-    except OSError as error:
-        raise CheckpointError(f"the tiny checkpoint could not be put in place: {error}") from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def _is_current() -> bool:
+    """Whether the default checkpoint is there, and made of the files that are installed."""
+    if not (DEFAULT_CHECKPOINT / "config.json").is_file():
+        return False
+    installed = _installed(DEFAULT_CHECKPOINT.name)
+    return installed is None or read_manifest(installed) == read_manifest(DEFAULT_CHECKPOINT)
+
+
+def _installed(size: str) -> Path | None:
+    """Return where the compact form of a trained checkpoint is; none for a random one."""
+    # Not imported: that loads PyTorch.
+    package = importlib.util.find_spec("checkpoint")
+    for folder in (package and package.submodule_search_locations) or ():
+        if (Path(folder) / size).is_dir():
+            return Path(folder) / size
+    return None
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Let one process at a time make checkpoints in a directory; the lock goes with the process."""
+    directory.mkdir(parents=True, exist_ok=True)
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def check(config: Config) -> None:

@@ -20,9 +20,14 @@ def add(commands: "Commands[argparse.ArgumentParser]") -> None:
 
 
 def _add_checkpoint(commands: "Commands[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser("checkpoint", help="make a random checkpoint")
+    parser = commands.add_parser("checkpoint", help="make a random checkpoint, or write the trained one")
     parser.add_argument("directory", type=Path, metavar="DIR")
-    parser.add_argument("--size", choices=("tiny", "small", "bench"), default="tiny")
+    parser.add_argument(
+        "--size",
+        choices=("tiny", "small", "bench", "speaking"),
+        default="tiny",
+        help="of a random one, or `speaking`, the trained one (default: tiny)",
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.set_defaults(run=checkpoint.run)
 

@@ -28,6 +28,7 @@ from checkpoint.training.export import export
 from checkpoint.training.hearing import make_hearing
 from checkpoint.training.loop import Losses, Recipe, Step, Stop, Training, load_average
 from omnirelay.errors import CheckpointError
+from shared.manifest import MANIFEST_FILE, write_manifest
 from tests.support.training import hum, sentences
 
 FEW = Recipe(steps=2, rate=1e-3, warmup=1)
@@ -248,9 +249,17 @@ def test_a_compact_checkpoint_becomes_the_same_one_again(exported: Path, tmp_pat
     assert voices.keys() == {"Chelsie", "Ethan"}
     assert voices["Ethan"]["ref_mel"].shape == (1, 300, 80)
     names = {path.name for path in exported.iterdir()}
-    assert names == {path.name for path in (tmp_path / "expanded").iterdir()}
+    assert names | {MANIFEST_FILE} == {path.name for path in (tmp_path / "expanded").iterdir()}
     # It is one of this package, so a newer one may take its place.
     expand(tmp_path / "compact", tmp_path / "expanded")
+
+
+def test_a_damaged_compact_checkpoint_is_not_expanded(tmp_path: Path) -> None:
+    write_compact(tmp_path)
+    with (tmp_path / COMPACT_FILE).open("r+b") as file:
+        file.truncate(100)
+    with pytest.raises(CheckpointError, match=r"compact\.safetensors is damaged"):
+        expand(tmp_path, tmp_path / "expanded")
 
 
 @pytest.mark.parametrize(
@@ -291,10 +300,12 @@ def test_metadata_that_was_changed_is_refused(changed: dict[str, str], problem: 
 def write_compact(directory: Path, **changed: str) -> None:
     metadata = {"format": "omnirelay-compact-1", "rows": "{}", "voices": "{}", **changed}
     save_file({"head": torch.zeros(2, 4)}, directory / COMPACT_FILE, metadata)
+    write_manifest(directory)
 
 
 def test_a_file_that_is_no_safetensors_is_refused(tmp_path: Path) -> None:
     (tmp_path / COMPACT_FILE).write_bytes(b"\xff" * 64)
+    write_manifest(tmp_path)
     with pytest.raises(CheckpointError, match="cannot be read"):
         expand(tmp_path, tmp_path / "expanded")
     with pytest.raises(CheckpointError, match="holds no model"):
