@@ -16,29 +16,15 @@ into the messages of a conversation: :func:`audio`, :func:`image`, :func:`video`
 This package imports nothing else of the project: it is all that a client's machine needs.
 """
 
-from omnirelay.client import (
-    Answer,
-    AsyncAnswer,
-    AsyncClient,
-    AudioEvent,
-    AudioPart,
-    ChatEvent,
-    ChatMessage,
-    ChatOptions,
-    ChatResult,
-    Client,
-    DoneEvent,
-    GenerateRequest,
-    ImagePart,
-    SamplingOverrides,
-    StatusReport,
-    TextEvent,
-    TextPart,
-    VideoPart,
-    audio,
-    image,
-    video,
-)
+from omnirelay.client.aio import AsyncAnswer, AsyncClient
+from omnirelay.client.media import audio, image, video
+from omnirelay.client.request import build_request
+from omnirelay.client.sync import Answer, Client
+from omnirelay.client.types import ChatEvent, ChatResult, TimedDoneEvent
+from omnirelay.content import AudioPart, ChatMessage, ImagePart, TextPart, VideoPart
+from omnirelay.events import AudioEvent, DoneEvent, TextEvent
+from omnirelay.protocol import GenerateRequest, SamplingOverrides
+from omnirelay.status import StatusReport
 
 __all__ = [
     "Answer",
@@ -48,7 +34,6 @@ __all__ = [
     "AudioPart",
     "ChatEvent",
     "ChatMessage",
-    "ChatOptions",
     "ChatResult",
     "Client",
     "DoneEvent",
@@ -58,8 +43,10 @@ __all__ = [
     "StatusReport",
     "TextEvent",
     "TextPart",
+    "TimedDoneEvent",
     "VideoPart",
     "audio",
+    "build_request",
     "image",
     "video",
 ]

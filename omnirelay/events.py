@@ -1,11 +1,17 @@
 """What the gateway tells a client about a request, in the order it happens."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from msgspec import Meta
 
-from omnirelay.values import FinishReason
+from omnirelay.values import SAMPLE_BYTES, FinishReason
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Samples = npt.NDArray[np.float32]
 
 
 class AcceptedEvent(msgspec.Struct, frozen=True, kw_only=True, tag="accepted"):
@@ -30,16 +36,26 @@ class TextEvent(msgspec.Struct, frozen=True, kw_only=True, tag="text"):
     text: str
 
 
-class AudioEvent(msgspec.Struct, frozen=True, kw_only=True, tag="audio"):
+class AudioEvent(msgspec.Struct, frozen=True, tag="audio"):
     """The next piece of the answer's waveform.
 
     Attributes:
         seq: 0, 1, 2, …
-        pcm: float32 in [-1, 1], little-endian, mono, at :data:`shared.messages.SAMPLE_RATE`.
+        pcm: float32 in [-1, 1], little-endian, mono, :data:`omnirelay.values.SAMPLE_RATE` a second.
     """
 
     seq: int
     pcm: bytes
+
+    @property
+    def sample_count(self) -> int:
+        """Number of samples."""
+        return len(self.pcm) // SAMPLE_BYTES
+
+    @property
+    def samples(self) -> "Samples":
+        """The samples as an array, float32 [n]; needs NumPy."""
+        return samples_of(self.pcm)
 
 
 class DoneEvent(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
@@ -89,6 +105,13 @@ class ErrorEvent(msgspec.Struct, frozen=True, kw_only=True, tag="error"):
     code: str
     message: str
     retry_after_ms: Annotated[int, Meta(ge=0)] | None = None
+
+
+def samples_of(pcm: bytes) -> "Samples":
+    """Give PCM as an array, float32 [n]; needs NumPy, which the client does not install."""
+    import numpy as np  # noqa: PLC0415
+
+    return np.frombuffer(pcm, "<f4").astype(np.float32, copy=False)
 
 
 Event = AcceptedEvent | TextEvent | AudioEvent | DoneEvent | ErrorEvent

@@ -44,6 +44,10 @@ class SamplingOverrides(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     repetition_penalty: float | None = None
 
 
+DEFAULT_SAMPLING: Final = SamplingOverrides()
+"""One object: msgspec omits a default that is the same object, not one that is equal."""
+
+
 class GenerateRequest(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True
 ):
@@ -72,8 +76,8 @@ class GenerateRequest(
     speech: bool = True
     speaker: str | None = None
     streaming: bool = True
-    text_sampling: SamplingOverrides = SamplingOverrides()
-    codec_sampling: SamplingOverrides = SamplingOverrides()
+    text_sampling: SamplingOverrides = DEFAULT_SAMPLING
+    codec_sampling: SamplingOverrides = DEFAULT_SAMPLING
     seed: int | None = None
     priority: int = 0
     deadline_s: float | None = None
@@ -173,7 +177,7 @@ class StatusReply(msgspec.Struct, frozen=True, tag="status_reply"):
     report: StatusReport
 
 
-class Refused(msgspec.Struct, frozen=True, tag="refused"):
+class Refusal(msgspec.Struct, frozen=True, tag="refused"):
     """A message of the client could not be understood.
 
     Attributes:
@@ -186,7 +190,7 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
 
 
 ClientMessage = Hello | Submit | Piece | Cancel | StatusQuery
-ServerMessage = Welcome | Reply | StatusReply | Refused
+ServerMessage = Welcome | Reply | StatusReply | Refusal
 
 
 def pack(message: ClientMessage | ServerMessage) -> bytes:

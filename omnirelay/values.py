@@ -8,6 +8,8 @@ API_KEY_VARIABLE: Final = "OMNIRELAY_API_KEY"
 """The environment variable from which a client's commands take the API key."""
 SAMPLE_RATE: Final = 24_000
 """Samples per second of every waveform, fixed by the model's vocoder."""
+SAMPLE_BYTES: Final = 4
+"""Of a sample on the wire: float32, little-endian."""
 CODEC_RATE: Final = 50
 """Codec tokens per second of speech, fixed by the model."""
 StageName = Literal["thinker", "talker", "token2wav"]

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from omnirelay.cli.output import note
-from omnirelay.cli.progress import Progress
+from omnirelay.cli.progress import ProgressLine
 from omnirelay.errors import CheckpointError
 from ops.child import GUARD
 from ops.console import announce
@@ -124,7 +124,7 @@ def _make(directory: Path, size: str, seed: int, quiet: bool = False) -> int:
     command = [sys.executable, "-I", str(GUARD), str(os.getpid()), sys.executable, "-m", "checkpoint"]
     command += [str(directory), "--size", size, "--seed", str(seed)]
     told: list[str] = []
-    with Progress(lambda: _describe(told)) as progress, _sigterm_raises():
+    with ProgressLine(lambda: _describe(told)) as progress, _sigterm_raises():
         if not progress.visible:
             return subprocess.run(command, stdout=files, check=False).returncode  # noqa: S603  Our own program.
         with subprocess.Popen(  # noqa: S603  As above.

@@ -8,7 +8,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Final
 
-from omnirelay import ChatOptions, SamplingOverrides
+from omnirelay import SamplingOverrides, build_request
 from omnirelay.cli.chat.answer import FiguresPrinter, Listener, TextPrinter, WavWriter, stream
 from omnirelay.cli.output import mebibytes, say
 from omnirelay.cli.target import Target
@@ -61,7 +61,8 @@ async def _demonstrate(stack: Stack, target: Target, out: Path) -> None:
         for label, name in (("audio: ", QUESTION), ("image: ", PICTURE)):
             say(f"{label} {name}, {DESCRIBED[name]}, {len(files[name]):,} bytes")
         say(f"prompt: {PROMPT}\nanswer: ", end="")
-        options = ChatOptions(
+        request = build_request(
+            PROMPT,
             audio=files[QUESTION],
             images=files[PICTURE],
             seed=1,
@@ -70,7 +71,7 @@ async def _demonstrate(stack: Stack, target: Target, out: Path) -> None:
             codec_sampling=SamplingOverrides(max_tokens=256),
         )
         listeners: list[Listener] = [WavWriter(out), TextPrinter(), FiguresPrinter()]
-        talk = asyncio.create_task(stream(target, PROMPT, options, listeners))
+        talk = asyncio.create_task(stream(target, request, listeners))
         watch = asyncio.create_task(stack.watch())
         done, _ = await asyncio.wait([talk, watch], return_when=asyncio.FIRST_COMPLETED)
         # If a process died, that is why the request failed, and what is to be told.

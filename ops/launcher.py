@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from omnirelay import StatusReport
-from omnirelay.cli.progress import Progress
+from omnirelay.cli.progress import ProgressLine
 from omnirelay.errors import (
     ConfigError,
     EngineFailedError,
@@ -189,7 +189,7 @@ class Stack:
         told = started
         announced: set[str] = set()
         missing = [child.name for child in self._children]
-        with Progress(lambda: f"waiting for {', '.join(missing)}") as progress:
+        with ProgressLine(lambda: f"waiting for {', '.join(missing)}") as progress:
             while True:
                 self._check_alive("before all were ready")
                 report = await self._ask()

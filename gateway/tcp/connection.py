@@ -37,7 +37,7 @@ from omnirelay.protocol import (
     GenerateRequest,
     Hello,
     Piece,
-    Refused,
+    Refusal,
     Reply,
     ServerMessage,
     StatusQuery,
@@ -187,7 +187,7 @@ class Connection:
         self._count(known)
         try:
             async with asyncio.timeout(FAREWELL_S):
-                await self._send(Refused(known.code, str(known)))
+                await self._send(Refusal(known.code, str(known)))
         except (ConnectionError, TimeoutError) as lost:
             log.debug("%s did not hear why: %r", self._account.name, lost)
 
@@ -215,7 +215,7 @@ class Connection:
         except MessageError as error:
             self._count(error)
             limited(log).warning("refused a message of %s: %s", self._account.name, error.code)
-            await self._send(Refused(error.code, str(error)))
+            await self._send(Refusal(error.code, str(error)))
         # A client that sends without pause must not keep the loop from its other work.
         await asyncio.sleep(0)
 

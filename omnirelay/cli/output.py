@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from omnirelay.cli.progress import set_aside
-from omnirelay.client.types import DoneEvent
+from omnirelay.client.types import TimedDoneEvent
 from omnirelay.errors import OmniRelayError, StandardOutputError
 
 MIB: Final = 2**20
@@ -18,7 +18,7 @@ GIB: Final = 2**30
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
-class _Output:
+class _StandardOutput:
     """Where the standard output is.
 
     Attributes:
@@ -31,7 +31,7 @@ class _Output:
         self.flush_first: Callable[[], None] = lambda: None
 
 
-_output: Final = _Output()
+_output: Final = _StandardOutput()
 
 
 def flush_before_output(flush: Callable[[], None]) -> None:
@@ -87,7 +87,7 @@ def fail(error: OmniRelayError) -> int:
     return 1
 
 
-def timing_lines(done: DoneEvent) -> list[str]:
+def timing_lines(done: TimedDoneEvent) -> list[str]:
     """The figures of an answer, one a line."""
     return [
         f"time to first text:  {_seconds(done.ttft_s)}",

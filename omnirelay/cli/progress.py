@@ -20,7 +20,7 @@ ERASE: Final = "\r\x1b[K"
 log = logging.getLogger(__name__)
 
 
-class Progress:
+class ProgressLine:
     """Shows a line while a ``with`` block runs, and the seconds since it began.
 
     Args:

@@ -8,7 +8,7 @@ import msgspec
 
 from omnirelay.cli.output import mebibytes, say
 from omnirelay.cli.target import target_of
-from omnirelay.client import StatusReport
+from omnirelay.status import StatusReport
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -6,9 +6,10 @@ import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
-from omnirelay.client import AsyncClient, StatusReport
+from omnirelay.client.aio import AsyncClient
 from omnirelay.client.types import DEFAULT_ADDRESS
 from omnirelay.errors import ConfigError
+from omnirelay.status import StatusReport
 from omnirelay.values import API_KEY_VARIABLE
 
 
@@ -19,7 +20,7 @@ class Target:
     Attributes:
         address: ``tcp://HOST:PORT`` or ``tls://HOST:PORT``.
         api_key: The key that is sent; none sends none.
-        ca: What is believed where TLS is spoken, see :class:`omnirelay.client.AsyncClient`.
+        ca: What is believed where TLS is spoken, see :class:`omnirelay.AsyncClient`.
     """
 
     address: str = DEFAULT_ADDRESS

@@ -7,25 +7,15 @@ import time
 from collections import deque
 from itertools import count
 from pathlib import Path
-from typing import Final, Self, Unpack
+from typing import Final, Self
 
 import msgspec
 
 from omnirelay import error_codes, events
-from omnirelay.client.outbox import Outbox, Upload, request_pieces
+from omnirelay.client.outbox import Outbox, UploadProgress, request_pieces
+from omnirelay.client.request import build_request, taking_options_of
 from omnirelay.client.tls import client_context
-from omnirelay.client.types import (
-    DEFAULT_ADDRESS,
-    AudioEvent,
-    ChatEvent,
-    ChatOptions,
-    ChatResult,
-    DoneEvent,
-    Prompt,
-    build_request,
-    collect,
-)
-from omnirelay.client.wav import SAMPLE_BYTES
+from omnirelay.client.types import DEFAULT_ADDRESS, ChatEvent, ChatResult, TimedDoneEvent, collect
 from omnirelay.errors import (
     CancelledRequestError,
     GatewayUnreachableError,
@@ -38,8 +28,9 @@ from omnirelay.errors import (
 from omnirelay.protocol import (
     PROTOCOL_VERSION,
     Cancel,
+    GenerateRequest,
     Hello,
-    Refused,
+    Refusal,
     Reply,
     ServerMessage,
     StatusQuery,
@@ -50,6 +41,7 @@ from omnirelay.protocol import (
     read_frame,
 )
 from omnirelay.status import StatusReport
+from omnirelay.values import SAMPLE_BYTES
 
 MAX_REPLY_BYTES: Final = 512 * 2**20
 CONNECT_TIMEOUT_S: Final = 5.0
@@ -64,7 +56,7 @@ class AsyncAnswer:
         upload: How far the request is on its way to the gateway.
     """
 
-    def __init__(self, client: "AsyncClient", client_id: int, upload: Upload) -> None:
+    def __init__(self, client: "AsyncClient", client_id: int, upload: UploadProgress) -> None:
         self.request_id: str | None = None
         self.upload: Final = upload
         self._client = client
@@ -127,7 +119,7 @@ class AsyncAnswer:
                 raise MessageError(f"the gateway sent {len(event.pcm)} bytes of audio, which end in a sample")
             if event.pcm:
                 self._first_audio = self._first_audio or elapsed
-            self._waiting.append(AudioEvent(event.seq, event.pcm))
+            self._waiting.append(event)
         elif isinstance(event, events.DoneEvent):
             self._waiting.append(self._done(event, elapsed))
             self._ended = True
@@ -143,8 +135,8 @@ class AsyncAnswer:
             self._ended = True
             self._arrived.set()
 
-    def _done(self, event: events.DoneEvent, wall_s: float) -> DoneEvent:
-        return DoneEvent(
+    def _done(self, event: events.DoneEvent, wall_s: float) -> TimedDoneEvent:
+        return TimedDoneEvent(
             **msgspec.structs.asdict(event),
             ttft_s=self._first_text,
             ttfa_s=self._first_audio,
@@ -254,27 +246,20 @@ class AsyncClient:
                 # Lost before, or the gateway was in the middle of an answer, which TLS calls an error.
                 log.debug("the connection was not closed in order: %s", error)
 
-    def chat(self, prompt: Prompt = "", **options: Unpack[ChatOptions]) -> AsyncAnswer:
-        """Send a request.
+    @taking_options_of(build_request)
+    def chat(self, request: GenerateRequest) -> AsyncAnswer:
+        """Send a request; iterating the answer gives its events, and raises what went wrong.
 
-        Files are read, and samples and pixels encoded, before this returns.  What takes long can be made in a
-        thread: ``await asyncio.to_thread(video, frames, fps=2.0)``.
-
-        Args:
-            prompt: Text of the user, a conversation, or a whole request.
-            **options: See :class:`ChatOptions`.
-
-        Returns:
-            Its events; iterating raises what went wrong.
+        Files are read, and samples and pixels encoded, before this returns.  Encode large media in a thread:
+        ``await asyncio.to_thread(video, frames, fps=2.0)``.
 
         Raises:
             GatewayUnreachableError: There is no connection.
-            MediaError: A sound, picture or video cannot be read, or is more than the gateway takes.
-            InvalidRequestError: A text is not Unicode (a command line's need not be), a number is beyond 64
-                bits, or the request is longer than the gateway reads.
+            MediaTooLargeError: Media exceed the gateway's limits.
+            InvalidRequestError: A text is not Unicode, a number exceeds 64 bits, or the request is too long.
         """
         client_id = next(self._ids)
-        pieces = request_pieces(build_request(prompt, **options), self._limits)
+        pieces = request_pieces(request, self._limits)
         answer = AsyncAnswer(self, client_id, self._connected().submit(client_id, pieces, self._limits))
         self._answers[client_id] = answer
         return answer
@@ -314,7 +299,7 @@ class AsyncClient:
     async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Welcome:
         writer.write(pack(Hello(PROTOCOL_VERSION, "omnirelay-python", self._api_key)))
         answer = self._decode(await read_frame(reader, MAX_REPLY_BYTES))
-        if isinstance(answer, Refused):
+        if isinstance(answer, Refusal):
             raise _refusal(answer)
         if not isinstance(answer, Welcome):
             raise MessageError("the gateway did not answer the hello")
@@ -350,7 +335,7 @@ class AsyncClient:
             report = self._reports.pop(message.id, None)
             if report is not None and not report.done():
                 report.set_result(message.report)
-        elif isinstance(message, Refused):
+        elif isinstance(message, Refusal):
             raise _refusal(message)
 
     def _fail_all(self, error: OmniRelayError) -> None:
@@ -364,7 +349,7 @@ class AsyncClient:
         self._reports.clear()
 
 
-def _refusal(refused: Refused) -> OmniRelayError:
+def _refusal(refused: Refusal) -> OmniRelayError:
     """The error that the gateway refused a message with."""
     for kind in (VersionError, UnauthenticatedError):
         if refused.code == kind.code:

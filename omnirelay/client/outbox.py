@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass
-class Upload:
+class UploadProgress:
     """How far a request is on its way.
 
     Attributes:
@@ -127,9 +127,9 @@ class Outbox:
         self._short.append(frame)
         self._more.set()
 
-    def submit(self, client_id: int, pieces: Pieces, limits: Welcome) -> Upload:
+    def submit(self, client_id: int, pieces: Pieces, limits: Welcome) -> UploadProgress:
         """Write a request when it is its turn; gives how far it is, kept up to date."""
-        upload = Upload(sum(map(len, pieces)))
+        upload = UploadProgress(sum(map(len, pieces)))
         frames = frames_of(client_id, pieces, limits)
         queue = self._requests if upload.total_bytes <= PIECE_BYTES else self._uploads
         queue[client_id] = _Request(frames, upload)
@@ -173,7 +173,7 @@ class Outbox:
         else:
             await self._write(frame, request.upload)
 
-    async def _write(self, frame: Pieces, upload: Upload | None = None) -> None:
+    async def _write(self, frame: Pieces, upload: UploadProgress | None = None) -> None:
         for piece in (memoryview(each) for each in frame):
             for start in range(0, len(piece), PIECE_BYTES):
                 part = piece[start : start + PIECE_BYTES]
@@ -188,7 +188,7 @@ class Outbox:
 @dataclass
 class _Request:
     frames: Iterator[Pieces]
-    upload: Upload
+    upload: UploadProgress
     begun: bool = False
 
 

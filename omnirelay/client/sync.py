@@ -5,19 +5,13 @@ import ssl
 import threading
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, Self, TypeVar
 
 from omnirelay.client.aio import AsyncAnswer, AsyncClient
-from omnirelay.client.types import (
-    DEFAULT_ADDRESS,
-    ChatEvent,
-    ChatOptions,
-    ChatResult,
-    Prompt,
-    build_request,
-    collect,
-)
+from omnirelay.client.request import build_request, taking_options_of
+from omnirelay.client.types import DEFAULT_ADDRESS, ChatEvent, ChatResult, collect
 from omnirelay.errors import GatewayUnreachableError
+from omnirelay.protocol import GenerateRequest
 from omnirelay.status import StatusReport
 
 T = TypeVar("T")
@@ -120,23 +114,15 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def chat(self, prompt: Prompt = "", **options: Unpack[ChatOptions]) -> Answer:
-        """Send a request; files are read, and samples and pixels encoded, on the thread that calls.
-
-        Args:
-            prompt: Text of the user, a conversation, or a whole request.
-            **options: See :class:`ChatOptions`.
-
-        Returns:
-            Its events; iterating raises what went wrong.
+    @taking_options_of(build_request)
+    def chat(self, request: GenerateRequest) -> Answer:
+        """Send a request; iterating the answer gives its events, and raises what went wrong.
 
         Raises:
             GatewayUnreachableError: The connection was lost.
-            MediaError: A sound, picture or video cannot be read, or is more than the gateway takes.
-            InvalidRequestError: A text is not Unicode, a number is beyond 64 bits, or the request is longer
-                than the gateway reads.
+            MediaTooLargeError: Media exceed the gateway's limits.
+            InvalidRequestError: A text is not Unicode, a number exceeds 64 bits, or the request is too long.
         """
-        request = build_request(prompt, **options)
 
         async def send() -> AsyncAnswer:
             return self._client.chat(request)

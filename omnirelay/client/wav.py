@@ -9,8 +9,6 @@ from typing import Final
 from omnirelay.errors import OutputError
 from omnirelay.values import SAMPLE_RATE
 
-SAMPLE_BYTES: Final = 4
-"""Of a sample as it is sent: float32, little-endian."""
 PCM_PEAK: Final = 32_767
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from omnirelay.cli.output import note
-from omnirelay.cli.progress import Progress
+from omnirelay.cli.progress import ProgressLine
 from omnirelay.cli.target import Target, target_of
 from omnirelay.values import API_KEY_VARIABLE
 from ops import checkpoint
@@ -44,7 +44,7 @@ class _Batch:
         Raises:
             OmniRelayError: The gateway is gone or stopping, or a file cannot be read or written.
         """
-        with ResultFolder(self.out) as results, Progress(lambda: tally.estimate) as progress:
+        with ResultFolder(self.out) as results, ProgressLine(lambda: tally.estimate) as progress:
             async with target.client() as client, AsyncExitStack() as tasks:
                 if not progress.visible:
                     tasks.push_async_callback(_end, asyncio.create_task(_report(tally)))

@@ -9,8 +9,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from omnirelay import ChatMessage, ChatOptions, SamplingOverrides
-from omnirelay.client.types import Prompt
+from omnirelay import ChatMessage, GenerateRequest, SamplingOverrides, build_request
 from omnirelay.errors import InvalidRequestError, OutputError, said
 
 MAX_LINE_BYTES: Final = 2**26
@@ -77,8 +76,8 @@ class Job:
     digest: str
     line: PromptLine | InvalidRequestError
 
-    def request(self, folder: Path, text_only: bool) -> tuple[Prompt, ChatOptions]:
-        """Give what :meth:`omnirelay.client.AsyncClient.chat` takes.
+    def request(self, folder: Path, text_only: bool) -> GenerateRequest:
+        """Give the request, with its files.
 
         Args:
             folder: What relative paths are relative to.
@@ -90,7 +89,14 @@ class Job:
         line = self.line
         if isinstance(line, InvalidRequestError):
             raise line
-        options = ChatOptions(
+        prompt: str | list[ChatMessage] = line.text
+        if line.messages is not None:
+            prompt = [ChatMessage(turn.role, turn.content) for turn in line.messages]
+        return build_request(
+            prompt,
+            audio=_located(line.audio, folder),
+            images=_located(line.images, folder),
+            videos=_located(line.videos, folder),
             system=line.system,
             speech=line.speech and not text_only,
             speaker=line.speaker,
@@ -99,12 +105,6 @@ class Job:
             text_sampling=SamplingOverrides(temperature=line.temperature, max_tokens=line.max_tokens),
             codec_sampling=SamplingOverrides(temperature=line.temperature, max_tokens=line.max_codec_tokens),
         )
-        if line.messages is not None:
-            return [ChatMessage(turn.role, turn.content) for turn in line.messages], options
-        options["audio"] = _located(line.audio, folder)
-        options["images"] = _located(line.images, folder)
-        options["videos"] = _located(line.videos, folder)
-        return line.text, options
 
 
 def read_jobs(path: Path) -> Iterator[Job]:

@@ -115,11 +115,11 @@ class BatchRunner:
                 self._tally.answered += 1
 
     async def _answer(self, job: Job) -> ChatResult:
-        prompt, options = job.request(self._folder, self._text_only)
+        request = job.request(self._folder, self._text_only)
         late = time.monotonic() + STAGE_WAIT_S
         while True:
             try:
-                return await self._client.chat(prompt, **options).result()
+                return await self._client.chat(request).result()
             except StoppingError:
                 raise
             except BusyError as error:

@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from omnirelay.cli.output import say
-from omnirelay.cli.progress import Progress
+from omnirelay.cli.progress import ProgressLine
 from omnirelay.errors import ConfigError, StageStartError
 from ops.doctor import access, checkpoint, demand, gpus, limits, machine, network, security, software
 from ops.doctor.finding import Finding, Level, ok, problem, warning
@@ -128,7 +128,7 @@ def _load_engine() -> EngineReport | StageStartError | None:
     if not software.engine_installed():
         return None
     try:
-        with Progress(lambda: "loading vLLM once"):
+        with ProgressLine(lambda: "loading vLLM once"):
             return software.load_engine()
     except StageStartError as error:
         return error

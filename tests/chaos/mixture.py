@@ -9,11 +9,10 @@ from typing import Final
 
 import msgspec
 
-from omnirelay import AudioEvent, Client, GenerateRequest, SamplingOverrides, error_codes
-from omnirelay.client.types import build_request
+from omnirelay import Client, GenerateRequest, SamplingOverrides, error_codes
+from omnirelay.client.request import build_request
 from omnirelay.errors import CancelledRequestError, GatewayUnreachableError, OmniRelayError
 from omnirelay.events import AcceptedEvent, ErrorEvent
-from omnirelay.events import AudioEvent as PlainAudioEvent
 from omnirelay.protocol import (
     LENGTH_BYTES,
     PROTOCOL_VERSION,
@@ -157,8 +156,6 @@ def _read_slowly(line: socket.socket, address: str, request: GenerateRequest, he
             elif isinstance(event, ErrorEvent):
                 heard.error = error_codes.from_event(event)
                 return name
-            elif isinstance(event, PlainAudioEvent):
-                heard.take(AudioEvent(event.seq, event.pcm))
             elif event is not None:
                 heard.take(event)
                 if heard.ended:

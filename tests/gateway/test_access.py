@@ -28,7 +28,7 @@ from omnirelay.errors import (
     MessageError,
     UnauthenticatedError,
 )
-from omnirelay.protocol import PIECE_BYTES, PROTOCOL_VERSION, Hello, Refused, Reply, Welcome, parse_tcp
+from omnirelay.protocol import PIECE_BYTES, PROTOCOL_VERSION, Hello, Refusal, Reply, Welcome, parse_tcp
 from shared.config import Config
 from tests.gateway.bench import bench, run
 from tests.gateway.fake_stages import until
@@ -57,7 +57,7 @@ def test_over_tcp_only_a_known_key_opens_more_than_the_status(configure: Configu
             raw = await RawClient.connect(b)
             raw.writer.write((2 * PIECE_BYTES).to_bytes(4, "big"))
             refused = await raw.hear()
-            assert isinstance(refused, Refused)
+            assert isinstance(refused, Refusal)
             assert refused.code == "unauthenticated"
             assert b.process._server._uploads.used == 0
             await raw.close()
@@ -83,7 +83,7 @@ def test_who_says_nothing_of_himself_may_not_stay(
             known = RawClient(*await asyncio.open_connection(*parse_tcp(b.listen)))
             known.say(Hello(PROTOCOL_VERSION, key=KEY))
             assert isinstance(await known.hear(), Welcome)
-            assert isinstance(await raw.hear(), Refused)
+            assert isinstance(await raw.hear(), Refusal)
             assert await raw.closed()
             known.say(submit(1, HI_TCP))
             assert isinstance(await known.hear(), Reply)
@@ -352,7 +352,7 @@ def test_bad_messages_are_still_told_as_such(configure: Configure, keys: str) ->
             raw = RawClient(*await asyncio.open_connection(*parse_tcp(b.listen)))
             raw.say(Hello(PROTOCOL_VERSION, key="x" * 300))
             heard = await raw.hear()
-            assert isinstance(heard, Refused)
+            assert isinstance(heard, Refusal)
             assert heard.code == MessageError.code
             assert "xxx" not in heard.message
             await raw.close()

@@ -27,7 +27,7 @@ from omnirelay import (
     video,
 )
 from omnirelay.client.outbox import Outbox, Pieces, frames_of, request_pieces
-from omnirelay.client.types import build_request
+from omnirelay.client.request import build_request
 from omnirelay.content import MediaPart, media_of
 from omnirelay.protocol import MAX_PIECE_BYTES, PIECE_BYTES, Cancel, Piece, Submit, Welcome, pack
 
@@ -226,7 +226,7 @@ def test_media_stand_before_the_text_in_one_message() -> None:
 
 
 def test_media_beside_what_carries_its_own_are_refused() -> None:
-    with pytest.raises(TypeError, match="in its messages"):
+    with pytest.raises(TypeError, match="into its messages"):
         build_request([ChatMessage("user", "Hi")], images=b"x")
     with pytest.raises(TypeError, match="itself"):
         build_request(GenerateRequest(), audio=b"x")

@@ -17,7 +17,7 @@ from omnirelay.protocol import (
     ClientMessage,
     Hello,
     Piece,
-    Refused,
+    Refusal,
     Reply,
     Submit,
     pack,
@@ -39,7 +39,7 @@ def test_other_version_is_told_both_versions(configure: Configure, monkeypatch: 
             raw = await RawClient.connect(b, greet=False)
             raw.say(Hello(PROTOCOL_VERSION + 1))
             refused = await raw.hear()
-            assert isinstance(refused, Refused)
+            assert isinstance(refused, Refusal)
             assert refused.code == "version_unsupported"
             assert str(PROTOCOL_VERSION + 1) in refused.message
             assert await raw.closed()
@@ -61,7 +61,7 @@ def test_client_must_begin_with_hello(configure: Configure, monkeypatch: pytest.
             for first in (pack(Cancel(1)), b"\0\0\0\1\xc1", b""):
                 raw = await RawClient.connect(b, greet=False)
                 raw.writer.write(first)
-                assert isinstance(await raw.hear(), Refused)
+                assert isinstance(await raw.hear(), Refusal)
                 assert await raw.closed()
                 await raw.close()
             await serves(b)
@@ -76,7 +76,7 @@ def test_oversize_length_is_refused_before_it_is_read(configure: Configure) -> N
             raw.say(submit(1, HI))
             request = await b.stages.request(0)
             raw.writer.write(b"\xff\xff\xff\xff")
-            while not isinstance(heard := await raw.hear(), Refused):
+            while not isinstance(heard := await raw.hear(), Refusal):
                 pass
             assert "4294967295 bytes, at most 1000" in heard.message
             await b.stages.aborted(request.request_id)
@@ -108,7 +108,7 @@ def test_an_upload_that_does_not_begin_at_its_beginning_is_answered(configure: C
             assert reply.id == 8
             raw.say(Piece(8, 5, b"x"))
             refused = await raw.hear()
-            assert isinstance(refused, Refused)
+            assert isinstance(refused, Refusal)
             assert "request 8 is still being answered" in refused.message
             await raw.close()
 
@@ -150,7 +150,7 @@ def test_wrong_messages_end_only_themselves(configure: Configure) -> None:
             wrong: list[str] = []
             while len(refused) < 4 or len(wrong) < 2:
                 heard = await raw.hear()
-                if isinstance(heard, Refused):
+                if isinstance(heard, Refusal):
                     refused.append(heard.code)
                 elif isinstance(heard, Reply) and isinstance(heard.event, ErrorEvent):
                     wrong.append(heard.event.code)

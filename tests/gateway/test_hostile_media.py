@@ -13,7 +13,7 @@ from gateway.input.urls import decode_data_url
 from omnirelay import ChatMessage, GenerateRequest, TextPart, errors, image
 from omnirelay.content import MAX_MESSAGES, MAX_PARTS
 from omnirelay.events import ErrorEvent
-from omnirelay.protocol import MAX_PIECE_BYTES, PIECE_BYTES, Cancel, Piece, Refused, Reply, Submit, pack
+from omnirelay.protocol import MAX_PIECE_BYTES, PIECE_BYTES, Cancel, Piece, Refusal, Reply, Submit, pack
 from shared.config import Config
 from tests.gateway.bench import Bench, bench, run
 from tests.gateway.fake_stages import until
@@ -82,7 +82,7 @@ def test_deep_nesting_is_refused(configure: Configure) -> None:
             raw = await RawClient.connect(b)
             start = b"\x83\xa4type\xa6submit\xa2id\x05\xa7request"
             raw.say_bytes(start + b"\x81\xa8messages" + b"\x91" * MIB + b"\xc0")
-            assert isinstance(await raw.hear(), Refused)
+            assert isinstance(await raw.hear(), Refusal)
             raw.say(submit(6, HI))
             await b.stages.request(0)
             await raw.close()
@@ -100,7 +100,7 @@ def test_a_frame_may_be_as_long_as_allowed_and_no_longer(configure: Configure) -
             raw.writer.write(frame_with(MIB - empty))
             assert (await b.stages.request(0)).media[0].data.nbytes == MIB - empty
             raw.writer.write(frame_with(MIB - empty + 1, 2)[:5])
-            while not isinstance(heard := await raw.hear(), Refused):
+            while not isinstance(heard := await raw.hear(), Refusal):
                 pass
             assert f"frame of {MIB + 1} bytes, at most {MIB}" in heard.message
             assert await raw.closed()
@@ -227,7 +227,7 @@ def test_the_slowest_is_given_up_when_memory_is_short(
             assert isinstance(read, Reply)
             assert read.event.code == "media_too_large"  # type: ignore[union-attr]
             heard = await frame.hear()
-            assert isinstance(heard, Refused)
+            assert isinstance(heard, Refusal)
             assert heard.code == "busy"
             # Of a request in pieces nothing else on the connection is lost.
             refusal = await pieces.hear()
@@ -299,7 +299,7 @@ def test_a_frame_that_stops_coming_is_given_up(configure: Configure, monkeypatch
             raw = await RawClient.connect(b)
             raw.writer.write(frame_with(50 * MIB)[: 40 * MIB])
             heard = await raw.hear()
-            assert isinstance(heard, Refused)
+            assert isinstance(heard, Refusal)
             assert "comes too slowly" in heard.message
             assert await raw.closed()
             await raw.close()

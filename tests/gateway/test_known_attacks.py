@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import zmq
 
-from omnirelay.protocol import GenerateRequest, Refused, Submit
+from omnirelay.protocol import GenerateRequest, Refusal, Submit
 from shared.config import Config
 from shared.messages import ControlToStage, TalkerInput, ThinkerInput, ThinkRequest, Token2WavInput
 from shared.transport.wire import VERSION_BYTE
@@ -71,7 +71,7 @@ def test_a_pickle_on_the_gateways_sockets_stays_bytes(configure: Configure, targ
             raw = await RawClient.connect(b)
             for frames in pickles(target):
                 raw.say_bytes(b"".join(frames))
-                assert isinstance(await raw.hear(), Refused)
+                assert isinstance(await raw.hear(), Refusal)
             raw.say(Submit(1, msgspec.Raw(msgspec.msgpack.encode(pickle.dumps(Harmful(target))))))
             assert (await raw.hear()).event.code == "invalid_request"  # type: ignore[union-attr]
             await raw.close()

@@ -13,7 +13,7 @@ import pytest
 
 from omnirelay.cli import progress
 from omnirelay.cli.output import say
-from omnirelay.cli.progress import ERASE, Progress
+from omnirelay.cli.progress import ERASE, ProgressLine
 from omnirelay.events import ErrorEvent
 from omnirelay.protocol import PROTOCOL_VERSION, Reply, Welcome, pack, read_frame, read_length
 from tests.gateway.bench import run
@@ -76,7 +76,7 @@ def next_write(shown: Screen) -> None:
 def test_the_line_is_rewritten_and_goes_away(make_screen: MakeScreen) -> None:
     screen = make_screen()
     text = ["loading"]
-    with Progress(lambda: text[0]) as line:
+    with ProgressLine(lambda: text[0]) as line:
         assert line.visible
         next_write(screen)
         text[0] = "x" * 100
@@ -90,7 +90,7 @@ def test_the_line_is_rewritten_and_goes_away(make_screen: MakeScreen) -> None:
 
 def test_what_is_said_meanwhile_stands_above_the_line(make_screen: MakeScreen) -> None:
     screen = make_screen()
-    with Progress(lambda: "loading"):
+    with ProgressLine(lambda: "loading"):
         next_write(screen)
         say("something")
         for _ in range(4):
@@ -100,9 +100,9 @@ def test_what_is_said_meanwhile_stands_above_the_line(make_screen: MakeScreen) -
 
 def test_what_is_soon_over_or_has_nothing_to_say_never_shows(make_screen: MakeScreen) -> None:
     screen = make_screen()
-    with Progress(lambda: "loading", patience_s=60):
+    with ProgressLine(lambda: "loading", patience_s=60):
         pass
-    with Progress(lambda: ""):
+    with ProgressLine(lambda: ""):
         say("an answer that comes in pieces", end="")
     assert screen.getvalue() == "an answer that comes in pieces"
 
@@ -116,7 +116,7 @@ def test_a_terminal_that_cannot_rewrite_shows_nothing(
         monkeypatch.delenv("TERM")
     else:
         monkeypatch.setenv("TERM", kind)
-    with Progress(lambda: "loading") as line:
+    with ProgressLine(lambda: "loading") as line:
         assert not line.visible
     assert screen.getvalue() == ""
 
@@ -132,7 +132,7 @@ def test_a_terminal_that_goes_away_harms_nobody(
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(screen, "write", fail)
-    with Progress(lambda: "loading"):
+    with ProgressLine(lambda: "loading"):
         assert tried.wait(10)
 
 

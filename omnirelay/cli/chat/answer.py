@@ -7,12 +7,13 @@ from typing import Final, Protocol
 import msgspec
 
 from omnirelay.cli.output import MIB, mebibytes, printable, say, say_json, timing_lines
-from omnirelay.cli.progress import Progress
+from omnirelay.cli.progress import ProgressLine
 from omnirelay.cli.target import Target
-from omnirelay.client import AudioEvent, ChatEvent, ChatOptions, DoneEvent, TextEvent
-from omnirelay.client.outbox import Upload
-from omnirelay.client.types import Prompt
+from omnirelay.client.outbox import UploadProgress
+from omnirelay.client.types import ChatEvent, TimedDoneEvent
 from omnirelay.client.wav import write_wav
+from omnirelay.events import AudioEvent, TextEvent
+from omnirelay.protocol import GenerateRequest
 
 LARGE_BYTES: Final = 4 * MIB
 """From here on, sending a request is shown, if it takes longer than :data:`PATIENCE_S`."""
@@ -34,7 +35,7 @@ class TextPrinter:
         """Take the next event."""
         if isinstance(event, TextEvent):
             say(printable(event.text), end="")
-        elif isinstance(event, DoneEvent):
+        elif isinstance(event, TimedDoneEvent):
             say("")
 
 
@@ -43,7 +44,7 @@ class FiguresPrinter:
 
     def show(self, event: ChatEvent) -> None:
         """Take the next event."""
-        if isinstance(event, DoneEvent):
+        if isinstance(event, TimedDoneEvent):
             say("\n".join(["", *timing_lines(event)]))
 
 
@@ -81,7 +82,7 @@ class Recorder:
         if isinstance(event, TextEvent):
             self.text += event.text
         elif isinstance(event, AudioEvent):
-            self._pieces.append(event.waveform)
+            self._pieces.append(event.pcm)
 
 
 class WavWriter(Recorder):
@@ -102,33 +103,32 @@ class WavWriter(Recorder):
             OutputError: The file cannot be written.
         """
         super().show(event)
-        if isinstance(event, DoneEvent):
+        if isinstance(event, TimedDoneEvent):
             write_wav(self._path, self.waveform)
 
 
-async def stream(target: Target, prompt: Prompt, options: ChatOptions, listeners: Iterable[Listener]) -> None:
+async def stream(target: Target, request: GenerateRequest, listeners: Iterable[Listener]) -> None:
     """Send a request on a connection of its own, and hand on its answer.
 
     Cancelling it hangs up, which makes the gateway cancel the request.
 
     Args:
         target: The gateway.
-        prompt: What is asked.
-        options: What is said beside it.
+        request: What is sent.
         listeners: Each takes every event, in this order.
 
     Raises:
         OmniRelayError: The gateway cannot be reached, the request failed, or a listener cannot go on.
     """
     async with target.client() as client:
-        answer = client.chat(prompt, **options)
-        with Progress(lambda: _describe(answer.upload), PATIENCE_S):
+        answer = client.chat(request)
+        with ProgressLine(lambda: _describe(answer.upload), PATIENCE_S):
             async for event in answer:
                 for listener in listeners:
                     listener.show(event)
 
 
-def _describe(upload: Upload) -> str:
+def _describe(upload: UploadProgress) -> str:
     """How much of a large request is sent; nothing once it is, since the answer may come then."""
     if upload.total_bytes < LARGE_BYTES or upload.sent_bytes == upload.total_bytes:
         return ""

@@ -12,9 +12,10 @@ from omnirelay.cli.chat.answer import FiguresPrinter, JsonPrinter, Listener, Tex
 from omnirelay.cli.chat.player import PLAYERS, Playback, Player, find_player
 from omnirelay.cli.output import note, say_json
 from omnirelay.cli.target import target_of
-from omnirelay.client import ChatOptions, SamplingOverrides
+from omnirelay.client.request import Prompt, build_request
 from omnirelay.client.wav import require_wav
 from omnirelay.errors import OmniRelayError, StandardOutputError
+from omnirelay.protocol import GenerateRequest, SamplingOverrides
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -36,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.out is not None:
             require_wav(arguments.out)
         if alone:
-            return terminal.run(arguments, _options(arguments), player)
+            return terminal.run(arguments, _request(arguments, []), player)
         _send(arguments, player)
     except OmniRelayError as error:
         if not arguments.json or isinstance(error, StandardOutputError):
@@ -51,20 +52,22 @@ def _send(arguments: argparse.Namespace, player: Player | None) -> None:
     if arguments.out is not None and not arguments.text_only:
         # Before the end is shown, so that who reads it finds the file.
         listeners.insert(0, WavWriter(arguments.out))
-    options = _options(arguments)
-    options["audio"], options["images"], options["videos"] = arguments.audio, arguments.image, arguments.video
     with ExitStack() as stack:
         if player is not None:
             playback = stack.enter_context(Playback(player))
             listeners.insert(0, playback)
-        asyncio.run(stream(target_of(arguments), arguments.text or "", options, listeners))
+        asyncio.run(stream(target_of(arguments), _request(arguments, arguments.text or ""), listeners))
     if player is not None and playback.problem:
         note(f"the speech was not played to its end: {playback.problem}")
 
 
-def _options(arguments: argparse.Namespace) -> ChatOptions:
+def _request(arguments: argparse.Namespace, prompt: Prompt) -> GenerateRequest:
     temperature = 0.0 if arguments.greedy else None
-    return ChatOptions(
+    return build_request(
+        prompt,
+        audio=arguments.audio,
+        images=arguments.image,
+        videos=arguments.video,
         system=arguments.system,
         use_audio_in_video=arguments.use_audio_in_video,
         speech=not arguments.text_only,

@@ -6,26 +6,19 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from msgspec.structs import replace
+
 from omnirelay.cli.chat.answer import Listener, Recorder, stream
 from omnirelay.cli.chat.player import Playback, Player
 from omnirelay.cli.output import note
 from omnirelay.cli.target import Target
-from omnirelay.client import (
-    AudioPart,
-    ChatMessage,
-    ChatOptions,
-    ImagePart,
-    StatusReport,
-    TextPart,
-    VideoPart,
-    audio,
-    image,
-    video,
-)
-from omnirelay.client.wav import SAMPLE_BYTES, write_wav
-from omnirelay.content import ContentPart
+from omnirelay.client.media import audio, image, video
+from omnirelay.client.wav import write_wav
+from omnirelay.content import AudioPart, ChatMessage, ContentPart, ImagePart, TextPart, VideoPart
 from omnirelay.errors import InvalidRequestError, OmniRelayError, PromptTooLongError, UnknownSpeakerError
-from omnirelay.values import SAMPLE_RATE, MediaKind
+from omnirelay.protocol import GenerateRequest
+from omnirelay.status import StatusReport
+from omnirelay.values import SAMPLE_BYTES, SAMPLE_RATE, MediaKind
 
 Attachment = AudioPart | ImagePart | VideoPart
 _MAKE: Final[Mapping[MediaKind, Callable[[str], Attachment]]] = {
@@ -35,23 +28,23 @@ _MAKE: Final[Mapping[MediaKind, Callable[[str], Attachment]]] = {
 }
 
 
-class Conversation:
+class ChatSession:
     """Keeps the turns, and sends them again with each request.
 
     Every request has a connection of its own, so that a gateway may be restarted between two of them.
 
     Args:
         target: The gateway.
-        options: What is said beside every message.
+        template: The request without the turns.
         printers: Show the answers.
         player: Plays the speech; none keeps it silent.
     """
 
     def __init__(
-        self, target: Target, options: ChatOptions, printers: Sequence[Listener], player: Player | None
+        self, target: Target, template: GenerateRequest, printers: Sequence[Listener], player: Player | None
     ) -> None:
         self._target = target
-        self._options = options
+        self._template = template
         self._printers = printers
         self._player = player
         self._turns: list[ChatMessage] = []
@@ -98,7 +91,7 @@ class Conversation:
         known = self.voices()
         if known and name not in known:
             raise UnknownSpeakerError(f"there is no voice {name!r}; this checkpoint has {', '.join(known)}")
-        self._options["speaker"] = name
+        self._template = replace(self._template, speaker=name)
 
     def voices(self) -> list[str]:
         """The checkpoint's voices; none while no stage has told.
@@ -146,7 +139,8 @@ class Conversation:
             self._playback = Playback(self._player)
             listeners.insert(0, self._playback)
         try:
-            asyncio.run(stream(self._target, [*self._turns, message], self._options, listeners))
+            messages = [*self._template.messages, *self._turns, message]
+            asyncio.run(stream(self._target, replace(self._template, messages=messages), listeners))
         except KeyboardInterrupt:
             self.hush()
             if recorder.text:

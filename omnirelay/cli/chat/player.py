@@ -10,7 +10,8 @@ import threading
 from dataclasses import dataclass
 from typing import IO, Final, Self
 
-from omnirelay.client import AudioEvent, ChatEvent
+from omnirelay.client.types import ChatEvent
+from omnirelay.events import AudioEvent
 from omnirelay.values import SAMPLE_RATE
 
 _RATE: Final = str(SAMPLE_RATE)
@@ -109,11 +110,11 @@ class Playback:
 
     def show(self, event: ChatEvent) -> None:
         """Play the audio of an event behind what came before."""
-        if isinstance(event, AudioEvent) and event.waveform:
+        if isinstance(event, AudioEvent) and event.pcm:
             if not self._seconds:
                 self._thread.start()
             self._seconds += event.sample_count / SAMPLE_RATE
-            self._pieces.put(event.waveform)
+            self._pieces.put(event.pcm)
 
     def end(self) -> None:
         """Nothing more comes; what is there is played."""

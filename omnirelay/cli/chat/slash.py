@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from omnirelay.cli.chat.conversation import Conversation
+from omnirelay.cli.chat.conversation import ChatSession
 from omnirelay.cli.output import note
 from omnirelay.errors import InvalidRequestError
 from omnirelay.values import MediaKind
@@ -25,14 +25,14 @@ class Command:
 
     argument: str
     help: str
-    run: Callable[[Conversation, str], None]
+    run: Callable[[ChatSession, str], None]
 
 
 class Leave(Exception):  # noqa: N818  Not an error.
     """The user wants to leave."""
 
 
-def perform(conversation: Conversation, line: str) -> None:
+def perform(conversation: ChatSession, line: str) -> None:
     """Do what a line says that begins with a slash.
 
     Raises:
@@ -59,34 +59,34 @@ def _unquoted(argument: str) -> str:
     return argument[1:-1] if quoted else argument
 
 
-def _attach(kind: MediaKind, conversation: Conversation, source: str) -> None:
+def _attach(kind: MediaKind, conversation: ChatSession, source: str) -> None:
     note(f"{conversation.attach(kind, source)} goes with the next message: {source}")
 
 
-def _voice(conversation: Conversation, name: str) -> None:
+def _voice(conversation: ChatSession, name: str) -> None:
     if name:
         conversation.choose_voice(name)
     else:
         note(f"voices: {', '.join(conversation.voices()) or 'not known while the stages start'}")
 
 
-def _save(conversation: Conversation, name: str) -> None:
+def _save(conversation: ChatSession, name: str) -> None:
     note(f"written: {name}, {conversation.save(Path(os.path.expanduser(name))):.1f} s")
 
 
-def _forget(conversation: Conversation, _: str) -> None:
+def _forget(conversation: ChatSession, _: str) -> None:
     conversation.forget()
     note("a new conversation")
 
 
-def _help(_: Conversation, __: str) -> None:
+def _help(_: ChatSession, __: str) -> None:
     calls = {f"{name} {command.argument}": command.help for name, command in COMMANDS.items()}
     width = max(map(len, calls))
     for call, meaning in calls.items():
         note(f"{call.ljust(width)}  {meaning}")
 
 
-def _leave(_: Conversation, __: str) -> None:
+def _leave(_: ChatSession, __: str) -> None:
     raise Leave
 
 

@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import Final
 
 from omnirelay.cli.chat.answer import FiguresPrinter, JsonPrinter, Listener, TextPrinter
-from omnirelay.cli.chat.conversation import Conversation
+from omnirelay.cli.chat.conversation import ChatSession
 from omnirelay.cli.chat.player import Player
 from omnirelay.cli.chat.slash import COMMANDS, Leave, perform
 from omnirelay.cli.output import fail, note, say_json
 from omnirelay.cli.target import target_of
-from omnirelay.client import ChatOptions
 from omnirelay.errors import OmniRelayError, OutputError, StandardOutputError
+from omnirelay.protocol import GenerateRequest
 
 PROMPT: Final = "> "
 
 
-def run(arguments: argparse.Namespace, options: ChatOptions, player: Player | None) -> int:
+def run(arguments: argparse.Namespace, template: GenerateRequest, player: Player | None) -> int:
     """Hold a conversation until its end.
 
     Returns:
@@ -35,7 +35,7 @@ def run(arguments: argparse.Namespace, options: ChatOptions, player: Player | No
     printers: list[Listener] = [JsonPrinter()] if arguments.json else [TextPrinter()]
     if arguments.verbose and not arguments.json:
         printers.append(FiguresPrinter())
-    conversation = Conversation(target_of(arguments), options, printers, player)
+    conversation = ChatSession(target_of(arguments), template, printers, player)
     model = conversation.status().gateway.model
     if isinstance(sys.stdin, io.TextIOWrapper):
         # What is not Unicode fails when it is sent, and the conversation goes on.
@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace, options: ChatOptions, player: Player | No
         conversation.hush()
 
 
-def _read_all(conversation: Conversation, as_json: bool) -> int:
+def _read_all(conversation: ChatSession, as_json: bool) -> int:
     failed = False
     while (line := _read("")) is not None:
         try:
@@ -66,7 +66,7 @@ def _read_all(conversation: Conversation, as_json: bool) -> int:
     return int(failed)
 
 
-def _converse(conversation: Conversation, as_json: bool) -> None:
+def _converse(conversation: ChatSession, as_json: bool) -> None:
     prompt = PROMPT if sys.stdout.isatty() else ""
     while True:
         conversation.check_player()
@@ -99,7 +99,7 @@ def _read(prompt: str) -> str | None:
         return None
 
 
-def _take(conversation: Conversation, line: str) -> None:
+def _take(conversation: ChatSession, line: str) -> None:
     if line.startswith("/"):
         perform(conversation, line)
     elif line.strip() or conversation.attached:

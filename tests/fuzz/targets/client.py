@@ -14,7 +14,7 @@ from omnirelay.errors import OmniRelayError
 from omnirelay.protocol import (
     LENGTH_BYTES,
     PROTOCOL_VERSION,
-    Refused,
+    Refusal,
     Reply,
     ServerMessage,
     StatusReply,
@@ -97,9 +97,9 @@ def seeds() -> Iterator[bytes]:
 def _streams() -> Iterator[bytes]:
     welcome = pack(Welcome(PROTOCOL_VERSION, 10**6, 10**5, 10**6))
     yield pack(Welcome(PROTOCOL_VERSION))
-    yield pack(Refused("version_unsupported", "another one"))
-    yield pack(Refused("unauthenticated", "who are you"))
-    yield welcome + pack(Refused("message_invalid", "what"))
+    yield pack(Refusal("version_unsupported", "another one"))
+    yield pack(Refusal("unauthenticated", "who are you"))
+    yield welcome + pack(Refusal("message_invalid", "what"))
     yield welcome + pack(StatusReply(3, STATUS))
     done = events.DoneEvent(
         request_id="gw.1",

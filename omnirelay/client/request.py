@@ -1,0 +1,197 @@
+"""From what a program passes to ``chat`` to the request that is sent."""
+
+import base64
+import binascii
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any, Concatenate, Final, Literal, NoReturn, ParamSpec, TypeVar
+
+import msgspec
+
+from omnirelay.client.media import AudioSource, ImageSource, VideoSource, content
+from omnirelay.content import AudioPart, ChatMessage, ContentPart, ImagePart, Role, TextPart, VideoPart
+from omnirelay.errors import InvalidRequestError, MediaError
+from omnirelay.protocol import DEFAULT_SAMPLING, GenerateRequest, SamplingOverrides
+
+Prompt = str | Sequence[ChatMessage | Mapping[str, Any]] | GenerateRequest
+"""Text of the user, a conversation, or a whole request (then without options)."""
+_ALIASES: Final = {
+    "voice": "speaker",
+    "system_prompt": "system",
+    "max_new_tokens": "max_tokens",
+    "max_completion_tokens": "max_tokens",
+}
+P = ParamSpec("P")
+S = TypeVar("S")
+R = TypeVar("R")
+
+
+def build_request(  # noqa: PLR0913 - the one place that lists the options of a request
+    prompt: Prompt = "",
+    *,
+    system: str | None = None,
+    audio: AudioSource | Sequence[AudioSource] = (),
+    images: ImageSource | Sequence[ImageSource] = (),
+    videos: VideoSource | Sequence[VideoSource] = (),
+    use_audio_in_video: bool = False,
+    speech: bool = True,
+    speaker: str | None = None,
+    streaming: bool = True,
+    text_sampling: SamplingOverrides = DEFAULT_SAMPLING,
+    codec_sampling: SamplingOverrides = DEFAULT_SAMPLING,
+    seed: int | None = None,
+    priority: int = 0,
+    deadline_s: float | None = None,
+    traceparent: str | None = None,
+) -> GenerateRequest:
+    """Build a request; reads the files that it names.
+
+    Args:
+        prompt: Text of the user; a conversation of ``ChatMessage`` or of dicts as in OpenAI's API, with parts
+            of type ``text``, ``image_url`` and ``input_audio``; or a whole ``GenerateRequest``.
+        system: Text of a system message before the prompt.
+        audio: Sounds, one source or several: paths, URLs, bytes of files, or ``omnirelay.audio(samples)``.
+            Media precede the text, in the same message.
+        images: Images likewise.
+        videos: Videos likewise.
+        use_audio_in_video: Use the videos' sound too.
+        speech: Answer with speech too.
+        speaker: Name of the voice; None is the checkpoint's default.
+        streaming: Send audio while it is generated, not in one piece at the end.
+        text_sampling: How text is sampled, ``SamplingOverrides(max_tokens=200)``; the default is greedy.
+        codec_sampling: How speech is sampled; the default is that of the released model.
+        seed: Makes the answer repeatable.
+        priority: Smaller is served first.
+        deadline_s: The request fails if it has not ended by then.
+        traceparent: The caller's span, as in W3C's header of that name.
+
+    Raises:
+        MediaError: A media item cannot be read.
+        InvalidRequestError: A dict is not a message.
+        TypeError: A whole request was given together with options, or a conversation together with media.
+    """
+    options = GenerateRequest(
+        use_audio_in_video=use_audio_in_video,
+        speech=speech,
+        speaker=speaker,
+        streaming=streaming,
+        text_sampling=text_sampling,
+        codec_sampling=codec_sampling,
+        seed=seed,
+        priority=priority,
+        deadline_s=deadline_s,
+        traceparent=traceparent,
+    )
+    media = any(not isinstance(each, list | tuple) or each for each in (audio, images, videos))
+    if isinstance(prompt, GenerateRequest):
+        if options != GenerateRequest() or media or system is not None:
+            raise TypeError("options belong into the GenerateRequest itself")
+        return prompt
+    if isinstance(prompt, str):
+        messages = [ChatMessage("user", content(prompt, audio, images, videos))]
+    elif media:
+        raise TypeError("media of a conversation belong into its messages")
+    else:
+        messages = [_message(message, f"messages[{at}]") for at, message in enumerate(prompt)]
+    if system is not None:
+        messages.insert(0, ChatMessage("system", system))
+    return msgspec.structs.replace(options, messages=messages)
+
+
+def taking_options_of(
+    build: Callable[P, GenerateRequest],
+) -> Callable[[Callable[[S, GenerateRequest], R]], Callable[Concatenate[S, P], R]]:
+    """Replace the request that a method takes by the parameters of ``build``, also in ``help()``."""
+
+    def decorate(method: Callable[[S, GenerateRequest], R]) -> Callable[Concatenate[S, P], R]:
+        @functools.wraps(method)
+        def chat(self: S, /, *args: P.args, **options: P.kwargs) -> R:
+            for name in options.keys() - parameters.keys():
+                _refuse(name, list(parameters))
+            return method(self, build(*args, **options))
+
+        parameters = inspect.signature(build).parameters
+        own = inspect.signature(method)
+        first = next(iter(own.parameters.values()))
+        chat.__signature__ = own.replace(parameters=[first, *parameters.values()])  # type: ignore[attr-defined]
+        chat.__doc__ = f"{inspect.getdoc(method)}\n\n{inspect.getdoc(build)}"
+        return chat
+
+    return decorate
+
+
+def _refuse(name: str, known: list[str]) -> NoReturn:
+    wanted = _ALIASES.get(name, name)
+    if wanted in SamplingOverrides.__struct_fields__:
+        hint = (
+            f"did you mean text_sampling=SamplingOverrides({wanted}=...), "
+            f"or codec_sampling=SamplingOverrides({wanted}=...) for the speech?"
+        )
+    elif nearest := get_close_matches(wanted, known, 1):
+        hint = f"did you mean {nearest[0]}?"
+    else:
+        hint = f"the options are {', '.join(known[1:])}"
+    raise TypeError(f"chat() has no option {name!r}; {hint}")
+
+
+class _Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type"):
+    pass
+
+
+class _InlineAudio(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    data: str
+    format: str = ""
+    """Ignored: the file says it."""
+
+
+class _InputAudio(_Struct, frozen=True, tag="input_audio"):
+    input_audio: _InlineAudio
+
+
+class _Address(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    url: str
+    detail: Literal["auto", "high"] = "auto"
+    """The model always sees the whole image."""
+
+
+class _ImageUrl(_Struct, frozen=True, tag="image_url"):
+    image_url: _Address
+
+
+class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    role: Role
+    content: str | list[Any]
+
+
+def _message(message: object, where: str) -> ChatMessage:
+    """A message as the protocol has it, from one of OpenAI's API."""
+    if isinstance(message, ChatMessage):
+        return message
+    read = _convert(message, _Message, where)
+    if isinstance(read.content, str):
+        return ChatMessage(read.role, read.content)
+    parts = [_part(part, f"{where}.content[{at}]") for at, part in enumerate(read.content)]
+    return ChatMessage(read.role, parts)
+
+
+def _part(part: object, where: str) -> ContentPart:
+    if isinstance(part, TextPart | AudioPart | ImagePart | VideoPart):
+        return part
+    read = _convert(part, TextPart | _ImageUrl | _InputAudio, where)
+    if isinstance(read, _ImageUrl):
+        return ImagePart(url=read.image_url.url)
+    if isinstance(read, _InputAudio):
+        try:
+            return AudioPart(data=memoryview(base64.b64decode(read.input_audio.data, validate=True)))
+        except (binascii.Error, ValueError) as error:
+            raise MediaError(f"{where}.input_audio.data is not base64: {error}") from error
+    return read
+
+
+def _convert(value: object, kind: Any, where: str) -> Any:
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise InvalidRequestError(f"{where}: {error}", where) from error

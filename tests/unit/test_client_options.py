@@ -1,0 +1,132 @@
+"""What a program may pass to ``chat``, and how it finds out."""
+
+import base64
+import inspect
+import pydoc
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from omnirelay import (
+    AsyncClient,
+    AudioPart,
+    ChatMessage,
+    Client,
+    GenerateRequest,
+    ImagePart,
+    TextPart,
+    build_request,
+)
+from omnirelay.errors import InvalidRequestError, MediaError
+
+PARTS: list[dict[str, Any]] = [
+    {"type": "text", "text": "What is this?"},
+    {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA", "detail": "auto"}},
+    {"type": "input_audio", "input_audio": {"data": base64.b64encode(b"RIFF").decode(), "format": "wav"}},
+]
+
+
+def test_both_clients_take_the_options_of_a_request_and_show_them() -> None:
+    options = list(inspect.signature(build_request).parameters.values())
+    for client in (Client, AsyncClient):
+        first, *shown = inspect.signature(client.chat).parameters.values()
+        assert (first.name, shown) == ("self", options)
+        text = pydoc.plain(pydoc.render_doc(client.chat))
+        assert "**" not in text
+        assert all(f"{option.name}: " in text for option in options)
+    fields = set(GenerateRequest.__struct_fields__) - {"messages", "prompt_token_ids"}
+    assert fields < {option.name for option in options}
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ("max_tokens", r"did you mean text_sampling=SamplingOverrides\(max_tokens=\.\.\.\)"),
+        ("max_new_tokens", r"did you mean text_sampling=SamplingOverrides\(max_tokens=\.\.\.\)"),
+        ("temperature", r"or codec_sampling=SamplingOverrides\(temperature=\.\.\.\) for the speech"),
+        ("image", r"did you mean images\?"),
+        ("voice", r"did you mean speaker\?"),
+        ("stream", r"did you mean streaming\?"),
+        ("xyz", r"the options are system, audio, .* traceparent$"),
+    ],
+)
+def test_an_unknown_option_is_refused_with_the_nearest_one(kind: Any, option: str, told: str) -> None:
+    # It is refused before the client is looked at.
+    with pytest.raises(TypeError, match=rf"no option '{option}'; .*{told}"):
+        kind.chat(object(), "Hi", **{option: 1})
+
+
+def test_messages_may_be_dicts_as_in_the_openai_api() -> None:
+    own = ChatMessage("assistant", "A cat.")
+    request = build_request(
+        [{"role": "user", "content": PARTS}, own, {"role": "user", "content": "Why?"}], system="Be brief."
+    )
+    system, user, *rest = request.messages
+    assert system == ChatMessage("system", "Be brief.")
+    assert user == ChatMessage(
+        "user",
+        [
+            TextPart("What is this?"),
+            ImagePart(url="data:image/png;base64,AAAA"),
+            AudioPart(data=memoryview(b"RIFF")),
+        ],
+    )
+    assert rest == [own, ChatMessage("user", "Why?")]
+    mixed = build_request([{"role": "user", "content": [PARTS[0], ImagePart(url="data:,x")]}])
+    assert mixed.messages == [ChatMessage("user", [TextPart("What is this?"), ImagePart(url="data:,x")])]
+
+
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        ("Hi", r"messages\[0\]: Expected `object`, got `str`"),
+        ({"role": "user"}, r"messages\[0\]: Object missing required field `content`"),
+        ({"role": "tool", "content": "x"}, r"messages\[0\]: Invalid enum value 'tool'"),
+        (
+            {"role": "user", "content": "x", "name": "y"},
+            r"messages\[0\]: Object contains unknown field `name`",
+        ),
+        (
+            {"role": "user", "content": [{"type": "image"}]},
+            r"messages\[0\]\.content\[0\]: Invalid value 'image'",
+        ),
+        (
+            {"role": "user", "content": [{**PARTS[1], "x": 1}]},
+            r"content\[0\]: Object contains unknown field `x`",
+        ),
+    ],
+)
+def test_a_dict_that_is_no_message_is_refused_with_its_place(message: Any, told: str) -> None:
+    with pytest.raises(InvalidRequestError, match=told):
+        build_request([message])
+
+
+def test_audio_that_is_not_base64_is_refused() -> None:
+    part = {"type": "input_audio", "input_audio": {"data": "=?", "format": "wav"}}
+    with pytest.raises(MediaError, match=r"messages\[0\]\.content\[0\]\.input_audio\.data is not base64"):
+        build_request([{"role": "user", "content": [part]}])
+
+
+def test_a_request_carries_its_own_options() -> None:
+    request = GenerateRequest(messages=[ChatMessage("user", "Hi")], seed=1)
+    assert build_request(request) is request
+    every: list[dict[str, Any]] = [{"seed": 2}, {"system": "x"}, {"images": b"x"}, {"streaming": False}]
+    for options in every:
+        with pytest.raises(TypeError, match="belong into the GenerateRequest"):
+            build_request(request, **options)
+
+
+def test_importing_the_client_loads_msgspec_and_nothing_else() -> None:
+    code = (
+        "import sys; before = set(sys.modules); import omnirelay; "
+        "print(*sorted({name.partition('.')[0] for name in set(sys.modules) - before}"
+        " - sys.stdlib_module_names))"
+    )
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    # msgspec looks for typing_extensions, and does without.
+    assert set(loaded.stdout.split()) - {"typing_extensions"} == {"msgspec", "omnirelay"}
