@@ -1,4 +1,4 @@
-"""The gateway's core: takes requests, follows them through the stages, ends every one of them."""
+"""Requests from submission to their last event."""
 
 import asyncio
 import logging
@@ -10,9 +10,10 @@ from typing import Final
 import msgspec
 
 from gateway.access.account import ClientAccount
-from gateway.dispatch import stage_errors
-from gateway.dispatch.dispatcher import Dispatcher, StagePort
+from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.registry import StageRegistry
+from gateway.dispatch.replica_monitor import ReplicaMonitor
+from gateway.dispatch.stage_port import StagePort
 from gateway.fairness.admission import Admission
 from gateway.fairness.memory_budget import Hold, MemoryBudget
 from gateway.input.executor import PromptExecutor
@@ -29,15 +30,12 @@ from gateway.validation import SEED_BITS, Validator
 from omnirelay import error_codes
 from omnirelay.content import media_of
 from omnirelay.errors import (
-    BusyError,
     CancelledRequestError,
     DeadlineError,
-    EngineFailedError,
     OmniRelayError,
     SequenceError,
     SlowClientError,
     StageFailedError,
-    StageUnavailableError,
     StoppingError,
 )
 from omnirelay.events import AudioEvent, DoneEvent, TextEvent
@@ -55,26 +53,25 @@ from shared.messages import (
 )
 
 MIN_RETRY_STOPPING_MS: Final = 1000
-"""A gateway that has ended is not back sooner."""
+"""A restart takes at least this long."""
 log = logging.getLogger(__name__)
 
 
 class Gateway:
-    """Owns every request from the first byte to the last.
+    """Owns all requests; alone decides when one ends.
 
-    Everything but the making of prompts and the decoding of data URLs runs on the event loop's thread, so
-    nothing here is locked.
+    Runs on the event loop's thread without locks; prompts are built and data URLs decoded on another thread.
 
     Args:
         config: The whole stack's.
-        prompts: Makes prompts and text for the checkpoint.
-        stages: The way to the stages.
-        fetch: Fetches media by https; none if no host is allowed.
-        traces: Tells traces of requests; none if nobody is to hear of them.
-        clock: Gives monotonic seconds.
+        prompts: Builds prompts and detokenizers.
+        stages: Sends to the stages.
+        fetch: Fetches media over https; none if no host is allowed.
+        traces: Opens traces; none without tracing.
+        clock: Monotonic seconds.
 
     Attributes:
-        name: Drawn at random; the names of its requests begin with it.
+        name: Random; prefix of its request ids.
         stopping: It takes no more requests.
     """
 
@@ -96,7 +93,10 @@ class Gateway:
         self.counts: Final = StateCounts()
         self.metrics: Final = GatewayMetrics(self.counts, self.registry)
         self.dispatcher: Final = Dispatcher(
-            self.name, config, self.registry, self.metrics, stages, self._cannot_serve, clock
+            config.gateway, self.registry, self.metrics, stages, self._close_failed, clock
+        )
+        self._monitor = ReplicaMonitor(
+            self.name, config, self.registry, self.metrics, stages, self.dispatcher
         )
         self.dropped_events = 0
         self._prompts = prompts
@@ -117,14 +117,14 @@ class Gateway:
         """Take a request.
 
         Args:
-            request: What the client asks.
-            account: Who asks; its limits apply.
+            request: The client's.
+            account: Of its connection; its limits apply.
 
         Returns:
             The events of the request; the caller must close it.
 
         Raises:
-            RequestError: It is refused; one of its children says why.
+            RequestError: It is rejected.
         """
         lifecycle = Lifecycle(self.counts)
         trace = self._traces.begin(request.traceparent, lifecycle) if self._traces is not None else None
@@ -149,74 +149,73 @@ class Gateway:
             raise
 
     def check_speaker(self, request: GenerateRequest) -> None:
-        """Refuse a voice that there is not, before anything is asked.
+        """Reject an unknown speaker.
 
         Raises:
-            UnknownSpeakerError: Listing the known ones.
+            UnknownSpeakerError: Lists the known ones.
         """
         self._validator.speaker(request)
 
     def cancel(self, request_id: str, reason: str = "the client cancelled the request") -> None:
-        """Cancel a request; nothing happens if it has ended."""
+        """Cancel a request, unless it has ended."""
         active = self._active.get(request_id)
         if active is not None:
-            self._give_up(active, RequestState.CANCELLED, CancelledRequestError(reason))
+            self._end(active, RequestState.CANCELLED, CancelledRequestError(reason))
 
     def report(self, request_id: str) -> RequestReport | None:
-        """Tell of a request; none if it is unknown, or ended too long ago."""
+        """Describe a request; none if it is unknown, or ended too long ago."""
         active = self._active.get(request_id)
         return (
             report_of(active.record, active.resumes) if active is not None else self._history.get(request_id)
         )
 
     def on_event(self, event: StageEvent) -> None:
-        """Take what a stage tells about a request."""
+        """Take a stage's message about a request."""
         active = self.dispatcher.of(event.request_id)
         if active is None:
             # Normal after an abort: the stage had already sent it.
             self.dropped_events += 1
             log.debug("dropped an event of request %s, which is not at the stages", event.request_id)
         elif isinstance(event, RequestFailed):
-            self._take_failure(active, event)
+            self.dispatcher.attempt_failed(active, event)
         else:
             self._take(active, event)
 
     def on_control(self, message: ControlToGateway) -> None:
-        """Take what a stage says of itself, or the confirmation of an abort."""
-        self.dispatcher.on_control(message)
+        """Take a replica's control message."""
+        self._monitor.on_control(message)
 
     def start_waiting(self) -> None:
-        """Give free places at the stages to those who wait; to be called every now and then."""
+        """Dispatch queued requests while there is room at the stages; call it periodically."""
         while not self._closed and (request_id := self._admission.next()) is not None:
             if not self.dispatcher.begin(self._active[request_id]):
                 return
             self._admission.start(request_id)
 
     def check_stages(self) -> None:
-        """Take requests away from stages that have fallen silent; to be called every now and then."""
-        self.dispatcher.check()
+        """Detect lost replicas and retry their requests; call it periodically."""
+        self._monitor.check()
+        self.dispatcher.begin_waiting()
 
     def drain(self, grace_s: float) -> None:
-        """Take no more requests; those that are there have so long until :meth:`close`."""
+        """Take no more requests; open ones may finish for ``grace_s`` until :meth:`close`."""
         self.stopping = True
         self._ends_at = self._clock() + grace_s
-        self.dispatcher.drain()
+        self._monitor.drain()
 
     def close(self) -> None:
-        """End all requests and take no more."""
+        """Cancel all requests and take no more."""
         self.stopping = self._closed = True
         for active in list(self._active.values()):
-            self._give_up(
-                active, RequestState.CANCELLED, CancelledRequestError("the gateway is shutting down")
-            )
-        self.dispatcher.close()
+            self._end(active, RequestState.CANCELLED, CancelledRequestError("the gateway is shutting down"))
+        self._monitor.close()
         self._thread.close()
 
     def _require_open(self) -> None:
         if self.stopping:
             left_ms = round(1000 * (self._ends_at - self._clock()))
             raise StoppingError(
-                "the gateway is being stopped and takes no more requests: connect anew, then ask again",
+                "the gateway is stopping and takes no more requests: reconnect and retry",
                 max(MIN_RETRY_STOPPING_MS, left_ms),
             )
 
@@ -229,19 +228,18 @@ class Gateway:
         trace: RequestTrace | None,
     ) -> ResponseStream:
         self._validator.check_stages(request)
-        self._validator.speaker(request)
+        speaker = self._validator.speaker(request)
         deadline_s = self._validator.deadline_s(request)
         loop = asyncio.get_running_loop()
         due = loop.time() + deadline_s
         with self._admission.preparing(account.share):
             try:
                 async with asyncio.timeout_at(due):
-                    think = await self._prepare(request, hold, trace)
+                    think = await self._prepare(request, speaker, hold, trace)
             except TimeoutError as error:
                 raise _late(lifecycle.state, deadline_s) from error
         if self._closed:
             raise CancelledRequestError("the gateway is shutting down")
-        self._validator.check_stages(request)
         request_id = think.request_id
         self._admission.enter(request_id, think.priority, account.share)
         lifecycle.move(RequestState.QUEUED)
@@ -259,15 +257,14 @@ class Gateway:
         return active.stream
 
     async def _prepare(
-        self, request: GenerateRequest, hold: Hold, trace: RequestTrace | None
+        self, request: GenerateRequest, speaker: str | None, hold: Hold, trace: RequestTrace | None
     ) -> ThinkRequest:
-        """Give what the thinker is asked: what is cheap to refuse is refused before media are fetched."""
-        items = media_of(request.messages)
-        self._media.check(items, hold)
+        """Build the thinker's request; everything is validated before media are fetched."""
+        items = self._media.check(media_of(request.messages), hold)
         prompt = await self._thread.run(hold.client, self._validator.prompt, request)
         drawn_seed = secrets.randbits(SEED_BITS)
         request_id = f"{self.name}{secrets.token_hex(8)}"
-        think = self._validator.think_request(request_id, request, prompt, drawn_seed)
+        think = self._validator.think_request(request_id, request, prompt, speaker, drawn_seed)
         media = await self._media.load(items, hold)
         traceparent = trace.traceparent if trace is not None else None
         return msgspec.structs.replace(think, media=media, traceparent=traceparent)
@@ -282,27 +279,12 @@ class Gateway:
         except SequenceError as error:
             self.dispatcher.retry(active, stage_of(delta), "failed", StageFailedError(str(error)))
         except SlowClientError as error:
-            self._give_up(active, RequestState.FAILED, error)
+            self._end(active, RequestState.FAILED, error)
         else:
             if record.lifecycle.state is RequestState.COMPLETED:
                 self._complete(active)
             elif active.suspicions:
                 self.dispatcher.progressed(active)
-
-    def _take_failure(self, active: ActiveRequest, event: RequestFailed) -> None:
-        error = stage_errors.from_stage(event)
-        if event.code == EngineFailedError.code:
-            self.dispatcher.engine_failed(active, event.stage, error)
-            return
-        elsewhere = isinstance(error, StageFailedError | StageUnavailableError)
-        # What has been promised is not refused for want of room.
-        if elsewhere or (active.resumes and isinstance(error, BusyError)):
-            self.dispatcher.retry(active, event.stage, "failed", error)
-        else:
-            self._cannot_serve(active, error)
-
-    def _cannot_serve(self, active: ActiveRequest, error: OmniRelayError) -> None:
-        self._give_up(active, RequestState.FAILED, error)
 
     def _forward(self, active: ActiveRequest, delta: Delta) -> None:
         if isinstance(delta, TextDelta):
@@ -342,14 +324,19 @@ class Gateway:
         self._remove(active, served_s, None)
         active.stream.finish(done)
 
-    def _give_up(self, active: ActiveRequest, state: RequestState, error: OmniRelayError) -> None:
-        """End a request without an answer: tell the stages and the client."""
-        record = active.record
-        before = record.lifecycle.state
-        about = of_request(record.request_id)
-        log.info("request %s %s from %s: %s", active.name, state, before, error.for_log, extra=about)
-        record.lifecycle.move(state)
+    def _end(self, active: ActiveRequest, state: RequestState, error: OmniRelayError) -> None:
+        """End a request without an answer: abort it at the stages, and tell the client."""
         self.dispatcher.end(active)
+        self._close_request(active, state, error)
+
+    def _close_failed(self, active: ActiveRequest, error: OmniRelayError) -> None:
+        """The dispatcher has given up a request."""
+        self._close_request(active, RequestState.FAILED, error)
+
+    def _close_request(self, active: ActiveRequest, state: RequestState, error: OmniRelayError) -> None:
+        lifecycle, about = active.record.lifecycle, of_request(active.record.request_id)
+        log.info("request %s %s from %s: %s", active.name, state, lifecycle.state, error.for_log, extra=about)
+        lifecycle.move(state)
         self._remove(active, None, error)
         active.stream.finish(error_codes.to_event(error), drop_waiting=isinstance(error, SlowClientError))
 
@@ -362,14 +349,14 @@ class Gateway:
         active.hold.release()
         del self._active[active.record.request_id]
         self._admission.leave(active.record.request_id, served_s)
-        # Not at once: when a stage is lost, all of its requests end before others take their places.
+        # Deferred: when a stage is lost, all its requests end before others are dispatched.
         asyncio.get_running_loop().call_soon(self.start_waiting)
 
     def _expire(self, request_id: str, deadline_s: float) -> None:
         active = self._active.get(request_id)
         if active is not None:
             state = active.record.lifecycle.state
-            self._give_up(active, RequestState.EXPIRED, _late(state, deadline_s))
+            self._end(active, RequestState.EXPIRED, _late(state, deadline_s))
 
 
 def _late(state: RequestState, deadline_s: float) -> DeadlineError:
@@ -378,7 +365,7 @@ def _late(state: RequestState, deadline_s: float) -> DeadlineError:
 
 
 def _state_after(error: BaseException) -> RequestState:
-    """How a request ended that was refused."""
+    """The final state of a rejected request."""
     if isinstance(error, asyncio.CancelledError | CancelledRequestError):
         return RequestState.CANCELLED
     return RequestState.EXPIRED if isinstance(error, DeadlineError) else RequestState.FAILED

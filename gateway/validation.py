@@ -113,7 +113,12 @@ class Validator:
         return self._prompts.build(messages)
 
     def think_request(
-        self, request_id: str, request: GenerateRequest, prompt: list[int], drawn_seed: int
+        self,
+        request_id: str,
+        request: GenerateRequest,
+        prompt: list[int],
+        speaker: str | None,
+        drawn_seed: int,
     ) -> ThinkRequest:
         """Give what the thinker is asked.
 
@@ -121,18 +126,18 @@ class Validator:
             request_id: The gateway's name of the request.
             request: The client's.
             prompt: Its token ids.
+            speaker: As :meth:`speaker` gave it.
             drawn_seed: Used if the request has none.
 
         Raises:
             PromptTooLongError: With the numbers.
             InvalidRequestError: Naming the value that is out of range.
-            UnknownSpeakerError: Listing the known ones.
         """
         self._check_length(len(prompt), request.speech)
         seed = drawn_seed if request.seed is None else request.seed
         # Checked without speech too: a value out of range is an error in either case.
         speech: dict[str, Any] = {
-            "speaker": self.speaker(request) or DEFAULT_SPEAKER,
+            "speaker": speaker or DEFAULT_SPEAKER,
             "sampling": self._codec_sampling(request, len(prompt)),
             "seed": seed,
             "streaming": request.streaming,

@@ -1,87 +1,90 @@
-"""How many bytes of clients' files the gateway holds for requests."""
+"""Memory for the media of open requests."""
 
 from collections.abc import Callable
-from copy import copy
-from typing import Final
+from typing import NamedTuple
 
 from gateway.fairness.quota import Quota
 from omnirelay.errors import BusyError
 
 
 class MemoryBudget:
-    """The bytes of media that all living requests hold together, bounded; no client may hold all of them.
+    """Bounds the bytes that the media of all open requests take, fairly among clients.
 
     Args:
-        limit: Most bytes.
-        retry_after_ms: Says when a request that finds no room should come again.
+        limit: In bytes.
+        retry_after_ms: Gives the delay after which a rejected request should be retried.
     """
 
     def __init__(self, limit: int, retry_after_ms: Callable[[], int]) -> None:
-        self._portions = Quota(limit)
+        self._quota = Quota(limit)
         self._retry_after_ms = retry_after_ms
-        self.client = ""
 
     @property
     def total(self) -> int:
-        """What all hold together."""
-        return self._portions.used
+        """Bytes in use."""
+        return self._quota.used
 
-    def of(self, client: str) -> "MemoryBudget":
-        """The same bytes, as one client holds them."""
-        view = copy(self)
-        view.client = client
-        return view
+    def of(self, client: str) -> "ClientBudget":
+        """The same budget, charged to one client."""
+        return ClientBudget(self, client)
 
-    def take(self, size: int, besides: int = 0) -> None:
-        """Count more bytes for the client.
+    def take(self, client: str, size: int, besides: int = 0) -> None:
+        """Charge bytes.
 
         Args:
+            client: To whom.
             size: How many.
-            besides: What it holds for the same request already.
+            besides: What the same request holds already.
 
         Raises:
-            BusyError: There is no room for them.
+            BusyError: They do not fit.
         """
-        if size and not self._portions.has_for(self.client, size, besides):
-            own, total = self._portions.own(self.client), self._portions.used
+        if size and not self._quota.has_for(client, size, besides):
+            own, total = self._quota.own(client), self._quota.used
             raise BusyError(
                 f"{total} bytes of media are held, no room for {size} more (gateway.limits.held_bytes is "
-                f"{self._portions.total}, and this client holds {own}): try again later",
+                f"{self._quota.total}, and this client holds {own}): try again later",
                 self._retry_after_ms(),
             )
-        self._portions.take(self.client, size)
+        self._quota.take(client, size)
 
-    def give(self, size: int) -> None:
-        """Count fewer bytes for the client."""
-        self._portions.give(self.client, size)
+    def give(self, client: str, size: int) -> None:
+        """Return bytes."""
+        self._quota.give(client, size)
+
+
+class ClientBudget(NamedTuple):
+    """A memory budget and the client to charge."""
+
+    budget: MemoryBudget
+    client: str
 
 
 class Hold:
-    """What one request holds of them.
+    """The bytes that one request holds.
 
     Args:
-        held: Where it is counted, as its client's (:meth:`MemoryBudget.of`).
+        budget: Charged for them.
+
+    Attributes:
+        client: Whose request it is.
+        size: The bytes.
     """
 
-    def __init__(self, held: MemoryBudget) -> None:
-        self._held: Final = held
+    def __init__(self, budget: ClientBudget) -> None:
+        self._budget, self.client = budget
         self.size = 0
 
-    @property
-    def client(self) -> str:
-        """Whose request it is."""
-        return self._held.client
-
     def grow(self, size: int) -> None:
-        """Count more bytes for the request.
+        """Take more bytes.
 
         Raises:
-            BusyError: There is no room for them.
+            BusyError: They do not fit.
         """
-        self._held.take(size, self.size)
+        self._budget.take(self.client, size, self.size)
         self.size += size
 
     def release(self) -> None:
-        """Count none any more; may be called again."""
-        self._held.give(self.size)
+        """Return all bytes; may be called again."""
+        self._budget.give(self.client, self.size)
         self.size = 0

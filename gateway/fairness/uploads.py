@@ -18,7 +18,7 @@ RECENT_S: Final = 2.0
 RETRY_MS: Final = 1000
 
 
-class Upload:
+class IncomingUpload:
     """One request, or one message of a WebSocket, that is being received.
 
     It is given up when nothing arrives for :data:`IDLE_S`, when less than :data:`MIN_BYTES_PER_S` arrives, or
@@ -149,23 +149,23 @@ class UploadRoom:
     def __init__(self, total: int) -> None:
         self.total: Final = total
         self.used = 0
-        self._uploads: set[Upload] = set()
+        self._uploads: set[IncomingUpload] = set()
 
-    def open(self, client: str, give_up: Callable[[RequestError], None]) -> Upload:
-        """Begin an upload, which must be closed; the arguments are those of :class:`Upload`."""
-        upload = Upload(self, client, give_up)
+    def open(self, client: str, give_up: Callable[[RequestError], None]) -> IncomingUpload:
+        """Begin an upload, which must be closed; the arguments are those of :class:`IncomingUpload`."""
+        upload = IncomingUpload(self, client, give_up)
         self._uploads.add(upload)
         return upload
 
     @asynccontextmanager
-    async def reading(self, client: str) -> AsyncIterator[Upload]:
+    async def reading(self, client: str) -> AsyncIterator[IncomingUpload]:
         """Begin an upload that is received inside the block, which ends if the upload is given up.
 
         Raises:
             SlowUploadError: It came too slowly.
             BusyError: Its memory was needed.
         """
-        upload: Upload | None = None
+        upload: IncomingUpload | None = None
         try:
             async with asyncio.timeout(None) as timer:
                 upload = self.open(client, lambda _: timer.reschedule(0))
@@ -178,7 +178,7 @@ class UploadRoom:
                 raise
             raise upload.error from None
 
-    def count(self, upload: Upload, size: int) -> None:
+    def count(self, upload: IncomingUpload, size: int) -> None:
         """Count more bytes of an upload, which others, or it itself, are given up for if there is no room."""
         while size > self.total - self.used and self.used > upload.counted:
             victim = self._slowest(upload)
@@ -194,13 +194,13 @@ class UploadRoom:
         upload.counted += size
         self.used += size
 
-    def forget(self, upload: Upload) -> None:
+    def forget(self, upload: IncomingUpload) -> None:
         """Count an upload no more; may be called again."""
         self._uploads.discard(upload)
         self.used -= upload.counted
         upload.counted = 0
 
-    def _slowest(self, growing: Upload) -> Upload:
+    def _slowest(self, growing: IncomingUpload) -> IncomingUpload:
         """Who is given up."""
         speeds = {each: each.speed() for each in self._uploads if each.counted and not each.complete}
         slow = [each for each, speed in speeds.items() if speed < MIN_BYTES_PER_S]

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
-from gateway.fairness.uploads import Upload
+from gateway.fairness.uploads import IncomingUpload
 from gateway.http.connection import ClientGoneError
 from gateway.http.context import HttpContext
 from gateway.http.guards.keys import client_of
@@ -86,7 +86,7 @@ def _check_announced(request: Request, limit: int) -> None:
         raise _too_large(size, limit)
 
 
-async def _receive(request: Request, upload: Upload, limit: int) -> bytearray:
+async def _receive(request: Request, upload: IncomingUpload, limit: int) -> bytearray:
     try:
         async for piece in request.stream():
             if upload.size + len(piece) > limit:

@@ -1,31 +1,42 @@
-"""A request's sounds, pictures and videos: counted, weighed and brought here for the thinker.
-
-What is in the files is not looked at: that is the thinker's business.
-"""
+"""Media of a request: counted, checked for size, and fetched.  Only the thinker looks into the files."""
 
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from gateway.fairness.memory_budget import Hold
 from gateway.input.urls import HttpsUrl, decode_data_url, is_data_url, parse_https
 from omnirelay.content import MediaPart
 from omnirelay.errors import MediaError, MediaTooLargeError, MediaUnreachableError
 from shared.config import MediaConfig
-from shared.messages import MAX_MEDIA_ITEMS, MEDIA_KINDS, MediaItem
+from shared.messages import MAX_MEDIA_ITEMS, MEDIA_KINDS, MediaItem, MediaKind
 from shared.messages.payloads import Blob
 
-Named = tuple[str, MediaPart]
+_URL = (str, HttpsUrl)
 InThread = Callable[..., Awaitable[Any]]
-"""Runs a function with its arguments on a thread, where it may take its time."""
+"""Runs a function on another thread; given the client, the function and its arguments."""
+
+
+class CheckedItem(NamedTuple):
+    """A media item that may be loaded.
+
+    Attributes:
+        name: For errors: kind and number.
+        kind: Audio, image or video.
+        source: The file, a ``data:`` URL, or an https URL.
+    """
+
+    name: str
+    kind: MediaKind
+    source: memoryview | str | HttpsUrl
 
 
 class Fetch(Protocol):
-    """What fetches files, see :class:`gateway.input.fetch.Fetcher`."""
+    """See :class:`gateway.input.fetch.Fetcher`."""
 
     def check(self, name: str, url: HttpsUrl) -> None:
-        """Refuse a URL whose host is not allowed."""
+        """Reject a URL whose host is not allowed."""
         ...
 
     async def fetch(
@@ -36,12 +47,12 @@ class Fetch(Protocol):
 
 
 class MediaIntake:
-    """Takes the media of requests.
+    """Checks and loads the media of requests.
 
     Args:
-        config: What is allowed.
-        fetch: Fetches by https; none if no host is allowed.
-        in_thread: Where data URLs are decoded; given the client, the function and its arguments.
+        config: The limits.
+        fetch: Fetches over https; none if no host is allowed.
+        in_thread: Where data URLs are decoded.
     """
 
     def __init__(self, config: MediaConfig, fetch: Fetch | None, in_thread: InThread) -> None:
@@ -49,16 +60,16 @@ class MediaIntake:
         self._fetch = fetch
         self._in_thread = in_thread
 
-    def check(self, items: Sequence[Named], hold: Hold) -> None:
-        """Refuse what can be refused at a glance, and count the bytes that are here.
+    def check(self, items: Sequence[tuple[str, MediaPart]], hold: Hold) -> list[CheckedItem]:
+        """Check everything that needs no loading, and count the bytes that are in memory.
 
         Args:
-            items: All of a request, in order, named.
-            hold: What the request holds.
+            items: All of a request, in order, with their names.
+            hold: The request's share of the memory budget.
 
         Raises:
-            MediaError: Naming the item; its children say more.
-            BusyError: Other requests hold too much.
+            MediaError: Names the item.
+            BusyError: The memory budget is exhausted.
         """
         counts = Counter(part.kind for _, part in items)
         for kind in MEDIA_KINDS:
@@ -69,27 +80,27 @@ class MediaIntake:
                 )
         if len(items) > MAX_MEDIA_ITEMS:
             raise MediaTooLargeError(
-                f"{len(items)} sounds, pictures and videos, at most {MAX_MEDIA_ITEMS} are allowed together"
+                f"{len(items)} audio, image and video items, at most {MAX_MEDIA_ITEMS} are allowed together"
             )
-        for name, part in items:
-            self._check_one(name, part)
+        checked = [CheckedItem(name, part.kind, self._source(name, part)) for name, part in items]
         total = sum(part.nbytes for _, part in items)
         self._check_total(total)
-        # A URL is in memory too, and stays there with the frame of the others.
+        # A URL stays in memory with its frame.
         hold.grow(total + sum(len(part.url) for _, part in items if part.url is not None))
+        return checked
 
-    async def load(self, items: Sequence[Named], hold: Hold) -> list[MediaItem]:
-        """Bring every item here.
+    async def load(self, items: Sequence[CheckedItem], hold: Hold) -> list[MediaItem]:
+        """Decode and fetch the items.
 
         Args:
-            items: As they were checked.
-            hold: What the request holds; counts what comes.
+            items: As :meth:`check` gave them.
+            hold: The request's share of the memory budget; grows with what is loaded.
 
         Raises:
-            MediaError: Naming the item; its children say more.
-            BusyError: Other requests hold too much.
+            MediaError: Names the item.
+            BusyError: The memory budget is exhausted.
         """
-        total = sum(part.nbytes for _, part in items)
+        total = sum(memoryview(each.source).nbytes for each in items if not isinstance(each.source, _URL))
 
         def grow(size: int) -> None:
             nonlocal total
@@ -99,42 +110,43 @@ class MediaIntake:
 
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [
-                    group.create_task(self._load_one(name, part, grow, hold.client)) for name, part in items
-                ]
+                tasks = [group.create_task(self._load_one(each, grow, hold.client)) for each in items]
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from failures
         return [task.result() for task in tasks]
 
-    def _check_one(self, name: str, part: MediaPart) -> None:
-        if (part.data is None) is (part.url is None):
-            raise MediaError(f"{name}: give either data or url, and not both")
-        if part.data is not None:
+    def _source(self, name: str, part: MediaPart) -> memoryview | str | HttpsUrl:
+        if part.data is not None and part.url is None:
             self._check_size(name, part.nbytes)
-        elif part.url is not None and not is_data_url(part.url):
-            url = parse_https(name, part.url)
-            if self._fetch is None:
-                raise MediaUnreachableError(
-                    f"{name}: this gateway fetches from no host (media.url_hosts): send the file itself"
-                )
-            self._fetch.check(name, url)
-
-    async def _load_one(
-        self, name: str, part: MediaPart, grow: Callable[[int], None], client: str
-    ) -> MediaItem:
-        data: bytearray | memoryview
-        if part.data is not None:
-            data = part.data
-        elif part.url is not None and is_data_url(part.url):
-            most = self._config.max_item_bytes
-            data = await self._in_thread(client, decode_data_url, name, part.url, most)
-            grow(len(data))
-        elif part.url is not None and self._fetch is not None:
-            data = await self._fetch.fetch(name, parse_https(name, part.url), grow, client)
-        else:
+            return part.data
+        if part.url is None or part.data is not None:
             raise MediaError(f"{name}: give either data or url, and not both")
-        self._check_size(name, len(data))
-        return MediaItem(kind=part.kind, data=Blob(data))
+        if is_data_url(part.url):
+            return part.url
+        url = parse_https(name, part.url)
+        if self._fetch is None:
+            raise MediaUnreachableError(
+                f"{name}: this gateway fetches from no host (media.url_hosts): send the file itself"
+            )
+        self._fetch.check(name, url)
+        return url
+
+    async def _load_one(self, item: CheckedItem, grow: Callable[[int], None], client: str) -> MediaItem:
+        name, kind, source = item
+        data: bytearray | memoryview
+        if isinstance(source, str):
+            most = self._config.max_item_bytes
+            data = await self._in_thread(client, decode_data_url, name, source, most)
+            grow(len(data))
+            self._check_size(name, len(data))
+        elif isinstance(source, HttpsUrl):
+            if self._fetch is None:
+                raise MediaUnreachableError(f"{name}: this gateway fetches from no host (media.url_hosts)")
+            data = await self._fetch.fetch(name, source, grow, client)
+            self._check_size(name, len(data))
+        else:
+            data = source
+        return MediaItem(kind=kind, data=Blob(data))
 
     def _check_size(self, name: str, size: int) -> None:
         if not size:

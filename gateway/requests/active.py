@@ -8,7 +8,7 @@ from gateway.fairness.memory_budget import Hold
 from gateway.input.detokenizer import Detokenizer
 from gateway.requests.lifecycle import RequestState
 from gateway.requests.metrics import RequestMeter
-from gateway.requests.record import Progress, RequestRecord
+from gateway.requests.record import AnswerProgress, RequestRecord
 from gateway.requests.response_stream import ResponseStream
 from gateway.requests.tracing import RequestTrace
 from omnirelay.errors import OmniRelayError
@@ -28,7 +28,7 @@ class Suspicion:
         tried_on: The replica on which the present attempt runs apart; none if it does not.
     """
 
-    progress: Progress
+    progress: AnswerProgress
     deaths: dict[str, int] = field(default_factory=dict)
     tried_on: str | None = None
 

@@ -28,7 +28,7 @@ PAST_TOKENS: Final = 16
 may not have arrived here."""
 
 
-class Progress(NamedTuple):
+class AnswerProgress(NamedTuple):
     """How much of an answer has come.
 
     Attributes:
@@ -76,7 +76,7 @@ class TokenStream:
 
 
 @dataclass
-class AudioStream:
+class AudioProgress:
     """How much audio token2wav has sent for a request.
 
     Attributes:
@@ -117,7 +117,7 @@ class RequestRecord:
         self.lifecycle: Final = lifecycle
         self.text: Final = TokenStream()
         self.codec: Final = TokenStream()
-        self.audio: Final = AudioStream()
+        self.audio: Final = AudioProgress()
         self.prompt = PromptUsage(tokens=len(think.prompt_token_ids))
         """As the thinker tells it first; until then, as if the prompt had no placeholder."""
         self.prompt_told = False
@@ -152,13 +152,13 @@ class RequestRecord:
         return self.needs(stage)
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> AnswerProgress:
         """How far the answer is."""
-        return Progress(
+        return AnswerProgress(
             len(self.text.token_ids), len(self.codec.token_ids), self.audio.chunks, self.text.ended
         )
 
-    def is_past(self, stage: StageName, place: Progress) -> bool:
+    def is_past(self, stage: StageName, place: AnswerProgress) -> bool:
         """A stage has computed what it was computing when the answer was so far, in the present attempt."""
         if stage == "thinker":
             if place.text_ended:

@@ -109,12 +109,12 @@ class Intake:
     def _prepare(self, request: GenerateRequest, hold: Hold) -> None:
         """Do what is done before a stage hears of a request; the thinker must understand what it would."""
         self._validator.check_stages(request)
-        self._validator.speaker(request)
+        speaker = self._validator.speaker(request)
         assert self._validator.deadline_s(request) > 0
         items = media_of(request.messages)
         self._media.check(items, hold)
         prompt = self._validator.prompt(request)
-        think = self._validator.think_request("gw.1", request, prompt, 1)
+        think = self._validator.think_request("gw.1", request, prompt, speaker, 1)
         media = [MediaItem(kind=part.kind, data=Blob(data_of(name, part))) for name, part in items]
         frames = [bytes(each) for each in encode(think)]
         assert [bytes(each) for each in encode(_THINKER.decode(frames))] == frames

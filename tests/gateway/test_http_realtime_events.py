@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.fairness.memory_budget import MemoryBudget
+from gateway.fairness.memory_budget import ClientBudget, MemoryBudget
 from gateway.http.realtime.conversation import MAX_ITEMS, Conversation
 from gateway.http.realtime.events import _KINDS, EventError, read_event
 from gateway.http.realtime.input_audio import InputAudio
@@ -36,8 +36,8 @@ JSON = st.recursive(
 )
 
 
-def held(limit: int = 10**9) -> MemoryBudget:
-    return MemoryBudget(limit, lambda: 100)
+def held(limit: int = 10**9) -> ClientBudget:
+    return MemoryBudget(limit, lambda: 100).of("")
 
 
 @given(st.text(max_size=40))
@@ -88,7 +88,7 @@ def test_what_is_appended_is_committed_or_refused(sizes: list[int], limit: int) 
             assert len(kept) + size > math.floor(limit / BYTES_PER_S * BYTES_PER_S)
         else:
             kept += piece
-        assert room.total == len(kept)
+        assert room.budget.total == len(kept)
     if not kept or len(kept) % 2:
         with pytest.raises(InvalidRequestError):
             audio.commit()
@@ -97,7 +97,7 @@ def test_what_is_appended_is_committed_or_refused(sizes: list[int], limit: int) 
         wav, hold = audio.commit()
         assert bytes(wav[HEADER_BYTES:]) == kept
         hold.release()
-    assert room.total == 0
+    assert room.budget.total == 0
 
 
 @given(st.lists(st.sampled_from(["text", "sound", "drop"]), max_size=30))
@@ -118,10 +118,10 @@ def test_a_conversation_always_fits_into_a_request(steps: list[str]) -> None:
         assert forgotten == items[: len(forgotten)]
         items = items[len(forgotten) :]
         assert len(conversation.messages()) == len(items) <= MAX_ITEMS
-        assert room.total == sum(each.weight for each in items) <= 1000
+        assert room.budget.total == sum(each.weight for each in items) <= 1000
         assert sum(isinstance(each.parts[0], AudioPart) for each in items) <= 2
     conversation.clear()
-    assert room.total == 0
+    assert room.budget.total == 0
 
 
 def test_no_more_is_kept_than_there_is_room_for_all() -> None:
@@ -134,4 +134,4 @@ def test_no_more_is_kept_than_there_is_room_for_all() -> None:
         first.get("nobody")
     first.clear()
     second.add(Item("user", [TextPart("x" * 400)], []))
-    assert room.total == 400
+    assert room.budget.total == 400

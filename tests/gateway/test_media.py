@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.fairness.uploads import Upload
+from gateway.fairness.uploads import IncomingUpload
 from gateway.input.fetch import Fetcher
 from omnirelay import (
     AsyncAnswer,
@@ -276,14 +276,14 @@ def test_files_of_an_ended_request_are_let_go_of(
     class Body(bytearray):
         """Unlike its base class, it can be watched."""
 
-    finish = Upload.finish
+    finish = IncomingUpload.finish
 
-    def watched(upload: Upload) -> bytearray:
+    def watched(upload: IncomingUpload) -> bytearray:
         body = Body(finish(upload))
         bodies.append(weakref.ref(body))
         return body
 
-    monkeypatch.setattr(Upload, "finish", watched)
+    monkeypatch.setattr(IncomingUpload, "finish", watched)
 
     async def scenario() -> None:
         async with bench(configure()) as b, b.client() as client:

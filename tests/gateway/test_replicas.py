@@ -221,7 +221,7 @@ def test_what_a_replica_never_confirmed_is_forgotten_with_it(
     monkeypatch.setattr("gateway.dispatch.registry.FORGET_S", 2 * SOON_S)
 
     async def scenario(b: Bench, client: AsyncClient) -> None:
-        ledger = b.process.gateway.dispatcher._aborts
+        ledger = b.process.gateway.dispatcher.aborts
         answer = client.chat("Hi")
         await b.stages.request(0)
         b.stages.replica("talker").silent = True

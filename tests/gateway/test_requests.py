@@ -402,7 +402,7 @@ def test_unconfirmed_aborts_are_repeated(configure: Configure, monkeypatch: pyte
             answer.cancel()
             await until(lambda: b.stages.aborts["talker"].count(name) >= 3)
             b.stages.confirm = True
-            ledger = b.process.gateway.dispatcher._aborts
+            ledger = b.process.gateway.dispatcher.aborts
             await until(lambda: not ledger._open)
 
     run(scenario())

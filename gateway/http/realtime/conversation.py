@@ -3,7 +3,7 @@
 from collections import Counter
 from typing import Final
 
-from gateway.fairness.memory_budget import Hold, MemoryBudget
+from gateway.fairness.memory_budget import ClientBudget, Hold
 from gateway.http.realtime.items import Item, media_kinds
 from omnirelay.content import ChatMessage
 from omnirelay.errors import InvalidRequestError, MediaTooLargeError
@@ -20,7 +20,7 @@ class Conversation:
         held: Where bytes are counted.
     """
 
-    def __init__(self, media: MediaConfig, held: MemoryBudget) -> None:
+    def __init__(self, media: MediaConfig, held: ClientBudget) -> None:
         self._media = media
         self._held = held
         self._items: list[Item] = []

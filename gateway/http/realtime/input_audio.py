@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from gateway.fairness.memory_budget import Hold, MemoryBudget
+from gateway.fairness.memory_budget import ClientBudget, Hold
 from gateway.http.realtime.items import BYTES_PER_S, HEADER_BYTES, wav_header
 from omnirelay.errors import InvalidRequestError, MediaTooLargeError
 from shared.config import MediaConfig
@@ -16,7 +16,7 @@ class InputAudio:
         held: Where bytes are counted.
     """
 
-    def __init__(self, media: MediaConfig, held: MemoryBudget) -> None:
+    def __init__(self, media: MediaConfig, held: ClientBudget) -> None:
         self._held = held
         self._limit: Final = min(
             int(media.max_audio_seconds * BYTES_PER_S), media.max_item_bytes - HEADER_BYTES

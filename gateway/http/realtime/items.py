@@ -7,7 +7,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from gateway.fairness.memory_budget import Hold, MemoryBudget
+from gateway.fairness.memory_budget import ClientBudget, Hold
 from gateway.http.fields import convert, require_one_of
 from omnirelay.content import AudioPart, ChatMessage, ContentPart, ImagePart, MediaPart, Role, TextPart
 from omnirelay.errors import InvalidRequestError, UnsupportedError
@@ -73,7 +73,7 @@ class Item:
             for part in self.parts
         )
 
-    def keep(self, held: MemoryBudget, hold: Hold | None = None) -> None:
+    def keep(self, held: ClientBudget, hold: Hold | None = None) -> None:
         """Count its bytes, as long as it is not forgotten.
 
         Raises:

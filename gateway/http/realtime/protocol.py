@@ -11,7 +11,7 @@ from websockets.frames import CloseCode
 from websockets.http11 import Request
 
 from gateway.access.places import Place
-from gateway.fairness.uploads import Upload, UploadRoom
+from gateway.fairness.uploads import IncomingUpload, UploadRoom
 from gateway.http.guards.keys import PLACE
 from gateway.http.protocol import STALL_S, Alarm
 from shared.log import limited
@@ -36,7 +36,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         super().__init__(*args, **kwargs)
         self._place: Place = self.app_state[PLACE]
         self._uploads: UploadRoom = self.app_state[UPLOADS]
-        self._upload: Upload | None = None
+        self._upload: IncomingUpload | None = None
         self._stall = Alarm(self.loop, STALL_S, self._hang_up)
 
     def handle_connect(self, event: Request) -> None:
