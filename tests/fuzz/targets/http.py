@@ -20,7 +20,7 @@ from tests.fuzz.streams import Transport, at_once, cut, settle
 
 STATUS: Final = re.compile(rb"HTTP/1\.1 ([0-9]{3}) ")
 SWITCHING: Final = b"HTTP/1.1 101"
-BROKEN: Final = b"Invalid HTTP request received"
+BROKEN: Final = b"invalid HTTP request"
 # What no two answers have in common: the time, drawn names, and numbers of metrics.
 _OWN: Final = re.compile(
     rb"\r\n(date|x-request-id|content-length): [^\r]*|^[a-z_]+(\{[^}]*\})? [-+0-9.einfa]+$", re.M | re.I
