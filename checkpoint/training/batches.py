@@ -12,16 +12,13 @@ from checkpoint.training.augmentation import RATE
 from checkpoint.training.dialogues import Dialogue, Turn
 from checkpoint.training.synthesis import Wave
 from checkpoint.training.vocabulary import SYSTEM_PROMPT
+from shared.config.gateway import SPEECH_SYSTEM_PROMPT
 
 _LONGEST_SECONDS = 10
 _END = "<|im_end|>"
-_SYSTEM_PROMPTS = (
-    SYSTEM_PROMPT,
-    "You are Qwen, a virtual human developed by the Qwen Team, Alibaba Group, capable of perceiving auditory "
-    "and visual inputs, as well as generating text and speech.",
-    "Be brief.",
-)
-_PLAIN = 0.85
+# By how often: the second is what the gateway puts before a request that speaks.
+_SYSTEM_PROMPTS = {SYSTEM_PROMPT: 1, SPEECH_SYSTEM_PROMPT: 8, "Be brief.": 1}
+_PLAIN = 0.6
 
 
 @dataclass(frozen=True)
@@ -87,7 +84,10 @@ class Batcher:
 
 
 def _system(generator: random.Random) -> dict[str, Any]:
-    return {"role": "system", "content": generator.choice(_SYSTEM_PROMPTS)}
+    return {
+        "role": "system",
+        "content": generator.choices([*_SYSTEM_PROMPTS], [*_SYSTEM_PROMPTS.values()])[0],
+    }
 
 
 def _messages(

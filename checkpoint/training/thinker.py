@@ -22,7 +22,7 @@ NAME = "thinker"
 RECIPE = Recipe(steps=12_000, rate=1e-3, warmup=400, weight_decay=0.05)
 # Text alone first, which is cheap; then all kinds by turns.
 _TEXT_STEPS = 1000
-_KINDS = ("audio", "image", "text", "audio", "image")
+_KINDS = ("audio", "image", "text", "audio", "image", "text")
 _SIZES = {"text": 48, "audio": 12, "image": 16}
 _SEED = 0
 
