@@ -1,34 +1,51 @@
-"""The answer to one HTTP request, on its way from the gateway."""
+"""The answer to one HTTP request: its events, and what both OpenAI endpoints do with it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from typing import Any, Final
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
 
 import msgspec
 from starlette.requests import Request
 
-from gateway.access.account import ClientAccount
+from gateway.http.body import read_body
 from gateway.http.connection import while_connected
+from gateway.http.context import HttpContext
 from gateway.http.fields import named
-from gateway.manager import Gateway
 from gateway.requests.response_stream import ResponseStream
 from omnirelay import error_codes
 from omnirelay.events import AcceptedEvent, AudioEvent, DoneEvent, ErrorEvent, TextEvent
 from omnirelay.protocol import GenerateRequest
 
 HEADERS_WITHIN_S: Final = 5.0
-"""A stream of events sends its headers by then, also while its request waits in line: proxies give up what is
-silent.  Until then an error still is the answer's status."""
+"""When an event stream sends its headers even if its request is still queued: proxies give up on silent
+upstreams.  Until then an error still sets the status."""
 
 AnswerEvent = TextEvent | AudioEvent | DoneEvent
 
 
-class Answer:
-    """The events of a request that say something; errors are raised.  Close it in any case.
+@dataclass(frozen=True)
+class AnswerOptions:
+    """How a client wants its answer.
+
+    Attributes:
+        model: The client's name of the model.
+        events: Send server-sent events while the answer is generated.
+    """
+
+    model: str
+    events: bool
+
+
+Options = TypeVar("Options", bound=AnswerOptions)
+
+
+class HttpAnswer:
+    """The events of a request; its errors are raised.  Must be closed.
 
     Args:
-        stream: The gateway's.
-        names: What the client calls the request's fields, see :func:`gateway.http.fields.named`.
+        stream: The request's events.
+        names: The client's names of the request's fields, see :func:`gateway.http.fields.named`.
     """
 
     def __init__(self, stream: ResponseStream, names: Mapping[str, str | None]) -> None:
@@ -39,14 +56,14 @@ class Answer:
 
     @property
     def headers(self) -> dict[str, str]:
-        """Headers that name the request."""
+        """Headers that identify the request."""
         return {"X-Request-Id": self.request_id}
 
     async def begin(self, most_s: float | None = None) -> None:
-        """Wait for the first event, for so long at most; it is still given.
+        """Wait up to ``most_s`` seconds for the first event, which iteration still returns.
 
         Raises:
-            RequestError: The request ended with it.
+            RequestError: The request failed.
         """
         if self._first is None:
             self._first = asyncio.ensure_future(self._next())
@@ -55,10 +72,10 @@ class Answer:
             self._first.result()
 
     async def __aiter__(self) -> AsyncIterator[AnswerEvent]:
-        """Give the events, :class:`gateway.events.DoneEvent` last.
+        """Iterate over the events; the last one is a :class:`omnirelay.events.DoneEvent`.
 
         Raises:
-            RequestError: The request ended with it.
+            RequestError: The request failed.
         """
         event = await (self._first or self._next())
         while True:
@@ -68,9 +85,9 @@ class Answer:
             event = await self._next()
 
     def close(self) -> None:
-        """Let go of the request; it is cancelled if it has not ended."""
+        """Release the request, and cancel it if it has not ended."""
         if self._first is not None and not self._first.cancel() and not self._first.cancelled():
-            # An error that nobody waits for any more is no one's.
+            # Retrieved, or asyncio would log it.
             self._first.exception()
         self._stream.close()
 
@@ -85,56 +102,56 @@ class Answer:
 
 
 async def begin(
-    gateway: Gateway,
-    request: GenerateRequest,
-    account: ClientAccount,
+    context: HttpContext,
     http: Request,
+    read: Callable[[bytearray], tuple[Options, GenerateRequest]],
     names: Mapping[str, str | None],
-    *,
-    headers_within_s: float | None = None,
-) -> Answer:
-    """Ask the gateway.
+) -> tuple[Options, HttpAnswer]:
+    """Read and submit a request.
 
     Args:
-        gateway: Answers.
-        request: What is asked.
-        account: Who asks.
-        http: The request by HTTP, which tells when the client goes away, and whose trace it is part of.
-        names: What the client calls the request's fields, see :func:`gateway.http.fields.named`.
-        headers_within_s: How long to wait for the first event: an error until then still becomes the
-            answer's status.  None waits for it; an answer that can tell errors itself need not.
+        context: The gateway's parts.
+        http: The HTTP request; its ``traceparent`` continues the client's trace.
+        read: Parses and checks the body.
+        names: The client's names of the request's fields, see :func:`gateway.http.fields.named`.
 
     Raises:
-        RequestError: The request is refused, or failed before anything came.
-        ClientGoneError: The client went away.
+        OmniRelayError: The request was refused, or failed before its first event.
+        ClientGoneError: The client disconnected.
     """
-    # Two of them are as good as none.
+    options, request = await read_body(http, context, read)
+    context.require_model(options.model)
+    # More than one is invalid.
     if len(traceparent := http.headers.getlist("traceparent")) == 1:
         request = msgspec.structs.replace(request, traceparent=traceparent[0])
+    account = context.account(http)
     async with while_connected(http.receive):
         with named(names):
-            answer = Answer(await gateway.submit(request, account), names)
+            answer = HttpAnswer(await context.gateway.submit(request, account), names)
+        # The gateway frees media when the request ends, which may be before the answer is sent.
+        del request
         try:
-            await answer.begin(headers_within_s)
+            # Without events an error can only be told by the status.
+            await answer.begin(HEADERS_WITHIN_S if options.events else None)
         except BaseException:
             answer.close()
             raise
-    return answer
+    return options, answer
 
 
-def usage_of(done: DoneEvent) -> dict[str, Any]:
-    """Give the numbers of tokens; of the speech, codec tokens are counted."""
-    prompt = done.prompt_tokens or len(done.prompt_token_ids)
+def usage_of(done: DoneEvent, prompt: str, output: str, details: str) -> dict[str, Any]:
+    """Build OpenAI's ``usage``, whose field names differ between its APIs."""
+    prompt_tokens = done.prompt_tokens or len(done.prompt_token_ids)
     text, codec = len(done.text_token_ids), len(done.codec_token_ids)
     return {
-        "prompt_tokens": prompt,
-        "completion_tokens": text + codec,
-        "total_tokens": prompt + text + codec,
-        "prompt_tokens_details": {"cached_tokens": done.cached_prompt_tokens},
-        "completion_tokens_details": {"text_tokens": text, "audio_tokens": codec},
+        f"{prompt}_tokens": prompt_tokens,
+        f"{output}_tokens": text + codec,
+        "total_tokens": prompt_tokens + text + codec,
+        f"{prompt}_{details}": {"cached_tokens": done.cached_prompt_tokens},
+        f"{output}_{details}": {"text_tokens": text, "audio_tokens": codec},
     }
 
 
 def finish_reason(done: DoneEvent) -> str:
-    """Why the answer ended: ``length`` if the text or the speech was cut."""
+    """Return ``length`` if the text or the speech was cut, else ``stop``."""
     return "length" if "length" in (done.finish_reason, done.codec_finish_reason) else "stop"

@@ -1,6 +1,8 @@
-"""The ASGI application: which path leads where, and what all of them have in common."""
+"""The ASGI applications: routes, middleware and error handling."""
 
-from typing import Final
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -14,72 +16,90 @@ from starlette.types import Receive, Scope, Send
 from gateway.http.connection import ClientGoneError
 from gateway.http.context import HttpContext
 from gateway.http.errors import http_response, response_of
-from gateway.http.guards.forwarded import ForwardedGuard
-from gateway.http.guards.guard import AccessLog, OriginGuard
-from gateway.http.guards.host import HostGuard, allowed_hosts, is_local
-from gateway.http.guards.keys import KeyGuard
+from gateway.http.guards.forwarded import check_forwarded
+from gateway.http.guards.guard import AccessLog, Guard
+from gateway.http.guards.keys import check_key
+from gateway.http.guards.origins import allowed_hosts, check_host, check_origin, is_local
 from gateway.http.openai.chat import ChatApi
 from gateway.http.openai.models import ModelsApi
 from gateway.http.openai.speech import SpeechApi
-from gateway.http.operations.health import HealthApi
-from gateway.http.operations.monitor import MonitorApi
+from gateway.http.operations import OperationsApi
 from gateway.http.page import PageApi
 from gateway.http.realtime.endpoint import RealtimeApi
 from omnirelay.errors import OmniRelayError
 from omnirelay.protocol import parse_tcp
 
 CLIENT_GONE: Final = 499
-"""nginx's status for it; only the log sees it."""
+"""nginx's status for a client that disconnected; appears only in the log."""
 
 
 def make_app(context: HttpContext) -> Starlette:
-    """Put the application together.
-
-    Args:
-        context: The gateway's parts.
-    """
-    origins = context.config.gateway.http_origins
-
+    """Build the application for clients."""
+    config = context.config.gateway
+    guard = partial(_guard, context)
     middleware = [Middleware(AccessLog)]
-    if context.config.gateway.trusted_proxies:
-        middleware.append(Middleware(ForwardedGuard, context.access.proxies, context.told))
-    hosts = allowed_hosts(context.config.gateway)
+    if config.trusted_proxies:
+        middleware.append(guard(check_forwarded, context.access.proxies))
+    hosts = allowed_hosts(config)
     if hosts is not None:
-        middleware.append(Middleware(HostGuard, hosts, context.told))
-    middleware.append(Middleware(OriginGuard, origins, context.told))
-    if origins:
-        exposed = ["X-Request-Id", "Retry-After", "Retry-After-Ms"]
-        methods = ["GET", "POST"]
-        middleware.append(
-            Middleware(
-                CORSMiddleware,
-                allow_origins=origins,
-                allow_methods=methods,
-                allow_headers=["*"],
-                expose_headers=exposed,
-            )
+        middleware.append(guard(check_host, hosts))
+    middleware.append(guard(check_origin, frozenset(config.http_origins)))
+    if config.http_origins:
+        cors = Middleware(
+            CORSMiddleware,
+            allow_origins=config.http_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["X-Request-Id", "Retry-After", "Retry-After-Ms"],
         )
-    # Behind CORS, so that pages of other origins may ask what they may send, and hear why not.
-    middleware.append(Middleware(KeyGuard, context.access, context.told))
-    return _app(context, _routes(context), middleware)
+        middleware.append(cors)
+    # After CORS: preflight requests carry no key, and pages of other origins may read why a key is refused.
+    middleware.append(guard(check_key, context.access))
+    models, page, realtime, operations = (
+        ModelsApi(context),
+        PageApi(),
+        RealtimeApi(context),
+        OperationsApi(context),
+    )
+    routes = [
+        Route("/", page.index),
+        Route("/page/{name}", page.file),
+        Route("/v1/chat/completions", ChatApi(context).create, methods=["POST"]),
+        Route("/v1/audio/speech", SpeechApi(context).create, methods=["POST"]),
+        WebSocketRoute("/v1/realtime", realtime.serve),
+        Route("/v1/realtime", realtime.refuse),
+        Route("/v1/requests/{request_id}", operations.request),
+        *_monitored(operations),
+        Route("/v1/models", models.list),
+        Route("/v1/models/{model:path}", models.get),
+    ]
+    return _app(context, routes, middleware)
 
 
 def make_monitor_app(address: str, context: HttpContext) -> Starlette:
-    """Put together what is served to those who watch the stack.
-
-    Args:
-        address: Where it is served.
-        context: The gateway's parts.
-    """
+    """Build the application for health checks and metrics, listening at ``address``."""
     middleware = [Middleware(AccessLog)]
     if is_local(parse_tcp(address)[0]):
-        middleware.append(Middleware(HostGuard, (), context.told))
-    return _app(context, _watched(context), middleware)
+        middleware.append(_guard(context, check_host, frozenset()))
+    return _app(context, _monitored(OperationsApi(context)), middleware)
+
+
+def _guard(context: HttpContext, check: Callable[[Any, Scope], None], allowed: Any) -> Middleware:
+    return Middleware(Guard, partial(check, allowed), context.told)
+
+
+def _monitored(operations: OperationsApi) -> list[BaseRoute]:
+    return [
+        Route("/metrics", operations.metrics),
+        Route("/livez", operations.livez),
+        Route("/readyz", operations.readyz),
+        Route("/health", operations.health),
+    ]
 
 
 def _app(context: HttpContext, routes: list[BaseRoute], middleware: list[Middleware]) -> Starlette:
     async def answer(request: Request, error: Exception) -> Response:
-        """Answer with an error that was raised on purpose, or by the router."""
+        """Turn an exception of an endpoint or the router into a response."""
         if isinstance(error, HTTPException):
             return http_response(error, request.scope)
         if isinstance(error, ClientGoneError):
@@ -88,48 +108,13 @@ def _app(context: HttpContext, routes: list[BaseRoute], middleware: list[Middlew
         context.told(known)
         return response_of(known)
 
-    app = Starlette(
-        routes=routes,
-        middleware=middleware,
-        exception_handlers={
-            HTTPException: answer,
-            OmniRelayError: answer,
-            ClientGoneError: answer,
-            Exception: answer,
-        },
-    )
+    kinds = (HTTPException, OmniRelayError, ClientGoneError, Exception)
+    app = Starlette(routes=routes, middleware=middleware, exception_handlers=dict.fromkeys(kinds, answer))
     app.router.redirect_slashes = False
-    app.router.default = _nowhere
+    app.router.default = _not_found
     return app
 
 
-async def _nowhere(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer what leads nowhere, a WebSocket too."""
+async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer an unknown path, of a WebSocket too."""
     await http_response(HTTPException(404), scope)(scope, receive, send)
-
-
-def _watched(context: HttpContext) -> list[BaseRoute]:
-    health, monitor = HealthApi(context), MonitorApi(context)
-    return [
-        Route("/metrics", monitor.metrics),
-        Route("/livez", health.livez),
-        Route("/readyz", health.readyz),
-        Route("/health", health.health),
-    ]
-
-
-def _routes(context: HttpContext) -> list[BaseRoute]:
-    models, monitor = ModelsApi(context), MonitorApi(context)
-    page, realtime = PageApi(), RealtimeApi(context)
-    return [
-        Route("/", page.index),
-        Route("/page/{name}", page.file),
-        Route("/v1/chat/completions", ChatApi(context).create, methods=["POST"]),
-        Route("/v1/audio/speech", SpeechApi(context).create, methods=["POST"]),
-        WebSocketRoute("/v1/realtime", realtime.serve),
-        Route("/v1/realtime", realtime.refuse),
-        Route("/v1/requests/{request_id}", monitor.request),
-        *_watched(context),
-        Route("/v1/models", models.list),
-        Route("/v1/models/{model:path}", models.get),
-    ]

@@ -1,4 +1,4 @@
-"""Clients that do not wait for their answers."""
+"""Clients that disconnect before they have their answer."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -8,15 +8,15 @@ from starlette.types import Receive
 
 
 class ClientGoneError(Exception):
-    """The client closed the connection: nobody waits for the answer."""
+    """The client closed the connection."""
 
 
 @asynccontextmanager
 async def while_connected(receive: Receive) -> AsyncIterator[None]:
-    """Run the block as long as the client stays; the body of its request must have been read.
+    """Cancel the block if the client disconnects; the request's body must have been read.
 
     Raises:
-        ClientGoneError: It left; what the block waited for was cancelled.
+        ClientGoneError: The client disconnected.
     """
     task = asyncio.current_task()
     gone = False
@@ -33,7 +33,7 @@ async def while_connected(receive: Receive) -> AsyncIterator[None]:
     try:
         yield
     except asyncio.CancelledError:
-        # Somebody else may have cancelled the task too, who must not be overheard.
+        # The task may have been cancelled from elsewhere too.
         if not gone or task is None or task.uncancel() > 0:
             raise
         raise ClientGoneError from None

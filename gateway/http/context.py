@@ -19,22 +19,22 @@ from omnirelay.status import StatusReport
 from shared.config import Config
 
 ALIAS: Final = "omnirelay"
-"""A name that whatever model is served goes by."""
+"""A name for whichever model is served."""
 
 
 @dataclass(frozen=True)
 class HttpContext:
-    """The gateway's parts that answer HTTP requests.
+    """The parts of the gateway that the HTTP servers use.
 
     Attributes:
-        gateway: Answers requests.
-        config: The whole stack's.
-        status: Says how the stack is.
+        gateway: Serves requests.
+        config: The configuration of the stack.
+        status: Returns the state of the stack.
         uploads: Memory for large bodies, shared with the other servers.
-        access: Who may come in, and what each may have.
-        model: What clients call the served model.
+        access: Authenticates and limits clients.
+        model: The public name of the served model.
         audio: Encodes speech.
-        started: Unix time of the gateway's start.
+        started: Unix time at which the gateway started.
     """
 
     gateway: Gateway
@@ -52,18 +52,18 @@ class HttpContext:
         return self.access.account(f"HTTP client {next(self._clients)}", client_of(request.scope))
 
     def share(self, request: HTTPConnection) -> str:
-        """What a client's share of memory for uploads goes by."""
+        """Return the holder under which a client's use of shared memory is counted."""
         return self.access.share(client_of(request.scope), request.client.host if request.client else "")
 
     def told(self, error: OmniRelayError) -> None:
-        """Count an error that a client is told."""
+        """Count an error that is sent to a client."""
         self.gateway.metrics.told("http", error.code)
 
     def require_model(self, name: str) -> None:
-        """Check that a request means the model that is served.
+        """Check the model of a request.
 
         Raises:
-            UnknownModelError: It names another one.
+            UnknownModelError: It is not served.
         """
         if name not in {self.model, ALIAS}:
             raise UnknownModelError(

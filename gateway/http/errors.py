@@ -1,4 +1,4 @@
-"""Errors in the form that OpenAI's clients know, with the status that goes with each."""
+"""Errors as responses: OpenAI's form, and the status of each class."""
 
 import math
 from typing import Any, Final
@@ -35,38 +35,38 @@ STATUS: Final[dict[type[OmniRelayError], int]] = {
     SlowUploadError: 408,
     RequestTooLargeError: 413,
     MediaTooLargeError: 413,
-    # Not 5xx: clients repeat these by themselves, and each time costs engines.
+    # Not 5xx: clients retry those automatically, and each retry may end an engine.
     PoisonRequestError: 422,
     BusyError: 429,
-    # Not the client's doing: whoever balances load asks another gateway.
+    # A load balancer then tries another gateway.
     StoppingError: 503,
-    # A client that goes away hears nothing; one that hears this is told that the gateway stops.
+    # Only sent when the gateway shuts down: a client that cancelled is gone.
     CancelledRequestError: 503,
     StageUnavailableError: 503,
     DeadlineError: 504,
 }
-"""Of the errors of these classes and of their children; 500 is that of all others."""
+"""Also for subclasses; all other errors are 500."""
 TYPES: Final = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 CODES: Final = {404: "not_found", 405: "method_not_allowed", 426: "upgrade_required"}
-"""Of errors that have no class: nothing was asked that could have failed."""
+"""Codes of the router's errors, which have no class."""
 MAX_SAID: Final = 128
-"""Most characters that are repeated of a path or a method."""
+"""Characters of a path or method that a message quotes at most."""
 JSON: Final = "application/json"
 
 
 def status_of(error: OmniRelayError) -> int:
-    """Give the status of an error."""
+    """Return the HTTP status of an error."""
     return next((STATUS[kind] for kind in type(error).__mro__ if kind in STATUS), 500)
 
 
 def body_of(error: OmniRelayError) -> dict[str, Any]:
-    """Give the object that tells an error, in an answer or in a stream."""
+    """Build OpenAI's error object."""
     param = error.param if isinstance(error, InvalidRequestError) else None
     return _body(status_of(error), str(error), error.code, param)
 
 
 def response_of(error: OmniRelayError) -> Response:
-    """Give the answer that tells an error."""
+    """Build the response for an error."""
     headers = {}
     if isinstance(error, UnauthenticatedError):
         headers["WWW-Authenticate"] = "Bearer"
@@ -77,7 +77,7 @@ def response_of(error: OmniRelayError) -> Response:
 
 
 def http_response(error: HTTPException, scope: Scope) -> Response:
-    """Give the answer for a path or method that does not exist."""
+    """Build the response for an unknown path or method."""
     code = CODES.get(error.status_code, "invalid_request")
     path, message = scope["path"][:MAX_SAID], error.detail
     if error.status_code == 404:
@@ -89,14 +89,14 @@ def http_response(error: HTTPException, scope: Scope) -> Response:
 
 
 def malformed(problem: str) -> tuple[list[tuple[bytes, bytes]], bytes]:
-    """Give headers and body of the answer to what is not an HTTP request."""
+    """Build headers and body of the response to an invalid HTTP request."""
     body = msgspec.json.encode(_body(400, problem, "invalid_request", None))
     headers = [(b"content-type", JSON.encode()), (b"content-length", str(len(body)).encode())]
     return [*headers, (b"connection", b"close")], body
 
 
 def json_response(body: Any, status: int = 200, headers: Any = None) -> Response:
-    """Give an answer in JSON."""
+    """Build a JSON response."""
     return Response(msgspec.json.encode(body), status, headers, JSON)
 
 

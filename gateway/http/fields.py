@@ -1,7 +1,4 @@
-"""The fields of a request, sorted: what is honoured, what changes nothing, and what is refused.
-
-Nothing that would change the answer is passed over in silence.
-"""
+"""The fields of a request: honoured, refused, or ignored if they would not change the answer."""
 
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -26,7 +23,7 @@ IGNORED: Final = frozenset(
         "user",
     }
 )
-"""Fields that change nothing of the answer."""
+"""Fields without an effect on the answer."""
 NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "add_generation_prompt": (True,),
     "add_special_tokens": (False,),
@@ -70,10 +67,10 @@ NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "verbosity": ("medium",),
     "web_search_options": (),
 }
-"""Fields of OpenAI's API and of vLLM's that are taken with these values, and with null, alone."""
+"""Fields of OpenAI's and vLLM's APIs that are accepted with these values or null only."""
 _PATH: Final = re.compile(r" - at `\$\.?([^`]*)`\Z")
 _NAME: Final = re.compile(r"Object (?:missing required|contains unknown) field `([^`]*)`")
-"""msgspec's words for a field that the object at the path lacks, or should not have."""
+"""msgspec's message for a missing or unknown field."""
 
 T = TypeVar("T")
 
@@ -81,16 +78,16 @@ T = TypeVar("T")
 def read_fields(
     values: Mapping[str, Any], kind: type[T], neutral: Mapping[str, tuple[Any, ...]] = NEUTRAL
 ) -> T:
-    """Read a request.
+    """Convert a JSON object to the struct of its honoured fields.
 
     Args:
-        values: The JSON object.
-        kind: A struct with the fields that are honoured.
-        neutral: Fields that are taken with values alone that change nothing.
+        values: The object.
+        kind: The struct.
+        neutral: Further fields, with the values that are accepted.
 
     Raises:
-        UnsupportedError: A field asks for what is not done here.
-        InvalidRequestError: A field is unknown, missing, or has a value that it cannot have.
+        UnsupportedError: A field has a value that is not supported.
+        InvalidRequestError: A field is unknown, missing or invalid.
     """
     honoured = {field.encode_name for field in msgspec.structs.fields(kind)}  # type: ignore[arg-type]
     for name, value in values.items():
@@ -101,15 +98,10 @@ def read_fields(
 
 
 def convert(value: Any, kind: type[T], where: str = "") -> T:
-    """Give a value the form that it should have.
-
-    Args:
-        value: From JSON.
-        kind: The form.
-        where: Its place in the request.
+    """Convert a JSON value, found at ``where`` in the request.
 
     Raises:
-        InvalidRequestError: It has another form; ``param`` says where.
+        InvalidRequestError: It is not of that type; ``param`` is the place.
     """
     try:
         return msgspec.convert(value, kind)
@@ -125,14 +117,7 @@ def convert(value: Any, kind: type[T], where: str = "") -> T:
 
 @contextmanager
 def named(names: Mapping[str, str | None]) -> Iterator[None]:
-    """Call the fields of a :class:`omnirelay.protocol.GenerateRequest` what its client calls them.
-
-    Args:
-        names: The client's names; none for what it cannot name.
-
-    Raises:
-        InvalidRequestError: The one of the block, its ``param`` renamed.
-    """
+    """Rename ``param`` of errors about a :class:`omnirelay.protocol.GenerateRequest` for the client."""
     try:
         yield
     except InvalidRequestError as error:
@@ -142,10 +127,10 @@ def named(names: Mapping[str, str | None]) -> Iterator[None]:
 
 
 def require_one_of(name: str, value: str | None, allowed: Collection[str]) -> None:
-    """Check a word.
+    """Check that a value, if given, is one of those allowed.
 
     Raises:
-        UnsupportedError: It is none of those that are allowed; none at all is fine.
+        UnsupportedError: It is not.
     """
     if value is not None and value not in allowed:
         raise UnsupportedError(f"{name} can be {', '.join(sorted(allowed))}, not {value[:64]!r}", name)
@@ -158,7 +143,7 @@ def _joined(place: str, inside: str) -> str:
 def _require_neutral(name: str, value: Any, neutral: Mapping[str, tuple[Any, ...]]) -> None:
     if name not in neutral:
         raise InvalidRequestError(f"there is no field {name[:64]!r}", name[:64])
-    # 1 == True in Python, and not to those who ask for one or the other.
+    # 1 == True in Python, but not in JSON.
     if value is not None and not any(value == each and _kind(value) is _kind(each) for each in neutral[name]):
         allowed = " or ".join(msgspec.json.encode(each).decode() for each in (*neutral[name], None))
         raise UnsupportedError(f"{name} is not supported: it can only be {allowed}, or be left out", name)

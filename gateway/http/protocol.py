@@ -1,4 +1,4 @@
-"""uvicorn's connections with bounds on what a client may hold: idle, slow or deaf ones are hung up on."""
+"""uvicorn's HTTP connections, with limits on idle and slow clients and on those that do not read."""
 
 import asyncio
 import logging
@@ -16,17 +16,17 @@ from gateway.http.guards.keys import PLACE
 from shared.log import limited
 
 MAX_HEAD_BYTES: Final = 32 * 2**10
-"""Request line and headers."""
+"""Limit of the request line and headers together."""
 HEAD_S: Final = 10.0
-"""How long the head of a request may take, from its first byte or from the connection's begin."""
+"""Time limit of a request's head, from its first byte or from the connection's start."""
 KEEP_ALIVE_S: Final = 60
-"""How long a connection may wait for its next request."""
+"""Time limit between two requests."""
 DRAIN_S: Final = 30.0
-"""How long the rest of a body is read whose request has been answered, so that the answer is heard."""
+"""How long the rest of a body is read after the answer: a client that is still sending would lose it."""
 DRAIN_BYTES: Final = 2**28
-"""How much of such a rest is read."""
+"""How much of it is read."""
 STALL_S: Final = 60.0
-"""How long a client may read nothing of what waits for it."""
+"""How long a client may read nothing while data wait for it."""
 PROBE_S: Final = 0.25
 """How often a connection whose client has closed its sending side is checked for a reset."""
 HALF_CLOSED: Final = "half_closed"
@@ -38,13 +38,7 @@ log = logging.getLogger(__name__)
 
 
 class BoundedProtocol(H11Protocol):
-    """One connection.
-
-    Args:
-        places: Where it has its place, if there is one.
-        *args: uvicorn's.
-        **kwargs: uvicorn's.
-    """
+    """One connection; takes one of the places, and uvicorn's arguments."""
 
     def __init__(self, places: Places, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -62,11 +56,11 @@ class BoundedProtocol(H11Protocol):
 
     @property
     def answering(self) -> bool:
-        """A request has begun whose answer is not complete."""
+        """Whether a response is incomplete."""
         return self.cycle is not None and not self.cycle.response_complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take a connection, if there is a place for it."""
+        """Accept the connection if there is a place for it."""
         self._socket = transport
         super().connection_made(cast("asyncio.Transport", _Lingering(transport, self._linger)))
         address = self.client[0] if self.client is not None else "unknown"
@@ -79,14 +73,14 @@ class BoundedProtocol(H11Protocol):
             self._head.start()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection."""
+        """Release the place."""
         self._stop_alarms()
         if self._place is not None:
             self._place.leave()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Take what came; the rest of a head must come soon."""
+        """Process data, and limit the time for the rest of a head."""
         if self._lingering or self._leaving_a_body:
             self._drained += len(data)
             if self._drained > DRAIN_BYTES:
@@ -123,7 +117,7 @@ class BoundedProtocol(H11Protocol):
         return True
 
     def on_response_complete(self) -> None:
-        """Go on to the next request; what is left of this one is not read for ever."""
+        """Go on to the next request, and limit what is read of this one."""
         if self._lingering:
             return
         super().on_response_complete()
@@ -133,7 +127,7 @@ class BoundedProtocol(H11Protocol):
             self.transport.close()
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
-        """Hand the connection over, and its place."""
+        """Hand the connection to the WebSocket protocol."""
         self._stop_alarms()
         if self._place is not None:
             self._place.idle = lambda: False
@@ -142,19 +136,19 @@ class BoundedProtocol(H11Protocol):
         super().handle_websocket_upgrade(event)
 
     def pause_writing(self) -> None:
-        """Wait for the client to read, for some time."""
+        """Limit the time until the client reads."""
         super().pause_writing()
         self._stall.start()
 
     def resume_writing(self) -> None:
-        """Go on: the client reads."""
+        """Lift that limit."""
         self._stall.stop()
         super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is not HTTP, in the form of the other errors, if no other answer has begun."""
+        """Answer an invalid request with an error object, unless a response has begun."""
         if self.cycle is not None:
-            # Whoever still answers the request that broke off has nobody to answer to.
+            # The endpoint, if it still runs, is cancelled.
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         if self.conn.our_state not in {h11.IDLE, h11.SEND_RESPONSE}:
@@ -164,7 +158,7 @@ class BoundedProtocol(H11Protocol):
         limited(log).info("400 %s", problem)
         headers, body = malformed(problem)
         answer = h11.Response(status_code=400, headers=headers, reason=b"Bad Request")
-        # A HEAD whose body is broken has an answer without one.
+        # Responses to HEAD have no body.
         of_head = self.conn.our_state is h11.SEND_RESPONSE and self._bounded.method == b"HEAD"
         for part in (answer, h11.Data(data=b"" if of_head else body), h11.EndOfMessage()):
             self.transport.write(self.conn.send(part) or b"")
@@ -172,17 +166,17 @@ class BoundedProtocol(H11Protocol):
 
     @property
     def _leaving_a_body(self) -> bool:
-        """A request has been answered before all of its body came."""
+        """Whether a request was answered before its body was complete."""
         answered = self.cycle is not None and self.cycle.response_complete
         return answered and self.conn.their_state is h11.SEND_BODY
 
     def _linger(self) -> bool:
-        """Close the sending side only, if the client is still sending: it would lose the answer.
+        """Close only the sending side if the client is still sending, since it would lose the answer.
 
-        What it sends is read and forgotten, within bounds, until it closes its side.
+        What it sends is read and discarded, within limits.
 
         Returns:
-            Whether the connection stays.
+            Whether the connection stays open.
         """
         theirs = self.conn.their_state
         if self._lingering or self._socket is None or self._socket.is_closing():
@@ -216,21 +210,21 @@ class BoundedProtocol(H11Protocol):
 
 
 class _BoundedHttp(h11.Connection):
-    """HTTP of which no head is too long, however it was cut, and no body has two lengths.
+    """HTTP with a limit on heads, however they are split, and without bodies of two lengths.
 
     Attributes:
-        method: Of the last request.
-        problem: What is wrong with what came.
+        method: The method of the last request.
+        problem: Why a request is invalid.
     """
 
     method = b""
     problem: str | None = None
 
     def next_event(self) -> Any:
-        """Give what came next, as h11 does.
+        """Return h11's next event.
 
         Raises:
-            h11.RemoteProtocolError: It is not HTTP, or a head that is refused.
+            h11.RemoteProtocolError: The request is invalid.
         """
         try:
             event = super().next_event()
@@ -244,33 +238,24 @@ class _BoundedHttp(h11.Connection):
 
 
 def _check_head(request: h11.Request) -> None:
-    """Refuse a head that is too long, or ambiguous.
-
-    Raises:
-        h11.RemoteProtocolError: It is.
-    """
+    """Refuse a head that is too long or ambiguous."""
     size = _LINE_ENDS + len(request.method) + len(request.target)
     size += sum(len(name) + len(value) + len(b": \r\n") for name, value in request.headers)
     if size > MAX_HEAD_BYTES:
-        raise h11.RemoteProtocolError(f"its head has {size} bytes, at most {MAX_HEAD_BYTES} are taken")
+        raise h11.RemoteProtocolError(f"its head has {size} bytes, the limit is {MAX_HEAD_BYTES}")
     if {b"content-length", b"transfer-encoding"} <= {name for name, _ in request.headers}:
-        raise h11.RemoteProtocolError("it has both a Content-Length and a Transfer-Encoding: send one")
+        raise h11.RemoteProtocolError("it has both a Content-Length and a Transfer-Encoding")
 
 
 class _Lingering:
-    """A transport that is not closed while its client is still sending.
-
-    Args:
-        transport: The connection's.
-        linger: Asked when it is to be closed; says whether it stays.
-    """
+    """A transport that closes unless ``linger`` returns true."""
 
     def __init__(self, transport: asyncio.Transport, linger: Callable[[], bool]) -> None:
         self._transport = transport
         self._linger = linger
 
     def close(self) -> None:
-        """Close it, at once or later."""
+        """Close it, now or later."""
         if not self._linger():
             self._transport.close()
 
@@ -279,7 +264,7 @@ class _Lingering:
 
 
 class Alarm:
-    """Calls something unless it is stopped in time."""
+    """A timer that can be started and stopped repeatedly."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float, ring: Callable[[], None]) -> None:
         self._loop = loop
@@ -288,12 +273,12 @@ class Alarm:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Start, if it does not run."""
+        """Start it if it is not running."""
         if self._timer is None:
             self._timer = self._loop.call_later(self._seconds, self._ring)
 
     def stop(self) -> None:
-        """Stop, if it runs."""
+        """Stop it if it is running."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

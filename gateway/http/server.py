@@ -21,76 +21,73 @@ from gateway.http.realtime.protocol import MAX_MESSAGE_BYTES, UPLOADS, BoundedWe
 from omnirelay.errors import AddressInUseError, ConfigError
 
 FAREWELL_S: Final = 1
-"""How long a closing server tries to deliver the last events; a whole number, as uvicorn wants it."""
+"""Time for the last events to be sent at shutdown; an integer, as uvicorn requires."""
 
 
 def api_server(address: str, context: HttpContext) -> "HttpServer":
-    """Give what serves clients; the arguments are those of :func:`monitor_server`."""
+    """Build the server for clients at ``tcp://HOST:PORT``."""
     access = context.access
     server = BoundedServer(make_app(context), access.http_places, context.uploads, access.server_options)
-    return HttpServer("gateway.http", address, server)
+    return HttpServer("gateway.http", address, server, RESERVED_FILES)
 
 
 def monitor_server(address: str, context: HttpContext) -> "HttpServer":
-    """Give what serves health checks and metrics, which no client can keep busy.
-
-    Args:
-        address: Where to listen, ``tcp://HOST:PORT``.
-        context: The gateway's parts.
-    """
+    """Build the server for health checks and metrics, which clients cannot block."""
     places = WatchersPlaces(MAX_WATCHERS, context.access.proxies)
-    return HttpServer(
-        "gateway.monitor",
-        address,
-        BoundedServer(make_monitor_app(address, context), places, context.uploads, {}),
-        reserved=0,
-    )
+    server = BoundedServer(make_monitor_app(address, context), places, context.uploads, {})
+    return HttpServer("gateway.monitor", address, server, 0)
 
 
 class HttpServer:
-    """Serves an application.
+    """Serves an application at an address.
 
     Args:
-        key: The configuration's, of the address.
-        address: Where to listen, ``tcp://HOST:PORT``.
-        server: Serves it.
+        key: The address's key in the configuration.
+        address: ``tcp://HOST:PORT``.
+        server: The application's server.
         reserved: File descriptors that its connections may not use.
     """
 
-    def __init__(
-        self, key: str, address: str, server: "BoundedServer", reserved: int = RESERVED_FILES
-    ) -> None:
-        self._reserved = reserved
+    def __init__(self, key: str, address: str, server: "BoundedServer", reserved: int) -> None:
         self._key = key
         self._address = address
         self._server = server
+        self._reserved = reserved
         self._serving: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Listen.
 
         Raises:
-            AddressInUseError: Another process listens there.
-            ConfigError: The address cannot be used at all.
+            AddressInUseError: Another process listens at the address.
+            ConfigError: The address cannot be used.
         """
-        sockets = await self._listen()
+        try:
+            sockets = await listen(self._address, self._reserved)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise AddressInUseError(
+                    f"{self._address} is in use by another program: "
+                    f"stop it, or set another {self._key} in the configuration"
+                ) from error
+            raise ConfigError(f"cannot listen on {self._address} ({self._key}): {error}") from error
         self._serving = asyncio.create_task(self._server.serve(sockets))
 
     @property
     def answering(self) -> bool:
-        """An answer is not complete; sessions of WebSockets do not count."""
+        """Whether a response is incomplete; WebSockets do not count."""
         connections = self._server.server_state.connections
         return any(isinstance(each, BoundedProtocol) and each.answering for each in connections)
 
     def stop_listening(self) -> None:
-        """Take no more clients; those that are there stay."""
+        """Accept no more connections; those that are open stay."""
         for each in self._server.servers:
             each.close()
 
     async def close(self) -> None:
-        """Take no more requests, deliver what is on its way for :data:`FAREWELL_S`, and hang up.
+        """Stop, and close connections after :data:`FAREWELL_S`.
 
-        Close the gateway first: it ends the requests.
+        Close the gateway first, which ends the requests.
         """
         if self._serving is None:
             return
@@ -98,26 +95,15 @@ class HttpServer:
         await self._serving
         self._server.hang_up()
 
-    async def _listen(self) -> list[socket.socket]:
-        try:
-            return await listen(self._address, self._reserved)
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                raise AddressInUseError(
-                    f"{self._address} is in use: does another program serve HTTP there? "
-                    f"Stop it, or set another {self._key} in the configuration."
-                ) from error
-            raise ConfigError(f"cannot listen on {self._address} ({self._key}): {error}") from error
-
 
 class BoundedServer(uvicorn.Server):
-    """uvicorn, which here is a part of a process and not the process.
+    """uvicorn's server, as a part of a process.
 
     Args:
-        app: Answers the requests.
-        places: For connections.
-        uploads: Memory for long messages of WebSockets.
-        options: Of TLS.
+        app: The application.
+        places: Bounds the connections.
+        uploads: Memory for large WebSocket messages.
+        options: TLS.
     """
 
     def __init__(self, app: ASGIApp, places: Places, uploads: UploadRoom, options: TlsOptions) -> None:
@@ -144,7 +130,7 @@ class BoundedServer(uvicorn.Server):
         )
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, as uvicorn does, but with bounds on how TLS begins and ends."""
+        """Listen as uvicorn does, but with time limits on TLS handshakes and shutdowns."""
         loop = asyncio.get_running_loop()
         self.servers = [
             await loop.create_server(self.protocol, sock=each, backlog=BACKLOG, **self._options)
@@ -153,7 +139,7 @@ class BoundedServer(uvicorn.Server):
         self.started = True
 
     def protocol(self) -> BoundedProtocol:
-        """Give what serves one connection."""
+        """Build the protocol of one connection."""
         state = {UPLOADS: self._uploads}
         return BoundedProtocol(
             self._places, config=self.config, server_state=self.server_state, app_state=state
@@ -165,6 +151,6 @@ class BoundedServer(uvicorn.Server):
         yield
 
     def hang_up(self) -> None:
-        """Close what clients have left open."""
+        """Abort all connections."""
         for connection in list(self.server_state.connections):
             connection.transport.abort()

@@ -1,4 +1,4 @@
-"""Answers that are sent while they are made."""
+"""Responses that are sent while the answer is generated."""
 
 import asyncio
 import logging
@@ -10,7 +10,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from gateway.http.answer import Answer
+from gateway.http.answer import HttpAnswer
 from gateway.http.connection import ClientGoneError, while_connected
 from gateway.http.errors import body_of
 from gateway.http.protocol import HALF_CLOSED
@@ -18,65 +18,65 @@ from omnirelay.errors import OmniRelayError
 from shared.log import limited
 
 PING_S: Final = 15.0
-"""How long a stream of events may be silent: proxies give up what is so for long."""
+"""Longest silence of an event stream: proxies give up on silent upstreams."""
 PING: Final = b": keep-alive\n\n"
 END: Final = b"data: [DONE]\n\n"
-NOT_KEPT: Final = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-"""Tells proxies to pass everything on at once."""
+UNBUFFERED: Final = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+"""Keeps proxies from buffering."""
 
 log = logging.getLogger(__name__)
 
 
 class Stream(Response):
-    """An answer that is sent while it is made.
+    """A response that is sent in parts.
 
     Args:
         parts: What to send.
-        answer: Whose answer it is; it is closed at the end, whatever that is.
-        told: Told about the error that it ends with.
-        media_type: What is sent.
+        answer: Closed at the end.
+        told: Called with the error that ended the stream.
+        media_type: The content type.
     """
 
     def __init__(
         self,
         parts: AsyncGenerator[Any, None],
-        answer: Answer,
+        answer: HttpAnswer,
         told: Callable[[OmniRelayError], None],
         media_type: str = "text/event-stream",
     ) -> None:
-        super().__init__(headers={**NOT_KEPT, **answer.headers}, media_type=media_type)
+        super().__init__(headers={**UNBUFFERED, **answer.headers}, media_type=media_type)
         del self.headers["content-length"]
         self._parts = parts
         self._answer = answer
         self._told = told
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send everything; a client that leaves ends it."""
-        self._half_closed: asyncio.Event = scope["state"][HALF_CLOSED]
+        """Send the parts until the end, or until the client disconnects."""
         try:
             async with aclosing(self._parts), while_connected(receive):
-                await self._start(send)
-                await self._send_parts(send)
+                start = {
+                    "type": "http.response.start",
+                    "status": self.status_code,
+                    "headers": self.raw_headers,
+                }
+                await send(start)
+                await self._send_parts(send, scope["state"][HALF_CLOSED])
         except ClientGoneError:
-            log.debug("a client did not wait for the end of its answer")
+            log.debug("a client disconnected before the end of its answer")
         finally:
             self._answer.close()
 
-    async def _start(self, send: Send) -> None:
-        status, headers = self.status_code, self.raw_headers
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-
-    async def _send_parts(self, send: Send) -> None:
+    async def _send_parts(self, send: Send, half_closed: asyncio.Event) -> None:
         raise NotImplementedError
 
 
 class EventStream(Stream):
-    """Server-sent events: one for each part, an object; then ``[DONE]``.
+    """Server-sent events, one for each part, then ``[DONE]``; comments while there is nothing to send.
 
-    An error becomes the last event.  While there is nothing to say, comments are sent.
+    An error becomes the last event.
     """
 
-    async def _send_parts(self, send: Send) -> None:
+    async def _send_parts(self, send: Send, half_closed: asyncio.Event) -> None:
         now = asyncio.get_running_loop().time
         sent = now()
 
@@ -92,8 +92,8 @@ class EventStream(Stream):
                     await say(PING)
 
         async def probe() -> None:
-            """Send something once the client has closed its sending side, to see whether it is there."""
-            await self._half_closed.wait()
+            """Find out whether a client that closed its sending side has closed the connection."""
+            await half_closed.wait()
             await say(PING)
 
         pingers = [asyncio.create_task(keep_alive()), asyncio.create_task(probe())]
@@ -104,21 +104,22 @@ class EventStream(Stream):
             self._told(error)
             await say(_event(body_of(error)))
         finally:
-            for each in pingers:
-                each.cancel()
+            for pinger in pingers:
+                pinger.cancel()
         await send({"type": "http.response.body", "body": END})
 
 
 class ByteStream(Stream):
-    """A file.  An error breaks the connection off, which the client sees."""
+    """A file; an error ends the connection before the end of the body."""
 
-    async def _send_parts(self, send: Send) -> None:
+    async def _send_parts(self, send: Send, half_closed: asyncio.Event) -> None:
+        del half_closed
         try:
             async for each in self._parts:
                 await send(_piece(each))
         except OmniRelayError as error:
             self._told(error)
-            limited(log).warning("a file breaks off: %s", error.for_log)
+            limited(log).warning("a file was not sent completely: %s", error.for_log)
             return
         await send({"type": "http.response.body", "body": b""})
 

@@ -12,9 +12,8 @@ import pytest
 
 from gateway.access import places
 from gateway.fairness import uploads
+from gateway.http import answer as answer_module
 from gateway.http import protocol, streams
-from gateway.http.openai import chat as chat_api
-from gateway.http.openai import speech as speech_api
 from shared.config import Config
 from tests.gateway.bench import run
 from tests.gateway.fake_stages import until
@@ -201,8 +200,7 @@ def test_a_stream_that_waits_in_line_has_headers_and_says_that_it_is_there(
     configure: Configure, monkeypatch: pytest.MonkeyPatch, path: str, fields: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(streams, "PING_S", 0.05)
-    for module in (chat_api, speech_api):
-        monkeypatch.setattr(module, "HEADERS_WITHIN_S", 0.05)
+    monkeypatch.setattr(answer_module, "HEADERS_WITHIN_S", 0.05)
 
     async def scenario() -> None:
         async with http_bench(configure(http_gateway(), max_active=1)) as b:

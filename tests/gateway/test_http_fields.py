@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.http import body as body_module
 from gateway.http.fields import IGNORED, NEUTRAL
-from gateway.http.openai.chat_request import ChatOptions, read_chat
+from gateway.http.openai.chat_request import ChatAnswerOptions, read_chat
 from gateway.http.openai.speech import REPEAT, read_speech
 from gateway.http.openai.strings import MIN_LENGTH
 from omnirelay.content import AudioPart, ChatMessage, ImagePart, TextPart, VideoPart
@@ -26,7 +26,7 @@ JSON_VALUES = st.recursive(
 )
 
 
-def read(**fields: Any) -> tuple[ChatOptions, GenerateRequest]:
+def read(**fields: Any) -> tuple[ChatAnswerOptions, GenerateRequest]:
     body = {"model": "m", "messages": HI, **fields}
     return read_chat(bytearray(json.dumps(body).encode()), 100, 10**6)
 
@@ -45,7 +45,7 @@ def refused(**fields: Any) -> InvalidRequestError:
 
 def test_a_plain_chat() -> None:
     options, request = read()
-    assert options == ChatOptions("m", stream=False, include_usage=False, audio=None)
+    assert options == ChatAnswerOptions("m", events=False, include_usage=False, audio=None)
     assert request == GenerateRequest(messages=[ChatMessage("user", "Hi")], speech=False)
 
 
@@ -74,7 +74,7 @@ def test_every_honoured_field() -> None:
         mm_processor_kwargs={"use_audio_in_video": True},
         codec_sampling={"temperature": 0},
     )
-    assert options == ChatOptions("m", stream=True, include_usage=True, audio="flac")
+    assert options == ChatAnswerOptions("m", events=True, include_usage=True, audio="flac")
     assert request == GenerateRequest(
         messages=[
             ChatMessage("system", "Be brief."),

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.fairness.memory_budget import ClientBudget, MemoryBudget
-from gateway.http.realtime.conversation import MAX_ITEMS, Conversation
+from gateway.http.realtime.conversation import MAX_ITEMS, RealtimeConversation
 from gateway.http.realtime.events import _KINDS, EventError, read_event
 from gateway.http.realtime.input_audio import InputAudio
 from gateway.http.realtime.items import BYTES_PER_S, HEADER_BYTES, Item, read_item
@@ -104,7 +104,7 @@ def test_what_is_appended_is_committed_or_refused(sizes: list[int], limit: int) 
 def test_a_conversation_always_fits_into_a_request(steps: list[str]) -> None:
     room = held(5000)
     media = MediaConfig(max_audios=2, max_request_bytes=1000, max_item_bytes=1000)
-    conversation = Conversation(media, room)
+    conversation = RealtimeConversation(media, room)
     items: list[Item] = []
     for step in steps:
         if step == "drop" and items:
@@ -126,7 +126,7 @@ def test_a_conversation_always_fits_into_a_request(steps: list[str]) -> None:
 
 def test_no_more_is_kept_than_there_is_room_for_all() -> None:
     room = held(500)
-    first, second = Conversation(MediaConfig(), room), Conversation(MediaConfig(), room)
+    first, second = RealtimeConversation(MediaConfig(), room), RealtimeConversation(MediaConfig(), room)
     first.add(Item("user", [TextPart("x" * 400)], []))
     with pytest.raises(BusyError):
         second.add(Item("user", [TextPart("x" * 400)], []))

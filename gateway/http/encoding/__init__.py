@@ -1,1 +1,1 @@
-"""Speech to files: wav, mp3, flac, opus, aac and PCM, piece by piece, on threads."""
+"""Speech encoded to wav, mp3, flac, opus, aac and PCM, incrementally and on threads."""

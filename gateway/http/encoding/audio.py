@@ -1,4 +1,4 @@
-"""Encoders on threads of their own, so that the event loop goes on."""
+"""Encoders on threads of their own."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
@@ -7,7 +7,7 @@ from typing import Final
 from gateway.http.encoding.encoders import AudioFormat, Encoder, make_encoder
 
 THREADS: Final = 2
-"""Encoders that work at once; the libraries release the interpreter meanwhile."""
+"""The encoding libraries release the interpreter lock."""
 
 
 class AudioPool:
@@ -21,19 +21,12 @@ class AudioPool:
         return EncodedAudio(self._threads, name, streamed, base64)
 
     def close(self) -> None:
-        """Encode no more."""
+        """Stop encoding."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 class EncodedAudio:
-    """One file.  A piece must have come back before the next one is given.
-
-    Args:
-        threads: Where the work is done.
-        name: The format.
-        streamed: See :func:`gateway.http.encoding.encoders.make_encoder`.
-        base64: See there.
-    """
+    """An encoder that works on a thread; one call at a time."""
 
     def __init__(self, threads: ThreadPoolExecutor, name: AudioFormat, streamed: bool, base64: bool) -> None:
         self._threads = threads
@@ -41,29 +34,19 @@ class EncodedAudio:
         self._encoder: Encoder | None = None
 
     async def push(self, pcm: bytes) -> bytes:
-        """Take the next piece of the waveform: float32, little-endian, mono, 24,000 samples a second.
-
-        Returns:
-            What can be sent of the file.
-        """
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._push, pcm)
+        """Encode; see :meth:`gateway.http.encoding.encoders.Encoder.push`."""
+        return await asyncio.get_running_loop().run_in_executor(
+            self._threads, lambda: self._opened().push(pcm)
+        )
 
     async def finish(self) -> bytes:
-        """End the file.
+        """End the file, and return the rest of it."""
+        return await asyncio.get_running_loop().run_in_executor(
+            self._threads, lambda: self._opened().finish()
+        )
 
-        Returns:
-            The rest of it.
-        """
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._finish)
-
-    def _push(self, pcm: bytes) -> bytes:
-        return self._made().push(pcm)
-
-    def _finish(self) -> bytes:
-        return self._made().finish()
-
-    def _made(self) -> Encoder:
-        """The encoder; libraries are loaded here too, beside the event loop."""
+    def _opened(self) -> Encoder:
+        # On the thread, since it may load a library.
         if self._encoder is None:
             self._encoder = make_encoder(*self._how)
         return self._encoder

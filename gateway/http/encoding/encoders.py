@@ -1,8 +1,4 @@
-"""Speech in the formats that HTTP clients know, encoded piece by piece.
-
-An encoder takes the waveform as it comes and gives the bytes of the file as far as they are certain.  All
-pieces of one encoder, joined, are a file.
-"""
+"""Incremental encoders: what one returns, joined, is a file."""
 
 import binascii
 import struct
@@ -28,55 +24,44 @@ CONTENT_TYPES: Final[dict[AudioFormat, str]] = {
     "pcm16": "audio/pcm",
 }
 UNKNOWN_SIZE: Final = 2**32 - 1
-"""What players take for a WAV file that is still being written."""
+"""The length in the header of a WAV file that is still being written."""
 BASE64_PIECE: Final = 3 * 2**17
-"""Bytes that are written in base64 at once; meanwhile no other thread runs."""
+"""Bytes converted in one call, which blocks all other threads."""
 ONE_SAMPLE: Final = bytes(4)
-"""Of silence: where there is no speech, without which no file of compressed sound could be opened."""
+"""Silence: compressed files without any sample cannot be opened."""
 AAC_BITS_PER_S: Final = 64_000
 SET_OGG_PAGE_LATENCY_MS: Final = 0x1302
 """``SFC_SET_OGG_PAGE_LATENCY_MS`` of sndfile.h."""
 OGG_PAGE_MS: Final = 60.0
-"""An Ogg page holds no more; by default libsndfile would keep a second of speech back."""
+"""Length of an Ogg page; libsndfile's default delays speech by a second."""
 
 
 class Encoder(Protocol):
-    """Writes one file."""
+    """Encodes one file."""
 
     def push(self, pcm: bytes) -> bytes:
-        """Take the next piece of the waveform.
+        """Encode samples, and return what is complete of the file.
 
         Args:
             pcm: float32 in [-1, 1], little-endian, mono, at :data:`shared.messages.SAMPLE_RATE`.
-
-        Returns:
-            What can be sent of the file.
         """
         ...
 
     def finish(self) -> bytes:
-        """End the file.
-
-        Returns:
-            The rest of it.
-        """
+        """End the file, and return the rest of it."""
         ...
 
 
 def require_format(name: AudioFormat, param: str) -> None:
-    """Check that a format can be written here.
-
-    Args:
-        name: The format.
-        param: What named it, for the error.
+    """Check that a format, given in the field ``param``, is available.
 
     Raises:
-        UnsupportedFormatError: The library for it is not installed.
+        UnsupportedFormatError: Its library is not installed.
     """
     if name == "aac" and find_spec("av") is None:
         raise UnsupportedFormatError(
-            "aac needs PyAV, which this gateway does not have (pip install av); "
-            "wav, mp3, flac, opus and pcm16 do without",
+            "aac needs PyAV, which is not installed on the gateway (pip install av); "
+            "wav, mp3, flac, opus and pcm16 do not",
             param,
         )
 
@@ -86,9 +71,8 @@ def make_encoder(name: AudioFormat, streamed: bool, base64: bool = False) -> Enc
 
     Args:
         name: Its format.
-        streamed: Give bytes as soon as possible.  Else all come at the end, and headers tell the length,
-            which nobody knows before.
-        base64: Give base64 instead.  The pieces can be joined before they are decoded, or after.
+        streamed: Return bytes as soon as possible; else all at the end, with the length in the header.
+        base64: Return base64, each piece decodable by itself.
     """
     makers: dict[AudioFormat, Callable[[], Encoder]] = {
         "wav": partial(WavEncoder, streamed),
@@ -103,30 +87,26 @@ def make_encoder(name: AudioFormat, streamed: bool, base64: bool = False) -> Enc
 
 
 class Pcm16Encoder:
-    """Samples of 16 bits, little-endian, and nothing else."""
+    """Raw 16-bit samples, little-endian."""
 
     def push(self, pcm: bytes) -> bytes:
-        """See :class:`Encoder`."""
+        """Implement :class:`Encoder`."""
         return to_int16(pcm).tobytes()
 
     def finish(self) -> bytes:
-        """See :class:`Encoder`."""
+        """Implement :class:`Encoder`."""
         return b""
 
 
 class WavEncoder:
-    """RIFF with samples of 16 bits.
-
-    Args:
-        streamed: Write a header that leaves the length open, at once.
-    """
+    """WAV with 16-bit samples; a streamed one leaves the length open."""
 
     def __init__(self, streamed: bool) -> None:
         self._kept: bytearray | None = None if streamed else bytearray()
         self._begun = False
 
     def push(self, pcm: bytes) -> bytes:
-        """See :class:`Encoder`."""
+        """Implement :class:`Encoder`."""
         samples = to_int16(pcm).tobytes()
         if self._kept is not None:
             self._kept += samples
@@ -134,23 +114,23 @@ class WavEncoder:
         return self._header_once() + samples
 
     def finish(self) -> bytes:
-        """See :class:`Encoder`."""
-        return self._header_once() if self._kept is None else _wav_header(len(self._kept)) + self._kept
+        """Implement :class:`Encoder`."""
+        return self._header_once() if self._kept is None else wav_header(len(self._kept)) + self._kept
 
     def _header_once(self) -> bytes:
         begun, self._begun = self._begun, True
-        return b"" if begun else _wav_header(UNKNOWN_SIZE)
+        return b"" if begun else wav_header(UNKNOWN_SIZE)
 
 
 class SoundFileEncoder:
     """A format of libsndfile.
 
     Args:
-        streamed: Give what has been written at once, and do without what would be written into it later.
+        streamed: Return data at once; later changes to the header are lost.
         container: libsndfile's name of the container.
-        codec: Its name of what is inside.
-        compression: From 0, largest, to 1; none takes the library's.
-        bitrate_mode: ``CONSTANT`` lets players tell the length of a stream without a table at its head.
+        codec: libsndfile's name of the codec.
+        compression: From 0, largest, to 1; none for the library's default.
+        bitrate_mode: With ``CONSTANT`` players can tell the length of a stream without a table in its header.
     """
 
     def __init__(
@@ -161,7 +141,7 @@ class SoundFileEncoder:
         compression: float | None = None,
         bitrate_mode: str | None = None,
     ) -> None:
-        import soundfile  # noqa: PLC0415 - not before somebody wants speech
+        import soundfile  # noqa: PLC0415 - loaded on first use
 
         self._streamed = streamed
         self._sink = _Sink()
@@ -178,18 +158,18 @@ class SoundFileEncoder:
             bitrate_mode=bitrate_mode,
         )
         if container == "OGG":
-            # The library has no public name for it.  Without, speech would come a second late.
+            # The library has no public API for it.
             latency = soundfile._ffi.new("double*", OGG_PAGE_MS)
             soundfile._snd.sf_command(self._file._file, SET_OGG_PAGE_LATENCY_MS, latency, 8)
 
     def push(self, pcm: bytes) -> bytes:
-        """See :class:`Encoder`."""
+        """Implement :class:`Encoder`."""
         self._empty &= not pcm
         self._file.write(to_int16(pcm) if self._whole_numbers else _to_float32(pcm))
         return self._sink.take() if self._streamed else b""
 
     def finish(self) -> bytes:
-        """See :class:`Encoder`."""
+        """Implement :class:`Encoder`."""
         begun = self.push(ONE_SAMPLE) if self._empty else b""
         self._file.close()
         return begun + self._sink.take()
@@ -199,7 +179,7 @@ class AacEncoder:
     """AAC in ADTS frames, by FFmpeg."""
 
     def __init__(self) -> None:
-        import av  # noqa: PLC0415 - large, and not everywhere
+        import av  # noqa: PLC0415 - large and optional
 
         self._av = av
         self._sink = _Sink()
@@ -209,7 +189,7 @@ class AacEncoder:
         self._samples = 0
 
     def push(self, pcm: bytes) -> bytes:
-        """See :class:`Encoder`."""
+        """Implement :class:`Encoder`."""
         samples = _to_float32(pcm)
         if samples.size:
             frame = self._av.AudioFrame.from_ndarray(samples.reshape(1, -1), format="fltp", layout="mono")
@@ -219,7 +199,7 @@ class AacEncoder:
         return self._sink.take()
 
     def finish(self) -> bytes:
-        """See :class:`Encoder`."""
+        """Implement :class:`Encoder`."""
         begun = b"" if self._samples else self.push(ONE_SAMPLE)
         self._container.mux(self._stream.encode(None))
         self._container.close()
@@ -227,26 +207,26 @@ class AacEncoder:
 
 
 class Base64Encoder:
-    """The same file in base64, cut where no padding is needed."""
+    """Base64 of another encoder's output, cut where no padding is needed."""
 
     def __init__(self, encoder: Encoder) -> None:
         self._encoder = encoder
         self._rest = b""
 
     def push(self, pcm: bytes) -> bytes:
-        """See :class:`Encoder`."""
+        """Implement :class:`Encoder`."""
         data = self._rest + self._encoder.push(pcm)
         whole = len(data) // 3 * 3
         self._rest = data[whole:]
         return _base64(data[:whole])
 
     def finish(self) -> bytes:
-        """See :class:`Encoder`."""
+        """Implement :class:`Encoder`."""
         return _base64(self._rest + self._encoder.finish())
 
 
 class _Sink:
-    """A file in memory whose beginning is gone: what is written there later is lost."""
+    """A file in memory from which data are taken; what is written to that part later is lost."""
 
     def __init__(self) -> None:
         self._data = bytearray()
@@ -276,14 +256,14 @@ class _Sink:
         return self._position
 
     def read(self, size: int = -1) -> bytes:
-        """Nothing; libsndfile asks for a file that could be read."""
+        """Return nothing; libsndfile only requires the method."""
         del size
         return b""
 
 
 def to_int16(pcm: bytes) -> "np.ndarray":
-    """Give float32 samples as 16-bit ones, little-endian; what is outside of [-1, 1] is clipped."""
-    import numpy as np  # noqa: PLC0415 - not before somebody wants speech
+    """Convert float32 samples to 16 bits, little-endian, and clip them to [-1, 1]."""
+    import numpy as np  # noqa: PLC0415 - loaded on first use
 
     return np.rint(_to_float32(pcm) * 32767).astype("<i2")
 
@@ -294,7 +274,8 @@ def _to_float32(pcm: bytes) -> "np.ndarray":
     return np.clip(np.nan_to_num(np.frombuffer(pcm, "<f4")), -1.0, 1.0)
 
 
-def _wav_header(size: int) -> bytes:
+def wav_header(size: int) -> bytes:
+    """Build the header of a WAV file with ``size`` bytes of 16-bit samples."""
     riff = min(size + 36, UNKNOWN_SIZE)
     shape = struct.pack("<IHHIIHH", 16, 1, 1, SAMPLE_RATE, 2 * SAMPLE_RATE, 2, 16)
     return struct.pack("<4sI8s", b"RIFF", riff, b"WAVEfmt ") + shape + struct.pack("<4sI", b"data", size)

@@ -1,1 +1,1 @@
-"""What a request passes before its endpoint: log, host, origin, proxy and key."""
+"""Middleware: the access log, and the checks of host, origin, proxy and API key."""

@@ -1,1 +1,1 @@
-"""The endpoints of OpenAI's API: requests read, answers written."""
+"""The endpoints of OpenAI's API."""

@@ -8,49 +8,32 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.http.answer import HEADERS_WITHIN_S, Answer, begin, finish_reason, usage_of
-from gateway.http.body import read_body
+from gateway.http.answer import HttpAnswer, begin, finish_reason, usage_of
 from gateway.http.connection import while_connected
 from gateway.http.context import HttpContext
 from gateway.http.errors import json_response
-from gateway.http.openai.chat_request import ChatOptions, read_chat
+from gateway.http.openai.chat_request import ChatAnswerOptions, read_chat
 from gateway.http.streams import EventStream
-from omnirelay.events import AudioEvent, TextEvent
+from omnirelay.events import AudioEvent, DoneEvent, TextEvent
 
 NAMES: Final[Mapping[str, str | None]] = {"speaker": "audio.voice", "text_sampling.min_tokens": "min_tokens"}
-"""What is called otherwise here than in a :class:`omnirelay.protocol.GenerateRequest`."""
+"""Names here of fields of a :class:`omnirelay.protocol.GenerateRequest`, where they differ."""
 
 
 class ChatApi:
-    """The endpoint.
-
-    Args:
-        context: The gateway's parts.
-    """
+    """The endpoint."""
 
     def __init__(self, context: HttpContext) -> None:
         self._context = context
 
     async def create(self, request: Request) -> Response:
-        """Answer a conversation.
-
-        Raises:
-            OmniRelayError: The request is refused, or failed.
-            ClientGoneError: The client did not wait.
-        """
+        """Answer a conversation; errors are those of :func:`gateway.http.answer.begin`."""
         context = self._context
         limits, media = context.config.gateway.limits, context.config.media
         read = partial(read_chat, max_text_tokens=limits.max_text_tokens, max_item_bytes=media.max_item_bytes)
-        options, asked = await read_body(request, context, read)
-        context.require_model(options.model)
-        account = context.account(request)
-        within_s = HEADERS_WITHIN_S if options.stream else None
-        beginning = begin(context.gateway, asked, account, request, NAMES, headers_within_s=within_s)
-        # The gateway's from here on: files must be let go of when the request ends, not when it is answered.
-        del asked
-        answer = await beginning
+        options, answer = await begin(context, request, read, NAMES)
         completion = Completion(context, options, answer)
-        if options.stream:
+        if options.events:
             return EventStream(completion.chunks(), answer, context.told)
         try:
             async with while_connected(request.receive):
@@ -60,32 +43,26 @@ class ChatApi:
 
 
 class Completion:
-    """One answer in OpenAI's form.
+    """An answer in OpenAI's form."""
 
-    Args:
-        context: The gateway's parts.
-        options: What it has to look like.
-        answer: Its events.
-    """
-
-    def __init__(self, context: HttpContext, options: ChatOptions, answer: Answer) -> None:
+    def __init__(self, context: HttpContext, options: ChatAnswerOptions, answer: HttpAnswer) -> None:
         self._answer = answer
         self._options = options
         self._model = context.model
         self._created = int(time.time())
         self._audio = (
-            context.audio.start(options.audio, streamed=options.stream, base64=True)
+            context.audio.start(options.audio, streamed=options.events, base64=True)
             if options.audio
             else None
         )
 
     async def whole(self) -> dict[str, Any]:
-        """Give the whole answer, when it is complete."""
+        """Wait for the end of the answer, and return it as one object."""
         pieces: list[bytes] = []
         async for event in self._answer:
             if isinstance(event, AudioEvent) and self._audio is not None:
                 pieces.append(await self._audio.push(event.pcm))
-            elif not isinstance(event, TextEvent | AudioEvent):
+            elif isinstance(event, DoneEvent):
                 done = event
         message: dict[str, Any] = {"role": "assistant", "content": done.text, "refusal": None}
         if self._audio is not None:
@@ -93,28 +70,29 @@ class Completion:
             audio = {**self._audio_end(), "data": b"".join(pieces).decode(), "transcript": done.text}
             message |= {"content": None, "audio": audio}
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish_reason(done)}
-        return {**self._head("chat.completion"), "choices": [choice], "usage": usage_of(done)}
+        return {**self._head("chat.completion"), "choices": [choice], "usage": _usage(done)}
 
     async def chunks(self) -> AsyncGenerator[dict[str, Any], None]:
-        """Give the answer piece by piece; nothing before something of it is there."""
+        """Yield the answer in chunks, the first one when there is something of it."""
         await self._answer.begin()
         yield self._chunk({"role": "assistant", "content": None if self._audio else "", "refusal": None})
         async for event in self._answer:
             if isinstance(event, TextEvent):
                 if event.text:
-                    spoken = {"audio": {**self._audio_id(), "transcript": event.text}}
-                    yield self._chunk(spoken if self._audio else {"content": event.text})
+                    yield self._chunk(
+                        self._audio_delta(transcript=event.text) if self._audio else {"content": event.text}
+                    )
             elif not isinstance(event, AudioEvent):
                 done = event
             elif self._audio is not None and (data := await self._audio.push(event.pcm)):
-                yield self._chunk({"audio": {**self._audio_id(), "data": data.decode()}})
+                yield self._chunk(self._audio_delta(data=data.decode()))
         if self._audio is not None:
             if data := await self._audio.finish():
-                yield self._chunk({"audio": {**self._audio_id(), "data": data.decode()}})
+                yield self._chunk(self._audio_delta(data=data.decode()))
             yield self._chunk({"audio": self._audio_end()})
         yield self._chunk({}, finish_reason(done))
         if self._options.include_usage:
-            yield {**self._head("chat.completion.chunk"), "choices": [], "usage": usage_of(done)}
+            yield {**self._head("chat.completion.chunk"), "choices": [], "usage": _usage(done)}
 
     def _head(self, kind: str) -> dict[str, Any]:
         name = f"chatcmpl-{self._answer.request_id}"
@@ -125,9 +103,13 @@ class Completion:
         chunk = {**self._head("chat.completion.chunk"), "choices": [choice]}
         return {**chunk, "usage": None} if self._options.include_usage else chunk
 
-    def _audio_id(self) -> dict[str, str]:
-        return {"id": f"audio_{self._answer.request_id}"}
+    def _audio_delta(self, **fields: str) -> dict[str, Any]:
+        return {"audio": {"id": f"audio_{self._answer.request_id}", **fields}}
 
     def _audio_end(self) -> dict[str, Any]:
-        # Nothing is kept that the id could stand for later.
-        return {**self._audio_id(), "expires_at": self._created}
+        # Expired at once: the gateway keeps no audio for later turns.
+        return {"id": f"audio_{self._answer.request_id}", "expires_at": self._created}
+
+
+def _usage(done: DoneEvent) -> dict[str, Any]:
+    return usage_of(done, "prompt", "completion", "tokens_details")

@@ -1,4 +1,4 @@
-"""The body of ``/v1/chat/completions`` to a request of the gateway."""
+"""The body of ``/v1/chat/completions``, converted to a request of the gateway."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
@@ -6,6 +6,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
+from gateway.http.answer import AnswerOptions
 from gateway.http.body import read_object
 from gateway.http.encoding.encoders import FORMATS, AudioFormat, require_format
 from gateway.http.fields import convert, read_fields, require_one_of
@@ -20,7 +21,7 @@ DEFAULT_FORMAT: Final[AudioFormat] = "wav"
 
 
 class VoiceId(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A voice as OpenAI's clients name their own ones."""
+    """OpenAI's form for custom voices."""
 
     id: str
 
@@ -29,14 +30,14 @@ Voice = str | VoiceId
 
 
 class AudioOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How the answer is spoken."""
+    """Options of speech."""
 
     voice: Voice | None = None
     format: str = DEFAULT_FORMAT
 
 
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a stream holds besides the answer."""
+    """Options of a stream."""
 
     include_usage: bool = False
     include_obfuscation: bool = False
@@ -44,7 +45,7 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ProcessorOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How media are prepared; vLLM's name for it."""
+    """vLLM's options for media."""
 
     use_audio_in_video: bool = False
 
@@ -74,34 +75,25 @@ class ChatFields(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True)
-class ChatOptions:
-    """What the answer has to look like.
+class ChatAnswerOptions(AnswerOptions):
+    """How a client wants its completion.
 
     Attributes:
-        model: The name by which the client calls the model.
-        stream: Send the answer while it is made.
-        include_usage: End the stream with the number of tokens.
-        audio: The format of the speech; none without speech.
+        include_usage: End the stream with the numbers of tokens.
+        audio: The format of the speech; none for text only.
     """
 
-    model: str
-    stream: bool
     include_usage: bool
     audio: AudioFormat | None
 
 
 def read_chat(
     body: bytearray, max_text_tokens: int, max_item_bytes: int
-) -> tuple[ChatOptions, GenerateRequest]:
-    """Read the body of a request.
-
-    Args:
-        body: JSON.
-        max_text_tokens: As many as an answer may have.
-        max_item_bytes: Most bytes of a file.
+) -> tuple[ChatAnswerOptions, GenerateRequest]:
+    """Parse and check a body; ``ignore_eos`` asks for ``max_text_tokens``.
 
     Raises:
-        InvalidRequestError: It is not one, or asks for what is not done here; ``param`` says where.
+        InvalidRequestError: It is invalid, or asks for something that is not supported.
     """
     strings = LongStrings(max_item_bytes)
     fields = read_fields(read_object(strings.cut(body)), ChatFields)
@@ -111,7 +103,7 @@ def read_chat(
     usage = fields.stream_options or StreamOptions()
     if usage.continuous_usage_stats:
         raise UnsupportedError(
-            "usage is told once, at the end of a stream", "stream_options.continuous_usage_stats"
+            "usage is sent once, at the end of a stream", "stream_options.continuous_usage_stats"
         )
     places = [f"messages[{at}]" for at in range(len(fields.messages))]
     try:
@@ -133,16 +125,16 @@ def read_chat(
         deadline_s=fields.deadline_s,
         use_audio_in_video=fields.mm_processor_kwargs.use_audio_in_video,
     )
-    return ChatOptions(fields.model, fields.stream, usage.include_usage, audio), request
+    return ChatAnswerOptions(fields.model, fields.stream, usage.include_usage, audio), request
 
 
 def voice_name(voice: Voice | None) -> str | None:
-    """Give the name of a voice, whichever way it is written; none takes the default."""
+    """Return the name of a voice in either form."""
     return voice.id if isinstance(voice, VoiceId) else voice
 
 
 def _audio_format(fields: ChatFields) -> AudioFormat | None:
-    """The format of the speech; none if no speech is asked for."""
+    """Return the format of the speech; none for text only."""
     asked = {"text"} if fields.modalities is None else set(fields.modalities)
     if asked == {"text"}:
         if fields.audio is not None:
@@ -166,7 +158,7 @@ def _text_sampling(fields: ChatFields, max_text_tokens: int) -> SamplingOverride
         )
     return SamplingOverrides(
         max_tokens=most,
-        # As many as there may be, so that no end token is drawn.
+        # The most possible, so that no end token is drawn.
         min_tokens=(most or max_text_tokens) if fields.ignore_eos else fields.min_tokens,
         temperature=fields.temperature,
         top_k=0 if fields.top_k == -1 else fields.top_k,

@@ -1,4 +1,4 @@
-"""Messages of a chat, as OpenAI's and vLLM's clients write them, to those of the gateway."""
+"""Messages of a chat in OpenAI's and vLLM's form, converted to the gateway's."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -18,18 +18,18 @@ ROLES: Final[Mapping[str, Role]] = {
 }
 
 
-class _Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A form that has the fields it names, and no other."""
+class _StrictStruct(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A struct without further fields."""
 
 
 class SpokenAnswer(msgspec.Struct, frozen=True):
-    """What an earlier answer said, as it came back from here or as its name alone."""
+    """Speech of an earlier answer, by its transcript or by its id alone."""
 
     transcript: str | None = None
 
 
-class Message(_Struct, frozen=True, kw_only=True):
-    """One message; the fields are OpenAI's.  What tools would need is read to be refused."""
+class Message(_StrictStruct, frozen=True, kw_only=True):
+    """OpenAI's message; the fields for tools are parsed to be refused."""
 
     role: str
     content: str | list[dict[str, Any]] | None = None
@@ -42,55 +42,55 @@ class Message(_Struct, frozen=True, kw_only=True):
     tool_call_id: Any = None
 
 
-class _Url(_Struct, frozen=True):
+class _Url(_StrictStruct, frozen=True):
     url: str
     detail: str | None = None
 
 
-class _InputAudio(_Struct, frozen=True):
+class _AudioFile(_StrictStruct, frozen=True):
     data: str
     format: str
 
 
-class _Text(_Struct, frozen=True):
+class _PlainTextPart(_StrictStruct, frozen=True):
     type: str
     text: str
     prompt_cache_breakpoint: Any = None
 
 
-class _Sound(_Struct, frozen=True):
+class _SoundPart(_StrictStruct, frozen=True):
     type: str
-    input_audio: _InputAudio
+    input_audio: _AudioFile
     prompt_cache_breakpoint: Any = None
 
 
-class _AudioUrl(_Struct, frozen=True):
+class _AudioUrlPart(_StrictStruct, frozen=True):
     type: str
     audio_url: _Url
 
 
-class _ImageUrl(_Struct, frozen=True):
+class _ImageUrlPart(_StrictStruct, frozen=True):
     type: str
     image_url: _Url
     prompt_cache_breakpoint: Any = None
 
 
-class _VideoUrl(_Struct, frozen=True):
+class _VideoUrlPart(_StrictStruct, frozen=True):
     type: str
     video_url: _Url
 
 
 def read_message(message: Message, strings: LongStrings, where: str) -> ChatMessage:
-    """Give a message in the gateway's form.
+    """Convert a message.
 
     Args:
         message: The client's.
-        strings: What was cut out of the body.
+        strings: Long strings of the body.
         where: Its place in the request, for errors.
 
     Raises:
-        UnsupportedError: It has to do with tools, or with anything else that is not done here.
-        InvalidRequestError: It is not a message.
+        UnsupportedError: It asks for tools, or for something else that is not supported.
+        InvalidRequestError: It is invalid.
     """
     for name in ("name", "tool_calls", "function_call", "tool_call_id"):
         if getattr(message, name) not in (None, []):
@@ -111,8 +111,7 @@ def _content(message: Message, strings: LongStrings, where: str) -> str | list[C
         return strings.text(message.audio.transcript)
     if message.audio is not None:
         raise UnsupportedError(
-            f"{where}: answers are not kept, so their audio cannot be named by its id: "
-            "send its transcript, or the text as content",
+            f"{where}: audio of earlier answers is not stored: send its transcript, or the text as content",
             f"{where}.audio",
         )
     raise InvalidRequestError(f"{where} has no content", f"{where}.content")
@@ -122,39 +121,39 @@ def _part(part: dict[str, Any], strings: LongStrings, where: str) -> ContentPart
     kind = part.get("type")
     if not isinstance(kind, str) or kind not in _READERS:
         raise InvalidRequestError(
-            f"{where}: a part is of type {', '.join(_READERS)}, not {str(kind)[:64]!r}", f"{where}.type"
+            f"{where}.type can be {', '.join(_READERS)}, not {str(kind)[:64]!r}", f"{where}.type"
         )
     return _READERS[kind](part, strings, where)
 
 
 def _text(part: dict[str, Any], strings: LongStrings, where: str) -> ContentPart:
-    return TextPart(strings.text(convert(part, _Text, where).text))
+    return TextPart(strings.text(convert(part, _PlainTextPart, where).text))
 
 
 def _sound(part: dict[str, Any], strings: LongStrings, where: str) -> ContentPart:
-    sound = convert(part, _Sound, where).input_audio
+    sound = convert(part, _SoundPart, where).input_audio
     if sound.format in {"pcm", "pcm16"}:
         raise UnsupportedError(
-            f"{where}: samples without a header cannot be read: send a wav file",
+            f"{where}: raw samples are not supported: send a wav file",
             f"{where}.input_audio.format",
         )
-    # What the format is said to be is not needed: it is found in the file.
+    # The declared format is not needed: the decoder detects it.
     return strings.media(AudioPart, sound.data, f"{where}.input_audio.data")
 
 
 def _audio_url(part: dict[str, Any], strings: LongStrings, where: str) -> ContentPart:
-    return strings.media(AudioPart, convert(part, _AudioUrl, where).audio_url.url)
+    return strings.media(AudioPart, convert(part, _AudioUrlPart, where).audio_url.url)
 
 
 def _image_url(part: dict[str, Any], strings: LongStrings, where: str) -> ContentPart:
-    url = convert(part, _ImageUrl, where).image_url
-    # The model always sees the whole picture.
+    url = convert(part, _ImageUrlPart, where).image_url
+    # The model always gets the full resolution.
     require_one_of(f"{where}.image_url.detail", url.detail, {"auto", "high"})
     return strings.media(ImagePart, url.url)
 
 
 def _video_url(part: dict[str, Any], strings: LongStrings, where: str) -> ContentPart:
-    return strings.media(VideoPart, convert(part, _VideoUrl, where).video_url.url)
+    return strings.media(VideoPart, convert(part, _VideoUrlPart, where).video_url.url)
 
 
 _READERS: Final[Mapping[str, Callable[[dict[str, Any], LongStrings, str], ContentPart]]] = {

@@ -10,22 +10,17 @@ from gateway.http.errors import json_response
 
 
 class ModelsApi:
-    """Endpoints that tell what is served.
-
-    Args:
-        context: The gateway's parts.
-    """
+    """The endpoints."""
 
     def __init__(self, context: HttpContext) -> None:
         self._context = context
 
-    async def list(self, request: Request) -> Response:
-        """All models."""
-        del request
+    async def list(self, _request: Request) -> Response:
+        """Answer the list of models."""
         return json_response({"object": "list", "data": [self._card()]})
 
     async def get(self, request: Request) -> Response:
-        """One model.
+        """Answer one model.
 
         Raises:
             UnknownModelError: It is not served.

@@ -1,8 +1,7 @@
-"""Long strings of a JSON body, kept out of the JSON.
+"""Long strings of a JSON body, which are not parsed with the rest of it.
 
-A file of many megabytes in base64 would be copied into a text and, at its end, once more into bytes, each
-time in one go while nothing else runs.  Here it is cut out of the body before that is parsed, and decoded in
-pieces.
+Parsing would copy a base64 file of many megabytes into a string, and decoding would copy it again, each in a
+call that blocks all other threads.  So long strings are cut out before parsing, and decoded in pieces.
 """
 
 import secrets
@@ -14,19 +13,19 @@ from omnirelay.content import AudioPart, ImagePart, VideoPart
 from omnirelay.errors import InvalidRequestError
 
 MIN_LENGTH: Final = 2**16
-"""Shorter strings stay where they are."""
+"""Bytes of a string that is cut out, at least."""
 T = TypeVar("T", AudioPart, ImagePart, VideoPart)
 QUOTE: Final = ord('"')
 BACKSLASH: Final = ord("\\")
 BARE: Final = "data:;base64,"
-"""What makes a URL of base64 alone."""
+"""Prefix that makes a URL of bare base64."""
 
 
 class LongStrings:
-    """The long strings of one body; each is known by a word that nobody can guess.
+    """The long strings of one body, each replaced by an unguessable word.
 
     Args:
-        max_bytes: Most bytes of a file that are decoded.
+        max_bytes: Size of a file that is decoded here, at most.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -35,7 +34,7 @@ class LongStrings:
         self._found: dict[str, memoryview] = {}
 
     def cut(self, body: bytearray) -> bytearray:
-        """Give the body with a word in place of each long string; what is escaped in any way stays."""
+        """Replace each long string without escapes by a word."""
         if len(body) < MIN_LENGTH:
             return body
         view, short, done = memoryview(body), bytearray(), 0
@@ -50,7 +49,7 @@ class LongStrings:
         return short
 
     def text(self, value: str) -> str:
-        """Give the string that a word stands for; another string is itself.
+        """Return the string that a word replaces; any other string is returned as it is.
 
         Raises:
             UnicodeDecodeError: It is not UTF-8.
@@ -59,12 +58,12 @@ class LongStrings:
         return value if found is None else str(found, "utf-8")
 
     def media(self, kind: type[T], value: str, bare_at: str | None = None) -> T:
-        """Give a sound, picture or video.
+        """Build a sound, picture or video.
 
         Args:
-            kind: Which of them.
-            value: Its URL, or the word for it.
-            bare_at: Its place in the request, if it may also be base64 alone.
+            kind: Its class.
+            value: Its URL, or the word that replaces it.
+            bare_at: Its place in the request, if it may also be bare base64.
 
         Raises:
             InvalidRequestError: It is neither a URL nor base64.
@@ -75,7 +74,7 @@ class LongStrings:
             data = self._decoded(found, bare_at is not None)
             if data is not None:
                 return kind(data=memoryview(data))
-            # The gateway says what is wrong with it.
+            # The gateway reports what is wrong with it.
             value = self.text(value)
         if bare_at is None or is_data_url(value):
             return kind(url=value)
@@ -85,7 +84,7 @@ class LongStrings:
         return kind(url=BARE + value)
 
     def _decoded(self, raw: memoryview, bare: bool) -> bytearray | None:
-        """The content of base64 as plain as can be; none for all else."""
+        """Decode plain base64; none for anything else."""
         header, comma, _ = bytes(raw[:MAX_HEADER_CHARACTERS]).partition(b",")
         if comma:
             if not header.lower().startswith(b"data:") or not header.lower().endswith(b";base64"):
@@ -103,7 +102,7 @@ class LongStrings:
 
 
 def _strings(body: bytearray) -> Iterator[tuple[int, int]]:
-    """Where the strings are, without their quotes."""
+    """Find the strings, without their quotes."""
     start = _find(body, QUOTE, 0, len(body))
     while start >= 0:
         end = _find(body, QUOTE, start + 1, len(body))
@@ -123,7 +122,7 @@ def _is_escaped(body: bytearray, at: int) -> bool:
 
 
 def _find(body: bytearray, byte: int, start: int, end: int) -> int:
-    """As ``body.find``, piece by piece: other threads get their turn in between."""
+    """Do ``body.find`` in pieces, so that other threads can run in between."""
     while start < end:
         found = body.find(byte, start, min(start + PIECE_CHARACTERS, end))
         if found >= 0:

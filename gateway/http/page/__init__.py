@@ -1,4 +1,4 @@
-"""The page at ``/``: files that a browser loads from here and from nowhere else."""
+"""The page at ``/``, which loads nothing from elsewhere."""
 
 import hashlib
 from importlib.resources import files
@@ -32,7 +32,7 @@ HEADERS: Final = {
 
 
 class PageApi:
-    """The endpoints.  The files are few and small, and are read once."""
+    """The endpoints; the files are read once."""
 
     def __init__(self) -> None:
         static = files(__name__) / "static"
@@ -44,14 +44,14 @@ class PageApi:
         }
 
     async def index(self, request: Request) -> Response:
-        """The page."""
+        """Answer the page."""
         return self._answer(request, "index.html")
 
     async def file(self, request: Request) -> Response:
-        """A file of the page.
+        """Answer a file of the page.
 
         Raises:
-            HTTPException: There is none of that name.
+            HTTPException: 404.
         """
         return self._answer(request, request.path_params["name"])
 

@@ -1,4 +1,4 @@
-"""A conversation that a session keeps, within what one request may hold."""
+"""The conversation of a session, within the limits of one request."""
 
 from collections import Counter
 from typing import Final
@@ -12,12 +12,12 @@ from shared.config import MediaConfig
 MAX_ITEMS: Final = 512
 
 
-class Conversation:
-    """The items, in order.  Where one more is too much for a request, the oldest are forgotten.
+class RealtimeConversation:
+    """The items in order; the oldest are deleted when they exceed the limits of a request.
 
     Args:
-        media: What a request may bring.
-        held: Where bytes are counted.
+        media: The limits.
+        held: Memory budget of the items.
     """
 
     def __init__(self, media: MediaConfig, held: ClientBudget) -> None:
@@ -25,29 +25,21 @@ class Conversation:
         self._held = held
         self._items: list[Item] = []
 
-    @property
-    def last_id(self) -> str | None:
-        """The name of the last item."""
-        return self._items[-1].id if self._items else None
-
     def add(self, item: Item, after: str | None = None, hold: Hold | None = None) -> str | None:
-        """Add an item.
+        """Insert an item, and return the id of the one before it.
 
         Args:
             item: The item.
-            after: The item before it, ``root`` for none; none is the last one.
-            hold: What is counted for its bytes already.
-
-        Returns:
-            The name of the item before it.
+            after: The id of the item before it: none for the last one, ``root`` for the beginning.
+            hold: Memory that is already reserved for it.
 
         Raises:
-            InvalidRequestError: The name is taken, or the item before it is not known.
-            MediaTooLargeError: The item alone is more than a request may have.
-            BusyError: There is no room for its bytes.
+            InvalidRequestError: The id exists, or the item before it does not.
+            MediaTooLargeError: The item alone exceeds the limits of a request.
+            BusyError: Memory is short.
         """
         if any(each.id == item.id for each in self._items):
-            raise InvalidRequestError(f"there is an item {item.id!r} already", "item.id")
+            raise InvalidRequestError(f"the item {item.id!r} exists already", "item.id")
         at = len(self._items) if after is None else 0 if after == "root" else self._index(after) + 1
         if problem := self._excess([item]):
             raise MediaTooLargeError(problem)
@@ -56,41 +48,33 @@ class Conversation:
         return self._items[at - 1].id if at else None
 
     def make_room(self) -> list[Item]:
-        """Forget the oldest items until one request can hold the others.
-
-        Returns:
-            The items that were forgotten.
-        """
-        forgotten = []
+        """Delete the oldest items until the others are within the limits, and return those deleted."""
+        deleted = []
         while len(self._items) > 1 and self._excess(self._items):
-            forgotten.append(self._items.pop(0))
-            forgotten[-1].forget()
-        return forgotten
+            deleted.append(self._items.pop(0))
+            deleted[-1].release()
+        return deleted
 
     def remove(self, item_id: str) -> None:
-        """Forget an item.
-
-        Raises:
-            InvalidRequestError: There is none of that name.
-        """
-        self._items.pop(self._index(item_id)).forget()
+        """Delete an item; raises as :meth:`get`."""
+        self._items.pop(self._index(item_id)).release()
 
     def get(self, item_id: str) -> Item:
-        """Give an item.
+        """Return an item.
 
         Raises:
-            InvalidRequestError: There is none of that name.
+            InvalidRequestError: The id is unknown.
         """
         return self._items[self._index(item_id)]
 
     def messages(self) -> list[ChatMessage]:
-        """Give what the model reads."""
+        """Return the items as messages; those without content are left out."""
         return [item.message() for item in self._items if item.parts]
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Delete all items."""
         for item in self._items:
-            item.forget()
+            item.release()
         self._items.clear()
 
     def _index(self, item_id: str) -> int:
@@ -100,14 +84,14 @@ class Conversation:
         raise InvalidRequestError(f"there is no item {item_id[:64]!r}", "item_id")
 
     def _excess(self, items: list[Item]) -> str | None:
-        """Say what is too much for a request; none if nothing is."""
+        """Say which limit of a request the items exceed; none if none."""
         counts = Counter(kind for item in items for kind in media_kinds(item))
         for kind, count in counts.items():
             limit: int = getattr(self._media, f"max_{kind}s")
             if count > limit:
-                return f"{count} items of kind {kind}, at most {limit} are allowed (media.max_{kind}s)"
+                return f"{count} items of kind {kind}, the limit is {limit} (media.max_{kind}s)"
         weight = sum(item.weight for item in items)
         most = self._media.max_request_bytes
         if weight > most:
-            return f"{weight} bytes, at most {most} are kept (media.max_request_bytes)"
-        return f"{len(items)} items, at most {MAX_ITEMS} are kept" if len(items) > MAX_ITEMS else None
+            return f"{weight} bytes, the limit is {most} (media.max_request_bytes)"
+        return f"{len(items)} items, the limit is {MAX_ITEMS}" if len(items) > MAX_ITEMS else None

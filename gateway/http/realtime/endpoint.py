@@ -1,4 +1,4 @@
-"""The endpoint: WebSockets that are taken, read, written and closed."""
+"""``/v1/realtime``: WebSockets of sessions."""
 
 import asyncio
 import logging
@@ -18,13 +18,12 @@ from gateway.http.realtime.events import EventError, read_event
 from gateway.http.realtime.session import Session
 from omnirelay.errors import BusyError, InvalidRequestError, OmniRelayError
 from omnirelay.protocol import PIECE_BYTES
-from shared.log import limited
 
 MAX_SESSIONS: Final = 64
-"""Open at once."""
+"""Open sessions, of all clients together."""
 RETRY_MS: Final = 5000
 IDLE_S: Final = 600.0
-"""How long a client may say nothing while nothing is answered."""
+"""Time limit between two events of a client while no response is generated."""
 SUBPROTOCOL: Final = "realtime"
 NORMAL: Final = 1000
 POLICY: Final = 1008
@@ -33,12 +32,7 @@ log = logging.getLogger(__name__)
 
 
 class RealtimeApi:
-    """The endpoint.
-
-    Args:
-        context: The gateway's parts.
-        idle_s: How long a client may say nothing while nothing is answered.
-    """
+    """The endpoint; ``idle_s`` replaces :data:`IDLE_S` in tests."""
 
     def __init__(self, context: HttpContext, idle_s: float = IDLE_S) -> None:
         self._context = context
@@ -47,20 +41,20 @@ class RealtimeApi:
         self._events = 0
 
     async def refuse(self, request: Request) -> Response:
-        """Tell a client, or a proxy between, that this is a WebSocket.
+        """Refuse a request that is not a WebSocket handshake.
 
         Raises:
-            HTTPException: Always.
+            HTTPException: 426.
         """
         del request
         raise HTTPException(
             426,
-            "/v1/realtime is a WebSocket: a client, and every proxy on the way, sends Upgrade: websocket",
+            "/v1/realtime is a WebSocket: client and proxies must send Upgrade: websocket",
             {"Upgrade": "websocket"},
         )
 
     async def serve(self, socket: WebSocket) -> None:
-        """Serve one client until it goes away."""
+        """Serve one client until it disconnects."""
         try:
             self._check(socket)
         except OmniRelayError as error:
@@ -72,10 +66,9 @@ class RealtimeApi:
         try:
             offered = socket.scope["subprotocols"]
             await socket.accept(SUBPROTOCOL if SUBPROTOCOL in offered else None)
-            limited(log).info("a realtime client comes")
             await self._converse(socket)
         except (ClientGoneError, WebSocketDisconnect) as error:
-            log.debug("a realtime client went away: %s", error)
+            log.debug("a realtime client disconnected: %s", error)
         finally:
             self._open.give(client)
 
@@ -84,7 +77,7 @@ class RealtimeApi:
         client = self._context.share(socket)
         if self._context.gateway.stopping or not self._open.has_for(client):
             open_ones = f"{self._open.used} sessions are open, {self._open.own(client)} of them this client's"
-            raise BusyError(f"{open_ones}: no more are taken, try again later", RETRY_MS)
+            raise BusyError(f"{open_ones}: try again later", RETRY_MS)
 
     async def _converse(self, socket: WebSocket) -> None:
         async def send(kind: str, fields: dict[str, Any]) -> None:
@@ -93,7 +86,7 @@ class RealtimeApi:
             try:
                 await socket.send_text(msgspec.json.encode(event).decode())
             except (WebSocketDisconnect, RuntimeError) as error:
-                # The latter is Starlette's for a connection that was closed from here meanwhile.
+                # Starlette raises RuntimeError if this side has closed the connection meanwhile.
                 raise ClientGoneError from error
 
         session = Session(self._context, self._context.account(socket), send)
@@ -120,7 +113,7 @@ class RealtimeApi:
             except TimeoutError:
                 if session.answering:
                     continue
-                log.info("closing %s: its client said nothing for %.0f s", session.id, self._idle_s)
+                log.info("closing %s: no event for %.0f s", session.id, self._idle_s)
                 await socket.close(NORMAL, "idle")
                 return
             if message["type"] == "websocket.disconnect":
@@ -131,7 +124,7 @@ class RealtimeApi:
         event_id = None
         try:
             if text is None:
-                raise InvalidRequestError("events are sent as text, not as bytes")
+                raise InvalidRequestError("events must be text messages, not binary ones")
             large = len(text) > PIECE_BYTES
             event = await asyncio.to_thread(read_event, text) if large else read_event(text)
             event_id = event.event_id

@@ -1,4 +1,4 @@
-"""What a client says: events by type, read and checked."""
+"""The events of a client, parsed and checked by type."""
 
 from typing import Annotated, Any, Final, Literal
 
@@ -11,52 +11,47 @@ from omnirelay.errors import InvalidRequestError, UnsupportedError
 
 
 class ClientEvent(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One event.
-
-    Attributes:
-        type: Its name.
-        event_id: The client's name of it; errors repeat it.
-    """
+    """An event; errors repeat its ``event_id``."""
 
     type: str
     event_id: str | None = None
 
 
 class SessionUpdate(ClientEvent, frozen=True):
-    """Change the session's settings."""
+    """Change the settings of the session."""
 
     session: dict[str, Any]
 
 
 class AppendAudio(ClientEvent, frozen=True):
-    """More of what the user says; base64 in JSON."""
+    """Append audio, base64 in JSON."""
 
     audio: bytes
 
 
 class CommitAudio(ClientEvent, frozen=True):
-    """The user has finished: what was appended becomes an item."""
+    """Make an item of the appended audio."""
 
 
 class ClearAudio(ClientEvent, frozen=True):
-    """Forget what was appended."""
+    """Discard the appended audio."""
 
 
 class CreateItem(ClientEvent, frozen=True):
-    """Add an item to the conversation; at its end, behind the item named, or first (``root``)."""
+    """Insert an item at the end, after another one, or at the beginning (``root``)."""
 
     item: dict[str, Any]
     previous_item_id: str | None = None
 
 
 class DeleteItem(ClientEvent, frozen=True):
-    """Forget an item."""
+    """Delete an item."""
 
     item_id: str
 
 
 class TruncateItem(ClientEvent, frozen=True):
-    """Forget what of an answer was not heard any more."""
+    """Delete the part of an answer that was not played."""
 
     item_id: str
     content_index: int
@@ -64,12 +59,12 @@ class TruncateItem(ClientEvent, frozen=True):
 
 
 class ResponseOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What an answer has of its own, besides settings that differ from the session's.
+    """Options of one response, besides settings that override the session's.
 
     Attributes:
-        conversation: ``none`` does not add the answer to the conversation.
+        conversation: ``none`` leaves the answer out of the conversation.
         input: Items to answer instead of the conversation.
-        metadata: Told back in the answer.
+        metadata: Returned in the response.
     """
 
     conversation: Literal["auto", "none"] = "auto"
@@ -78,13 +73,13 @@ class ResponseOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CreateResponse(ClientEvent, frozen=True):
-    """Answer."""
+    """Generate a response."""
 
     response: dict[str, Any] | None = None
 
 
 class CancelResponse(ClientEvent, frozen=True):
-    """Stop answering."""
+    """Cancel the response."""
 
     response_id: str | None = None
 
@@ -104,12 +99,7 @@ _UNSUPPORTED: Final = frozenset({"conversation.item.retrieve", "output_audio_buf
 
 
 class EventError(Exception):
-    """An event that cannot be read.
-
-    Args:
-        error: What is wrong.
-        event_id: The client's name of the event, if it can be found.
-    """
+    """An invalid event, with its id if that could be parsed."""
 
     def __init__(self, error: InvalidRequestError, event_id: str | None) -> None:
         super().__init__(str(error))
@@ -118,13 +108,10 @@ class EventError(Exception):
 
 
 def read_event(text: str) -> ClientEvent:
-    """Read an event; takes long for a large one.
-
-    Args:
-        text: JSON.
+    """Parse and check an event; slow for a large one.
 
     Raises:
-        EventError: It is none that is known here.
+        EventError: It is invalid.
     """
     event_id = None
     try:

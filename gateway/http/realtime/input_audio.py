@@ -1,19 +1,20 @@
-"""What a user is saying: samples that come piece by piece, until they are an item."""
+"""The input audio buffer of a session."""
 
 from typing import Final
 
 from gateway.fairness.memory_budget import ClientBudget, Hold
-from gateway.http.realtime.items import BYTES_PER_S, HEADER_BYTES, wav_header
+from gateway.http.encoding.encoders import wav_header
+from gateway.http.realtime.items import BYTES_PER_S, HEADER_BYTES
 from omnirelay.errors import InvalidRequestError, MediaTooLargeError
 from shared.config import MediaConfig
 
 
 class InputAudio:
-    """The input audio buffer, from the beginning a WAV file without its header's numbers.
+    """Appended audio, kept as a WAV file whose header is written at the end.
 
     Args:
-        media: What is allowed.
-        held: Where bytes are counted.
+        media: The limits.
+        held: Memory budget.
     """
 
     def __init__(self, media: MediaConfig, held: ClientBudget) -> None:
@@ -25,30 +26,27 @@ class InputAudio:
         self._hold = Hold(held)
 
     def append(self, samples: bytes) -> None:
-        """Take more samples.
-
-        Args:
-            samples: int16, little-endian, mono, 24,000 a second.
+        """Append samples: int16, little-endian, mono, 24 kHz.
 
         Raises:
-            MediaTooLargeError: It would be longer than allowed; what was there stays.
-            BusyError: There is no room.
+            MediaTooLargeError: The limit is exceeded; the buffer is unchanged.
+            BusyError: Memory is short.
         """
         size = len(self._file) - HEADER_BYTES + len(samples)
         if size > self._limit:
             raise MediaTooLargeError(
-                f"the input audio buffer would hold more than {self._limit / BYTES_PER_S:.1f} s, "
-                "no more are taken (media.max_audio_seconds)",
+                f"the input audio buffer is limited to {self._limit / BYTES_PER_S:.1f} s "
+                "(media.max_audio_seconds)",
                 "audio",
             )
         self._hold.grow(len(samples))
         self._file += samples
 
     def commit(self) -> tuple[bytearray, Hold]:
-        """Give the file, and what is counted for it; the buffer is empty then.
+        """Empty the buffer, and return its file and reserved memory.
 
         Raises:
-            InvalidRequestError: There is nothing, or half a sample at the end.
+            InvalidRequestError: It is empty, or ends within a sample.
         """
         size = len(self._file) - HEADER_BYTES
         if not size:
@@ -61,6 +59,6 @@ class InputAudio:
         return file, hold
 
     def clear(self) -> None:
-        """Forget what came."""
+        """Empty the buffer."""
         self._hold.release()
         self._file = bytearray(HEADER_BYTES)

@@ -1,13 +1,13 @@
-"""The items of a conversation: what was said, shown and answered."""
+"""The items of a conversation."""
 
 import secrets
-import struct
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
 import msgspec
 
 from gateway.fairness.memory_budget import ClientBudget, Hold
+from gateway.http.encoding.encoders import wav_header
 from gateway.http.fields import convert, require_one_of
 from omnirelay.content import AudioPart, ChatMessage, ContentPart, ImagePart, MediaPart, Role, TextPart
 from omnirelay.errors import InvalidRequestError, UnsupportedError
@@ -15,7 +15,7 @@ from shared.messages import SAMPLE_RATE
 
 MAX_PARTS: Final = 64
 BYTES_PER_S: Final = 2 * SAMPLE_RATE
-"""Of the samples that clients send and get: 16 bits each."""
+"""Of audio in events: 16-bit samples."""
 HEADER_BYTES: Final = 44
 
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -30,7 +30,7 @@ class _Content(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     detail: str | None = None
 
 
-class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class _ItemFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     role: Role
     content: list[_Content]
     type: Literal["message"] = "message"
@@ -43,10 +43,10 @@ class Item:
     """One message of the conversation.
 
     Args:
-        role: Who speaks.
-        parts: What the model reads of it.
-        content: How clients see it.
-        item_id: Its name; none draws one.
+        role: The speaker.
+        parts: Its content for the model.
+        content: Its content for clients.
+        item_id: Its id; none for a random one.
     """
 
     def __init__(
@@ -62,37 +62,37 @@ class Item:
         self.content = content
         self.status: Status = "completed"
         self.audio_bytes = 0
-        """Of an answer: how much of its speech was sent."""
+        """Size of the sent speech of an answer."""
         self.hold: Hold | None = None
 
     @property
     def weight(self) -> int:
-        """Bytes that it keeps in memory, roughly."""
+        """Its approximate size in memory."""
         return sum(
             len(part.text) if isinstance(part, TextPart) else part.nbytes + len(part.url or "")
             for part in self.parts
         )
 
     def keep(self, held: ClientBudget, hold: Hold | None = None) -> None:
-        """Count its bytes, as long as it is not forgotten.
+        """Reserve its memory.
 
         Raises:
-            BusyError: There is no room for them.
+            BusyError: Memory is short.
         """
         self.hold = hold or Hold(held)
         self.hold.grow(max(0, self.weight - self.hold.size))
 
-    def forget(self) -> None:
-        """Count its bytes no more."""
+    def release(self) -> None:
+        """Release its memory."""
         if self.hold is not None:
             self.hold.release()
 
     def message(self) -> ChatMessage:
-        """Give it in the gateway's form."""
+        """Return it in the gateway's form."""
         return ChatMessage(self.role, list(self.parts))
 
     def shown(self) -> dict[str, Any]:
-        """Give it as clients see it; sounds and pictures are not sent back."""
+        """Return it in OpenAI's form, without sounds and pictures."""
         return {
             "id": self.id,
             "object": "realtime.item",
@@ -103,14 +103,14 @@ class Item:
         }
 
     def truncate(self, content_index: int, audio_end_ms: int) -> None:
-        """Forget the rest of a spoken answer: as large a share of its words as of its speech.
+        """Cut a spoken answer, and its transcript in proportion.
 
         Raises:
-            InvalidRequestError: It was not spoken, or not for so long.
+            InvalidRequestError: It has no speech, or less.
         """
         if not self.audio_bytes or content_index != 0:
             raise InvalidRequestError(
-                f"{self.id} has no speech at content_index {content_index} that could be cut", "content_index"
+                f"{self.id} has no speech at content_index {content_index}", "content_index"
             )
         length_ms = 1000 * self.audio_bytes // BYTES_PER_S
         if not 0 <= audio_end_ms <= length_ms:
@@ -126,24 +126,20 @@ class Item:
 
 
 def read_item(values: Mapping[str, Any], where: str) -> Item:
-    """Read an item that a client sends.
-
-    Args:
-        values: From the event.
-        where: Its place in the event, for errors.
+    """Parse and check a client's item, found at ``where`` in its event.
 
     Raises:
-        UnsupportedError: It has to do with tools.
-        InvalidRequestError: It is not a message.
+        UnsupportedError: It is not a message.
+        InvalidRequestError: It is invalid.
     """
     kind = values.get("type", "message")
     if kind != "message":
-        raise UnsupportedError(f"{where}: items are messages, not {str(kind)[:64]!r}", f"{where}.type")
-    message = convert(values, _Message, where)
+        raise UnsupportedError(f"{where}.type can be message, not {str(kind)[:64]!r}", f"{where}.type")
+    message = convert(values, _ItemFields, where)
     if not message.content or len(message.content) > MAX_PARTS:
-        raise InvalidRequestError(f"{where}.content has 1 to {MAX_PARTS} parts", f"{where}.content")
+        raise InvalidRequestError(f"{where}.content must have 1 to {MAX_PARTS} parts", f"{where}.content")
     if message.id is not None and not 0 < len(message.id) <= 64:
-        raise InvalidRequestError(f"{where}.id has 1 to 64 characters", f"{where}.id")
+        raise InvalidRequestError(f"{where}.id must have 1 to 64 characters", f"{where}.id")
     parts = [
         _part(message.role, content, f"{where}.content[{at}]") for at, content in enumerate(message.content)
     ]
@@ -151,22 +147,16 @@ def read_item(values: Mapping[str, Any], where: str) -> Item:
 
 
 def sound_item(wav: bytearray) -> Item:
-    """Give the item of what a user said."""
+    """Build an item of what the user said."""
     content = [{"type": "input_audio", "transcript": None}]
     return Item("user", [AudioPart(data=memoryview(wav))], content)
-
-
-def wav_header(size: int) -> bytes:
-    """Give what stands before so many bytes of samples in a file."""
-    shape = struct.pack("<IHHIIHH", 16, 1, 1, SAMPLE_RATE, BYTES_PER_S, 2, 16)
-    return struct.pack("<4sI8s", b"RIFF", size + 36, b"WAVEfmt ") + shape + struct.pack("<4sI", b"data", size)
 
 
 def _part(role: Role, content: _Content, where: str) -> ContentPart:
     if role == "assistant":
         said = content.transcript if content.type in {"output_audio", "audio"} else content.text
         require_one_of(f"{where}.type", content.type, {"output_text", "text", "output_audio", "audio"})
-        return TextPart(_given(said, f"{where}: its words"))
+        return TextPart(_given(said, f"{where}: its text or transcript"))
     require_one_of(f"{where}.type", content.type, _USER if role == "user" else {"input_text"})
     if content.type == "input_text":
         return TextPart(_given(content.text, f"{where}.text"))
@@ -176,7 +166,7 @@ def _part(role: Role, content: _Content, where: str) -> ContentPart:
     samples = content.audio or b""
     if not samples or len(samples) % 2:
         raise InvalidRequestError(
-            f"{where}.audio: {len(samples)} bytes are not samples of 16 bits", f"{where}.audio"
+            f"{where}.audio: {len(samples)} bytes are not 16-bit samples", f"{where}.audio"
         )
     return AudioPart(data=memoryview(wav_header(len(samples)) + samples))
 
@@ -196,5 +186,5 @@ def _shown(content: _Content) -> dict[str, Any]:
 
 
 def media_kinds(item: Item) -> list[str]:
-    """The kinds of its sounds and pictures."""
+    """Return the kinds of its sounds and pictures."""
     return [part.kind for part in item.parts if isinstance(part, MediaPart)]

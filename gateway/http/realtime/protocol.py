@@ -1,4 +1,4 @@
-"""uvicorn's WebSockets with bounds on what a client may hold."""
+"""uvicorn's WebSockets, with limits on slow clients and on those that do not read."""
 
 import logging
 from codecs import getincrementaldecoder
@@ -20,17 +20,14 @@ if TYPE_CHECKING:
     from uvicorn._types import ASGISendEvent
 
 MAX_MESSAGE_BYTES: Final = 16 * 2**20
-"""Of one message; more closes the connection."""
+"""Size limit of a message; a larger one closes the connection."""
 UPLOADS: Final = "uploads"
-"""Where memory for messages is found in the state of a connection."""
+"""Key of a connection's state that holds the memory for messages."""
 log = logging.getLogger(__name__)
 
 
 class BoundedWebSocket(WebSocketsSansIOProtocol):
-    """One connection, hung up on if it reads too little, or sends a long message too slowly.
-
-    The arguments are uvicorn's; the connection's place and the memory for messages are in the state.
-    """
+    """One connection; takes uvicorn's arguments."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -40,7 +37,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         self._stall = Alarm(self.loop, STALL_S, self._hang_up)
 
     def handle_connect(self, event: Request) -> None:
-        """Take or refuse a handshake."""
+        """Accept or refuse a handshake."""
         super().handle_connect(event)
         if self.response.status_code != HTTPStatus.SWITCHING_PROTOCOLS:
             problem = self.conn.handshake_exc
@@ -48,14 +45,14 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             limited(log).info("%d invalid WebSocket handshake: %s", self.response.status_code, what)
 
     async def send(self, message: "ASGISendEvent") -> None:
-        """Pass on what the application says."""
+        """Send a message of the application."""
         await super().send(message)
         if self.initial_response is not None and self.close_sent:
-            # A refusal completes the handshake too; else uvicorn calls it an error of the application.
+            # A refusal completes the handshake too; without this uvicorn logs an error of the application.
             self.handshake_complete = True
 
     def send_receive_event_to_app(self) -> None:
-        """Pass on a message, whose upload ends; a text that is not UTF-8 ends the connection."""
+        """Pass a message to the application; text that is not UTF-8 closes the connection."""
         if self.curr_msg_data_type == "text" and not self.close_sent and not _is_text(self.frames):
             self.conn.fail(CloseCode.INVALID_DATA)
             self.handle_parser_exception()
@@ -64,24 +61,24 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         self._end_upload()
 
     def pause_writing(self) -> None:
-        """Wait for the client to read, for some time."""
+        """Limit the time until the client reads."""
         super().pause_writing()
         self._stall.start()
 
     def resume_writing(self) -> None:
-        """Go on: the client reads."""
+        """Lift that limit."""
         self._stall.stop()
         super().resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection."""
+        """Release the place."""
         self._stall.stop()
         self._end_upload()
         self._place.leave()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Take what came; the rest of a message must come soon."""
+        """Process data, and limit the time for the rest of a message."""
         if self._upload is None:
             self._upload = self._uploads.open(self._place.holder, lambda _: self._hang_up())
         self._upload.grow(len(data))
@@ -101,7 +98,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
 
 
 def _is_text(frames: list[bytes]) -> bool:
-    # A character may begin in one frame and end in the next.
+    # A character may be split between two frames.
     decoder = getincrementaldecoder("utf-8")()
     try:
         for at, frame in enumerate(frames, 1):

@@ -1,4 +1,4 @@
-"""One answer within a session, from the first event to ``response.done``."""
+"""One response of a session, from ``response.created`` to ``response.done``."""
 
 import asyncio
 import binascii
@@ -8,12 +8,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
 from gateway.access.account import ClientAccount
-from gateway.http.answer import Answer, finish_reason
+from gateway.http.answer import HttpAnswer, finish_reason, usage_of
 from gateway.http.connection import ClientGoneError
 from gateway.http.context import HttpContext
 from gateway.http.errors import body_of
 from gateway.http.fields import named
-from gateway.http.realtime.conversation import Conversation
+from gateway.http.realtime.conversation import RealtimeConversation
 from gateway.http.realtime.items import Item
 from gateway.http.realtime.settings import PCM, Settings
 from omnirelay.content import ChatMessage, TextPart
@@ -23,23 +23,23 @@ from omnirelay.protocol import GenerateRequest, SamplingOverrides
 from shared.log import limited
 
 Send = Callable[[str, dict[str, Any]], Awaitable[None]]
-"""Sends an event of this type with these fields."""
+"""Sends an event of a type with fields."""
 NAMES: Final[Mapping[str, str | None]] = {"speaker": "audio.output.voice", "messages": None}
-"""What is called otherwise here than in a :class:`omnirelay.protocol.GenerateRequest`."""
+"""Names here of fields of a :class:`omnirelay.protocol.GenerateRequest`, where they differ."""
 log = logging.getLogger(__name__)
 
 
 class Response:
-    """One answer.
+    """One response.
 
     Args:
         context: The gateway's parts.
-        account: Who asks.
+        account: The client's.
         send: Sends events.
-        settings: How it is made.
-        messages: What is answered.
-        conversation: Where the answer is added; none for an answer that is not.
-        metadata: Told back.
+        settings: Of the answer.
+        messages: What to answer.
+        conversation: Gets the answer, unless none.
+        metadata: Returned to the client.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Response:
         send: Send,
         settings: Settings,
         messages: Sequence[ChatMessage],
-        conversation: Conversation | None,
+        conversation: RealtimeConversation | None,
         metadata: dict[str, str] | None,
     ) -> None:
         self.id: Final = f"resp_{secrets.token_hex(10)}"
@@ -72,20 +72,20 @@ class Response:
 
     @property
     def item_id(self) -> str:
-        """The name of the item that it becomes."""
+        """The id of the answer's item."""
         return self._item.id
 
     def cancel(self) -> None:
-        """Stop answering; the events that end it are sent still."""
+        """Stop generating; the events that end the response are still sent."""
         self._cancelled = True
         if self._work is not None:
             self._work.cancel()
 
     async def run(self) -> None:
-        """Answer.
+        """Generate and send the response.
 
         Raises:
-            ClientGoneError: Nobody listens any more.
+            ClientGoneError: The client disconnected.
         """
         await self._send("response.created", {"response": self._shown("in_progress")})
         if not self._cancelled:
@@ -106,7 +106,7 @@ class Response:
             return
         error = self._work.exception()
         if isinstance(error, OmniRelayError):
-            limited(log).info("response %s ends with an error: %s", self.id, error.for_log)
+            limited(log).info("response %s failed: %s", self.id, error.for_log)
             self.error = error
         elif isinstance(error, ClientGoneError):
             raise error
@@ -126,7 +126,7 @@ class Response:
             text_sampling=sampling,
         )
         with named(NAMES):
-            answer = Answer(await self._context.gateway.submit(request, self._account), NAMES)
+            answer = HttpAnswer(await self._context.gateway.submit(request, self._account), NAMES)
         self._request_id = answer.request_id
         try:
             await self._begin_item()
@@ -134,17 +134,17 @@ class Response:
         finally:
             answer.close()
 
-    async def _forward(self, answer: Answer) -> None:
+    async def _forward(self, answer: HttpAnswer) -> None:
         audio = self._context.audio.start("pcm16", streamed=True)
-        transcript = "response.output_audio_transcript.delta" if self._settings.speech else _TEXT_DELTA
+        kind = "output_audio_transcript" if self._settings.speech else "output_text"
         async for event in answer:
             if isinstance(event, TextEvent):
                 if event.text:
                     self._texts.append(event.text)
-                    await self._send(transcript, {**self._place(), "delta": event.text})
+                    await self._send(f"response.{kind}.delta", {**self._place(), "delta": event.text})
             elif isinstance(event, AudioEvent):
                 data = await audio.push(event.pcm)
-                # Some kilobytes, whole samples: each piece can be decoded by itself.
+                # Whole samples: each delta can be decoded by itself.
                 delta = binascii.b2a_base64(data, newline=False).decode()
                 self._item.audio_bytes += len(data)
                 await self._send("response.output_audio.delta", {**self._place(), "delta": delta})
@@ -207,7 +207,7 @@ class Response:
             "audio": {"output": {"format": PCM, "voice": settings.voice}},
             "max_output_tokens": settings.most,
             "metadata": self._metadata,
-            "usage": _usage(self._done) if self._done is not None else None,
+            "usage": usage_of(self._done, "input", "output", "token_details") if self._done else None,
             "request_id": self._request_id,
         }
 
@@ -219,18 +219,3 @@ class Response:
         if self.error is None:
             return None
         return {"type": status, "error": body_of(self.error)["error"]}
-
-
-_TEXT_DELTA: Final = "response.output_text.delta"
-
-
-def _usage(done: DoneEvent) -> dict[str, Any]:
-    prompt = done.prompt_tokens or len(done.prompt_token_ids)
-    text, codec = len(done.text_token_ids), len(done.codec_token_ids)
-    return {
-        "total_tokens": prompt + text + codec,
-        "input_tokens": prompt,
-        "output_tokens": text + codec,
-        "input_token_details": {"cached_tokens": done.cached_prompt_tokens},
-        "output_token_details": {"text_tokens": text, "audio_tokens": codec},
-    }

@@ -1,4 +1,4 @@
-"""One client's session: its settings, its conversation, and the answer that is being made."""
+"""A session: settings, conversation, and the current response."""
 
 import asyncio
 import logging
@@ -10,7 +10,7 @@ from gateway.http.connection import ClientGoneError
 from gateway.http.context import HttpContext
 from gateway.http.errors import body_of
 from gateway.http.fields import named
-from gateway.http.realtime.conversation import Conversation
+from gateway.http.realtime.conversation import RealtimeConversation
 from gateway.http.realtime.events import (
     AppendAudio,
     CancelResponse,
@@ -37,43 +37,37 @@ log = logging.getLogger(__name__)
 
 
 class Session:
-    """One session.  Close it in any case.
-
-    Args:
-        context: The gateway's parts.
-        account: Whose session it is.
-        send: Sends events.
-    """
+    """One client's session.  Must be closed."""
 
     def __init__(self, context: HttpContext, account: ClientAccount, send: Send) -> None:
         self.id: Final = f"sess_{secrets.token_hex(10)}"
         self.too_slow: Final = asyncio.Event()
-        """The client does not read fast enough: hang up."""
+        """Set when the connection must be closed because the client reads too slowly."""
         self._context = context
         self._send = send
         self._account = account
         self._settings = Settings()
         media, held = _media_of(account, context.config.media), context.gateway.held.of(account.share)
-        self._conversation = Conversation(media, held)
+        self._conversation = RealtimeConversation(media, held)
         self._audio = InputAudio(media, held)
         self._response: Response | None = None
         self._answering: asyncio.Task[None] | None = None
 
     @property
     def answering(self) -> bool:
-        """An answer is being made."""
+        """Whether a response is being generated."""
         return self._answering is not None and not self._answering.done()
 
     async def begin(self) -> None:
-        """Tell the client how the session begins."""
+        """Send ``session.created``."""
         await self._send("session.created", {"session": self._shown()})
 
     async def handle(self, event: ClientEvent) -> None:
-        """Do what an event says.
+        """Process an event.
 
         Raises:
-            OmniRelayError: It cannot be done; the session goes on.
-            ClientGoneError: Nobody listens any more.
+            OmniRelayError: It is refused; the session goes on.
+            ClientGoneError: The client disconnected.
         """
         match event:
             case AppendAudio():
@@ -94,12 +88,12 @@ class Session:
                 await self._edit(event)
 
     async def tell(self, error: OmniRelayError, event_id: str | None) -> None:
-        """Tell the client of an error; the session goes on."""
+        """Send an error; the session goes on."""
         self._context.told(error)
         await self._send("error", {"error": {**body_of(error)["error"], "event_id": event_id}})
 
     async def close(self) -> None:
-        """Cancel what is being made, and forget everything."""
+        """Cancel the response, and release all memory."""
         if self._answering is not None:
             self._answering.cancel()
             await asyncio.gather(self._answering, return_exceptions=True)
@@ -107,7 +101,6 @@ class Session:
         self._conversation.clear()
 
     async def _edit(self, event: ClientEvent) -> None:
-        """Change the conversation."""
         if isinstance(event, CreateItem):
             item = await asyncio.to_thread(read_item, event.item, "item")
             await self._added(item, self._conversation.add(item, event.previous_item_id))
@@ -122,7 +115,7 @@ class Session:
             await self._send("conversation.item.truncated", {"item_id": event.item_id, **told})
 
     async def _commit(self) -> None:
-        """What the user said becomes an item; whoever speaks while an answer comes does not want the rest."""
+        """Make an item of the input audio; it interrupts a response."""
         wav, hold = self._audio.commit()
         await self._interrupt()
         item = sound_item(wav)
@@ -142,8 +135,8 @@ class Session:
         await self._send("conversation.item.done", told)
 
     async def _make_room(self) -> None:
-        for forgotten in self._conversation.make_room():
-            await self._send("conversation.item.deleted", {"item_id": forgotten.id})
+        for deleted in self._conversation.make_room():
+            await self._send("conversation.item.deleted", {"item_id": deleted.id})
 
     async def _respond(self, values: dict[str, Any]) -> None:
         own, changes = split(values, ResponseOptions.__struct_fields__)
@@ -166,25 +159,25 @@ class Session:
         try:
             await response.run()
         except ClientGoneError:
-            log.debug("the client of %s went away", self.id)
+            log.debug("the client of %s disconnected", self.id)
         if isinstance(response.error, SlowClientError):
             self.too_slow.set()
 
     async def _cancel(self, response_id: str | None) -> None:
         response = self._response
         if not self.answering or response is None or response_id not in (None, response.id):
-            raise InvalidRequestError("no response of that name is being made: there is nothing to cancel")
+            raise InvalidRequestError("there is no such response to cancel")
         await self._interrupt()
 
     async def _interrupt(self) -> None:
-        """Cancel the answer that is being made, if there is one, and wait for its last event."""
+        """Cancel the current response, if any, and wait for its last event."""
         if self._response is not None and self._answering is not None:
             self._response.cancel()
             await asyncio.wait({self._answering})
             self._response = None
 
     async def _given(self, items: list[dict[str, Any]]) -> list[ChatMessage]:
-        """The messages of items that stand in for the conversation."""
+        """Convert items that replace the conversation."""
         messages = []
         for at, values in enumerate(items):
             if values.get("type") == "item_reference":
@@ -205,7 +198,7 @@ class Session:
 
 
 def _media_of(account: ClientAccount, media: MediaConfig) -> MediaConfig:
-    """What sounds and pictures a request of this client may bring."""
+    """Return the media limits of a client."""
     most = account.client.limits.request_bytes
     if most is None:
         return media

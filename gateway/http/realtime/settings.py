@@ -1,4 +1,4 @@
-"""The settings of a session: OpenAI's fields, and those of its beta version."""
+"""The settings of a session, with the fields of OpenAI's API and of its beta."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal
@@ -26,7 +26,7 @@ NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "tracing": (),
     "truncation": ("auto",),
 }
-"""Fields that are taken with these values, and with null, alone."""
+"""Fields that are accepted with these values or null only."""
 
 
 class _Format(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -41,7 +41,7 @@ class _Input(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     noise_reduction: Any = None
 
 
-class _Output(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _OutputFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: _Format | None = None
     voice: Voice | None = None
     speed: float = 1.0
@@ -49,11 +49,11 @@ class _Output(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class _Audio(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     input: _Input = _Input()
-    output: _Output = _Output()
+    output: _OutputFields = _OutputFields()
 
 
 class _Fields(msgspec.Struct, frozen=True, kw_only=True):
-    """What is honoured; the last seven are the beta's."""
+    """The fields that are honoured; the last seven are the beta's."""
 
     type: Literal["realtime"] = "realtime"
     model: str | None = None
@@ -71,14 +71,14 @@ class _Fields(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """How answers are made.
+    """Settings of responses; none stands for the default.
 
     Attributes:
-        speech: They are spoken.
-        instructions: What the model is told before the conversation.
-        voice: Who speaks; none takes the default.
-        max_output_tokens: Most text tokens of an answer; none takes the gateway's limit.
-        temperature: Of the text; none takes the default.
+        speech: Answer with speech.
+        instructions: The system message.
+        voice: The speaker.
+        max_output_tokens: Limit of text tokens.
+        temperature: Of text tokens.
     """
 
     speech: bool = True
@@ -89,27 +89,23 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def modalities(self) -> list[str]:
-        """OpenAI's word for whether answers are spoken."""
+        """``speech`` in OpenAI's form."""
         return ["audio"] if self.speech else ["text"]
 
     @property
     def most(self) -> int | str:
-        """OpenAI's word for the most tokens."""
+        """``max_output_tokens`` in OpenAI's form."""
         return "inf" if self.max_output_tokens is None else self.max_output_tokens
 
     def changed(
         self, values: Mapping[str, Any], where: str, require_model: Callable[[str], None]
     ) -> "Settings":
-        """Give the settings with those changed that an event names.
-
-        Args:
-            values: From the event.
-            where: Their place in it, for errors.
-            require_model: Refuses a model that is not served.
+        """Return the settings with an event's changes, found at ``where`` in it.
 
         Raises:
-            UnsupportedError: They ask for what is not done here.
-            InvalidRequestError: They cannot be followed.
+            UnsupportedError: A change is not supported.
+            InvalidRequestError: A change is invalid.
+            UnknownModelError: From ``require_model``.
         """
         fields = read_fields(values, _Fields, NEUTRAL)
         if fields.model is not None:
@@ -122,7 +118,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         if fields.instructions is not None:
             if len(fields.instructions) > MAX_INSTRUCTIONS:
                 raise InvalidRequestError(
-                    f"{where}.instructions: at most {MAX_INSTRUCTIONS} characters", f"{where}.instructions"
+                    f"{where}.instructions is limited to {MAX_INSTRUCTIONS} characters",
+                    f"{where}.instructions",
                 )
             changes["instructions"] = fields.instructions
         if (voice := voice_name(fields.audio.output.voice or fields.voice)) is not None:
@@ -137,7 +134,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return replace(self, **changes)
 
     def shown(self, session_id: str, model: str) -> dict[str, Any]:
-        """Give the session as clients see it."""
+        """Return the session in OpenAI's form."""
         listening = {"format": PCM, "turn_detection": None, "transcription": None, "noise_reduction": None}
         return {
             "type": "realtime",
@@ -157,7 +154,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def split(values: Mapping[str, Any], names: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Separate the fields with these names from the others."""
+    """Split fields into those with these names and the others."""
     return (
         {name: value for name, value in values.items() if name in names},
         {name: value for name, value in values.items() if name not in names},
@@ -165,7 +162,7 @@ def split(values: Mapping[str, Any], names: tuple[str, ...]) -> tuple[dict[str, 
 
 
 def read_options(values: Mapping[str, Any], kind: type[Any], where: str) -> Any:
-    """Give the form to fields that were separated; null counts as not given."""
+    """Convert fields to a struct; null counts as left out."""
     return convert({name: value for name, value in values.items() if value is not None}, kind, where)
 
 
@@ -173,7 +170,7 @@ def _refuse_detection(fields: _Fields, where: str) -> None:
     listening = fields.audio.input
     if fields.turn_detection or listening.turn_detection:
         raise UnsupportedError(
-            "turn detection is not done here: set it to null, commit the input audio buffer when the user "
+            "turn detection is not supported: set it to null, commit the input audio buffer when the user "
             "has finished, and create the response",
             f"{where}.audio.input.turn_detection",
         )
@@ -183,9 +180,7 @@ def _refuse_detection(fields: _Fields, where: str) -> None:
                 f"{name} of the input is not supported: set it to null", f"{where}.audio.input.{name}"
             )
     if fields.audio.output.speed != 1:
-        raise UnsupportedError(
-            "speed is not supported: the model speaks as fast as it does", f"{where}.audio.output.speed"
-        )
+        raise UnsupportedError("speed is not supported: leave it out", f"{where}.audio.output.speed")
 
 
 def _speech(asked: list[str], where: str) -> bool:

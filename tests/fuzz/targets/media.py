@@ -18,8 +18,7 @@ import zmq
 from PIL import Image
 from zmq.utils import z85
 
-from gateway.http.guards.guard import _is_own
-from gateway.http.guards.host import _name, is_local
+from gateway.http.guards.origins import _is_own, _name, is_local
 from gateway.input import urls
 from gateway.input.urls import HttpsUrl, decode_data_url, is_data_url, parse_host, parse_https
 from omnirelay.errors import ConfigError, MediaError, MessageError

@@ -1,4 +1,4 @@
-"""Whether the gateway lives, and whether the stack can serve."""
+"""Endpoints for operators: health, metrics, and the state of a request."""
 
 from typing import Any
 
@@ -8,32 +8,27 @@ from starlette.responses import Response
 
 from gateway.http.context import HttpContext
 from gateway.http.errors import json_response
+from omnirelay.errors import UnknownRequestError
+from shared.exposition import expose
 
 
-class HealthApi:
-    """Endpoints for those who watch the stack.
-
-    Args:
-        context: The gateway's parts.
-    """
+class OperationsApi:
+    """The endpoints."""
 
     def __init__(self, context: HttpContext) -> None:
         self._context = context
 
-    async def livez(self, request: Request) -> Response:
-        """The event loop runs, or nobody would hear this."""
-        del request
+    async def livez(self, _request: Request) -> Response:
+        """Answer 200 as long as the event loop runs."""
         return json_response({"status": "ok"})
 
-    async def readyz(self, request: Request) -> Response:
-        """Each stage has a replica that is ready; else 503 and the reason."""
-        del request
+    async def readyz(self, _request: Request) -> Response:
+        """Answer 200 if every stage has a ready replica, else 503 with reasons."""
         reasons = self._reasons()
         return json_response(self._verdict(reasons), 503 if reasons else 200)
 
-    async def health(self, request: Request) -> Response:
-        """The same, with what is known of each stage."""
-        del request
+    async def health(self, _request: Request) -> Response:
+        """Answer as ``readyz``, with the state of each stage."""
         reasons = self._reasons()
         report = self._context.status()
         stages = [
@@ -54,8 +49,26 @@ class HealthApi:
         }
         return json_response(body, 503 if reasons else 200)
 
+    async def metrics(self, request: Request) -> Response:
+        """Answer all metrics in the requested format."""
+        accept = ",".join(request.headers.getlist("accept"))
+        body, kind = expose(self._context.gateway.metrics.registry, accept)
+        return Response(body, headers={"Content-Type": kind, "Vary": "Accept"})
+
+    async def request(self, request: Request) -> Response:
+        """Answer the state of a request, or how it ended.
+
+        Raises:
+            UnknownRequestError: It is unknown, or ended too long ago.
+        """
+        name: str = request.path_params["request_id"]
+        report = self._context.gateway.report(name.removeprefix("chatcmpl-"))
+        if report is None:
+            raise UnknownRequestError(f"the request {name[:128]!r} is unknown, or ended too long ago")
+        return json_response(msgspec.to_builtins(report))
+
     def _reasons(self) -> list[str]:
-        """Why the stack cannot serve now."""
+        """Why the stack cannot serve requests."""
         if self._context.gateway.stopping:
             return ["the gateway is draining: it was told to stop"]
         registry = self._context.gateway.registry

@@ -1,1 +1,0 @@
-"""Endpoints for whoever runs the gateway: health, metrics, requests."""
