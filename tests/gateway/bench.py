@@ -16,7 +16,7 @@ from shared.messages import STAGES, StageName
 from tests.gateway.fake_stages import FakeStages, until
 from tests.support.ports import free_ports
 
-SCENARIO_S = 20.0
+SCENARIO_S = 90.0
 
 
 def make_config(

@@ -38,7 +38,7 @@ from shared.messages import (
 from shared.messages.payloads import Blob
 from shared.transport.wire import Decoder, encode
 
-DEADLINE_S = 10.0
+DEADLINE_S = 60.0
 SPEAKERS = ["Ethan", "Chelsie"]
 PLACEHOLDERS: dict[str, MediaKind] = {"<|AUDIO|>": "audio", "<|IMAGE|>": "image", "<|VIDEO|>": "video"}
 TOKENS_OF_ITEM = 10

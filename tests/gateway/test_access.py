@@ -301,7 +301,7 @@ def test_at_debug_no_log_holds_a_key(place: Path, keys: str, monkeypatch: pytest
             assert lines[-1], lines
         process.terminate()
         lines.append(process.stdout.read())
-        assert process.wait(timeout=10) == 0
+        assert process.wait(timeout=60) == 0
     text = "".join(lines)
     assert all(word in text for word in ("DEBUG", " 200 ", " 401 "))
     assert "ERROR" not in text

@@ -201,7 +201,7 @@ def test_it_starts_a_stack_of_its_own_and_resumes_after_an_interruption(
     with Child(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
         run(until((place / "out" / "results.jsonl").exists, "the first request"))
         process.send_signal(signal.SIGINT)
-        _, shown = process.communicate(timeout=30)
+        _, shown = process.communicate(timeout=60)
     assert process.returncode == 130
     assert shown.endswith("0 of 20 answered\ninterrupted: the same command resumes\n")
     monkeypatch.delenv("FAKE_THINKER")

@@ -135,7 +135,7 @@ def test_up_starts_with_a_certificate_out_of_date_and_says_so(
             lines = read_until(process, "ready: tls://")
             assert any(line.startswith("[gateway]") and told in line for line in lines)
             process.send_signal(signal.SIGINT)
-            process.communicate(timeout=15)
+            process.communicate(timeout=60)
         finally:
             process.kill()
     assert process.returncode == 0

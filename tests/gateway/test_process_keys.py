@@ -200,8 +200,8 @@ def test_a_stage_with_other_keys_stays_outside_and_both_live_on(
             run(scenario())
             assert stage.poll() is None
             stage.send_signal(signal.SIGTERM)
-            stage.communicate(timeout=10)
+            stage.communicate(timeout=60)
         gateway.send_signal(signal.SIGTERM)
-        output, _ = gateway.communicate(timeout=10)
+        output, _ = gateway.communicate(timeout=60)
     assert gateway.returncode == 0
     assert output.count("the peer holds another key for this process") <= 2

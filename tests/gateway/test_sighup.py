@@ -20,7 +20,7 @@ def test_a_gateway_with_nothing_to_read_again_says_so(place: Path) -> None:
             process.send_signal(signal.SIGHUP)
             read_until(process, "there is nothing to read again")
             process.terminate()
-            process.communicate(timeout=10)
+            process.communicate(timeout=60)
         finally:
             process.kill()
     assert process.returncode == 0
@@ -39,7 +39,7 @@ def test_the_launcher_passes_it_on_to_its_gateway(place: Path) -> None:
             assert after.gateway.pid == before.gateway.pid
             assert [each.pid for each in after.stages] == [each.pid for each in before.stages]
             process.terminate()
-            rest, _ = process.communicate(timeout=15)
+            rest, _ = process.communicate(timeout=60)
         finally:
             process.kill()
     assert process.returncode == 0, rest
@@ -68,7 +68,7 @@ def test_a_stack_whose_terminal_is_closed_stops_in_order(place: Path) -> None:
         assert len(children) == 4
         os.close(theirs)
         os.close(ours)
-        assert process.wait(timeout=20) == 0
+        assert process.wait(timeout=60) == 0
         wait_for(lambda: all(gone(int(each)) for each in children))
     finally:
         with suppress(OSError):

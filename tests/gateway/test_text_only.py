@@ -81,7 +81,7 @@ def test_up_starts_the_thinker_alone(place: Path) -> None:
             [sys.executable, "-m", "omnirelay.cli", "up", "--text-only"], stdout=file, stderr=file
         )
     try:
-        wait_until(lambda: "ready: tcp://" in log.read_text() or process.poll() is not None, "ready", 30)
+        wait_until(lambda: "ready: tcp://" in log.read_text() or process.poll() is not None, "ready", 60)
         assert ", text only)" in log.read_text()
         assert "[talker]" not in log.read_text()
         with Client(os.environ["OMNIRELAY_GATEWAY__LISTEN"]) as client:
@@ -90,7 +90,7 @@ def test_up_starts_the_thinker_alone(place: Path) -> None:
             with pytest.raises(InvalidRequestError, match="text only"):
                 client.chat("Hi").result()
         process.send_signal(signal.SIGTERM)
-        assert process.wait(15) == 0
+        assert process.wait(60) == 0
     finally:
         process.kill()
         process.wait()

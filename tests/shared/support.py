@@ -10,7 +10,7 @@ import zmq
 from shared.transport.queues import PullQueue, Sending
 from tests.support.ports import free_ports
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 ANY_PORT = "tcp://127.0.0.1:*"
 
 

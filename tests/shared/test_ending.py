@@ -110,7 +110,7 @@ def test_nothing_of_the_engine_can_keep_a_stage_that_is_told_to_end(
         assert process.stdout is not None
         assert process.stdout.readline()
         process.send_signal(number)
-        assert process.wait(timeout=10) == 0
+        assert process.wait(timeout=60) == 0
 
 
 def test_a_process_that_cannot_close_what_it_has_says_where_it_is_and_ends() -> None:
@@ -120,7 +120,7 @@ def test_a_process_that_cannot_close_what_it_has_says_where_it_is_and_ends() -> 
         assert process.stdout is not None
         assert process.stdout.readline()
         process.terminate()
-        _, told = process.communicate(timeout=10)
+        _, told = process.communicate(timeout=60)
         assert process.returncode == 1
     assert told.startswith("Timeout (0:00:00.200000)!")
     assert "shared/ending.py" in told
@@ -132,7 +132,7 @@ def test_workers_of_a_library_end_with_their_process(tmp_path: Path) -> None:
     with Child(
         python(str(program)), env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True
     ) as process:
-        told, _ = process.communicate(timeout=20)
+        told, _ = process.communicate(timeout=60)
         assert process.returncode == 3
     wait_until(lambda: not psutil.pid_exists(json.loads(told)))
 
@@ -143,7 +143,7 @@ def test_an_error_that_nobody_expected_ends_a_process_with_status_1() -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=60,
         check=False,
     )
     assert done.returncode == 1
@@ -156,7 +156,7 @@ def test_arguments_that_are_not_known_end_a_process_with_status_2() -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=60,
         check=False,
     )
     assert done.returncode == 2

@@ -147,7 +147,7 @@ def test_a_stage_that_is_told_to_end_while_it_loads_does_so(tiny_checkpoint: Pat
         assert process.stdout is not None
         assert process.stdout.readline()
         process.send_signal(number)
-        assert process.wait(timeout=10) == 0
+        assert process.wait(timeout=60) == 0
         assert process.stderr is not None
         assert process.stderr.read().endswith("stopped while loading\n")
 
@@ -183,7 +183,7 @@ def test_a_stage_answers_while_it_loads_serves_and_stops_cleanly(tiny_checkpoint
         )
         process.send_signal(number)
         seen += process.stderr.readlines()
-        assert process.wait(timeout=30) == 0, seen
+        assert process.wait(timeout=60) == 0, seen
     assert f"loading {tiny_checkpoint}" in seen[0]
     assert seen[1].endswith(f"ready on {inbox}\n")
     assert [line.rpartition(": ")[2] for line in seen[2:]] == ["stopping\n", "stopped\n"]
@@ -208,6 +208,6 @@ def test_a_stage_that_is_sent_sighup_stays(tiny_checkpoint: Path) -> None:
             process.send_signal(signal.SIGHUP)
             assert "SIGHUP: a stage reads nothing again" in process.stderr.readline()
             process.send_signal(signal.SIGTERM)
-            assert process.wait(timeout=30) == 0
+            assert process.wait(timeout=60) == 0
         finally:
             process.kill()

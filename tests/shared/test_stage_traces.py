@@ -157,7 +157,7 @@ def test_a_stage_that_ends_sends_its_last_spans_and_waits_for_no_dead_collector(
         process.send_signal(signal.SIGTERM)
         assert process.stderr is not None
         lines = process.stderr.readlines()
-        assert process.wait(timeout=30) == 0, lines
+        assert process.wait(timeout=60) == 0, lines
     texts = [line.split(": ", 1)[1].strip() for line in lines]
     assert texts.count("stopped") == 1
     assert [text for text in texts if text.startswith("traces go to")]

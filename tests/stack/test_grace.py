@@ -63,7 +63,7 @@ def all_end(stack: Processes, within_s: float) -> None:
     for name, process in stack.running.items():
         assert process.wait(within_s) == 0, stack.log(name)
         assert "Traceback" not in stack.log(name)
-    _, alive = psutil.wait_procs(family, timeout=10)
+    _, alive = psutil.wait_procs(family, timeout=60)
     assert not alive
     gateway, stages = stack.config["gateway"], stack.config["stages"].values()
     addresses = [gateway[key] for key in ("listen", "events", "control", "http")]

@@ -14,7 +14,7 @@ from shared.transport.wire import VERSION_BYTE
 from tests.support.garbage import lies, noise, push
 from tests.support.stack import RunningStack
 
-SETTLED_S = 30.0
+SETTLED_S = 60.0
 TEXT = SamplingOverrides(max_tokens=10)
 CODEC = SamplingOverrides(max_tokens=40)
 

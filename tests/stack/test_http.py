@@ -30,7 +30,7 @@ HOW: Any = {
     "extra_body": {"codec_sampling": {"max_tokens": 60, "min_tokens": 60}},
 }
 SPOKEN: Any = {**HOW, "modalities": ["text", "audio"], "audio": {"voice": "Ethan", "format": "pcm16"}}
-DEADLINE_S = 10.0
+DEADLINE_S = 60.0
 
 
 @pytest.fixture(scope="module")

@@ -129,6 +129,6 @@ def test_children_do_not_survive_a_killed_launcher(tiny_checkpoint: Path, tmp_pa
     running.wait_until_ready()
     children = children_of(running)
     os.kill(running.process.pid, 9)
-    _, alive = psutil.wait_procs(children, timeout=20)
+    _, alive = psutil.wait_procs(children, timeout=60)
     running.stop()
     assert not alive

@@ -16,7 +16,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
 from shared.tracing.otel import LAST_SPANS
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 @dataclass(frozen=True)

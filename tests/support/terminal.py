@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
-DEADLINE_S = 10.0
+DEADLINE_S = 60.0
 COLUMNS: Final = 80
 CTRL_C, CTRL_D, ENTER = "\x03", "\x04", "\r"
 # In a session of its own, the first terminal that a process opens is its controlling terminal, whose

