@@ -7,7 +7,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 
 .DEFAULT_GOAL := help
 .PHONY: help env demo up test test-chaos test-apart test-compose test-monitoring test-page prometheus chromium
-.PHONY: ip iptables chaos fuzz bench profile train check format clean sbom audit
+.PHONY: ip iptables chaos fuzz bench profile train check format wheels clean sbom audit
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -15,7 +15,7 @@ help: ## list the targets
 
 env: $(READY) ## create the environment in .venv, if it is missing or out of date
 
-$(READY): pyproject.toml requirements/torch.lock requirements/cpu.lock requirements/dev.lock requirements/gpu.txt \
+$(READY): pyproject.toml deploy/client/pyproject.toml requirements/torch.lock requirements/cpu.lock requirements/dev.lock requirements/gpu.txt \
 		scripts/setup_env.py
 	@test -n "$(PYTHON)" || { echo "No python3.11 found; install Python 3.11."; exit 1; }
 	@"$(PYTHON)" scripts/setup_env.py --device "$(DEVICE)" --venv "$(VENV)"
@@ -112,7 +112,13 @@ format: env ## put the code into the form that check wants
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
+# setuptools would put files that were removed since into a wheel again.
+wheels: env ## build the distributions omnirelay (client) and omnirelay-server into dist
+	@rm -rf build deploy/client/build dist
+	@$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist deploy/client .
+	@ls dist/*.whl
+
 clean: ## remove the environments and everything that was generated
-	rm -rf .venv .venv-gpu .venv-audit out build dist .cache *.egg-info
+	rm -rf .venv .venv-gpu .venv-audit out build deploy/client/build dist .cache *.egg-info
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .coverage .coverage.*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -13,40 +13,19 @@ Audio, images and videos go with the text, ``client.chat("What is this?", images
 into the messages of a conversation: :func:`audio`, :func:`image`, :func:`video`.  Errors are classes of
 :mod:`omnirelay.errors`.
 
-This package imports nothing else of the project: it is all that a client's machine needs.
+This package imports nothing else of the project: it is all that a client's machine needs.  Its names are
+those of :mod:`omnirelay.names`, loaded when first used: the command line can handle Ctrl-C before that.
 """
 
-from omnirelay.client.aio import AsyncAnswer, AsyncClient
-from omnirelay.client.media import audio, image, video
-from omnirelay.client.request import build_request
-from omnirelay.client.sync import Answer, Client
-from omnirelay.client.types import ChatEvent, ChatResult, TimedDoneEvent
-from omnirelay.content import AudioPart, ChatMessage, ImagePart, TextPart, VideoPart
-from omnirelay.events import AudioEvent, DoneEvent, TextEvent
-from omnirelay.protocol import GenerateRequest, SamplingOverrides
-from omnirelay.status import StatusReport
+from importlib import import_module
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "Answer",
-    "AsyncAnswer",
-    "AsyncClient",
-    "AudioEvent",
-    "AudioPart",
-    "ChatEvent",
-    "ChatMessage",
-    "ChatResult",
-    "Client",
-    "DoneEvent",
-    "GenerateRequest",
-    "ImagePart",
-    "SamplingOverrides",
-    "StatusReport",
-    "TextEvent",
-    "TextPart",
-    "TimedDoneEvent",
-    "VideoPart",
-    "audio",
-    "build_request",
-    "image",
-    "video",
-]
+if TYPE_CHECKING:
+    from omnirelay.names import *  # noqa: F403
+else:
+
+    def __getattr__(name: str) -> object:
+        names = import_module("omnirelay.names")
+        if name == "__all__" or name in names.__all__:
+            return getattr(names, name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

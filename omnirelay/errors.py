@@ -55,6 +55,20 @@ class StandardOutputError(OutputError):
     code = "stdout_unwritable"
 
 
+class MissingPackageError(OmniRelayError):
+    """An optional package is not installed.
+
+    Args:
+        package: Its name.
+        extra: The extra of the distribution ``omnirelay`` that installs it.
+    """
+
+    code = "package_missing"
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(f"needs {package}, which is not installed: pip install 'omnirelay[{extra}]'")
+
+
 class AddressInUseError(OmniRelayError):
     """Another process already listens on an address of the configuration."""
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 from msgspec import Meta
 
+from omnirelay.errors import MissingPackageError
 from omnirelay.values import SAMPLE_BYTES, FinishReason
 
 if TYPE_CHECKING:
@@ -108,8 +109,15 @@ class ErrorEvent(msgspec.Struct, frozen=True, kw_only=True, tag="error"):
 
 
 def samples_of(pcm: bytes) -> "Samples":
-    """Give PCM as an array, float32 [n]; needs NumPy, which the client does not install."""
-    import numpy as np  # noqa: PLC0415
+    """Give PCM as an array, float32 [n].
+
+    Raises:
+        MissingPackageError: NumPy is not installed.
+    """
+    try:
+        import numpy as np  # noqa: PLC0415 - the client does not install it
+    except ModuleNotFoundError as error:
+        raise MissingPackageError("numpy", "numpy") from error
 
     return np.frombuffer(pcm, "<f4").astype(np.float32, copy=False)
 

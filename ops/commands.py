@@ -1,11 +1,22 @@
 """The operator's subcommands of ``omnirelay``, and their arguments."""
 
 import argparse
+from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 from omnirelay.cli.main import Commands
 from omnirelay.cli.target import add_options
-from ops import api_key, batch, checkpoint, demo, doctor, keys, up
+
+
+def _run(module: str) -> Callable[[argparse.Namespace], int]:
+    """Call a module's ``run``, loaded only then: what the other commands need takes half a second to load."""
+
+    def run(arguments: argparse.Namespace) -> int:
+        status: int = import_module(module).run(arguments)
+        return status
+
+    return run
 
 
 def add(commands: "Commands[argparse.ArgumentParser]") -> None:
@@ -29,14 +40,14 @@ def _add_checkpoint(commands: "Commands[argparse.ArgumentParser]") -> None:
         help="of a random one, or `speaking`, the trained one (default: tiny)",
     )
     parser.add_argument("--seed", type=int, default=0)
-    parser.set_defaults(run=checkpoint.run)
+    parser.set_defaults(run=_run("ops.checkpoint"))
 
 
 def _add_up(commands: "Commands[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser("up", help="run the four processes on this machine until Ctrl-C")
     parser.add_argument("--config", type=Path, metavar="FILE", help="YAML; the defaults without it")
     parser.add_argument("--text-only", action="store_true", help="no speech: without talker and token2wav")
-    parser.set_defaults(run=up.run)
+    parser.set_defaults(run=_run("ops.up"))
 
 
 def _add_batch(commands: "Commands[argparse.ArgumentParser]") -> None:
@@ -47,7 +58,7 @@ def _add_batch(commands: "Commands[argparse.ArgumentParser]") -> None:
     parser.add_argument("--text-only", action="store_true", help="no speech")
     parser.add_argument("--concurrency", type=_positive, metavar="N", help="requests at once")
     add_options(parser)
-    parser.set_defaults(run=batch.run, refuse_usage=parser.error, gateway=None)
+    parser.set_defaults(run=_run("ops.batch"), refuse_usage=parser.error, gateway=None)
 
 
 def _positive(text: str) -> int:
@@ -59,23 +70,23 @@ def _positive(text: str) -> int:
 
 def _add_demo(commands: "Commands[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser("demo", help="start the stack, send one request, stop the stack")
-    parser.add_argument("--out", type=Path, metavar="FILE.wav", help=f"default: {demo.OUT}")
+    parser.add_argument("--out", type=Path, metavar="FILE.wav", help="default: out/reply.wav")
     parser.add_argument("--verbose", action="store_true", help="show the output of the processes too")
-    parser.set_defaults(run=demo.run)
+    parser.set_defaults(run=_run("ops.demo"))
 
 
 def _add_doctor(commands: "Commands[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser("doctor", help="say what is wrong with this set-up, and what to do")
     parser.add_argument("--config", type=Path, metavar="FILE", help="YAML; the defaults without it")
     parser.add_argument("--json", action="store_true", help="as one JSON object")
-    parser.set_defaults(run=doctor.run)
+    parser.set_defaults(run=_run("ops.doctor"))
 
 
 def _add_keys(commands: "Commands[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser("keys", help="make keys for the sockets between the processes")
     parser.add_argument("directory", type=Path, metavar="DIR")
     parser.add_argument("--force", action="store_true", help="replace the keys that are there")
-    parser.set_defaults(run=keys.run)
+    parser.set_defaults(run=_run("ops.keys"))
 
 
 def _add_api_key(commands: "Commands[argparse.ArgumentParser]") -> None:
@@ -90,4 +101,4 @@ def _add_api_key(commands: "Commands[argparse.ArgumentParser]") -> None:
     parser.add_argument(
         "--best-priority", type=int, metavar="N", help="most urgent one; smaller is more urgent"
     )
-    parser.set_defaults(run=api_key.run)
+    parser.set_defaults(run=_run("ops.api_key"))

@@ -3,9 +3,9 @@
 
     .venv/bin/python scripts/lock_gateway.py
 
-The gateway's lock holds the packages of ``[project] dependencies`` in pyproject.toml and what those need in
-turn, as the metadata of the installed packages say it, each with its lines of cpu.lock.  So there is one
-place where a version is chosen.  ``tests/unit/test_requirements.py`` holds the file to what this gives.
+The gateway's lock holds the ``dependencies`` of both projects, server and client, and what those need in turn
+(from the metadata of the installed packages), each with its lines of cpu.lock: versions are chosen
+there alone.  ``tests/unit/test_requirements.py`` holds the file to what this gives.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
+CLIENT = ROOT / "deploy" / "client" / "pyproject.toml"
 CPU_LOCK = ROOT / "requirements" / "cpu.lock"
 GATEWAY_LOCK = ROOT / "requirements" / "gateway.lock"
 HEADER = """\
@@ -58,8 +59,12 @@ def derive() -> str:
     Raises:
         ValueError: A package is needed that cpu.lock does not pin.
     """
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    names = closure(project["dependencies"])
+    files = (ROOT / "pyproject.toml", CLIENT)
+    projects = [tomllib.loads(file.read_text(encoding="utf-8"))["project"] for file in files]
+    needs = [need for project in projects for need in project["dependencies"]]
+    # The projects themselves come from the repository.
+    own = {project["name"] for project in projects}
+    names = closure(need for need in needs if Requirement(need).name not in own)
     # A pin, and the lines with its hashes.
     entries = re.findall(r"^[a-z0-9].*(?:\n .*)*", CPU_LOCK.read_text(encoding="utf-8"), re.MULTILINE)
     pins = {canonicalize_name(entry.split("==")[0]): entry for entry in entries}

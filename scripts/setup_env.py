@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+CLIENT = ROOT / "deploy" / "client"
 REQUIREMENTS = ROOT / "requirements"
 TORCH_LOCK = REQUIREMENTS / "torch.lock"
 CPU_LOCK = REQUIREMENTS / "cpu.lock"
@@ -196,7 +197,8 @@ def main() -> int:
         install(environment, [] if arguments.runtime else [DEV_LOCK])
         say(f"[4/{STEPS}] OmniRelay itself{': left out' if arguments.runtime else ''}")
         if not arguments.runtime:
-            environment.pip_install("installing OmniRelay", "--no-deps", "--no-build-isolation", "-e", ROOT)
+            options = ("--no-deps", "--no-build-isolation")
+            environment.pip_install("installing OmniRelay", *options, "-e", CLIENT, "-e", ROOT)
         say(f"[5/{STEPS}] loading vLLM once")
         environment.run("loading vLLM", "-c", "import torch, transformers, vllm")
     except SetupError as error:

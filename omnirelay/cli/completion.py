@@ -5,13 +5,21 @@ from collections.abc import Iterator
 from typing import Final
 
 from omnirelay.cli.output import say
+from omnirelay.errors import MissingPackageError
 
 SHELLS: Final = ("bash", "zsh", "fish")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the subcommand."""
-    import shtab  # noqa: PLC0415 - no other command needs it
+    """Run the subcommand.
+
+    Raises:
+        MissingPackageError: shtab is not installed.
+    """
+    try:
+        import shtab  # noqa: PLC0415 - no other command needs it
+    except ModuleNotFoundError as error:
+        raise MissingPackageError("shtab", "completion") from error
 
     parser: argparse.ArgumentParser = arguments.parser
     for action in _actions(parser):

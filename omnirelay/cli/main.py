@@ -14,8 +14,6 @@ from omnirelay.errors import OmniRelayError
 
 EXTENSIONS: Final = "omnirelay.commands"
 """Group of the entry points that add subcommands."""
-INTERRUPTED: Final = 130
-"""Exit status of a program that Ctrl-C ended, as shells expect it."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -25,15 +23,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The arguments; none takes the process's.
 
     Returns:
-        The exit status: 0, 1 for an error that was told, 130 after Ctrl-C.
+        The exit status: 0, or 1 for an error that was reported.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C.
     """
     arguments = build_parser().parse_args(argv)
     try:
         status_code: int = arguments.run(arguments)
     except OmniRelayError as error:
         return fail(error)
-    except KeyboardInterrupt:
-        return INTERRUPTED
     except BrokenPipeError:
         # Who reads our output has had enough; the rest must not complain at exit.
         sys.stdout = None

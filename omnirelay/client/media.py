@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, TypeGuard, TypeVar, Union
 
 from omnirelay.content import AudioPart, ContentPart, ImagePart, MediaPart, TextPart, VideoPart
-from omnirelay.errors import MediaError
+from omnirelay.errors import MediaError, MissingPackageError
 from omnirelay.values import MediaKind
 
 if TYPE_CHECKING:
@@ -173,6 +173,8 @@ def _is_array(source: object) -> "TypeGuard[npt.NDArray[Any]]":
 
 
 def _arrays() -> ModuleType:
-    from omnirelay.client import arrays  # noqa: PLC0415 - loads NumPy
-
+    try:
+        from omnirelay.client import arrays  # noqa: PLC0415 - loads NumPy
+    except ModuleNotFoundError as error:
+        raise MissingPackageError("numpy", "numpy") from error
     return arrays

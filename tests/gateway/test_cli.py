@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -326,3 +327,40 @@ def test_small_checkpoint_is_made_once_and_aside(tmp_path: Path, monkeypatch: py
     assert [each.name for each in Path(".cache/omnirelay").iterdir()] == ["tiny"]
     assert main(["checkpoint", "there", "--size", "bench", "--seed", "4"]) == 0
     assert made[-1][-8:] == [sys.executable, "-m", "checkpoint", "there", "--size", "bench", "--seed", "4"]
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments"),
+    [
+        ("msgspec", ["status"]),
+        ("ops.commands", ["status"]),
+        ("yaml", ["up"]),
+        ("omnirelay.client.wav", ["chat", "Hi"]),
+        ("zmq", ["keys", "folder"]),
+    ],
+)
+def test_ctrl_c_while_modules_are_loaded_ends_without_a_traceback(
+    module: str, arguments: list[str], tmp_path: Path
+) -> None:
+    interrupted = f"""
+import os, signal, sys
+
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupt())
+from omnirelay.cli.__main__ import main
+sys.exit(main())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", interrupted, *arguments],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

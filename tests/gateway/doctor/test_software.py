@@ -17,7 +17,7 @@ REPORT = EngineReport(torch="2.13.0+cpu", cuda=None, vllm="0.32.0", platform="cp
 
 def install(site: Path, name: str, version: str, *fields: str) -> None:
     """Put a package's metadata where Python looks first."""
-    info = site / f"{name}-{version}.dist-info"
+    info = site / f"{name.replace('-', '_')}-{version}.dist-info"
     info.mkdir(parents=True)
     lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}", *fields]
     (info / "METADATA").write_text("\n".join(lines) + "\n")
@@ -41,7 +41,7 @@ def test_this_environment_is_as_the_project_wants_it() -> None:
 
 
 def test_a_python_that_does_not_fit(site: Path) -> None:
-    install(site, "omnirelay", "9.9", "Requires-Python: >=3.99")
+    install(site, "omnirelay-server", "9.9", "Requires-Python: >=3.99")
     (finding,) = software.check_python(software.requires_python())
     assert finding.level == "problem"
     assert "needed is >=3.99" in finding.what
@@ -58,7 +58,7 @@ def test_wrong_missing_and_untested_versions(site: Path) -> None:
     install(site, "PyYAML", "1.0")
     install(site, "msgspec", "0.99")
     needs = ["pyyaml>=6.0", "msgspec>=0.19", "no-such-package>=1", 'other-thing; extra == "dev"']
-    install(site, "omnirelay", "9.9", *(f"Requires-Dist: {need}" for need in needs))
+    install(site, "omnirelay-server", "9.9", *(f"Requires-Dist: {need}" for need in needs))
     findings = list(software.check_packages(software.project_needs(), {"msgspec": "0.22.0"}))
     assert [(finding.level, finding.what) for finding in findings] == [
         ("problem", "pyyaml is 1.0, needed is >=6.0"),
@@ -132,3 +132,7 @@ def test_no_process_is_no_reason_to_stop(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     with pytest.raises(StageStartError, match="No such file"):
         software.load_engine()
+
+
+def test_a_checkout_knows_the_versions_that_are_tested() -> None:
+    assert software.locked_versions(software.LOCKS)["msgspec"]

@@ -1,0 +1,36 @@
+"""The public names of :mod:`omnirelay`."""
+
+from omnirelay.client.aio import AsyncAnswer, AsyncClient
+from omnirelay.client.media import audio, image, video
+from omnirelay.client.request import build_request
+from omnirelay.client.sync import Answer, Client
+from omnirelay.client.types import ChatEvent, ChatResult, TimedDoneEvent
+from omnirelay.content import AudioPart, ChatMessage, ImagePart, TextPart, VideoPart
+from omnirelay.events import AudioEvent, DoneEvent, TextEvent
+from omnirelay.protocol import GenerateRequest, SamplingOverrides
+from omnirelay.status import StatusReport
+
+__all__ = [
+    "Answer",
+    "AsyncAnswer",
+    "AsyncClient",
+    "AudioEvent",
+    "AudioPart",
+    "ChatEvent",
+    "ChatMessage",
+    "ChatResult",
+    "Client",
+    "DoneEvent",
+    "GenerateRequest",
+    "ImagePart",
+    "SamplingOverrides",
+    "StatusReport",
+    "TextEvent",
+    "TextPart",
+    "TimedDoneEvent",
+    "VideoPart",
+    "audio",
+    "build_request",
+    "image",
+    "video",
+]
