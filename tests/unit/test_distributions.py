@@ -30,7 +30,7 @@ class Wheel:
     @property
     def metadata(self) -> Distribution:
         (info,) = {path for path in zipfile.Path(self.path).iterdir() if path.name.endswith(".dist-info")}
-        return PathDistribution(info)  # type: ignore[arg-type]  # it needs no more of a path than this
+        return PathDistribution(info)
 
 
 @pytest.fixture(scope="module")
