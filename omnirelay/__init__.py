@@ -25,7 +25,11 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> object:
-        names = import_module("omnirelay.names")
-        if name == "__all__" or name in names.__all__:
-            return getattr(names, name)
+        from importlib.util import find_spec  # noqa: PLC0415 - slow
+
+        # A submodule is no attribute before it is imported, and may be one that ``names`` needs.
+        if find_spec(f"{__name__}.{name}") is None:
+            names = import_module("omnirelay.names")
+            if name == "__all__" or name in names.__all__:
+                return getattr(names, name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
