@@ -112,10 +112,11 @@ format: env ## put the code into the form that check wants
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-# setuptools would put files that were removed since into a wheel again.
+# setuptools would put files that have been removed since into a wheel again.
 wheels: env ## build the distributions omnirelay (client) and omnirelay-server into dist
 	@rm -rf build deploy/client/build dist
 	@$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist deploy/client .
+	@rm -rf build deploy/client/build
 	@ls dist/*.whl
 
 clean: ## remove the environments and everything that was generated
