@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo up test test-chaos test-apart test-compose test-monitoring test-page prometheus chromium
+.PHONY: help env demo up test test-long test-chaos test-apart test-compose test-monitoring test-page prometheus chromium
 .PHONY: ip iptables chaos fuzz bench profile train check format wheels clean sbom audit
 
 help: ## list the targets
@@ -29,8 +29,11 @@ up: env ## run the stack in the foreground until Ctrl-C
 
 # The absolute path reaches children of measured processes that work in another folder.
 test: export COVERAGE_FILE := $(CURDIR)/.coverage
-test: env ## run every test, with coverage, that of a whole stack's processes included
+test: env ## run the suite, with coverage, that of a whole stack's processes included
 	@$(BIN)/python -m pytest --cov --cov-report=term
+
+test-long: env ## a whole benchmark, 500 requests in a row, and parity on checkpoints of other sizes
+	@$(BIN)/python -m pytest -m long tests/benchmarks tests/stack
 
 test-chaos: env ## kill, freeze and fail processes under eight streams: the short form of chaos
 	@$(BIN)/python -m pytest -m chaos tests/chaos

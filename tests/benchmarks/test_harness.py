@@ -17,8 +17,7 @@ from benchmarks.load import Load
 from benchmarks.results import Agreement, Result, read
 from shared.messages import SAMPLE_RATE, STAGES
 
-# A whole benchmark on a busy machine.
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 EDGES = {
     ("gateway", "thinker"),

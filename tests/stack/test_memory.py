@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 import psutil
+import pytest
 
 from omnirelay import Answer, Client, SamplingOverrides
 from tests.support.media import clip, encode_audio, picture, speech
@@ -62,6 +63,7 @@ def resident(client: Client) -> dict[str, int]:
     return sizes | {"decoders": sum(decoder.memory_info().rss for decoder in decoders)}
 
 
+@pytest.mark.long
 def test_five_hundred_mixed_requests_leave_no_trace(stack: RunningStack) -> None:
     with Client(stack.address) as client:
         answer_all(client, iter(range(FIRST)))

@@ -42,7 +42,12 @@ class Pair:
     reference: Reference
 
 
-@pytest.fixture(scope="module", params=list(shapes()))
+SHAPES = [
+    pytest.param(name, marks=[] if name == "tiny" else [pytest.mark.long], id=name) for name in shapes()
+]
+
+
+@pytest.fixture(scope="module", params=SHAPES)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     if request.param == "tiny":
         # The session has one of these.
