@@ -9,6 +9,7 @@ import socket
 import time
 from typing import Any, Final
 
+from omnirelay.errors import AddressInUseError, ConfigError
 from omnirelay.protocol import parse_tcp
 from shared.log import limited
 
@@ -58,15 +59,17 @@ class ListeningSocket(socket.socket):
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
-async def listen(address: str, reserved: int = RESERVED_FILES) -> list[socket.socket]:
+async def listen(address: str, key: str, reserved: int = RESERVED_FILES) -> list[socket.socket]:
     """Listen on each address that a name stands for.
 
     Args:
         address: ``tcp://HOST:PORT``.
+        key: The address's key in the configuration.
         reserved: File descriptors that its connections may not use.
 
     Raises:
-        OSError: One of them cannot be used.
+        AddressInUseError: Another process listens at one of them.
+        ConfigError: One of them cannot be used.
     """
     host, port = parse_tcp(address)
     sockets: list[socket.socket] = []
@@ -79,10 +82,15 @@ async def listen(address: str, reserved: int = RESERVED_FILES) -> list[socket.so
             listening = ListeningSocket(fileno=made.detach())
             listening.reserved = reserved
             sockets.append(listening)
-    except OSError:
+    except OSError as error:
         for each in sockets:
             each.close()
-        raise
+        if error.errno == errno.EADDRINUSE:
+            raise AddressInUseError(
+                f"{address} is in use: is another gateway or another program running there? "
+                f"Stop it, or set another {key} in the configuration."
+            ) from error
+        raise ConfigError(f"cannot listen on {address} ({key}): {error}") from error
     return sockets
 
 

@@ -41,12 +41,7 @@ Options = TypeVar("Options", bound=AnswerOptions)
 
 
 class HttpAnswer:
-    """The events of a request; its errors are raised.  Must be closed.
-
-    Args:
-        stream: The request's events.
-        names: The client's names of the request's fields, see :func:`gateway.http.fields.named`.
-    """
+    """The events of a request, whose errors are raised with the client's names of fields.  Must be closed."""
 
     def __init__(self, stream: ResponseStream, names: Mapping[str, str | None]) -> None:
         self.request_id: Final = stream.request_id
@@ -60,11 +55,7 @@ class HttpAnswer:
         return {"X-Request-Id": self.request_id}
 
     async def begin(self, most_s: float | None = None) -> None:
-        """Wait up to ``most_s`` seconds for the first event, which iteration still returns.
-
-        Raises:
-            RequestError: The request failed.
-        """
+        """Wait up to ``most_s`` seconds for the first event, which iteration still returns."""
         if self._first is None:
             self._first = asyncio.ensure_future(self._next())
         await asyncio.wait([self._first], timeout=most_s)
@@ -72,11 +63,7 @@ class HttpAnswer:
             self._first.result()
 
     async def __aiter__(self) -> AsyncIterator[AnswerEvent]:
-        """Iterate over the events; the last one is a :class:`omnirelay.events.DoneEvent`.
-
-        Raises:
-            RequestError: The request failed.
-        """
+        """Iterate over the events; the last one is a :class:`omnirelay.events.DoneEvent`."""
         event = await (self._first or self._next())
         while True:
             yield event
@@ -107,13 +94,7 @@ async def begin(
     read: Callable[[bytearray], tuple[Options, GenerateRequest]],
     names: Mapping[str, str | None],
 ) -> tuple[Options, HttpAnswer]:
-    """Read and submit a request.
-
-    Args:
-        context: The gateway's parts.
-        http: The HTTP request; its ``traceparent`` continues the client's trace.
-        read: Parses and checks the body.
-        names: The client's names of the request's fields, see :func:`gateway.http.fields.named`.
+    """Read and submit a request; ``names`` are those of :func:`gateway.http.fields.named`.
 
     Raises:
         OmniRelayError: The request was refused, or failed before its first event.

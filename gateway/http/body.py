@@ -28,12 +28,7 @@ T = TypeVar("T")
 
 
 async def read_body(request: Request, context: HttpContext, parse: Callable[[bytearray], T]) -> T:
-    """Read and parse the body of a request; its bytes are not kept.
-
-    Args:
-        request: The request.
-        context: The gateway's parts.
-        parse: Called with the whole body, on another thread if it is large.
+    """Read the body of a request, and parse it, on another thread if it is large; its bytes are not kept.
 
     Raises:
         BusyError: The client's rate limit is reached (before anything is read), or memory is short.

@@ -78,12 +78,7 @@ T = TypeVar("T")
 def read_fields(
     values: Mapping[str, Any], kind: type[T], neutral: Mapping[str, tuple[Any, ...]] = NEUTRAL
 ) -> T:
-    """Convert a JSON object to the struct of its honoured fields.
-
-    Args:
-        values: The object.
-        kind: The struct.
-        neutral: Further fields, with the values that are accepted.
+    """Convert a JSON object to a struct; the neutral fields, besides, may have the values given for them.
 
     Raises:
         UnsupportedError: A field has a value that is not supported.

@@ -30,9 +30,9 @@ STALL_S: Final = 60.0
 PROBE_S: Final = 0.25
 """How often a connection whose client has closed its sending side is checked for a reset."""
 HALF_CLOSED: Final = "half_closed"
-"""Where the state of a connection holds the event that its client has closed its sending side."""
+"""Key of a connection's state that holds an event, set when the client closes its sending side."""
 _QUOTED: Final = re.compile(r":? (?:bytearray\()?b['\"].*", re.DOTALL)
-"""Bytes that h11 quotes from a request at the end of a message."""
+"""What h11 quotes of a request, at the end of a message."""
 _LINE_ENDS: Final = len(b"  HTTP/1.1\r\n" + b"\r\n")
 log = logging.getLogger(__name__)
 
@@ -99,12 +99,12 @@ class BoundedProtocol(H11Protocol):
     def eof_received(self) -> bool:  # type: ignore[override]
         """Finish the answer if the client closed only its sending side after a complete request.
 
-        A client that closed the whole connection looks the same until data is sent to it: its system answers
-        those with a reset.  So an interim response is sent, or for a stream of events a comment.  Neither TLS
-        in asyncio nor HTTP/1.0 allows this; there the client counts as gone.
+        A client that closed the whole connection looks the same until data are sent to it, which its system
+        answers with a reset.  So an interim response is sent, or a comment in an event stream.  With
+        asyncio's TLS and with HTTP/1.0 neither is possible, and the client counts as gone.
 
         Returns:
-            Whether the connection stays.
+            Whether the connection stays open.
         """
         complete = self.answering and self.conn.their_state in {h11.DONE, h11.MUST_CLOSE}
         if not complete or self.scheme == "https" or self.conn.their_http_version != b"1.1":

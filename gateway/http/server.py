@@ -1,10 +1,10 @@
 """uvicorn inside the gateway's event loop."""
 
 import asyncio
-import errno
 import socket
 from collections.abc import Generator
 from contextlib import contextmanager
+from functools import partial
 from typing import Final
 
 import uvicorn
@@ -18,7 +18,6 @@ from gateway.http.app import make_app, make_monitor_app
 from gateway.http.context import HttpContext
 from gateway.http.protocol import KEEP_ALIVE_S, MAX_HEAD_BYTES, BoundedProtocol
 from gateway.http.realtime.protocol import MAX_MESSAGE_BYTES, UPLOADS, BoundedWebSocket
-from omnirelay.errors import AddressInUseError, ConfigError
 
 FAREWELL_S: Final = 1
 """Time for the last events to be sent at shutdown; an integer, as uvicorn requires."""
@@ -27,89 +26,48 @@ FAREWELL_S: Final = 1
 def api_server(address: str, context: HttpContext) -> "HttpServer":
     """Build the server for clients at ``tcp://HOST:PORT``."""
     access = context.access
-    server = BoundedServer(make_app(context), access.http_places, context.uploads, access.server_options)
-    return HttpServer("gateway.http", address, server, RESERVED_FILES)
+    app, options = make_app(context), access.server_options
+    return HttpServer(
+        app, access.http_places, context.uploads, options, address, "gateway.http", RESERVED_FILES
+    )
 
 
 def monitor_server(address: str, context: HttpContext) -> "HttpServer":
     """Build the server for health checks and metrics, which clients cannot block."""
     places = WatchersPlaces(MAX_WATCHERS, context.access.proxies)
-    server = BoundedServer(make_monitor_app(address, context), places, context.uploads, {})
-    return HttpServer("gateway.monitor", address, server, 0)
+    return HttpServer(
+        make_monitor_app(address, context), places, context.uploads, {}, address, "gateway.monitor", 0
+    )
 
 
-class HttpServer:
-    """Serves an application at an address.
-
-    Args:
-        key: The address's key in the configuration.
-        address: ``tcp://HOST:PORT``.
-        server: The application's server.
-        reserved: File descriptors that its connections may not use.
-    """
-
-    def __init__(self, key: str, address: str, server: "BoundedServer", reserved: int) -> None:
-        self._key = key
-        self._address = address
-        self._server = server
-        self._reserved = reserved
-        self._serving: asyncio.Task[None] | None = None
-
-    async def start(self) -> None:
-        """Listen.
-
-        Raises:
-            AddressInUseError: Another process listens at the address.
-            ConfigError: The address cannot be used.
-        """
-        try:
-            sockets = await listen(self._address, self._reserved)
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                raise AddressInUseError(
-                    f"{self._address} is in use by another program: "
-                    f"stop it, or set another {self._key} in the configuration"
-                ) from error
-            raise ConfigError(f"cannot listen on {self._address} ({self._key}): {error}") from error
-        self._serving = asyncio.create_task(self._server.serve(sockets))
-
-    @property
-    def answering(self) -> bool:
-        """Whether a response is incomplete; WebSockets do not count."""
-        connections = self._server.server_state.connections
-        return any(isinstance(each, BoundedProtocol) and each.answering for each in connections)
-
-    def stop_listening(self) -> None:
-        """Accept no more connections; those that are open stay."""
-        for each in self._server.servers:
-            each.close()
-
-    async def close(self) -> None:
-        """Stop, and close connections after :data:`FAREWELL_S`.
-
-        Close the gateway first, which ends the requests.
-        """
-        if self._serving is None:
-            return
-        self._server.should_exit = True
-        await self._serving
-        self._server.hang_up()
-
-
-class BoundedServer(uvicorn.Server):
-    """uvicorn's server, as a part of a process.
+class HttpServer(uvicorn.Server):
+    """uvicorn as a part of a process.
 
     Args:
         app: The application.
         places: Bounds the connections.
         uploads: Memory for large WebSocket messages.
         options: TLS.
+        address: ``tcp://HOST:PORT``.
+        key: The address's key in the configuration.
+        reserved: File descriptors that its connections may not use.
     """
 
-    def __init__(self, app: ASGIApp, places: Places, uploads: UploadRoom, options: TlsOptions) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        places: Places,
+        uploads: UploadRoom,
+        options: TlsOptions,
+        address: str,
+        key: str,
+        reserved: int,
+    ) -> None:
         self._options = options
         self._places = places
         self._uploads = uploads
+        self._listen = partial(listen, address, key, reserved)
+        self._serving: asyncio.Task[None] | None = None
         self.servers = []
         super().__init__(
             uvicorn.Config(
@@ -129,6 +87,30 @@ class BoundedServer(uvicorn.Server):
             )
         )
 
+    async def start(self) -> None:
+        """Listen; errors are those of :func:`gateway.access.listening.listen`."""
+        self._serving = asyncio.create_task(self.serve(await self._listen()))
+
+    @property
+    def answering(self) -> bool:
+        """Whether a response is incomplete; WebSockets do not count."""
+        connections = self.server_state.connections
+        return any(isinstance(each, BoundedProtocol) and each.answering for each in connections)
+
+    def stop_listening(self) -> None:
+        """Accept no more connections; those that are open stay."""
+        for each in self.servers:
+            each.close()
+
+    async def close(self) -> None:
+        """Stop, and close connections after :data:`FAREWELL_S`; the gateway must be closed first."""
+        if self._serving is None:
+            return
+        self.should_exit = True
+        await self._serving
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen as uvicorn does, but with time limits on TLS handshakes and shutdowns."""
         loop = asyncio.get_running_loop()
@@ -141,16 +123,9 @@ class BoundedServer(uvicorn.Server):
     def protocol(self) -> BoundedProtocol:
         """Build the protocol of one connection."""
         state = {UPLOADS: self._uploads}
-        return BoundedProtocol(
-            self._places, config=self.config, server_state=self.server_state, app_state=state
-        )
+        return BoundedProtocol(self._places, self.config, self.server_state, state)
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         """Leave signals to the process."""
         yield
-
-    def hang_up(self) -> None:
-        """Abort all connections."""
-        for connection in list(self.server_state.connections):
-            connection.transport.abort()

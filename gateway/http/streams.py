@@ -28,14 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class Stream(Response):
-    """A response that is sent in parts.
-
-    Args:
-        parts: What to send.
-        answer: Closed at the end.
-        told: Called with the error that ended the stream.
-        media_type: The content type.
-    """
+    """A response in parts; closes the answer, and calls ``told`` with the error that ended it."""
 
     def __init__(
         self,

@@ -1,7 +1,6 @@
 """The TCP server for clients: takes connections, and ends them in order."""
 
 import asyncio
-import errno
 import logging
 from collections import Counter
 from collections.abc import Callable
@@ -12,7 +11,6 @@ from gateway.access.listening import BACKLOG, listen
 from gateway.fairness.uploads import UploadRoom
 from gateway.manager import Gateway
 from gateway.tcp.connection import FAREWELL_S, Connection
-from omnirelay.errors import AddressInUseError, ConfigError
 from omnirelay.status import StatusReport
 from shared.config import Config
 from shared.log import limited
@@ -57,20 +55,10 @@ class TcpServer:
             AddressInUseError: Another process listens there.
             ConfigError: The address cannot be used at all.
         """
-        try:
-            self._servers = [
-                await asyncio.start_server(
-                    self._serve, sock=each, backlog=BACKLOG, **self._access.server_options
-                )
-                for each in await listen(self._listen)
-            ]
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                raise AddressInUseError(
-                    f"{self._listen} is in use: is another OmniRelay gateway running there? "
-                    "Stop it, or set another gateway.listen in the configuration."
-                ) from error
-            raise ConfigError(f"cannot listen on {self._listen}: {error}") from error
+        self._servers = [
+            await asyncio.start_server(self._serve, sock=each, backlog=BACKLOG, **self._access.server_options)
+            for each in await listen(self._listen, "gateway.listen")
+        ]
 
     def stop_listening(self) -> None:
         """Take no more clients; those that are there stay."""

@@ -36,7 +36,7 @@ def test_what_is_there_ends_and_nothing_new_begins(configure: Configure) -> None
             await until(lambda: b.counts["queued"] == 1)
             drain, _ = drains(b)
             await until(lambda: b.process.gateway.stopping)
-            with pytest.raises(errors.StoppingError, match="being stopped") as refused:
+            with pytest.raises(errors.StoppingError, match="is stopping") as refused:
                 await client.chat("Hi").result()
             assert 1000 <= refused.value.retry_after_ms <= 1000 * LONG_S
             with pytest.raises(errors.GatewayUnreachableError):

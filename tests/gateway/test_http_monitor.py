@@ -58,6 +58,14 @@ def test_the_served_model(configure: Configure) -> None:
         async with http_bench(configure(http_gateway())) as b:
             [card] = (await b.http.get("/v1/models")).json()["data"]
             assert abs(card.pop("created") - time.time()) < 60
+            media = b.config.media
+            assert card.pop("limits") == {
+                "images": media.max_images,
+                "audios": media.max_audios,
+                "videos": media.max_videos,
+                "item_bytes": media.max_item_bytes,
+                "request_bytes": media.max_request_bytes,
+            }
             assert card == {
                 "id": MODEL,
                 "object": "model",

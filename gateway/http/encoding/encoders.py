@@ -69,36 +69,32 @@ def require_format(name: AudioFormat, param: str) -> None:
 def make_encoder(name: AudioFormat, streamed: bool, base64: bool = False) -> Encoder:
     """Start a file.
 
-    Args:
-        name: Its format.
-        streamed: Return bytes as soon as possible; else all at the end, with the length in the header.
-        base64: Return base64, each piece decodable by itself.
+    A streamed one is returned as soon as possible, else all at the end, with the length in its header.  Each
+    piece of base64 can be decoded by itself.
     """
     makers: dict[AudioFormat, Callable[[], Encoder]] = {
-        "wav": partial(WavEncoder, streamed),
-        "mp3": partial(SoundFileEncoder, streamed, "MP3", "MPEG_LAYER_III", 0.5, "CONSTANT"),
-        "flac": partial(SoundFileEncoder, streamed, "FLAC", "PCM_16"),
-        "opus": partial(SoundFileEncoder, streamed, "OGG", "OPUS", 0.8),
-        "aac": AacEncoder,
-        "pcm16": Pcm16Encoder,
+        "wav": partial(_WavEncoder, streamed),
+        "mp3": partial(_SoundFileEncoder, streamed, "MP3", "MPEG_LAYER_III", 0.5, "CONSTANT"),
+        "flac": partial(_SoundFileEncoder, streamed, "FLAC", "PCM_16"),
+        "opus": partial(_SoundFileEncoder, streamed, "OGG", "OPUS", 0.8),
+        "aac": _AacEncoder,
+        "pcm16": _Pcm16Encoder,
     }
     encoder = makers[name]()
-    return Base64Encoder(encoder) if base64 else encoder
+    return _Base64Encoder(encoder) if base64 else encoder
 
 
-class Pcm16Encoder:
+class _Pcm16Encoder:
     """Raw 16-bit samples, little-endian."""
 
     def push(self, pcm: bytes) -> bytes:
-        """Implement :class:`Encoder`."""
         return to_int16(pcm).tobytes()
 
     def finish(self) -> bytes:
-        """Implement :class:`Encoder`."""
         return b""
 
 
-class WavEncoder:
+class _WavEncoder:
     """WAV with 16-bit samples; a streamed one leaves the length open."""
 
     def __init__(self, streamed: bool) -> None:
@@ -106,7 +102,6 @@ class WavEncoder:
         self._begun = False
 
     def push(self, pcm: bytes) -> bytes:
-        """Implement :class:`Encoder`."""
         samples = to_int16(pcm).tobytes()
         if self._kept is not None:
             self._kept += samples
@@ -114,7 +109,6 @@ class WavEncoder:
         return self._header_once() + samples
 
     def finish(self) -> bytes:
-        """Implement :class:`Encoder`."""
         return self._header_once() if self._kept is None else wav_header(len(self._kept)) + self._kept
 
     def _header_once(self) -> bytes:
@@ -122,15 +116,10 @@ class WavEncoder:
         return b"" if begun else wav_header(UNKNOWN_SIZE)
 
 
-class SoundFileEncoder:
-    """A format of libsndfile.
+class _SoundFileEncoder:
+    """A format of libsndfile; a streamed file lacks what would be written to its header at the end.
 
-    Args:
-        streamed: Return data at once; later changes to the header are lost.
-        container: libsndfile's name of the container.
-        codec: libsndfile's name of the codec.
-        compression: From 0, largest, to 1; none for the library's default.
-        bitrate_mode: With ``CONSTANT`` players can tell the length of a stream without a table in its header.
+    With the bitrate mode ``CONSTANT`` players can tell the length of a stream without a table in its header.
     """
 
     def __init__(
@@ -163,19 +152,17 @@ class SoundFileEncoder:
             soundfile._snd.sf_command(self._file._file, SET_OGG_PAGE_LATENCY_MS, latency, 8)
 
     def push(self, pcm: bytes) -> bytes:
-        """Implement :class:`Encoder`."""
         self._empty &= not pcm
         self._file.write(to_int16(pcm) if self._whole_numbers else _to_float32(pcm))
         return self._sink.take() if self._streamed else b""
 
     def finish(self) -> bytes:
-        """Implement :class:`Encoder`."""
         begun = self.push(ONE_SAMPLE) if self._empty else b""
         self._file.close()
         return begun + self._sink.take()
 
 
-class AacEncoder:
+class _AacEncoder:
     """AAC in ADTS frames, by FFmpeg."""
 
     def __init__(self) -> None:
@@ -189,7 +176,6 @@ class AacEncoder:
         self._samples = 0
 
     def push(self, pcm: bytes) -> bytes:
-        """Implement :class:`Encoder`."""
         samples = _to_float32(pcm)
         if samples.size:
             frame = self._av.AudioFrame.from_ndarray(samples.reshape(1, -1), format="fltp", layout="mono")
@@ -199,14 +185,13 @@ class AacEncoder:
         return self._sink.take()
 
     def finish(self) -> bytes:
-        """Implement :class:`Encoder`."""
         begun = b"" if self._samples else self.push(ONE_SAMPLE)
         self._container.mux(self._stream.encode(None))
         self._container.close()
         return begun + self._sink.take()
 
 
-class Base64Encoder:
+class _Base64Encoder:
     """Base64 of another encoder's output, cut where no padding is needed."""
 
     def __init__(self, encoder: Encoder) -> None:
@@ -214,14 +199,12 @@ class Base64Encoder:
         self._rest = b""
 
     def push(self, pcm: bytes) -> bytes:
-        """Implement :class:`Encoder`."""
         data = self._rest + self._encoder.push(pcm)
         whole = len(data) // 3 * 3
         self._rest = data[whole:]
         return _base64(data[:whole])
 
     def finish(self) -> bytes:
-        """Implement :class:`Encoder`."""
         return _base64(self._rest + self._encoder.finish())
 
 

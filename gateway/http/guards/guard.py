@@ -46,20 +46,14 @@ class AccessLog:
             asked = scope.get("method", "GET")
             method = asked if asked in METHODS else "another method"
             path = _known_path(scope)
-            # What needs no key, and what is refused, anybody can request without limit.
-            served = path.startswith("/v1/") and 0 < status < HTTPStatus.BAD_REQUEST
+            # Anybody can cause other lines without limit: no key is needed, or the request is refused.
+            served = path.startswith("/v1/") and HTTPStatus.OK <= status < HTTPStatus.BAD_REQUEST
             write = log.log if served else partial(limited(log).log, extra={"limited": f"{path} {status}"})
             write(level, "%s %r %s %.3f s", method, path, status or "-", took)
 
 
 class Guard:
-    """Answers a request with the error that its check raises, or passes it on.
-
-    Args:
-        app: The next application.
-        check: Raises an :class:`omnirelay.errors.OmniRelayError` for a request that is refused.
-        told: Called with the error.
-    """
+    """Passes a request on unless ``check`` raises an error, which is counted by ``told`` and answered."""
 
     def __init__(
         self, app: ASGIApp, check: Callable[[Scope], None], told: Callable[[OmniRelayError], None]

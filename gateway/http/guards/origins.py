@@ -22,13 +22,6 @@ def check_origin(allowed: Collection[str], scope: Scope) -> None:
 
     The gateway's own origin is accepted only with an address or ``localhost`` as its host: anybody can make a
     name resolve to this machine.
-
-    Args:
-        allowed: The configured origins.
-        scope: Of the request.
-
-    Raises:
-        OriginError: The origin is not allowed.
     """
     headers = Headers(scope=scope)
     origin = headers.get("origin")
@@ -42,13 +35,6 @@ def check_host(allowed: Collection[str], scope: Scope) -> None:
 
     By DNS rebinding a foreign page can make its own name resolve to this machine; its requests would pass as
     same-origin, but still carry that name.
-
-    Args:
-        allowed: Hosts besides this machine, without port and brackets.
-        scope: Of the request.
-
-    Raises:
-        OriginError: The host is not allowed.
     """
     host = Headers(scope=scope).get("host")
     # Browsers always send one; other programs can send any.

@@ -81,12 +81,7 @@ class _VideoUrlPart(_StrictStruct, frozen=True):
 
 
 def read_message(message: Message, strings: LongStrings, where: str) -> ChatMessage:
-    """Convert a message.
-
-    Args:
-        message: The client's.
-        strings: Long strings of the body.
-        where: Its place in the request, for errors.
+    """Convert a message, found at ``where`` in the request.
 
     Raises:
         UnsupportedError: It asks for tools, or for something else that is not supported.

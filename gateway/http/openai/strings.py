@@ -22,11 +22,7 @@ BARE: Final = "data:;base64,"
 
 
 class LongStrings:
-    """The long strings of one body, each replaced by an unguessable word.
-
-    Args:
-        max_bytes: Size of a file that is decoded here, at most.
-    """
+    """The long strings of a body, replaced by unguessable words; files over ``max_bytes`` stay base64."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -49,7 +45,7 @@ class LongStrings:
         return short
 
     def text(self, value: str) -> str:
-        """Return the string that a word replaces; any other string is returned as it is.
+        """Return the string that a word replaces, or any other string as it is.
 
         Raises:
             UnicodeDecodeError: It is not UTF-8.
@@ -58,12 +54,9 @@ class LongStrings:
         return value if found is None else str(found, "utf-8")
 
     def media(self, kind: type[T], value: str, bare_at: str | None = None) -> T:
-        """Build a sound, picture or video.
+        """Build a sound, picture or video from its URL, or from the word that replaces it.
 
-        Args:
-            kind: Its class.
-            value: Its URL, or the word that replaces it.
-            bare_at: Its place in the request, if it may also be bare base64.
+        Where ``bare_at``, its place in the request, is given, it may also be bare base64.
 
         Raises:
             InvalidRequestError: It is neither a URL nor base64.

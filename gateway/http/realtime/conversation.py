@@ -13,12 +13,7 @@ MAX_ITEMS: Final = 512
 
 
 class RealtimeConversation:
-    """The items in order; the oldest are deleted when they exceed the limits of a request.
-
-    Args:
-        media: The limits.
-        held: Memory budget of the items.
-    """
+    """The items in order; the oldest are deleted when they exceed the limits of a request."""
 
     def __init__(self, media: MediaConfig, held: ClientBudget) -> None:
         self._media = media
@@ -26,12 +21,10 @@ class RealtimeConversation:
         self._items: list[Item] = []
 
     def add(self, item: Item, after: str | None = None, hold: Hold | None = None) -> str | None:
-        """Insert an item, and return the id of the one before it.
+        """Insert an item at the end, after another one, or first (``root``); ``hold`` is its reserved memory.
 
-        Args:
-            item: The item.
-            after: The id of the item before it: none for the last one, ``root`` for the beginning.
-            hold: Memory that is already reserved for it.
+        Returns:
+            The id of the item before it.
 
         Raises:
             InvalidRequestError: The id exists, or the item before it does not.

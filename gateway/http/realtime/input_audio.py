@@ -10,12 +10,7 @@ from shared.config import MediaConfig
 
 
 class InputAudio:
-    """Appended audio, kept as a WAV file whose header is written at the end.
-
-    Args:
-        media: The limits.
-        held: Memory budget.
-    """
+    """Appended audio, kept as a WAV file whose header is written at the end."""
 
     def __init__(self, media: MediaConfig, held: ClientBudget) -> None:
         self._held = held

@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 import msgspec
@@ -39,31 +40,24 @@ class _ItemFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     status: str | None = None
 
 
+@dataclass(eq=False)
 class Item:
     """One message of the conversation.
 
-    Args:
+    Attributes:
         role: The speaker.
         parts: Its content for the model.
         content: Its content for clients.
-        item_id: Its id; none for a random one.
+        audio_bytes: Size of the sent speech of an answer.
     """
 
-    def __init__(
-        self,
-        role: Role,
-        parts: Sequence[ContentPart],
-        content: list[dict[str, Any]],
-        item_id: str | None = None,
-    ) -> None:
-        self.id: Final = item_id or f"item_{secrets.token_hex(10)}"
-        self.role: Final = role
-        self.parts = parts
-        self.content = content
-        self.status: Status = "completed"
-        self.audio_bytes = 0
-        """Size of the sent speech of an answer."""
-        self.hold: Hold | None = None
+    role: Role
+    parts: Sequence[ContentPart]
+    content: list[dict[str, Any]]
+    id: str = field(default_factory=lambda: f"item_{secrets.token_hex(10)}")
+    status: Status = "completed"
+    audio_bytes: int = 0
+    hold: Hold | None = None
 
     @property
     def weight(self) -> int:
@@ -143,7 +137,9 @@ def read_item(values: Mapping[str, Any], where: str) -> Item:
     parts = [
         _part(message.role, content, f"{where}.content[{at}]") for at, content in enumerate(message.content)
     ]
-    return Item(message.role, parts, [_shown(each) for each in message.content], message.id)
+    item = Item(message.role, parts, [_shown(each) for each in message.content])
+    item.id = message.id or item.id
+    return item
 
 
 def sound_item(wav: bytearray) -> Item:

@@ -30,17 +30,7 @@ log = logging.getLogger(__name__)
 
 
 class Response:
-    """One response.
-
-    Args:
-        context: The gateway's parts.
-        account: The client's.
-        send: Sends events.
-        settings: Of the answer.
-        messages: What to answer.
-        conversation: Gets the answer, unless none.
-        metadata: Returned to the client.
-    """
+    """A response to ``messages``; its answer is added to the conversation, if one is given."""
 
     def __init__(
         self,
@@ -61,8 +51,7 @@ class Response:
         self._messages = messages
         self._conversation = conversation
         self._metadata = metadata
-        self._item = Item("assistant", [], [])
-        self._item.status = "in_progress"
+        self._item = Item("assistant", [], [], status="in_progress")
         self._texts: list[str] = []
         self._request_id: str | None = None
         self._begun = False

@@ -10,20 +10,8 @@ from gateway.http.connection import ClientGoneError
 from gateway.http.context import HttpContext
 from gateway.http.errors import body_of
 from gateway.http.fields import named
+from gateway.http.realtime import events
 from gateway.http.realtime.conversation import RealtimeConversation
-from gateway.http.realtime.events import (
-    AppendAudio,
-    CancelResponse,
-    ClearAudio,
-    ClientEvent,
-    CommitAudio,
-    CreateItem,
-    CreateResponse,
-    DeleteItem,
-    ResponseOptions,
-    SessionUpdate,
-    TruncateItem,
-)
 from gateway.http.realtime.input_audio import InputAudio
 from gateway.http.realtime.items import Item, read_item, sound_item
 from gateway.http.realtime.response import Response, Send
@@ -62,7 +50,7 @@ class Session:
         """Send ``session.created``."""
         await self._send("session.created", {"session": self._shown()})
 
-    async def handle(self, event: ClientEvent) -> None:
+    async def handle(self, event: events.ClientEvent) -> None:
         """Process an event.
 
         Raises:
@@ -70,18 +58,18 @@ class Session:
             ClientGoneError: The client disconnected.
         """
         match event:
-            case AppendAudio():
+            case events.AppendAudio():
                 self._audio.append(event.audio)
-            case CommitAudio():
+            case events.CommitAudio():
                 await self._commit()
-            case ClearAudio():
+            case events.ClearAudio():
                 self._audio.clear()
                 await self._send("input_audio_buffer.cleared", {})
-            case CreateResponse():
+            case events.CreateResponse():
                 await self._respond(event.response or {})
-            case CancelResponse():
+            case events.CancelResponse():
                 await self._cancel(event.response_id)
-            case SessionUpdate():
+            case events.SessionUpdate():
                 self._settings = self._changed(event.session, "session")
                 await self._send("session.updated", {"session": self._shown()})
             case _:
@@ -100,14 +88,14 @@ class Session:
         self._audio.clear()
         self._conversation.clear()
 
-    async def _edit(self, event: ClientEvent) -> None:
-        if isinstance(event, CreateItem):
+    async def _edit(self, event: events.ClientEvent) -> None:
+        if isinstance(event, events.CreateItem):
             item = await asyncio.to_thread(read_item, event.item, "item")
             await self._added(item, self._conversation.add(item, event.previous_item_id))
-        elif isinstance(event, DeleteItem):
+        elif isinstance(event, events.DeleteItem):
             self._conversation.remove(event.item_id)
             await self._send("conversation.item.deleted", {"item_id": event.item_id})
-        elif isinstance(event, TruncateItem):
+        elif isinstance(event, events.TruncateItem):
             if self._response is not None and self._response.item_id == event.item_id:
                 await self._interrupt()
             self._conversation.get(event.item_id).truncate(event.content_index, event.audio_end_ms)
@@ -139,8 +127,8 @@ class Session:
             await self._send("conversation.item.deleted", {"item_id": deleted.id})
 
     async def _respond(self, values: dict[str, Any]) -> None:
-        own, changes = split(values, ResponseOptions.__struct_fields__)
-        options: ResponseOptions = read_options(own, ResponseOptions, "response")
+        own, changes = split(values, events.ResponseOptions.__struct_fields__)
+        options: events.ResponseOptions = read_options(own, events.ResponseOptions, "response")
         settings = self._changed(changes, "response")
         given = None if options.input is None else await self._given(options.input)
         await self._interrupt()
@@ -189,8 +177,9 @@ class Session:
 
     def _changed(self, values: dict[str, Any], where: str) -> Settings:
         settings = self._settings.changed(values, where, self._context.require_model)
-        with named({"speaker": f"{where}.audio.output.voice"}):
-            self._context.gateway.check_speaker(GenerateRequest(speech=True, speaker=settings.voice))
+        if settings.voice != self._settings.voice:
+            with named({"speaker": f"{where}.audio.output.voice"}):
+                self._context.gateway.check_speaker(GenerateRequest(speech=True, speaker=settings.voice))
         return settings
 
     def _shown(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import msgspec
 from prometheus_client import CollectorRegistry
 
 from gateway.http.app import make_app
-from gateway.http.server import BoundedServer
+from gateway.http.server import HttpServer
 from shared.stage import endpoint
 from shared.stage.endpoint import HttpEndpoint, _Connection
 from tests.fuzz.intake import INTERNAL, Intake, context
@@ -92,9 +92,11 @@ async def _serve_stage(pieces: list[bytes]) -> bytes:
 
 
 @cache
-def _server() -> tuple[BoundedServer, Intake]:
+def _server() -> tuple[HttpServer, Intake]:
     api, intake = context()
-    return BoundedServer(make_app(api), api.access.http_places, api.uploads, {}), intake
+    return HttpServer(
+        make_app(api), api.access.http_places, api.uploads, {}, "tcp://127.0.0.1:0", "gateway.http", 0
+    ), intake
 
 
 @cache
