@@ -7,7 +7,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 
 .DEFAULT_GOAL := help
 .PHONY: help env demo up test test-long test-chaos test-apart test-compose test-monitoring test-page prometheus chromium
-.PHONY: ip iptables chaos fuzz bench profile train check format wheels clean sbom audit
+.PHONY: ip iptables zsh fish chaos fuzz bench profile train check format wheels clean sbom audit
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,7 +29,7 @@ up: env ## run the stack in the foreground until Ctrl-C
 
 # The absolute path reaches children of measured processes that work in another folder.
 test: export COVERAGE_FILE := $(CURDIR)/.coverage
-test: env ## run the suite, with coverage, that of a whole stack's processes included
+test: env zsh fish ## run the suite, with coverage, that of a whole stack's processes included
 	@$(BIN)/python -m pytest --cov --cov-report=term
 
 test-long: env ## a whole benchmark, 500 requests in a row, and parity on checkpoints of other sizes
@@ -75,8 +75,10 @@ prometheus: PACKAGES := prometheus
 chromium: PACKAGES := chromium fonts-dejavu-core
 ip: PACKAGES := iproute2
 iptables: PACKAGES := iptables
+zsh: PACKAGES := zsh
+fish: PACKAGES := fish
 # RUNLEVEL keeps Debian from starting a Prometheus of its own.
-prometheus chromium ip iptables:
+prometheus chromium ip iptables zsh fish:
 	@command -v $@ >/dev/null || { \
 		[ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null || { \
 			echo "$@ is missing: run this as root on Debian, or install what Debian calls $(PACKAGES)."; exit 1; }; \

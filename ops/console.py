@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from omnirelay.cli.output import flush_before_output
 from omnirelay.cli.progress import set_aside
+from omnirelay.errors import OmniRelayError
 from shared.log.form import LogFormat, make_formatter, make_record
 from shared.log.writer import Descriptor, LineWriter
 
@@ -38,6 +39,11 @@ class Console:
     def announce(self, line: str) -> None:
         """Write a line of the launcher's own."""
         self._writer.put(self._own(line, logging.INFO))
+
+    def report(self, error: OmniRelayError) -> None:
+        """Write the error that ends the launcher, and wait until it is written."""
+        self._writer.put(self._own(f"{error.code}: {error}", logging.ERROR))
+        self.flush()
 
     def show(self, name: str, line: str) -> None:
         """Write a line of a process."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from omnirelay import SamplingOverrides, build_request
+from omnirelay.cli.__main__ import INTERRUPTED
 from omnirelay.cli.chat.answer import FiguresPrinter, Listener, TextPrinter, WavWriter, stream
 from omnirelay.cli.output import mebibytes, say
 from omnirelay.cli.target import Target
@@ -51,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     say("starting the four processes ...")
     ended = asyncio.run(until_told_to_stop(stack, _demonstrate(stack, target, out)))
     say("stopped" if ended else "interrupted")
-    return 0 if ended else 1
+    return 0 if ended else INTERRUPTED
 
 
 async def _demonstrate(stack: Stack, target: Target, out: Path) -> None:

@@ -19,6 +19,7 @@ from omnirelay.errors import (
     MessageError,
     StageStartError,
 )
+from ops.addresses import require_free
 from ops.child import Child
 from ops.console import announce, console
 from ops.replicas import own_addresses
@@ -83,8 +84,10 @@ class Stack:
             Their status.
 
         Raises:
+            AddressInUseError: Another process listens at one of their addresses.
             StageStartError: One ended; the message says which, and its last lines.
         """
+        require_free(self._config)
         for name in self._modules:
             if name != "gateway" and name not in self._config.served_stages:
                 continue

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Coroutine
 from typing import Any
 
+from omnirelay.errors import OmniRelayError
 from ops import checkpoint
 from ops.console import announce, console
 from ops.launcher import Stack, running
@@ -16,16 +17,25 @@ from shared.config import ENV_PREFIX, Config, load_config
 def run(arguments: argparse.Namespace) -> int:
     """Run the subcommand.
 
+    Returns:
+        0 when it was told to stop; 1 for an error that is a JSON line, as all its lines are.
+
     Raises:
         OmniRelayError: The stack could not start, or one of its processes ended.
     """
     asked = {f"{ENV_PREFIX}TEXT_ONLY": "true"} if arguments.text_only else {}
     config = load_config(arguments.config, os.environ | asked)
     console.form = config.log_format
-    checkpoint.ensure(config)
-    checkpoint.check(config)
-    stack = Stack(config, arguments.config)
-    asyncio.run(until_told_to_stop(stack, _serve(stack, _addresses(config)), config.gateway.drain_s))
+    try:
+        checkpoint.ensure(config)
+        checkpoint.check(config)
+        stack = Stack(config, arguments.config)
+        asyncio.run(until_told_to_stop(stack, _serve(stack, _addresses(config)), config.gateway.drain_s))
+    except OmniRelayError as error:
+        if config.log_format != "json":
+            raise
+        console.report(error)
+        return 1
     announce("stopped")
     console.flush()
     return 0

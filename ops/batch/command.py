@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from omnirelay.cli.__main__ import INTERRUPTED
 from omnirelay.cli.output import note
 from omnirelay.cli.progress import ProgressLine
 from omnirelay.cli.target import Target, target_of
@@ -21,7 +22,6 @@ from ops.target import own_target
 from ops.up import until_told_to_stop
 from shared.config import Config, load_config
 
-INTERRUPTED: Final = 130
 SERVED_ELSEWHERE: Final = 32
 """Requests at once to a gateway whose configuration is not known."""
 

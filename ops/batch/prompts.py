@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,12 @@ class Turn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     role: Literal["system", "user", "assistant"]
     content: str
+
+
+class _Named(msgspec.Struct, frozen=True):
+    """What is read of a line that is not a prompt."""
+
+    id: str | None = None
 
 
 class PromptLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -67,11 +74,13 @@ class Job:
     """A line that may be answered.
 
     Attributes:
-        id: Unique in the input.
+        number: Of the line, from 1.
+        id: Unique among the lines that are prompts.
         digest: Of the line's bytes: a result of another line by the same id is not taken for this one's.
         line: What it says; an error if it cannot be answered.
     """
 
+    number: int
     id: str
     digest: str
     line: PromptLine | InvalidRequestError
@@ -108,7 +117,7 @@ class Job:
 
 
 def read_jobs(path: Path) -> Iterator[Job]:
-    """Give the jobs of a file, in its order; empty lines are none.
+    """Give the jobs of a file, in its order; empty lines and a byte order mark are skipped.
 
     Raises:
         OutputError: The file cannot be read.
@@ -120,26 +129,39 @@ def read_jobs(path: Path) -> Iterator[Job]:
             for number, raw in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), 1):
                 if len(raw) > MAX_LINE_BYTES:
                     raise OutputError(f"{path}, line {number}: longer than {MAX_LINE_BYTES} bytes")
-                if raw.strip():
-                    yield _job(decoder, raw.strip(), number, seen)
+                line = (raw.removeprefix(BOM_UTF8) if number == 1 else raw).strip()
+                if line:
+                    yield _job(decoder, line, number, seen)
     except OSError as error:
         raise OutputError(f"cannot read {path}: {error.strerror}") from error
 
 
 def _job(decoder: "msgspec.json.Decoder[PromptLine]", raw: bytes, number: int, seen: set[str]) -> Job:
     digest = hashlib.sha256(raw).hexdigest()
-    name = f"line-{number}"
     try:
         line = decoder.decode(raw)
-        name = _checked_id(line.id, seen) if line.id is not None else name
+        name = f"line-{number}" if line.id is None else _checked_id(line.id, seen)
         if line.messages is not None and (line.text or line.audio or line.images or line.videos):
             raise InvalidRequestError("messages stand instead of text, audio, images and videos", "messages")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        return Job(name, digest, InvalidRequestError(f"line {number}: {said(error)}"))
+        return Job(
+            number, _readable_id(raw, number), digest, InvalidRequestError(f"line {number}: {said(error)}")
+        )
     except InvalidRequestError as error:
-        return Job(name, digest, InvalidRequestError(f"line {number}: {error}", error.param))
-    seen.add(name)
-    return Job(name, digest, line)
+        invalid = InvalidRequestError(f"line {number}: {error}", error.param)
+    else:
+        seen.add(name)
+        return Job(number, name, digest, line)
+    return Job(number, _readable_id(raw, number), digest, invalid)
+
+
+def _readable_id(raw: bytes, number: int) -> str:
+    """Give the id of a line that is not a prompt, or the line's number if it has none that can be read."""
+    try:
+        name = msgspec.json.decode(raw, type=_Named).id
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        name = None
+    return name if name is not None and _ID.fullmatch(name) else f"line-{number}"
 
 
 def _checked_id(name: str, seen: set[str]) -> str:

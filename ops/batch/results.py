@@ -52,8 +52,16 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """One line of ``failures.jsonl``."""
+    """One line of ``failures.jsonl``.
 
+    Attributes:
+        line: Number of the prompt's line.
+        id: Of the prompt; ``line-N`` if it has none that can be read.
+        code: Of the error.
+        message: What was wrong.
+    """
+
+    line: int
     id: str
     code: str
     message: str
@@ -134,7 +142,7 @@ class ResultFolder:
         Raises:
             OutputError: It cannot be written.
         """
-        self._append(self._failures, Failure(job.id, error.code, str(error)))
+        self._append(self._failures, Failure(job.number, job.id, error.code, str(error)))
 
     def _append(self, file: IO[bytes], line: msgspec.Struct) -> None:
         self._write(file.write, msgspec.json.encode(line) + b"\n")

@@ -90,22 +90,34 @@ def test_each_line_has_an_answer_or_a_reason(
         assert results[name]["speech"] == f"speech/{name}.wav"
         with wave.open(str(out / results[name]["speech"])) as file:
             assert (file.getframerate(), file.getnframes()) == (24_000, 360)
-    failures = {line["id"]: (line["code"], line["message"]) for line in lines(out / "failures.jsonl")}
-    assert {name: code for name, (code, _) in failures.items()} == {
-        "line-5": "invalid_request",
-        "line-6": "invalid_request",
-        "line-7": "invalid_request",
-        "both": "invalid_request",
-        "line-9": "invalid_request",
-        "missing": "media_invalid",
-        "voice": "unknown_speaker",
+    failures = {line["line"]: line for line in lines(out / "failures.jsonl")}
+    assert {number: (line["id"], line["code"]) for number, line in failures.items()} == {
+        5: ("hello", "invalid_request"),
+        6: ("line-6", "invalid_request"),
+        7: ("line-7", "invalid_request"),
+        8: ("both", "invalid_request"),
+        9: ("typo", "invalid_request"),
+        10: ("missing", "media_invalid"),
+        11: ("voice", "unknown_speaker"),
     }
-    assert "another line has the id 'hello'" in failures["line-5"][1]
-    assert "txt" in failures["line-9"][1]
-    assert str(folder / "nothing.wav") in failures["missing"][1]
+    assert "another line has the id 'hello'" in failures[5]["message"]
+    assert "txt" in failures[9]["message"]
+    assert str(folder / "nothing.wav") in failures[10]["message"]
     shown = capsys.readouterr().err
     assert "3 of 10 answered, 7 failed" in shown
     assert str(out / "failures.jsonl") in shown
+
+
+def test_a_file_with_a_byte_order_mark_is_read(configure: Configure, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    text = "".join(f'{{"id": "{name}", "text": "Hi", "speech": false}}\r\n' for name in "ab")
+    prompts.write_bytes(text.encode("utf-8-sig"))
+
+    async def use(b: Bench) -> None:
+        assert await batch(b, prompts, tmp_path / "out") == 0
+
+    serving(configure, use)
+    assert {line["id"] for line in lines(tmp_path / "out" / "results.jsonl")} == {"a", "b"}
 
 
 def test_a_second_run_asks_only_for_what_is_missing(

@@ -15,8 +15,7 @@ from tests.support.terminal import terminal
 @pytest.fixture(params=SHELLS)
 def shell(request: pytest.FixtureRequest) -> str:
     name: str = request.param
-    if shutil.which(name) is None:
-        pytest.skip(f"{name} is not installed")
+    assert shutil.which(name), f"{name} is not installed: run `make {name}`"
     return name
 
 

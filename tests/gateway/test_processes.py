@@ -1,6 +1,7 @@
 """The gateway as a process, and the launcher with processes in the place of the stages."""
 
 import asyncio
+import json
 import os
 import re
 import shutil
@@ -294,14 +295,34 @@ def test_port_in_use_is_told_by_up(place: Path) -> None:
         with start("omnirelay.cli", "up") as process:
             told, _ = process.communicate(timeout=60)
             assert process.returncode == 1
-            assert "the gateway ended with exit status 1" in told
-            assert "address_in_use" in told.rsplit("stage_start_failed", 1)[1]
+        (line,) = told.splitlines()
+        assert line.startswith("omnirelay: address_in_use: tcp://127.0.0.1:")
+        assert f"pid {other.pid}: stop it, or set gateway." in line
         other.terminate()
         other.communicate(timeout=60)
 
 
+@pytest.mark.parametrize("cause", ["address_in_use", "stage_start_failed"])
+def test_every_line_of_up_is_json_where_the_log_is(
+    place: Path, monkeypatch: pytest.MonkeyPatch, cause: str
+) -> None:
+    monkeypatch.setenv("OMNIRELAY_LOG_FORMAT", "json")
+    with ExitStack() as stack:
+        if cause == "address_in_use":
+            taken = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            monkeypatch.setenv("OMNIRELAY_GATEWAY__LISTEN", f"tcp://127.0.0.1:{taken.getsockname()[1]}")
+        else:
+            monkeypatch.setenv("FAKE_TALKER", "fail")
+        process = stack.enter_context(start("omnirelay.cli", "up"))
+        told, _ = process.communicate(timeout=60)
+    assert process.returncode == 1
+    last = [json.loads(line) for line in told.splitlines()][-1]
+    assert (last["process"], last["level"]) == ("launcher", "error")
+    assert last["message"].startswith(f"{cause}: ")
+
+
 def test_a_port_that_another_program_uses_is_told_by_up(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever that program answers, it is our gateway's word that counts."""
+    """Whatever that program answers."""
     with ExitStack() as peers, socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
 
@@ -318,8 +339,9 @@ def test_a_port_that_another_program_uses_is_told_by_up(place: Path, monkeypatch
             assert process.returncode == 1
         other.shutdown(socket.SHUT_RDWR)
         greeter.join()
-    assert "stage_start_failed: the gateway ended" in told
-    assert f"tcp://127.0.0.1:{port} is in use" in told
+    (line,) = told.splitlines()
+    assert line.startswith(f"omnirelay: address_in_use: tcp://127.0.0.1:{port} is in use by ")
+    assert line.endswith("or set gateway.listen to another address")
 
 
 async def ready_pids(stack: Stack, wanted: Callable[[dict[str, int]], bool]) -> dict[str, int]:

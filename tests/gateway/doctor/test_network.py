@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from ops.addresses import addresses
 from ops.doctor import network
 from ops.doctor.finding import Finding
 from shared.config import Config
@@ -36,7 +37,7 @@ def ports(config: Config) -> list[Finding]:
 
 def test_every_address_is_looked_at() -> None:
     config = configured()
-    keys = dict(network.addresses(config))
+    keys = dict(addresses(config))
     assert list(keys) == [
         "gateway.listen",
         "gateway.events",
@@ -174,7 +175,7 @@ def test_an_address_that_is_told_or_found_is_no_place_to_listen() -> None:
     stages = {stage: {"inbox": "tcp://127.0.0.1:*", "http": None} for stage in STAGES}
     stages["talker"]["advertise"] = "tcp://far.example:5563"
     config = Config.model_validate({"stages": stages, "security": {"internal_network": True}})
-    keys = dict(network.addresses(config))
+    keys = dict(addresses(config))
     assert not [key for key in keys if key.startswith("stages.")]
 
 

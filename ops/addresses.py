@@ -1,0 +1,128 @@
+"""The addresses that the stack listens on: which, whether they are free, who uses them."""
+
+import errno
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Final
+
+from pydantic import BaseModel
+
+from omnirelay.errors import AddressInUseError
+from ops.replicas import own_addresses
+from shared.config import Config
+from shared.messages import STAGES
+
+MAX_SOCKET_PATH: Final = 107
+"""The kernel's limit for a Unix socket."""
+ANYWHERE: Final = ("*", "0.0.0.0", "::")  # noqa: S104  Recognized, not used.
+_LISTENS: Final = "0A"
+"""State of a listening socket in ``/proc/net/tcp``."""
+
+
+def require_free(config: Config) -> None:
+    """Check all addresses before a process is started that would fail with one.
+
+    Raises:
+        AddressInUseError: Another process listens at one; the message names it.
+    """
+    for key, address in used(config):
+        error = why_not(address)
+        if error is not None and error.errno == errno.EADDRINUSE:
+            setting = key.partition(" (")[0]
+            raise AddressInUseError(
+                f"{address} is in use{holder(address)}: stop it, or set {setting} to another address"
+            )
+
+
+def addresses(config: Config) -> Iterator[tuple[str, str]]:
+    """Every address to listen on, with its key; without those whose port the system chooses."""
+    yield from _written(config)
+    for stage in STAGES:
+        for number in range(2, config.stage(stage).replicas + 1):
+            for name, address in own_addresses(config, stage, number).items():
+                if address is not None and not address.endswith(":*"):
+                    yield f"stages.{stage}.{name} (replica {number})", address
+
+
+def _written(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, str]]:
+    for name in type(section).model_fields:
+        value = getattr(section, name)
+        if isinstance(value, BaseModel):
+            yield from _written(value, f"{prefix}{name}.")
+        elif name == "advertise" or (isinstance(value, str) and value.endswith(":*")):
+            continue
+        elif isinstance(value, str) and value.startswith(("tcp://", "ipc://")):
+            yield prefix + name, value
+
+
+def used(config: Config) -> list[tuple[str, str]]:
+    """The addresses of the processes that ``omnirelay up`` starts."""
+    absent = tuple(f"stages.{stage}." for stage in STAGES if stage not in config.served_stages)
+    return [(key, address) for key, address in addresses(config) if not key.startswith(absent)]
+
+
+def why_not(address: str) -> OSError | None:
+    """Why no process could listen at an address; none if one could."""
+    try:
+        if address.startswith("ipc://"):
+            _try_path(Path(address.removeprefix("ipc://")))
+        else:
+            _try_port(*split(address))
+    except OSError as error:
+        return error
+    except UnicodeError as error:
+        # Of a name that no name server could know.
+        return socket.gaierror(socket.EAI_NONAME, str(error))
+    return None
+
+
+def _try_port(host: str, port: int) -> None:
+    if port >= 2**16:
+        # Of a further replica, which counts on from the first.
+        raise OSError(errno.EINVAL, "there is no such port")
+    where = None if host in ANYWHERE else host
+    found = socket.getaddrinfo(where, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, kind, _, _, place = found[0]
+    with closing(socket.socket(family, kind)) as probe:
+        # As ZeroMQ and asyncio do: what a former process left behind is no hindrance.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(place)
+        probe.listen()
+
+
+def _try_path(path: Path) -> None:
+    if len(os.fsencode(path)) > MAX_SOCKET_PATH:
+        raise OSError(errno.ENAMETOOLONG, "the path is too long")
+    if not os.access(path.parent, os.W_OK):
+        raise OSError(errno.EACCES, f"{path.parent} is no directory that can be written to")
+    with closing(socket.socket(socket.AF_UNIX)) as probe:
+        if probe.connect_ex(str(path)) == 0:
+            raise OSError(errno.EADDRINUSE, "in use")
+
+
+def holder(address: str) -> str:
+    """Name the process that listens at an address, if this user may see it: `` by NAME, pid N``."""
+    if address.startswith("ipc://"):
+        return ""
+    port = f"{split(address)[1]:04X}"
+    inodes = set()
+    for table in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")):
+        rows = [row.split() for row in table.read_text().splitlines()[1:]] if table.is_file() else []
+        inodes |= {f"socket:[{row[9]}]" for row in rows if row[1].endswith(f":{port}") and row[3] == _LISTENS}
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if any(os.readlink(each) in inodes for each in (process / "fd").iterdir()):
+                return f" by {(process / 'comm').read_text().strip()}, pid {process.name}"
+        except OSError:
+            # Of another user, or gone.
+            continue
+    return ""
+
+
+def split(address: str) -> tuple[str, int]:
+    """Split a TCP address into host and port."""
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    return host.strip("[]"), int(port)
