@@ -2,15 +2,14 @@
 
 from typing import Final
 
-from omnirelay.cli.output import GIB, MIB
+from omnirelay.cli.output import GIB
 from ops.doctor.checkpoint import Model
 from shared.config import Config, EngineConfig
+from shared.engine_defaults import kv_cache_bytes
 from shared.messages import StageName
 
 STAGE_BYTES: Final = 3 * GIB // 4
 """What a stage's process takes beside weights and KV cache, roughly: Python, PyTorch, vLLM."""
-CPU_KV_BYTES: Final = 256 * MIB
-"""A stage's KV cache on a CPU where nothing else is configured."""
 DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -45,7 +44,7 @@ def longest(config: Config, model: Model, stage: StageName) -> int:
 def kv_bytes_on_cpu(config: Config, stage: StageName) -> int:
     """The size of a stage's KV cache on a CPU."""
     engine = engine_of(config, stage)
-    return 0 if engine is None else engine.kv_cache_memory_bytes or CPU_KV_BYTES
+    return 0 if engine is None else kv_cache_bytes(engine, on_cpu=True) or 0
 
 
 def on_cpu(config: Config, model: Model) -> dict[StageName, int]:

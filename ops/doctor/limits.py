@@ -4,17 +4,16 @@ from typing import Final
 
 from omnirelay.cli.output import MIB, mebibytes
 from ops.doctor.checkpoint import Model
-from ops.doctor.demand import CPU_KV_BYTES, engine_of, longest, parallel, position_bytes
+from ops.doctor.demand import engine_of, longest, parallel, position_bytes
 from ops.doctor.finding import Findings, ok, problem, warning
 from shared.config import Config
+from shared.engine_defaults import CPU_BLOCK_SIZE, kv_cache_bytes
 
 CHECK: Final = "limits"
 LATE_BEATS: Final = 2
 """Heartbeats that may come late before a stage counts as gone."""
 TEXT_BYTES: Final = MIB
 """Of a request beside its media: room for a long conversation."""
-BLOCK: Final = 128
-"""Positions of a KV block on a CPU; the length of a request is rounded to it."""
 
 
 def check_limits(config: Config) -> Findings:
@@ -35,21 +34,22 @@ def check_cache(config: Config, model: Model, on_cpu: bool) -> Findings:
     """
     for stage, paged in model.paged.items():
         engine = engine_of(config, stage)
-        size = engine.kv_cache_memory_bytes if engine is not None else None
-        size = CPU_KV_BYTES if size is None and on_cpu else size
+        if engine is None:
+            continue
+        size, block = kv_cache_bytes(engine, on_cpu), engine.block_size or CPU_BLOCK_SIZE
         positions = longest(config, model, stage)
         if positions > paged.positions:
             what = f"stages.{stage}.engine.max_model_len is {positions}, the checkpoint has {paged.positions}"
             yield problem(CHECK, what, "lower it")
         elif size is not None:
             each = position_bytes(config, model, stage) // parallel(config, stage)
-            blocks = size // (each * BLOCK)
-            what = f"the {stage}'s KV cache of {mebibytes(size)} holds {blocks * BLOCK:,} positions"
-            if blocks * BLOCK < positions:
-                enough = -(-positions // BLOCK) * BLOCK * each
+            blocks = size // (each * block)
+            what = f"the {stage}'s KV cache of {mebibytes(size)} holds {blocks * block:,} positions"
+            if blocks * block < positions:
+                enough = -(-positions // block) * block * each
                 advice = (
                     f"set stages.{stage}.engine.kv_cache_memory_bytes to {enough} or more, "
-                    f"or max_model_len to {blocks * BLOCK} or less"
+                    f"or max_model_len to {blocks * block} or less"
                 )
                 yield problem(CHECK, f"{what}, a request may have {positions:,}", advice)
             else:

@@ -12,6 +12,7 @@ from omnirelay.cli.chat.player import PLAYERS, find_player
 from omnirelay.cli.output import GIB, MIB, gibibytes, mebibytes
 from ops.doctor.finding import Findings, ok, problem, warning
 from shared.config import DEFAULT_CHECKPOINT, Config
+from shared.engine_defaults import compute_threads
 from shared.messages import StageName
 
 COMFORT: Final = 0.8
@@ -120,7 +121,8 @@ def check_disk(config: Config, present: bool) -> Findings:
 def check_cpus(config: Config, machine: Machine, on_cpu: bool) -> Findings:
     """Whether the stages' threads share the processors well."""
     threads = {
-        stage: config.stage(stage).replicas * (config.stage(stage).threads or _default_threads(config))
+        stage: config.stage(stage).replicas
+        * compute_threads(config.stage(stage).threads, len(config.served_stages))
         for stage in config.served_stages
     }
     told = f"{machine.cpus:g} CPUs; threads: " + ", ".join(f"{name} {n}" for name, n in threads.items())
@@ -232,14 +234,6 @@ def _groups(controller: str) -> list[Path]:
 def _read(path: Path) -> str:
     """The text of a small file of the kernel; empty without it."""
     return path.read_text(encoding="ascii").strip() if path.is_file() else ""
-
-
-def _default_threads(config: Config) -> int:
-    """As a stage takes them where nothing is configured."""
-    given = os.environ.get("OMP_NUM_THREADS", "")
-    if given.isdecimal() and int(given):
-        return int(given)
-    return max(1, (os.cpu_count() or 1) // len(config.served_stages))
 
 
 def _hub_cache() -> Path:

@@ -6,6 +6,7 @@ import os
 from typing import Final
 
 from shared.config import StageConfig, Token2WavConfig
+from shared.engine_defaults import compute_threads
 from shared.messages import STAGES
 
 _M_MMAP_THRESHOLD: Final = -3
@@ -41,11 +42,8 @@ def prepare_environment(config: StageConfig, stages: int = len(STAGES)) -> None:
     # each length of a chunk, compiles them all anew every time.
     shapes = 512 if isinstance(config, Token2WavConfig) else 64
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(shapes))
-    if config.threads is not None:
-        os.environ["OMP_NUM_THREADS"] = str(config.threads)
-    elif not os.environ.get("OMP_NUM_THREADS"):
-        # Threads of stages that share cores spin against each other, and all become several times slower.
-        os.environ["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // stages))
+    if config.threads is not None or not os.environ.get("OMP_NUM_THREADS"):
+        os.environ["OMP_NUM_THREADS"] = str(compute_threads(config.threads, stages))
     if config.devices is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = config.devices
     from shared.vllm.torchvision_compat import declare_missing_operators  # noqa: PLC0415 - imports torch

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
@@ -10,11 +10,9 @@ from vllm.v1.engine.llm_engine import LLMEngine
 
 from omnirelay.errors import CheckpointError
 from shared.config import EngineConfig
+from shared.engine_defaults import kv_cache_bytes
 from shared.messages import StageName
 from shared.vllm.process_groups import end_groups_of_one
-
-CPU_KV_CACHE_BYTES: Final = 256 * 2**20
-"""KV cache of a stage on a CPU, unless configured: vLLM's own default claims most of the machine."""
 
 
 def worker_base() -> type[Any]:
@@ -45,7 +43,6 @@ def build_engine(
         right after it.
     """
     on_cpu = current_platform.is_cpu()
-    kv_cache_bytes = config.kv_cache_memory_bytes or (CPU_KV_CACHE_BYTES if on_cpu else None)
     arguments: dict[str, Any] = {
         "model": str(model),
         "served_model_name": stage,
@@ -53,7 +50,7 @@ def build_engine(
         "max_model_len": config.max_model_len,
         "max_num_seqs": config.max_num_seqs,
         "max_num_batched_tokens": config.max_num_batched_tokens,
-        "kv_cache_memory_bytes": kv_cache_bytes,
+        "kv_cache_memory_bytes": kv_cache_bytes(config, on_cpu),
         "gpu_memory_utilization": config.gpu_memory_utilization,
         "enforce_eager": config.enforce_eager or on_cpu,
         "tensor_parallel_size": config.tensor_parallel_size,

@@ -94,3 +94,13 @@ def test_what_the_stages_need() -> None:
     assert needed["thinker"] == base + mib + 4 * 9 * 10**9
     assert needed["talker"] == base + 256 * mib + 2 * 10**9
     assert needed["token2wav"] == base + 4 * 4 * 10**8
+
+
+def test_the_blocks_are_those_of_the_configuration() -> None:
+    small = {"kv_cache_memory_bytes": 1000 * 1536, "max_model_len": 900}
+    (default, _), (set_, _) = (
+        cache(TINY, **engine("thinker", **small, **more)) for more in ({}, {"block_size": 16})
+    )
+    assert (default.level, set_.level) == ("problem", "ok")
+    assert "holds 896 positions" in default.what
+    assert "holds 992 positions" in set_.what

@@ -1,0 +1,33 @@
+"""What a stage's engine takes where its configuration leaves it open; without PyTorch, for the doctor too."""
+
+import os
+from typing import Final
+
+from shared.config import EngineConfig
+
+CPU_KV_CACHE_BYTES: Final = 256 * 2**20
+"""KV cache of a stage on a CPU: vLLM's own default claims most of the machine."""
+CPU_BLOCK_SIZE: Final = 128
+"""Positions of a KV block on a CPU, as vLLM chooses it."""
+
+
+def kv_cache_bytes(config: EngineConfig, on_cpu: bool) -> int | None:
+    """Give the size of a stage's KV cache; none where vLLM measures what a GPU has left."""
+    return config.kv_cache_memory_bytes or (CPU_KV_CACHE_BYTES if on_cpu else None)
+
+
+def compute_threads(configured: int | None, stages: int) -> int:
+    """Give the number of threads that a stage computes with.
+
+    Threads of stages that share cores spin against each other, and all become several times slower.
+
+    Args:
+        configured: ``stages.STAGE.threads``.
+        stages: How many stages share the machine.
+    """
+    if configured is not None:
+        return configured
+    inherited = os.environ.get("OMP_NUM_THREADS", "")
+    if inherited.isdecimal() and int(inherited):
+        return int(inherited)
+    return max(1, (os.cpu_count() or 1) // stages)
