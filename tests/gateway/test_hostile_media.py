@@ -356,8 +356,10 @@ def test_pieces_that_are_no_request_end_only_that(configure: Configure, what: st
             reply = await raw.hear()
             assert isinstance(reply, Reply)
             assert (reply.id, reply.event.code) == (1, code)  # type: ignore[union-attr]
-            # What begins in the middle begins nothing.
+            # What begins in the middle begins nothing, and is told so.
             raw.say(Piece(2, 10, b"x", last=True))
+            assert isinstance(refused := await raw.hear(), Reply)
+            assert (refused.id, refused.event.code) == (2, "invalid_request")  # type: ignore[union-attr]
             body = msgspec.msgpack.encode(HI)
             raw.say(Piece(3, 0, body[:5]))
             raw.say(Piece(3, 5, body[5:], last=True))
