@@ -45,7 +45,12 @@ class RawClient:
         return msgspec.msgpack.decode(body, type=ServerMessage)
 
     async def closed(self) -> bool:
-        return await self.reader.read() == b""
+        """The gateway has hung up without another word."""
+        try:
+            return await self.reader.read() == b""
+        except ConnectionResetError:
+            # It had not read all that was sent.
+            return True
 
     async def close(self) -> None:
         self.writer.close()
