@@ -9,12 +9,10 @@ Example::
             if isinstance(event, TextEvent):
                 print(event.text, end="", flush=True)
 
-Audio, images and videos go with the text, ``client.chat("What is this?", images="cat.jpg")``, or as parts
-into the messages of a conversation: :func:`audio`, :func:`image`, :func:`video`.  Errors are classes of
-:mod:`omnirelay.errors`.
+Media go with the text, ``client.chat("What is this?", images="cat.jpg")``, or into the messages of a
+conversation: :func:`audio`, :func:`image`, :func:`video`.  Errors are in :mod:`omnirelay.errors`.
 
-This package imports nothing else of the project: it is all that a client's machine needs.  Its names are
-those of :mod:`omnirelay.names`, loaded when first used: the command line can handle Ctrl-C before that.
+The names are those of :mod:`omnirelay.names`, loaded on first use: the command line handles Ctrl-C before that.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""What a message of a conversation is made of: text, sounds, pictures, videos."""
+"""Content of a conversation's messages: text, audio, images, videos."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -10,15 +10,15 @@ from msgspec import Meta
 from omnirelay.values import MediaKind
 
 MAX_MESSAGES: Final = 2048
-"""Messages of one conversation; with :data:`MAX_PARTS` it bounds what reading a large frame can cost."""
+"""Messages per conversation; with :data:`MAX_PARTS` it limits the cost of decoding a large frame."""
 MAX_PARTS: Final = 1024
-"""Parts of one message."""
+"""Parts per message."""
 
 Role = Literal["system", "user", "assistant"]
 
 
 class TextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="text"):
-    """Text as a part of a message's content."""
+    """Text as a part of a message."""
 
     text: str
 
@@ -31,10 +31,10 @@ class MediaPart(
     omit_defaults=True,
     tag_field="type",
 ):
-    """A sound, picture or video: its file by value, or where it is.  Exactly one of the two is given.
+    """An audio, image or video file, by value or by URL; exactly one of the two is given.
 
     Attributes:
-        data: The bytes of the file, as they are on a disk; decoded, a view of the frame they came in.
+        data: The bytes of the file.  After decoding, a view of the received frame.
         url: A ``data:`` URL, or an ``https:`` one of a host that the gateway may fetch from.
     """
 
@@ -43,22 +43,22 @@ class MediaPart(
 
     @property
     def kind(self) -> MediaKind:
-        """What it is to the model."""
+        """Which kind of media it is."""
         kind: MediaKind = self.__struct_config__.tag  # type: ignore[assignment]  # the three below
         return kind
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are given by value."""
+        """Number of bytes given by value."""
         return 0 if self.data is None else memoryview(self.data).nbytes
 
 
 class AudioPart(MediaPart, frozen=True, tag="audio"):
-    """A sound."""
+    """Audio."""
 
 
 class ImagePart(MediaPart, frozen=True, tag="image"):
-    """A picture."""
+    """An image."""
 
 
 class VideoPart(MediaPart, frozen=True, tag="video"):
@@ -69,27 +69,19 @@ ContentPart = TextPart | AudioPart | ImagePart | VideoPart
 
 
 class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One turn of the conversation.
-
-    Attributes:
-        role: Who speaks.
-        content: Text, or parts in the order in which the model meets them.
-    """
+    """One message of a conversation; its parts are in the order in which the model sees them."""
 
     role: Role
     content: str | Annotated[Sequence[ContentPart], Meta(max_length=MAX_PARTS)]
 
 
 def parts_of(message: ChatMessage) -> Sequence[ContentPart]:
-    """The parts of a message; a text is one part."""
+    """The parts of a message; a plain text is one part."""
     return [TextPart(message.content)] if isinstance(message.content, str) else message.content
 
 
 def media_of(messages: Iterable[ChatMessage]) -> list[tuple[str, MediaPart]]:
-    """Every sound, picture and video of a conversation in order, by the name that people read.
-
-    The name is the kind and the number within the kind, from 1: ``audio 1``, ``image 2``.
-    """
+    """All media of a conversation in order, each with its name in messages: ``audio 1``, ``image 2``."""
     numbers: Counter[str] = Counter()
     named: list[tuple[str, MediaPart]] = []
     for message in messages:

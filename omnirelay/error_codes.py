@@ -1,4 +1,4 @@
-"""Errors that end a request, to events and back: they keep their class on the client's side."""
+"""Errors that end a request, to events and back: the client raises the class that the gateway raised."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -18,13 +18,13 @@ BY_CODE: Final = {kind.code: kind for kind in _family(RequestError)}
 
 
 def to_event(error: OmniRelayError) -> ErrorEvent:
-    """Tell an error to a client."""
+    """Convert an error to the event that reports it."""
     retry_after_ms = error.retry_after_ms if isinstance(error, BusyError) else None
     return ErrorEvent(code=error.code, message=str(error), retry_after_ms=retry_after_ms)
 
 
 def from_event(event: ErrorEvent) -> RequestError:
-    """Give the error that a gateway told; a code unknown here becomes a plain :class:`RequestError`."""
+    """Convert an event to its error; an unknown code becomes a plain :class:`RequestError`."""
     kind = BY_CODE.get(event.code)
     if kind is None:
         return RequestError(f"{event.code}: {event.message}")

@@ -1,15 +1,13 @@
-"""Every error OmniRelay raises on purpose, in one place.
+"""Every error that OmniRelay raises on purpose.
 
-Each class carries a stable, lower-case ``code``: the word that a client, a log line and a metric
-see.  A message says what was wrong, where, and what to do.  Errors that derive from
-:class:`RequestError` end one request and are told to its client; the others end the operation that
-raised them.
+The ``code`` of a class is stable: clients, logs and metrics see it.  A :class:`RequestError` ends one request
+and is reported to its client; the others end the operation that raised them.
 """
 
 from typing import ClassVar, Final
 
 MAX_SAID: Final = 256
-"""Most characters that are repeated of what a library says of data from outside."""
+"""Most characters quoted from a library's error about input."""
 
 
 class OmniRelayError(Exception):
@@ -17,11 +15,11 @@ class OmniRelayError(Exception):
 
     code: ClassVar[str] = "internal"
     private: ClassVar[bool] = False
-    """The message may quote what a client sent: it is for that client, and not for the log."""
+    """The message may quote the client's input, so it is not logged."""
 
     @property
     def for_log(self) -> str:
-        """The code, and the message if it is not private."""
+        """The code, with the message unless it is private."""
         return self.code if self.private else f"{self.code}: {self}"
 
 
@@ -32,25 +30,25 @@ class ConfigError(OmniRelayError):
 
 
 class CheckpointError(OmniRelayError):
-    """A checkpoint lacks a file or a value, or a value in it cannot be used."""
+    """A checkpoint lacks a file or value, or has an invalid one."""
 
     code = "checkpoint_invalid"
 
 
 class CheckpointAccessError(CheckpointError):
-    """This user may not read a checkpoint's files."""
+    """The user may not read a checkpoint's files."""
 
     code = "checkpoint_unreadable"
 
 
 class OutputError(OmniRelayError):
-    """A file that a command was to write cannot be written."""
+    """A command cannot write a file."""
 
     code = "output_unwritable"
 
 
 class StandardOutputError(OutputError):
-    """The standard output of a command cannot be written: nothing more can be told there."""
+    """A command cannot write its standard output, so it can report nothing more there."""
 
     code = "stdout_unwritable"
 
@@ -70,40 +68,37 @@ class MissingPackageError(OmniRelayError):
 
 
 class AddressInUseError(OmniRelayError):
-    """Another process already listens on an address of the configuration."""
+    """Another process already listens on a configured address."""
 
     code = "address_in_use"
 
 
 class StageStartError(OmniRelayError):
-    """A process of the stack ended, or stayed silent, before it was ready."""
+    """A process of the stack ended or hung before it was ready."""
 
     code = "stage_start_failed"
 
 
 class StateTransitionError(OmniRelayError):
-    """A request was asked to move between two states that are not connected."""
+    """A request cannot move between these two states."""
 
     code = "state_transition_invalid"
 
 
 class MessageError(OmniRelayError):
-    """A message from a socket cannot be believed.  It is refused and counted."""
+    """A message from a socket is invalid; it is rejected and counted."""
 
     code = "message_invalid"
 
 
 class VersionError(MessageError):
-    """A message was written in a version of the wire format that this build does not speak."""
+    """The peer uses another version of the wire format."""
 
     code = "version_unsupported"
 
 
 class PayloadError(MessageError):
-    """A tensor in a message lies about itself, or is larger than allowed.
-
-    ``field`` names the part of the message that was refused.
-    """
+    """A tensor of a message is inconsistent or too large; ``field`` names the part of the message."""
 
     code = "payload_invalid"
 
@@ -113,43 +108,40 @@ class PayloadError(MessageError):
 
 
 class SequenceError(MessageError):
-    """A message belongs to no request known here, or is not the next one of its request."""
+    """A message of an unknown request, or out of order."""
 
     code = "sequence_invalid"
 
 
 class RepeatedMessageError(SequenceError):
-    """A message came twice.  The second is refused; the request goes on."""
+    """A message that arrived twice; the second is rejected, and the request goes on."""
 
     code = "message_repeated"
 
 
 class QueueFullError(OmniRelayError):
-    """The peer does not keep up and the byte bound of the outgoing queue is reached."""
+    """The outgoing queue has reached its byte limit because the peer does not keep up."""
 
     code = "queue_full"
 
 
 class EngineFailedError(OmniRelayError):
-    """A stage's engine raised in a step; the stage reports every request that it had in work, and ends."""
+    """A stage's engine raised in a step; the stage fails its requests and ends."""
 
     code = "engine_failed"
     exit_status: ClassVar[int] = 70
-    """Of the process; EX_SOFTWARE of sysexits.h."""
+    """EX_SOFTWARE of sysexits.h."""
 
 
 class RequestError(OmniRelayError):
-    """Ends one request; its code and message reach the client."""
+    """Ends one request, and is reported to its client."""
 
     code = "request_failed"
     private = True
 
 
 class InvalidRequestError(RequestError):
-    """The request itself is wrong: a missing, unknown or out-of-range value.
-
-    ``param`` names the part of the request, where that is known; for some classes it is always the same one.
-    """
+    """A missing, unknown or out-of-range value in the request; ``param`` names it where it is known."""
 
     code = "invalid_request"
     place: ClassVar[str | None] = None
@@ -160,95 +152,95 @@ class InvalidRequestError(RequestError):
 
 
 class UnsupportedError(InvalidRequestError):
-    """The request asks for something that this server does not do."""
+    """The request needs something that this server does not do."""
 
     code = "unsupported"
 
 
 class UnsupportedFormatError(UnsupportedError):
-    """The answer's audio cannot be written in the format that was asked for."""
+    """The server cannot encode audio in the requested format."""
 
     code = "unsupported_format"
 
 
 class UnknownModelError(InvalidRequestError):
-    """The request names a model that is not served here."""
+    """The request names a model that is not served."""
 
     code = "model_not_found"
 
 
 class EmptyPromptError(InvalidRequestError):
-    """The prompt holds no text."""
+    """The prompt has no text."""
 
     code = "prompt_empty"
     place = "messages"
 
 
 class PromptTooLongError(InvalidRequestError):
-    """The prompt has more tokens than the thinker or the talker can take."""
+    """The prompt has more tokens than the thinker or the talker takes."""
 
     code = "prompt_too_long"
     place = "messages"
 
 
 class MediaError(InvalidRequestError):
-    """A sound, picture or video of the request cannot be used; the message names the item and the reason."""
+    """An audio, image or video item cannot be used; the message names the item and the reason."""
 
     code = "media_invalid"
     place = "messages"
 
 
 class MediaTooLargeError(MediaError):
-    """A sound, picture or video is larger or longer than allowed, or there are too many."""
+    """A media item exceeds a limit, or there are too many."""
 
     code = "media_too_large"
 
 
 class MediaUnreachableError(MediaError):
-    """The address of a sound, picture or video may not be, or cannot be, fetched."""
+    """The URL of a media item is not allowed or cannot be fetched."""
 
     code = "media_unreachable"
 
 
 class UnknownSpeakerError(InvalidRequestError):
-    """The checkpoint has no voice of that name."""
+    """The checkpoint has no such voice."""
 
     code = "unknown_speaker"
     place = "speaker"
 
 
 class RequestTooLargeError(RequestError):
-    """The body of an HTTP request has more bytes than are read."""
+    """The body of an HTTP request is too large."""
 
     code = "request_too_large"
 
 
 class SlowUploadError(RequestError):
-    """The body of an HTTP request comes too slowly."""
+    """The body of an HTTP request arrives too slowly."""
 
     code = "upload_too_slow"
 
 
 class UnknownRequestError(RequestError):
-    """No request of that name is known, or it ended too long ago."""
+    """No request of that id, or it ended too long ago."""
 
     code = "request_not_found"
 
 
 class UnauthenticatedError(RequestError):
-    """The gateway asks for an API key, and the request brings none that it knows."""
+    """Missing or invalid API key."""
 
     code = "unauthenticated"
 
 
 class OriginError(RequestError):
-    """A browser sends the request for a page of another origin."""
+    """A browser sent the request for a page of another origin."""
 
     code = "origin_refused"
 
 
 class BusyError(RequestError):
-    """The gateway holds as many requests as it may; try again later."""
+    """The gateway is at its limit; retry later."""
 
     code = "busy"
     private = False
@@ -259,13 +251,13 @@ class BusyError(RequestError):
 
 
 class StoppingError(BusyError):
-    """The gateway was told to stop, and only ends what it has; ask another one, or its successor."""
+    """The gateway is shutting down; retry at another gateway."""
 
     code = "stopping"
 
 
 class CancelledRequestError(RequestError):
-    """The client cancelled the request, or went away."""
+    """The client cancelled the request or disconnected."""
 
     code = "cancelled"
     private = False
@@ -279,21 +271,21 @@ class DeadlineError(RequestError):
 
 
 class StageUnavailableError(RequestError):
-    """A stage that the request needs is not there."""
+    """A stage that the request needs is not available."""
 
     code = "stage_unavailable"
     private = False
 
 
 class StageFailedError(RequestError):
-    """A stage failed while it worked on the request."""
+    """A stage failed while processing the request."""
 
     code = "stage_failed"
     private = False
 
 
 class PoisonRequestError(RequestError):
-    """A stage's engine ended while it worked on the request, and again while it worked on it alone."""
+    """A stage's engine crashed on the request, and again when it processed the request alone."""
 
     code = "poison_request"
     private = False
@@ -307,14 +299,11 @@ class SlowClientError(RequestError):
 
 
 class GatewayUnreachableError(OmniRelayError):
-    """The client cannot reach the gateway, or lost the connection to it."""
+    """The client cannot reach the gateway, or lost the connection."""
 
     code = "gateway_unreachable"
 
 
 def said(error: Exception) -> str:
-    """What a library says of data from outside, as a part of a message of ours.
-
-    It may quote the data at any length, line breaks included; a log has one line for each record.
-    """
+    """A library's error as part of a message of ours: shortened and in one line, since it may quote input."""
     return str(error)[:MAX_SAID].encode("unicode_escape").decode("ascii")

@@ -1,4 +1,4 @@
-"""What the gateway tells a client about a request, in the order it happens."""
+"""Events of a request, in the order in which the gateway sends them."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
 
 
 class AcceptedEvent(msgspec.Struct, frozen=True, kw_only=True, tag="accepted"):
-    """The request is valid and has a place; always the first event.
+    """The request is valid and queued; always the first event.
 
     Attributes:
-        request_id: The gateway's name of the request, as in its logs.
+        request_id: The gateway's id of the request, as in its logs.
     """
 
     request_id: str
 
 
 class TextEvent(msgspec.Struct, frozen=True, kw_only=True, tag="text"):
-    """The next piece of the answer's text.
+    """The next piece of the text.
 
     Attributes:
         token_ids: The tokens, the end token included.
-        text: What they add to the text; empty while a character is not complete.
+        text: What they add to the text; empty while a character is incomplete.
     """
 
     token_ids: list[int]
@@ -38,7 +38,7 @@ class TextEvent(msgspec.Struct, frozen=True, kw_only=True, tag="text"):
 
 
 class AudioEvent(msgspec.Struct, frozen=True, tag="audio"):
-    """The next piece of the answer's waveform.
+    """The next piece of the speech.
 
     Attributes:
         seq: 0, 1, 2, …
@@ -63,20 +63,19 @@ class DoneEvent(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
     """The answer is complete; the last event.
 
     Attributes:
-        request_id: The gateway's name of the request.
+        request_id: The gateway's id of the request.
         text: The whole text.
-        prompt_token_ids: The prompt; each sound, picture and video is one placeholder in it.
-        prompt_tokens: Its length as the thinker saw it, every placeholder replaced; 0 from a gateway that
-            does not tell.
-        cached_prompt_tokens: How many of them the thinker had computed before.
+        prompt_token_ids: The prompt, with one placeholder per media item.
+        prompt_tokens: Its length with placeholders expanded; 0 from a gateway that does not report it.
+        cached_prompt_tokens: How many of them came from the prefix cache.
         text_token_ids: All text tokens, the end token included.
-        codec_token_ids: All codec tokens; 50 make a second.
-        audio_seconds: Length of the waveform.
+        codec_token_ids: All codec tokens, 50 per second of speech.
+        audio_seconds: Length of the speech.
         finish_reason: Why the text ended.
-        codec_finish_reason: Why the speech ended; none without speech.
-        seed: What makes the request repeatable.
-        speaker: The voice; none without speech.
-        state_seconds: Seconds from *received* until each state was entered, on the gateway's clock.
+        codec_finish_reason: Why the speech ended; None without speech.
+        seed: The seed that reproduces the answer.
+        speaker: The voice; None without speech.
+        state_seconds: Seconds from *received* to each state, on the gateway's clock.
     """
 
     request_id: str
@@ -95,12 +94,12 @@ class DoneEvent(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
 
 
 class ErrorEvent(msgspec.Struct, frozen=True, kw_only=True, tag="error"):
-    """The request has ended without an answer; the last event.
+    """The request failed; the last event.
 
     Attributes:
         code: The ``code`` of a class in :mod:`omnirelay.errors`.
-        message: What was wrong, in words.
-        retry_after_ms: When to try again, if that helps.
+        message: What was wrong.
+        retry_after_ms: When to retry, if that helps.
     """
 
     code: str

@@ -1,8 +1,7 @@
-"""What clients and the gateway say to each other over TCP.
+"""The TCP protocol between clients and the gateway; docs/protocol.md describes it.
 
-A frame is four bytes of length, big-endian, and that many bytes of msgpack.  The client begins with
-:class:`Hello`, the gateway answers :class:`Welcome`; then any number of requests share the connection,
-each tagged by an id that the client chooses.
+A frame is its length in four bytes, big-endian, and a msgpack message.  After :class:`Hello` and
+:class:`Welcome`, requests share the connection, each with an id chosen by the client.
 """
 
 import asyncio
@@ -20,21 +19,18 @@ from omnirelay.status import StatusReport
 PROTOCOL_VERSION: Final = 1
 LENGTH_BYTES: Final = 4
 PIECE_BYTES: Final = 2**18
-"""Of a large frame, how much is read or written at once, so that everybody gets a turn."""
+"""How much of a large frame is read or written at once."""
 MAX_PIECE_BYTES: Final = 2**17
-"""Of a request that is sent in pieces, how much may be in one message."""
+"""Most bytes of a request in one :class:`Piece`."""
 MAX_PROMPT_IDS: Final = 2**20
-"""As many as the thinker could ever be given."""
+"""More than any thinker takes."""
 
 ClientId = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-"""A client's name of a request, unique among its own requests on the connection."""
+"""A client's id of a request, unique on its connection."""
 
 
 class SamplingOverrides(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Changes to how tokens are drawn; none keeps the default of the released model.
-
-    The fields are those of :class:`shared.messages.Sampling`.
-    """
+    """Sampling parameters that differ from those of the released model; None keeps the default."""
 
     max_tokens: int | None = None
     min_tokens: int | None = None
@@ -51,24 +47,13 @@ DEFAULT_SAMPLING: Final = SamplingOverrides()
 class GenerateRequest(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True
 ):
-    """One request, whatever the way it came in.
+    """One request, whichever API it came by; ``omnirelay.build_request`` describes the fields.
 
-    Defaults are not sent, so that a gateway that does not know a field yet takes requests that do without it.
+    Defaults are not sent, so that gateways that do not know a field accept requests that do not use it.
 
     Attributes:
-        messages: The conversation; the checkpoint's chat template makes the prompt of it.
+        messages: The conversation; the checkpoint's chat template makes the prompt from it.
         prompt_token_ids: The prompt itself, instead of ``messages``.
-        speech: Answer with speech too.
-        speaker: Name of the voice; none takes the checkpoint's default.
-        streaming: Send audio while it is made; else in one piece at the end.
-        text_sampling: How text is drawn; the default is greedy.
-        codec_sampling: How speech is drawn; the default is that of the released model.
-        seed: Makes the request repeatable; none draws one.
-        priority: Smaller is served first.
-        deadline_s: The request expires when it has not ended by then; at most the gateway's own limit.
-        use_audio_in_video: The sound of the videos is heard too.
-        traceparent: The client's own span in the form of W3C's header of that name; the request's trace goes
-            on from there.  What has not that form is passed over.
     """
 
     messages: Annotated[list[ChatMessage], Meta(max_length=MAX_MESSAGES)] = []
@@ -86,12 +71,12 @@ class GenerateRequest(
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello", omit_defaults=True):
-    """First message of a client; fields that a later version adds are ignored.
+    """First message of a client; unknown fields are ignored.
 
     Attributes:
-        version: The :data:`PROTOCOL_VERSION` it speaks.
+        version: The client's :data:`PROTOCOL_VERSION`.
         client: Name of its software, for the gateway's log.
-        key: Its API key.  Without one, a gateway that asks for keys tells its status and nothing else.
+        key: Its API key; without one, a gateway that requires keys answers status queries only.
     """
 
     version: int
@@ -99,16 +84,16 @@ class Hello(msgspec.Struct, frozen=True, tag="hello", omit_defaults=True):
     key: Annotated[str, Meta(max_length=256)] | None = None
 
     def __repr__(self) -> str:
-        """Show it without the key."""
+        """Omit the key."""
         return f"Hello(version={self.version}, client={self.client!r})"
 
 
 class Submit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="submit"):
-    """Answer this.
+    """Start a request.
 
     Attributes:
-        id: The client's name of the request.
-        request: A :class:`GenerateRequest`, read separately so that a wrong one ends only itself.
+        id: The client's id of the request.
+        request: A :class:`GenerateRequest`, decoded separately so that an invalid one fails alone.
     """
 
     id: ClientId
@@ -116,12 +101,12 @@ class Submit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="submi
 
 
 class Piece(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="piece", omit_defaults=True):
-    """A part of a long request, so that other messages need not wait for all of it.
+    """A part of a long request, so that other messages can be sent in between.
 
     Attributes:
-        id: The client's name of the request.
-        offset: Where it begins; 0 begins a request, and each other piece begins where the last one ended.
-        data: Of what would be the ``request`` of :class:`Submit`.
+        id: The client's id of the request.
+        offset: Position of the first byte; 0 starts a request, pieces follow each other without gaps.
+        data: A part of what would be the ``request`` of :class:`Submit`.
         last: The request is complete.
     """
 
@@ -132,28 +117,26 @@ class Piece(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="piece"
 
 
 class Cancel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="cancel"):
-    """Stop answering this; nothing happens if it has ended."""
+    """Cancel a request; ignored if it has ended."""
 
     id: ClientId
 
 
 class StatusQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="status"):
-    """Tell how the stack is."""
+    """Ask for a status report."""
 
     id: ClientId
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
-    """The gateway's answer to :class:`Hello`: what a client can check before it sends.
-
-    A gateway that takes no media does not tell the limits.
+    """The gateway's answer to :class:`Hello`, with the limits that a client can check before it sends.
 
     Attributes:
-        version: The :data:`PROTOCOL_VERSION` it speaks.
-        max_frame_bytes: Longest frame that it reads.
-        max_item_bytes: Largest file of a sound, picture or video.
+        version: The gateway's :data:`PROTOCOL_VERSION`.
+        max_frame_bytes: Longest frame.
+        max_item_bytes: Largest media file; None from a gateway that takes no media.
         max_media_bytes: All files of a request together.
-        max_piece_bytes: Longest ``data`` of a :class:`Piece`; none from gateways that know no pieces.
+        max_piece_bytes: Longest ``data`` of a :class:`Piece`; None from gateways without pieces.
     """
 
     version: int
@@ -178,7 +161,7 @@ class StatusReply(msgspec.Struct, frozen=True, tag="status_reply"):
 
 
 class Refusal(msgspec.Struct, frozen=True, tag="refused"):
-    """A message of the client could not be understood.
+    """A message of the client was rejected.
 
     Attributes:
         code: The ``code`` of a class in :mod:`omnirelay.errors`.
@@ -194,16 +177,16 @@ ServerMessage = Welcome | Reply | StatusReply | Refusal
 
 
 def pack(message: ClientMessage | ServerMessage) -> bytes:
-    """Give the frame of a message."""
+    """Encode a message as a frame."""
     body = msgspec.msgpack.encode(message)
     return len(body).to_bytes(LENGTH_BYTES, "big") + body
 
 
 async def read_length(reader: asyncio.StreamReader, max_bytes: int) -> int:
-    """Read how long the body of the next frame is.
+    """Read the length of the next frame's body.
 
     Raises:
-        MessageError: Longer than allowed; nothing was allocated for it.
+        MessageError: It exceeds ``max_bytes``; nothing was allocated.
         asyncio.IncompleteReadError: The connection was closed.
     """
     length = int.from_bytes(await reader.readexactly(LENGTH_BYTES), "big")
@@ -213,7 +196,7 @@ async def read_length(reader: asyncio.StreamReader, max_bytes: int) -> int:
 
 
 async def read_pieces(reader: asyncio.StreamReader, length: int) -> AsyncIterator[bytes]:
-    """Read the body of a frame, piece by piece as it arrives.
+    """Read the body of a frame in pieces, as it arrives.
 
     Raises:
         asyncio.IncompleteReadError: The connection was closed.
@@ -230,7 +213,7 @@ async def read_frame(reader: asyncio.StreamReader, max_bytes: int) -> bytearray:
     """Read the body of the next frame.
 
     Raises:
-        MessageError: It is announced to be longer than allowed; nothing was allocated for it.
+        MessageError: It is longer than allowed; nothing was allocated.
         asyncio.IncompleteReadError: The connection was closed.
     """
     body = bytearray()
@@ -243,7 +226,7 @@ def parse_tcp(address: str) -> tuple[str, int]:
     """Split ``tcp://HOST:PORT``.
 
     Raises:
-        ConfigError: It is nothing of the kind.
+        ConfigError: It is something else.
     """
     host, port, tls = parse_address(address)
     if tls:
@@ -252,10 +235,7 @@ def parse_tcp(address: str) -> tuple[str, int]:
 
 
 def parse_address(address: str) -> tuple[str, int, bool]:
-    """Split ``tcp://HOST:PORT`` or ``tls://HOST:PORT``.
-
-    Returns:
-        Host, port, and whether TLS is spoken there.
+    """Split ``tcp://HOST:PORT`` or ``tls://HOST:PORT`` into host, port and whether it is TLS.
 
     Raises:
         ConfigError: It is neither.

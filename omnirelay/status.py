@@ -1,4 +1,4 @@
-"""What the gateway tells about itself and the stages."""
+"""The gateway's report about itself and the stages."""
 
 from typing import Annotated, Literal
 
@@ -11,10 +11,10 @@ StageState = Literal["starting", "ready", "draining", "down"]
 
 
 class StageLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a stage's checkpoint and engine allow; fixed while the process lives.
+    """Limits of a stage's checkpoint and engine; constant while the process runs.
 
     Attributes:
-        max_positions: Most positions (prompt + generated) of one request; 0 where it has no meaning.
+        max_positions: Most positions (prompt and generated) of one request; 0 if not applicable.
         speakers: Names of the voices; empty from a stage that does not know them.
     """
 
@@ -23,14 +23,14 @@ class StageLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 class StageLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a stage holds at one moment.
+    """Load of a stage at one moment.
 
     Attributes:
         running: Requests in the engine's batch.
         waiting: Requests that wait for memory, rows or tokens.
-        held_bytes: Bytes of rows or codes held for them.
-        outbox_bytes: Bytes encoded and not yet taken by the next stage.
-        refused: Messages refused since the start.
+        held_bytes: Bytes of rows or codec tokens held for them.
+        outbox_bytes: Encoded bytes that the next stage has not taken.
+        refused: Messages rejected since the start.
         steps: Engine steps since the start.
     """
 
@@ -43,19 +43,19 @@ class StageLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 class StageStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One replica of a stage, as the gateway sees it; or a stage without any.
+    """One replica of a stage as the gateway sees it, or a stage without replicas.
 
     Attributes:
-        name: Which stage.
-        state: ``starting`` before it takes requests, ``draining`` when it was told to stop, ``down`` when it
-            fell silent.
-        replica: The name that it has drawn; none of a stage without any.
-        inbox: The address by which others reach it.
-        heartbeat_age_s: Seconds since its last heartbeat; none before the first.
+        name: The stage.
+        state: ``starting`` until it takes requests, ``draining`` after a stop signal, ``down`` after its
+            heartbeats stopped.
+        replica: Its random name; None for a stage without replicas.
+        inbox: The address at which others reach it.
+        heartbeat_age_s: Seconds since its last heartbeat; None before the first.
         pid: Its process id, from the last heartbeat.
-        peak_memory_bytes: Its largest resident set so far.
-        load: What it held at the last heartbeat.
-        limits: What it allows.
+        peak_memory_bytes: Its peak resident memory.
+        load: Its load at the last heartbeat.
+        limits: Its limits.
     """
 
     name: StageName
@@ -70,14 +70,14 @@ class StageStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GatewayStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The gateway's own process.
+    """The gateway's process.
 
     Attributes:
         pid: Its process id.
-        uptime_s: Seconds since it started.
-        peak_memory_bytes: Its largest resident set so far.
-        model: Directory of the checkpoint it takes the tokenizer from.
-        text_only: Answers are not spoken; the thinker serves alone.
+        uptime_s: Seconds since its start.
+        peak_memory_bytes: Its peak resident memory.
+        model: Directory of the checkpoint whose tokenizer it uses.
+        text_only: Only the thinker runs; there is no speech.
     """
 
     pid: int
@@ -91,12 +91,12 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to a status query.
 
     Attributes:
-        gateway: The gateway's own process.
-        stages: The replicas of the stages that there are to be, in the order data flows.
-        requests: Requests by state: living ones now, ended ones since the start.
-        refused: Messages refused since the start, by error code.
-        dropped_events: Events of stages for requests that had ended; normal after a cancel.
-        resumes: How often a request was begun anew after a stage was lost or failed.
+        gateway: The gateway's process.
+        stages: The replicas of all expected stages, in the order data flows.
+        requests: Requests by state: active ones now, ended ones since the start.
+        refused: Messages rejected since the start, by error code.
+        dropped_events: Late events of ended requests; normal after a cancel.
+        resumes: How often a request was resumed after a stage was lost or failed.
     """
 
     gateway: GatewayStatus
@@ -108,6 +108,6 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ready(self) -> bool:
-        """A replica of each stage is ready."""
+        """Every stage has a ready replica."""
         ready = {stage.name for stage in self.stages if stage.state == "ready"}
         return bool(ready) and ready == {stage.name for stage in self.stages}

@@ -1,11 +1,11 @@
-"""What the fields of messages are made of: names, ids, counts and their bounds."""
+"""Types and bounds of message fields."""
 
 from typing import Annotated, Final, Literal
 
 from msgspec import Meta
 
 API_KEY_VARIABLE: Final = "OMNIRELAY_API_KEY"
-"""The environment variable from which a client's commands take the API key."""
+"""The environment variable that holds the API key of a client's commands."""
 SAMPLE_RATE: Final = 24_000
 """Samples per second of every waveform, fixed by the model's vocoder."""
 SAMPLE_BYTES: Final = 4
@@ -24,12 +24,12 @@ PositiveCount = Annotated[int, Meta(ge=1, lt=2**31)]
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Priority = Annotated[int, Meta(ge=-1000, le=1000)]
 Temperature = Annotated[float, Meta(ge=0, le=2)]
-"""As far as vLLM takes it, and OpenAI's API."""
+"""The range of vLLM and of OpenAI's API."""
 MAX_TOP_K: Final = 2**20
 TopK = Annotated[int, Meta(ge=0, le=MAX_TOP_K)]
 TopP = Annotated[float, Meta(gt=0, le=1)]
 RepetitionPenalty = Annotated[float, Meta(ge=0.1, le=10)]
-"""Logits are divided and multiplied by it in float32: by numbers much smaller they would become infinite."""
+"""Logits are divided and multiplied by it in float32: much smaller numbers would make them infinite."""
 Name = Annotated[str, Meta(min_length=1, max_length=128)]
 Text = Annotated[str, Meta(max_length=4096)]
 AddressText = Annotated[str, Meta(min_length=1, max_length=1024)]
@@ -41,4 +41,4 @@ TraceParent = Annotated[
         pattern=r"^00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}\Z",
     ),
 ]
-"""A span, in the form of W3C's header ``traceparent``: version, trace, span, flags."""
+"""W3C's ``traceparent`` header: version, trace, span, flags."""

@@ -1,4 +1,4 @@
-"""What two or more processes of a server need: configuration, messages, transport, a stage's process.
+"""What several server processes share: configuration, messages, transport, the process of a stage.
 
 Imports nothing of ours but :mod:`omnirelay`.  Only ``vllm`` loads PyTorch and vLLM.
 """

@@ -1,4 +1,4 @@
-"""Where the checkpoint is: a directory, or a copy of one from the Hugging Face hub."""
+"""Locates the checkpoint: a directory, or a download from the Hugging Face hub."""
 
 import json
 import logging
@@ -13,24 +13,24 @@ from omnirelay.errors import CheckpointAccessError, CheckpointError
 from shared.config import DEFAULT_CHECKPOINT, Config
 
 TOKENIZER_FILES: Final = ("*.json", "*.jinja")
-"""Patterns of the files that a process without a model needs."""
+"""Files that a process without a model needs."""
 MODEL_FILES: Final = ("config.json", "preprocessor_config.json", "spk_dict.pt")
-"""What the stages read beside the weights and the tokenizer."""
+"""Files that the stages read besides weights and tokenizer."""
 WEIGHT_INDEX: Final = "model.safetensors.index.json"
 log = logging.getLogger(__name__)
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def resolve_model(config: Config, patterns: Sequence[str] | None = None) -> Path:
-    """Give the directory of the configured checkpoint.
+    """The directory of the configured checkpoint, downloaded if necessary.
 
     Args:
-        config: Its ``model`` is a directory, a hub id (``Qwen/Qwen2.5-Omni-7B``), or none for the small
-            checkpoint in :data:`shared.config.DEFAULT_CHECKPOINT`, relative to the working directory.
-        patterns: Which files to fetch from the hub; none fetches all.
+        config: Its ``model`` is a directory, a hub id (``Qwen/Qwen2.5-Omni-7B``), or None for
+            :data:`shared.config.DEFAULT_CHECKPOINT`.
+        patterns: Which files to download; None is all.
 
     Raises:
-        CheckpointError: There is no such directory, it lacks ``config.json``, or the hub does not give it.
+        CheckpointError: The directory or its ``config.json`` is missing, or the download failed.
     """
     if config.model is None:
         return _checked(DEFAULT_CHECKPOINT, "run `omnirelay checkpoint` to make it, or set OMNI_MODEL")
@@ -43,13 +43,7 @@ def resolve_model(config: Config, patterns: Sequence[str] | None = None) -> Path
 
 
 def find_model(config: Config) -> Path | None:
-    """Give the directory of the configured checkpoint as far as it is on this machine; nothing is fetched.
-
-    Args:
-        config: As for :func:`resolve_model`.
-
-    Returns:
-        A directory, perhaps without some of its files; none if there is none.
+    """The directory of the configured checkpoint if it is on this machine, perhaps without some files.
 
     Raises:
         CheckpointAccessError: This user may not see whether there is one.
@@ -70,7 +64,7 @@ def find_model(config: Config) -> Path | None:
 
 
 def served_name(config: Config) -> str:
-    """Give what clients call the configured checkpoint: its hub id, or the name of its directory."""
+    """The configured checkpoint's name for clients: its hub id, or the name of its directory."""
     if config.model is None:
         return DEFAULT_CHECKPOINT.name
     directory = Path(config.model).expanduser()
@@ -78,12 +72,12 @@ def served_name(config: Config) -> str:
 
 
 def is_hub_id(model: str) -> bool:
-    """It has the form of a checkpoint's id on the Hugging Face hub."""
+    """Whether it has the form of a hub id."""
     return _HUB_ID.fullmatch(model) is not None
 
 
 def require_readable(directory: Path, patterns: Sequence[str]) -> None:
-    """Check that this user may read a checkpoint's files, as far as they are there.
+    """Check that this user may read those of a checkpoint's files that exist.
 
     Raises:
         CheckpointAccessError: Naming every file that the user may not read.
@@ -94,7 +88,7 @@ def require_readable(directory: Path, patterns: Sequence[str]) -> None:
             try:
                 path.open("rb").close()
             except FileNotFoundError:
-                # A link to a file that is yet to be fetched.
+                # A link to a file that is not downloaded yet.
                 continue
             except PermissionError:
                 closed.append(path.name)
@@ -107,12 +101,12 @@ def require_readable(directory: Path, patterns: Sequence[str]) -> None:
 
 def _closed(place: Path, what: str) -> CheckpointAccessError:
     return CheckpointAccessError(
-        f"user {os.geteuid()} may not read {what} in {place}: `chmod -R a+rX {place}` lets everybody"
+        f"user {os.geteuid()} may not read {what} in {place}: run `chmod -R a+rX {place}`"
     )
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The files that hold a checkpoint's weights, whether they are there or not.
+    """The files of a checkpoint's weights, whether they exist or not.
 
     Raises:
         CheckpointError: The index that names them cannot be read.
@@ -124,7 +118,7 @@ def weight_files(directory: Path) -> list[Path]:
 
 
 def weight_map(index: Path) -> dict[str, str]:
-    """The file of each tensor, as an index of weights has it.
+    """The file of each tensor, from an index of weights.
 
     Raises:
         CheckpointError: It cannot be read, or names a file elsewhere.
@@ -150,7 +144,7 @@ def _checked(directory: Path, advice: str) -> Path:
 
 @contextmanager
 def _reachable(directory: Path) -> Iterator[None]:
-    """A place where a directory may lie, which this user may not look at."""
+    """Report a directory that this user may not look at."""
     try:
         yield
     except PermissionError as error:
@@ -158,12 +152,12 @@ def _reachable(directory: Path) -> Iterator[None]:
 
 
 def _download(hub_id: str, patterns: Sequence[str] | None) -> Path:
-    # Imported here because it takes longer than all other imports of the gateway together.
+    # Imported here because it takes longer than the gateway's other imports together.
     from huggingface_hub import snapshot_download  # noqa: PLC0415
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError  # noqa: PLC0415
 
     try:
         path = snapshot_download(hub_id, allow_patterns=list(patterns) if patterns else None)
     except (HfHubHTTPError, HFValidationError, OSError) as error:
-        raise CheckpointError(f"cannot get {hub_id} from the Hugging Face hub: {error}") from error
+        raise CheckpointError(f"cannot download {hub_id} from the Hugging Face hub: {error}") from error
     return _checked(Path(path), "the hub's repository is not a checkpoint")

@@ -1,16 +1,10 @@
-"""What the libraries of the stages see of a machine; told by a process that has them loaded."""
+"""What PyTorch and vLLM report of a machine, from a process that has loaded them."""
 
 import msgspec
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU.
-
-    Attributes:
-        name: For people.
-        free_bytes: Of its memory, when it was asked.
-        total_bytes: Its memory.
-    """
+    """One GPU."""
 
     name: str
     free_bytes: int
@@ -18,14 +12,11 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What could be loaded.
+    """Versions of the libraries, and the GPUs.
 
     Attributes:
-        torch: Version of PyTorch.
-        cuda: Version of CUDA that PyTorch was built for; none for a CPU build.
-        vllm: Version of vLLM.
-        platform: Where vLLM would compute: ``cpu`` or ``cuda``.
-        gpus: All of the machine.
+        cuda: CUDA version that PyTorch was built for; None for a CPU build.
+        platform: Where vLLM computes: ``cpu`` or ``cuda``.
     """
 
     torch: str

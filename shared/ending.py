@@ -1,7 +1,7 @@
-"""How a process of the stack ends: it closes what is its own, in order, and leaves.
+"""How a process of the stack ends: it closes its own resources in order, then exits at once.
 
-Neither is left to the interpreter.  Its own end destroys objects in an order that nobody chose, while threads
-are stopped wherever they are, and waits for threads and locks of libraries for as long as these like.
+The interpreter's own shutdown is skipped: it destroys objects in arbitrary order while threads are stopped
+anywhere, and waits for threads and locks of libraries without limit.
 """
 
 import faulthandler
@@ -20,47 +20,39 @@ if TYPE_CHECKING:
 
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 END_S: Final = 8.0
-"""How long a process may take to close what it has; then it is ended with status 1."""
+"""How long a process may take to close its resources; then it exits with status 1."""
 TOGETHER_S: Final = 0.5
-"""Signals within so long of the first are the same stop: an init tells all processes, a launcher its own."""
+"""Signals within this time count as one: an init signals all processes, and a launcher its own."""
 CHILDREN_S: Final = 2.0
-"""How long workers of a library may take to end when they are told to."""
+"""How long workers of a library may take to end after SIGTERM."""
 _STDERR: Final = 2
 log = logging.getLogger(__name__)
 
 
 def run_to_end(work: Callable[[], int]) -> NoReturn:
-    """Do the work of a process, and end the process.
-
-    Args:
-        work: Gives the exit status.
-    """
+    """Run ``work``, which returns the exit status, and end the process."""
     status = 1
     try:
         status = work()
     except SystemExit as end:
-        # Of argparse: its help, or arguments that it does not know.
+        # From argparse: its help, or unknown arguments.
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
     except Exception:
-        log.exception("this process ends: an error that nobody expected")
+        log.exception("this process ends: unexpected error")
     finally:
         end_process(status)
 
 
 def limit_end() -> None:
-    """Give this process :data:`END_S` to end; if it has not by then, tell where each thread is and end it.
+    """Give this process :data:`END_S` to end; then print the stack of every thread and exit.
 
-    The limit needs neither the interpreter's lock nor any other.
+    This needs neither the interpreter's lock nor any other.
     """
     faulthandler.dump_traceback_later(END_S, exit=True, file=_STDERR)
 
 
 def end_process(status: int) -> NoReturn:
-    """End this process now: nothing of it is destroyed, and nothing runs that was to run at its exit.
-
-    Args:
-        status: The exit status.
-    """
+    """Exit at once with ``status``: no destructors, no exit handlers."""
     limit_end()
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
@@ -74,7 +66,7 @@ def end_process(status: int) -> NoReturn:
 
 
 def leave_on_signals() -> None:
-    """Let SIGTERM and SIGINT end this process at once, with status 0: it has nothing that is to be closed."""
+    """Let SIGTERM and SIGINT end this process at once with status 0; for one that has nothing to close."""
     for number in STOP_SIGNALS:
         signal.signal(number, lambda *_: end_process(0))
 
@@ -91,17 +83,16 @@ def _end_children() -> None:
 
 
 class Start:
-    """The start of a process, which SIGTERM and SIGINT end at any moment: with status 0, and in order.
+    """The start of a process, during which SIGTERM and SIGINT end it at any moment, with status 0.
 
-    A signal comes between any two instructions: also between one that makes a socket and one that enters it
-    into what is to be closed.  So while parts are made it waits until they are whole (:meth:`making`).
-    Elsewhere, as in the seconds in which a model is loaded, it closes what there is, and ends the process.
-    Nothing is raised: libraries catch exceptions, and clean up for as long as they like.
+    A signal may arrive between the instruction that opens a socket and the one that registers it for
+    closing.  So a signal during :meth:`making` is deferred to its end; at any other time, as while a model is
+    loaded, it closes what is registered and ends the process.  Nothing is raised: libraries catch exceptions.
 
-    To be made on the main thread.
+    To be created on the main thread.
 
     Attributes:
-        closing: What is to be closed at the end of the process; it is closed only once.
+        closing: What is closed at the end of the process, once.
     """
 
     def __init__(self) -> None:
@@ -113,7 +104,7 @@ class Start:
 
     @contextmanager
     def making(self) -> "Iterator[None]":
-        """Make parts, and enter them into :attr:`closing`; should be short."""
+        """Create parts and register them in :attr:`closing`; should be short."""
         self._making = True
         try:
             yield

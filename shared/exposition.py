@@ -1,4 +1,4 @@
-"""Metrics in the form that is asked for: Prometheus' text format, or OpenMetrics."""
+"""Metrics as Prometheus' text format or OpenMetrics, whichever the request accepts."""
 
 import re
 from collections.abc import Iterator
@@ -17,14 +17,11 @@ _QUALITY: Final = re.compile(r"[01](?:\.\d{0,3})?")
 
 
 def expose(registry: CollectorRegistry, accept: str = "") -> tuple[bytes, str]:
-    """Write all metrics down.
+    """Write all metrics; returns the text and its content type.
 
     Args:
-        registry: Where they are.
-        accept: The header of the request; without a wish for OpenMetrics it is Prometheus' text format.
-
-    Returns:
-        The text, and its content type.
+        registry: The metrics.
+        accept: The request's Accept header; the default format is Prometheus' text format.
     """
     if not _wants_openmetrics(accept):
         return generate_latest(registry), CONTENT_TYPE_PLAIN_0_0_4
@@ -37,13 +34,10 @@ def expose(registry: CollectorRegistry, accept: str = "") -> tuple[bytes, str]:
 
 @dataclass(frozen=True)
 class _Distinct:
-    """Families of which no two have one name.
+    """Families with distinct names.
 
-    In OpenMetrics the family of a counter is called as its samples without ``_total``.  Where something
-    else is called so, the samples keep their name and are a family of type ``unknown``.
-
-    Attributes:
-        registry: Where the metrics are.
+    OpenMetrics names a counter's family without ``_total``.  If another family has that name, the counter's
+    samples keep their name, in a family of type ``unknown``.
     """
 
     registry: CollectorRegistry

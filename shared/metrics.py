@@ -1,8 +1,7 @@
-"""What the processes tell Prometheus, as far as several of them do, and what it is made of.
+"""Metrics that several processes have, and their primitives.
 
-State lives with its owner, as plain numbers that one thread writes; it is read when it is asked for, by
-another thread.  So a message or a step costs an addition or two and no lock.  All names begin with
-``omnirelay_``; docs/metrics.md lists them.
+State is plain numbers that one thread writes and the scraping thread reads, so a message or a step costs an
+addition or two and no lock.  All names begin with ``omnirelay_``; docs/metrics.md lists them.
 """
 
 from bisect import bisect_left
@@ -22,19 +21,17 @@ Labels = Mapping[str, str]
 CODEC_BUCKETS: Final = (3e-6, 1e-5, 3e-5, 1e-4, 1e-3, 1e-2)
 """Seconds of encoding or decoding a message."""
 WAIT_BUCKETS: Final = (0.001, 0.01, 0.1, 1.0, 10.0)
-"""Seconds that a message waits for its receiver."""
+"""Seconds that a message waits for ZeroMQ to take it."""
 
-# A time stamp of its own for each counter would double what is scraped; Prometheus sees a restart without.
+# A creation time per counter would double the scrape; Prometheus detects restarts without it.
 disable_created_metrics()
 
 
 class Distribution:
-    """How many values fell into each bucket, and their sum.
-
-    It has one writer and no lock, which makes it several times cheaper than prometheus_client's histogram.
+    """A histogram with one writer and no lock, several times cheaper than prometheus_client's.
 
     Args:
-        bounds: Upper bounds of the buckets, ascending; what is above the last has a bucket of its own.
+        bounds: Upper bounds of the buckets, ascending; one more bucket is above the last.
     """
 
     __slots__ = ("bounds", "counts", "total")
@@ -51,12 +48,12 @@ class Distribution:
 
 
 class Traffic:
-    """What went through one end of an edge.
+    """Messages that passed one end of an edge.
 
     Attributes:
         messages: Their number.
         bytes: Of all their frames.
-        codec_seconds: How long each took to be encoded or decoded.
+        codec_seconds: Time to encode or decode each.
     """
 
     __slots__ = ("bytes", "codec_seconds", "messages")
@@ -68,12 +65,12 @@ class Traffic:
 
 
 def counter(name: str, text: str, values: Iterable[tuple[Labels, float]]) -> Metric:
-    """A counter, ready to be scraped.
+    """A counter.
 
     Args:
-        name: With ``_total`` at its end.
+        name: Ends with ``_total``.
         text: What it counts.
-        values: One for each combination of labels; all have the same labels.
+        values: One per combination of labels.
     """
     family = CounterMetricFamily(name, text)
     for labels, value in values:
@@ -82,7 +79,7 @@ def counter(name: str, text: str, values: Iterable[tuple[Labels, float]]) -> Met
 
 
 def gauge(name: str, text: str, values: Iterable[tuple[Labels, float]]) -> Metric:
-    """A gauge, ready to be scraped; as :func:`counter`."""
+    """A gauge; as :func:`counter`."""
     family = GaugeMetricFamily(name, text)
     for labels, value in values:
         family.add_sample(name, dict(labels), value)
@@ -90,7 +87,7 @@ def gauge(name: str, text: str, values: Iterable[tuple[Labels, float]]) -> Metri
 
 
 def histogram(name: str, text: str, values: Iterable[tuple[Labels, Distribution]]) -> Metric:
-    """A histogram, ready to be scraped; as :func:`counter`."""
+    """A histogram; as :func:`counter`."""
     family = HistogramMetricFamily(name, text)
     for labels, distribution in values:
         total = distribution.total
@@ -108,18 +105,14 @@ def by_reason(labels: Labels, counts: Mapping[str, int], *expected: str) -> Iter
     Args:
         labels: The other labels.
         counts: By reason.
-        expected: Reasons that are told as zero before they happen; else the first time would be no increase.
+        expected: Reasons to report as 0 before they occur; otherwise their first increase would be invisible.
     """
     for reason, count in (dict.fromkeys(expected, 0) | dict(counts)).items():
         yield {**labels, "reason": reason}, count
 
 
 class LogMetrics(Collector):
-    """The log lines that a process could not write.
-
-    Args:
-        stage: Which process this is: a stage, or ``gateway``.
-    """
+    """The log lines that a process could not write."""
 
     def __init__(self, stage: str) -> None:
         self._labels = {"stage": stage}
@@ -128,6 +121,6 @@ class LogMetrics(Collector):
         """See :class:`prometheus_client.registry.Collector`."""
         yield counter(
             "omnirelay_log_lines_dropped_total",
-            "Log lines that could not be written: nobody reads them, or the disk is full.",
+            "Log lines that could not be written because nobody reads them or the disk is full.",
             [(self._labels, dropped_lines())],
         )

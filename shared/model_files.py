@@ -1,4 +1,4 @@
-"""A checkpoint's files, as far as can be seen without loading a model: all there, readable and whole."""
+"""Checks a checkpoint's files without loading a model: present, readable and complete."""
 
 import json
 import struct
@@ -14,10 +14,10 @@ from omnirelay.errors import CheckpointError
 from shared.checkpoints import MODEL_FILES, WEIGHT_INDEX, require_readable, weight_files, weight_map
 
 MODEL_PATTERNS: Final = ("*.safetensors", "*.pt")
-"""Patterns of the files that only a stage reads."""
+"""Files that only a stage reads."""
 SPEAKER_FILE: Final = "spk_dict.pt"
 MAX_HEADER_BYTES: Final = 100_000_000
-"""As the safetensors library itself has it."""
+"""The limit of the safetensors library."""
 ELEMENT_BYTES: Final = {
     "F64": 8,
     "F32": 4,
@@ -32,17 +32,17 @@ ELEMENT_BYTES: Final = {
 _LFS_POINTER: Final = b"version https://git-lfs"
 _ZIP: Final = b"PK\x03\x04"
 _OLDER_FORMAT: Final = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
-"""How files of torch.save begin that were written before it made ZIP archives."""
+"""First bytes of torch.save's format before ZIP archives."""
 _BLOCK_BYTES: Final = 2**20
 
 
 @dataclass(frozen=True)
 class Weights:
-    """What the stages load.
+    """Size of the weights.
 
     Attributes:
-        nbytes: Of all files.
-        elements: Numbers of each stage.
+        nbytes: Bytes of all files.
+        elements: Number of parameters of each stage.
     """
 
     nbytes: int
@@ -50,10 +50,10 @@ class Weights:
 
 
 def require_model_files(directory: Path) -> None:
-    """Check, before minutes are spent on loading, that the files that a stage reads are there and whole.
+    """Check that all files that a stage reads are present and complete, before minutes are spent on loading.
 
     Raises:
-        CheckpointError: Naming every file that is missing, or one that is damaged.
+        CheckpointError: Naming every missing file, or a damaged one.
     """
     missing = [name for name in MODEL_FILES if not (directory / name).is_file()]
     missing += [path.name for path in weight_files(directory) if not path.is_file()]
@@ -70,11 +70,11 @@ def require_model_files(directory: Path) -> None:
 
 
 def read_weights(directory: Path) -> Weights:
-    """Read the headers of all files with weights.
+    """Read the headers of all weight files.
 
     Raises:
-        CheckpointError: A file is missing, cut short or no safetensors file, or a tensor is not where the
-            index says; the message says which.
+        CheckpointError: A file is missing, truncated or not safetensors, or a tensor is not in the file that
+            the index names.
     """
     elements: Counter[str] = Counter()
     nbytes = 0
@@ -88,25 +88,25 @@ def read_weights(directory: Path) -> Weights:
     promised = weight_map(index) if index.is_file() else {}
     lost = [name for name, file in promised.items() if place.get(name) != file]
     if lost:
-        raise CheckpointError(f"{promised[lost[0]]} lacks {lost[0]}, which {WEIGHT_INDEX} says is in it")
+        raise CheckpointError(f"{promised[lost[0]]} lacks {lost[0]}, which {WEIGHT_INDEX} places there")
     return Weights(nbytes, elements)
 
 
 def check_speaker_file(directory: Path) -> None:
-    """Check that the file of the voices is whole, without unpickling it: its archive, with its checksums.
+    """Check the archive of the voices and its checksums, without unpickling it.
 
     Raises:
-        CheckpointError: It is not.
+        CheckpointError: It is damaged.
     """
     path = directory / SPEAKER_FILE
     try:
         with path.open("rb") as file:
             start = file.read(len(_OLDER_FORMAT))
         if start == _OLDER_FORMAT:
-            # Without checksums: only loading it shows whether it is whole.
+            # No checksums: only loading shows whether it is complete.
             return
         if not start.startswith(_ZIP):
-            raise CheckpointError(f"{path.name} is no file of tensors")
+            raise CheckpointError(f"{path.name} is not a file of torch.save")
         with zipfile.ZipFile(path) as archive:
             _check_archive(archive, path)
     except OSError as error:
@@ -126,20 +126,20 @@ def check_speaker_file(directory: Path) -> None:
 def _check_archive(archive: zipfile.ZipFile, path: Path) -> None:
     entries = archive.infolist()
     if not any(each.filename.endswith("/data.pkl") for each in entries):
-        raise CheckpointError(f"{path.name} is no file of tensors: its archive lacks data.pkl")
-    # Stored as they are, so that a small file is never a large one.
+        raise CheckpointError(f"{path.name} is not a file of torch.save: its archive lacks data.pkl")
+    # Uncompressed, so that a small file cannot expand to a large one.
     packed = [each.filename for each in entries if each.compress_type != zipfile.ZIP_STORED]
     if packed:
-        raise CheckpointError(f"{path.name} is no file of tensors: {packed[0]!r} in it is compressed")
+        raise CheckpointError(f"{path.name} is not a file of torch.save: {packed[0]!r} in it is compressed")
     for entry in entries:
         with archive.open(entry) as content:
-            # To its end, where the checksum is compared.
+            # The checksum is compared at the end.
             while content.read(_BLOCK_BYTES):
                 pass
 
 
 def _read_header(path: Path) -> Iterator[tuple[str, int]]:
-    """Every tensor of a file with its number of elements."""
+    """Name and number of elements of every tensor of a file."""
     try:
         with path.open("rb") as file:
             start = file.read(8)
@@ -149,7 +149,7 @@ def _read_header(path: Path) -> Iterator[tuple[str, int]]:
                 )
             (length,) = struct.unpack("<Q", start)
             if length > MAX_HEADER_BYTES:
-                raise CheckpointError(f"{path.name} is no safetensors file: its header has {length} bytes")
+                raise CheckpointError(f"{path.name} is not a safetensors file: its header has {length} bytes")
             header: dict[str, Any] = json.loads(file.read(length))
         header.pop("__metadata__", None)
         end = 8 + length + max((tensor["data_offsets"][1] for tensor in header.values()), default=0)
@@ -162,4 +162,4 @@ def _read_header(path: Path) -> Iterator[tuple[str, int]]:
     except OSError as error:
         raise CheckpointError(f"{path.name} cannot be read: {error.strerror}") from error
     except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{path.name} is no safetensors file: {type(error).__name__}") from error
+        raise CheckpointError(f"{path.name} is not a safetensors file: {type(error).__name__}") from error

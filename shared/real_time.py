@@ -1,4 +1,4 @@
-"""Who moves bytes goes before who computes: ZeroMQ's own threads, and the gateway's loop."""
+"""Real-time priority for threads that move data, above those that compute; see docs/architecture.md."""
 
 import logging
 import os
@@ -10,21 +10,20 @@ from typing import Any, Final
 import zmq
 
 _PRIORITY: Final = 1
-"""The lowest of the real-time class, which goes before every other thread."""
+"""The lowest real-time priority, above every ordinary thread."""
 log = logging.getLogger(__name__)
 
 
 def set_realtime_priority_of(context: zmq.Context[Any]) -> None:
-    """Give the threads that a context will have a real-time priority, where the system allows it.
+    """Give a context's future I/O threads real-time priority, where the system allows it.
 
-    They move bytes and sleep.  Yet among threads of the ordinary class theirs wait like others until the one
-    that runs has had its time slice, and that of the whole process counts, so that a stage that computes much
-    sends late.  Linux gives the class to root, and to whoever has a limit ``rtprio`` of at least one.
+    In the ordinary class they would wait for the time slice of a compute thread, so a busy stage would send
+    late.  Linux allows the class to root, and to users with a limit ``rtprio`` of at least 1.
 
     Args:
         context: It has no sockets yet.
     """
-    # Asked in a thread that ends: what a thread is allowed, libzmq takes for granted.
+    # Tried in a thread that ends: libzmq does not check whether it is allowed.
     with ThreadPoolExecutor(1) as probe:
         allowed = probe.submit(set_realtime_priority).result()
     if allowed:
@@ -33,18 +32,14 @@ def set_realtime_priority_of(context: zmq.Context[Any]) -> None:
 
 
 def set_realtime_priority() -> bool:
-    """Give the calling thread that priority, where the system allows it; not those that it starts.
+    """Give the calling thread real-time priority, not the threads it starts; False if that is not allowed.
 
-    For a thread that mostly waits, and whose work others wait for: what it takes of a processor nobody else
-    has.
-
-    Returns:
-        Whether it has it.
+    For a thread that mostly waits, and whose work others wait for.
     """
     if sys.platform != "linux":
         return False
     if resource.getrlimit(resource.RLIMIT_RTTIME)[0] != resource.RLIM_INFINITY:
-        # Who computes for longer than that in one go is killed; encrypting much may take long.
+        # A thread that computes longer than that without sleeping is killed; encryption may take long.
         return False
     try:
         os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(_PRIORITY))

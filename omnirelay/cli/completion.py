@@ -1,4 +1,4 @@
-"""``omnirelay completion``: a script that lets a shell complete the command line."""
+"""``omnirelay completion``: a completion script for a shell."""
 
 import argparse
 from collections.abc import Iterator

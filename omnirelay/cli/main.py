@@ -1,4 +1,4 @@
-"""Arguments of ``omnirelay``, and what every subcommand shares: one clear line for every error."""
+"""The arguments of ``omnirelay``, and how errors are reported."""
 
 import argparse
 import sys
@@ -13,14 +13,11 @@ from omnirelay.cli.target import add_options
 from omnirelay.errors import OmniRelayError
 
 EXTENSIONS: Final = "omnirelay.commands"
-"""Group of the entry points that add subcommands."""
+"""Entry point group of subcommands."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand.
-
-    Args:
-        argv: The arguments; none takes the process's.
 
     Returns:
         The exit status: 0, or 1 for an error that was reported.
@@ -34,16 +31,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OmniRelayError as error:
         return fail(error)
     except BrokenPipeError:
-        # Who reads our output has had enough; the rest must not complain at exit.
+        # The reader closed the pipe; nothing may fail on it at exit.
         sys.stdout = None
         return 1
     return status_code
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Give the parser of all subcommands: a client's, and those that other installed packages add.
+    """The parser of all subcommands: the client's, and those of other installed packages.
 
-    A package adds some by an entry point of the group :data:`EXTENSIONS`, a function that takes the
+    A package adds subcommands by an entry point of the group :data:`EXTENSIONS`, a function that takes the
     subparsers.
     """
     parser = argparse.ArgumentParser(
@@ -64,54 +61,58 @@ def _version() -> str:
     try:
         return metadata.version("omnirelay")
     except metadata.PackageNotFoundError:
-        return "(of a source tree that is not installed)"
+        return "(source tree, not installed)"
 
 
 Commands = argparse._SubParsersAction  # argparse has no public name for it
 
 
 def _add_chat(commands: "Commands[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser("chat", help="send one request and stream the answer, or converse")
-    parser.add_argument(
-        "text", nargs="?", metavar="TEXT", help="without it, and without a FILE: a conversation"
+    parser = commands.add_parser(
+        "chat", help="send one request and stream the answer, or hold a conversation"
     )
-    for kind, what in (("audio", "sound"), ("image", "picture"), ("video", "video")):
+    parser.add_argument("text", nargs="?", metavar="TEXT", help="without TEXT and FILE: a conversation")
+    for kind in ("audio", "image", "video"):
         parser.add_argument(
             f"--{kind}",
             action="append",
             default=[],
             metavar="FILE",
-            help=f"a {what} that goes before the text, or its https: URL; may be given several times",
+            help=f"{kind} file or https: URL, sent before the text; may be repeated",
         )
-    parser.add_argument("--use-audio-in-video", action="store_true", help="the videos' sound is heard too")
-    parser.add_argument("--speaker", metavar="NAME", help="the voice; the checkpoint's default without it")
-    parser.add_argument("--system", metavar="TEXT", help="system message; without it the gateway's")
+    parser.add_argument("--use-audio-in-video", action="store_true", help="use the videos' sound too")
+    parser.add_argument("--speaker", metavar="NAME", help="voice (default: the checkpoint's)")
+    parser.add_argument("--system", metavar="TEXT", help="system message (default: the gateway's)")
     parser.add_argument("--text-only", action="store_true", help="no speech")
-    parser.add_argument("--greedy", action="store_true", help="draw neither text nor speech at random")
-    parser.add_argument("--seed", type=int, metavar="N", help="makes the answer repeatable")
-    parser.add_argument("--max-tokens", type=int, metavar="N", help="most text tokens")
-    parser.add_argument("--max-codec-tokens", type=int, metavar="N", help="most codec tokens, 50 a second")
-    parser.add_argument("--out", type=Path, metavar="FILE.wav", help="where to write the speech")
+    parser.add_argument("--greedy", action="store_true", help="greedy decoding of text and speech")
+    parser.add_argument("--seed", type=int, metavar="N", help="make the answer repeatable")
+    parser.add_argument("--max-tokens", type=int, metavar="N", help="limit on text tokens")
+    parser.add_argument(
+        "--max-codec-tokens", type=int, metavar="N", help="limit on codec tokens, 50 per second"
+    )
+    parser.add_argument("--out", type=Path, metavar="FILE.wav", help="write the speech to this file")
     parser.add_argument(
         "--play",
         action=argparse.BooleanOptionalAction,
-        help="play the speech; without a word, at a terminal if there is a player",
+        help="play the speech (default: at a terminal, if a player is installed)",
     )
-    parser.add_argument("--history", type=Path, metavar="FILE", help="keep the lines of conversations there")
-    parser.add_argument("--json", action="store_true", help="one JSON object a line")
-    parser.add_argument("--verbose", action="store_true", help="which player; the figures of every answer")
+    parser.add_argument("--history", type=Path, metavar="FILE", help="keep the history of input lines here")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per line")
+    parser.add_argument(
+        "--verbose", action="store_true", help="print the player, and the timing of every answer"
+    )
     add_options(parser)
     parser.set_defaults(run=chat.run, refuse_usage=parser.error)
 
 
 def _add_status(commands: "Commands[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser("status", help="show the stages and the requests")
-    parser.add_argument("--json", action="store_true", help="as one JSON object")
+    parser = commands.add_parser("status", help="show stages and requests")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_options(parser)
     parser.set_defaults(run=status.run)
 
 
 def _add_completion(commands: "Commands[argparse.ArgumentParser]", whole: argparse.ArgumentParser) -> None:
-    parser = commands.add_parser("completion", help="print a script for a shell's completion")
+    parser = commands.add_parser("completion", help="print a shell's completion script")
     parser.add_argument("shell", choices=completion.SHELLS)
     parser.set_defaults(run=completion.run, parser=whole)

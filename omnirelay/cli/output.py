@@ -1,4 +1,4 @@
-"""Lines for people, and for programs that read JSON."""
+"""Output for people, and for programs that read JSON."""
 
 import json
 import os
@@ -19,10 +19,10 @@ _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class _StandardOutput:
-    """Where the standard output is.
+    """State of the standard output.
 
     Attributes:
-        midway: In the middle of a line, as a text that comes in pieces leaves it.
+        midway: The last line is incomplete, as with streamed text.
     """
 
     midway = False
@@ -35,15 +35,15 @@ _output: Final = _StandardOutput()
 
 
 def flush_before_output(flush: Callable[[], None]) -> None:
-    """Let another writer of standard output finish its lines before each line that is written here."""
+    """Set what flushes another writer of standard output before each line that is written here."""
     _output.flush_first = flush
 
 
 def say(line: str, end: str = "\n") -> None:
-    """Write to standard output, at once.
+    """Write to standard output and flush.
 
     Raises:
-        BrokenPipeError: Nobody reads it any more.
+        BrokenPipeError: The reader closed the pipe.
         StandardOutputError: It cannot be written, as on a full disk.
     """
     _output.flush_first()
@@ -54,19 +54,19 @@ def say(line: str, end: str = "\n") -> None:
         except BrokenPipeError:
             raise
         except OSError as error:
-            # What waits in it must not be tried again at the end.
+            # Its buffer must not be written again at exit.
             sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - until the end
             raise StandardOutputError(f"cannot write to the standard output: {error.strerror}") from error
         _output.midway = not (line + end).endswith("\n")
 
 
 def printable(text: str) -> str:
-    """The text of a model, without what would steer a terminal if it is one that is written to."""
+    """A model's text; at a terminal, without control characters."""
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text) if sys.stdout.isatty() else text
 
 
 def note(line: str) -> None:
-    """Write a line to standard error: what is said beside the answer itself."""
+    """Write a line to standard error."""
     if _output.midway:
         say("")
     with set_aside():
@@ -75,12 +75,12 @@ def note(line: str) -> None:
 
 
 def say_json(**fields: Any) -> None:
-    """Write one JSON object on a line of its own."""
+    """Write one JSON object per line."""
     say(json.dumps(fields, ensure_ascii=False))
 
 
 def fail(error: OmniRelayError) -> int:
-    """Tell an error on standard error, if it can be written there; gives the exit status 1."""
+    """Report an error on standard error, if possible; returns the exit status 1."""
     _output.flush_first()
     with suppress(OSError):
         note(f"omnirelay: {error.code}: {error}")
@@ -88,7 +88,7 @@ def fail(error: OmniRelayError) -> int:
 
 
 def timing_lines(done: TimedDoneEvent) -> list[str]:
-    """The figures of an answer, one a line."""
+    """The figures of an answer, one per line."""
     return [
         f"time to first text:  {_seconds(done.ttft_s)}",
         f"time to first audio: {_seconds(done.ttfa_s)}",
@@ -99,12 +99,12 @@ def timing_lines(done: TimedDoneEvent) -> list[str]:
 
 
 def mebibytes(count: int) -> str:
-    """A number of bytes, for people."""
+    """A number of bytes in MiB."""
     return f"{count / MIB:,.0f} MiB"
 
 
 def gibibytes(count: int) -> str:
-    """A larger number of bytes, for people."""
+    """A number of bytes in GiB."""
     return f"{count / GIB:,.1f} GiB"
 
 

@@ -1,7 +1,6 @@
-"""One line at the bottom of a terminal that says how far long work is.
+"""A progress line at the bottom of a terminal, on standard error.
 
-It is written to standard error, so that what a command prints can be redirected, and only to a terminal that
-can rewrite a line.  Everywhere else nothing is shown, and commands print plain lines.
+Nothing is shown where standard error is no terminal that can rewrite a line.
 """
 
 import logging
@@ -21,11 +20,11 @@ log = logging.getLogger(__name__)
 
 
 class ProgressLine:
-    """Shows a line while a ``with`` block runs, and the seconds since it began.
+    """Shows a line with the elapsed seconds while a ``with`` block runs.
 
     Args:
-        describe: Gives the present text; nothing is shown while it is empty.  Called on another thread.
-        patience_s: What is over by then never shows.
+        describe: Gives the text; an empty one hides the line.  Called on another thread.
+        patience_s: Nothing is shown before.
 
     Attributes:
         visible: There is a terminal to show it on.
@@ -46,7 +45,7 @@ class ProgressLine:
     def __exit__(self, *_: object) -> None:
         self._over.set()
         if self.visible:
-            # Not for a terminal that takes nothing.
+            # A terminal may have stopped reading.
             self._thread.join(LEAVE_S)
 
     def _run(self) -> None:
@@ -55,7 +54,7 @@ class ProgressLine:
         try:
             while not self._over.wait(wait):
                 wait = TICK_S
-                # What it says and what others write must not cross each other.
+                # Not while others write.
                 with _line.lock:
                     text = self._describe()
                     _line.draw(f"{text} ({time.monotonic() - began:.0f} s)" if text else "")
@@ -66,14 +65,14 @@ class ProgressLine:
 
 @contextmanager
 def set_aside() -> Iterator[None]:
-    """Take the line away while something else is written; it comes back by itself."""
+    """Hide the line while something else is written; it comes back by itself."""
     with _line.lock:
         _line.draw("")
         yield
 
 
 class _Line:
-    """The bottom line, of which a terminal has one."""
+    """The terminal's one progress line."""
 
     def __init__(self) -> None:
         self.lock: Final = threading.RLock()

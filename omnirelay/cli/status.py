@@ -1,4 +1,4 @@
-"""``omnirelay status``: the stages, their health, requests by state."""
+"""``omnirelay status``: stages, their health, requests by state."""
 
 import argparse
 import asyncio
@@ -26,7 +26,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def describe(report: StatusReport) -> str:
-    """Give the report as tables."""
+    """Format the report as tables."""
     gateway = report.gateway
     head = ("process", "state", "pid", "heartbeat", "running", "waiting", "peak memory")
     rows = [("gateway", "ready", str(gateway.pid), "-", "-", "-", mebibytes(gateway.peak_memory_bytes))]
@@ -42,7 +42,7 @@ def describe(report: StatusReport) -> str:
         [
             f"model: {gateway.model}{', text only' if gateway.text_only else ''}",
             f"up for {gateway.uptime_s:.0f} s; {refused} messages refused, "
-            f"{report.dropped_events} late events dropped, {report.resumes} requests begun anew",
+            f"{report.dropped_events} late events dropped, {report.resumes} requests resumed",
             "",
             *_table([head, *rows]),
             "",

@@ -1,4 +1,4 @@
-"""Which gateway a command speaks to, and as whom."""
+"""Which gateway a command connects to, and with which key."""
 
 import argparse
 import os
@@ -15,28 +15,22 @@ from omnirelay.values import API_KEY_VARIABLE
 
 @dataclass(frozen=True)
 class Target:
-    """A gateway, and what it asks for.
-
-    Attributes:
-        address: ``tcp://HOST:PORT`` or ``tls://HOST:PORT``.
-        api_key: The key that is sent; none sends none.
-        ca: What is believed where TLS is spoken, see :class:`omnirelay.AsyncClient`.
-    """
+    """A gateway's address and credentials, as :class:`omnirelay.AsyncClient` takes them."""
 
     address: str = DEFAULT_ADDRESS
     api_key: str | None = None
     ca: Path | ssl.SSLContext | None = None
 
     def __repr__(self) -> str:
-        """Show it without the key."""
+        """Omit the key."""
         return f"Target({self.address!r})"
 
     def client(self) -> AsyncClient:
-        """Give a client, which is not connected yet."""
+        """A client that is not connected yet."""
         return AsyncClient(self.address, self.api_key, self.ca)
 
     async def status(self) -> StatusReport:
-        """Ask how the stack is.
+        """Ask for the status of the stack.
 
         Raises:
             OmniRelayError: The gateway does not answer.
@@ -54,15 +48,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--api-key-file",
         type=Path,
         metavar="FILE",
-        help=f"holds the API key; without it, the variable {API_KEY_VARIABLE} does",
+        help=f"file with the API key (default: the variable {API_KEY_VARIABLE})",
     )
     parser.add_argument(
-        "--ca", type=Path, metavar="FILE", help="PEM; whom to believe with tls://, instead of the system"
+        "--ca", type=Path, metavar="FILE", help="CA file in PEM (default: the system's trust store)"
     )
 
 
 def target_of(arguments: argparse.Namespace) -> Target:
-    """Give what the options say.
+    """The target that the options name.
 
     Raises:
         ConfigError: The file of the key cannot be read.
@@ -78,7 +72,7 @@ def _key(path: Path | None) -> str | None:
     except OSError as error:
         raise ConfigError(f"cannot read the API key in {path}: {error.strerror}") from error
     except UnicodeDecodeError:
-        raise ConfigError(f"{path} holds no API key, but bytes that are not UTF-8") from None
+        raise ConfigError(f"{path} is not UTF-8, so it holds no API key") from None
     if not key or len(key.split()) != 1:
         raise ConfigError(f"{path} must hold an API key and nothing else")
     return key

@@ -1,4 +1,4 @@
-"""The client for asyncio: one connection, any number of requests on it at once."""
+"""The asyncio client: one connection, any number of concurrent requests."""
 
 import asyncio
 import logging
@@ -49,11 +49,11 @@ log = logging.getLogger(__name__)
 
 
 class AsyncAnswer:
-    """The events of one request, to be iterated once; they wait here, unbounded, until taken.
+    """The events of one request, to be iterated once; buffered without limit until taken.
 
     Attributes:
-        request_id: The gateway's name of the request; none until it is accepted.
-        upload: How far the request is on its way to the gateway.
+        request_id: The gateway's id of the request; None until it is accepted.
+        upload: How much of the request has been sent.
     """
 
     def __init__(self, client: "AsyncClient", client_id: int, upload: UploadProgress) -> None:
@@ -70,7 +70,7 @@ class AsyncAnswer:
         self._arrived = asyncio.Event()
 
     def cancel(self) -> None:
-        """Ask the gateway to stop; iterating then raises :class:`CancelledRequestError`."""
+        """Cancel the request; iterating then raises :class:`CancelledRequestError`."""
         if not self._ended:
             self._client.cancel(self._client_id)
 
@@ -90,7 +90,7 @@ class AsyncAnswer:
         """Give the next event.
 
         Raises:
-            RequestError: The request failed; the children of the class say how.
+            RequestError: The request failed; subclasses say why.
             GatewayUnreachableError: The connection was lost.
         """
         while not self._waiting:
@@ -103,10 +103,10 @@ class AsyncAnswer:
         return self._waiting.popleft()
 
     def take(self, event: events.Event) -> bool:
-        """Note an event when it arrives; True if it is the last.  For the client's own use.
+        """Add a received event, and return whether it is the last.  For the client's own use.
 
         Raises:
-            MessageError: It is none that a gateway sends.
+            MessageError: No gateway sends such an event.
         """
         elapsed = time.monotonic() - self._sent
         if isinstance(event, events.AcceptedEvent):
@@ -116,7 +116,7 @@ class AsyncAnswer:
             self._waiting.append(event)
         elif isinstance(event, events.AudioEvent):
             if len(event.pcm) % SAMPLE_BYTES:
-                raise MessageError(f"the gateway sent {len(event.pcm)} bytes of audio, which end in a sample")
+                raise MessageError(f"the gateway sent {len(event.pcm)} bytes of audio, no whole samples")
             if event.pcm:
                 self._first_audio = self._first_audio or elapsed
             self._waiting.append(event)
@@ -148,10 +148,9 @@ class AsyncClient:
     """A connection to a gateway; use it with ``async with``.
 
     Args:
-        address: ``tcp://HOST:PORT``, or ``tls://HOST:PORT`` where the gateway speaks TLS.
-        api_key: The key that it asks for, if it does.
-        ca: With ``tls://``, whose certificates are believed: a PEM file, or a context of one's own; none
-            believes those of the system.
+        address: ``tcp://HOST:PORT``, or ``tls://HOST:PORT`` if the gateway speaks TLS.
+        api_key: The API key, if the gateway requires one.
+        ca: With ``tls://``, a CA file (PEM) or an SSL context; None is the system's trust store.
     """
 
     def __init__(
@@ -185,10 +184,10 @@ class AsyncClient:
         """Connect.
 
         Raises:
-            GatewayUnreachableError: Nobody answers at the address.
+            GatewayUnreachableError: No gateway answers at the address.
             VersionError: The gateway speaks another version of the protocol.
-            UnauthenticatedError: It does not know the key.
-            ConfigError: The address or the authorities' file cannot be used.
+            UnauthenticatedError: Invalid API key.
+            ConfigError: The address or the CA file cannot be used.
         """
         host, port, tls = parse_address(self.address)
         context = self._context() if tls else None
@@ -199,24 +198,20 @@ class AsyncClient:
         except ssl.SSLCertVerificationError as error:
             await self.close()
             raise GatewayUnreachableError(
-                f"what answers at {self.address} is not believed: {error.verify_message} "
-                "(its authority's certificate is given as ca, or --ca)"
+                f"the certificate of {self.address} was rejected: {error.verify_message} "
+                "(pass its CA file as ca or --ca)"
             ) from error
         except (asyncio.IncompleteReadError, ConnectionResetError, BrokenPipeError) as error:
             await self.close()
-            hint = (
-                ""
-                if tls
-                else f"; if it speaks TLS, its address is tls://{self.address.removeprefix('tcp://')}"
-            )
+            hint = "" if tls else f"; if it speaks TLS, use tls://{self.address.removeprefix('tcp://')}"
             raise GatewayUnreachableError(
-                f"what listens at {self.address} hung up without an answer{hint}"
+                f"{self.address} closed the connection without an answer{hint}"
             ) from error
         except ssl.SSLError as error:
             await self.close()
             raise GatewayUnreachableError(
-                f"what listens at {self.address} does not speak TLS as it should ({error.reason}); "
-                f"if it speaks none, its address is tcp://{self.address.removeprefix('tls://')}"
+                f"the TLS handshake with {self.address} failed ({error.reason}); "
+                f"without TLS, use tcp://{self.address.removeprefix('tls://')}"
             ) from error
         except (OSError, TimeoutError) as error:
             await self.close()
@@ -233,7 +228,7 @@ class AsyncClient:
         ]
 
     async def close(self) -> None:
-        """Disconnect; requests that have not ended are cancelled by the gateway."""
+        """Disconnect; the gateway cancels requests that have not ended."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -243,8 +238,8 @@ class AsyncClient:
             try:
                 await self._writer.wait_closed()
             except OSError as error:
-                # Lost before, or the gateway was in the middle of an answer, which TLS calls an error.
-                log.debug("the connection was not closed in order: %s", error)
+                # Lost before, or the gateway was sending, which TLS reports as an error.
+                log.debug("the connection was not closed cleanly: %s", error)
 
     @taking_options_of(build_request)
     def chat(self, request: GenerateRequest) -> AsyncAnswer:
@@ -265,15 +260,15 @@ class AsyncClient:
         return answer
 
     def cancel(self, client_id: int) -> None:
-        """Ask the gateway to stop answering a request of this client; of one on its way no more is sent."""
+        """Cancel a request of this client; the rest of its upload is not sent."""
         outbox = self._connected()
         if not outbox.withdraw(client_id):
             outbox.say(pack(Cancel(client_id)))
         elif answer := self._answers.pop(client_id, None):
-            answer.fail(CancelledRequestError("the request was cancelled before any of it was sent"))
+            answer.fail(CancelledRequestError("the request was cancelled before it was sent"))
 
     async def status(self) -> StatusReport:
-        """Ask how the stack is.
+        """Ask for the status of the stack.
 
         Raises:
             GatewayUnreachableError: The connection was lost.
@@ -309,11 +304,11 @@ class AsyncClient:
         try:
             message: ServerMessage = self._decoder.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise MessageError(f"the gateway sent what cannot be read: {said(error)}") from error
+            raise MessageError(f"the gateway sent an invalid message: {said(error)}") from error
         return message
 
     async def _receive(self, reader: asyncio.StreamReader) -> None:
-        """Hand what comes in to those who wait for it, until the connection ends."""
+        """Pass messages on to their requests until the connection ends."""
         try:
             while True:
                 self._take(self._decode(await read_frame(reader, MAX_REPLY_BYTES)))
@@ -329,7 +324,7 @@ class AsyncClient:
             if answer is not None and answer.take(message.event):
                 del self._answers[message.id]
                 if self._outbox is not None:
-                    # Of a request that was refused while it came, the gateway takes no more.
+                    # The gateway rejected the request during its upload.
                     self._outbox.withdraw(message.id)
         elif isinstance(message, StatusReply):
             report = self._reports.pop(message.id, None)
@@ -350,8 +345,8 @@ class AsyncClient:
 
 
 def _refusal(refused: Refusal) -> OmniRelayError:
-    """The error that the gateway refused a message with."""
+    """The error for which the gateway rejected a message."""
     for kind in (VersionError, UnauthenticatedError):
         if refused.code == kind.code:
             return kind(refused.message)
-    return MessageError(f"the gateway refused a message: {refused.message}")
+    return MessageError(f"the gateway rejected a message: {refused.message}")

@@ -1,4 +1,4 @@
-"""Samples, pixels and frames as files, without loss: WAV, PNG and animated PNG; needs NumPy."""
+"""Samples, pixels and frames as lossless files: WAV, PNG and animated PNG; needs NumPy."""
 
 import io
 import operator
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 MAX_CHANNELS: Final = 32
 COMPRESSION: Final = 1
-"""zlib's level for PNG: the fastest."""
+"""zlib's fastest level."""
 MAX_APNG_NUMBER: Final = 2**16 - 1
 _UP: Final = 2
-"""PNG's filter that keeps a row as its difference from the one above."""
+"""PNG's filter that stores a row as its difference from the one above."""
 _WAV_PCM, _WAV_FLOAT = 1, 3
 _PNG_MODES = ("1", "L", "LA", "I;16", "I;16B", "P", "RGB", "RGBA")
-"""Of PIL; others become RGB."""
+"""PIL modes kept as they are; others become RGB."""
 _RANGELESS_MODES = ("I", "F")
-"""Of PIL: nobody knows which of their numbers is white."""
+"""PIL modes without a defined white."""
 
 
 def wav(samples: npt.NDArray[Any], sampling_rate: int) -> bytes:
-    """Write samples, ``[n]`` or ``[n, channels]``, int16 or floating point, as a WAV file.
+    """Encode samples, ``[n]`` or ``[n, channels]``, int16 or floating point, as WAV.
 
     Raises:
         MediaError: They are something else, or do not fit the format.
@@ -47,7 +47,7 @@ def wav(samples: npt.NDArray[Any], sampling_rate: int) -> bytes:
     with np.errstate(over="ignore"):
         data = samples.astype(dtype, copy=False)
     if not np.isfinite(data).all():
-        raise MediaError("samples must be finite, and fit float32")
+        raise MediaError("samples must be finite and fit float32")
     try:
         rate = operator.index(sampling_rate)
         width = data.dtype.itemsize
@@ -68,10 +68,10 @@ def wav(samples: npt.NDArray[Any], sampling_rate: int) -> bytes:
 
 
 def png(frames: npt.NDArray[np.uint8], fps: float | None) -> bytes:
-    """Write a PNG of ``[1, h, w]`` or ``[1, h, w, 3]``, animated with ``fps`` and any number of frames.
+    """Encode ``[1, h, w]`` or ``[1, h, w, 3]`` as PNG, or with ``fps`` any number of frames as animated PNG.
 
-    Not left to PIL, which makes one frame of equal ones and no video of one frame, and takes three times as
-    long (https://www.w3.org/TR/png-3/).
+    Not done by PIL: it merges equal frames, makes no video of one frame, and takes three times as long
+    (https://www.w3.org/TR/png-3/).
     """
     height, width = frames.shape[1:3]
     colour = 2 if frames.ndim == 4 else 0
@@ -88,7 +88,7 @@ def png(frames: npt.NDArray[np.uint8], fps: float | None) -> bytes:
         delay = _delay(fps)
         write(b"acTL", struct.pack(">II", len(frames), 0))
         for number, frame in enumerate(frames):
-            # Frame controls and data share one count: control 0, control 1, data 2, control 3, data 4, …
+            # Controls and data share one counter: control 0, control 1, data 2, control 3, data 4, …
             control = max(2 * number - 1, 0)
             place = struct.pack(">IIIII", control, width, height, 0, 0)
             write(b"fcTL", place + struct.pack(">HHBB", delay.numerator, delay.denominator, 0, 0))
@@ -102,23 +102,23 @@ def png(frames: npt.NDArray[np.uint8], fps: float | None) -> bytes:
 
 
 def png_of(picture: "Image") -> bytes:
-    """Write a PIL image as PNG.
+    """Encode a PIL image as PNG.
 
     Raises:
-        MediaError: It cannot be read, or its mode has no range.
+        MediaError: It cannot be read, or its mode has no defined range.
     """
     target = io.BytesIO()
     kept = picture if picture.mode in _PNG_MODES else _in_rgb(picture)
     try:
         kept.save(target, "PNG", compress_level=COMPRESSION)
     except OSError as error:
-        # PIL opens a file and reads it later.
-        raise MediaError(f"the picture cannot be read: {error}") from error
+        # PIL reads a file lazily.
+        raise MediaError(f"the image cannot be read: {error}") from error
     return target.getvalue()
 
 
 def stacked(pictures: "Sequence[Image]") -> npt.NDArray[np.uint8]:
-    """Give PIL images of one size as frames, uint8 ``[frames, h, w, 3]``.
+    """Stack PIL images of one size into frames, uint8 ``[frames, h, w, 3]``.
 
     Raises:
         MediaError: Their sizes differ, or one cannot be read.
@@ -130,10 +130,10 @@ def stacked(pictures: "Sequence[Image]") -> npt.NDArray[np.uint8]:
 
 
 def check_pixels(pixels: npt.NDArray[Any], shaped: bool, shape: str) -> None:
-    """Refuse what is no uint8 array of a shape.
+    """Reject anything but a uint8 array of the given shape.
 
     Raises:
-        MediaError: It is not.
+        MediaError: It is something else.
     """
     if pixels.dtype != np.uint8 or not shaped or not pixels.size:
         raise MediaError(f"pixels must be uint8 {shape}, not {pixels.dtype} {list(pixels.shape)}")
@@ -141,11 +141,11 @@ def check_pixels(pixels: npt.NDArray[Any], shaped: bool, shape: str) -> None:
 
 def _in_rgb(picture: "Image") -> "Image":
     if picture.mode in _RANGELESS_MODES:
-        raise MediaError(f"a picture of PIL's mode {picture.mode} has no set range: convert it first")
+        raise MediaError(f"an image of PIL's mode {picture.mode} has no defined range: convert it first")
     try:
         return picture.convert("RGB")
     except (OSError, ValueError) as error:
-        raise MediaError(f"the picture cannot be read: {error}") from error
+        raise MediaError(f"the image cannot be read: {error}") from error
 
 
 def _deflated(pixels: npt.NDArray[np.uint8]) -> bytes:
@@ -158,7 +158,7 @@ def _deflated(pixels: npt.NDArray[np.uint8]) -> bytes:
 
 
 def _delay(fps: float) -> Fraction:
-    """Seconds from frame to frame, in the numbers that APNG has."""
+    """Seconds per frame, as a fraction that APNG can hold."""
     if not 1 / MAX_APNG_NUMBER <= fps <= MAX_APNG_NUMBER:
         raise MediaError(f"fps must be from 1/{MAX_APNG_NUMBER} to {MAX_APNG_NUMBER}, not {fps}")
     return 1 / Fraction(fps).limit_denominator(int(MAX_APNG_NUMBER / max(fps, 1)))

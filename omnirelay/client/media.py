@@ -1,7 +1,7 @@
-"""Sounds, pictures and videos for a request, from what a program has of them.
+"""Media parts of a request, from paths, bytes, URLs, arrays or PIL images.
 
-A path, bytes or an address is sent as it is.  What is only numbers yet is written without loss: sounds as
-WAV, pictures as PNG, frames as animated PNG, compressed little, because the gateway is usually near.
+Files are sent as they are.  Arrays are encoded losslessly, with little compression because the gateway is
+usually near: samples as WAV, pixels as PNG, frames as animated PNG.
 """
 
 import sys
@@ -26,39 +26,37 @@ ImageSource = Union[File, "npt.NDArray[np.uint8]", "Image", ImagePart]
 VideoSource = Union[File, "npt.NDArray[np.uint8]", Sequence["Image"], VideoPart]
 
 MAX_FILE_BYTES: Final = 2**30
-"""Of a file that is read: more than a gateway takes, and an end for devices that have none."""
+"""Limit of what is read from a path: more than a gateway takes; devices have no end of file."""
 P = TypeVar("P", bound=MediaPart)
 
 
 def audio(source: AudioSource, sampling_rate: int | None = None) -> AudioPart:
-    """Make the part of a message that is a sound.
+    """Make an audio part.
 
     Args:
-        source: A path, URL, the bytes of a file, or samples: ``[n]`` or ``[n, channels]``, int16 or floating
-            point in [-1, 1].  Samples become WAV: int16 as it is, float32 as it is, other floating point
-            as float32.
-        sampling_rate: Samples a second; for samples, and only for them.
+        source: A path, URL, bytes of a file, or samples: ``[n]`` or ``[n, channels]``, int16 or floating
+            point in [-1, 1].  Samples are sent as WAV, floating point as float32.
+        sampling_rate: Samples per second; required for samples, not allowed for files.
 
     Raises:
-        MediaError: It cannot be read, or is not one of these.
+        MediaError: The source cannot be read or is of another kind.
     """
     if _is_array(source):
         if sampling_rate is None:
-            raise MediaError("samples need their sampling_rate")
+            raise MediaError("samples need a sampling_rate")
         return AudioPart(data=memoryview(_arrays().wav(source, sampling_rate)))
-    _refuse(sampling_rate, "sampling_rate is for samples; a file says its own")
+    _refuse(sampling_rate, "sampling_rate is for samples; a file has its own")
     return _from_file(AudioPart, source)
 
 
 def image(source: ImageSource) -> ImagePart:
-    """Make the part of a message that is a picture.
+    """Make an image part.
 
     Args:
-        source: A path, URL, the bytes of a file, a PIL image, or pixels: uint8 ``[h, w, 3]`` (RGB) or
-            ``[h, w]`` (grey).
+        source: A path, URL, bytes of a file, PIL image, or uint8 ``[h, w, 3]`` (RGB) or ``[h, w]`` (grey).
 
     Raises:
-        MediaError: It cannot be read, or is not one of these.
+        MediaError: The source cannot be read or is of another kind.
     """
     if _is_array(source):
         _arrays().check_pixels(
@@ -71,23 +69,23 @@ def image(source: ImageSource) -> ImagePart:
 
 
 def video(source: VideoSource, fps: float | None = None) -> VideoPart:
-    """Make the part of a message that is a video.
+    """Make a video part.
 
     Args:
-        source: A path, URL, the bytes of a file, or frames: PIL images of one size, or uint8
+        source: A path, URL, bytes of a file, or frames: PIL images of one size, or uint8
             ``[frames, h, w, 3]`` (RGB).
-        fps: Frames a second; for frames, and only for them.
+        fps: Frames per second; required for frames, not allowed for files.
 
     Raises:
-        MediaError: It cannot be read, or is not one of these.
+        MediaError: The source cannot be read or is of another kind.
     """
     frames = _arrays().stacked(source) if _is_images(source) else source
     if _is_array(frames):
         _arrays().check_pixels(frames, frames.ndim == 4 and frames.shape[3] == 3, "[frames, h, w, 3]")
         if fps is None:
-            raise MediaError("frames need their fps")
+            raise MediaError("frames need an fps")
         return VideoPart(data=memoryview(_arrays().png(frames, fps)))
-    _refuse(fps, "fps is for frames; a file says its own")
+    _refuse(fps, "fps is for frames; a file has its own")
     return _from_file(VideoPart, source)
 
 
@@ -97,7 +95,7 @@ def content(
     images: ImageSource | Sequence[ImageSource] = (),
     videos: VideoSource | Sequence[VideoSource] = (),
 ) -> str | list[ContentPart]:
-    """Give what one message holds: sounds, pictures, videos, and then the text.
+    """The content of one message: audio, images, videos, then the text.
 
     Raises:
         MediaError: Naming the item that cannot be used.
@@ -113,7 +111,7 @@ def content(
 
 
 def _each(kind: MediaKind, make: Any, sources: Any) -> Iterable[ContentPart]:
-    """Make a part of each source; the one or the many that were given."""
+    """Make a part of each source; a single source need not be in a list."""
     many = isinstance(sources, list | tuple) and not (kind == "video" and _is_images(sources))
     for number, source in enumerate(sources if many else [sources], 1):
         try:
@@ -130,10 +128,10 @@ def _from_file(kind: type[P], source: object) -> P:
     if isinstance(source, str) and source[:6].lower().startswith(("data:", "https:")):
         return kind(url=source)
     if isinstance(source, str) and source[:5].lower() == "http:":
-        raise MediaError(f"{source[:64]}: gateways fetch by https: only")
+        raise MediaError(f"{source[:64]}: gateways fetch https: URLs only")
     if isinstance(source, str | Path):
         return kind(data=memoryview(_read(Path(source))))
-    raise MediaError(f"{type(source).__name__} is nothing that {kind.__name__} can be made of")
+    raise MediaError(f"{kind.__name__} cannot be made from {type(source).__name__}")
 
 
 def _read(path: Path) -> bytes:
@@ -157,7 +155,7 @@ def _refuse(value: object, why: str) -> None:
 
 
 def _is_image(source: object) -> "TypeGuard[Image]":
-    """A PIL image; who has one has loaded the library, which is not loaded here."""
+    """Whether it is a PIL image, without importing PIL: whoever has an image has imported it."""
     library = sys.modules.get("PIL.Image")
     return library is not None and isinstance(source, library.Image)
 
@@ -167,7 +165,7 @@ def _is_images(source: object) -> "TypeGuard[Sequence[Image]]":
 
 
 def _is_array(source: object) -> "TypeGuard[npt.NDArray[Any]]":
-    """A NumPy array; as with PIL."""
+    """Whether it is a NumPy array; as with PIL."""
     library = sys.modules.get("numpy")
     return library is not None and isinstance(source, library.ndarray)
 

@@ -1,4 +1,4 @@
-"""Requests on their way to the gateway: files are not copied whole, and cancels wait for no upload."""
+"""Sends requests: files are not copied, and cancels do not wait for uploads."""
 
 import asyncio
 import logging
@@ -25,23 +25,23 @@ from omnirelay.protocol import (
 )
 
 Pieces = list[bytes | memoryview]
-"""A frame, or a request: its pieces, one behind the other."""
+"""A frame or a request, in consecutive pieces."""
 MAX_SUBMIT_BYTES: Final = 64
-"""What :class:`omnirelay.protocol.Submit` takes besides the request."""
+"""Overhead of :class:`omnirelay.protocol.Submit`."""
 MARK_BYTES: Final = 16
 MAX_FRAME_BYTES: Final = 2**32 - 1
-"""What a frame's length can say."""
+"""Largest length that a frame's header can hold."""
 _BIN8, _BIN32 = 0xC4, 0xC6
 log = logging.getLogger(__name__)
 
 
 @dataclass
 class UploadProgress:
-    """How far a request is on its way.
+    """How much of a request has been sent.
 
     Attributes:
         total_bytes: Its length.
-        sent_bytes: Of them, taken by the connection, which holds a few that the gateway has not read.
+        sent_bytes: Bytes written to the connection, which buffers a few.
     """
 
     total_bytes: int
@@ -49,16 +49,11 @@ class UploadProgress:
 
 
 def request_pieces(request: GenerateRequest, limits: Welcome) -> Pieces:
-    """Give a request as it is sent; its files are referred to, not copied.
-
-    Args:
-        request: The request.
-        limits: The gateway's.
+    """Encode a request; its files are referenced, not copied.
 
     Raises:
-        MediaTooLargeError: A file, or all together, is more than the gateway takes.
-        InvalidRequestError: The request is longer than the gateway reads, a text is not Unicode, or a number
-            is beyond 64 bits.
+        MediaTooLargeError: Media exceed the gateway's limits.
+        InvalidRequestError: The request is too long, a text is not Unicode, or a number exceeds 64 bits.
     """
     _check_media(request, limits)
     mark = secrets.token_bytes(MARK_BYTES)
@@ -78,23 +73,16 @@ def request_pieces(request: GenerateRequest, limits: Welcome) -> Pieces:
     most = limits.max_frame_bytes or MAX_FRAME_BYTES
     if length > most:
         raise InvalidRequestError(
-            f"the request takes {length} bytes, the gateway reads at most {most} "
-            "(gateway.limits.request_bytes)"
+            f"the request has {length} bytes, the gateway takes at most {most} (gateway.limits.request_bytes)"
         )
     return pieces
 
 
 def frames_of(client_id: int, pieces: Pieces, limits: Welcome) -> Iterator[Pieces]:
-    """Give the frames of a request: one, or, of a long one that the gateway takes in pieces, many.
-
-    Args:
-        client_id: The client's name of the request.
-        pieces: The request.
-        limits: The gateway's.
-    """
+    """The frames of a request: one, or many if it is long and the gateway takes pieces."""
     length = sum(map(len, pieces))
     if length <= PIECE_BYTES - MAX_SUBMIT_BYTES or limits.max_piece_bytes is None:
-        # The request is the last field, so that it is the end of the message.
+        # The request is the last field, so it is the end of the message.
         head = msgspec.msgpack.encode(Submit(client_id, msgspec.Raw(b"")))
         yield [(len(head) + length).to_bytes(LENGTH_BYTES, "big"), head, *pieces]
         return
@@ -105,13 +93,9 @@ def frames_of(client_id: int, pieces: Pieces, limits: Welcome) -> Iterator[Piece
 
 
 class Outbox:
-    """Writes to the gateway as fast as it reads; what is short does not wait for what is long.
+    """Writes to the gateway; short messages do not wait for long ones.
 
-    Cancels and queries go first, then requests of one frame; between any two frames of a longer one they get
-    their turn.
-
-    Args:
-        writer: To the gateway.
+    Cancels and queries go first, then requests of one frame; uploads of several frames share what is left.
     """
 
     def __init__(self, writer: asyncio.StreamWriter) -> None:
@@ -123,12 +107,12 @@ class Outbox:
         _keep_little_unsent(writer)
 
     def say(self, frame: bytes) -> None:
-        """Write a short frame as soon as the one that is being written is complete."""
+        """Send a short frame after the one that is being written."""
         self._short.append(frame)
         self._more.set()
 
     def submit(self, client_id: int, pieces: Pieces, limits: Welcome) -> UploadProgress:
-        """Write a request when it is its turn; gives how far it is, kept up to date."""
+        """Queue a request; the result is kept up to date."""
         upload = UploadProgress(sum(map(len, pieces)))
         frames = frames_of(client_id, pieces, limits)
         queue = self._requests if upload.total_bytes <= PIECE_BYTES else self._uploads
@@ -137,11 +121,7 @@ class Outbox:
         return upload
 
     def withdraw(self, client_id: int) -> bool:
-        """Write no more of a request.
-
-        Returns:
-            Nothing of it was written.
-        """
+        """Send no more of a request, and return whether none of it was sent."""
         request = self._requests.pop(client_id, None) or self._uploads.pop(client_id, None)
         return request is not None and not request.begun
 
@@ -158,17 +138,17 @@ class Outbox:
                         if queue:
                             await self._send_next(queue)
         except OSError as error:
-            # Who reads from the connection learns of it too, and tells.
-            log.debug("cannot write to the gateway any more: %s", error)
+            # The reading task reports it.
+            log.debug("cannot write to the gateway: %s", error)
 
     async def _send_next(self, queue: "dict[int, _Request]") -> None:
-        """Write the next frame of the request that has waited longest."""
+        """Write the next frame of the oldest request."""
         client_id, request = next(iter(queue.items()))
         request.begun = True
         frame = next(request.frames, None)
         if frame is None:
             request.upload.sent_bytes = request.upload.total_bytes
-            # It may have been withdrawn while its last frame was written.
+            # It may have been withdrawn during its last frame.
             queue.pop(client_id, None)
         else:
             await self._write(frame, request.upload)
@@ -181,7 +161,7 @@ class Outbox:
                 await self._writer.drain()
                 if upload is not None:
                     upload.sent_bytes = min(upload.sent_bytes + len(part), upload.total_bytes)
-                # Draining does not wait while the gateway reads fast, and others want their turn.
+                # drain() does not yield while the gateway reads fast.
                 await asyncio.sleep(0)
 
 
@@ -193,7 +173,7 @@ class _Request:
 
 
 def _cut(pieces: Pieces, size: int) -> Iterator[bytes]:
-    """Give the same bytes in pieces of one size, the last of which may be shorter."""
+    """Cut into pieces of one size; the last may be shorter."""
     piece = bytearray()
     for view in (memoryview(each) for each in pieces):
         start = 0
@@ -209,7 +189,7 @@ def _cut(pieces: Pieces, size: int) -> Iterator[bytes]:
 
 
 def _keep_little_unsent(writer: asyncio.StreamWriter) -> None:
-    """Let the kernel take little that it cannot send yet: a cancel would be behind all of it."""
+    """Keep the kernel's send buffer short: a cancel waits behind all of it."""
     connection = writer.get_extra_info("socket")
     if connection is not None and hasattr(socket, "TCP_NOTSENT_LOWAT"):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, MAX_PIECE_BYTES)
@@ -232,7 +212,7 @@ def _check_media(request: GenerateRequest, limits: Welcome) -> None:
 
 
 def _marked(message: ChatMessage, mark: bytes) -> ChatMessage:
-    """The same message with a mark in place of each file."""
+    """The message with a marker in place of each file."""
     if isinstance(message.content, str):
         return message
     view = memoryview(mark)

@@ -166,7 +166,7 @@ class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def _message(message: object, where: str) -> ChatMessage:
-    """A message as the protocol has it, from one of OpenAI's API."""
+    """Convert a message of OpenAI's API."""
     if isinstance(message, ChatMessage):
         return message
     read = _convert(message, _Message, where)

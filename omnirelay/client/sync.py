@@ -1,4 +1,4 @@
-"""The client for plain code: the asyncio client on a thread of its own."""
+"""The client for plain code: the asyncio client on its own thread."""
 
 import asyncio
 import ssl
@@ -18,10 +18,7 @@ T = TypeVar("T")
 
 
 class Answer:
-    """The events of one request, to be iterated once.
-
-    Leaving a ``with`` block cancels the request if it has not ended.
-    """
+    """The events of one request, to be iterated once.  Leaving a ``with`` block cancels the request."""
 
     def __init__(self, client: "Client", answer: AsyncAnswer) -> None:
         self._client = client
@@ -29,11 +26,11 @@ class Answer:
 
     @property
     def request_id(self) -> str | None:
-        """The gateway's name of the request; none until it is accepted."""
+        """The gateway's id of the request; None until it is accepted."""
         return self._answer.request_id
 
     def cancel(self) -> None:
-        """Ask the gateway to stop; iterating then raises :class:`CancelledRequestError`."""
+        """Cancel the request; iterating then raises :class:`CancelledRequestError`."""
         if not self._client.closed:
             self._client.call(self._cancel())
 
@@ -59,7 +56,7 @@ class Answer:
         """Give the next event.
 
         Raises:
-            RequestError: The request failed; the children of the class say how.
+            RequestError: The request failed; subclasses say why.
             GatewayUnreachableError: The connection was lost.
         """
         event = self._client.call(self._next())
@@ -75,19 +72,18 @@ class Answer:
 
 
 class Client:
-    """A connection to a gateway; use it with ``with``.  Any number of threads may share it.
+    """A connection to a gateway; use it with ``with``.  Threads may share it.
 
     Args:
-        address: ``tcp://HOST:PORT``, or ``tls://HOST:PORT`` where the gateway speaks TLS.
-        api_key: The key that it asks for, if it does.
-        ca: With ``tls://``, whose certificates are believed: a PEM file, or a context of one's own; none
-            believes those of the system.
+        address: ``tcp://HOST:PORT``, or ``tls://HOST:PORT`` if the gateway speaks TLS.
+        api_key: The API key, if the gateway requires one.
+        ca: With ``tls://``, a CA file (PEM) or an SSL context; None is the system's trust store.
 
     Raises:
-        GatewayUnreachableError: Nobody answers at the address.
+        GatewayUnreachableError: No gateway answers at the address.
         VersionError: The gateway speaks another version of the protocol.
-        UnauthenticatedError: It does not know the key.
-        ConfigError: The address or the authorities' file cannot be used.
+        UnauthenticatedError: Invalid API key.
+        ConfigError: The address or the CA file cannot be used.
     """
 
     def __init__(
@@ -130,7 +126,7 @@ class Client:
         return Answer(self, self.call(send()))
 
     def status(self) -> StatusReport:
-        """Ask how the stack is.
+        """Ask for the status of the stack.
 
         Raises:
             GatewayUnreachableError: The connection was lost.
@@ -138,15 +134,12 @@ class Client:
         return self.call(self._client.status())
 
     def close(self) -> None:
-        """Disconnect; requests that have not ended are cancelled by the gateway.
-
-        What other threads wait for ends with :class:`GatewayUnreachableError`.
-        """
+        """Disconnect; the gateway cancels open requests, and threads that wait raise an error."""
         self._stop()
 
     @property
     def closed(self) -> bool:
-        """It was closed, and can be used no more."""
+        """Whether it was closed."""
         return not self._open
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
@@ -170,14 +163,14 @@ class Client:
         with self._scheduling:
             if self.closed:
                 return
-            # Behind it nothing is scheduled any more.
+            # Nothing is scheduled after this.
             self._open = False
             asyncio.run_coroutine_threadsafe(self._finish(), self._loop)
         self._thread.join()
         self._loop.close()
 
     async def _finish(self) -> None:
-        """Close the connection, let everybody who waits hear of it, and end the thread."""
+        """Close the connection, let waiting tasks see that, and end the thread."""
         try:
             await self._client.close()
             others = asyncio.all_tasks() - {asyncio.current_task()}

@@ -1,4 +1,4 @@
-"""TLS of a client: which authorities it trusts."""
+"""TLS of a client."""
 
 import ssl
 from pathlib import Path
@@ -7,10 +7,7 @@ from omnirelay.errors import ConfigError
 
 
 def client_context(ca: Path | None) -> ssl.SSLContext:
-    """Give what a client believes.
-
-    Args:
-        ca: PEM file of the only authorities that it trusts; none trusts the system's.
+    """The SSL context for a CA file in PEM; None is the system's trust store.
 
     Raises:
         ConfigError: The file cannot be used.

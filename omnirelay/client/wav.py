@@ -1,4 +1,4 @@
-"""Speech as bytes, to PCM16 and to WAV files, without NumPy."""
+"""PCM to PCM16 and WAV files, without NumPy."""
 
 import sys
 import wave
@@ -13,7 +13,7 @@ PCM_PEAK: Final = 32_767
 
 
 def pcm16(waveform: bytes) -> bytes:
-    """Give a waveform, float32 little-endian, as PCM16, little-endian; clipped to [-1, 1]."""
+    """Convert float32 to PCM16, both little-endian; clipped to [-1, 1]."""
     samples = array("f", waveform)
     if sys.byteorder == "big":
         samples.byteswap()
@@ -25,10 +25,10 @@ def pcm16(waveform: bytes) -> bytes:
 
 
 def require_wav(path: Path) -> None:
-    """Refuse a file before there is anything to be written to it.
+    """Check a path before there is anything to write.
 
     Raises:
-        OutputError: It is not called as a WAV file is, or its folder is not there.
+        OutputError: It does not end in ``.wav``, or its folder does not exist.
     """
     if path.suffix.lower() != ".wav":
         raise OutputError(
@@ -40,7 +40,7 @@ def require_wav(path: Path) -> None:
 
 
 def write_wav(path: Path, waveform: bytes) -> None:
-    """Write a waveform, float32 little-endian, as 24 kHz mono PCM16.
+    """Write PCM, float32 little-endian, as 24 kHz mono PCM16.
 
     Raises:
         OutputError: The file cannot be written.

@@ -1,8 +1,8 @@
-"""Variables that Kubernetes sets for the Services of a namespace, and which are none of ours.
+"""Variables that Kubernetes sets for the Services of a namespace; they are not configuration.
 
-A Service ``omnirelay`` gives every container ``OMNIRELAY_PORT=tcp://10.0.0.7:8000`` and others, one
-``omnirelay-gateway`` gives ``OMNIRELAY_GATEWAY_SERVICE_HOST``.  Name and value are both looked at, so
-that a key that is written wrongly is refused as before.
+A Service ``omnirelay`` gives every container ``OMNIRELAY_PORT=tcp://10.0.0.7:8000``, and a Service
+``omnirelay-gateway`` gives ``OMNIRELAY_GATEWAY_SERVICE_HOST``.  Both name and value are checked, so that
+misspelled keys are still errors.
 """
 
 import ipaddress
@@ -20,7 +20,7 @@ def _is_address(value: str) -> bool:
         address = ipaddress.ip_address(value)
     except ValueError:
         return False
-    # What one would set to listen on is never a Service's.
+    # Services never have an address to listen on.
     return not (address.is_loopback or address.is_unspecified)
 
 
@@ -49,10 +49,10 @@ _SHAPES: Final[tuple[tuple[re.Pattern[str], Callable[[str], bool]], ...]] = tupl
 
 
 def is_named_for_a_service(name: str) -> bool:
-    """Whether Kubernetes gives a variable such a name."""
+    """Whether the name has a form that Kubernetes uses."""
     return any(pattern.fullmatch(name) for pattern, _ in _SHAPES)
 
 
 def is_for_a_service(name: str, value: str) -> bool:
-    """Whether Kubernetes sets a variable so."""
+    """Whether Kubernetes could have set the variable."""
     return any(pattern.fullmatch(name) and check(value) for pattern, check in _SHAPES)

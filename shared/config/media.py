@@ -1,4 +1,4 @@
-"""The section of the configuration that bounds sounds, pictures and videos."""
+"""The media section of the configuration."""
 
 from typing import Annotated
 
@@ -9,28 +9,7 @@ from shared.messages import MAX_MEDIA_ITEMS
 
 
 class MediaConfig(Section):
-    """What sounds, pictures and videos a request may bring; checked before anything large is made of them.
-
-    Attributes:
-        max_item_bytes: Largest file.
-        max_request_bytes: All files of a request together.
-        max_audios: Most sounds of a request.
-        max_images: Most pictures of a request.
-        max_videos: Most videos of a request.
-        max_audio_seconds: Longest sound; the checkpoint may allow less.
-        min_image_side: A picture or video frame with a shorter side is refused; in pixels.
-        max_image_pixels: Largest picture, and largest frame of a video.
-        max_video_seconds: Longest video.
-        max_video_frames: Most frames of a video after sampling, two a second.
-        max_decoded_bytes: Most bytes of one item decoded; the frames of a video that would need more are
-            scaled down while it is decoded.
-        max_held_bytes: While the thinker holds more bytes of prepared items, further requests wait.
-        decoders: Processes of the thinker that decode.
-        decode_timeout_s: An item that takes longer to decode is refused.
-        cache_bytes: Prepared items kept for the next request with the same file; 0 keeps none.
-        url_hosts: Hosts from which the gateway may fetch media by https; none means by value only.
-        url_timeout_s: Longest time for fetching one item.
-    """
+    """Limits on audio, images and videos, checked before decoding; see docs/configuration.md."""
 
     max_item_bytes: Bytes = 64 * 2**20
     max_request_bytes: Bytes = 96 * 2**20

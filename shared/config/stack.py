@@ -19,35 +19,14 @@ DEFAULT_CHECKPOINT: Final = Path(".cache/omnirelay/tiny")
 
 
 class TracingConfig(Section):
-    """Whether and where traces of requests are told.
-
-    Attributes:
-        endpoint: A collector that speaks OTLP over HTTP, or the address below it that takes traces; none
-            leaves it to OpenTelemetry's environment variables.
-        sample_ratio: Share of the requests that are traced, unless the client decides.
-    """
+    """Whether and where traces are exported; see docs/configuration.md."""
 
     endpoint: Annotated[TraceEndpoint | None, BeforeValidator(empty_is_none)] = None
     sample_ratio: Annotated[float, Field(ge=0, le=1)] = 1.0
 
 
 class Config(Section):
-    """The whole stack.
-
-    Attributes:
-        model: Directory of the checkpoint, or its id on the Hugging Face hub; none is the small random
-            checkpoint in :data:`DEFAULT_CHECKPOINT`.
-        log_level: Of OmniRelay's own log lines.
-        log_format: How all processes write their lines: for people, or one JSON object a line.
-        text_only: The thinker serves alone: answers are not spoken, and there are no talker and token2wav.
-        window_bytes: Most bytes on the way from one process to another: sent, and not yet taken from the
-            socket.  A message that is larger goes alone.
-        gateway: The gateway.
-        media: Sounds, pictures and videos of requests.
-        security: Who may join the stack.
-        stages: The stages.
-        tracing: Traces of requests.
-    """
+    """The whole stack; docs/configuration.md describes every key."""
 
     model: str | None = None
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -79,14 +58,14 @@ class Config(Section):
         ]
         if reachable:
             raise ValueError(
-                f"other machines can reach {', '.join(reachable)}, and whoever does could join the stack: "
+                f"other machines can reach {', '.join(reachable)} and could join the stack: "
                 "make keys with `omnirelay keys DIR` and set security.keys to DIR; or set "
-                "security.internal_network: true if nobody but the processes of the stack is on that network"
+                "security.internal_network: true if only the processes of the stack are on that network"
             )
         return self
 
     def inner_addresses(self) -> dict[str, str]:
-        """The addresses of the sockets between the processes, by their keys."""
+        """The addresses of the sockets between the processes, by key."""
         found = {"gateway.events": self.gateway.events, "gateway.control": self.gateway.control}
         for name in STAGES:
             stage = self.stage(name)
@@ -97,7 +76,7 @@ class Config(Section):
 
     @property
     def served_stages(self) -> tuple[StageName, ...]:
-        """The stages that the stack has, in the order data flows."""
+        """The stages of the stack, in the order data flows."""
         return STAGES[:1] if self.text_only else STAGES
 
     def stage(self, name: StageName) -> StageConfig:

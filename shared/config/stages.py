@@ -1,4 +1,4 @@
-"""The stages' sections of the configuration, with those of their engines."""
+"""The stages' sections of the configuration.  docs/configuration.md describes every key."""
 
 from typing import Annotated, Literal
 
@@ -12,11 +12,7 @@ from shared.messages.bounds import DEFAULT_MAX_PAYLOAD_BYTES
 class SynthesisEngineConfig(Section):
     """The vLLM engine of token2wav, which has no KV cache and computes in float32.
 
-    Field names here and in :class:`EngineConfig` follow vLLM's engine arguments.
-
-    Attributes:
-        max_num_seqs: Most requests in one batch.
-        gpu_memory_utilization: Share of the device that vLLM may use when it measures.
+    Field names here and in :class:`EngineConfig` are those of vLLM's engine arguments.
     """
 
     max_num_seqs: Annotated[int, Field(gt=0)] = 16
@@ -24,17 +20,7 @@ class SynthesisEngineConfig(Section):
 
 
 class EngineConfig(SynthesisEngineConfig):
-    """The vLLM engine of a stage that generates tokens.
-
-    Attributes:
-        dtype: Of weights and activations; ``auto`` takes the checkpoint's.
-        max_model_len: Most positions of one request; none takes the checkpoint's.
-        max_num_batched_tokens: Most tokens computed in one step.
-        kv_cache_memory_bytes: Size of the KV cache; none lets vLLM measure (right on a GPU).
-        enforce_eager: No CUDA graphs, no compilation.
-        tensor_parallel_size: GPUs of this stage.
-        block_size: Positions per KV block; none takes the platform's.
-    """
+    """The vLLM engine of a stage that generates tokens."""
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     max_model_len: Annotated[int, Field(gt=0)] | None = None
@@ -46,33 +32,13 @@ class EngineConfig(SynthesisEngineConfig):
 
 
 class ThinkerEngineConfig(EngineConfig):
-    """The vLLM engine of the thinker.
-
-    Attributes:
-        enable_prefix_caching: Reuse the blocks of equal prompt beginnings.
-    """
+    """The vLLM engine of the thinker."""
 
     enable_prefix_caching: bool = True
 
 
 class StageConfig(Section):
-    """One stage: its process, or each of them where there are several.
-
-    Attributes:
-        inbox: Where the stage listens for its input; with the port ``*``, on one that is free.
-        advertise: The address by which others reach the inbox; none takes that of the inbox, or where it is
-            all of the machine's, the one from which the gateway hears the stage.
-        replicas: Processes that ``omnirelay up`` starts.  Each but the first listens on ports of its own.
-        drain_s: How long the process goes on with its requests once it is told to stop.
-        threads: CPU threads of the model; none takes OMP_NUM_THREADS, or else a third of the cores.
-        devices: ``CUDA_VISIBLE_DEVICES`` of the process; none leaves the environment as it is.
-        max_payload_bytes: Largest tensor it takes from a socket.
-        max_backlog_bytes: Most bytes that may wait for one receiver, behind ``window_bytes``.
-        heartbeat_s: Time between two heartbeats.
-        niceness: Added to that of the threads that compute, so that those that send and receive, the gateway
-            and clients get a core when they need one.
-        http: Where ``/metrics``, ``/livez`` and ``/readyz`` are served; none serves none.
-    """
+    """One stage, with any number of replicas."""
 
     inbox: InboxAddress
     http: TcpAddress | None
@@ -88,20 +54,9 @@ class StageConfig(Section):
 
 
 class SynthesisConfig(Section):
-    """How token2wav cuts a stream into chunks, and how it solves the ODE.
+    """How token2wav splits a stream into chunks and solves the ODE.
 
     A block is 24 mel frames (12 codec tokens, 0.24 s) in the released checkpoints.
-
-    Attributes:
-        first_chunk_blocks: Length of a stream's first chunk: small, so that audio starts early.
-        chunk_growth: Each next chunk is at most this many times longer.
-        max_chunk_blocks: Longest chunk.
-        look_ahead_blocks: Blocks after a chunk that must be known before it is computed.
-        time_points: Points of the ODE's time axis; one less is the number of solver steps.
-        guidance_scale: Classifier-free guidance.
-        sway_coefficient: Sway sampling of the time axis (F5-TTS, arXiv 2410.06885).
-        max_batch_frames: Most mel frames that the solver advances in a step; what does not fit takes turns.
-        max_vocoder_frames: Most mel frames that become audio in a step; a chunk with more does so in pieces.
     """
 
     first_chunk_blocks: Annotated[int, Field(gt=0)] = 1
@@ -116,11 +71,7 @@ class SynthesisConfig(Section):
 
 
 class ThinkerConfig(StageConfig):
-    """The thinker stage.
-
-    Attributes:
-        engine: Its vLLM engine.
-    """
+    """The thinker stage."""
 
     inbox: InboxAddress = "tcp://127.0.0.1:5562"
     http: TcpAddress | None = "tcp://127.0.0.1:5572"
@@ -128,14 +79,7 @@ class ThinkerConfig(StageConfig):
 
 
 class TalkerConfig(StageConfig):
-    """The talker stage.
-
-    Attributes:
-        engine: Its vLLM engine.
-        playback_margin_s: While a reply is less than that ahead of its listener, those further ahead wait; 0
-            lets none wait.
-        max_held_bytes: Most bytes of conditioning rows that it holds; a request more is refused.
-    """
+    """The talker stage."""
 
     inbox: InboxAddress = "tcp://127.0.0.1:5563"
     http: TcpAddress | None = "tcp://127.0.0.1:5573"
@@ -145,14 +89,7 @@ class TalkerConfig(StageConfig):
 
 
 class Token2WavConfig(StageConfig):
-    """The token2wav stage.
-
-    Attributes:
-        engine: Its vLLM engine.
-        playback_margin_s: While a chunk is wanted within that time, those wanted later wait; 0 lets none
-            wait.
-        synthesis: Chunking and solver.
-    """
+    """The token2wav stage."""
 
     inbox: InboxAddress = "tcp://127.0.0.1:5564"
     http: TcpAddress | None = "tcp://127.0.0.1:5574"

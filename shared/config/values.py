@@ -1,4 +1,4 @@
-"""What values of the configuration may be: addresses, origins, hosts, sizes."""
+"""Types of configuration values: addresses, origins, hosts, sizes."""
 
 import ipaddress
 import re
@@ -15,7 +15,7 @@ _HOST = re.compile(r"[a-z0-9._-]+|[0-9a-f:]*:[0-9a-f:.]+")
 
 
 def check_address(address: str) -> str:
-    """Give an address as it is.
+    """Return an address.
 
     Raises:
         ValueError: It is not one.
@@ -31,22 +31,22 @@ def check_address(address: str) -> str:
 
 
 WILDCARDS: Final = ("*", "0.0.0.0", "[::]")  # noqa: S104 - nothing is bound here
-"""Hosts to listen on that are all of the machine's addresses; nobody can connect to them."""
+"""Hosts that stand for all addresses of the machine; nobody can connect to them."""
 
 
 def check_reachable(address: str) -> str:
-    """Give an address as it is, if others can connect to it.
+    """Return an address to which others can connect.
 
     Raises:
         ValueError: They cannot.
     """
     if address.removeprefix("tcp://").rpartition(":")[0] in WILDCARDS:
-        raise ValueError(f"{address!r} is all addresses of a machine, and none to connect to")
+        raise ValueError(f"{address!r} stands for all addresses of a machine; nobody can connect to it")
     return check_address(address)
 
 
 def _check_inbox(address: str) -> str:
-    # The system chooses the port; others learn it from the stage's heartbeats.
+    # The system chooses the port; heartbeats report it.
     check_address(f"{address.removesuffix('*')}1" if address.endswith(":*") else address)
     return address
 
@@ -60,7 +60,7 @@ def _check_tcp(address: str) -> str:
 def is_local(address: str) -> bool:
     """Whether only this machine can reach an address: ``ipc://``, ``localhost``, or one of the loopback.
 
-    A name may stand for any machine, and a wildcard for all of this one's addresses: neither is local.
+    Host names and wildcards are not local.
     """
     if address.startswith("ipc://"):
         return True
@@ -84,11 +84,10 @@ def _check_origin(origin: str) -> str:
 
 
 def check_endpoint(address: str) -> str:
-    """Check the address of a collector of traces, and give it back.
+    """Return the address of a trace collector.
 
     Raises:
-        ValueError: It is none, or holds more than a place.  What a collector wants to know of who sends is a
-            header, which OTEL_EXPORTER_OTLP_HEADERS sets.
+        ValueError: It is invalid or holds credentials, which belong into OTEL_EXPORTER_OTLP_HEADERS.
     """
     wrong = f"{address!r} is not http://HOST:PORT or https://HOST:PORT, with a path or without"
     try:
@@ -107,7 +106,7 @@ TraceEndpoint = Annotated[str, AfterValidator(check_endpoint)]
 
 
 def empty_is_none(value: object) -> object:
-    """An empty value, as an unset variable of Compose gives, is none."""
+    """An empty value, as an unset variable in Compose gives, is None."""
     return None if value == "" else value
 
 
@@ -132,7 +131,7 @@ Network = Annotated[str, AfterValidator(_check_network)]
 
 
 def _device_number(devices: object) -> object:
-    """A single device, ``devices: 0``, is a number to YAML."""
+    """YAML reads a single device, ``devices: 0``, as a number."""
     return str(devices) if type(devices) is int else devices
 
 
@@ -140,6 +139,6 @@ DeviceList = Annotated[str, BeforeValidator(_device_number)]
 
 
 class Section(BaseModel):
-    """A section of the configuration: strict, and immutable once read."""
+    """A section of the configuration: strict and immutable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)

@@ -1,7 +1,7 @@
-"""Logging of a process: one record a line, the process's name in it, to standard error.
+"""Logging of a process: one record per line, with the process's name, on standard error.
 
-Nothing secret and nothing of what clients send is written, at any level.  Nobody waits for a line to be
-written, and nobody can cause lines without a bound: see :func:`limited`.
+No secrets and no client input are logged, at any level.  Logging never blocks, and lines that others can
+cause are rate-limited: see :func:`limited`.
 """
 
 import logging
@@ -27,30 +27,24 @@ __all__ = [
 
 _OURS: Final = ("services", "gateway", "shared", "checkpoint", "__main__")
 _TALKATIVE: Final = {
-    # Addresses with their queries.
+    # Would log URLs with their queries.
     "uvicorn": logging.WARNING,
     "websockets": logging.WARNING,
-    # What it cannot read of the headers for a collector, where keys are.
+    # Would log invalid headers for a collector, which hold keys.
     "opentelemetry.util.re": logging.CRITICAL,
 }
-"""Libraries that write what clients or secrets say, and from which level on they do not."""
+"""Libraries that log client input or secrets, and the level from which they do not."""
 LIMITED: Final = {"limited": ""}
-"""The ``extra`` of a line that is written as by :func:`limited`."""
+"""The ``extra`` of a rate-limited line, as :func:`limited` sets it."""
 FLUSH_S: Final = 1.0
-"""How long the end of a process waits for its last lines to be written."""
+"""How long the end of a process waits for its last lines."""
 _STDOUT: Final = 1
 _STDERR: Final = 2
 log = logging.getLogger(__name__)
 
 
 class _Handler(logging.Handler):
-    """Gives records to the writer's thread; holds repetitions back that others can cause.
-
-    These are the records of libraries, and ours that :func:`limited` wrote.
-
-    Args:
-        formatter: Writes records.
-    """
+    """Passes records to the writer thread; rate-limits records of libraries and those of :func:`limited`."""
 
     def __init__(self, formatter: TextFormatter) -> None:
         super().__init__()
@@ -71,11 +65,11 @@ class _Handler(logging.Handler):
             self.write(record)
 
     def write(self, record: logging.LogRecord) -> None:
-        """Write a record in any case."""
+        """Write a record without a rate limit."""
         self._writer.put(self.format(record))
 
     def flush(self) -> None:
-        """Write what is left at the end of the process, but do not wait for long."""
+        """Write what is left at the end of the process, within :data:`FLUSH_S`."""
         self._tell_repeats(at_once=True)
         self._writer.flush(FLUSH_S)
 
@@ -97,38 +91,31 @@ class _Limited(logging.LoggerAdapter[logging.Logger]):
 
 
 def limited(logger: logging.Logger, burst: int = BURST) -> "logging.LoggerAdapter[logging.Logger]":
-    """Give what writes lines that somebody outside can cause as often as they like.
+    """A logger for lines that others can cause as often as they like.
 
-    Of those with the same words (before arguments are put in) the first few of an interval are written; the
-    others are counted, and one line says how many they were.  ``extra={"limited": KIND}`` tells kinds apart
-    that have the same words.
-
-    Args:
-        logger: Where the lines go.
-        burst: How many of them are written in an interval.
+    Of lines with the same text (before arguments are inserted) the first ``burst`` in an interval are
+    written; one line counts the rest.  ``extra={"limited": KIND}`` separates kinds with the same text.
     """
     return _Limited(logger, {"burst": burst})
 
 
 def of_request(request_id: str) -> dict[str, str]:
-    """Give the ``extra`` of a line about a request, whichever attempt at it."""
+    """The ``extra`` of a line about a request, the same for all its attempts."""
     return {"request_id": request_id.partition(".")[0]}
 
 
 def configure_logging(process: str, level: str, form: LogFormat = "text") -> None:
-    """Set logging up, at the start of a process.
+    """Set up logging at the start of a process.
 
-    Libraries are heard from errors on: their warnings are about choices of ours, which a user can do nothing
-    about.  At ``debug`` they are heard from information on; below that some write what passes through them.
-    What is written to ``sys.stdout`` and ``sys.stderr``, warnings and exceptions that nobody caught become
-    lines of the same form.
+    Libraries log from errors on, because users cannot act on their warnings; with ``debug``, from info on.
+    Output to ``sys.stdout`` and ``sys.stderr``, warnings and uncaught exceptions become log lines too.
 
     Args:
         process: Name of the process, e.g. ``thinker``.
-        level: Name of the lowest level that OmniRelay itself writes.
-        form: The form of its lines.
+        level: Lowest level of OmniRelay's own lines.
+        form: The form of the lines.
     """
-    # Texts of clients are in the gateway; stages have tokens and files, and engines whose words are needed.
+    # Client texts are in the gateway; stages have tokens and files, and engines whose messages are needed.
     formatter = make_formatter(process, form, quiet=process == "gateway")
     handler = _the_handler()
     if handler is None:
@@ -147,7 +134,7 @@ def configure_logging(process: str, level: str, form: LogFormat = "text") -> Non
     threading.excepthook = lambda told: _tell_uncaught(told.exc_type, told.exc_value, told.exc_traceback)
     logging.captureWarnings(True)
     if level != "debug":
-        # PyTorch gives its loggers a level of their own; this one tells of every machine without a GPU.
+        # PyTorch sets its own levels; this logger warns on every machine without a GPU.
         logging.getLogger("torch._library.triton").setLevel(logging.ERROR)
         warnings.simplefilter("ignore")
 
@@ -173,6 +160,4 @@ def _take_streams(handler: _Handler) -> None:
 def _tell_uncaught(
     kind: type[BaseException], error: BaseException | None, trace: TracebackType | None
 ) -> None:
-    log.critical(
-        "an exception that nobody caught", exc_info=(kind, error, trace) if error is not None else None
-    )
+    log.critical("uncaught exception", exc_info=(kind, error, trace) if error is not None else None)

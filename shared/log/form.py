@@ -1,4 +1,4 @@
-"""The two forms of a log line: text for people, JSON for collectors."""
+"""The two forms of a log line: text, and JSON."""
 
 import json
 import logging
@@ -13,18 +13,15 @@ LogFormat = Literal["text", "json"]
 _SECRET: Final = re.compile(
     r"(?i)(authorization\W{1,4}(?:bearer\s+)?|bearer\s+|openai-insecure-api-key\.)[^\s'\",;]+|omr_[\w-]{8,}"
 )
-"""What a client proves itself with, as libraries write it at ``debug``, and keys of ours anywhere."""
+"""Credentials of clients, as libraries log them at ``debug``, and our API keys anywhere."""
 
 
 class TextFormatter(logging.Formatter):
     """``2026-03-01T14:02:11.123+01:00 INFO gateway gateway.manager: …``.
 
-    Writes of an exception where it was raised and its class.  Its words are left out where they may quote
-    what a client sent: who raised it did not think of the log.
-
     Args:
         process: Name of the process.
-        quiet: Leave the words of exceptions out.
+        quiet: Of exceptions, write class and traceback but no message, which may quote client input.
     """
 
     def __init__(self, process: str, quiet: bool) -> None:
@@ -33,11 +30,11 @@ class TextFormatter(logging.Formatter):
         self._quiet = quiet
 
     def format(self, record: logging.LogRecord) -> str:
-        """Write a record without what clients prove themselves with."""
+        """Write a record, without secrets."""
         return _without_secrets(super().format(record))
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: ARG002, N802
-        """Give local time with its zone, in the form of ISO 8601."""
+        """Local time with its zone, in ISO 8601."""
         return datetime.fromtimestamp(record.created).astimezone().isoformat(timespec="milliseconds")
 
     def formatException(  # noqa: N802  logging's name
@@ -57,9 +54,8 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(TextFormatter):
-    """One JSON object a line: ``ts``, ``level``, ``process``, ``logger``, ``message``.
-
-    ``request_id`` and ``exception`` are there if the record has one.
+    """One JSON object per line: ``ts``, ``level``, ``process``, ``logger``, ``message``, and if present
+    ``request_id`` and ``exception``.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -79,18 +75,12 @@ class JsonFormatter(TextFormatter):
 
 
 def make_formatter(process: str, form: LogFormat, quiet: bool = False) -> TextFormatter:
-    """Give what writes records of a process.
-
-    Args:
-        process: Its name.
-        form: The form of its lines.
-        quiet: Leave the words of exceptions out.
-    """
+    """The formatter of a process; the arguments are those of :class:`TextFormatter`."""
     return (JsonFormatter if form == "json" else TextFormatter)(process, quiet)
 
 
 def make_record(name: str, level: int, message: str) -> logging.LogRecord:
-    """Give the record of a line that comes as it is."""
+    """The record of a line that is already formatted."""
     return logging.LogRecord(name, level, "", 0, message, None, None)
 
 

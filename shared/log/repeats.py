@@ -1,4 +1,4 @@
-"""A bound for lines that others can cause as often as they like."""
+"""A rate limit for log lines that others can cause."""
 
 import threading
 import time
@@ -6,15 +6,15 @@ from collections.abc import Callable, Hashable
 from typing import Final, Generic, TypeVar
 
 BURST: Final = 10
-"""Lines of a kind that are written in an interval; more are counted."""
+"""Lines of a kind that are written per interval; more are counted."""
 INTERVAL_S: Final = 10.0
 MAX_KINDS: Final = 256
-"""Kinds that are told apart at once; what is more counts as one kind."""
+"""Kinds that are tracked at once; all others count as one."""
 T = TypeVar("T")
 
 
 class _Kind(Generic[T]):
-    """What came of one kind in this interval."""
+    """The lines of one kind in this interval."""
 
     def __init__(self, since: float) -> None:
         self.since = since
@@ -24,10 +24,10 @@ class _Kind(Generic[T]):
 
 
 class Repeats(Generic[T]):
-    """Lets the first few of a kind through in an interval, and counts the others.
+    """Admits the first few lines of each kind in an interval, and counts the others.
 
     Args:
-        clock: Gives monotonic seconds.
+        clock: Monotonic seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -36,7 +36,7 @@ class Repeats(Generic[T]):
         self._kinds: dict[Hashable, _Kind[T]] = {}
 
     def admit(self, kind: Hashable, item: T, burst: int = BURST) -> bool:
-        """Whether one more of a kind is to be written."""
+        """Whether one more line of a kind is to be written."""
         with self._lock:
             known = self._kinds.get(kind)
             if known is None:
@@ -51,11 +51,7 @@ class Repeats(Generic[T]):
             return False
 
     def ended(self, at_once: bool = False) -> list[tuple[T, int]]:
-        """Close the intervals that are over; gives the last of each kind that was held back, and how many.
-
-        Args:
-            at_once: Close all intervals.
-        """
+        """Close past intervals, or all; gives the last suppressed line of each kind, and their number."""
         began = self._clock() - INTERVAL_S
         with self._lock:
             over = {kind: each for kind, each in self._kinds.items() if at_once or each.since <= began}

@@ -1,4 +1,4 @@
-"""Lines that are written by a thread of their own, so that nobody waits for who should read them."""
+"""Log lines are written by their own thread, so that nobody waits for a slow reader."""
 
 import io
 import logging
@@ -12,27 +12,23 @@ from collections.abc import Callable
 from typing import Final
 
 QUEUE_BYTES: Final = 2**18
-"""What waits to be written at most; lines that come while it is full are dropped."""
+"""Most bytes that wait to be written; lines above that are dropped."""
 TICK_S: Final = 1.0
 _RETRY_S: Final = 0.2
-"""How long the thread waits for room in a pipe before it looks whether it is wanted for something else."""
+"""How long the thread waits for room in a pipe before it checks for other work."""
 _MAX_LINE: Final = 2**16
 log = logging.getLogger(__name__)
 
 
 class Descriptor:
-    """A file descriptor that whole lines are written to.
-
-    Args:
-        number: The descriptor; it may block or not.
-    """
+    """A file descriptor to which whole lines are written; blocking or not."""
 
     def __init__(self, number: int) -> None:
         self._number = number
         self._midway = False
 
     def write(self, data: bytes) -> None:
-        """Write a line; as long as a pipe is full, wait.
+        """Write a line; wait while a pipe is full.
 
         Raises:
             OSError: It cannot be written; a part of it may have been.
@@ -44,25 +40,25 @@ class Descriptor:
             except BlockingIOError:
                 select.select([], [self._number], [], _RETRY_S)
                 continue
-            # On a disk that is full, the next line must not continue the broken one.
+            # After a full disk, the next line must not continue the broken one.
             self._midway = True
             view = view[written:]
         self._midway = False
 
 
 class LineWriter:
-    """Takes lines from any thread, at once, and writes them in order.
+    """Takes lines from any thread without blocking, and writes them in order.
 
-    What cannot be written, because nobody reads or the disk is full, is dropped and counted; once there is
-    room again a line says how many they were.
+    Lines that cannot be written, because nobody reads or the disk is full, are dropped and counted; a notice
+    reports their number once lines can be written again.
 
     Args:
-        write: Writes a line, and may take its time.
-        notice: Gives the line that says how many were dropped.
-        tick: Called on the thread about once a second; may put lines.
+        write: Writes a line; may block.
+        notice: The notice for a number of dropped lines.
+        tick: Called on the writer's thread about once a second; may add lines.
 
     Attributes:
-        dropped: Lines that were dropped.
+        dropped: Number of dropped lines.
     """
 
     def __init__(
@@ -78,18 +74,18 @@ class LineWriter:
         self._unsaid = 0
         self._reset()
         if hasattr(os, "register_at_fork"):
-            # A child by fork has neither the thread nor, maybe, the lock that it held.
+            # A forked child has no thread, and the lock may be held.
             os.register_at_fork(after_in_child=self._reset)
 
     def _reset(self) -> None:
-        # Reentrant, since signal handlers log as well.
+        # Reentrant, since signal handlers log too.
         self._changed = threading.Condition(threading.RLock())
         self._lines: deque[bytes] = deque()
         self._bytes = 0
         self._thread: threading.Thread | None = None
 
     def put(self, line: str) -> None:
-        """Take a line, without its end; never waits."""
+        """Queue a line, given without its end; never blocks."""
         data = line.encode(errors="backslashreplace") + b"\n"
         with self._changed:
             if self._bytes and self._bytes + len(data) > QUEUE_BYTES:
@@ -103,7 +99,7 @@ class LineWriter:
             self._changed.notify_all()
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until all is written, but no longer than that; False if it is not."""
+        """Wait until everything is written; False after ``timeout_s``."""
         late = time.monotonic() + timeout_s
         with self._changed:
             while self._bytes:
@@ -134,7 +130,7 @@ class LineWriter:
 
     @property
     def _full(self) -> bool:
-        """Too much waits for a word about what was dropped: more would be dropped before it is written."""
+        """Whether a notice would have to wait until more lines had been dropped."""
         return self._bytes > QUEUE_BYTES // 2
 
     def _say_dropped(self) -> None:
@@ -149,7 +145,7 @@ class LineWriter:
     def _write_one(self, line: bytes) -> None:
         try:
             self._write(line)
-        except OSError:  # Nobody could be told of it but by the same way: it is counted.
+        except OSError:  # Cannot be logged: it is counted.
             with self._changed:
                 self._drop()
         with self._changed:
@@ -158,10 +154,9 @@ class LineWriter:
 
 
 def unblock(*descriptors: int) -> None:
-    """Let whatever this process writes to pipes directly never wait for a reader, but get lost.
+    """Let writes of this process to pipes be lost instead of waiting for a reader.
 
-    A pipe is opened anew for that where the system can: others may share the old description, and with it
-    whether it blocks.
+    The pipe is reopened if possible: the blocking mode belongs to a file description that others may share.
     """
     for number in descriptors:
         try:
@@ -173,7 +168,7 @@ def unblock(*descriptors: int) -> None:
         try:
             own = os.open(f"/proc/self/fd/{number}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
-            log.debug("descriptor %d is not opened anew: %s", number, error)
+            log.debug("cannot reopen descriptor %d: %s", number, error)
             os.set_blocking(number, False)
         else:
             os.dup2(own, number)
@@ -181,10 +176,10 @@ def unblock(*descriptors: int) -> None:
 
 
 class LineStream(io.TextIOBase):
-    """Stands for ``sys.stdout`` or ``sys.stderr``: gives what is written away line by line.
+    """Replaces ``sys.stdout`` or ``sys.stderr`` and passes on whole lines.
 
     Args:
-        number: The file descriptor that it stands for, for those who ask.
+        number: The file descriptor that it replaces, for callers of ``fileno``.
         take: Takes a line.
     """
 
@@ -199,9 +194,9 @@ class LineStream(io.TextIOBase):
         self._rest = ""
 
     def write(self, text: str, /) -> int:
-        """Take text; whole lines go on at once."""
+        """Take text; complete lines are passed on at once."""
         with self._lock:
-            # A progress bar goes back to the begin of its line.
+            # Progress bars return to the beginning of the line.
             *lines, self._rest = (self._rest + text).replace("\r", "\n").split("\n")
             if len(self._rest) > _MAX_LINE:
                 lines.append(self._rest)
@@ -212,7 +207,7 @@ class LineStream(io.TextIOBase):
         return len(text)
 
     def fileno(self) -> int:
-        """The descriptor that it stands for."""
+        """The descriptor that it replaces."""
         return self._number
 
     def writable(self) -> bool:
@@ -220,4 +215,4 @@ class LineStream(io.TextIOBase):
         return True
 
     def close(self) -> None:
-        """Stay open: it is the process's."""
+        """Stay open: the stream belongs to the process."""

@@ -1,4 +1,1 @@
-"""The process of a stage: its loop, heartbeats, health and metrics.
-
-Loads neither PyTorch nor vLLM; what a stage computes is its service's business.
-"""
+"""The process of a stage: loop, heartbeats, health, metrics.  Loads neither PyTorch nor vLLM."""

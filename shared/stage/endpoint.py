@@ -1,7 +1,7 @@
-"""``/metrics``, ``/livez`` and ``/readyz`` of a stage, over HTTP, from a thread of its own.
+"""``/metrics``, ``/livez`` and ``/readyz`` of a stage over HTTP, on its own thread.
 
-One event loop serves all connections, so that a slow client keeps nobody waiting; size, time and number of
-connections are bounded.  It serves Prometheus and health checks: GET and HEAD only, one request a connection.
+GET only, one request per connection; sizes, times and the number of connections are limited.  Not uvicorn: it
+neither limits the time of a request nor makes room by closing the oldest connection.
 """
 
 import asyncio
@@ -24,32 +24,32 @@ from shared.log import LIMITED
 from shared.transport.sockets import address_in_use
 
 MAX_HEAD_BYTES: Final = 16 * 1024
-"""Largest request line with its headers."""
+"""Limit on request line and headers."""
 MAX_CONNECTIONS: Final = 64
-"""Open at a time; for one more the oldest is closed, so that silent ones cannot keep others out."""
+"""For one more the oldest is closed, so that idle ones cannot keep others out."""
 TIMEOUT_S: Final = 5.0
-"""For a whole request: its head, and until its answer is taken."""
+"""For a whole request, delivery of the response included."""
 _END: Final = b"\r\n\r\n"
 _REQUEST_LINE: Final = re.compile(r"([A-Z]{1,16}) (/[!->@-~]*)(?:\?[!-~]*)? HTTP/1\.[01]")
 _ACCEPT: Final = re.compile(r"\r\n(?i:accept):([^\r\n]*)")
 
 Check = Callable[[], str | None]
-"""Says what is wrong, or nothing."""
+"""Returns what is wrong, or None."""
 log = logging.getLogger(__name__)
 
 
 class HttpEndpoint:
-    """Listens from when it is made until :meth:`close`.
+    """Listens from creation to :meth:`close`.
 
     Args:
-        address: ``tcp://HOST:PORT``; the host ``*`` is all of the machine's.
-        live: Asked for ``/livez``.
-        ready: Asked for ``/readyz``.
-        registry: What ``/metrics`` shows.
+        address: ``tcp://HOST:PORT``; the host ``*`` is every interface.
+        live: The check of ``/livez``.
+        ready: The check of ``/readyz``.
+        registry: The metrics of ``/metrics``.
 
     Raises:
         AddressInUseError: Another process listens there.
-        ConfigError: The address cannot be used at all.
+        ConfigError: The address cannot be used.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class HttpEndpoint:
         self.close()
 
     def close(self) -> None:
-        """Stop listening and drop every connection; a second time, nothing."""
+        """Stop listening and drop every connection; idempotent."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stopping.set)
             self._thread.join()
@@ -86,11 +86,11 @@ class HttpEndpoint:
             await self._stopping.wait()
         for connection in list(self._open):
             connection.drop()
-        # What was dropped is closed when the loop comes round.
+        # Dropped connections are closed in the loop's next iteration.
         await asyncio.sleep(0)
 
     def _answer(self, head: str) -> bytes:
-        """Answer a request, given its first line and its headers."""
+        """The response to a request line with its headers."""
         request = _REQUEST_LINE.fullmatch(head.partition("\r\n")[0])
         if request is None:
             return _response(HTTPStatus.BAD_REQUEST)
@@ -118,18 +118,18 @@ class HttpEndpoint:
         try:
             body, kind = expose(self._registry, accept)
         except Exception:
-            # A metric that cannot be read must not take the health checks with it.
+            # The health checks must survive a broken metric.
             log.exception("the metrics could not be read", extra=LIMITED)
             return _response(HTTPStatus.INTERNAL_SERVER_ERROR)
         return _response(HTTPStatus.OK, {"Content-Type": kind, "Vary": "Accept"}, body)
 
 
 class _Connection(asyncio.Protocol):
-    """One client: takes its request, sends the answer, and hangs up.
+    """One client: reads its request, sends the response, closes.
 
     Args:
-        others: The open connections, the oldest first; it adds itself, and drops the oldest of too many.
-        answer: Gives the bytes to send for a request's head.
+        others: The open connections, the oldest first, this one included; of too many the oldest is dropped.
+        answer: The response to a request's head.
     """
 
     def __init__(self, others: "dict[_Connection, None]", answer: Callable[[str], bytes]) -> None:
@@ -138,7 +138,7 @@ class _Connection(asyncio.Protocol):
         self._head = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A client came."""
+        """Register the connection."""
         self._transport = cast("asyncio.Transport", transport)
         self._deadline = asyncio.get_running_loop().call_later(TIMEOUT_S, self._transport.abort)
         if len(self._others) >= MAX_CONNECTIONS:
@@ -146,28 +146,28 @@ class _Connection(asyncio.Protocol):
         self._others[self] = None
 
     def data_received(self, data: bytes) -> None:
-        """A part of the request came."""
+        """Answer once the head is complete."""
         self._head += data
         head, end, _ = self._head.partition(_END)
-        # Without its end, the last bytes may be the end's first ones.
+        # The last bytes may be the beginning of the end marker.
         if len(head) > MAX_HEAD_BYTES + (0 if end else len(_END) - 1):
             self._transport.write(_response(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE))
         elif end:
             self._transport.write(self._answer(head.decode("latin-1")))
         else:
             return
-        # What is written is still delivered, until the deadline; nothing more is read.
+        # The response is still delivered, until the deadline; nothing more is read.
         self._transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client has its answer, or is gone."""
+        """Forget the connection."""
         if exc is not None:
-            log.debug("an HTTP client did not take its answer: %r", exc)
+            log.debug("an HTTP client did not take its response: %r", exc)
         self._deadline.cancel()
         self._others.pop(self, None)
 
     def drop(self) -> None:
-        """Hang up."""
+        """Close without delivering."""
         self._others.pop(self, None)
         self._transport.abort()
 
@@ -185,7 +185,7 @@ def _listen(address: str) -> socket.socket:
 
 
 def _response(status: HTTPStatus, headers: dict[str, str] | None = None, body: bytes | str = b"") -> bytes:
-    """A whole answer; text is JSON."""
+    """A whole response; a body of type str is JSON."""
     data = body if isinstance(body, bytes) else body.encode()
     fields = {
         "Content-Type": "text/plain" if isinstance(body, bytes) else "application/json",

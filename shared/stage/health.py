@@ -1,10 +1,10 @@
-"""Whether a stage lives and whether it serves, for whoever asks over HTTP."""
+"""Health checks of a stage."""
 
 from shared.stage.heartbeat import HeartbeatThread
 
 
 class StageHealth:
-    """What a stage knows of its own loop, from loading to the end.
+    """The state of a stage's loop, from loading to its end.
 
     Args:
         step_timeout_s: A loop that has been in one step for longer counts as hung.
@@ -16,7 +16,7 @@ class StageHealth:
         self._ended = False
 
     def loaded(self, heart: HeartbeatThread) -> None:
-        """The engine is built; the loop will report to ``heart`` each time it comes round."""
+        """The engine is loaded; the loop will report to ``heart``."""
         self._heart = heart
 
     def ended(self) -> None:
@@ -24,7 +24,7 @@ class StageHealth:
         self._ended = True
 
     def why_not_live(self) -> str | None:
-        """What is wrong with the process; none while it loads, and while its loop comes round."""
+        """Why the process is not live; None while it loads and while its loop runs."""
         if self._ended:
             return "the stage's loop has ended"
         report = self._heart.report if self._heart is not None else None
@@ -36,7 +36,7 @@ class StageHealth:
         return None
 
     def why_not_ready(self) -> str | None:
-        """Why the stage takes no requests now; none if it does."""
+        """Why the stage takes no requests now; None if it does."""
         if self._heart is None:
             return "the model is being loaded"
         if self._heart.report is None:

@@ -1,4 +1,4 @@
-"""Heartbeats from a thread of their own, so that a long step does not look like a dead stage."""
+"""Heartbeats from their own thread, so that a long step does not look like a dead stage."""
 
 import logging
 import threading
@@ -14,22 +14,19 @@ log = logging.getLogger(__name__)
 
 
 class HeartbeatThread(threading.Thread):
-    """Repeats the loop's last report of itself, with the time that has passed since.
+    """Repeats the loop's last report with the time since then, from the first report on.
 
-    A step may last: a long prompt, a long waveform.  The gateway learns from each heartbeat that the
-    process lives, and from its ``busy_s`` how long the loop has been in the same step.
-
-    Started before the loop reports for the first time, it waits for that.
+    The heartbeats show that the process lives; their ``busy_s`` shows how long the loop has been in one step.
 
     Args:
-        context: ZeroMQ context of the process; the thread makes a socket of its own.
+        context: ZeroMQ context of the process; the thread has its own socket.
         address: The gateway's control address.
-        identity: What the replica goes by on that socket.
+        identity: The replica's identity on that socket.
         interval_s: Time between two heartbeats.
 
     Attributes:
-        sent: Heartbeats that the gateway's socket took.
-        late: Times that the thread came round more than an interval late: it did not get to run.
+        sent: Heartbeats that were sent.
+        late: Heartbeats more than an interval late, because the thread was not scheduled.
     """
 
     def __init__(
@@ -43,24 +40,19 @@ class HeartbeatThread(threading.Thread):
         self._identity = f"{identity}{HEARTBEAT_SUFFIX}"
         self._interval_s = interval_s
         self._report: tuple[Heartbeat, float] | None = None
-        # Not _stop: that is a method of Thread, which join() calls.
+        # Not _stop: join() calls Thread's method of that name.
         self._stopping = threading.Event()
         self._due = threading.Event()
 
     def note(self, heartbeat: Heartbeat, at_once: bool = False) -> None:
-        """Take the loop's report of itself: it has just come round.
-
-        Args:
-            heartbeat: The report.
-            at_once: The gateway waits for what is new in it.
-        """
+        """Take the loop's report; with ``at_once`` it is sent immediately."""
         self._report = (heartbeat, time.monotonic())
         if at_once:
             self._due.set()
 
     @property
     def report(self) -> Heartbeat | None:
-        """The loop's last report, with the time that has passed since; none before the first."""
+        """The loop's last report, with the time since then; None before the first."""
         if self._report is None:
             return None
         heartbeat, since = self._report

@@ -1,4 +1,4 @@
-"""A stage is one process and one loop: drain the inbox, step, send what came out, block only when idle."""
+"""A stage is one process and one loop: drain the inbox, step, send the results, block only when idle."""
 
 import logging
 import os
@@ -45,9 +45,9 @@ from shared.transport.queues import PullQueue, PushQueue
 from shared.transport.routing import Outgoing
 
 REMEMBERED_ENDS: Final = 10_000
-"""Aborted and failed requests whose late messages are dropped in silence; older ones count as unknown."""
+"""Aborted and failed requests whose late messages are ignored; older ones count as unknown."""
 ACTIVITIES: Final = ("wait", "take", "model", "engine", "send")
-"""What a loop spends its time with; see :attr:`StageLoop.seconds`."""
+"""See :attr:`StageLoop.seconds`."""
 DropReason = Literal["aborted", "orphaned"]
 STEP_BUCKETS: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 """Seconds of a step."""
@@ -65,17 +65,16 @@ class StageLoop(Generic[M]):
         inbox: Its input.
         membership: Its place in the stack.
         control: Its control channel.
-        heart: Tells the gateway that the stage lives.
+        heart: Its heartbeats.
         gateway: Where failures are reported.
         outboxes: All queues the service sends to, the gateway's among them.
 
     Attributes:
         failures: Requests that failed here, by error code.
-        drops: Requests that were dropped before their end: the gateway said so, or was gone.
-        step_seconds: How long each step took, with what it sent.
-        seconds: What the loop's time went to, by activity: ``wait`` until there is something to do; ``take``
-            messages; compute the ``model``; what the ``engine`` does around it (schedule, prepare, sample);
-            ``send``.  Together they are the time since the loop began.
+        drops: Requests that were dropped before their end, by reason.
+        step_seconds: Duration of each step, sending included.
+        seconds: The loop's time by activity: ``wait`` for work; ``take`` messages; compute the ``model``; the
+            ``engine`` around it (schedule, prepare, sample); ``send``.
     """
 
     def __init__(
@@ -93,7 +92,7 @@ class StageLoop(Generic[M]):
         self.drops: Counter[str] = Counter()
         self.step_seconds = Distribution(STEP_BUCKETS)
         self.seconds = dict.fromkeys(ACTIVITIES, 0.0)
-        # When the last activity ended, and what the clocks showed that run during others.
+        # When the last activity ended, and the model's and the outboxes' clocks at that time.
         self._lap = (0.0, 0.0, 0.0)
         self._service = service
         self._inbox = inbox
@@ -119,14 +118,14 @@ class StageLoop(Generic[M]):
         self._stopping = True
 
     def drain(self) -> None:
-        """End when nothing needs the stage, or its time is over; safe to call from a signal handler."""
+        """End when no request needs the stage, or after ``drain_s``; safe to call from a signal handler."""
         self._membership.drain(self._drain_s)
 
     def run(self) -> None:
-        """Loop until :meth:`stop`, or the end of :meth:`drain`.
+        """Run until :meth:`stop`, or the end of :meth:`drain`.
 
         Raises:
-            EngineFailedError: From what the engine raised; every request in work has been reported failed.
+            EngineFailedError: The engine raised; every active request has been reported failed.
         """
         sent = sum(outbox.busy_s for outbox in self._outboxes)
         self._lap = time.perf_counter(), self._service.model_time.seconds, sent
@@ -149,12 +148,12 @@ class StageLoop(Generic[M]):
             log.exception("the engine failed; this stage ends")
             reason = EngineFailedError(f"the {self._service.name}'s engine failed: {error!r}")
             for request_id in self._service.active_requests():
-                # Nothing is asked of the engine any more: it is broken.
+                # The engine is broken and not called again.
                 self._tell_failure(request_id, reason)
             raise reason from error
 
     def _spent(self, activity: str) -> None:
-        """Count the time since the last call, apart from what the model and sending took of it."""
+        """Count the time since the last call, apart from the model's and the outboxes' share of it."""
         now, model, sending = time.perf_counter(), self._service.model_time.seconds, 0.0
         for outbox in self._outboxes:
             sending += outbox.busy_s
@@ -167,14 +166,14 @@ class StageLoop(Generic[M]):
 
     @property
     def _may_step(self) -> bool:
-        """A step would compute something, and what it tells the gateway will be taken.
+        """Whether a step would compute something, and the gateway will take its results.
 
-        Requests whose next stage does not keep up the service holds by itself.
+        Requests whose next stage does not keep up are held by the service.
         """
         return self._service.ready and not self._gateway.backlog_bytes
 
     def _wait(self) -> None:
-        """Block only when there is nothing to compute; credit that comes, or ZeroMQ's room, ends it."""
+        """Block if there is nothing to compute, until a message, credit or room in ZeroMQ."""
         if self._may_step:
             return
         wait_s = max(0.0, self._next_report - time.monotonic())
@@ -194,7 +193,7 @@ class StageLoop(Generic[M]):
         for message in self._control.receive():
             if isinstance(message, Abort):
                 self._drop(message.request_id, "aborted")
-                # What is told of the stage is then without it.
+                # The next report is without it.
                 self._next_report = 0.0
                 done = AbortDone(
                     request_id=message.request_id,
@@ -210,7 +209,7 @@ class StageLoop(Generic[M]):
                 self._membership.leave()
                 self._drop_orphans()
         if self._membership.abandoned:
-            # Not in silence: if it was only slow, it must learn that they are not here any more.
+            # Reported, since a gateway that was only slow must learn that they are gone.
             silent = StageUnavailableError("the gateway was silent for too long")
             for request_id in self._service.active_requests():
                 self._drop(request_id, "orphaned")
@@ -232,13 +231,13 @@ class StageLoop(Generic[M]):
         self._membership.reach(message)
 
     def _drop_orphans(self) -> None:
-        """The gateway whose requests are here is gone."""
+        """Drop all requests: their gateway is gone."""
         for request_id in self._service.active_requests():
             log.info("request %s is an orphan", request_id, extra=of_request(request_id))
             self._drop(request_id, "orphaned")
 
     def _drop(self, request_id: str, why: DropReason) -> None:
-        """Forget everything of a request that nobody wants any more."""
+        """Drop all state of a request."""
         if self._service.holds(request_id):
             self.drops[why] += 1
         self._service.traces.aborted(request_id)
@@ -252,7 +251,7 @@ class StageLoop(Generic[M]):
             if request_id in self._ended:
                 continue
             if not self._membership.concerns(request_id, getattr(message, "route", None)):
-                # What follows of it is not for this process either.
+                # Nor are its later messages for this process.
                 self._end(request_id)
                 continue
             try:
@@ -264,12 +263,12 @@ class StageLoop(Generic[M]):
             except (RequestError, QueueFullError) as error:
                 self._fail(request_id, error)
             except Exception as error:
-                # Nothing was computed yet, so whatever is wrong is wrong with this request alone.
+                # Nothing was computed yet, so only this request is affected.
                 about = of_request(request_id)
                 log.exception("a message of request %s could not be taken", request_id, extra=about)
                 self._fail(request_id, StageFailedError(f"a message could not be taken: {error!r}"))
         for credit in self._inbox.take_credits():
-            # If it is lost, the sender asks again.
+            # If the credit is lost, the sender asks again.
             self._control.send(credit)
 
     def _step(self) -> None:
@@ -280,7 +279,7 @@ class StageLoop(Generic[M]):
             self._fail(request_id, reason)
 
     def _fail(self, request_id: str, error: OmniRelayError) -> None:
-        """Drop a request and tell the gateway why."""
+        """Drop a request and report the error to the gateway."""
         log.warning("request %s failed: %s", request_id, error.for_log, extra=of_request(request_id))
         self._end(request_id)
         self._tell_failure(request_id, error)
@@ -297,7 +296,7 @@ class StageLoop(Generic[M]):
             log.error("cannot report it, its deadline will end it: %s", full)
 
     def _end(self, request_id: str) -> None:
-        """Drop a request, and what its sender may have sent before it hears of the end."""
+        """Drop a request, and ignore what its sender sends until it learns of the end."""
         self._ended[request_id] = None
         if len(self._ended) > REMEMBERED_ENDS:
             self._ended.popitem(last=False)
@@ -308,7 +307,7 @@ class StageLoop(Generic[M]):
             outbox.flush()
 
     def _report(self) -> None:
-        """Tell the heartbeat thread how things are, every now and then and when there is news."""
+        """Pass a report to the heartbeat thread, periodically and when something changed."""
         now = time.monotonic()
         links = self._links()
         news = self._membership.news or links != self._told_links
@@ -339,7 +338,7 @@ class StageLoop(Generic[M]):
         )
 
     def _links(self) -> tuple[list[str], dict[str, int]]:
-        """The connections that are there, and how often which have ended."""
+        """The present connections, and how often each has been lost."""
         breaks = self._membership.breaks
         if self._gateway.link.breaks:
             breaks["gateway"] = self._gateway.link.breaks
@@ -347,7 +346,7 @@ class StageLoop(Generic[M]):
 
 
 def stop_on_signals(loop: StageLoop[Any]) -> None:
-    """Let SIGTERM and SIGINT end the loop when its requests are done; a second one ends the process."""
+    """Let SIGTERM and SIGINT drain the loop; a second one ends the process."""
 
     stopped_at = 0.0
 
@@ -363,7 +362,7 @@ def stop_on_signals(loop: StageLoop[Any]) -> None:
         if time.monotonic() - stopped_at <= TOGETHER_S:
             return
         try:
-            log.info("%s again: what is not done is left", signal.Signals(number).name)
+            log.info("%s again: open requests are dropped", signal.Signals(number).name)
         finally:
             end_process(0)
 

@@ -1,4 +1,4 @@
-"""What a replica knows of its gateway: whose requests it takes, whom it sends to, and when it may end."""
+"""A replica's relation to its gateway: whose requests it takes, where it sends, when it may end."""
 
 import logging
 import time
@@ -15,16 +15,16 @@ class Membership:
     """One replica's place in the stack.
 
     Args:
-        stage: Which stage it is one of.
+        stage: Its stage.
         instance: Its name.
-        inbox: The address by which others reach it; see :class:`shared.messages.Heartbeat`.
-        peers: Its queues to the next stage; none for the last.
+        inbox: The address at which others reach it; see :class:`shared.messages.Heartbeat`.
+        peers: Its queues to the next stage; None for the last.
         orphan_timeout_s: A gateway that is silent for longer is gone.
-        clock: Gives monotonic seconds.
+        clock: Monotonic seconds.
 
     Attributes:
-        gateway: The gateway whose requests it takes; none while none is known.
-        news: Something of this has changed that the gateway must know.
+        gateway: The gateway whose requests it takes; None until one is known.
+        news: Something changed that the gateway must know.
     """
 
     def __init__(
@@ -50,25 +50,21 @@ class Membership:
 
     @property
     def peers(self) -> list[str]:
-        """The replicas of the next stage that it can send to."""
+        """The connected replicas of the next stage."""
         return self._peers.names if self._peers is not None else []
 
     @property
     def breaks(self) -> dict[str, int]:
-        """How often the connection to one of them has ended; see :attr:`shared.messages.Heartbeat.breaks`."""
+        """How often the connection to each was lost; see :attr:`shared.messages.Heartbeat.breaks`."""
         return self._peers.breaks if self._peers is not None else {}
 
     @property
     def draining(self) -> bool:
-        """The replica was told to stop, and goes on with what it has."""
+        """Whether the replica was told to stop."""
         return self._drain_until is not None
 
     def joins(self, message: Peers) -> bool:
-        """Hear the gateway.
-
-        Returns:
-            True if it is another one than before: what is here of requests is nobody's any more.
-        """
+        """Take the gateway's message; True if it is a new gateway, so that all requests are orphans."""
         self._heard = self._clock()
         self._released = message.released
         if message.gateway == self.gateway:
@@ -79,7 +75,7 @@ class Membership:
         return True
 
     def reach(self, message: Peers) -> None:
-        """Know the replicas of the next stage."""
+        """Connect to the replicas of the next stage."""
         if self._peers is not None and self._peers.reach(message.replicas):
             self.news = True
 
@@ -91,29 +87,22 @@ class Membership:
 
     @property
     def abandoned(self) -> bool:
-        """The gateway has been silent for too long."""
+        """Whether the gateway has been silent for too long."""
         return self.gateway is not None and self._clock() - self._heard > self._orphan_timeout_s
 
     def concerns(self, request_id: str, route: Route | None) -> bool:
-        """Whether a message is for this very process.
-
-        It may be of a gateway that is gone, or for a process that listened here before.
-        """
+        """Whether a message is for this process, not of an earlier gateway or for an earlier process."""
         if self.gateway is not None and not request_id.startswith(self.gateway):
             return False
         return route is None or route.replica(self.stage) == self.instance
 
     def drain(self, grace_s: float) -> None:
-        """The replica is to end: by then at the latest, and before if nothing needs it."""
+        """End when idle, at the latest after ``grace_s``."""
         self._drain_until = self._clock() + grace_s
         self.news = True
 
     def may_end(self, idle: bool) -> bool:
-        """Whether a replica that was told to stop has nothing to wait for.
-
-        Args:
-            idle: No request is in work.
-        """
+        """Whether a draining replica may end now; ``idle`` means that no request is active."""
         if self._drain_until is None:
             return False
         if self.gateway is None:

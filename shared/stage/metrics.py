@@ -1,4 +1,4 @@
-"""What every stage tells Prometheus, whatever it computes."""
+"""Metrics of every stage."""
 
 from collections.abc import Iterator
 from typing import Any, Final, get_args
@@ -14,19 +14,13 @@ from shared.stage.loop import DropReason, StageLoop
 from shared.stage.service import StageService
 
 _OWN_FAULTS: Final = (StageFailedError, QueueFullError, BusyError)
-"""Failures that say something of the stack rather than of the request."""
+"""Failures caused by the stack rather than the request."""
 
 
 class StageMetrics(Collector):
-    """A stage's loop, its heartbeats, and what its service adds.
+    """Metrics of a stage's loop, heartbeats and service.
 
-    What the loop holds is taken from its last report for a heartbeat, so that nothing of a running step is
-    looked at from another thread.
-
-    Args:
-        service: The stage's work.
-        loop: Its loop.
-        heart: Its heartbeats.
+    The loop's load comes from its last report, so that no other thread reads the state of a running step.
     """
 
     def __init__(self, service: StageService[Any], loop: StageLoop[Any], heart: HeartbeatThread) -> None:
@@ -47,8 +41,8 @@ class StageMetrics(Collector):
         )
         yield counter(
             "omnirelay_stage_seconds_total",
-            "What the loop's time went to: wait for something to do, take messages, compute the model, "
-            "what the engine does around it, send.",
+            "The loop's time by activity: wait for work, take messages, compute the model, "
+            "run the engine around it, send.",
             [
                 ({**self._labels, "activity": activity}, seconds)
                 for activity, seconds in self._loop.seconds.items()
@@ -61,17 +55,17 @@ class StageMetrics(Collector):
         )
         yield counter(
             "omnirelay_stage_drops_total",
-            "Requests that were dropped here before their end, because the gateway said so or was gone.",
+            "Requests dropped before their end, because the gateway aborted them or was gone.",
             by_reason(self._labels, self._loop.drops, *get_args(DropReason)),
         )
         yield counter(
             "omnirelay_heartbeats_sent_total",
-            "Heartbeats sent; none is sent while the gateway is not there.",
+            "Heartbeats sent; none while the gateway is not connected.",
             [(self._labels, self._heart.sent)],
         )
         yield counter(
             "omnirelay_heartbeats_sent_late_total",
-            "Heartbeats that came more than an interval late, because their thread did not get to run.",
+            "Heartbeats more than an interval late, because their thread was not scheduled.",
             [(self._labels, self._heart.late)],
         )
         yield from self._service.collect()
@@ -79,12 +73,12 @@ class StageMetrics(Collector):
     def _of_report(self, report: Heartbeat) -> Iterator[Metric]:
         yield gauge(
             "omnirelay_stage_info",
-            "Always 1; a process draws its id when it starts.",
+            "Always 1; the id is random per process.",
             [({**self._labels, "instance_id": report.instance}, 1)],
         )
         yield gauge(
             "omnirelay_stage_requests",
-            "Requests in the engine's batch, and those that wait for memory, rows, tokens or media.",
+            "Requests in the engine's batch, and requests that wait for memory, rows, tokens or media.",
             [
                 ({**self._labels, "state": "running"}, report.load.running),
                 ({**self._labels, "state": "waiting"}, report.load.waiting),

@@ -1,26 +1,24 @@
-"""The playback clock: who needs what is made for them, and when.
+"""The playback clock: when each listener needs the next piece of speech.
 
-A listener needs the next piece of speech only when the last one has been heard.  Work for streams that are
-far ahead of their listeners can wait for those that are not (LiveServe, arXiv 2606.22983; VoxServe, arXiv
-2602.00269).
+Work for streams far ahead of their listeners can wait for the others (LiveServe, arXiv 2606.22983; VoxServe,
+arXiv 2602.00269).
 """
 
 import time
 from collections.abc import Mapping
 
 PATIENCE_S = 5.0
-"""An answer that is wanted whole, not streamed, is due this long after it was asked for."""
+"""An answer that is not streamed is due this long after its request."""
 
 
 class PlaybackClock:
-    """When one listener will have heard all that was made for them so far.
+    """When one listener will have heard everything generated so far.
 
     Args:
-        streaming: Whether they listen while it is made.
+        streaming: The listener plays while it is generated.
 
     Attributes:
-        due: The time, of ``time.monotonic``, in seconds.  A stream of which nothing was made is due at
-            once.
+        due: That time, of ``time.monotonic``; a stream without any speech is due at once.
     """
 
     def __init__(self, streaming: bool) -> None:
@@ -28,20 +26,17 @@ class PlaybackClock:
         self.due = time.monotonic() + (0.0 if streaming else PATIENCE_S)
 
     def made(self, seconds: float) -> None:
-        """Tell that so much more speech was made; who ran dry goes on listening now."""
+        """Add generated speech; a listener that ran dry continues now."""
         if self._streaming:
             self.due = max(self.due, time.monotonic()) + seconds
 
 
 def has_slack(due: Mapping[str, float], margin_s: float) -> set[str]:
-    """Choose the streams that should wait.
+    """The streams that should wait because they are far ahead while others are not.
 
     Args:
-        due: When each stream that could be worked on is due, in seconds of ``time.monotonic``.
-        margin_s: Who has that much to listen to is far ahead; 0 lets nobody wait.
-
-    Returns:
-        Those far ahead, if somebody else is not; nobody otherwise.
+        due: When each stream is due, in seconds of ``time.monotonic``.
+        margin_s: A stream is far ahead if it is due later than this; 0 lets none wait.
     """
     soon = time.monotonic() + margin_s
     ahead = {name for name, moment in due.items() if moment > soon}

@@ -1,4 +1,4 @@
-"""From the command line to a running stage loop."""
+"""From the command line to a running stage."""
 
 import argparse
 import gc
@@ -46,7 +46,7 @@ Context = zmq.Context[zmq.Socket[bytes]]
 Build = Callable[
     [Config, Path, Context, PushQueue[StageEvent]], tuple[StageService[Any], PeerQueues[Any] | None]
 ]
-"""Makes the stage's service, and its queues to the next stage; none for the last."""
+"""Creates the stage's service, and its queues to the next stage (None for the last)."""
 
 _MOST_NICE: Final = 19
 """Of setpriority(2)."""
@@ -59,14 +59,13 @@ log = logging.getLogger(__name__)
 def run_stage(name: StageName, union: Any, build: Build) -> NoReturn:
     """Run one stage until SIGTERM; the body of ``python -m services.STAGE --config FILE``.
 
-    The process ends with 0 when it was told to stop, with 1 and one line of explanation if the stage cannot
-    start, and with :attr:`omnirelay.errors.EngineFailedError.exit_status` if its engine failed.
+    The exit status is 0 after a stop signal, 1 with one line of explanation if the stage cannot start, and
+    :attr:`omnirelay.errors.EngineFailedError.exit_status` if its engine failed.
 
     Args:
         name: The stage.
-        union: The messages that its inbox takes.
-        build: Makes its service; imports torch and vLLM only when called, since the environment must
-            be prepared before.
+        union: The message types of its inbox.
+        build: Creates its service; imports torch and vLLM only when called, after the environment is set.
     """
     run_to_end(lambda: _run(name, union, build))
 
@@ -95,14 +94,14 @@ def _run(name: StageName, union: Any, build: Build) -> int:
 
 
 def _stay(_number: int, _: Any) -> None:
-    log.info("SIGHUP: a stage reads nothing again; restart it after a change of its configuration")
+    log.info("SIGHUP: a stage reloads nothing; restart it to change its configuration")
 
 
 def lower_priority(niceness: int) -> None:
-    """Lower the priority of this thread, of those it starts from now on, and of this process among others.
+    """Lower the priority of this thread, the threads it starts from now on, and this process's session.
 
-    Where Linux groups processes by session (``CONFIG_SCHED_AUTOGROUP``), the niceness of threads counts only
-    within their session; so one that is this process's own is made as nice.
+    Where Linux groups processes by session (``CONFIG_SCHED_AUTOGROUP``), thread niceness counts only within a
+    session; so a session that is this process's own gets the same niceness.
     """
     thread = threading.get_native_id()
     now = os.getpriority(os.PRIO_PROCESS, thread)
@@ -111,7 +110,7 @@ def lower_priority(niceness: int) -> None:
         try:
             _SESSION_NICENESS.write_text(str(niceness), encoding="ascii")
         except OSError as error:
-            log.debug("no niceness for the session: %s", error)
+            log.debug("cannot set the session's niceness: %s", error)
 
 
 @dataclass(frozen=True)
@@ -134,8 +133,7 @@ def _serve(start: Start, name: StageName, config: Config, union: Any, build: Bui
     prepare_environment(config.stage(name), len(config.served_stages))
     with start.making():
         channels = _open(start.closing, name, config, union)
-    # The heartbeats' thread and ZeroMQ's own are there by now and keep their priority; those that compute are
-    # yet to come.
+    # The threads of heartbeats and ZeroMQ exist by now and keep their priority; compute threads follow.
     lower_priority(config.stage(name).niceness)
     log.info("loading %s", model)
     service, peers = build(config, model, channels.context, channels.gateway)
@@ -148,10 +146,10 @@ def _serve(start: Start, name: StageName, config: Config, union: Any, build: Bui
 
 
 def _open(closing: ExitStack, name: StageName, config: Config, union: Any) -> _Channels:
-    """Open all sockets: if an address is taken, that is told before a model is loaded."""
+    """Open all sockets first: an address in use is reported before a model is loaded."""
     stage = config.stage(name)
     context = open_context(config, name)
-    # What a failure on the way left open too.
+    # Closes what a failure left open, too.
     closing.callback(context.destroy)
     health = StageHealth(config.gateway.step_timeout_s)
     inbox: PullQueue[Any] = PullQueue(context, stage.inbox, union, stage.max_payload_bytes)
@@ -182,7 +180,7 @@ def _prepare(
     service: StageService[Any],
     peers: PeerQueues[Any] | None,
 ) -> StageLoop[Any]:
-    """Put the loop together around what was loaded."""
+    """Assemble the loop around what was loaded."""
     stage, instance, heart, control = config.stage(name), channels.instance, channels.heart, channels.control
     outboxes: dict[str, Outgoing] = {"gateway": channels.gateway}
     if peers is not None:
@@ -190,14 +188,14 @@ def _prepare(
         closing.callback(peers.close)
     closing.callback(service.close)
     closing.callback(control.send, Farewell(stage=name, instance=instance))
-    # No heartbeat may come after the farewell.
+    # No heartbeat may follow the farewell.
     closing.callback(heart.stop)
     closing.callback(channels.health.ended)
     closing.callback(limit_end)
     service.traces.tracer = channels.tracer
     address = stage.advertise or channels.inbox.endpoint
     membership = Membership(name, instance, address, peers, config.gateway.orphan_timeout_s)
-    # What was loaded stays until the end: no garbage collection needs to look at it again.
+    # What was loaded stays until the end; garbage collection can skip it.
     gc.freeze()
     gateway = channels.gateway
     loop = StageLoop(

@@ -1,4 +1,4 @@
-"""What a resumed request may claim to have: only what some run can have given."""
+"""Checks the tokens of a resumed request: only what an earlier attempt can have produced."""
 
 from collections.abc import Collection, Sequence
 
@@ -16,16 +16,16 @@ def check_resumed(
     vocabulary: int,
     keeps_end: bool,
 ) -> None:
-    """Check the tokens that an earlier attempt drew.
+    """Check the tokens that an earlier attempt sampled.
 
     Args:
-        field: What the message calls them.
+        field: Their name in the message.
         token_ids: The tokens.
-        reason: Why they ended; none if more are to be drawn.
-        most: Most tokens that may be drawn in all.
-        end_tokens: Those that end a stream.
-        vocabulary: All tokens that can be drawn are smaller, but for those that end a stream.
-        keeps_end: The end token that was drawn is the last of the tokens; else it is not among them.
+        reason: Why they ended; None if more are to be sampled.
+        most: Limit on all sampled tokens.
+        end_tokens: Tokens that end a stream.
+        vocabulary: All other tokens are smaller.
+        keeps_end: A sampled end token is the last of the tokens; otherwise it is not among them.
 
     Raises:
         InvalidRequestError: Naming the field.

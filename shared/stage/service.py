@@ -1,4 +1,4 @@
-"""What every stage's service can do; the stage loop needs nothing else of it."""
+"""The interface between the stage loop and a stage's service."""
 
 import logging
 from collections.abc import Iterator
@@ -16,21 +16,21 @@ log = logging.getLogger(__name__)
 
 
 class Failures(dict[str, OmniRelayError]):
-    """The requests that failed in a step, with the reason of each."""
+    """The requests that failed in a step, with their errors."""
 
     @contextmanager
     def only(self, request_id: str) -> Iterator[None]:
-        """Do something for one request alone: whatever is raised ends that request, and no other.
+        """Run a block on behalf of one request: an exception fails that request alone.
 
-        Not for what the engine computes for all of them: an error there leaves nothing to be believed.
+        Not for computation shared by a batch, after whose failure no result is valid.
         """
         try:
             yield
         except OmniRelayError as error:
             self[request_id] = error
         except Exception as error:
-            log.exception("request %s failed by an error that nobody expected", request_id)
-            self[request_id] = StageFailedError(f"an error that nobody expected: {error!r}")
+            log.exception("request %s failed by an unexpected error", request_id)
+            self[request_id] = StageFailedError(f"unexpected error: {error!r}")
 
 
 class ComputeClock(Protocol):
@@ -38,7 +38,7 @@ class ComputeClock(Protocol):
 
     @property
     def seconds(self) -> float:
-        """Give the time so far."""
+        """The time so far."""
         ...
 
 
@@ -47,11 +47,10 @@ class StageService(Protocol[M_contra]):
 
     Attributes:
         name: The stage.
-        limits: What its checkpoint and engine allow.
-        wake_fd: An eventfd that is written to when :attr:`ready` may have become true other than by a
-            message; none if it never does.
-        traces: What is told of its requests; the service says what it does of them, and when one is done,
-            the loop when one fails or is aborted.
+        limits: Limits of its checkpoint and engine.
+        wake_fd: An eventfd written to when :attr:`ready` may have become true without a message; None if
+            that never happens.
+        traces: Spans of its requests; the service reports phases and completion, the loop the rest.
     """
 
     name: StageName
@@ -61,7 +60,7 @@ class StageService(Protocol[M_contra]):
 
     @property
     def ready(self) -> bool:
-        """A step would do something."""
+        """Whether a step would do something."""
 
     @property
     def model_time(self) -> ComputeClock:
@@ -72,31 +71,27 @@ class StageService(Protocol[M_contra]):
         """Take a message.
 
         Raises:
-            MessageError: It is refused.
-            RequestError: It is understood, and its request cannot be served.
+            MessageError: It is rejected.
+            RequestError: It is valid, but its request cannot be served.
         """
 
     def abort(self, request_id: str) -> None:
-        """Drop everything of a request, if it is here."""
+        """Drop all state of a request, if there is any."""
 
     def step(self) -> dict[str, OmniRelayError]:
-        """Compute one step and send what came out.
-
-        Returns:
-            Requests that failed in it, with the reason.
-        """
+        """Compute one step and send its results; returns the requests that failed in it."""
 
     def load(self) -> StageLoad:
-        """What is held now."""
+        """The present load."""
 
     def holds(self, request_id: str) -> bool:
-        """Whether a request is in work."""
+        """Whether a request is active."""
 
     def active_requests(self) -> list[str]:
-        """All requests in work."""
+        """All active requests."""
 
     def close(self) -> None:
         """End whatever would outlive the process."""
 
     def collect(self) -> Iterator[Metric]:
-        """What the service tells Prometheus; asked by another thread, at any time."""
+        """The service's metrics; called by another thread at any time."""

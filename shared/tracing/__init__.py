@@ -1,1 +1,1 @@
-"""Traces of requests: what each process did and when, told to OpenTelemetry if it is configured."""
+"""Traces of requests, exported by OpenTelemetry if it is configured."""

@@ -1,4 +1,4 @@
-"""Spans by OpenTelemetry's SDK, sent over HTTP from a thread of its own; loaded only if there are traces."""
+"""Spans by OpenTelemetry's SDK, sent over HTTP on its own thread; loaded only if traces are exported."""
 
 import logging
 import secrets
@@ -21,31 +21,30 @@ from omnirelay.errors import ConfigError
 from shared.tracing.timeline import Attributes, Phase
 
 FLUSH_S: Final = 1.0
-"""How long the end of a process may wait for its last spans to be taken."""
+"""How long the end of a process may wait for its last spans to be sent."""
 QUIET_S: Final = 300.0
-"""How long nothing more is said of a collector that does not take spans."""
+"""Minimum time between two warnings about the collector."""
 MAX_TRACEPARENT: Final = 512
-"""Characters of what a client may say; later versions of the form may be longer than today's 55."""
+"""Most characters; later versions of the format may be longer than today's 55."""
 LAST_SPANS: Final = "last spans"
-"""Name of the thread that ends the sending."""
+"""Name of the thread that sends the last spans."""
 _EXPORTER: Final = "opentelemetry.exporter"
 _SDK: Final = logging.getLogger("opentelemetry")
 log = logging.getLogger(__name__)
 
 
 class Tracer:
-    """Makes the spans of a process and sends them.
+    """Makes and sends the spans of a process.
 
-    Spans are queued in memory, at most as many as the SDK holds (``OTEL_BSP_MAX_QUEUE_SIZE``, 2048); for one
-    more the oldest is dropped.
+    The SDK queues at most ``OTEL_BSP_MAX_QUEUE_SIZE`` (2048) spans, and then drops the oldest.
 
     Args:
-        process: Which process this is: a stage, or ``gateway``.
-        url: Where spans are posted to.
-        sample_ratio: Share of the requests that are traced where the client does not decide.
+        process: This process: a stage, or ``gateway``.
+        url: Where spans are posted.
+        sample_ratio: Share of requests that are traced if the client does not decide.
 
     Raises:
-        ConfigError: One of OpenTelemetry's environment variables holds what cannot be used.
+        ConfigError: One of OpenTelemetry's environment variables has an invalid value.
     """
 
     def __init__(self, process: str, url: str, sample_ratio: float) -> None:
@@ -68,23 +67,20 @@ class Tracer:
         log.info("traces go to %s", url)
 
     def begin(self, name: str, traceparent: str | None, began_ns: int, server: bool = False) -> Span | None:
-        """Begin a span.
+        """Begin a span; None if this trace is not sampled.
 
         Args:
-            name: What it is of.
-            traceparent: The span above it in W3C's form, or anything else: then it begins a trace.
-            began_ns: When, in nanoseconds of Unix time.
-            server: It is of a request that came from outside.
-
-        Returns:
-            The span, to be ended by :meth:`end`; none if this trace is not to be told.
+            name: The span's name.
+            traceparent: The parent span in W3C's form; anything else begins a trace.
+            began_ns: Its begin, in nanoseconds of Unix time.
+            server: It is of a request from outside.
         """
         kind = SpanKind.SERVER if server else SpanKind.INTERNAL
         span = self._tracer.start_span(name, self._above(traceparent), kind, start_time=began_ns)
         return span if span.is_recording() else None
 
     def traceparent(self, span: Span) -> str:
-        """Give a span's name in W3C's form, for those who make spans below it."""
+        """A span's id in W3C's form, for child spans elsewhere."""
         context = span.get_span_context()
         return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
 
@@ -96,13 +92,13 @@ class Tracer:
         attributes: Attributes,
         error: str | None = None,
     ) -> None:
-        """End a span.
+        """End a span from :meth:`begin`.
 
         Args:
-            span: From :meth:`begin`.
-            ended_ns: When.
-            phases: What it consisted of; each becomes a span below it.
-            attributes: What is told of it.
+            span: The span.
+            ended_ns: Its end.
+            phases: Its parts; each becomes a child span.
+            attributes: Its attributes.
             error: The code of the error that it ended with.
         """
         above = set_span_in_context(span, Context())
@@ -115,11 +111,7 @@ class Tracer:
         span.end(ended_ns)
 
     def close(self) -> None:
-        """Send what waits.
-
-        It takes at most :data:`FLUSH_S`, and no time at all if the collector does not answer: what waits is
-        lost then.
-        """
+        """Send queued spans, for at most :data:`FLUSH_S`; not at all if the collector does not answer."""
         ended = self._complaints.failing
 
         def shut_down() -> None:
@@ -130,7 +122,7 @@ class Tracer:
         threading.Thread(target=shut_down, name=LAST_SPANS, daemon=True).start()
         ended.wait(FLUSH_S)
         self._complaints.silent = True
-        # Else it would go on trying, and with it the thread.
+        # Otherwise it would keep retrying, and the thread would not end.
         self._exporter.shutdown()
 
     def _above(self, traceparent: str | None) -> Context:
@@ -140,17 +132,14 @@ class Tracer:
 
 
 class _Ids(IdGenerator):
-    """Names of traces and spans, drawn by the system.
-
-    Python's own generator is no use: vLLM seeds it with the same number in each stage.
-    """
+    """Trace and span ids from the system's randomness: vLLM seeds Python's generator alike in every stage."""
 
     def generate_span_id(self) -> int:
-        """Name a span."""
+        """Draw a span id."""
         return secrets.randbelow(2**64 - 1) + 1
 
     def generate_trace_id(self) -> int:
-        """Name a trace."""
+        """Draw a trace id."""
         return secrets.randbelow(2**128 - 1) + 1
 
     def is_trace_id_random(self) -> bool:
@@ -159,10 +148,7 @@ class _Ids(IdGenerator):
 
 
 class _Complaints(logging.Handler):
-    """Takes what OpenTelemetry logs, and passes it on now and then.
-
-    Args:
-        url: Where spans are posted to.
+    """Takes OpenTelemetry's log records, and passes one on every :data:`QUIET_S`.
 
     Attributes:
         failing: The collector did not take the last spans.
@@ -177,17 +163,17 @@ class _Complaints(logging.Handler):
         self._quiet_until = 0.0
 
     def listen(self) -> None:
-        """Take everything from now on."""
+        """Take all records from now on."""
         _SDK.propagate = False
         _SDK.setLevel(logging.WARNING)
         _SDK.addHandler(self)
 
     def leave(self) -> None:
-        """Take nothing any more."""
+        """Take no more records."""
         _SDK.removeHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Take a line."""
+        """Take a record."""
         if record.name.startswith(_EXPORTER):
             self.failing.set()
         now = time.monotonic()
@@ -195,7 +181,7 @@ class _Complaints(logging.Handler):
             return
         self._quiet_until = now + QUIET_S
         log.warning(
-            "traces do not get to %s (not said again for %.0f s): %s",
+            "traces cannot be sent to %s (not repeated for %.0f s): %s",
             self._url,
             QUIET_S,
             record.getMessage(),
@@ -203,7 +189,7 @@ class _Complaints(logging.Handler):
 
 
 class _Exporter(OTLPSpanExporter):
-    """OpenTelemetry's exporter, which notes that the collector answers again, and may be shut down twice."""
+    """OpenTelemetry's exporter, which notes when the collector answers again, and may be shut down twice."""
 
     def __init__(self, url: str, complaints: _Complaints) -> None:
         super().__init__(url)
@@ -218,7 +204,7 @@ class _Exporter(OTLPSpanExporter):
         return result
 
     def shutdown(self) -> None:
-        """Send no more, and stop trying again."""
+        """Stop sending and retrying."""
         if not self._ended:
             self._ended = True
             super().shutdown()  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Whether traces are exported, and where to.
+"""Whether and where traces are exported.
 
 OpenTelemetry is imported only if they are (:mod:`shared.tracing.otel`); docs/adr/0015 says why.
 """
@@ -18,15 +18,15 @@ TRACES_VARIABLE: Final = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 ENDPOINT_VARIABLE: Final = "OTEL_EXPORTER_OTLP_ENDPOINT"
 DISABLED_VARIABLE: Final = "OTEL_SDK_DISABLED"
 TRACES_PATH: Final = "/v1/traces"
-"""Where a collector takes traces, below its base address."""
+"""The path of traces below a collector's base address."""
 
 
 def traces_url(config: TracingConfig, environment: Mapping[str, str]) -> str | None:
-    """Give the address that spans are posted to; none if there are to be no traces.
+    """The address that spans are posted to; None without traces.
 
     Args:
-        config: What the configuration says; its endpoint goes before those of the environment.
-        environment: Where OpenTelemetry's own variables are looked up.
+        config: The configuration; its endpoint precedes those of the environment.
+        environment: OpenTelemetry's own variables.
 
     Raises:
         ConfigError: A variable holds no address.
@@ -35,7 +35,7 @@ def traces_url(config: TracingConfig, environment: Mapping[str, str]) -> str | N
         return None
     if config.endpoint is not None:
         return config.endpoint if config.endpoint.endswith(TRACES_PATH) else _below(config.endpoint)
-    # As OpenTelemetry has it: this one is the whole address, the other what all signals have in common.
+    # By OpenTelemetry's convention this is the whole address, the other the base of all signals.
     if url := _address(environment, TRACES_VARIABLE):
         return url
     base = _address(environment, ENDPOINT_VARIABLE)
@@ -43,14 +43,10 @@ def traces_url(config: TracingConfig, environment: Mapping[str, str]) -> str | N
 
 
 def open_tracer(config: TracingConfig, process: str) -> "Tracer | None":
-    """Begin to tell traces, if the configuration or the environment says where; else there is none.
-
-    Args:
-        config: What the configuration says.
-        process: Which process this is: a stage, or ``gateway``.
+    """The tracer of a process (a stage, or ``gateway``); None if no collector is configured.
 
     Raises:
-        ConfigError: A variable of OpenTelemetry holds what cannot be used.
+        ConfigError: One of OpenTelemetry's variables has an invalid value.
     """
     url = traces_url(config, os.environ)
     if url is None:

@@ -1,4 +1,4 @@
-"""What a stage tells of the requests whose traces it has a part in."""
+"""A stage's spans of traced requests."""
 
 from typing import TYPE_CHECKING, Final
 
@@ -10,13 +10,10 @@ if TYPE_CHECKING:
 
 
 class StageTraces:
-    """The traces of the requests in work; for a request without one, nothing happens and nothing is kept.
-
-    Args:
-        stage: Which stage this is.
+    """The traced requests of a stage; nothing is kept of others.
 
     Attributes:
-        tracer: Where they are told; none where no traces are told.
+        tracer: Sends the spans; None without traces.
     """
 
     def __init__(self, stage: StageName) -> None:
@@ -29,31 +26,31 @@ class StageTraces:
         return request_id in self._open
 
     def begin(self, request_id: str, traceparent: str | None, phase: str) -> None:
-        """A request came.
+        """Begin a request's span.
 
         Args:
-            request_id: Its name.
-            traceparent: The gateway's span of it; none if it is not traced.
-            phase: What the stage does of it first.
+            request_id: The request.
+            traceparent: The gateway's span; None if the request is not traced.
+            phase: The first phase.
         """
         if traceparent is not None and self.tracer is not None:
             self._open[request_id] = traceparent, Timeline(phase)
 
     def enter(self, request_id: str, phase: str, at: float | None = None) -> None:
-        """Something else is done of a request from now on, or since some monotonic second."""
+        """Enter the next phase of a request, now or at a monotonic second."""
         if (request := self._open.get(request_id)) is not None:
             request[1].enter(phase, at)
 
     def completed(self, request_id: str, attributes: Attributes) -> None:
-        """The stage's part of a request is done."""
+        """The stage's part of a request is complete."""
         self._end(request_id, "completed", attributes)
 
     def failed(self, request_id: str, code: str) -> None:
-        """A request ended with an error."""
+        """A request failed."""
         self._end(request_id, "failed", {}, code)
 
     def aborted(self, request_id: str) -> None:
-        """A request was given up elsewhere."""
+        """A request was aborted."""
         self._end(request_id, "aborted", {})
 
     def _end(self, request_id: str, outcome: str, attributes: Attributes, code: str | None = None) -> None:

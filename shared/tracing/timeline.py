@@ -1,4 +1,4 @@
-"""When a process did what of a request; nothing of what was said."""
+"""The phases of a request in one process; nothing of its content."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -6,13 +6,13 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 MAX_PHASES: Final = 64
-"""Of one request in one process; the last one lasts until the end."""
+"""Per request and process; the last one lasts until the end."""
 
 Attributes = Mapping[str, str | bool | int | float | Sequence[str]]
 
 
 class Phase(NamedTuple):
-    """What a process did of a request for some time; begin and end in nanoseconds of Unix time."""
+    """A phase of a request; begin and end in nanoseconds of Unix time."""
 
     name: str
     began_ns: int
@@ -20,12 +20,9 @@ class Phase(NamedTuple):
 
 
 class Timeline:
-    """What a process does of a request, one thing after the other.
+    """The consecutive phases of a request.
 
-    The wall clock is read once, at the beginning; from there on the monotonic clock counts.
-
-    Args:
-        phase: What it begins with.
+    The wall clock is read once; after that the monotonic clock counts.
     """
 
     __slots__ = ("_began", "_began_ns", "_phases")
@@ -36,21 +33,16 @@ class Timeline:
         self._phases = [(phase, self._began)]
 
     def enter(self, phase: str, at: float | None = None) -> None:
-        """Go on to the next phase.
-
-        Args:
-            phase: Its name.
-            at: When, in seconds of the monotonic clock; none is now.
-        """
+        """Begin the next phase, now or at a monotonic second."""
         if len(self._phases) < MAX_PHASES:
             self._phases.append((phase, self._no_earlier(at)))
 
     def end(self) -> list[Phase]:
-        """Give all phases, the last of which ends now."""
+        """All phases; the last ends now."""
         times = [*(began for _, began in self._phases), self._no_earlier(None)]
         at = [self._began_ns + round((each - self._began) * 1e9) for each in times]
         return [Phase(name, *each) for (name, _), each in zip(self._phases, pairwise(at), strict=True)]
 
     def _no_earlier(self, at: float | None) -> float:
-        """Now or another moment, but not before the last phase began."""
+        """A moment (None is now), but not before the last phase began."""
         return max(time.monotonic() if at is None else at, self._phases[-1][1])

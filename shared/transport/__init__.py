@@ -1,4 +1,1 @@
-"""Messages between processes: encoding, sockets, queues bounded in bytes, keys.
-
-Knows no model and no engine.
-"""
+"""Messages between the processes: wire format, queues with byte credits, sockets, CURVE."""

@@ -1,7 +1,7 @@
 """A stage's end of the control channel: heartbeats out, aborts in.
 
-Aborts and heartbeats must not queue behind tensors, so they have a socket of their own: the gateway
-binds a ROUTER, each stage connects a DEALER.
+It has its own socket, so that aborts and heartbeats do not wait behind tensors: the gateway binds a
+ROUTER, each stage connects DEALERs.
 """
 
 import logging
@@ -26,10 +26,10 @@ class ControlClient:
     Args:
         context: ZeroMQ context of the process.
         address: The gateway's control address.
-        identity: The stage's name on that socket, unique among its peers.
+        identity: The stage's unique name on that socket.
 
     Attributes:
-        refused: Messages that were refused, by error code.
+        refused: Number of rejected messages, by error code.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, identity: str) -> None:
@@ -39,17 +39,13 @@ class ControlClient:
         self.socket.set(zmq.IDENTITY, identity.encode())
         self.socket.set(zmq.LINGER, LINGER_MS)
         self.socket.set(zmq.SNDHWM, 1000)
-        # Nothing is kept for a gateway that is not there: it would hear of the past when it starts.
+        # Nothing is queued for an absent gateway: it would be outdated when it starts.
         self.socket.set(zmq.IMMEDIATE, 1)
         self.socket.set(zmq.MAXMSGSIZE, MAX_CONTROL_BYTES)
         connect(self.socket, address, "gateway")
 
     def send(self, message: ControlToGateway) -> bool:
-        """Send without waiting.
-
-        Returns:
-            False if no gateway takes messages now; a later heartbeat will tell it the same.
-        """
+        """Send without blocking; False if no gateway is connected (a later heartbeat repeats the state)."""
         try:
             self.socket.send_multipart(encode(message), zmq.NOBLOCK)
         except zmq.Again:
@@ -57,7 +53,7 @@ class ControlClient:
         return True
 
     def receive(self) -> list[ControlToStage]:
-        """Give what the gateway has sent, without waiting."""
+        """The messages that have arrived; never blocks."""
         messages: list[ControlToStage] = []
         while True:
             try:
@@ -70,7 +66,7 @@ class ControlClient:
                 self.refuse(error)
 
     def refuse(self, error: MessageError) -> None:
-        """Count and log a message that is refused, here or by the stage that looked closer."""
+        """Count and log a message that was rejected, here or by the stage."""
         self.refused[error.code] += 1
         limited(log).warning("refused a control message: %s: %s", error.code, error)
 

@@ -1,9 +1,8 @@
-"""Byte credits: how much a sender may have on the way to one receiver.
+"""Byte credits: how much a sender may have in flight to one receiver.
 
-The sender counts the bytes that it hands to ZeroMQ, and now and then sends a :class:`shared.messages.Mark`
-behind them.  Who takes a mark has taken all that was before it, and says so with a
-:class:`shared.messages.Credit`.  The receiver keeps nothing; whatever is lost, the next mark makes up for it.
-See docs/adr/0021.
+The sender counts the bytes that it hands to ZeroMQ and sometimes sends a :class:`shared.messages.Mark`
+after them.  The receiver of a mark has taken everything before it, and answers with a
+:class:`shared.messages.Credit`.  It keeps no state; a later mark replaces a lost one.  See docs/adr/0021.
 """
 
 import secrets
@@ -14,22 +13,22 @@ from typing import Final
 from omnirelay.errors import MessageError
 
 MARKS_PER_WINDOW: Final = 4
-"""A mark goes out behind each such part of the window, so that credit is back before it is used up."""
+"""A mark follows each such part of the window, so that credit returns before the window is used up."""
 MARK_AGAIN_S: Final = 0.5
-"""After that time, who waits for credit asks again: the mark or its credit may be lost."""
+"""A sender that waits for credit repeats its mark after this time: mark or credit may be lost."""
 
 
 class Window:
     """The sender's account of one channel.
 
     Args:
-        size: Most bytes on the way; a message that is larger goes when nothing else is.
-        clock: Gives monotonic seconds.
+        size: Most bytes in flight; a larger message goes when nothing else is in flight.
+        clock: Monotonic seconds.
 
     Attributes:
-        channel: Its name, drawn at random: nobody else can give it credit by mistake.
+        channel: Its random name.
         sent: Bytes handed over since it was opened.
-        taken: How many of them the receiver has taken, as far as is known.
+        taken: Bytes that the receiver has credited.
     """
 
     def __init__(self, size: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -43,37 +42,33 @@ class Window:
 
     @property
     def outstanding(self) -> int:
-        """Bytes that may still be on the way."""
+        """Bytes that may still be in flight."""
         return self.sent - self.taken
 
     def admits(self, size: int) -> bool:
-        """Whether a message of so many bytes may be handed over now."""
+        """Whether a message of this size may be handed over now."""
         return self.sent == self.taken or self.outstanding + size <= self._size
 
     def add(self, size: int) -> None:
-        """A message of so many bytes was handed over."""
+        """A message of this size was handed over."""
         self.sent += size
 
     def wants_mark(self, stalled: bool) -> bool:
-        """Whether a mark should be sent now.
-
-        Args:
-            stalled: A message waits for credit.
-        """
+        """Whether to send a mark now; ``stalled`` means that a message waits for credit."""
         if stalled:
             return self._marked < self.sent or self._clock() >= self._again
         return self.sent - self._marked >= self._size // MARKS_PER_WINDOW
 
     def marked(self) -> None:
-        """A mark was handed over, behind all that was sent."""
+        """A mark was handed over."""
         self._marked = self.sent
         self._again = self._clock() + MARK_AGAIN_S
 
     def credit(self, position: int) -> None:
-        """Hear how much the receiver has taken; what is late or repeated changes nothing.
+        """Take a credit; late and repeated ones change nothing.
 
         Raises:
-            MessageError: It says more than was sent.
+            MessageError: It exceeds what was sent.
         """
         if position > self.sent:
             raise MessageError(f"credit for {position} bytes of a channel on which {self.sent} were sent")

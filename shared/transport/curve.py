@@ -1,8 +1,7 @@
-"""Who may join: CURVE on the sockets between the processes; and which of their connections end.
+"""CURVE on the sockets between the processes: who may connect, and which connections end.
 
-The keys belong to a process's ZeroMQ context, as libzmq's question does who may connect (ZAP, RFC 27): it
-asks over ``inproc``, once for each connection, before a message is taken.  A thread of the context answers,
-so that a long step keeps nobody out.  See docs/adr/0019.
+Keys belong to a process's ZeroMQ context.  libzmq asks over ``inproc`` (ZAP, RFC 27) once per connection,
+before it takes a message; a thread of the context answers, even during a long step.  See docs/adr/0019.
 """
 
 import itertools
@@ -33,13 +32,13 @@ WELCOME: Final[dict[Role, tuple[Role, ...]]] = {
     "talker": ("thinker",),
     "token2wav": ("talker",),
 }
-"""Who may connect to a process: those that send to it."""
+"""The roles that may connect to a role: those that send to it."""
 
 ENVELOPE_BYTES: Final = 64
-"""More than CURVE adds to a frame, which ZeroMQ counts when it looks at the size: 33 in libzmq 4.3."""
+"""More than CURVE adds to a frame (33 in libzmq 4.3), which ZeroMQ counts in its size limit."""
 
 KEY_BYTES: Final = 32
-"""Of a public key, as ZAP tells it."""
+"""Length of a public key in ZAP."""
 
 _ZAP: Final = "inproc://zeromq.zap.01"
 _DOMAIN: Final = b"omnirelay"
@@ -53,22 +52,22 @@ _CHANGES: Final = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 _REASONS: Final = {
     "no_curve": "the peer does not use CURVE",
     "wrong_server_key": "the peer holds another key for this process",
-    "unknown_key": "the peer's key is not welcome here",
-    "handshake": "the peer hung up in the handshake, as some without CURVE do",
+    "unknown_key": "the peer's key is not authorized here",
+    "handshake": "the peer closed the connection in the handshake, as some without CURVE do",
 }
-"""Why a peer is not let in, for the metric and for the log."""
+"""Why a connection is rejected, for the metric and the log."""
 _MAX_TOLD: Final = 64
-"""Different refusals that are logged; more are only counted."""
+"""Different rejections that are logged; more are only counted."""
 log = logging.getLogger(__name__)
 
 
 class StackContext(zmq.Context[zmq.Socket[bytes]]):
-    """The ZeroMQ context of one process of the stack; made by :func:`open_context`.
+    """The ZeroMQ context of a process, from :func:`open_context`.
 
     Attributes:
-        role: Whose process it is.
+        role: The process's role.
         internal_network: Addresses of other machines may be used without keys.
-        guard: Asks peers for their keys, and watches connections.
+        guard: Authenticates peers and watches connections.
     """
 
     role: Role
@@ -76,20 +75,17 @@ class StackContext(zmq.Context[zmq.Socket[bytes]]):
     guard: "ConnectionGuard"
 
     def term(self) -> None:
-        """See :meth:`zmq.Context.term`; the guard ends by itself.
-
-        It waits until every socket is closed: other threads' sockets by these.
-        """
+        """See :meth:`zmq.Context.term`: it waits until every socket is closed.  The guard ends by itself."""
         super().term()
         self.guard.join()
 
 
 class Link:
-    """The connection of a socket to the process that it sends to.
+    """The connection of a socket to its receiver.
 
     Attributes:
-        there: It is made; of a socket that nobody watches, always.
-        breaks: How often it has ended.  Each time, what was under way may be lost.
+        there: It is connected; always true for a socket that is not watched.
+        breaks: How often it was lost, perhaps with data in flight.
     """
 
     def __init__(self, there: bool = True) -> None:
@@ -97,19 +93,15 @@ class Link:
         self.breaks = 0
 
     def take(self, event: int) -> None:
-        """Hear of a change from the socket's monitor."""
+        """Take an event of the socket's monitor."""
         if event == zmq.EVENT_DISCONNECTED:
-            # Of attempts that fail nothing is lost.
+            # Failed attempts lose nothing.
             self.breaks += self.there
         self.there = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
 
 
 def open_context(config: Config, role: Role) -> StackContext:
-    """Make the context of a process.
-
-    Args:
-        config: Where its keys are.
-        role: Whose process it is.
+    """Create the context of a process.
 
     Raises:
         ConfigError: The keys cannot be used, or others may read them.
@@ -125,12 +117,12 @@ def open_context(config: Config, role: Role) -> StackContext:
 
 
 def guard_server(socket: zmq.Socket[Any], address: str) -> None:
-    """Let a socket that is about to be bound take none but the peers that are welcome.
+    """Let a socket that will be bound accept only the roles that may connect.
 
-    Contexts that were not made by :func:`open_context` have no keys and no rules.
+    Contexts that are not from :func:`open_context` have no keys and no rules.
 
     Raises:
-        ConfigError: There are no keys, and others can reach the address.
+        ConfigError: There are no keys, and other machines can reach the address.
     """
     context = socket.context
     if isinstance(context, StackContext):
@@ -141,19 +133,14 @@ def guard_server(socket: zmq.Socket[Any], address: str) -> None:
 
 
 def guard_client(socket: zmq.Socket[Any], address: str, server: Role | None) -> Link:
-    """Let a socket that is about to be connected talk to nobody but the process that is meant.
-
-    Args:
-        socket: The socket.
-        address: Where it will connect.
-        server: Whose process must be there.
+    """Let a socket that will be connected talk only to the process of the given role.
 
     Returns:
-        Tells how the connection is.
+        The state of the connection.
 
     Raises:
-        ConfigError: There are no keys, and the address is another machine's; or with keys: nobody says whose
-            process is meant.
+        ConfigError: There are no keys and the address is another machine's; or there are keys, and no role is
+            given.
     """
     context = socket.context
     if not isinstance(context, StackContext):
@@ -161,7 +148,7 @@ def guard_client(socket: zmq.Socket[Any], address: str, server: Role | None) -> 
     if not context.guard.has_keys:
         _refuse_open_network(context, address)
     elif server is None:
-        raise ConfigError(f"cannot connect to {address}: whose key must be there is not said")
+        raise ConfigError(f"cannot connect to {address}: no role is given, so no key can be checked")
     return context.guard.join_server(socket, address, server)
 
 
@@ -171,34 +158,34 @@ def has_keys(context: zmq.Context[Any]) -> bool:
 
 
 def check_key(frame: zmq.Frame, role: Role) -> None:
-    """Refuse a message that came with another role's key than that of who it says it is from.
+    """Reject a message that came with another role's key.
 
     Args:
-        frame: Of the message, received by a socket that :func:`guard_server` prepared.
-        role: Who it says it is from.
+        frame: A frame of it, received by a socket prepared by :func:`guard_server`.
+        role: The role that the message claims.
 
     Raises:
         MessageError: The key is another role's.
     """
     try:
-        # What the guard answered when the peer showed its key: libzmq keeps it, and no peer can set it.
+        # The guard's answer to the peer's key, kept by libzmq; no peer can set it.
         owner = str(frame.get("User-Id"))
     except zmq.ZMQError as error:
         raise MessageError(f"a message of the {role} came without a key") from error
     if owner != role:
-        raise MessageError(f"the {owner}'s key speaks for the {role}")
+        raise MessageError(f"the {owner}'s key came with a message of the {role}")
 
 
 def _refuse_open_network(context: StackContext, address: str) -> None:
     if not (context.internal_network or is_local(address)):
         raise ConfigError(
-            f"{address} is not on this machine alone, and there are no keys: set security.keys, "
+            f"other machines can reach {address}, and there are no keys: set security.keys, "
             "or security.internal_network: true if nobody else is on that network"
         )
 
 
 class _Watched(NamedTuple):
-    """A socket whose monitor is read: its address, whose process is there if it connects, how that is."""
+    """A watched socket: its address, and if it connects, the role and state of its peer."""
 
     address: str
     server: Role | None = None
@@ -206,17 +193,15 @@ class _Watched(NamedTuple):
 
 
 class ConnectionGuard(threading.Thread):
-    """Prepares the sockets of a context for CURVE, answers libzmq's question who may connect, watches them.
-
-    It ends with its context.
+    """Prepares a context's sockets for CURVE, authenticates peers and watches connections.
 
     Args:
         context: The context.
-        keys: The process's keys; none asks nobody.
-        directory: Where they come from, for what is told.
+        keys: The process's keys; None disables CURVE.
+        directory: Their directory, for messages.
 
     Attributes:
-        refused: Peers that were not let in, by reason.
+        refused: Rejected connections, by reason.
     """
 
     def __init__(self, context: zmq.Context[Any], keys: Keys | None, directory: Path) -> None:
@@ -229,7 +214,7 @@ class ConnectionGuard(threading.Thread):
         self._numbers = itertools.count()
         self._arrivals: deque[tuple[zmq.Socket[bytes], _Watched]] = deque()
         self._watched: dict[zmq.Socket[bytes], _Watched] = {}
-        # Sockets of a shadow belong to this thread: destroying the context leaves them to it.
+        # A shadow's sockets belong to this thread: destroying the context does not close them.
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(context.underlying)
         self._zap = self._context.socket(zmq.REP)
         if keys is not None:
@@ -240,15 +225,15 @@ class ConnectionGuard(threading.Thread):
 
     @property
     def has_keys(self) -> bool:
-        """Peers are asked for theirs."""
+        """Whether peers need keys."""
         return self._keys is not None
 
     def serve(self, socket: zmq.Socket[Any], address: str) -> None:
-        """Prepare a socket that will be bound; there must be keys."""
+        """Prepare a socket that will be bound; requires keys."""
         self._prepare(socket)
         socket.set(zmq.CURVE_SERVER, 1)
         socket.set(zmq.ZAP_DOMAIN, _DOMAIN)
-        # Without it, libzmq would let everybody in if nobody answered its question.
+        # Otherwise libzmq accepts every peer if nobody answers its ZAP requests.
         socket.set(zmq.ZAP_ENFORCE_DOMAIN, 1)
         self._watch(socket, _FAILURES, _Watched(address))
 
@@ -298,7 +283,7 @@ class ConnectionGuard(threading.Thread):
             socket.set(zmq.MAXMSGSIZE, limit + ENVELOPE_BYTES)
 
     def _watch(self, socket: zmq.Socket[Any], events: int, watched: _Watched) -> None:
-        """Hear of a socket's events.  May be called by any thread."""
+        """Monitor a socket's events; may be called by any thread."""
         name = f"inproc://omnirelay.curve.{next(self._numbers)}"
         socket.monitor(name, events | zmq.EVENT_MONITOR_STOPPED)
         monitor = self._context.socket(zmq.PAIR)
@@ -309,7 +294,7 @@ class ConnectionGuard(threading.Thread):
             call.send(b"")
 
     def _answer(self, question: list[bytes]) -> list[bytes]:
-        """Answer libzmq's question: version, number, domain, peer's address, identity, mechanism, key."""
+        """Answer a ZAP request: version, id, domain, peer's address, identity, mechanism, key."""
         number = question[1] if len(question) > 1 else b""
         asked = len(question) == 7 and question[2] == _DOMAIN and question[5] == b"CURVE"
         if self._keys and asked and len(question[6]) == KEY_BYTES:
@@ -323,7 +308,7 @@ class ConnectionGuard(threading.Thread):
         return [b"1.0", number, b"400", b"not welcome", b"", b""]
 
     def _take_event(self, monitor: zmq.Socket[bytes]) -> bool:
-        """Take what happens to a socket; gives False if it is closed."""
+        """Take a monitor event; False if the socket was closed."""
         message = recv_monitor_message(monitor)
         event, value = message["event"], message["value"]
         address, server, link = self._watched[monitor]
@@ -334,7 +319,7 @@ class ConnectionGuard(threading.Thread):
         elif server is not None:
             self._tell_client(address, server, event)
         elif event != zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-            # What failed at the key was told and counted when it was asked about.
+            # Rejected keys were counted when ZAP asked.
             self._refuse(
                 _reason(value) if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL else "handshake", address
             )
@@ -350,10 +335,10 @@ class ConnectionGuard(threading.Thread):
             )
 
     def _tell_client(self, address: str, server: Role, event: int) -> None:
-        """Tell why this process is not let in, or does not talk to who is there."""
+        """Log why a connection of this process was rejected, or its peer not trusted."""
         file = public_file(self._directory, server)
         if self._keys and event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-            why = f"our key is not welcome; has it the same {public_file(self._directory, self._keys.role)}?"
+            why = f"our key was rejected; has it the same {public_file(self._directory, self._keys.role)}?"
         else:
             why = f"the handshake failed: has the process there security.keys, and the pair of {file}?"
         if self._is_news(address, why):
@@ -375,11 +360,7 @@ def _reason(protocol_error: int) -> str:
 
 
 class PeerMetrics(Collector):
-    """The peers that were not let in, for Prometheus.
-
-    Args:
-        context: The process's context.
-    """
+    """The rejected connections of a process."""
 
     def __init__(self, context: StackContext) -> None:
         self._context = context

@@ -1,7 +1,6 @@
-"""The key files of CURVE: ``ROLE.key``, for everybody, and ``ROLE.key_secret``, for that role's process.
+"""The key files of CURVE: ``ROLE.key``, public, and ``ROLE.key_secret``, for that role's process.
 
-They are written the way pyzmq writes certificates, so that other tools read them; but the secret ones are
-private from the moment they exist.
+The format is that of pyzmq's certificates, so other tools read them; secret files are created private.
 """
 
 import os
@@ -31,12 +30,12 @@ _SECRET: Final = re.compile(_LINE.format("secret-key"), re.MULTILINE)
 
 @dataclass(frozen=True)
 class Keys:
-    """What a process needs to know: its own pair, and whom it may believe.
+    """A process's own key pair, and the public keys of all roles.
 
     Attributes:
-        role: Whose process it is.
+        role: The process's role.
         secret: Its secret key, in Z85.
-        public: The public key of every role, its own among them, in Z85.
+        public: The public key of every role, in Z85.
     """
 
     role: Role
@@ -45,20 +44,20 @@ class Keys:
 
 
 def public_file(directory: Path, role: Role) -> Path:
-    """Where a role's public key is."""
+    """The file of a role's public key."""
     return directory / f"{role}.key"
 
 
 def secret_file(directory: Path, role: Role) -> Path:
-    """Where a role's secret key is."""
+    """The file of a role's secret key."""
     return directory / f"{role}.key_secret"
 
 
 def require_curve() -> None:
-    """See that ZeroMQ can encrypt at all.
+    """Check that ZeroMQ was built with CURVE.
 
     Raises:
-        ConfigError: It was built without.
+        ConfigError: It was not.
     """
     if not zmq.has("curve"):
         raise ConfigError(
@@ -68,11 +67,11 @@ def require_curve() -> None:
 
 
 def make_keys(directory: Path, replace: bool) -> list[Path]:
-    """Draw a pair for each role and write it.
+    """Generate and write a key pair for each role.
 
     Args:
-        directory: Where; it is made, for this user alone, if it is missing.
-        replace: Keys that are there may be replaced.
+        directory: Created for this user alone if it is missing.
+        replace: Replace existing keys.
 
     Returns:
         The files, public before secret of each role.
@@ -86,8 +85,8 @@ def make_keys(directory: Path, replace: bool) -> list[Path]:
     there = [path.name for path in files if path.exists()]
     if there and not replace:
         raise OutputError(
-            f"{directory} has {', '.join(there)} already, and nothing was changed: choose another directory, "
-            "or --force if every process is to get new keys"
+            f"{directory} already has {', '.join(there)}; nothing was changed: choose another directory, "
+            "or --force to give every process new keys"
         )
     try:
         directory.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
@@ -104,11 +103,11 @@ def make_keys(directory: Path, replace: bool) -> list[Path]:
 
 
 def load_keys(directory: Path, role: Role) -> Keys:
-    """Read what a process needs: its secret key, and the public ones of all.
+    """Read a role's secret key, and the public keys of all roles.
 
     Raises:
-        ConfigError: ZeroMQ was built without CURVE; or a file is missing, holds no key, belongs to others
-            than it says, or is a secret that others may read.
+        ConfigError: ZeroMQ was built without CURVE, or a file is missing, invalid, of another pair, or a
+            secret readable by others.
     """
     require_curve()
     public = {each: _key(public_file(directory, each), _PUBLIC) for each in ROLES}
@@ -124,25 +123,19 @@ def load_keys(directory: Path, role: Role) -> Keys:
 
 
 def _write(path: Path, text: str, mode: int) -> None:
-    """Write a file that has its mode before it has its content."""
+    """Write a file whose mode is set before its content."""
     path.unlink(missing_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     with open(descriptor, "w", encoding="ascii") as file:
-        # Whatever the process's umask is.
+        # Independent of the umask.
         os.fchmod(descriptor, mode)
         file.write(text)
 
 
 def _key(path: Path, pattern: re.Pattern[str], private: bool = False) -> bytes:
-    """Read the key of a file.
-
-    Args:
-        path: The file.
-        pattern: What stands before and around the key.
-        private: Nobody but the file's owner may read it.
-    """
+    """Read the key of a file; with ``private``, only its owner may be able to read it."""
     try:
-        # A pipe of that name must not keep the process waiting.
+        # A pipe of that name must not block.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(descriptor, "rb") as file:
             status = os.fstat(descriptor)
@@ -164,7 +157,7 @@ def _key(path: Path, pattern: re.Pattern[str], private: bool = False) -> bytes:
         raise ConfigError(f"{path} holds no key of CURVE: copy it again, or make new ones")
     key = found[1].encode()
     try:
-        # Only to see whether it is one: any 32 bytes in Z85 make a public key.
+        # Only a check: any 32 bytes in Z85 make a public key.
         zmq.curve_public(key)
     except zmq.ZMQError as error:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""What goes through the queues of a process, for Prometheus."""
+"""Metrics of a process's queues."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -15,16 +15,16 @@ _REFUSALS: Final = (MessageError, VersionError, PayloadError, SequenceError, Rep
 
 
 class EdgeMetrics(Collector):
-    """What goes through the queues of a process.
+    """Metrics of a process's queues.
 
-    An edge is named by its receiving end: ``thinker``, ``talker`` and ``token2wav`` are the stages' inboxes,
+    An edge is named after its receiver: ``thinker``, ``talker`` and ``token2wav`` are the stages' inboxes,
     ``gateway`` is the gateway's events socket.
 
     Args:
-        stage: Which process this is: a stage, or ``gateway``.
+        stage: This process: a stage, or ``gateway``.
         sending: The queues it sends to, by edge.
-        receiving: The queues it takes from, by edge.
-        refused: Messages that other sockets refused, by edge and error code.
+        receiving: The queues it receives from, by edge.
+        refused: Messages rejected by other sockets, by edge and error code.
     """
 
     def __init__(

@@ -1,8 +1,7 @@
-"""Typed queues over ZeroMQ: one direction, one union of messages, memory bounded in bytes.
+"""Typed queues over ZeroMQ: one direction, one union of messages, memory limited in bytes.
 
-The receiving side binds, the sending side connects; addresses come from the configuration only.
-Small frames are copied into the socket, large ones are handed over without a copy.  ZeroMQ is given no more
-than the receiver has :mod:`credit <shared.transport.credits>` for; the rest waits here.
+The receiver binds, the sender connects.  Small frames are copied into the socket, large ones are not.  ZeroMQ
+gets no more than the receiver has :mod:`credit <shared.transport.credits>` for; the rest waits here.
 """
 
 import logging
@@ -26,10 +25,10 @@ from shared.transport.sockets import LINGER_MS, bind, connect
 from shared.transport.wire import MAX_HEADER_BYTES, Decoder, Frame, encode
 
 HIGH_WATER_MARK: Final = 4096
-"""Messages that ZeroMQ may hold at each end: those so small that their bytes are not what they cost.
-With far fewer, a receiver in a long step would take nothing from the network, and lose its connection."""
+"""Messages that ZeroMQ may hold at each end, for messages whose bytes do not matter.  With far fewer, a
+receiver in a long step would read nothing from the network and lose its connection."""
 ZERO_COPY_BYTES: Final = 64 * 1024
-"""From this size on a frame is not copied: below it, copying is cheaper than the bookkeeping."""
+"""Frames of this size are not copied; below it, copying is cheaper than the bookkeeping."""
 DEFAULT_MAX_BACKLOG_BYTES: Final = 256 * 2**20
 
 M = TypeVar("M")
@@ -38,12 +37,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Sending:
-    """Who sends, and how much of it may be held.
+    """The sender, and the limits on what it holds.
 
     Attributes:
-        sender: The process, as :class:`shared.messages.Mark` has it.
-        window_bytes: Most bytes on the way to one receiver; a message that is larger goes alone.
-        max_backlog_bytes: Most bytes that may wait for one receiver behind that.
+        sender: The process, as in :class:`shared.messages.Mark`.
+        window_bytes: Most bytes in flight to one receiver; a larger message goes alone.
+        max_backlog_bytes: Most bytes that wait for one receiver after that.
     """
 
     sender: str
@@ -57,15 +56,15 @@ class PushQueue(Generic[M]):
     Args:
         context: ZeroMQ context of the process.
         address: Where the receiving end is bound, e.g. ``tcp://127.0.0.1:5611``.
-        sending: Who sends, within which bounds.
-        server: Whose process the receiving end is; needed where the processes have keys.
+        sending: The sender and its limits.
+        server: The receiver's role; required if the processes have keys.
 
     Attributes:
         sending: As given.
         sent: What ZeroMQ took.
-        waited: Seconds from encoding until then, of each message.
-        busy_s: Seconds that encoding and handing over took, all together.
-        link: How its connection is.
+        waited: Seconds from encoding until then, per message.
+        busy_s: Seconds spent encoding and handing over.
+        link: State of its connection.
     """
 
     def __init__(
@@ -81,7 +80,7 @@ class PushQueue(Generic[M]):
         self.waited = Distribution(WAIT_BUCKETS)
         self.busy_s = 0.0
         self._window = Window(sending.window_bytes)
-        # Whose request, what, its size, and since when it waits.
+        # Request, frames, size, and since when it waits.
         self._backlog: deque[tuple[str, list[Frame], int, float]] = deque()
         self._backlog_bytes = 0
         self._refused = False
@@ -95,37 +94,34 @@ class PushQueue(Generic[M]):
 
     @property
     def backlog_bytes(self) -> int:
-        """Bytes that wait here because the receiver has not taken those before them."""
+        """Bytes that wait here for the receiver."""
         return self._backlog_bytes
 
     @property
     def outstanding_bytes(self) -> int:
-        """Bytes that ZeroMQ took and for which no credit has come back."""
+        """Bytes that ZeroMQ took and the receiver has not credited."""
         return self._window.outstanding
 
     @property
     def stalled_s(self) -> float:
-        """Seconds in which something waited here, all together; may be asked by another thread."""
+        """Seconds in which something waited here; safe to read from another thread."""
         since = self._stalled_since
         return self._stalled_s + (perf_counter() - since if since is not None else 0.0)
 
     @property
     def refusing(self) -> list[zmq.Socket[bytes]]:
-        """The socket, if it is ZeroMQ and not the window that takes nothing now: poll it for writing."""
+        """The socket, if ZeroMQ and not the window is full: poll it for writing."""
         return [self._socket] if self._refused and self._backlog else []
 
     def stalls(self, request_id: str) -> bool:  # noqa: ARG002 - see shared.transport.routing.Outlet
-        """Whether the receiver does not keep up, so that nothing more should be made for it."""
+        """Whether the receiver does not keep up, so that no more should be produced for it."""
         return bool(self._backlog)
 
     def put(self, message: M) -> int:
-        """Send a message now, or keep it until :meth:`flush` can.
-
-        Returns:
-            The bytes of the message on the wire.
+        """Send a message now, or keep it until :meth:`flush` can; returns its bytes on the wire.
 
         Raises:
-            QueueFullError: The bound is reached; the message was not taken.
+            QueueFullError: The backlog is full; the message was not taken.
         """
         request_id: str = message.request_id  # type: ignore[attr-defined]  # every message has one
         started = perf_counter()
@@ -139,7 +135,7 @@ class PushQueue(Generic[M]):
             )
         self._send_backlog()
         if not self._backlog and self._try_send(frames, size):
-            # It did not wait: no clock is needed to say so.
+            # It did not wait; no need to read the clock.
             self.waited.counts[0] += 1
         else:
             self._backlog.append((request_id, frames, size, encoded))
@@ -151,7 +147,7 @@ class PushQueue(Generic[M]):
         return size
 
     def flush(self) -> None:
-        """Send what waits, as far as the receiver takes it; never blocks."""
+        """Send the backlog as far as possible; never blocks."""
         if self._backlog:
             started = perf_counter()
             self._send_backlog()
@@ -159,13 +155,10 @@ class PushQueue(Generic[M]):
             self.busy_s += perf_counter() - started
 
     def credit(self, credit: Credit) -> bool:
-        """Hear what the receiver has taken, and send as much more.
-
-        Returns:
-            False if it is for another queue.
+        """Take a credit and send as much more; False if it is for another queue.
 
         Raises:
-            MessageError: It cannot be.
+            MessageError: It is invalid.
         """
         if credit.channel != self._window.channel:
             return False
@@ -174,7 +167,7 @@ class PushQueue(Generic[M]):
         return True
 
     def discard(self, request_id: str) -> None:
-        """Drop what waits of a request that has ended: nobody wants it, and it takes the room of others."""
+        """Drop a request's messages from the backlog, because it has ended."""
         dropped = sum(size for owner, _, size, _ in self._backlog if owner == request_id)
         if dropped:
             self._backlog = deque(entry for entry in self._backlog if entry[0] != request_id)
@@ -182,11 +175,7 @@ class PushQueue(Generic[M]):
             self._note_end_of_stall()
 
     def close(self, deliver: bool = True) -> None:
-        """Close the socket.
-
-        Args:
-            deliver: ZeroMQ delivers what it holds for at most :data:`LINGER_MS`; else it is dropped.
-        """
+        """Close the socket; with ``deliver``, ZeroMQ may send what it holds for at most :data:`LINGER_MS`."""
         if deliver:
             self.flush()
         self._socket.close(None if deliver else 0)
@@ -216,7 +205,7 @@ class PushQueue(Generic[M]):
         return True
 
     def _mark(self) -> None:
-        """Ask for credit, if it is time."""
+        """Ask for credit if it is time."""
         stalled = bool(self._backlog) and not self._window.admits(self._backlog[0][2])
         if self._window.wants_mark(stalled):
             mark = Mark(sender=self.sending.sender, channel=self._window.channel, position=self._window.sent)
@@ -225,14 +214,14 @@ class PushQueue(Generic[M]):
                 self._window.marked()
 
     def _hand_over(self, frames: list[Frame], size: int) -> bool:
-        """Give a message to ZeroMQ; False if it takes none now."""
+        """Give a message to ZeroMQ; False if ZeroMQ is full."""
         last = len(frames) - 1
         for index, frame in enumerate(frames):
             more = zmq.SNDMORE if index < last else 0
             try:
                 self._socket.send(frame, zmq.NOBLOCK | more, copy=len(frame) < ZERO_COPY_BYTES)
             except zmq.Again:
-                # Only a first part can be refused: ZeroMQ takes a multipart message whole.
+                # Only a first part can be refused: multipart messages are atomic.
                 self._refused = True
                 return False
         self._refused = False
@@ -244,19 +233,19 @@ class PushQueue(Generic[M]):
 class PullQueue(Generic[M]):
     """The receiving end of an edge.
 
-    A message that cannot be believed is refused, logged and counted; it never reaches the caller.
+    Invalid messages are rejected, logged and counted; they never reach the caller.
 
     Args:
         context: ZeroMQ context of the process.
         address: Where to listen.
         union: The message types that this edge carries.
-        max_payload_bytes: Most bytes of one tensor.
-        speaker: Says whose a message must be; where the processes have keys, one that came with another's is
-            refused.  Not needed where only one role may send.
+        max_payload_bytes: Largest tensor.
+        speaker: The role that a message must come from; with keys, a message with another role's key is
+            rejected.  Not needed where only one role may connect.
 
     Attributes:
         received: What arrived.
-        refused: How much of it was refused, by error code.
+        refused: Number of rejected messages, by error code.
     """
 
     def __init__(
@@ -277,17 +266,17 @@ class PullQueue(Generic[M]):
         self.socket = context.socket(zmq.PULL)
         self.socket.set(zmq.RCVHWM, HIGH_WATER_MARK)
         self.socket.set(zmq.LINGER, 0)
-        # ZeroMQ drops the connection of a peer that announces more, before it allocates.
+        # ZeroMQ disconnects a peer that announces more, before it allocates.
         self.socket.set(zmq.MAXMSGSIZE, max(max_payload_bytes, MAX_HEADER_BYTES))
         bind(self.socket, address)
 
     @property
     def endpoint(self) -> str:
-        """Where it listens really: with the port that was found for ``*``."""
+        """The address it listens on, with the actual port for ``*``."""
         return self.socket.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
 
     def drain(self, limit: int = 256) -> Iterator[M]:
-        """Give the messages that are there, at most ``limit``, without waiting."""
+        """The messages that have arrived, at most ``limit``; never blocks."""
         for _ in range(limit):
             try:
                 frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
@@ -300,7 +289,7 @@ class PullQueue(Generic[M]):
                 yield message
 
     def take_credits(self) -> list[Credit]:
-        """What senders are to be told of the messages that :meth:`drain` has given since the last call."""
+        """Credits for the messages that :meth:`drain` has returned since the last call."""
         marks, self._marks = self._marks, {}
         return [
             Credit(sender=mark.sender, channel=mark.channel, position=mark.position)
@@ -308,7 +297,7 @@ class PullQueue(Generic[M]):
         ]
 
     def refuse(self, error: MessageError) -> None:
-        """Count and log a message that is refused, here or by the stage that looked closer."""
+        """Count and log a message that was rejected, here or by the stage."""
         self.refused[error.code] += 1
         limited(log).warning("refused a message on %s: %s: %s", self.address, error.code, error)
 

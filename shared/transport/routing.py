@@ -1,4 +1,4 @@
-"""The replicas of the next stage: a queue for each, and every request's messages to the same one."""
+"""Queues to the replicas of the next stage; all messages of a request go to the same replica."""
 
 import logging
 from collections.abc import Mapping
@@ -29,17 +29,17 @@ class Outlet(Protocol[M_contra]):
 
 
 class PeerQueues(Generic[M]):
-    """One queue per replica of a stage; together they look like one.
+    """One queue per replica of a stage, used like a single one.
 
-    A request's first message says by its route which replica serves it, and all others follow it there.
+    A request's first message has a route, which names its replica; the others follow it.
 
     Args:
         context: ZeroMQ context of the process.
-        stage: The stage that receives.
-        sending: Who sends, within which bounds for each replica.
+        stage: The receiving stage.
+        sending: The sender and its limits per replica.
 
     Attributes:
-        stage: The stage that receives.
+        stage: The receiving stage.
         sent: What ZeroMQ took, for all replicas together.
         waited: As for :class:`shared.transport.queues.PushQueue`, together.
     """
@@ -63,27 +63,27 @@ class PeerQueues(Generic[M]):
 
     @property
     def names(self) -> list[str]:
-        """The replicas that can be sent to: the connection to them is there."""
+        """The connected replicas."""
         return [name for name, queue in self._queues.items() if queue.link.there]
 
     @property
     def breaks(self) -> dict[str, int]:
-        """How often the connection to a replica has ended since it was asked for; without those of none."""
+        """How often the connection to each replica was lost; without those of 0."""
         return {name: queue.link.breaks for name, queue in self._queues.items() if queue.link.breaks}
 
     @property
     def backlog_bytes(self) -> int:
-        """Bytes that wait here because their receivers have not taken them."""
+        """Bytes that wait here for all replicas."""
         return sum(queue.backlog_bytes for queue in tuple(self._queues.values()))
 
     @property
     def outstanding_bytes(self) -> int:
-        """Bytes that ZeroMQ took and for which no credit has come back, of all replicas together."""
+        """Bytes that ZeroMQ took and the replicas have not credited."""
         return sum(queue.outstanding_bytes for queue in tuple(self._queues.values()))
 
     @property
     def stalled_s(self) -> float:
-        """Seconds in which something waited for a replica, of all together."""
+        """Seconds in which something waited, summed over replicas."""
         return self._closed_stalled_s + sum(queue.stalled_s for queue in tuple(self._queues.values()))
 
     @property
@@ -93,19 +93,13 @@ class PeerQueues(Generic[M]):
 
     @property
     def busy_s(self) -> float:
-        """Seconds that encoding and handing over took, all together."""
+        """Seconds spent encoding and handing over."""
         return self._closed_busy_s + sum(queue.busy_s for queue in self._queues.values())
 
     def reach(self, replicas: Mapping[str, str]) -> bool:
-        """Be connected to exactly these replicas.
+        """Connect to exactly these replicas (names and addresses); returns whether they changed.
 
-        What waits for one that is gone is dropped: its requests are given to others from the beginning.
-
-        Args:
-            replicas: Names and addresses.
-
-        Returns:
-            True if they are not those of before.
+        The backlog of a replica that is gone is dropped: the gateway restarts its requests elsewhere.
         """
         if self._asked == replicas:
             return False
@@ -118,14 +112,14 @@ class PeerQueues(Generic[M]):
         return True
 
     def put(self, message: M) -> int:
-        """Send a message to the replica that serves its request.
+        """Send a message to its request's replica.
 
         Returns:
-            The bytes of the message on the wire; 0 if the replica is gone, whose requests are being aborted.
+            Its bytes on the wire; 0 if the replica is gone, whose requests are being aborted.
 
         Raises:
-            StageUnavailableError: It is the first of a request, and its replica is not known here.
-            QueueFullError: The bound is reached; the message was not taken.
+            StageUnavailableError: The first message of a request names an unknown replica.
+            QueueFullError: The backlog is full; the message was not taken.
         """
         if isinstance(message, ThinkRequest | SpeechStart | SynthesisStart):
             queue = self._routed(message.route)
@@ -138,7 +132,7 @@ class PeerQueues(Generic[M]):
         return followed.put(message) if followed is not None else 0
 
     def stalls(self, request_id: str) -> bool:
-        """Whether the replica that serves a request does not keep up; see :meth:`PushQueue.stalls`."""
+        """Whether a request's replica does not keep up; see :meth:`PushQueue.stalls`."""
         queue = self._of_request.get(request_id)
         return queue is not None and queue.stalls(request_id)
 
@@ -147,12 +141,12 @@ class PeerQueues(Generic[M]):
         return any(queue.credit(credit) for queue in self._queues.values())
 
     def flush(self) -> None:
-        """Send what waits, as far as the receivers take it; never blocks."""
+        """Send the backlogs as far as possible; never blocks."""
         for queue in self._queues.values():
             queue.flush()
 
     def discard(self, request_id: str) -> None:
-        """Drop what waits of a request that has ended."""
+        """Drop a request's messages, because it has ended."""
         self._of_request.pop(request_id, None)
         for queue in self._queues.values():
             queue.discard(request_id)
@@ -176,8 +170,8 @@ class PeerQueues(Generic[M]):
         try:
             queue: PushQueue[M] = PushQueue(self._context, address, self._sending, self.stage)
         except ConfigError as error:
-            # It is not among the names, so no request is given to it.
-            log.warning("the %s %s cannot be reached: %s", self.stage, name, error)
+            # It is not among the names, so it gets no requests.
+            log.warning("cannot connect to the %s %s: %s", self.stage, name, error)
             return
         queue.sent, queue.waited = self.sent, self.waited
         self._queues[name] = queue

@@ -1,7 +1,4 @@
-"""Sockets of ZeroMQ as all edges want them: guarded, and with an end to silence.
-
-Addresses come from the configuration only.
-"""
+"""Options that all ZeroMQ sockets share: CURVE, and detection of dead connections."""
 
 import errno
 from typing import Any, Final
@@ -13,16 +10,16 @@ from shared.transport.curve import Link, guard_client, guard_server
 from shared.transport.keys import Role
 
 LINGER_MS: Final = 500
-"""How long a closing socket may try to deliver what it took."""
+"""How long a closing socket may deliver what it holds."""
 SILENT_LINK_MS: Final = 10_000
-"""How long a peer's machine may leave what it is sent unacknowledged before the connection is given up.  One
-that takes nothing because its process is in a long step counts too, once the buffers of both are full."""
+"""How long a peer's machine may leave data unacknowledged before the connection is closed.  That includes a
+process in a long step that reads nothing, once the buffers of both are full."""
 CONNECT_MS: Final = 2000
-"""How long an attempt to connect may take before the next: the kernel's own pauses become ever longer."""
+"""Timeout of an attempt to connect: the kernel's own pauses between retries keep growing."""
 
 
 def address_in_use(address: str) -> AddressInUseError:
-    """The error for an address of the configuration on which somebody else listens."""
+    """The error for a configured address on which another process listens."""
     return AddressInUseError(
         f"{address} is in use: is another OmniRelay process running there? "
         "Stop it, or set another address in the configuration."
@@ -30,11 +27,11 @@ def address_in_use(address: str) -> AddressInUseError:
 
 
 def bind(socket: zmq.Socket[Any], address: str) -> None:
-    """Bind a socket, or close it and say clearly why it could not be bound.
+    """Bind a socket, or close it and raise.
 
     Raises:
         AddressInUseError: Another process listens there.
-        ConfigError: The address cannot be used at all, or not without keys.
+        ConfigError: The address cannot be used, or not without keys.
     """
     try:
         _bound_silence(socket)
@@ -51,7 +48,7 @@ def bind(socket: zmq.Socket[Any], address: str) -> None:
 
 
 def _bound_silence(socket: zmq.Socket[Any]) -> None:
-    """Give up connections to machines from which nothing is heard, whether or not something is sent there."""
+    """Close connections to machines that no longer answer."""
     socket.set(zmq.TCP_MAXRT, SILENT_LINK_MS)
     socket.set(zmq.TCP_KEEPALIVE, 1)
     socket.set(zmq.TCP_KEEPALIVE_IDLE, SILENT_LINK_MS // 2000)
@@ -59,20 +56,18 @@ def _bound_silence(socket: zmq.Socket[Any]) -> None:
 
 
 def connect(socket: zmq.Socket[Any], address: str, server: Role | None = None) -> Link:
-    """Connect a socket, or close it and say clearly why it could not be connected.
-
-    A peer that is not there yet is no error: ZeroMQ goes on trying.
+    """Connect a socket, or close it and raise; ZeroMQ retries until the peer is there.
 
     Args:
         socket: The socket.
         address: Where to.
-        server: Whose process listens there; needed where the processes have keys.
+        server: The peer's role; required if the processes have keys.
 
     Returns:
-        Tells how the connection is.
+        The state of the connection.
 
     Raises:
-        ConfigError: The address cannot be used at all, or not without keys.
+        ConfigError: The address cannot be used, or not without keys.
     """
     try:
         _bound_silence(socket)

@@ -1,8 +1,8 @@
 """Messages to ZeroMQ frames and back.
 
-The first frame is one byte of :data:`WIRE_VERSION` and the msgpack header; every :class:`Blob` is a
-frame of its own after it, named in the header by index and size.  Nothing is decoded that the
-receiving socket's type does not declare, and nothing is allocated on the word of a header.
+The first frame is one byte of :data:`WIRE_VERSION` and the msgpack header.  Each :class:`Blob` is a frame
+of its own, named in the header by index and size.  A socket decodes only the types declared for it, and
+allocates nothing because of a declared size.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from shared.messages.payloads import Blob
 
 WIRE_VERSION: Final = 4
 MAX_HEADER_BYTES: Final = 8 * 2**20
-"""A header larger than this is refused; the longest legal prompt needs about 5 MiB."""
+"""Largest header; the longest legal prompt needs about 5 MiB."""
 MAX_FRAMES: Final = 1 + MAX_MEDIA_ITEMS
 VERSION_BYTE: Final = bytes([WIRE_VERSION])
 
@@ -26,19 +26,12 @@ M = TypeVar("M")
 
 
 def encode(message: object) -> list[Frame]:
-    """Turn a message into frames; blobs are referred to, not copied.
-
-    Args:
-        message: A struct of :mod:`shared.messages`.
-
-    Returns:
-        The header frame and one frame per blob, in the order of the fields.
-    """
+    """Encode a message of :mod:`shared.messages` as a header and one frame per blob; blobs are not copied."""
     blobs: list[Frame] = []
 
     def give_blob(value: Any) -> list[int]:
         if not isinstance(value, Blob):
-            raise NotImplementedError(f"{type(value).__name__} has no place in a message")
+            raise NotImplementedError(f"{type(value).__name__} cannot be in a message")
         blobs.append(value.view)
         return [len(blobs) - 1, value.nbytes]
 
@@ -51,7 +44,7 @@ class Decoder(Generic[M]):
 
     Args:
         union: The message types that the socket may carry.
-        max_payload_bytes: Most bytes of one blob.
+        max_payload_bytes: Largest blob.
     """
 
     def __init__(self, union: Any, max_payload_bytes: int = DEFAULT_MAX_PAYLOAD_BYTES) -> None:
@@ -61,15 +54,12 @@ class Decoder(Generic[M]):
         self._unused: set[int] = set()
 
     def decode(self, frames: Sequence[Frame]) -> M:
-        """Turn frames into a message.
-
-        Args:
-            frames: As :func:`encode` made them.  Blobs of the result refer to them.
+        """Decode frames; blobs of the message refer to them.
 
         Raises:
-            VersionError: Written in another version of the format.
-            PayloadError: A blob is too large, missing, or not what the header says.
-            MessageError: The header cannot be read, or is of a type that this socket does not carry.
+            VersionError: The message has another version of the format.
+            PayloadError: A blob is too large, missing, or not of the declared size.
+            MessageError: The header cannot be read, or its type is not allowed here.
         """
         header = self._check_frames(frames)
         self._blobs = frames[1:]
@@ -88,9 +78,9 @@ class Decoder(Generic[M]):
         return message
 
     def _take_blob(self, kind: type, reference: Any) -> Blob:
-        """Give the frame that a header's blob field refers to; each may be taken once."""
+        """The frame of a header's blob field; each may be used once."""
         if kind is not Blob:
-            raise NotImplementedError(f"{kind.__name__} has no place in a message")
+            raise NotImplementedError(f"{kind.__name__} cannot be in a message")
         if not (isinstance(reference, list) and [type(item) for item in reference] == [int, int]):
             raise PayloadError("frames", "a blob is named by its index and its size")
         index, nbytes = reference

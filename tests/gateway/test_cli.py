@@ -214,7 +214,7 @@ def test_no_gateway_and_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as raised:
         main(["chat"])
     assert raised.value.code == 2
-    told = "error: give TEXT, --audio, --image or --video, or lines on the standard input\n"
+    told = "error: give TEXT, --audio, --image or --video, or lines on standard input\n"
     assert capsys.readouterr().err.endswith(told)
 
 

@@ -60,7 +60,7 @@ def test_samples_become_wav_without_loss(shape: tuple[int, ...], dtype: Any) -> 
 @pytest.mark.parametrize(
     ("samples", "rate", "told"),
     [
-        (np.zeros(9, np.float32), None, "need their sampling_rate"),
+        (np.zeros(9, np.float32), None, "need a sampling_rate"),
         (np.zeros(0, np.float32), 16_000, r"not \[0\]"),
         (np.zeros((2, 2, 2), np.float32), 16_000, r"not \[2, 2, 2\]"),
         (np.zeros((2, 16_000), np.float32), 16_000, "up to 32 channels"),
@@ -101,7 +101,7 @@ def test_pictures_of_16_bits_and_those_without_a_range() -> None:
     with Image.open(file_of(image(Image.fromarray(deep)))) as read:
         assert np.array_equal(np.asarray(read), deep)
     for mode in ("I", "F"):
-        with pytest.raises(errors.MediaError, match=f"mode {mode} has no set range"):
+        with pytest.raises(errors.MediaError, match=f"mode {mode} has no defined range"):
             image(Image.new(mode, (2, 2)))
 
 
@@ -141,17 +141,17 @@ def test_any_rate_of_frames_fits(fps: float) -> None:
         (lambda: image(np.zeros((4, 4, 4), np.uint8)), r"must be uint8 \[h, w, 3\], not uint8 \[4, 4, 4\]"),
         (lambda: image(np.zeros((4, 4, 3), np.float32)), "not float32"),
         (lambda: image(np.zeros((0, 4, 3), np.uint8)), r"\[0, 4, 3\]"),
-        (lambda: video(np.zeros((2, 4, 4, 3), np.uint8)), "need their fps"),
+        (lambda: video(np.zeros((2, 4, 4, 3), np.uint8)), "need an fps"),
         (lambda: video(np.zeros((4, 4, 3), np.uint8), 2), r"\[frames, h, w, 3\]"),
         (lambda: video(np.zeros((0, 4, 4, 3), np.uint8), 2), r"\[0, 4, 4, 3\]"),
         (lambda: video(np.zeros((2, 4, 4, 3), np.uint8), 0), "fps must be from"),
         (lambda: video(np.zeros((2, 4, 4, 3), np.uint8), float("nan")), "fps must be from"),
         (lambda: video([Image.new("RGB", (2, 2)), Image.new("RGB", (2, 3))], 2), "one size"),
-        (lambda: video(b"film", fps=2), "a file says its own"),
-        (lambda: audio(b"sound", sampling_rate=2), "a file says its own"),
-        (lambda: audio(5), "int is nothing that AudioPart"),  # type: ignore[arg-type]
-        (lambda: image(audio(b"sound")), "AudioPart is nothing"),  # type: ignore[arg-type]
-        (lambda: image("http://example.com/x"), "https: only"),
+        (lambda: video(b"film", fps=2), "a file has its own"),
+        (lambda: audio(b"sound", sampling_rate=2), "a file has its own"),
+        (lambda: audio(5), "AudioPart cannot be made from int"),  # type: ignore[arg-type]
+        (lambda: image(audio(b"sound")), "cannot be made from AudioPart"),  # type: ignore[arg-type]
+        (lambda: image("http://example.com/x"), "https: URLs only"),
         (lambda: image("a\0b"), "cannot read"),
     ],
 )
@@ -220,7 +220,7 @@ def test_media_stand_before_the_text_in_one_message() -> None:
     assert build_request("", images=b"2").messages == [ChatMessage("user", [image(b"2")])]
     assert build_request("Hi", images=[], audio=[]) == build_request("Hi")
     pictures = [Image.new("RGB", (4, 4))] * 2
-    with pytest.raises(errors.MediaError, match="video 1: frames need their fps"):
+    with pytest.raises(errors.MediaError, match="video 1: frames need an fps"):
         build_request("Hi", videos=pictures)
     assert len(media_of(build_request("Hi", videos=[video(pictures, 2)] * 2, images=pictures).messages)) == 4
 
@@ -282,7 +282,7 @@ def test_limits_of_the_gateway_are_kept_before_anything_is_sent() -> None:
         request_pieces(build_request("Hi", images=[b"x", bytes(1001)]), limits)
     with pytest.raises(errors.MediaTooLargeError, match="1600 bytes of media together"):
         request_pieces(build_request("Hi", images=[bytes(800)] * 2), limits)
-    with pytest.raises(errors.InvalidRequestError, match="the gateway reads at most 2000"):
+    with pytest.raises(errors.InvalidRequestError, match="the gateway takes at most 2000"):
         request_pieces(build_request("x" * 2000), limits)
     with pytest.raises(errors.InvalidRequestError, match="cannot be sent"):
         request_pieces(build_request("\udcff", images=b"x"), limits)

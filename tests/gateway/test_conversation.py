@@ -67,13 +67,13 @@ def test_errors_behind_a_pipe_are_told_and_the_rest_goes_on(configure: Configure
         assert status == 1
         assert out == "Hello there\n" * 2
         expected = [
-            "there is no command /nothing",
-            "the command is: /new",
-            "the command is: /image FILE",
+            "unknown command /nothing",
+            "usage: /new",
+            "usage: /image FILE",
             "media_invalid: cannot read nowhere.png",
             "the request cannot be sent",
             "there is no speech",
-            "unknown_speaker: there is no voice 'Nobody'; this checkpoint has Chelsie, Ethan",
+            "unknown_speaker: no voice 'Nobody'; this checkpoint has Chelsie, Ethan",
         ]
         assert [words for words in expected if words not in told] == []
         assert len(told.splitlines()) == len(expected)
@@ -114,7 +114,7 @@ def test_commands(configure: Configure, tmp_path: Path) -> None:
         assert text_of(b, fourth).endswith(f"{SPEECH_SYSTEM_PROMPT}<|im_end|>\n" + turns("Again"))
         with wave.open(str(tmp_path / "out" / "last.wav")) as file:
             assert file.getnframes() == 360
-        assert "image 1 goes with the next message: a picture.png" in told
+        assert "image 1 attached to the next message: a picture.png" in told
         assert "voices: Chelsie, Ethan" in told
         assert [name for name in COMMANDS if f"\n{name} " not in told] == []
 
@@ -142,7 +142,7 @@ def test_a_conversation_that_becomes_too_long(configure: Configure) -> None:
         status, out, told = await piped(*CHAT, b.listen, "--text-only", lines=lines)
         assert (status, out) == (1, "Hello there\n" * 2)
         assert told.count("prompt_too_long") == 2
-        assert told.count("/new begins a new one") == 1
+        assert told.count("/new starts a new one") == 1
 
     serving(configure, use)
 
@@ -185,14 +185,14 @@ def test_at_a_terminal(configure: Configure, tmp_path: Path) -> None:
         chat = (*CHAT, b.listen, "--no-play", "--verbose", "--history", str(history))
         async with terminal(*chat, cwd=tmp_path) as shown:
             await shown.see("speech is not played")
-            await shown.see("/help shows the commands")
+            await shown.see("/help lists the commands")
             await shown.see("> ")
             shown.type(f"Hi{ENTER}")
             await shown.see("\nHello there")
             await shown.see("time to first text")
             await shown.see("> ")
             shown.type(f"/im\tpicture.p\t{ENTER}")
-            await shown.see("image 1 goes with the next message: picture.png")
+            await shown.see("image 1 attached to the next message: picture.png")
             shown.type("/image pic\t\t\t")
             await shown.see("pictures/")
             shown.type("\x15")
@@ -283,7 +283,7 @@ def test_speech_is_played_and_ctrl_c_at_the_prompt_ends_it_before_the_conversati
 
     async def use(b: Bench) -> None:
         async with terminal(*CHAT, b.listen, "--verbose", PATH=str(tmp_path / "bin")) as shown:
-            await shown.see("speech is played by aplay")
+            await shown.see("player: aplay")
             await shown.see("> ")
             shown.type(f"Hi{ENTER}")
             await until((tmp_path / "all").exists)
@@ -310,7 +310,7 @@ def test_a_player_that_dies_is_told_once_and_the_conversation_goes_on(
             *CHAT, b.listen, "--play", lines=b"Hi\nAgain\n", env={"PATH": str(tmp_path / "bin")}
         )
         assert (status, out) == (0, "Hello there\n" * 2)
-        assert told == "speech is not played any more: aplay ended with exit status 3: no sound card\n"
+        assert told == "speech is no longer played: aplay ended with exit status 3: no sound card\n"
 
     serving(configure, use)
 
@@ -362,8 +362,7 @@ def test_one_request_whose_player_dies(configure: Configure, tmp_path: Path) -> 
         assert status == 0
         assert out.startswith("Hello there\n")
         assert told == (
-            "speech is played by aplay\n"
-            "the speech was not played to its end: aplay ended with exit status 1\n"
+            "player: aplay\nthe speech was not played completely: aplay ended with exit status 1\n"
         )
 
     serving(configure, use)

@@ -451,7 +451,7 @@ def test_a_long_url_is_refused_by_its_size(configure: Configure) -> None:
                     await client.chat(images=url).result()
             with pytest.raises(errors.MediaUnreachableError, match="at most 8192"):
                 await client.chat(images="https://example.com/" + "x" * MIB).result()
-            with pytest.raises(errors.InvalidRequestError, match="the gateway reads at most"):
+            with pytest.raises(errors.InvalidRequestError, match="the gateway takes at most"):
                 client.chat(images="data:," + "x" * 32 * MIB)
             with pytest.raises(errors.MediaError, match="not ASCII"):
                 await client.chat([ChatMessage("user", [image("data:,\u00e9"), TextPart("Hi")])]).result()

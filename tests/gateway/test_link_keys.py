@@ -113,7 +113,7 @@ def test_a_key_speaks_for_its_own_stage_and_for_no_other(
             assert heard == all_of(key)
             assert link.refused() == {"message_invalid": 6}
             for other in set(STAGES) - {key}:
-                assert f"the {key}'s key speaks for the {other}" in caplog.text
+                assert f"the {key}'s key came with a message of the {other}" in caplog.text
         finally:
             link.close()
 
@@ -151,7 +151,7 @@ def test_what_a_key_tells_of_requests_is_its_own_stages(
             assert heard == events_of(key)[:2]
             assert link.refused() == {"message_invalid": 6}
             for other in set(STAGES) - {key}:
-                assert f"the {key}'s key speaks for the {other}" in caplog.text
+                assert f"the {key}'s key came with a message of the {other}" in caplog.text
         finally:
             link.close()
 

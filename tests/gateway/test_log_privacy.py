@@ -195,7 +195,7 @@ def test_no_key_and_no_header_for_a_collector_is_in_the_log(
     async def scenario() -> None:
         async with talkative(lines) as config, AsyncClient(config.gateway.listen) as client:
             await client.chat("Hi").result()
-            while not any("traces do not get to" in line for line in lines):
+            while not any("traces cannot be sent to" in line for line in lines):
                 await asyncio.sleep(0.02)
 
     run(scenario())

@@ -100,7 +100,7 @@ def test_a_player_that_never_ends_is_ended(programs: Path, monkeypatch: pytest.M
     put(programs, "aplay", "cat > /dev/null; exec sleep 60")
     with started() as playback:
         playback.show(AudioEvent(0, samples(0.1)))
-    assert playback.problem == "aplay does not come to an end"
+    assert playback.problem == "aplay does not end"
     assert not playback.playing
 
 

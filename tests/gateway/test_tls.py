@@ -67,9 +67,9 @@ def test_tcp_clients_speak_tls_and_believe_the_given_authority(
                 picture = bytes(2**22)
                 await client.chat(images=[picture]).result()
                 assert len(b.stages.requests[-1].media[0].data.view) == 2**22
-            with pytest.raises(GatewayUnreachableError, match="is not believed"):
+            with pytest.raises(GatewayUnreachableError, match="was rejected"):
                 await AsyncClient(tls_address(b), KEY).connect()
-            hint = f"hung up without an answer; if it speaks TLS, its address is {tls_address(b)}$"
+            hint = f"closed the connection without an answer; if it speaks TLS, use {tls_address(b)}$"
             with pytest.raises(GatewayUnreachableError, match=hint):
                 await AsyncClient(b.listen, KEY).connect()
             with pytest.raises(GatewayUnreachableError, match=hint):
@@ -195,7 +195,7 @@ def test_a_client_of_another_protocol_is_told_in_one_line() -> None:
 def test_tls_at_a_gateway_that_speaks_none_is_said(configure: Configure) -> None:
     async def scenario() -> None:
         async with bench(configure()) as b:
-            with pytest.raises(GatewayUnreachableError, match=f"its address is {b.listen}$"):
+            with pytest.raises(GatewayUnreachableError, match=f"without TLS, use {b.listen}$"):
                 await AsyncClient(tls_address(b)).connect()
 
     run(scenario())
@@ -226,7 +226,7 @@ def test_the_commands_send_the_key_and_believe_the_authority(
             assert status == 1
             assert "unauthenticated" in told.err
             status, told = await command("status", "--gateway", b.listen)
-            assert (status, f"its address is {tls_address(b)}\n" in told.err) == (1, True)
+            assert (status, f"use {tls_address(b)}\n" in told.err) == (1, True)
             monkeypatch.setenv("OMNIRELAY_API_KEY", OTHER)
             assert (await command(*ask))[0] == 0
             assert (await command("status", *there))[0] == 0

@@ -202,11 +202,11 @@ def test_a_stage_that_is_sent_sighup_stays(tiny_checkpoint: Path) -> None:
             process.stdout.readline()
             assert "loading" in process.stderr.readline()
             process.send_signal(signal.SIGHUP)
-            assert "SIGHUP: a stage reads nothing again" in process.stderr.readline()
+            assert "SIGHUP: a stage reloads nothing" in process.stderr.readline()
             process.stdin.close()
             assert "ready on" in process.stderr.readline()
             process.send_signal(signal.SIGHUP)
-            assert "SIGHUP: a stage reads nothing again" in process.stderr.readline()
+            assert "SIGHUP: a stage reloads nothing" in process.stderr.readline()
             process.send_signal(signal.SIGTERM)
             assert process.wait(timeout=60) == 0
         finally:

@@ -164,7 +164,7 @@ def test_a_stage_that_ends_sends_its_last_spans_and_waits_for_no_dead_collector(
     if there:
         told(collector, "a")
     else:
-        assert any(text.startswith(f"traces do not get to {nobody}") for text in texts)
+        assert any(text.startswith(f"traces cannot be sent to {nobody}") for text in texts)
 
 
 def listens(address: str) -> bool:

@@ -276,7 +276,7 @@ def test_a_collector_that_is_not_there_is_named_once_and_keeps_nobody(
     tracer.close()
     assert time.monotonic() - began < otel.FLUSH_S / 2
     (line,) = said(caplog)
-    assert line.startswith(f"traces do not get to {url} (not said again for 300 s): ")
+    assert line.startswith(f"traces cannot be sent to {url} (not repeated for 300 s): ")
     assert "Connection refused" in line
 
 

@@ -128,7 +128,7 @@ def test_a_decoder_keeps_no_frame_of_a_message():
 
 
 def test_a_value_without_a_place_in_a_message_is_not_encoded():
-    with pytest.raises(NotImplementedError, match="object has no place in a message"):
+    with pytest.raises(NotImplementedError, match="object cannot be in a message"):
         encode([object()])
 
 

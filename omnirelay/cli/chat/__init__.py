@@ -1,4 +1,4 @@
-"""``omnirelay chat``: one request, or a conversation; shown as it comes, and played."""
+"""``omnirelay chat``: one request or a conversation, streamed and played."""
 
 from omnirelay.cli.chat.command import run
 

@@ -1,4 +1,4 @@
-"""One answer of the gateway, handed on to whoever shows, plays or keeps it."""
+"""Streams one answer to those who show, play or keep it."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,12 +16,12 @@ from omnirelay.events import AudioEvent, TextEvent
 from omnirelay.protocol import GenerateRequest
 
 LARGE_BYTES: Final = 4 * MIB
-"""From here on, sending a request is shown, if it takes longer than :data:`PATIENCE_S`."""
+"""Uploads of this size show progress if they take longer than :data:`PATIENCE_S`."""
 PATIENCE_S: Final = 0.5
 
 
 class Listener(Protocol):
-    """Takes the events of one answer as they come."""
+    """Takes the events of one answer."""
 
     def show(self, event: ChatEvent) -> None:
         """Take the next event."""
@@ -29,7 +29,7 @@ class Listener(Protocol):
 
 
 class TextPrinter:
-    """Text as it comes."""
+    """Prints the text as it arrives."""
 
     def show(self, event: ChatEvent) -> None:
         """Take the next event."""
@@ -40,7 +40,7 @@ class TextPrinter:
 
 
 class FiguresPrinter:
-    """How long an answer took, at its end."""
+    """Prints the timing at the end of an answer."""
 
     def show(self, event: ChatEvent) -> None:
         """Take the next event."""
@@ -49,7 +49,7 @@ class FiguresPrinter:
 
 
 class JsonPrinter:
-    """One JSON object a line."""
+    """Prints one JSON object per line."""
 
     def show(self, event: ChatEvent) -> None:
         """Take the next event."""
@@ -62,11 +62,7 @@ class JsonPrinter:
 
 
 class Recorder:
-    """Keeps what has come of an answer.
-
-    Attributes:
-        text: The text so far.
-    """
+    """Keeps the text and speech received so far."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -74,7 +70,7 @@ class Recorder:
 
     @property
     def waveform(self) -> bytes:
-        """The speech so far, as in :class:`AudioEvent`."""
+        """The speech so far, as PCM."""
         return b"".join(self._pieces)
 
     def show(self, event: ChatEvent) -> None:
@@ -86,11 +82,7 @@ class Recorder:
 
 
 class WavWriter(Recorder):
-    """Writes the speech of an answer to a file when it is complete.
-
-    Args:
-        path: The file.
-    """
+    """Writes the speech to a file when the answer is complete."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -108,17 +100,12 @@ class WavWriter(Recorder):
 
 
 async def stream(target: Target, request: GenerateRequest, listeners: Iterable[Listener]) -> None:
-    """Send a request on a connection of its own, and hand on its answer.
+    """Send a request on its own connection, and pass each event to all listeners in order.
 
-    Cancelling it hangs up, which makes the gateway cancel the request.
-
-    Args:
-        target: The gateway.
-        request: What is sent.
-        listeners: Each takes every event, in this order.
+    Cancelling the task disconnects, which cancels the request.
 
     Raises:
-        OmniRelayError: The gateway cannot be reached, the request failed, or a listener cannot go on.
+        OmniRelayError: The gateway cannot be reached, the request failed, or a listener failed.
     """
     async with target.client() as client:
         answer = client.chat(request)
@@ -129,7 +116,7 @@ async def stream(target: Target, request: GenerateRequest, listeners: Iterable[L
 
 
 def _describe(upload: UploadProgress) -> str:
-    """How much of a large request is sent; nothing once it is, since the answer may come then."""
+    """Progress of a large upload; empty once it is complete, since the answer may arrive then."""
     if upload.total_bytes < LARGE_BYTES or upload.sent_bytes == upload.total_bytes:
         return ""
     return f"sending {mebibytes(upload.sent_bytes)} of {mebibytes(upload.total_bytes)}"

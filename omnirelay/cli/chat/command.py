@@ -1,4 +1,4 @@
-"""``omnirelay chat``: one request, streamed; or a conversation."""
+"""``omnirelay chat``: one request or a conversation."""
 
 import argparse
 import asyncio
@@ -22,17 +22,17 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the subcommand.
 
     Raises:
-        OmniRelayError: It failed; with ``--json`` it is told as JSON instead.
-        SystemExit: There is nothing to send, or an option does not go with another.
+        OmniRelayError: It failed; with ``--json`` the error is printed as JSON instead.
+        SystemExit: There is nothing to send, or two options exclude each other.
     """
     alone = arguments.text is None and not (arguments.audio or arguments.image or arguments.video)
     if alone and not _has_input():
-        arguments.refuse_usage("give TEXT, --audio, --image or --video, or lines on the standard input")
+        arguments.refuse_usage("give TEXT, --audio, --image or --video, or lines on standard input")
     if alone and arguments.out is not None:
         arguments.refuse_usage("--out goes with TEXT; a conversation has /save FILE.wav")
     player = _choose_player(arguments)
     if arguments.verbose:
-        note(f"speech is played by {player.program}" if player else "speech is not played")
+        note(f"player: {player.program}" if player else "speech is not played")
     try:
         if arguments.out is not None:
             require_wav(arguments.out)
@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _send(arguments: argparse.Namespace, player: Player | None) -> None:
     listeners: list[Listener] = [JsonPrinter()] if arguments.json else [TextPrinter(), FiguresPrinter()]
     if arguments.out is not None and not arguments.text_only:
-        # Before the end is shown, so that who reads it finds the file.
+        # The file is there before the end is shown.
         listeners.insert(0, WavWriter(arguments.out))
     with ExitStack() as stack:
         if player is not None:
@@ -58,7 +58,7 @@ def _send(arguments: argparse.Namespace, player: Player | None) -> None:
             listeners.insert(0, playback)
         asyncio.run(stream(target_of(arguments), _request(arguments, arguments.text or ""), listeners))
     if player is not None and playback.problem:
-        note(f"the speech was not played to its end: {playback.problem}")
+        note(f"the speech was not played completely: {playback.problem}")
 
 
 def _request(arguments: argparse.Namespace, prompt: Prompt) -> GenerateRequest:
@@ -91,9 +91,9 @@ def _choose_player(arguments: argparse.Namespace) -> Player | None:
 
 
 def _has_input() -> bool:
-    """Somebody may type, or a program or a file speaks; not so with /dev/null."""
+    """Whether standard input may have lines: a terminal, a pipe or a file, but not /dev/null."""
     try:
         return sys.stdin.isatty() or not stat.S_ISCHR(os.fstat(sys.stdin.fileno()).st_mode)
     except (AttributeError, OSError, ValueError):
-        # No standard input, or one that is closed or replaced.
+        # Missing, closed or replaced.
         return False

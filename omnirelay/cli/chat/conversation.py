@@ -1,4 +1,4 @@
-"""A conversation: what was said so far, and what goes with the next message."""
+"""A conversation: the turns so far, and the attachments of the next message."""
 
 import asyncio
 import os
@@ -29,15 +29,15 @@ _MAKE: Final[Mapping[MediaKind, Callable[[str], Attachment]]] = {
 
 
 class ChatSession:
-    """Keeps the turns, and sends them again with each request.
+    """Keeps the turns, and sends all of them with each request.
 
-    Every request has a connection of its own, so that a gateway may be restarted between two of them.
+    Every request has its own connection, so the gateway may be restarted in between.
 
     Args:
         target: The gateway.
         template: The request without the turns.
         printers: Show the answers.
-        player: Plays the speech; none keeps it silent.
+        player: Plays the speech; None is silent.
     """
 
     def __init__(
@@ -54,16 +54,16 @@ class ChatSession:
 
     @property
     def playing(self) -> bool:
-        """Speech of the last answer is still to be heard."""
+        """Speech of the last answer is still playing."""
         return self._playback is not None and self._playback.playing
 
     @property
     def attached(self) -> bool:
-        """Files wait for the next message."""
+        """The next message has attachments."""
         return bool(self._attached)
 
     def status(self) -> StatusReport:
-        """Ask the gateway how it is.
+        """Ask for the gateway's status.
 
         Raises:
             OmniRelayError: It does not answer.
@@ -71,7 +71,7 @@ class ChatSession:
         return asyncio.run(self._target.status())
 
     def attach(self, kind: MediaKind, source: str) -> str:
-        """Let a file, or an ``https:`` URL, go with the next message; gives its name there.
+        """Attach a file or ``https:`` URL to the next message; returns its name there.
 
         Raises:
             MediaError: It cannot be read.
@@ -82,7 +82,7 @@ class ChatSession:
         return f"{kind} {number}"
 
     def choose_voice(self, name: str) -> None:
-        """Answer in this voice from now on.
+        """Use this voice from now on.
 
         Raises:
             UnknownSpeakerError: The checkpoint has no such voice.
@@ -90,11 +90,11 @@ class ChatSession:
         """
         known = self.voices()
         if known and name not in known:
-            raise UnknownSpeakerError(f"there is no voice {name!r}; this checkpoint has {', '.join(known)}")
+            raise UnknownSpeakerError(f"no voice {name!r}; this checkpoint has {', '.join(known)}")
         self._template = replace(self._template, speaker=name)
 
     def voices(self) -> list[str]:
-        """The checkpoint's voices; none while no stage has told.
+        """The checkpoint's voices; empty until a stage has reported them.
 
         Raises:
             OmniRelayError: The gateway does not answer.
@@ -102,26 +102,26 @@ class ChatSession:
         return sorted({name for stage in self.status().stages for name in stage.limits.speakers})
 
     def save(self, path: Path) -> float:
-        """Write the speech of the last answer to a WAV file; gives its length in seconds.
+        """Write the speech of the last answer as WAV; returns its length in seconds.
 
         Raises:
             InvalidRequestError: There is none.
             OutputError: The file cannot be written.
         """
         if self._speech is None:
-            raise InvalidRequestError("there is no speech to be saved yet")
+            raise InvalidRequestError("there is no speech to save yet")
         write_wav(path, self._speech)
         return len(self._speech) / SAMPLE_BYTES / SAMPLE_RATE
 
     def forget(self) -> None:
-        """Begin anew, without the turns so far and what is attached."""
+        """Drop all turns and attachments."""
         self._turns.clear()
         self._attached.clear()
 
     def ask(self, text: str) -> None:
-        """Send a message with what is attached, and show the answer as it comes.
+        """Send a message with its attachments, and show the answer.
 
-        What was said until it is interrupted stays in the conversation; a turn that fails does not.
+        An interrupted answer stays in the conversation; a failed turn does not.
 
         Raises:
             OmniRelayError: The turn failed.
@@ -149,9 +149,9 @@ class ChatSession:
         except OmniRelayError as error:
             self.hush()
             if isinstance(error, PromptTooLongError) and self._turns:
-                note("the conversation has become too long: /new begins a new one")
+                note("the conversation is too long: /new starts a new one")
             if not isinstance(content, str):
-                note("the message failed: attach its files again to send them again")
+                note("the message failed: attach its files again")
             raise
         self._keep(message, recorder)
         if self._playback is not None:
@@ -163,14 +163,14 @@ class ChatSession:
             self._playback.wait()
 
     def hush(self) -> None:
-        """Play no more of the last answer."""
+        """Stop playing the last answer."""
         if self._playback is not None:
             self._playback.stop()
 
     def check_player(self) -> None:
-        """Say so if the player failed; it is not tried again."""
+        """Report a failed player; it is not used again."""
         if self._playback is not None and self._playback.problem:
-            note(f"speech is not played any more: {self._playback.problem}")
+            note(f"speech is no longer played: {self._playback.problem}")
             self._player = self._playback = None
 
     def _keep(self, message: ChatMessage, recorder: Recorder) -> None:

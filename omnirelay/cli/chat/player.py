@@ -1,4 +1,4 @@
-"""Speech from the machine's own player: a program that takes raw PCM on its standard input."""
+"""Plays speech with the machine's own player, which reads raw PCM from standard input."""
 
 import logging
 import os
@@ -16,7 +16,7 @@ from omnirelay.values import SAMPLE_RATE
 
 _RATE: Final = str(SAMPLE_RATE)
 GRACE_S: Final = 10.0
-"""How much longer than the speech itself a player may take to play it."""
+"""A player may take this much longer than the speech."""
 HELP_S: Final = 5.0
 MAX_SAID_BYTES: Final = 1000
 log = logging.getLogger(__name__)
@@ -24,12 +24,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Player:
-    """A program that plays mono float32, little-endian, from its standard input.
+    """A program that plays mono float32, little-endian, from standard input.
 
     Attributes:
         program: Its name.
-        arguments: What makes it do so.
-        needs: An option that it must know; builds before it had it read something else from standard input.
+        arguments: Its arguments.
+        needs: An option that it must know, since older builds read something else.
     """
 
     program: str
@@ -37,15 +37,15 @@ class Player:
     needs: str | None = None
 
     def present(self) -> bool:
-        """It is on PATH, and knows the option that it needs."""
+        """Whether it is on PATH and knows the option that it needs."""
         path = shutil.which(self.program)
         if path is None or self.needs is None:
             return path is not None
         try:
-            # A program of the user's own PATH, as the player itself.
+            # From the user's own PATH, as the player itself.
             shown = subprocess.run([path, "--help"], capture_output=True, timeout=HELP_S, check=False)  # noqa: S603
         except (OSError, subprocess.TimeoutExpired) as error:
-            log.debug("%s does not say what it can do: %s", path, error)
+            log.debug("%s --help failed: %s", path, error)
             return False
         return self.needs.encode() in shown.stdout + shown.stderr
 
@@ -56,33 +56,29 @@ PLAYERS: Final = (
     ),
     Player("pw-play", ("--raw", f"--rate={_RATE}", "--channels=1", "--format=f32", "-"), needs="--raw"),
     Player("aplay", ("-q", "-t", "raw", "-f", "FLOAT_LE", "-r", _RATE, "-c", "1", "-")),
-    # Its raw input is mono where nothing else is said; the option that says so changed between releases.
+    # Raw input is mono by default; the option for it changed between releases.
     Player(
         "ffplay",
         ("-nodisp", "-autoexit", "-loglevel", "error", "-f", "f32le", "-sample_rate", _RATE, "-i", "-"),
     ),
-    # SoX, which has no other name for it.
+    # SoX.
     Player("play", ("-q", "-t", "raw", "-e", "floating-point", "-b", "32", "-r", _RATE, "-c", "1", "-")),
 )
-"""In the order in which they are looked for."""
+"""In order of preference."""
 
 
 def find_player() -> Player | None:
-    """Give the first player that this machine has."""
+    """The first player that is installed."""
     return next((player for player in PLAYERS if player.present()), None)
 
 
 class Playback:
-    """The speech of one answer on its way to a player.
+    """Plays the speech of one answer on its own thread: a crashed or hung player disturbs nothing else.
 
-    Nobody waits for it: a thread of its own feeds it, and a player that dies or hangs harms nothing else.
-    Leaving a ``with`` block plays the rest, or nothing more after an error.
-
-    Args:
-        player: Which to start, when the first sound comes.
+    Leaving a ``with`` block plays the rest; after an error it stops.
 
     Attributes:
-        problem: Why not everything was played; none while all is well.
+        problem: Why not everything was played; None if nothing is wrong.
     """
 
     def __init__(self, player: Player) -> None:
@@ -105,11 +101,11 @@ class Playback:
 
     @property
     def playing(self) -> bool:
-        """Something is still to be heard."""
+        """Whether something is still playing."""
         return self._thread.is_alive()
 
     def show(self, event: ChatEvent) -> None:
-        """Play the audio of an event behind what came before."""
+        """Queue the audio of an event."""
         if isinstance(event, AudioEvent) and event.pcm:
             if not self._seconds:
                 self._thread.start()
@@ -117,7 +113,7 @@ class Playback:
             self._pieces.put(event.pcm)
 
     def end(self) -> None:
-        """Nothing more comes; what is there is played."""
+        """Nothing follows; play what is queued."""
         self._pieces.put(None)
 
     def wait(self) -> None:
@@ -126,11 +122,11 @@ class Playback:
         if self.playing:
             self._thread.join(self._seconds + GRACE_S)
         if self.playing:
-            self.problem = f"{self._player.program} does not come to an end"
+            self.problem = f"{self._player.program} does not end"
             self.stop()
 
     def stop(self) -> None:
-        """Play nothing more."""
+        """Stop playing."""
         self._stopped.set()
         self.end()
         if self._process is not None:
@@ -148,7 +144,7 @@ class Playback:
                     stdout=subprocess.DEVNULL,
                     stderr=said,
                     bufsize=0,
-                    # Ctrl-C is for us: it must not end a player that is to play on.
+                    # Ctrl-C is for us and must not end the player.
                     start_new_session=True,
                 )
             except OSError as error:
@@ -163,7 +159,7 @@ class Playback:
                 self.problem = ": ".join([ending, *_last_line(said)])
 
     def _feed(self, process: "subprocess.Popen[bytes]") -> bool:
-        """Give the player everything; False if it did not take it."""
+        """Write everything to the player; False if it stopped reading."""
         if process.stdin is None:
             return False
         try:
@@ -171,7 +167,7 @@ class Playback:
                 while not self._stopped.is_set() and (piece := self._pieces.get()) is not None:
                     pipe.write(piece)
         except OSError as error:
-            log.debug("%s reads no more: %s", self._player.program, error)
+            log.debug("%s stopped reading: %s", self._player.program, error)
             return False
         return True
 

@@ -1,4 +1,4 @@
-"""What a line of a conversation can be besides a message: a command that begins with a slash."""
+"""Slash commands of a conversation."""
 
 import os
 from collections.abc import Callable
@@ -15,12 +15,12 @@ from omnirelay.values import MediaKind
 
 @dataclass(frozen=True)
 class Command:
-    """A command.
+    """A slash command.
 
     Attributes:
-        argument: What stands behind it; empty if nothing does, in brackets if it may be left out.
+        argument: Name of its argument; empty if it has none, in brackets if it is optional.
         help: What it does.
-        run: Does it.
+        run: Its implementation.
     """
 
     argument: str
@@ -29,45 +29,45 @@ class Command:
 
 
 class Leave(Exception):  # noqa: N818  Not an error.
-    """The user wants to leave."""
+    """The user ends the conversation."""
 
 
 def perform(conversation: ChatSession, line: str) -> None:
-    """Do what a line says that begins with a slash.
+    """Run a slash command.
 
     Raises:
-        InvalidRequestError: There is no such command, or it lacks its argument.
-        OmniRelayError: It cannot be done.
-        Leave: It is to leave.
+        InvalidRequestError: The command is unknown or lacks its argument.
+        OmniRelayError: It failed.
+        Leave: The user ends the conversation.
     """
     name, _, argument = line.strip().partition(" ")
     command = COMMANDS.get(name)
     if command is None:
         raise InvalidRequestError(
-            f"there is no command {name}; /help lists them, and a space before a message makes it one"
+            f"unknown command {name}; /help lists them; to send it as a message, put a space before it"
         )
     argument = _unquoted(argument.strip())
     if bool(argument) != bool(command.argument) and not command.argument.startswith("["):
         wanted = f"{name} {command.argument}".strip()
-        raise InvalidRequestError(f"the command is: {wanted}")
+        raise InvalidRequestError(f"usage: {wanted}")
     command.run(conversation, argument)
 
 
 def _unquoted(argument: str) -> str:
-    """A name as file managers drop it into a terminal, in quotes."""
+    """Remove the quotes that file managers put around a path."""
     quoted = len(argument) > 1 and argument[0] == argument[-1] and argument[0] in "'\""
     return argument[1:-1] if quoted else argument
 
 
 def _attach(kind: MediaKind, conversation: ChatSession, source: str) -> None:
-    note(f"{conversation.attach(kind, source)} goes with the next message: {source}")
+    note(f"{conversation.attach(kind, source)} attached to the next message: {source}")
 
 
 def _voice(conversation: ChatSession, name: str) -> None:
     if name:
         conversation.choose_voice(name)
     else:
-        note(f"voices: {', '.join(conversation.voices()) or 'not known while the stages start'}")
+        note(f"voices: {', '.join(conversation.voices()) or 'unknown until the stages have started'}")
 
 
 def _save(conversation: ChatSession, name: str) -> None:
@@ -91,12 +91,12 @@ def _leave(_: ChatSession, __: str) -> None:
 
 
 COMMANDS: Final = {
-    "/audio": Command("FILE", "a sound goes with the next message", partial(_attach, "audio")),
-    "/image": Command("FILE", "a picture goes with the next message", partial(_attach, "image")),
-    "/video": Command("FILE", "a video goes with the next message", partial(_attach, "video")),
-    "/voice": Command("[NAME]", "answer in this voice from now on; list the voices", _voice),
+    "/audio": Command("FILE", "attach audio to the next message", partial(_attach, "audio")),
+    "/image": Command("FILE", "attach an image to the next message", partial(_attach, "image")),
+    "/video": Command("FILE", "attach a video to the next message", partial(_attach, "video")),
+    "/voice": Command("[NAME]", "set the voice, or list the voices", _voice),
     "/save": Command("FILE.wav", "write the speech of the last answer", _save),
-    "/new": Command("", "begin a new conversation", _forget),
-    "/help": Command("", "show the commands", _help),
-    "/quit": Command("", "leave, as Ctrl-D and Ctrl-C at the prompt do", _leave),
+    "/new": Command("", "start a new conversation", _forget),
+    "/help": Command("", "list the commands", _help),
+    "/quit": Command("", "leave, as Ctrl-D or Ctrl-C at the prompt", _leave),
 }

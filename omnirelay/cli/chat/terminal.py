@@ -1,4 +1,4 @@
-"""A conversation over the standard input: with a person at a terminal, or a program behind a pipe."""
+"""A conversation over standard input, from a terminal or a pipe."""
 
 import argparse
 import io
@@ -25,11 +25,11 @@ def run(arguments: argparse.Namespace, template: GenerateRequest, player: Player
     """Hold a conversation until its end.
 
     Returns:
-        The exit status: behind a pipe 1 if a line failed, at a terminal always 0.
+        The exit status: 1 if a line of a pipe failed, else 0.
 
     Raises:
         OmniRelayError: The gateway does not answer at the start, or the history cannot be read or written.
-        KeyboardInterrupt: Ctrl-C, behind a pipe.
+        KeyboardInterrupt: Ctrl-C, when reading from a pipe.
     """
     at_terminal = sys.stdin.isatty()
     printers: list[Listener] = [JsonPrinter()] if arguments.json else [TextPrinter()]
@@ -38,12 +38,12 @@ def run(arguments: argparse.Namespace, template: GenerateRequest, player: Player
     conversation = ChatSession(target_of(arguments), template, printers, player)
     model = conversation.status().gateway.model
     if isinstance(sys.stdin, io.TextIOWrapper):
-        # What is not Unicode fails when it is sent, and the conversation goes on.
+        # A line that is not Unicode fails when it is sent, and the conversation goes on.
         sys.stdin.reconfigure(errors="surrogateescape")
     try:
         if not at_terminal:
             return _read_all(conversation, arguments.json)
-        note(f"{arguments.gateway}, {model}; /help shows the commands")
+        note(f"{arguments.gateway}, {model}; /help lists the commands")
         with _line_editing(arguments.history):
             _converse(conversation, arguments.json)
         return 0
@@ -92,7 +92,7 @@ def _converse(conversation: ChatSession, as_json: bool) -> None:
 
 
 def _read(prompt: str) -> str | None:
-    """The next line; none at the end of the input."""
+    """The next line; None at the end of input."""
     try:
         return input(prompt)
     except EOFError:
@@ -103,13 +103,13 @@ def _take(conversation: ChatSession, line: str) -> None:
     if line.startswith("/"):
         perform(conversation, line)
     elif line.strip() or conversation.attached:
-        # An empty line sends what is attached alone: a spoken question, for instance.
+        # An empty line sends the attachments alone, such as a spoken question.
         conversation.ask(line.strip())
 
 
 def _tell(error: OmniRelayError, as_json: bool) -> None:
     if isinstance(error, StandardOutputError):
-        # Whatever the next answers are, nobody would see them.
+        # Nobody would see the next answers.
         raise error
     if as_json:
         say_json(event="error", code=error.code, message=str(error))
@@ -119,11 +119,11 @@ def _tell(error: OmniRelayError, as_json: bool) -> None:
 
 @contextmanager
 def _line_editing(history: Path | None) -> Iterator[None]:
-    """Lines can be edited, called back and completed, where Python has readline."""
+    """Line editing, history and completion, if Python has readline."""
     try:
         import readline  # noqa: PLC0415 - it takes hold of the terminal
     except ImportError:
-        note("this Python has no readline: lines cannot be edited or called back")
+        note("this Python has no readline: no line editing and history")
         yield
         return
 
@@ -155,7 +155,7 @@ def _told_about(history: Path | None) -> Iterator[None]:
 
 
 def _completions(line: str, text: str) -> Iterator[str]:
-    """What the last word of a line can be made of."""
+    """Completions of the last word of a line."""
     name, space, _ = line.partition(" ")
     if not space and line.startswith("/"):
         for known, command in COMMANDS.items():
