@@ -1,4 +1,4 @@
-"""The TCP protocol between clients and the gateway; docs/protocol.md describes it.
+"""The TCP protocol between clients and the gateway; docs/protocol.md describes every message and field.
 
 A frame is its length in four bytes, big-endian, and a msgpack message.  After :class:`Hello` and
 :class:`Welcome`, requests share the connection, each with an id chosen by the client.
@@ -50,10 +50,6 @@ class GenerateRequest(
     """One request, whichever API it came by; ``omnirelay.build_request`` describes the fields.
 
     Defaults are not sent, so that gateways that do not know a field accept requests that do not use it.
-
-    Attributes:
-        messages: The conversation; the checkpoint's chat template makes the prompt from it.
-        prompt_token_ids: The prompt itself, instead of ``messages``.
     """
 
     messages: Annotated[list[ChatMessage], Meta(max_length=MAX_MESSAGES)] = []
@@ -73,10 +69,7 @@ class GenerateRequest(
 class Hello(msgspec.Struct, frozen=True, tag="hello", omit_defaults=True):
     """First message of a client; unknown fields are ignored.
 
-    Attributes:
-        version: The client's :data:`PROTOCOL_VERSION`.
-        client: Name of its software, for the gateway's log.
-        key: Its API key; without one, a gateway that requires keys answers status queries only.
+    Without a key, a gateway that requires keys answers status queries only.
     """
 
     version: int
@@ -89,12 +82,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello", omit_defaults=True):
 
 
 class Submit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="submit"):
-    """Start a request.
-
-    Attributes:
-        id: The client's id of the request.
-        request: A :class:`GenerateRequest`, decoded separately so that an invalid one fails alone.
-    """
+    """Start a request, a :class:`GenerateRequest` that is decoded separately: an invalid one fails alone."""
 
     id: ClientId
     request: msgspec.Raw
@@ -103,11 +91,8 @@ class Submit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="submi
 class Piece(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="piece", omit_defaults=True):
     """A part of a long request, so that other messages can be sent in between.
 
-    Attributes:
-        id: The client's id of the request.
-        offset: Position of the first byte; 0 starts a request, pieces follow each other without gaps.
-        data: A part of what would be the ``request`` of :class:`Submit`.
-        last: The request is complete.
+    Pieces follow each other without gaps, from offset 0 to the last; together they are the ``request`` of a
+    :class:`Submit`.
     """
 
     id: ClientId
@@ -131,12 +116,7 @@ class StatusQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     """The gateway's answer to :class:`Hello`, with the limits that a client can check before it sends.
 
-    Attributes:
-        version: The gateway's :data:`PROTOCOL_VERSION`.
-        max_frame_bytes: Longest frame.
-        max_item_bytes: Largest media file; None from a gateway that takes no media.
-        max_media_bytes: All files of a request together.
-        max_piece_bytes: Longest ``data`` of a :class:`Piece`; None from gateways without pieces.
+    Gateways without media or pieces leave out those limits.
     """
 
     version: int
@@ -161,12 +141,7 @@ class StatusReply(msgspec.Struct, frozen=True, tag="status_reply"):
 
 
 class Refusal(msgspec.Struct, frozen=True, tag="refused"):
-    """A message of the client was rejected.
-
-    Attributes:
-        code: The ``code`` of a class in :mod:`omnirelay.errors`.
-        message: What was wrong.
-    """
+    """A message of the client was rejected; the code is that of a class in :mod:`omnirelay.errors`."""
 
     code: str
     message: str

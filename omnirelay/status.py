@@ -1,4 +1,4 @@
-"""The gateway's report about itself and the stages."""
+"""The gateway's report about itself and the stages; docs/protocol.md describes every field."""
 
 from typing import Annotated, Literal
 
@@ -11,28 +11,14 @@ StageState = Literal["starting", "ready", "draining", "down"]
 
 
 class StageLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Limits of a stage's checkpoint and engine; constant while the process runs.
-
-    Attributes:
-        max_positions: Most positions (prompt and generated) of one request; 0 if not applicable.
-        speakers: Names of the voices; empty from a stage that does not know them.
-    """
+    """Limits of a stage's checkpoint and engine; constant while the process runs."""
 
     max_positions: Count = 0
     speakers: Annotated[list[Name], Meta(max_length=1024)] = []
 
 
 class StageLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Load of a stage at one moment.
-
-    Attributes:
-        running: Requests in the engine's batch.
-        waiting: Requests that wait for memory, rows or tokens.
-        held_bytes: Bytes of rows or codec tokens held for them.
-        outbox_bytes: Encoded bytes that the next stage has not taken.
-        refused: Messages rejected since the start.
-        steps: Engine steps since the start.
-    """
+    """Load of a stage at one moment."""
 
     running: Count = 0
     waiting: Count = 0
@@ -43,20 +29,7 @@ class StageLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 class StageStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One replica of a stage as the gateway sees it, or a stage without replicas.
-
-    Attributes:
-        name: The stage.
-        state: ``starting`` until it takes requests, ``draining`` after a stop signal, ``down`` after its
-            heartbeats stopped.
-        replica: Its random name; None for a stage without replicas.
-        inbox: The address at which others reach it.
-        heartbeat_age_s: Seconds since its last heartbeat; None before the first.
-        pid: Its process id, from the last heartbeat.
-        peak_memory_bytes: Its peak resident memory.
-        load: Its load at the last heartbeat.
-        limits: Its limits.
-    """
+    """One replica of a stage as the gateway sees it, or a stage without replicas."""
 
     name: StageName
     state: StageState
@@ -70,15 +43,7 @@ class StageStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GatewayStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The gateway's process.
-
-    Attributes:
-        pid: Its process id.
-        uptime_s: Seconds since its start.
-        peak_memory_bytes: Its peak resident memory.
-        model: Directory of the checkpoint whose tokenizer it uses.
-        text_only: Only the thinker runs; there is no speech.
-    """
+    """The gateway's process."""
 
     pid: int
     uptime_s: float
@@ -88,16 +53,7 @@ class GatewayStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to a status query.
-
-    Attributes:
-        gateway: The gateway's process.
-        stages: The replicas of all expected stages, in the order data flows.
-        requests: Requests by state: active ones now, ended ones since the start.
-        refused: Messages rejected since the start, by error code.
-        dropped_events: Late events of ended requests; normal after a cancel.
-        resumes: How often a request was resumed after a stage was lost or failed.
-    """
+    """The answer to a status query."""
 
     gateway: GatewayStatus
     stages: list[StageStatus]

@@ -24,10 +24,7 @@ _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 def resolve_model(config: Config, patterns: Sequence[str] | None = None) -> Path:
     """The directory of the configured checkpoint, downloaded if necessary.
 
-    Args:
-        config: Its ``model`` is a directory, a hub id (``Qwen/Qwen2.5-Omni-7B``), or None for
-            :data:`shared.config.DEFAULT_CHECKPOINT`.
-        patterns: Which files to download; None is all.
+    Of a hub id (``Qwen/Qwen2.5-Omni-7B``) only the files that match ``patterns`` are downloaded.
 
     Raises:
         CheckpointError: The directory or its ``config.json`` is missing, or the download failed.

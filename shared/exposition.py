@@ -17,12 +17,7 @@ _QUALITY: Final = re.compile(r"[01](?:\.\d{0,3})?")
 
 
 def expose(registry: CollectorRegistry, accept: str = "") -> tuple[bytes, str]:
-    """Write all metrics; returns the text and its content type.
-
-    Args:
-        registry: The metrics.
-        accept: The request's Accept header; the default format is Prometheus' text format.
-    """
+    """Write all metrics in the format of the Accept header; returns the text and its content type."""
     if not _wants_openmetrics(accept):
         return generate_latest(registry), CONTENT_TYPE_PLAIN_0_0_4
     # With another escaping the library takes the colon out of vLLM's names, which OpenMetrics allows.

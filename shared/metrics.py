@@ -28,11 +28,7 @@ disable_created_metrics()
 
 
 class Distribution:
-    """A histogram with one writer and no lock, several times cheaper than prometheus_client's.
-
-    Args:
-        bounds: Upper bounds of the buckets, ascending; one more bucket is above the last.
-    """
+    """A histogram with one writer and no lock, several times cheaper than prometheus_client's."""
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -48,13 +44,7 @@ class Distribution:
 
 
 class Traffic:
-    """Messages that passed one end of an edge.
-
-    Attributes:
-        messages: Their number.
-        bytes: Of all their frames.
-        codec_seconds: Time to encode or decode each.
-    """
+    """Messages that passed one end of an edge, their bytes, and the time to encode or decode each."""
 
     __slots__ = ("bytes", "codec_seconds", "messages")
 
@@ -65,13 +55,7 @@ class Traffic:
 
 
 def counter(name: str, text: str, values: Iterable[tuple[Labels, float]]) -> Metric:
-    """A counter.
-
-    Args:
-        name: Ends with ``_total``.
-        text: What it counts.
-        values: One per combination of labels.
-    """
+    """A counter (``name`` ends with ``_total``) with one value per combination of labels."""
     family = CounterMetricFamily(name, text)
     for labels, value in values:
         family.add_sample(name, dict(labels), value)
@@ -102,10 +86,7 @@ def histogram(name: str, text: str, values: Iterable[tuple[Labels, Distribution]
 def by_reason(labels: Labels, counts: Mapping[str, int], *expected: str) -> Iterator[tuple[Labels, int]]:
     """The values of a counter by reason.
 
-    Args:
-        labels: The other labels.
-        counts: By reason.
-        expected: Reasons to report as 0 before they occur; otherwise their first increase would be invisible.
+    Reasons in ``expected`` are reported as 0 before they occur; otherwise their first increase is invisible.
     """
     for reason, count in (dict.fromkeys(expected, 0) | dict(counts)).items():
         yield {**labels, "reason": reason}, count

@@ -38,12 +38,7 @@ _BLOCK_BYTES: Final = 2**20
 
 @dataclass(frozen=True)
 class Weights:
-    """Size of the weights.
-
-    Attributes:
-        nbytes: Bytes of all files.
-        elements: Number of parameters of each stage.
-    """
+    """Bytes of all weight files, and number of parameters of each stage."""
 
     nbytes: int
     elements: Mapping[str, int]

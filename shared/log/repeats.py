@@ -24,11 +24,7 @@ class _Kind(Generic[T]):
 
 
 class Repeats(Generic[T]):
-    """Admits the first few lines of each kind in an interval, and counts the others.
-
-    Args:
-        clock: Monotonic seconds.
-    """
+    """Admits the first few lines of each kind in an interval, and counts the others."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -176,12 +176,7 @@ def unblock(*descriptors: int) -> None:
 
 
 class LineStream(io.TextIOBase):
-    """Replaces ``sys.stdout`` or ``sys.stderr`` and passes on whole lines.
-
-    Args:
-        number: The file descriptor that it replaces, for callers of ``fileno``.
-        take: Takes a line.
-    """
+    """Replaces ``sys.stdout`` or ``sys.stderr`` (descriptor ``number``) and passes on whole lines."""
 
     encoding = "utf-8"
     errors = "backslashreplace"

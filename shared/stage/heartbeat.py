@@ -18,12 +18,6 @@ class HeartbeatThread(threading.Thread):
 
     The heartbeats show that the process lives; their ``busy_s`` shows how long the loop has been in one step.
 
-    Args:
-        context: ZeroMQ context of the process; the thread has its own socket.
-        address: The gateway's control address.
-        identity: The replica's identity on that socket.
-        interval_s: Time between two heartbeats.
-
     Attributes:
         sent: Heartbeats that were sent.
         late: Heartbeats more than an interval late, because the thread was not scheduled.

@@ -59,16 +59,6 @@ log = logging.getLogger(__name__)
 class StageLoop(Generic[M]):
     """Runs a service until it is told to stop.
 
-    Args:
-        service: The stage's work.
-        config: The stage's configuration.
-        inbox: Its input.
-        membership: Its place in the stack.
-        control: Its control channel.
-        heart: Its heartbeats.
-        gateway: Where failures are reported.
-        outboxes: All queues the service sends to, the gateway's among them.
-
     Attributes:
         failures: Requests that failed here, by error code.
         drops: Requests that were dropped before their end, by reason.

@@ -14,14 +14,6 @@ log = logging.getLogger(__name__)
 class Membership:
     """One replica's place in the stack.
 
-    Args:
-        stage: Its stage.
-        instance: Its name.
-        inbox: The address at which others reach it; see :class:`shared.messages.Heartbeat`.
-        peers: Its queues to the next stage; None for the last.
-        orphan_timeout_s: A gateway that is silent for longer is gone.
-        clock: Monotonic seconds.
-
     Attributes:
         gateway: The gateway whose requests it takes; None until one is known.
         news: Something changed that the gateway must know.

@@ -46,8 +46,6 @@ class StageService(Protocol[M_contra]):
     """What a stage does; :class:`shared.stage.loop.StageLoop` decides when.
 
     Attributes:
-        name: The stage.
-        limits: Limits of its checkpoint and engine.
         wake_fd: An eventfd written to when :attr:`ready` may have become true without a message; None if
             that never happens.
         traces: Spans of its requests; the service reports phases and completion, the loop the rest.

@@ -38,11 +38,6 @@ class Tracer:
 
     The SDK queues at most ``OTEL_BSP_MAX_QUEUE_SIZE`` (2048) spans, and then drops the oldest.
 
-    Args:
-        process: This process: a stage, or ``gateway``.
-        url: Where spans are posted.
-        sample_ratio: Share of requests that are traced if the client does not decide.
-
     Raises:
         ConfigError: One of OpenTelemetry's environment variables has an invalid value.
     """
@@ -92,15 +87,7 @@ class Tracer:
         attributes: Attributes,
         error: str | None = None,
     ) -> None:
-        """End a span from :meth:`begin`.
-
-        Args:
-            span: The span.
-            ended_ns: Its end.
-            phases: Its parts; each becomes a child span.
-            attributes: Its attributes.
-            error: The code of the error that it ended with.
-        """
+        """End a span from :meth:`begin`; each phase becomes a child span, and ``error`` is an error code."""
         above = set_span_in_context(span, Context())
         for phase in phases:
             self._tracer.start_span(phase.name, above, start_time=phase.began_ns).end(phase.ended_ns)

@@ -22,11 +22,7 @@ TRACES_PATH: Final = "/v1/traces"
 
 
 def traces_url(config: TracingConfig, environment: Mapping[str, str]) -> str | None:
-    """The address that spans are posted to; None without traces.
-
-    Args:
-        config: The configuration; its endpoint precedes those of the environment.
-        environment: OpenTelemetry's own variables.
+    """The address that spans are posted to: the configuration's, or OpenTelemetry's variables; None if unset.
 
     Raises:
         ConfigError: A variable holds no address.

@@ -26,13 +26,7 @@ class StageTraces:
         return request_id in self._open
 
     def begin(self, request_id: str, traceparent: str | None, phase: str) -> None:
-        """Begin a request's span.
-
-        Args:
-            request_id: The request.
-            traceparent: The gateway's span; None if the request is not traced.
-            phase: The first phase.
-        """
+        """Begin a request's span below the gateway's, with its first phase; without one, it is not traced."""
         if traceparent is not None and self.tracer is not None:
             self._open[request_id] = traceparent, Timeline(phase)
 

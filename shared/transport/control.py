@@ -21,12 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class ControlClient:
-    """Connects a stage to the gateway's control socket.
-
-    Args:
-        context: ZeroMQ context of the process.
-        address: The gateway's control address.
-        identity: The stage's unique name on that socket.
+    """Connects a stage to the gateway's control socket, under a unique identity.
 
     Attributes:
         refused: Number of rejected messages, by error code.

@@ -135,12 +135,8 @@ def guard_server(socket: zmq.Socket[Any], address: str) -> None:
 def guard_client(socket: zmq.Socket[Any], address: str, server: Role | None) -> Link:
     """Let a socket that will be connected talk only to the process of the given role.
 
-    Returns:
-        The state of the connection.
-
     Raises:
-        ConfigError: There are no keys and the address is another machine's; or there are keys, and no role is
-            given.
+        ConfigError: There are no keys and the address is another machine's; or there are keys and no role.
     """
     context = socket.context
     if not isinstance(context, StackContext):
@@ -158,11 +154,9 @@ def has_keys(context: zmq.Context[Any]) -> bool:
 
 
 def check_key(frame: zmq.Frame, role: Role) -> None:
-    """Reject a message that came with another role's key.
+    """Reject a message whose frame came with another key than that of the role it claims.
 
-    Args:
-        frame: A frame of it, received by a socket prepared by :func:`guard_server`.
-        role: The role that the message claims.
+    The socket must have been prepared by :func:`guard_server`.
 
     Raises:
         MessageError: The key is another role's.
@@ -194,11 +188,6 @@ class _Watched(NamedTuple):
 
 class ConnectionGuard(threading.Thread):
     """Prepares a context's sockets for CURVE, authenticates peers and watches connections.
-
-    Args:
-        context: The context.
-        keys: The process's keys; None disables CURVE.
-        directory: Their directory, for messages.
 
     Attributes:
         refused: Rejected connections, by reason.

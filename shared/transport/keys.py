@@ -30,13 +30,7 @@ _SECRET: Final = re.compile(_LINE.format("secret-key"), re.MULTILINE)
 
 @dataclass(frozen=True)
 class Keys:
-    """A process's own key pair, and the public keys of all roles.
-
-    Attributes:
-        role: The process's role.
-        secret: Its secret key, in Z85.
-        public: The public key of every role, in Z85.
-    """
+    """A process's role and secret key, and the public keys of all roles; in Z85."""
 
     role: Role
     secret: bytes = field(repr=False)
@@ -67,18 +61,11 @@ def require_curve() -> None:
 
 
 def make_keys(directory: Path, replace: bool) -> list[Path]:
-    """Generate and write a key pair for each role.
-
-    Args:
-        directory: Created for this user alone if it is missing.
-        replace: Replace existing keys.
-
-    Returns:
-        The files, public before secret of each role.
+    """Generate and write a key pair for each role; returns the files, public before secret of each role.
 
     Raises:
         ConfigError: ZeroMQ was built without CURVE.
-        OutputError: There are keys already, or a file cannot be written.
+        OutputError: There are keys and ``replace`` is false, or a file cannot be written.
     """
     require_curve()
     files = [named(directory, role) for role in ROLES for named in (public_file, secret_file)]

@@ -15,16 +15,10 @@ _REFUSALS: Final = (MessageError, VersionError, PayloadError, SequenceError, Rep
 
 
 class EdgeMetrics(Collector):
-    """Metrics of a process's queues.
+    """Metrics of a process's queues, by edge, and of messages that other sockets rejected.
 
     An edge is named after its receiver: ``thinker``, ``talker`` and ``token2wav`` are the stages' inboxes,
     ``gateway`` is the gateway's events socket.
-
-    Args:
-        stage: This process: a stage, or ``gateway``.
-        sending: The queues it sends to, by edge.
-        receiving: The queues it receives from, by edge.
-        refused: Messages rejected by other sockets, by edge and error code.
     """
 
     def __init__(

@@ -53,14 +53,7 @@ class Sending:
 class PushQueue(Generic[M]):
     """The sending end of an edge.
 
-    Args:
-        context: ZeroMQ context of the process.
-        address: Where the receiving end is bound, e.g. ``tcp://127.0.0.1:5611``.
-        sending: The sender and its limits.
-        server: The receiver's role; required if the processes have keys.
-
     Attributes:
-        sending: As given.
         sent: What ZeroMQ took.
         waited: Seconds from encoding until then, per message.
         busy_s: Seconds spent encoding and handing over.
@@ -231,9 +224,7 @@ class PushQueue(Generic[M]):
 
 
 class PullQueue(Generic[M]):
-    """The receiving end of an edge.
-
-    Invalid messages are rejected, logged and counted; they never reach the caller.
+    """The receiving end of an edge; invalid messages are rejected, logged and counted.
 
     Args:
         context: ZeroMQ context of the process.

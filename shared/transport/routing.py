@@ -32,16 +32,6 @@ class PeerQueues(Generic[M]):
     """One queue per replica of a stage, used like a single one.
 
     A request's first message has a route, which names its replica; the others follow it.
-
-    Args:
-        context: ZeroMQ context of the process.
-        stage: The receiving stage.
-        sending: The sender and its limits per replica.
-
-    Attributes:
-        stage: The receiving stage.
-        sent: What ZeroMQ took, for all replicas together.
-        waited: As for :class:`shared.transport.queues.PushQueue`, together.
     """
 
     def __init__(

@@ -63,9 +63,6 @@ def connect(socket: zmq.Socket[Any], address: str, server: Role | None = None) -
         address: Where to.
         server: The peer's role; required if the processes have keys.
 
-    Returns:
-        The state of the connection.
-
     Raises:
         ConfigError: The address cannot be used, or not without keys.
     """

@@ -40,12 +40,7 @@ def encode(message: object) -> list[Frame]:
 
 
 class Decoder(Generic[M]):
-    """Decodes and checks the messages of one socket.
-
-    Args:
-        union: The message types that the socket may carry.
-        max_payload_bytes: Largest blob.
-    """
+    """Decodes and checks the messages of one socket, whose types are ``union``."""
 
     def __init__(self, union: Any, max_payload_bytes: int = DEFAULT_MAX_PAYLOAD_BYTES) -> None:
         self._max_payload_bytes = max_payload_bytes

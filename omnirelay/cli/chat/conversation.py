@@ -29,15 +29,9 @@ _MAKE: Final[Mapping[MediaKind, Callable[[str], Attachment]]] = {
 
 
 class ChatSession:
-    """Keeps the turns, and sends all of them with each request.
+    """Keeps the turns, and sends all of them with each request (the template, which has no turns).
 
     Every request has its own connection, so the gateway may be restarted in between.
-
-    Args:
-        target: The gateway.
-        template: The request without the turns.
-        printers: Show the answers.
-        player: Plays the speech; None is silent.
     """
 
     def __init__(

@@ -26,10 +26,7 @@ log = logging.getLogger(__name__)
 class Player:
     """A program that plays mono float32, little-endian, from standard input.
 
-    Attributes:
-        program: Its name.
-        arguments: Its arguments.
-        needs: An option that it must know, since older builds read something else.
+    ``needs`` is an option that it must know, since older builds read something else.
     """
 
     program: str
