@@ -1,6 +1,6 @@
 """Gateway to thinker: a request, and what it is made of."""
 
-from typing import Annotated, Final
+from typing import Annotated, ClassVar, Final
 
 import msgspec
 from msgspec import Meta
@@ -155,6 +155,9 @@ class ThinkRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     traceparent: TraceParent | None = None
     resume: Resume | None = None
     route: Route | None = None
+
+    last: ClassVar[bool] = True
+    """It is the only message of its request to the thinker."""
 
 
 ThinkerInput = ThinkRequest

@@ -1,6 +1,6 @@
 """Thinker to talker, talker to token2wav: what speech is made from."""
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import msgspec
 from msgspec import Meta
@@ -32,6 +32,11 @@ class SpeechStart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     traceparent: TraceParent | None = None
     resume: ResumedSpeech | None = None
     route: Route | None = None
+
+    @property
+    def last(self) -> bool:
+        """No rows follow: all codec tokens are there already."""
+        return self.resume is not None and self.resume.finish_reason is not None
 
 
 class ConditioningRows(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="rows"):
@@ -81,6 +86,9 @@ class SynthesisStart(
     traceparent: TraceParent | None = None
     chunks_delivered: Count = 0
     route: Route | None = None
+
+    last: ClassVar[bool] = False
+    """Codec tokens follow."""
 
 
 class CodecTokens(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="codec_tokens"):

@@ -7,11 +7,26 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 import zmq
 
 from omnirelay.errors import ConfigError, StageUnavailableError
-from shared.messages import Credit, Route, SpeechStart, StageName, SynthesisStart, ThinkRequest
+from shared.messages import Credit, Route, StageName
 from shared.metrics import WAIT_BUCKETS, Distribution, Traffic
 from shared.transport.queues import PushQueue, Sending
 
-M = TypeVar("M")
+
+class Routed(Protocol):
+    """A message of a request; the first has a ``route`` too."""
+
+    @property
+    def request_id(self) -> str:
+        """Its request."""
+        ...
+
+    @property
+    def last(self) -> bool:
+        """No message of the request follows to the same receiver."""
+        ...
+
+
+M = TypeVar("M", bound=Routed)
 M_contra = TypeVar("M_contra", contravariant=True)
 log = logging.getLogger(__name__)
 
@@ -111,15 +126,11 @@ class PeerQueues(Generic[M]):
             StageUnavailableError: The first message of a request names an unknown replica.
             QueueFullError: The backlog is full; the message was not taken.
         """
-        if isinstance(message, ThinkRequest | SpeechStart | SynthesisStart):
-            queue = self._routed(message.route)
-            if _is_followed(message):
-                self._of_request[message.request_id] = queue
-            return queue.put(message)
-        request_id: str = message.request_id  # type: ignore[attr-defined]  # every message has one
-        last: bool = message.last  # type: ignore[attr-defined]  # every message behind the first has it
-        followed = self._of_request.pop(request_id, None) if last else self._of_request.get(request_id)
-        return followed.put(message) if followed is not None else 0
+        if hasattr(message, "route"):
+            self._of_request[message.request_id] = self._routed(message.route)
+        take = self._of_request.pop if message.last else self._of_request.get
+        queue = take(message.request_id, None)
+        return queue.put(message) if queue is not None else 0
 
     def stalls(self, request_id: str) -> bool:
         """Whether a request's replica does not keep up; see :meth:`PushQueue.stalls`."""
@@ -174,14 +185,6 @@ class PeerQueues(Generic[M]):
         self._of_request = {key: each for key, each in self._of_request.items() if each is not queue}
         queue.close(deliver=False)
         log.info("the %s %s is gone", self.stage, name)
-
-
-def _is_followed(message: ThinkRequest | SpeechStart | SynthesisStart) -> bool:
-    """More comes to the same receiver, the last of it marked as such."""
-    if isinstance(message, SpeechStart):
-        # Speech whose codec tokens are all there needs no rows.
-        return message.resume is None or message.resume.finish_reason is None
-    return isinstance(message, SynthesisStart)
 
 
 Outgoing = PushQueue[Any] | PeerQueues[Any]
