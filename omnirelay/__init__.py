@@ -12,7 +12,7 @@ Example::
 Media go with the text, ``client.chat("What is this?", images="cat.jpg")``, or into the messages of a
 conversation: :func:`audio`, :func:`image`, :func:`video`.  Errors are in :mod:`omnirelay.errors`.
 
-The names are those of :mod:`omnirelay.names`, loaded on first use: the command line handles Ctrl-C before that.
+The names are those of :mod:`omnirelay.names`, loaded on first use: the commands handle Ctrl-C before.
 """
 
 from importlib import import_module
