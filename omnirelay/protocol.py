@@ -29,7 +29,9 @@ ClientId = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 """A client's id of a request, unique on its connection."""
 
 
-class SamplingOverrides(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class SamplingOverrides(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, repr_omit_defaults=True
+):
     """Sampling parameters that differ from those of the released model; None keeps the default."""
 
     max_tokens: int | None = None

@@ -1,5 +1,8 @@
 """From what a program passes to ``chat`` to the request that is sent."""
 
+# help() then shows the names of types, not their long unions.
+from __future__ import annotations
+
 import base64
 import binascii
 import functools
@@ -116,7 +119,8 @@ def taking_options_of(
         own = inspect.signature(method)
         first = next(iter(own.parameters.values()))
         chat.__signature__ = own.replace(parameters=[first, *parameters.values()])  # type: ignore[attr-defined]
-        chat.__doc__ = f"{inspect.getdoc(method)}\n\n{inspect.getdoc(build)}"
+        details = (inspect.getdoc(build) or "").partition("\n\n")[2]
+        chat.__doc__ = f"{inspect.getdoc(method)}\n\n{details}"
         return chat
 
     return decorate

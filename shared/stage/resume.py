@@ -44,7 +44,7 @@ def check_resumed(
                 f"{field}[{index}]: token {token} lies outside the vocabulary of {vocabulary}"
             )
     if drawn > most:
-        raise InvalidRequestError(f"{field}: {drawn} tokens were drawn, though no more than {most} may be")
+        raise InvalidRequestError(f"{field}: {drawn} tokens were sampled, limit {most}")
     if reason == "length" and not drawn:
         raise InvalidRequestError(f"{field}: the finish_reason is 'length', but there are no tokens")
     if reason is None and drawn == most:

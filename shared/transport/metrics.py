@@ -88,7 +88,7 @@ class EdgeMetrics(Collector):
         )
         yield counter(
             "omnirelay_edge_refused_messages_total",
-            "Messages that could not be believed, by error code.",
+            "Messages that were rejected, by error code.",
             (
                 sample
                 for labels, codes in self._refused
