@@ -58,7 +58,7 @@ class Config(Section):
         ]
         if reachable:
             raise ValueError(
-                f"other machines can reach {', '.join(reachable)} and could join the stack: "
+                f"other machines can reach {', '.join(reachable)}, and could join the stack: "
                 "make keys with `omnirelay keys DIR` and set security.keys to DIR; or set "
                 "security.internal_network: true if only the processes of the stack are on that network"
             )
