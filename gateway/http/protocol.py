@@ -67,6 +67,7 @@ class BoundedProtocol(H11Protocol):
         self._place = self._places.take(address, self._hang_up)
         self.app_state = {**self.app_state, PLACE: self._place, HALF_CLOSED: self._half_closed}
         if self._place is None:
+            limited(log).warning("connection refused: no place for another one of its address")
             self._hang_up()
         else:
             self._place.idle = lambda: not self.answering

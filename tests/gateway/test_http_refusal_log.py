@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 
 import pytest
 from websockets.asyncio.client import connect
@@ -56,6 +56,22 @@ def test_of_what_is_not_http(
     (line,) = refusals(caplog)
     assert line.startswith("400 ")
     assert problem in line
+
+
+def test_of_connections_over_the_limit(
+    configure: Configure, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.access.places.MAX_CONNECTIONS", 0)
+
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b:
+            reader, writer = await asyncio.open_connection(*b.address)
+            with closing(writer), suppress(ConnectionResetError):
+                assert await reader.read() == b""
+
+    with caplog.at_level(logging.INFO, "gateway.http"):
+        run(scenario())
+    assert refusals(caplog) == ["connection refused: no place for another one of its address"]
 
 
 def test_of_websockets(
