@@ -27,10 +27,12 @@ demo: env ## start the stack on the tiny checkpoint and send one real request
 up: env ## run the stack in the foreground until Ctrl-C
 	@$(BIN)/omnirelay up
 
+# Processes that run tests side by side; each needs up to 2 GB, and those that it starts up to 5.
+WORKERS ?= 2
 # The absolute path reaches children of measured processes that work in another folder.
 test: export COVERAGE_FILE := $(CURDIR)/.coverage
-test: env zsh fish ## run the suite, with coverage, that of a whole stack's processes included
-	@$(BIN)/python -m pytest --cov --cov-report=term
+test: env zsh fish ## run the suite, with coverage, that of a whole stack's processes included; WORKERS=0 for one test at a time
+	@$(BIN)/python -m pytest --numprocesses=$(WORKERS) --max-worker-restart=0 --cov --cov-report=term
 
 test-long: env ## a whole benchmark, 500 requests in a row, and parity on checkpoints of other sizes
 	@$(BIN)/python -m pytest -m long tests/benchmarks tests/stack

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 import zmq
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from checkpoint import CheckpointShape, write_checkpoint
 from checkpoint.shape import TalkerShape, ThinkerShape
@@ -25,13 +25,14 @@ from tests.support.limits import (  # noqa: F401
     pytest_exception_interact,
     pytest_runtest_protocol,
 )
+from tests.support.parallel import pytest_collection_modifyitems, pytest_xdist_make_scheduler  # noqa: F401
 
 if TYPE_CHECKING:
     from tests.support.answers import Reference
     from tests.support.conversations import Processor
 
 # How long an example takes says something of the machine, and nothing of the code.
-settings.register_profile("untimed", deadline=None)
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 # Before any test module imports vLLM, or something of transformers that imports torchvision.
 prepare_environment(ThinkerConfig(threads=1))

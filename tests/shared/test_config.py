@@ -395,7 +395,11 @@ def outcome(path: Path | None, environment: dict[str, str]) -> Config | ConfigEr
 
 
 @given(data=yaml_like)
-@settings(deadline=None, max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None,
+    max_examples=400,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 def test_any_file_gives_a_configuration_or_a_config_error(tmp_path, data):
     path = tmp_path / "any.yaml"
     path.write_bytes(data)

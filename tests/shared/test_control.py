@@ -112,7 +112,11 @@ def test_any_frames_leave_the_channel_serving(router, client):
     sent = []
 
     @given(frames=st.lists(st.binary(max_size=40), min_size=1, max_size=4))
-    @settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(
+        deadline=None,
+        max_examples=100,
+        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    )
     def check(frames: list[bytes]) -> None:
         sent.append(frames)
         router.send_multipart([b"talker", *frames])

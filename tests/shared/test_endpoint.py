@@ -150,7 +150,11 @@ def test_a_head_that_is_too_large_is_refused(served: Served) -> None:
 
 def test_any_bytes_leave_it_serving(served: Served) -> None:
     @given(data=st.binary(max_size=200))
-    @settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(
+        deadline=None,
+        max_examples=50,
+        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    )
     def check(data: bytes) -> None:
         answer = served.exchange(data + b"\r\n\r\n")
         assert answer.startswith((b"HTTP/1.1 4", b"HTTP/1.1 2"))

@@ -139,7 +139,11 @@ def test_what_is_no_file_is_refused_without_waiting(directory: Path) -> None:
 @given(
     content=st.binary(max_size=200) | st.text(max_size=60).map(lambda key: f'public-key = "{key}"'.encode())
 )
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None,
+    max_examples=60,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 def test_any_content_is_a_key_or_a_config_error(directory: Path, content: bytes) -> None:
     path = public_file(directory, "talker")
     path.write_bytes(content)

@@ -268,7 +268,11 @@ def test_any_frames_leave_the_queue_serving(inbox, raw):
     served: list[TextDelta] = []
 
     @given(frames=st.lists(st.binary(max_size=60), min_size=1, max_size=5), well_begun=st.booleans())
-    @settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(
+        deadline=None,
+        max_examples=150,
+        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    )
     def check(frames: list[bytes], well_begun: bool) -> None:
         if well_begun:
             frames = [VERSION_BYTE + frames[0], *frames[1:]]

@@ -1,0 +1,47 @@
+"""How workers (``pytest -n``) divide the tests: those that share a stack or an engine go to one of them.
+
+The other tests are divided by file.  What takes longest comes first, so that the workers end together.
+"""
+
+from typing import Any, Final
+
+import pytest
+
+TOGETHER: Final = {
+    "stack": "tests/stack/",
+    "thinker": "tests/thinker/test_thinker_",
+    "talker": "tests/talker/",
+    "token2wav": "tests/token2wav/",
+}
+"""Tests that share what their conftest makes."""
+STACKS_OF_THEIR_OWN: Final = ("tests/stack/test_grace.py", "tests/stack/test_recovery.py")
+FIRST: Final = (*TOGETHER, *STACKS_OF_THEIR_OWN)
+
+
+def group_of(nodeid: str) -> str:
+    """What a test is kept together with."""
+    file = nodeid.partition("::")[0]
+    if file not in STACKS_OF_THEIR_OWN:
+        for group, prefix in TOGETHER.items():
+            if file.startswith(prefix):
+                return group
+    return file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from xdist.scheduler import LoadScopeScheduling  # noqa: PLC0415 - only where there are workers
+
+    class ByGroup(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid)
+
+    # By how many tests a group has otherwise, which says nothing of how long it takes.
+    config.option.loadscopereorder = False
+    return ByGroup(config, log)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        places = {group: place for place, group in enumerate(FIRST)}
+        items.sort(key=lambda item: places.get(group_of(item.nodeid), len(places)))
