@@ -3,11 +3,13 @@ DEVICE ?= cpu
 VENV := $(if $(filter gpu,$(DEVICE)),.venv-gpu,.venv)
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+LISTENER := $(VENV)/.listener
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 
 .DEFAULT_GOAL := help
 .PHONY: help env demo up test test-long test-chaos test-apart test-compose test-monitoring test-page prometheus chromium
 .PHONY: ip iptables zsh fish chaos fuzz bench profile train check format wheels clean sbom audit
+.PHONY: test-quality quality flite espeak-ng
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -19,6 +21,11 @@ $(READY): pyproject.toml deploy/client/pyproject.toml requirements/torch.lock re
 		scripts/setup_env.py
 	@test -n "$(PYTHON)" || { echo "No python3.11 found; install Python 3.11."; exit 1; }
 	@"$(PYTHON)" scripts/setup_env.py --device "$(DEVICE)" --venv "$(VENV)"
+	@touch $@
+
+# The recognizer that listens to speech.
+$(LISTENER): requirements/quality.lock $(READY)
+	@$(BIN)/python -m pip install --quiet --no-input --no-deps --require-hashes -r requirements/quality.lock
 	@touch $@
 
 demo: env ## start the stack on the tiny checkpoint and send one real request
@@ -65,6 +72,14 @@ test-page: export PAGE_PICTURE := $(PICTURE)
 test-page: env chromium ## test the web page in Chromium, which is installed if it can be
 	@$(BIN)/python -m pytest -m page tests/page
 
+# It needs a trained checkpoint in checkpoint/speaking.
+test-quality: env flite espeak-ng $(LISTENER) ## ask a trained checkpoint held-out questions, and listen: the short form of quality
+	@$(BIN)/python -m pytest --capture=no -m quality tests/quality
+
+# ARGS="DIR --count 20 --reference": see `python -m benchmarks.quality --help`.
+quality: env flite espeak-ng $(LISTENER) ## measure how right and how intelligible answers are: a table in benchmarks/results
+	@$(BIN)/python -m benchmarks.quality $(ARGS)
+
 # ARGS="--size bench --clients 1 8": see `python -m benchmarks --help`.
 bench: env ## measure beside transformers: tables, JSON and plots in benchmarks/results
 	@$(BIN)/python -m benchmarks $(ARGS)
@@ -79,8 +94,10 @@ ip: PACKAGES := iproute2
 iptables: PACKAGES := iptables
 zsh: PACKAGES := zsh
 fish: PACKAGES := fish
+flite: PACKAGES := flite
+espeak-ng: PACKAGES := espeak-ng
 # RUNLEVEL keeps Debian from starting a Prometheus of its own.
-prometheus chromium ip iptables zsh fish:
+prometheus chromium ip iptables zsh fish flite espeak-ng:
 	@command -v $@ >/dev/null || { \
 		[ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null || { \
 			echo "$@ is missing: run this as root on Debian, or install what Debian calls $(PACKAGES)."; exit 1; }; \

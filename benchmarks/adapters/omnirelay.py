@@ -51,7 +51,7 @@ class OmniRelay:
     def __init__(self, model: Path, directory: Path, changes: Changes | None = None) -> None:
         self.pids: dict[str, int] = {}
         self._path = directory / "omnirelay.yaml"
-        values = _configuration(model, changes or {})
+        values = configuration(model, changes or {})
         self._path.write_text(yaml.safe_dump(values), encoding="utf-8")
         self._config = Config.model_validate(values)
         self._stamps = Stamps(directory / "stamps")
@@ -138,8 +138,8 @@ def _forced(tokens: int) -> SamplingOverrides:
     return SamplingOverrides(max_tokens=tokens, min_tokens=tokens, temperature=0.0)
 
 
-def _configuration(model: Path, changes: Changes) -> dict[str, Any]:
-    """The defaults, on free addresses, with room for the longest answers that are measured."""
+def configuration(model: Path, changes: Changes) -> dict[str, Any]:
+    """Return the defaults, on free addresses, with room for the longest answers that are measured."""
     listen, events, control, http, monitor, *others = _free_addresses(5 + 2 * len(STAGES))
     stages: dict[str, dict[str, Any]] = {
         name: {"inbox": inbox, "http": page}

@@ -3,7 +3,7 @@
 import json
 import logging
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +11,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from checkpoint.training import dit, export, images, thinker, vocoder, world
+from checkpoint.training import dit, export, thinker, vocoder
 from checkpoint.training.augmentation import RATE
 from checkpoint.training.batches import Batcher
 from checkpoint.training.card import FIGURES_FILE
 from checkpoint.training.corpus import VOICES, SpeechCorpus, Utterance
-from checkpoint.training.dialogues import Conversations, Dialogue, Turn, talk_exchanges
+from checkpoint.training.dialogues import Dialogue
 from checkpoint.training.files import replacing
-from checkpoint.training.hearing import UNHEARD, trained_voice
 from checkpoint.training.loop import weights_file
+from checkpoint.training.questions import Question, seen_questions, spoken_questions, typed_questions
 from checkpoint.training.recognizer import Recognizer, word_error_rate
-from checkpoint.training.synthesis import Speak, SynthesizerVoice, Wave, synthesize
+from checkpoint.training.synthesis import Speak, Wave, synthesize
 from checkpoint.training.vocabulary import load_processor
 
 _MOST_WORDS = 24
@@ -80,62 +80,28 @@ def speech_figures(state: Path, corpus: SpeechCorpus, codes: npt.NDArray[np.int6
 
 def answer_figures(state: Path, count: int, speak: Speak = synthesize) -> Figures:
     """Return how many held-out questions the thinker answers word for word."""
-    judge = _Judge(state)
-    generator = random.Random(_SEED)
-    facts = [fact for fact in world.FACTS if fact.is_held_out]
-    easy = [Turn(f"what is {fact.question}", fact.reply) for fact in facts if world.is_easy(fact)]
-    every = [Turn(f"what is {fact.question}", fact.reply) for fact in facts]
-    talk = [Turn(*exchange) for exchange in talk_exchanges(held_out=True)]
-    seen = [Conversations().seen(generator) for _ in range(count)]
-    whole = [
-        Dialogue((Turn("what do you see", scene.exchanges[0][1], scene=scene),)) for scene in _scenes(count)
-    ]
-    found = {
-        "text, unseen calculations up to twenty": judge.share(
-            map(_alone, generator.sample(easy, min(count, len(easy))))
-        ),
-        "text, unseen calculations": judge.share(_alone(turn) for turn in generator.sample(every, count)),
-        "text, unseen small talk": judge.share(map(_alone, talk[:count])),
-        "images, what do you see": judge.share(whole),
-        "images, any question": judge.share(seen),
-    }
-    asked = [Turn(turn.question, turn.reply, spoken=True) for turn in generator.sample(every, count // 2)]
-    asked += [Turn(*Conversations().exchange(generator), spoken=True) for _ in range(count // 2)]
-    heard = [(trained_voice(generator), turn) for turn in asked]
-    found["speech, trained voices"] = judge.share_heard(heard, speak)
-    for voice in UNHEARD:
-        found[f"speech, {voice.name}, never trained on"] = judge.share_heard(
-            [(voice, turn) for turn in asked[:: max(1, len(asked) // 40)]], speak
-        )
-    return found
-
-
-def _scenes(count: int) -> list[images.Scene]:
-    generator = random.Random(_SEED)
-    return [images.scene(generator) for _ in range(count)]
-
-
-def _alone(turn: Turn) -> Dialogue:
-    return Dialogue((turn,))
+    judge = _Judge(state, speak)
+    kinds = {**typed_questions(count), **seen_questions(count), **spoken_questions(count)}
+    return {kind: judge.share(questions) for kind, questions in kinds.items()}
 
 
 class _Judge:
     """Asks the trained thinker, and compares its replies with the right ones."""
 
-    def __init__(self, state: Path) -> None:
+    def __init__(self, state: Path, speak: Speak) -> None:
         self._model = export.trained_thinker(state)
         self._processor = load_processor(state / "processor")
         self._batcher = Batcher(self._processor)
+        self._speak = speak
 
-    def share(self, dialogues: Iterable[Dialogue], waves: Iterable[Wave | None] | None = None) -> str:
-        asked = list(dialogues)
-        heard = [None] * len(asked) if waves is None else list(waves)
-        right = [self._is_right(one, wave) for one, wave in zip(asked, heard, strict=True)]
+    def share(self, questions: Sequence[Question]) -> str:
+        right = [self._is_right(question.dialogue, self._wave(question)) for question in questions]
         return f"{sum(right)} of {len(right)}"
 
-    def share_heard(self, questions: list[tuple[SynthesizerVoice, Turn]], speak: Speak) -> str:
-        waves = [speak(voice, turn.question, RATE) for voice, turn in questions]
-        return self.share([_alone(turn) for _, turn in questions], waves)
+    def _wave(self, question: Question) -> Wave | None:
+        if question.voice is None:
+            return None
+        return self._speak(question.voice, question.dialogue.turns[-1].question, RATE)
 
     def _is_right(self, dialogue: Dialogue, wave: Wave | None) -> bool:
         batch = self._batcher([dialogue], random.Random(_SEED), [] if wave is None else [wave])

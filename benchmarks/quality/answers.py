@@ -1,0 +1,99 @@
+"""Asks a running stack, and keeps what it says and how it sounds."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import yaml
+
+from benchmarks.adapters.omnirelay import configuration
+from benchmarks.quality.requests import Asked
+from omnirelay import AsyncClient, AudioEvent, DoneEvent, SamplingOverrides
+from omnirelay.errors import OmniRelayError
+from ops.launcher import Stack, running
+from shared.config import Config
+
+MOST_WORDS = 32
+MOST_CODES = 500
+"""Ten seconds: more than the longest right answer, and an end for one that does not stop."""
+
+Samples = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What came of a request.
+
+    Attributes:
+        asked: The request.
+        text: What was written.
+        samples: What was said.
+        ended: The speech ended by itself.
+    """
+
+    asked: Asked
+    text: str
+    samples: Samples
+    ended: bool
+
+    @property
+    def right(self) -> bool:
+        """It is the right answer, word for word."""
+        return self.text == self.asked.reply
+
+
+@asynccontextmanager
+async def serving(model: Path, directory: Path) -> AsyncIterator[str]:
+    """Run the stack on a checkpoint; give its address.
+
+    Raises:
+        OmniRelayError: It could not start.
+    """
+    values = configuration(model, {})
+    path = directory / "omnirelay.yaml"
+    path.write_text(yaml.safe_dump(values), encoding="utf-8")
+    config = Config.model_validate(values)
+    async with running(Stack(config, path, show=lambda *_: None)):
+        yield config.gateway.listen
+
+
+async def ask_all(
+    address: str, requests: Sequence[Asked], clients: int, *, streaming: bool = True
+) -> list[Reply]:
+    """Ask everything, ``clients`` requests at once; the replies are in the order of the requests.
+
+    Raises:
+        OmniRelayError: A request failed.
+    """
+    free = asyncio.Semaphore(clients)
+    async with AsyncClient(address) as client, asyncio.TaskGroup() as group:
+
+        async def one(asked: Asked) -> Reply:
+            async with free:
+                return await _ask(client, asked, streaming)
+
+        replies = [group.create_task(one(asked)) for asked in requests]
+    return [reply.result() for reply in replies]
+
+
+async def _ask(client: AsyncClient, asked: Asked, streaming: bool) -> Reply:
+    pieces: list[Samples] = []
+    answer = client.chat(
+        asked.messages,
+        speaker=asked.speaker,
+        seed=asked.seed,
+        streaming=streaming,
+        text_sampling=SamplingOverrides(max_tokens=MOST_WORDS),
+        codec_sampling=SamplingOverrides(max_tokens=MOST_CODES),
+    )
+    async for event in answer:
+        if isinstance(event, AudioEvent):
+            pieces.append(event.samples)
+        elif isinstance(event, DoneEvent):
+            samples = np.concatenate([np.zeros(0, np.float32), *pieces])
+            return Reply(asked, event.text.strip(), samples, event.codec_finish_reason == "stop")
+    raise OmniRelayError("the answer had no end")

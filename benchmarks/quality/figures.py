@@ -1,0 +1,149 @@
+"""What the replies show, as figures with the bounds that a speaking checkpoint has to keep."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from benchmarks.quality.answers import Reply, Samples
+from benchmarks.quality.sound import ends_right, pitch
+from checkpoint.training.recognizer import word_errors
+from omnirelay.values import SAMPLE_RATE
+
+Hear = Callable[[Samples], str]
+"""Writes down what a waveform says."""
+Say = Callable[[str, str], Samples]
+"""Says a text as the synthesizer that a voice of the checkpoint is learnt from."""
+
+LEAST_RIGHT = {"text": 0.97, "images": 0.90, "speech, trained voices": 0.95, "speech, other voices": 0.75}
+MOST_WORD_ERROR = 0.05
+MOST_WORSE_STREAMED = 0.01
+LEAST_ENDED, LEAST_TOLD_APART = 0.99, 0.99
+_DEVIATIONS = 3.0
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A row of the table: ``count`` of ``of``, and the bound that it has to keep, if any."""
+
+    name: str
+    count: int
+    of: int
+    least: float | None = None
+    most: float | None = None
+
+    @property
+    def value(self) -> float:
+        """The share."""
+        return self.count / max(1, self.of)
+
+    @property
+    def kept(self) -> bool:
+        """Whether it keeps its bound."""
+        return self._keeps(0.0)
+
+    @property
+    def plausible(self) -> bool:
+        """Whether it misses its bound by no more than chance explains where there are few cases."""
+        return self._keeps(_DEVIATIONS)
+
+    def _keeps(self, deviations: float) -> bool:
+        for bound, sign in ((self.least, 1), (self.most, -1)):
+            if bound is not None:
+                slack = deviations * math.sqrt(bound * (1 - bound) / max(1, self.of))
+                if sign * (self.value - bound) < -slack:
+                    return False
+        return True
+
+
+def answer_figures(replies: Sequence[Reply]) -> list[Figure]:
+    """Return how many answers are right: of each group, which has a bound, and of each kind in it."""
+    found = []
+    for group, least in LEAST_RIGHT.items():
+        ours = [reply for reply in replies if _group(reply.asked.kind) == group]
+        if not ours:
+            continue
+        found.append(Figure(f"right: {group}", sum(reply.right for reply in ours), len(ours), least=least))
+        kinds = list(dict.fromkeys(reply.asked.kind for reply in ours))
+        found += [_right(kind, ours) for kind in kinds if kinds != [group]]
+    return found
+
+
+def _right(kind: str, replies: Sequence[Reply]) -> Figure:
+    ours = [reply for reply in replies if reply.asked.kind == kind]
+    return Figure(f"- {kind}", sum(reply.right for reply in ours), len(ours))
+
+
+def _group(kind: str) -> str:
+    if kind in LEAST_RIGHT:
+        return kind
+    first = kind.partition(",")[0]
+    return "speech, other voices" if first == "speech" else first
+
+
+def speech_figures(
+    streamed: Sequence[Reply], offline: Sequence[Reply], speakers: Sequence[str], hear: Hear, say: Say
+) -> list[Figure]:
+    """Return how well the speech of replies is understood, ends, and is told apart.
+
+    Args:
+        streamed: Replies whose speech was sent while it was made.
+        offline: The same questions, spoken in one piece; may be none.
+        speakers: The voices.
+        hear: The listener.
+        say: What the voices are learnt from.
+    """
+    # Nothing is said where nothing was written, which the answers' figures count.
+    streamed = [reply for reply in streamed if reply.text]
+    offline = [reply for reply in offline if reply.text]
+    natural = {(each.asked.speaker, each.text): say(each.asked.speaker, each.text) for each in streamed}
+    found = []
+    for speaker in speakers:
+        ours = [reply for reply in streamed if reply.asked.speaker == speaker]
+        theirs = [reply for reply in offline if reply.asked.speaker == speaker]
+        originals = [(reply.text, natural[speaker, reply.text]) for reply in ours]
+        found.append(_errors(f"word error: the synthesizer, {speaker}", originals, hear, None))
+        heard = _errors(f"word error: streamed, {speaker}", _said(ours), hear, MOST_WORD_ERROR)
+        found.append(heard)
+        if theirs:
+            whole = _errors(f"word error: offline, {speaker}", _said(theirs), hear, None)
+            bound = whole.value + MOST_WORSE_STREAMED
+            compared = [reply for reply in ours if reply.asked in {each.asked for each in theirs}]
+            found += [whole, _errors(f"word error: streamed, same, {speaker}", _said(compared), hear, bound)]
+    ended = sum(
+        ends_right(
+            reply.samples,
+            len(natural[reply.asked.speaker, reply.text]) / SAMPLE_RATE,
+            ended=reply.ended,
+        )
+        for reply in streamed
+    )
+    found.append(Figure("speech ends by itself, at the right place", ended, len(streamed), least=LEAST_ENDED))
+    return [*found, *_told_apart(streamed, natural, speakers)]
+
+
+def _said(replies: Sequence[Reply]) -> list[tuple[str, Samples]]:
+    return [(reply.text, reply.samples) for reply in replies]
+
+
+def _errors(name: str, said: Sequence[tuple[str, Samples]], hear: Hear, most: float | None) -> Figure:
+    errors = sum(word_errors(text, hear(samples) if len(samples) else "") for text, samples in said)
+    return Figure(name, errors, sum(len(text.split()) for text, _ in said), most=most)
+
+
+def _told_apart(
+    replies: Sequence[Reply], natural: Mapping[tuple[str, str], Samples], speakers: Sequence[str]
+) -> list[Figure]:
+    """Return how many replies have the pitch of their own voice rather than of the other."""
+    usual = {
+        speaker: sorted(pitch(wave) for (who, _), wave in natural.items() if who == speaker)
+        for speaker in speakers
+    }
+    middle = {speaker: found[len(found) // 2] for speaker, found in usual.items() if found}
+    if len(middle) < 2:
+        return []
+    right = 0
+    for reply in replies:
+        heard = pitch(reply.samples)
+        nearest = min(middle, key=lambda speaker: abs(heard / max(1.0, middle[speaker]) - 1))
+        right += nearest == reply.asked.speaker
+    return [Figure("voices told apart by pitch", right, len(replies), least=LEAST_TOLD_APART)]
