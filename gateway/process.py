@@ -26,6 +26,7 @@ from shared.config import Config, MediaConfig
 from shared.ending import STOP_SIGNALS, TOGETHER_S, limit_end
 from shared.metrics import LogMetrics
 from shared.real_time import set_realtime_priority
+from shared.starters import has_random_weights, load_starters
 from shared.tracing.setup import open_tracer
 
 if TYPE_CHECKING:
@@ -154,7 +155,17 @@ class GatewayProcess:
             return None
         from gateway.http.context import HttpContext  # noqa: PLC0415 - see above
 
-        return HttpContext(self.gateway, config, self.status, uploads, self.access, served_name(config))
+        directory = self._prompts.directory
+        return HttpContext(
+            self.gateway,
+            config,
+            self.status,
+            uploads,
+            self.access,
+            served_name(config),
+            starters=[each.text for each in load_starters(directory) if each.typed],
+            random_weights=has_random_weights(directory),
+        )
 
     def _http_servers(self, config: Config) -> "tuple[HttpServer | None, HttpServer | None]":
         """What serves HTTP to clients, and to who watches the gateway."""

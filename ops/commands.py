@@ -69,8 +69,10 @@ def _positive(text: str) -> int:
 
 
 def _add_demo(commands: "Commands[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser("demo", help="start the stack, send one request, stop the stack")
-    parser.add_argument("--out", type=Path, metavar="FILE.wav", help="default: out/reply.wav")
+    parser = commands.add_parser("demo", help="start the stack, ask it something, stop the stack")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE.wav", help="default: out/reply.wav; several are numbered"
+    )
     parser.add_argument("--verbose", action="store_true", help="show the output of the processes too")
     parser.set_defaults(run=_run("ops.demo"))
 

@@ -1,29 +1,33 @@
-"""``omnirelay demo``: the whole stack from start to stop, with one real request in between."""
+"""``omnirelay demo``: the whole stack from start to stop, with real requests in between."""
 
 import argparse
 import asyncio
 import os
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Final
 
-from omnirelay import SamplingOverrides, build_request
+from omnirelay import GenerateRequest, SamplingOverrides, build_request
 from omnirelay.cli.__main__ import INTERRUPTED
 from omnirelay.cli.chat.answer import FiguresPrinter, Listener, TextPrinter, WavWriter, stream
-from omnirelay.cli.output import mebibytes, say
+from omnirelay.cli.output import mebibytes, printable, say
 from omnirelay.cli.target import Target
 from omnirelay.client.wav import require_wav
+from omnirelay.errors import CheckpointError
 from omnirelay.values import API_KEY_VARIABLE
 from ops import checkpoint
 from ops.console import console
 from ops.launcher import Stack, running
 from ops.target import own_target
 from ops.up import until_told_to_stop
+from shared.checkpoints import find_model
 from shared.config import load_config
+from shared.starters import Starter, load_starters, read_media
 
 OUT: Final = Path("out/reply.wav")
-"""Where the speech goes if nothing else is said; only this folder is made."""
+"""Where the speech goes if nothing else is said, numbered if there are several; only this folder is made."""
 PROMPT: Final = "Answer the question that you hear."
 QUESTION: Final = "question.ogg"
 PICTURE: Final = "picture.png"
@@ -32,6 +36,36 @@ DESCRIBED: Final = {
     PICTURE: "PNG, 336 x 252 pixels, a house, a tree and the sun",
 }
 """What the files of ``assets`` hold, which ``scripts/make_demo_media.py`` made."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question of the demonstration.
+
+    Attributes:
+        lines: What is sent, in words.
+        prompt: What is typed.
+        audio: A recording.
+        image: A picture.
+    """
+
+    lines: Sequence[str]
+    prompt: str
+    audio: bytes | None = None
+    image: bytes | None = None
+
+    @property
+    def request(self) -> GenerateRequest:
+        """What is sent."""
+        return build_request(
+            self.prompt,
+            audio=() if self.audio is None else self.audio,
+            images=() if self.image is None else self.image,
+            seed=1,
+            # Bounded, because a random checkpoint does not know when to stop.
+            text_sampling=SamplingOverrides(max_tokens=48),
+            codec_sampling=SamplingOverrides(max_tokens=256),
+        )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -49,39 +83,89 @@ def run(arguments: argparse.Namespace) -> int:
     checkpoint.ensure(config)
     checkpoint.check(config)
     stack = Stack(config, None, console.show if arguments.verbose else _hide)
+    asked = questions(find_model(config))
     say("starting the four processes ...")
-    ended = asyncio.run(until_told_to_stop(stack, _demonstrate(stack, target, out)))
+    ended = asyncio.run(until_told_to_stop(stack, _demonstrate(stack, target, asked, out)))
     say("stopped" if ended else "interrupted")
     return 0 if ended else INTERRUPTED
 
 
-async def _demonstrate(stack: Stack, target: Target, out: Path) -> None:
+def questions(model: Path | None) -> list[Question]:
+    """Return what is asked: a typed, a spoken and a seen question that the checkpoint brings, or one of ours.
+
+    Args:
+        model: Directory of the checkpoint; none if it is not on this machine yet.
+    """
+    starters = [] if model is None else load_starters(model)
+    kinds = (
+        [each for each in starters if each.typed],
+        [each for each in starters if each.audio is not None],
+        [each for each in starters if each.image is not None and each.audio is None],
+    )
+    chosen = [found[0] for found in kinds if found]
+    if model is None or not chosen:
+        return [_bundled()]
+    return [_brought(model, starter) for starter in chosen]
+
+
+def _brought(model: Path, starter: Starter) -> Question:
+    """Make a question of a starter.
+
+    Raises:
+        CheckpointError: Its files cannot be read.
+    """
+    lines = []
+    if starter.audio is not None:
+        lines.append(f'audio:  {printable(starter.audio)}, "{printable(starter.says)}"')
+    if starter.image is not None:
+        lines.append(f"image:  {starter.image}")
+    lines.append(f"prompt: {printable(starter.text)}")
+    return Question(lines, starter.text, _media(model, starter.audio), _media(model, starter.image))
+
+
+def _media(model: Path, name: str | None) -> bytes | None:
+    try:
+        return None if name is None else read_media(model, name)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{name} of {model} cannot be used: {error}") from error
+
+
+def _bundled() -> Question:
+    files = {name: _read(name) for name in DESCRIBED}
+    lines = [
+        f"{label} {name}, {DESCRIBED[name]}, {len(files[name]):,} bytes"
+        for label, name in (("audio: ", QUESTION), ("image: ", PICTURE))
+    ]
+    return Question([*lines, f"prompt: {PROMPT}"], PROMPT, files[QUESTION], files[PICTURE])
+
+
+def _place(out: Path, number: int, of: int) -> Path:
+    return out if of == 1 else out.with_name(f"{out.stem}-{number}{out.suffix}")
+
+
+async def _demonstrate(stack: Stack, target: Target, asked: Sequence[Question], out: Path) -> None:
     async with running(stack):
-        files = {name: _read(name) for name in DESCRIBED}
-        say("")
-        for label, name in (("audio: ", QUESTION), ("image: ", PICTURE)):
-            say(f"{label} {name}, {DESCRIBED[name]}, {len(files[name]):,} bytes")
-        say(f"prompt: {PROMPT}\nanswer: ", end="")
-        request = build_request(
-            PROMPT,
-            audio=files[QUESTION],
-            images=files[PICTURE],
-            seed=1,
-            # Bounded, because a random checkpoint does not know when to stop.
-            text_sampling=SamplingOverrides(max_tokens=48),
-            codec_sampling=SamplingOverrides(max_tokens=256),
-        )
-        listeners: list[Listener] = [WavWriter(out), TextPrinter(), FiguresPrinter()]
-        talk = asyncio.create_task(stream(target, request, listeners))
+        talk = asyncio.create_task(_ask_all(target, asked, out))
         watch = asyncio.create_task(stack.watch())
         done, _ = await asyncio.wait([talk, watch], return_when=asyncio.FIRST_COMPLETED)
         # If a process died, that is why the request failed, and what is to be told.
         await (watch if watch in done else talk)
         talk.cancel()
         watch.cancel()
-        say(f"written:             {out}")
         await _show_memory(target)
         say("stopping the four processes ...")
+
+
+async def _ask_all(target: Target, asked: Sequence[Question], out: Path) -> None:
+    for number, question in enumerate(asked, 1):
+        say("")
+        for line in question.lines:
+            say(line)
+        say("answer: ", end="")
+        place = _place(out, number, len(asked))
+        listeners: list[Listener] = [WavWriter(place), TextPrinter(), FiguresPrinter()]
+        await stream(target, question.request, listeners)
+        say(f"written:             {place}")
 
 
 async def _show_memory(target: Target) -> None:

@@ -12,7 +12,7 @@ import yaml
 
 from benchmarks.adapters.omnirelay import configuration
 from benchmarks.quality.requests import Asked
-from omnirelay import AsyncClient, AudioEvent, DoneEvent, SamplingOverrides
+from omnirelay import AsyncClient, AudioEvent, DoneEvent, SamplingOverrides, build_request
 from omnirelay.errors import OmniRelayError
 from ops.launcher import Stack, running
 from shared.config import Config
@@ -82,7 +82,7 @@ async def ask_all(
 
 async def _ask(client: AsyncClient, asked: Asked, streaming: bool) -> Reply:
     pieces: list[Samples] = []
-    answer = client.chat(
+    request = build_request(
         asked.messages,
         speaker=asked.speaker,
         seed=asked.seed,
@@ -90,7 +90,7 @@ async def _ask(client: AsyncClient, asked: Asked, streaming: bool) -> Reply:
         text_sampling=SamplingOverrides(max_tokens=MOST_WORDS),
         codec_sampling=SamplingOverrides(max_tokens=MOST_CODES),
     )
-    async for event in answer:
+    async for event in client.chat(request):
         if isinstance(event, AudioEvent):
             pieces.append(event.samples)
         elif isinstance(event, DoneEvent):

@@ -15,6 +15,8 @@ from checkpoint.shape import SPEAKING
 from checkpoint.training import card, dit, talker, thinker, vocabulary, vocoder
 from checkpoint.training.corpus import SpeechCorpus
 from checkpoint.training.loop import load_average, weights_file
+from checkpoint.training.starters import write_starters
+from checkpoint.training.synthesis import Speak, synthesize
 from checkpoint.writer import RECIPE_FILE, complete_directory
 from omnirelay.errors import CheckpointError
 
@@ -23,7 +25,7 @@ PARTS = (vocoder.NAME, dit.NAME, thinker.NAME, talker.NAME)
 _logger = logging.getLogger(__name__)
 
 
-def export(state: Path, corpus: SpeechCorpus, directory: Path) -> None:
+def export(state: Path, corpus: SpeechCorpus, directory: Path, speak: Speak = synthesize) -> None:
     """Write the checkpoint made of the parts in ``state`` to ``directory``.
 
     Raises:
@@ -41,6 +43,7 @@ def export(state: Path, corpus: SpeechCorpus, directory: Path) -> None:
         torch.save(voices(corpus), partial / "spk_dict.pt")
         recipe = {"trained": True, "shape": dataclasses.asdict(SPEAKING)}
         (partial / RECIPE_FILE).write_text(json.dumps(recipe, indent=2) + "\n", encoding="utf-8")
+        write_starters(partial, speak)
         (partial / "README.md").write_text(card.model_card(state), encoding="utf-8")
     _logger.info("wrote %s", directory)
 

@@ -1,7 +1,7 @@
 """What the endpoints share."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Final
@@ -33,6 +33,8 @@ class HttpContext:
         uploads: Memory for large bodies, shared with the other servers.
         access: Authenticates and limits clients.
         model: The public name of the served model.
+        starters: Typed questions that the checkpoint brings for people who try it.
+        random_weights: The checkpoint is untrained: its answers mean nothing.
         audio: Encodes speech.
         started: Unix time at which the gateway started.
     """
@@ -43,6 +45,8 @@ class HttpContext:
     uploads: UploadRoom
     access: Access
     model: str
+    starters: Sequence[str] = ()
+    random_weights: bool = False
     audio: AudioPool = field(default_factory=AudioPool)
     started: int = field(default_factory=lambda: int(time.time()))
     _clients: "count[int]" = field(default_factory=lambda: count(1))

@@ -140,10 +140,11 @@ def test_requests_are_of_every_kind_and_hold_nothing_that_was_trained() -> None:
     assert {each.speaker for each in requests} == set(SPEAKERS)
     trained = {fact.reply for fact in world.FACTS if not fact.is_held_out}
     assert not {each.reply for each in requests if each.kind.startswith("text")} & trained
+    expected: dict[str, list[type]] = {"text": [], "images": [ImagePart], "speech": [AudioPart]}
     for each in requests:
         media = [part for _, part in media_of(each.messages)]
-        expected = {"text": [], "images": [ImagePart], "speech": [AudioPart]}[each.kind.partition(",")[0]]
-        assert [type(part) for part in media][: len(expected)] == expected
+        wanted = expected[each.kind.partition(",")[0]]
+        assert [type(part) for part in media][: len(wanted)] == wanted
         roles = [message.role for message in each.messages]
         assert roles[0] == roles[-1] == "user"
         assert all(first != second for first, second in pairwise(roles))

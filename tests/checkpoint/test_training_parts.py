@@ -52,7 +52,7 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def exported(state: Path) -> Path:
     """The checkpoint of that state."""
-    export(state, make_corpus(state / "corpus"), state / "checkpoint")
+    export(state, make_corpus(state / "corpus"), state / "checkpoint", hum)
     return state / "checkpoint"
 
 

@@ -18,6 +18,7 @@ from PIL import Image
 
 from omnirelay import ChatMessage, Client, GenerateRequest, TextEvent, errors
 from omnirelay.cli.main import main
+from omnirelay.content import media_of
 from ops import checkpoint, demo
 from shared.config import Config
 from tests.gateway.bench import Bench, bench, run
@@ -228,6 +229,31 @@ def test_the_files_of_the_demo_are_what_is_said_of_them() -> None:
     with Image.open(io.BytesIO(picture)) as drawing:
         said = f"{drawing.format}, {drawing.width} x {drawing.height} pixels,"
     assert said in demo.DESCRIBED[demo.PICTURE]
+
+
+def test_the_demo_asks_what_the_checkpoint_brings(tmp_path: Path) -> None:
+    [ours] = demo.questions(tmp_path)
+    assert demo.questions(None) == [ours]
+    media = [bytes(part.data or b"") for _, part in media_of(ours.request.messages)]
+    assert media == [demo._read(demo.QUESTION), demo._read(demo.PICTURE)]
+    (tmp_path / "a.wav").write_bytes(b"RIFF")
+    (tmp_path / "b.png").write_bytes(b"PNG")
+    brought = [
+        {"text": "One?"},
+        {"text": "Two?"},
+        {"audio": "a.wav", "says": "three"},
+        {"text": "Four?", "image": "b.png"},
+    ]
+    (tmp_path / "starters.json").write_text(json.dumps(brought))
+    typed, spoken, seen = demo.questions(tmp_path)
+    assert (typed.prompt, typed.audio, typed.image) == ("One?", None, None)
+    assert (spoken.prompt, spoken.audio, spoken.lines[0]) == ("", b"RIFF", 'audio:  a.wav, "three"')
+    [(_, part)] = media_of(spoken.request.messages)
+    assert bytes(part.data or b"") == b"RIFF"
+    assert (seen.prompt, seen.image) == ("Four?", b"PNG")
+    places = [demo._place(Path("out/reply.wav"), number, 3).name for number in (1, 2, 3)]
+    assert places == ["reply-1.wav", "reply-2.wav", "reply-3.wav"]
+    assert demo._place(Path("out/reply.wav"), 1, 1) == Path("out/reply.wav")
 
 
 def test_status(configure: Configure, capsys: pytest.CaptureFixture[str]) -> None:

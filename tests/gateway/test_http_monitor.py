@@ -3,8 +3,10 @@
 import asyncio
 import json
 import logging
+import shutil
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -72,9 +74,28 @@ def test_the_served_model(configure: Configure) -> None:
                 "owned_by": "omnirelay",
                 "max_model_len": 512,
                 "voices": SPEAKERS,
+                "starters": [],
+                "random_weights": False,
             }
             assert (await b.http.get(f"/v1/models/{MODEL}")).json()["id"] == MODEL
             assert (await b.http.get("/v1/models/omnirelay")).json()["id"] == MODEL
+
+    run(scenario())
+
+
+def test_a_checkpoint_brings_questions_for_the_page(configure: Configure, tmp_path: Path) -> None:
+    config = configure(http_gateway())
+    model = tmp_path / MODEL
+    shutil.copytree(str(config.model), model)
+    (model / "starters.json").write_text('[{"text": "Hello"}, {"audio": "question.wav"}]')
+    (model / "question.wav").write_bytes(b"RIFF")
+    (model / "checkpoint_recipe.json").write_text('{"seed": 0}')
+
+    async def scenario() -> None:
+        async with http_bench(config.model_copy(update={"model": str(model)})) as b:
+            [card] = (await b.http.get("/v1/models")).json()["data"]
+            assert card["starters"] == ["Hello"]
+            assert card["random_weights"] is True
 
     run(scenario())
 

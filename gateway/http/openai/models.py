@@ -38,6 +38,8 @@ class ModelsApi:
             "owned_by": "omnirelay",
             "max_model_len": registry.max_positions("thinker"),
             "voices": registry.speakers(),
+            "starters": list(self._context.starters),
+            "random_weights": self._context.random_weights,
             "limits": {
                 "item_bytes": media.max_item_bytes,
                 "request_bytes": media.max_request_bytes,
