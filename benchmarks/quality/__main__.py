@@ -14,10 +14,10 @@ from benchmarks.quality.figures import Figure, answer_figures, speech_figures
 from benchmarks.quality.reference import Reference
 from benchmarks.quality.report import as_json, missed, table
 from benchmarks.quality.requests import Asked, held_out_requests
-from checkpoint.training.corpus import SENTENCES, VOICES
-from checkpoint.training.recognizer import Recognizer
-from checkpoint.training.synthesis import synthesize
-from checkpoint.training.world import spoken_sentences
+from checkpoint.training.data.corpus import SENTENCES, VOICES
+from checkpoint.training.data.synthesis import synthesize
+from checkpoint.training.data.world import spoken_sentences
+from checkpoint.training.measure.recognizer import Recognizer
 from omnirelay.errors import OmniRelayError
 from omnirelay.values import SAMPLE_RATE
 

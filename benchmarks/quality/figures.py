@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from benchmarks.quality.answers import Reply, Samples
 from benchmarks.quality.sound import ends_right, pitch
-from checkpoint.training.recognizer import word_errors
+from checkpoint.training.measure.recognizer import word_errors
 from omnirelay.values import SAMPLE_RATE
 
 Hear = Callable[[Samples], str]

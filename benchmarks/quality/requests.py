@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import soundfile
 
-from checkpoint.training.augmentation import RATE
-from checkpoint.training.dialogues import Turn
-from checkpoint.training.questions import Question, seen_questions, spoken_questions, typed_questions
-from checkpoint.training.synthesis import Speak, SynthesizerVoice, synthesize
+from checkpoint.training.data.augmentation import RATE
+from checkpoint.training.data.dialogues import Turn
+from checkpoint.training.data.questions import Question, seen_questions, spoken_questions, typed_questions
+from checkpoint.training.data.synthesis import Speak, SynthesizerVoice, synthesize
 from omnirelay import ChatMessage, TextPart, audio, image
 from omnirelay.content import ContentPart
 

@@ -13,11 +13,13 @@ import torch
 import transformers
 
 from checkpoint.compact import compress
-from checkpoint.training import codes, dit, evaluation, talker, thinker, vocoder
-from checkpoint.training.corpus import SpeechCorpus, make_corpus
+from checkpoint.training.data import codes
+from checkpoint.training.data.corpus import SpeechCorpus, make_corpus
+from checkpoint.training.data.hearing import Hearing, make_hearing
 from checkpoint.training.export import export
-from checkpoint.training.hearing import Hearing, make_hearing
-from checkpoint.training.loop import Stop, Training
+from checkpoint.training.measure import evaluation
+from checkpoint.training.parts import dit, talker, thinker, vocoder
+from checkpoint.training.parts.loop import Stop, Training
 from omnirelay.errors import OmniRelayError
 
 _logger = logging.getLogger(__name__)

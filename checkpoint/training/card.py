@@ -3,9 +3,9 @@
 import json
 from pathlib import Path
 
-from checkpoint.training import world
-from checkpoint.training.corpus import VOICES
-from checkpoint.training.hearing import UNHEARD
+from checkpoint.training.data import world
+from checkpoint.training.data.corpus import VOICES
+from checkpoint.training.data.hearing import UNHEARD
 
 FIGURES_FILE = "figures.json"
 

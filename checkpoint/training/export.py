@@ -12,11 +12,12 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniTo
 
 from checkpoint.config import write_processors
 from checkpoint.shape import SPEAKING
-from checkpoint.training import card, dit, talker, thinker, vocabulary, vocoder
-from checkpoint.training.corpus import SpeechCorpus
-from checkpoint.training.loop import load_average, weights_file
+from checkpoint.training import card
+from checkpoint.training.data.corpus import SpeechCorpus
+from checkpoint.training.data.synthesis import Speak, synthesize
+from checkpoint.training.parts import dit, talker, thinker, vocabulary, vocoder
+from checkpoint.training.parts.loop import load_average, weights_file
 from checkpoint.training.starters import write_starters
-from checkpoint.training.synthesis import Speak, synthesize
 from checkpoint.writer import RECIPE_FILE, complete_directory
 from omnirelay.errors import CheckpointError
 

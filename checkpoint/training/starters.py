@@ -6,10 +6,10 @@ from pathlib import Path
 
 import soundfile
 
-from checkpoint.training import images, world
-from checkpoint.training.augmentation import RATE
-from checkpoint.training.corpus import VOICES
-from checkpoint.training.synthesis import Speak
+from checkpoint.training.data import images, world
+from checkpoint.training.data.augmentation import RATE
+from checkpoint.training.data.corpus import VOICES
+from checkpoint.training.data.synthesis import Speak
 from shared.starters import STARTERS_FILE
 
 _AUDIO, _IMAGE = "starter.wav", "starter.png"

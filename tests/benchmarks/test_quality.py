@@ -11,7 +11,7 @@ from benchmarks.quality.figures import Figure, answer_figures, speech_figures
 from benchmarks.quality.report import as_json, missed, table
 from benchmarks.quality.requests import Asked, held_out_requests
 from benchmarks.quality.sound import ends_right, pitch
-from checkpoint.training import world
+from checkpoint.training.data import world
 from omnirelay import AudioPart, ImagePart
 from omnirelay.content import media_of
 from omnirelay.values import SAMPLE_RATE

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from checkpoint.training import card, world
-from checkpoint.training.recognizer import Recognizer, bigram, word_error_rate, word_errors
+from checkpoint.training import card
+from checkpoint.training.data import world
+from checkpoint.training.measure.recognizer import Recognizer, bigram, word_error_rate, word_errors
 from omnirelay.errors import CheckpointError
 
 

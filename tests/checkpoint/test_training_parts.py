@@ -18,15 +18,16 @@ from torch import nn
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from checkpoint.compact import COMPACT_FILE, compress, expand
-from checkpoint.training import codes, dit, talker, thinker, vocabulary, vocoder
 from checkpoint.training.__main__ import main
-from checkpoint.training.batches import Batcher
-from checkpoint.training.corpus import make_corpus
-from checkpoint.training.dialogues import Dialogue, Turn
-from checkpoint.training.evaluation import answer_figures
+from checkpoint.training.data import codes
+from checkpoint.training.data.corpus import make_corpus
+from checkpoint.training.data.dialogues import Dialogue, Turn
+from checkpoint.training.data.hearing import make_hearing
 from checkpoint.training.export import export
-from checkpoint.training.hearing import make_hearing
-from checkpoint.training.loop import Losses, Recipe, Step, Stop, Training, load_average
+from checkpoint.training.measure.evaluation import answer_figures
+from checkpoint.training.parts import dit, talker, thinker, vocabulary, vocoder
+from checkpoint.training.parts.batches import Batcher
+from checkpoint.training.parts.loop import Losses, Recipe, Step, Stop, Training, load_average
 from omnirelay.errors import CheckpointError
 from shared.manifest import MANIFEST_FILE, write_manifest
 from tests.support.training import hum, sentences

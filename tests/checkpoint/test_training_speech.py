@@ -9,11 +9,12 @@ import pytest
 import soundfile
 import torch
 
-from checkpoint.training import augmentation, codes, mel, vocoder
-from checkpoint.training.corpus import VOICES, SpeechCorpus, make_corpus
+from checkpoint.training.data import augmentation, codes, mel
+from checkpoint.training.data.corpus import VOICES, SpeechCorpus, make_corpus
+from checkpoint.training.data.hearing import make_hearing
+from checkpoint.training.data.synthesis import SynthesizerVoice, Wave, synthesize
 from checkpoint.training.files import replacing
-from checkpoint.training.hearing import make_hearing
-from checkpoint.training.synthesis import SynthesizerVoice, Wave, synthesize
+from checkpoint.training.parts import vocoder
 from omnirelay.errors import CheckpointError
 from tests.support.media import speech
 from tests.support.training import HELD_OUT, TRAINED, hum, sentences

@@ -4,8 +4,8 @@ import random
 
 import numpy as np
 
-from checkpoint.training import images, vocabulary, world
-from checkpoint.training.dialogues import (
+from checkpoint.training.data import images, world
+from checkpoint.training.data.dialogues import (
     FOLLOWING,
     Conversations,
     Dialogue,
@@ -14,7 +14,8 @@ from checkpoint.training.dialogues import (
     as_typed,
     talk_exchanges,
 )
-from checkpoint.training.world import Fact
+from checkpoint.training.data.world import Fact
+from checkpoint.training.parts import vocabulary
 
 WORDS = set(world.vocabulary())
 

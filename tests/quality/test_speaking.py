@@ -10,7 +10,7 @@ import pytest
 from benchmarks.quality.__main__ import Listening, measure
 from benchmarks.quality.report import missed, table
 from benchmarks.quality.requests import held_out_requests
-from checkpoint.training.corpus import VOICES
+from checkpoint.training.data.corpus import VOICES
 
 COUNT = 8
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from checkpoint.training.augmentation import RATE
-from checkpoint.training.dialogues import Spoken, SpokenQuestions
+from checkpoint.training.data.augmentation import RATE
+from checkpoint.training.data.dialogues import Spoken, SpokenQuestions
+from checkpoint.training.data.synthesis import Speak, SynthesizerVoice, Wave, synthesize
 from checkpoint.training.files import replacing
-from checkpoint.training.synthesis import Speak, SynthesizerVoice, Wave, synthesize
 
 QUESTIONS = 10_000
 _SEED = 0

@@ -3,10 +3,10 @@
 import random
 from dataclasses import dataclass
 
-from checkpoint.training import images, world
-from checkpoint.training.dialogues import Conversations, Dialogue, Turn, talk_exchanges
-from checkpoint.training.hearing import UNHEARD, trained_voice
-from checkpoint.training.synthesis import SynthesizerVoice
+from checkpoint.training.data import images, world
+from checkpoint.training.data.dialogues import Conversations, Dialogue, Turn, talk_exchanges
+from checkpoint.training.data.hearing import UNHEARD, trained_voice
+from checkpoint.training.data.synthesis import SynthesizerVoice
 
 _SEED = 11
 _OF_UNHEARD = 40

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import soxr
 
-from checkpoint.training.synthesis import SAMPLE_RATE, Wave
+from checkpoint.training.data.synthesis import SAMPLE_RATE, Wave
 from omnirelay.errors import CheckpointError
 
 _RATE = 16_000

@@ -7,7 +7,7 @@ import numpy.typing as npt
 import torch
 from torch.nn import functional
 
-from checkpoint.training.synthesis import SAMPLE_RATE
+from checkpoint.training.data.synthesis import SAMPLE_RATE
 
 BINS = 80
 HOP = 240

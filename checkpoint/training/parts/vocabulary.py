@@ -19,7 +19,7 @@ from checkpoint.config import CODEC_IDS, model_config, write_processors
 from checkpoint.corpus import training_lines
 from checkpoint.shape import SPEAKING, CheckpointShape
 from checkpoint.tokenizer import build_tokenizer, user_id, write_tokenizer
-from checkpoint.training import world
+from checkpoint.training.data import world
 from checkpoint.writer import complete_directory
 
 SYSTEM_PROMPT = "You are a helpful assistant."

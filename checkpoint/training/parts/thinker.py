@@ -11,12 +11,13 @@ from torch.nn import functional
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniThinkerForConditionalGeneration
 
 from checkpoint.shape import SPEAKING, CheckpointShape
-from checkpoint.training import augmentation, vocabulary
-from checkpoint.training.batches import Batch, Batcher
-from checkpoint.training.dialogues import Conversations, Dialogue
-from checkpoint.training.hearing import Hearing
-from checkpoint.training.loop import Losses, Recipe, Step, Stop, Training, device
-from checkpoint.training.synthesis import Wave
+from checkpoint.training.data import augmentation
+from checkpoint.training.data.dialogues import Conversations, Dialogue
+from checkpoint.training.data.hearing import Hearing
+from checkpoint.training.data.synthesis import Wave
+from checkpoint.training.parts import vocabulary
+from checkpoint.training.parts.batches import Batch, Batcher
+from checkpoint.training.parts.loop import Losses, Recipe, Step, Stop, Training, device
 
 NAME = "thinker"
 RECIPE = Recipe(steps=12_000, rate=1e-3, warmup=400, weight_decay=0.05)

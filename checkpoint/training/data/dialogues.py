@@ -4,9 +4,9 @@ import random
 from dataclasses import dataclass, field
 
 from checkpoint.corpus import COMMON_WORDS
-from checkpoint.training import images, world
-from checkpoint.training.images import Exchange, Scene
-from checkpoint.training.world import Fact, FactSampler, number
+from checkpoint.training.data import images, world
+from checkpoint.training.data.images import Exchange, Scene
+from checkpoint.training.data.world import Fact, FactSampler, number
 
 _SIGNS = {"plus": ("+",), "minus": ("-",), "times": ("*", "x")}
 _DIGITS, _NOT_SPELT, _CAPITAL, _MARK = 0.25, 0.15, 0.4, 0.4

@@ -21,11 +21,11 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniTa
 
 from checkpoint.config import CODEC_IDS, CODEC_VOCABULARY
 from checkpoint.shape import SPEAKING, CheckpointShape
-from checkpoint.training import thinker, vocabulary
-from checkpoint.training.batches import Batch
-from checkpoint.training.corpus import VOICES, SpeechCorpus, Utterance
-from checkpoint.training.hearing import Hearing
-from checkpoint.training.loop import Losses, Recipe, Step, Stop, Training, device, load_average
+from checkpoint.training.data.corpus import VOICES, SpeechCorpus, Utterance
+from checkpoint.training.data.hearing import Hearing
+from checkpoint.training.parts import thinker, vocabulary
+from checkpoint.training.parts.batches import Batch
+from checkpoint.training.parts.loop import Losses, Recipe, Step, Stop, Training, device, load_average
 
 NAME = "talker"
 RECIPE = Recipe(steps=5_000, rate=1.5e-3, weight_decay=0.05)

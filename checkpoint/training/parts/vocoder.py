@@ -18,9 +18,9 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
 
 from checkpoint.config import bigvgan_config
 from checkpoint.shape import SPEAKING, CheckpointShape
-from checkpoint.training import mel
-from checkpoint.training.corpus import VOICES, SpeechCorpus
-from checkpoint.training.loop import Losses, Recipe, Step, Stop, Training, device
+from checkpoint.training.data import mel
+from checkpoint.training.data.corpus import VOICES, SpeechCorpus
+from checkpoint.training.parts.loop import Losses, Recipe, Step, Stop, Training, device
 
 NAME = "vocoder"
 RECIPE = Recipe(steps=6_000, rate=1e-3, betas=(0.8, 0.99), weight_decay=0.0, clip=10.0)

@@ -4,7 +4,7 @@ import numpy as np
 import numpy.typing as npt
 import soxr
 
-from checkpoint.training.synthesis import Wave
+from checkpoint.training.data.synthesis import Wave
 
 RATE = 16_000
 _SPEEDS = (0.88, 1.14)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from PIL import Image, ImageDraw
 
-from checkpoint.training.world import COLOURS, PLACES, SHAPES, SIZES, number, with_article
+from checkpoint.training.data.world import COLOURS, PLACES, SHAPES, SIZES, number, with_article
 
 Exchange = tuple[str, str]
 """A question and its reply."""

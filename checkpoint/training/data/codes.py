@@ -11,8 +11,8 @@ import numpy.typing as npt
 import torch
 from safetensors.torch import load_file, save_file
 
-from checkpoint.training import mel
-from checkpoint.training.corpus import FRAMES_PER_CODE, VOICES, SpeechCorpus
+from checkpoint.training.data import mel
+from checkpoint.training.data.corpus import FRAMES_PER_CODE, VOICES, SpeechCorpus
 from checkpoint.training.files import replacing
 
 COUNT = 1024

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from PIL import Image
 
-from checkpoint.training.augmentation import RATE
-from checkpoint.training.dialogues import Dialogue, Turn
-from checkpoint.training.synthesis import Wave
-from checkpoint.training.vocabulary import SYSTEM_PROMPT
+from checkpoint.training.data.augmentation import RATE
+from checkpoint.training.data.dialogues import Dialogue, Turn
+from checkpoint.training.data.synthesis import Wave
+from checkpoint.training.parts.vocabulary import SYSTEM_PROMPT
 from shared.config.gateway import SPEECH_SYSTEM_PROMPT
 
 _LONGEST_SECONDS = 10

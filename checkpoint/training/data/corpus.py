@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from checkpoint.training import mel, world
+from checkpoint.training.data import mel, world
+from checkpoint.training.data.synthesis import SAMPLE_RATE, Speak, SynthesizerVoice, Wave, synthesize
 from checkpoint.training.files import replacing
-from checkpoint.training.synthesis import SAMPLE_RATE, Speak, SynthesizerVoice, Wave, synthesize
 from omnirelay.errors import CheckpointError
 
 VOICES = {"Chelsie": SynthesizerVoice("flite", "slt"), "Ethan": SynthesizerVoice("flite", "rms")}

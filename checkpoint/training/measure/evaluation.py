@@ -11,18 +11,19 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from checkpoint.training import dit, export, thinker, vocoder
-from checkpoint.training.augmentation import RATE
-from checkpoint.training.batches import Batcher
+from checkpoint.training import export
 from checkpoint.training.card import FIGURES_FILE
-from checkpoint.training.corpus import VOICES, SpeechCorpus, Utterance
-from checkpoint.training.dialogues import Dialogue
+from checkpoint.training.data.augmentation import RATE
+from checkpoint.training.data.corpus import VOICES, SpeechCorpus, Utterance
+from checkpoint.training.data.dialogues import Dialogue
+from checkpoint.training.data.questions import Question, seen_questions, spoken_questions, typed_questions
+from checkpoint.training.data.synthesis import Speak, Wave, synthesize
 from checkpoint.training.files import replacing
-from checkpoint.training.loop import weights_file
-from checkpoint.training.questions import Question, seen_questions, spoken_questions, typed_questions
-from checkpoint.training.recognizer import Recognizer, word_error_rate
-from checkpoint.training.synthesis import Speak, Wave, synthesize
-from checkpoint.training.vocabulary import load_processor
+from checkpoint.training.measure.recognizer import Recognizer, word_error_rate
+from checkpoint.training.parts import dit, thinker, vocoder
+from checkpoint.training.parts.batches import Batcher
+from checkpoint.training.parts.loop import weights_file
+from checkpoint.training.parts.vocabulary import load_processor
 
 _MOST_WORDS = 24
 _SEED = 11

@@ -17,8 +17,8 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniTo
 
 from checkpoint.config import dit_config
 from checkpoint.shape import SPEAKING, CheckpointShape
-from checkpoint.training.corpus import FRAMES_PER_CODE, VOICES, SpeechCorpus
-from checkpoint.training.loop import Losses, Recipe, Step, Stop, Training, device
+from checkpoint.training.data.corpus import FRAMES_PER_CODE, VOICES, SpeechCorpus
+from checkpoint.training.parts.loop import Losses, Recipe, Step, Stop, Training, device
 
 NAME = "dit"
 RECIPE = Recipe(steps=5_000, rate=1e-3)

@@ -1,0 +1,1 @@
+"""What the training learns from: sentences, speech, recordings to hear, drawn images; all made here."""

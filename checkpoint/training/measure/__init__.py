@@ -1,0 +1,1 @@
+"""How good the trained parts are on what they never saw; an independent recognizer."""

@@ -1,0 +1,1 @@
+"""The four parts that are trained, and what their trainings share."""
