@@ -14,6 +14,8 @@ from omnirelay import AudioPart, ChatMessage, ImagePart
 from omnirelay.content import parts_of
 from shared.config.gateway import SPEECH_SYSTEM_PROMPT
 
+_SAMPLES_A_CODE = 480
+
 
 class Reference:
     """``Qwen2_5OmniForConditionalGeneration`` with the weights of a checkpoint.
@@ -33,6 +35,7 @@ class Reference:
         self._model = transformers.Qwen2_5OmniForConditionalGeneration.from_pretrained(model).eval()
         self._processor = transformers.Qwen2_5OmniProcessor.from_pretrained(model)
         keep_talker_mask(self._model)
+        _draw_only_codes(self._model)
 
     def answers(self, requests: Sequence[Asked]) -> list[Reply]:
         """Answer one request after the other, text greedily and speech by the released defaults."""
@@ -44,8 +47,13 @@ class Reference:
         inputs = self._inputs([ChatMessage("system", SPEECH_SYSTEM_PROMPT), *asked.messages])
         torch.manual_seed(asked.seed)
         # Nothing else of it is random: text is greedy.
+        # transformers would hand pixels to the talker too, which refuses them.
+        options = {
+            f"thinker_{name}" if name.startswith("pixel_values") else name: value
+            for name, value in inputs.items()
+        }
         text, wave = self._model.generate(
-            **inputs,
+            **options,
             speaker=asked.speaker,
             thinker_do_sample=False,
             thinker_max_new_tokens=MOST_WORDS,
@@ -74,7 +82,19 @@ class Reference:
         )
 
 
-_SAMPLES_A_CODE = 480
+def _draw_only_codes(model: Any) -> None:
+    """Keep the talker from ids that token2wav has no embedding of, as the server does."""
+    codes = model.config.token2wav_config.dit_config.num_embeds + 1
+    config = model.config.talker_config
+    ends = {config.tts_codec_end_token_id, config.tts_codec_pad_token_id}
+    others = [each for each in range(codes, config.vocab_size) if each not in ends]
+    generate = model.talker.generate
+
+    def drawing(**arguments: Any) -> Any:
+        arguments["suppress_tokens"] = [*arguments["suppress_tokens"], *others]
+        return generate(**arguments)
+
+    model.talker.generate = drawing
 
 
 def _media(messages: Sequence[ChatMessage]) -> Iterator[AudioPart | ImagePart]:

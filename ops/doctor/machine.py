@@ -18,8 +18,8 @@ from shared.messages import StageName
 COMFORT: Final = 0.8
 """Of the memory; beyond it, little is left for requests."""
 MIN_OPEN_FILES: Final = 1024
-TINY_CHECKPOINT_BYTES: Final = 64 * MIB
-"""Room for the tiny checkpoint while it is made."""
+DEFAULT_CHECKPOINT_BYTES: Final = 96 * MIB
+"""Room for the default checkpoint while it is made."""
 HUB_BYTES: Final = 30 * GIB
 """Room for a released checkpoint: that with 7 billion parameters has more than 20 GiB."""
 MIN_SHARED_BYTES: Final = MIB
@@ -99,7 +99,7 @@ def check_disk(config: Config, present: bool) -> Findings:
     """
     if present:
         return
-    place, needed = Path(DEFAULT_CHECKPOINT), TINY_CHECKPOINT_BYTES
+    place, needed = Path(DEFAULT_CHECKPOINT), DEFAULT_CHECKPOINT_BYTES
     if config.model is not None:
         place, needed = _hub_cache(), HUB_BYTES
     while not place.exists():
@@ -108,7 +108,7 @@ def check_disk(config: Config, present: bool) -> Findings:
     told = f"{gibibytes(free)} are free in {place} for the checkpoint"
     if not os.access(place, os.W_OK):
         yield problem("disk", f"{place} cannot be written to", "work in another folder, or set HF_HOME")
-    elif free < TINY_CHECKPOINT_BYTES:
+    elif free < DEFAULT_CHECKPOINT_BYTES:
         yield problem("disk", told, "make room, or work in another folder")
     elif free < needed:
         yield warning(

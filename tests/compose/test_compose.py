@@ -19,6 +19,7 @@ import pytest
 
 from omnirelay import Client, SamplingOverrides
 from omnirelay.errors import UnauthenticatedError
+from shared.config import DEFAULT_CHECKPOINT
 from tests.compose.project import ROOT, SERVING, STAGES, Project, docker, say
 
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(1800)]
@@ -168,11 +169,11 @@ except socket.gaierror:
 
 def test_starting_again_changes_nothing(running: Project) -> None:
     before = {service: running.inspect(service)["Id"] for service in SERVING}
-    made = running.output("exec", "--no-TTY", "thinker", "stat", "-c", "%Y", ".cache/omnirelay/tiny").stdout
+    made = running.output("exec", "--no-TTY", "thinker", "stat", "-c", "%Y", str(DEFAULT_CHECKPOINT)).stdout
     running.run("up", "--detach", "--wait", timeout_s=120.0)
     assert {service: running.inspect(service)["Id"] for service in SERVING} == before
     assert (
-        running.output("exec", "--no-TTY", "thinker", "stat", "-c", "%Y", ".cache/omnirelay/tiny").stdout
+        running.output("exec", "--no-TTY", "thinker", "stat", "-c", "%Y", str(DEFAULT_CHECKPOINT)).stdout
         == made
     )
 

@@ -331,6 +331,7 @@ def test_lost_connection_is_told(configure: Configure) -> None:
 
 def test_small_checkpoint_is_made_once_and_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(checkpoint, "DEFAULT_CHECKPOINT", Path(".cache/omnirelay/tiny"))
     made: list[list[str]] = []
 
     def make(command: list[str], **_: object) -> "subprocess.CompletedProcess[bytes]":

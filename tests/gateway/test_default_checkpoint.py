@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ops import checkpoint
-from shared.config import DEFAULT_CHECKPOINT, Config
+from shared.config import Config
 from shared.manifest import MANIFEST_FILE, write_manifest
 
 PLACE = Path(".cache/omnirelay/speaking")
@@ -91,7 +91,9 @@ def test_a_start_waits_for_another_that_makes_it(maker: Maker, monkeypatch: pyte
 
 def test_a_random_default_needs_nothing_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    DEFAULT_CHECKPOINT.mkdir(parents=True)
-    (DEFAULT_CHECKPOINT / "config.json").write_text("{}")
+    place = Path(".cache/omnirelay/tiny")
+    monkeypatch.setattr(checkpoint, "DEFAULT_CHECKPOINT", place)
+    place.mkdir(parents=True)
+    (place / "config.json").write_text("{}")
     checkpoint.ensure(Config())
-    assert [path.name for path in DEFAULT_CHECKPOINT.iterdir()] == ["config.json"]
+    assert [path.name for path in place.iterdir()] == ["config.json"]

@@ -21,7 +21,7 @@ from gateway.requests.lifecycle import Lifecycle, RequestState, StateCounts
 from gateway.requests.metrics import GatewayMetrics, RequestMeter
 from omnirelay.errors import AddressInUseError, ConfigError, PoisonRequestError, StageUnavailableError
 from shared.checkpoints import served_name
-from shared.config import Config, load_config
+from shared.config import DEFAULT_CHECKPOINT, Config, load_config
 from shared.messages import SAMPLE_RATE, AudioChunk
 from shared.messages.payloads import Blob
 from tests.gateway.bench import run
@@ -102,7 +102,7 @@ def test_a_checkpoint_brings_questions_for_the_page(configure: Configure, tmp_pa
 
 def test_names_of_models(configure: Configure) -> None:
     assert served_name(configure()) == MODEL
-    assert served_name(load_config(environment={})) == "tiny"
+    assert served_name(load_config(environment={})) == DEFAULT_CHECKPOINT.name
     assert (
         served_name(load_config(environment={"OMNI_MODEL": "Qwen/Qwen2.5-Omni-7B"})) == "Qwen/Qwen2.5-Omni-7B"
     )

@@ -230,7 +230,7 @@ def test_up_leaves_nothing_of_a_checkpoint_that_it_was_not_to_finish(
 ) -> None:
     monkeypatch.delenv("OMNI_MODEL")
     with start("omnirelay.cli", "up") as process:
-        read_until(process, "making the tiny checkpoint")
+        read_until(process, f"making the {DEFAULT_CHECKPOINT.name} checkpoint")
         listed = Path(f"/proc/{process.pid}/task/{process.pid}/children")
         wait_for(lambda: bool(listed.read_text().split()))
         (maker,) = listed.read_text().split()
