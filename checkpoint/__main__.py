@@ -19,7 +19,7 @@ _PACKAGED = Path(__file__).parent / _SPEAKING
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Write the checkpoint asked for; return the exit status."""
+    """Write the requested checkpoint; return the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m checkpoint",
         description="Write a Qwen2.5-Omni checkpoint: a random one, or the trained one (speaking).",
@@ -30,7 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     logging.getLogger("checkpoint").setLevel(logging.INFO)
-    # More would wait for each other in loops: beside other work, making the tiny one took 15 s instead of 1.
+    # Several threads busy-wait for each other: on a loaded machine the tiny one took 15 s instead of 1.
     torch.set_num_threads(1)
     # transformers warns of each text id in the talker's config, where the released model has them too.
     transformers.logging.set_verbosity_error()
@@ -48,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stdout.flush()
     except OSError as error:
         sys.stderr.write(f"error: cannot write to the standard output: {error.strerror}\n")
-        # What waits in it must not be tried again at the end.
+        # Prevents a second attempt to flush it at exit.
         sys.stdout = None
         return 1
     return 0

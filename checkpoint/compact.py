@@ -1,4 +1,4 @@
-"""A checkpoint in few bytes: 16-bit weights, and only one of the rows that a matrix holds many times.
+"""Compact checkpoints: 16-bit weights, and repeated rows of a matrix stored once.
 
 Ids that a small vocabulary has no use for all share one row of an embedding or a head.  A compact checkpoint
 keeps that row once and says which ids have rows of their own; :func:`expand` writes the ordinary checkpoint.
@@ -23,7 +23,7 @@ COMPACT_FILE = "compact.safetensors"
 _FORMAT = "omnirelay-compact-1"
 _WEIGHTS, _VOICES = "model.safetensors", "spk_dict.pt"
 _VOICE_PREFIX = "voices."
-# Below it, sharing saves less than it costs to describe.
+# With fewer repetitions the description costs more than it saves.
 _LEAST_SHARED = 64
 _MOST_ROWS = 1 << 20
 

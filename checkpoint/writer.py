@@ -23,7 +23,7 @@ from checkpoint.shape import TINY, CheckpointShape
 from omnirelay.errors import CheckpointError, OutputError
 from shared.vllm.torchvision_compat import declare_missing_operators
 
-# Says that a directory was written by this program, and from what: it may be replaced.
+# Marks a directory as written by this program, which may therefore be replaced, and says from what.
 RECIPE_FILE = "checkpoint_recipe.json"
 
 _logger = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ def complete_directory(directory: Path) -> Iterator[Path]:
 
 
 def _give_ordinary_modes(directory: Path) -> None:
-    """Let the umask alone say who may read: what safetensors and mkdtemp make is their owner's only."""
+    """Apply the umask: safetensors and mkdtemp create files that only their owner may read."""
     umask = os.umask(0)
     os.umask(umask)
     directory.chmod(0o777 & ~umask)

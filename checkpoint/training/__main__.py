@@ -1,6 +1,6 @@
 """Command line: ``python -m checkpoint.training [PART] --state DIR [--hours H]``.
 
-Without a part, all are made in order.  What was stopped goes on where it was when it is started again.
+Without a part, all are made in order.  An interrupted run is resumed.
 """
 
 import argparse
@@ -92,10 +92,12 @@ PARTS: dict[str, Callable[[Path, Stop], Training | None]] = {
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Make the parts asked for; return the exit status, 3 where the hours did not suffice."""
+    """Make the requested parts; return the exit status, 3 if the time limit was reached."""
     parser = argparse.ArgumentParser(prog="python -m checkpoint.training", description=__doc__)
     parser.add_argument("part", nargs="?", choices=[*PARTS, "all"], default="all")
-    parser.add_argument("--state", type=Path, required=True, metavar="DIR", help="keeps what was made so far")
+    parser.add_argument(
+        "--state", type=Path, required=True, metavar="DIR", help="state directory; what it holds is resumed"
+    )
     parser.add_argument("--hours", type=float, default=24.0, help="stop after so long (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=1, help="threads of PyTorch (default: %(default)s)")
     options = parser.parse_args(arguments)

@@ -1,1 +1,1 @@
-"""What the training learns from: sentences, speech, recordings to hear, drawn images; all made here."""
+"""Training data: sentences, speech, recordings of questions, drawn images; all synthesized here."""

@@ -1,4 +1,4 @@
-"""Variations of a recording for hearing: speed, loudness, a room's echo, colour, noise, silence around it."""
+"""Augmentation of recordings: speed, loudness, reverberation, spectral colour, noise, padding."""
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,7 @@ _PLAIN = 0.15
 
 
 def vary(wave: Wave, draw: np.random.Generator) -> Wave:
-    """Return ``wave``, 16 kHz, as it might be heard elsewhere."""
+    """Return ``wave``, 16 kHz, with random augmentations."""
     if draw.random() < _PLAIN:
         return wave
     if draw.random() < 0.6:
@@ -45,7 +45,7 @@ def _convolved(wave: Wave, response: npt.NDArray[np.float64]) -> Wave:
 
 
 def _in_room(wave: Wave, draw: np.random.Generator) -> Wave:
-    """Add the echo of a room: noise that dies away."""
+    """Add reverberation: convolve with decaying noise."""
     length = int(draw.uniform(*_ECHO_SECONDS) * RATE)
     response = draw.standard_normal(length) * np.exp(-6.9 * np.arange(length) / length)
     response *= draw.uniform(0.1, 0.5) / np.sqrt(np.sum(response**2))
@@ -54,7 +54,7 @@ def _in_room(wave: Wave, draw: np.random.Generator) -> Wave:
 
 
 def _coloured(wave: Wave, draw: np.random.Generator) -> Wave:
-    """Change the balance of low and high frequencies, as another microphone would."""
+    """Apply a random short filter, as another microphone would."""
     response = np.zeros(5)
     response[0] = 1.0
     response[1:] = draw.uniform(-0.35, 0.35, 4) * (0.7 ** np.arange(4))

@@ -19,7 +19,7 @@ COUNT = 1024
 _ROUNDS = 25
 _SEED = 0
 _CHUNK = 16_384
-# Neighbouring pairs are much alike: a part of them tells as much.
+# Neighbouring pairs are similar, so a subset suffices.
 _STRIDE = 4
 
 _logger = logging.getLogger(__name__)

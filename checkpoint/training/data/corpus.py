@@ -18,7 +18,7 @@ from checkpoint.training.files import replacing
 from omnirelay.errors import CheckpointError
 
 VOICES = {"Chelsie": SynthesizerVoice("flite", "slt"), "Ethan": SynthesizerVoice("flite", "rms")}
-"""Whom the voices of the checkpoint are learnt from."""
+"""The synthesizer voices that the checkpoint's voices are trained on."""
 FRAMES_PER_CODE = 2
 SENTENCES = 2400
 _LOUDNESS = 0.08
@@ -113,7 +113,7 @@ def _write(directory: Path, sentences: Sentences, speak: Speak) -> None:
     for name, parts in (("waves.npy", waves), ("mels.npy", mels)):
         with replacing(directory / name) as path:
             np.save(path, np.concatenate(parts))
-    # The index last: where it is, the rest is.
+    # Written last: if the index exists, the other files do.
     with replacing(directory / "index.json") as path:
         path.write_text(json.dumps(utterances), encoding="utf-8")
     _logger.info("%.0f minutes of speech", first * _CODE_SAMPLES / SAMPLE_RATE / 60)

@@ -1,4 +1,4 @@
-"""What is said in the world: questions as people type and speak them, and the replies to learn."""
+"""Dialogues of the closed world: questions as people type and speak them, and their replies."""
 
 import random
 from dataclasses import dataclass, field
@@ -114,7 +114,7 @@ _SCENE_QUESTIONS = (
 
 
 class Conversations:
-    """Draws dialogues, none of which asks for what is held out."""
+    """Draws training dialogues, without held-out questions."""
 
     def __init__(self) -> None:
         self._facts = FactSampler()

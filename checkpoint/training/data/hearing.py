@@ -1,4 +1,4 @@
-"""Spoken questions to learn to hear from: many voices, synthesized once and kept on disk."""
+"""Recordings of spoken questions for the audio encoder: many voices, synthesized once and kept on disk."""
 
 import json
 import logging
@@ -25,7 +25,7 @@ _ESPEAK = (
     *(f"en-us+{variant}" for variant in _VARIANTS.split()),
     *(f"en+{variant}" for variant in _VARIANTS.split()),
 )
-# Voices that the training never hears.
+# Voices excluded from training.
 UNHEARD = (
     SynthesizerVoice("flite", "awb"),
     SynthesizerVoice("espeak", "en-us+f4"),

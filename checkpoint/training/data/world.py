@@ -1,4 +1,4 @@
-"""The closed world of the speaking checkpoint: its words, its sentences, and what is kept from training."""
+"""The closed world of the speaking checkpoint: vocabulary, sentences, and which of them are held out."""
 
 import random
 import zlib
@@ -83,7 +83,7 @@ class Fact:
 
     @property
     def is_held_out(self) -> bool:
-        """Whether no question of the training asks for it.
+        """Whether it is excluded from training.
 
         Of a sum or a product the other order is never held out too, so the rule can be known without it.
         """
@@ -134,7 +134,7 @@ def is_easy(fact: Fact) -> bool:
 
 
 class FactSampler:
-    """Draws calculations, easy ones more often, none that is held out unless told so."""
+    """Draws calculations, easy ones more often: either trained or held-out ones."""
 
     def __init__(self, *, held_out: bool = False) -> None:
         facts = [fact for fact in FACTS if fact.is_held_out == held_out]
@@ -189,7 +189,7 @@ def _noun(generator: random.Random) -> str:
 
 
 def sentence(generator: random.Random, facts: FactSampler) -> str:
-    """Draw one reply, each kind about as often as the world needs it."""
+    """Draw one reply; kinds are weighted by how often dialogues use them."""
     kind = generator.choices(range(6), weights=(45, 12, 12, 12, 10, 9))[0]
     if kind == 0:
         return facts.draw(generator).reply
@@ -205,12 +205,12 @@ def sentence(generator: random.Random, facts: FactSampler) -> str:
 
 
 def is_held_out_sentence(text: str, one_in: int = 14) -> bool:
-    """Whether no training of speech hears ``text``."""
+    """Whether ``text`` is excluded from speech training."""
     return _digest(text) % one_in == 0
 
 
 def spoken_sentences(count: int) -> tuple[list[str], list[str]]:
-    """Return ``count`` sentences to train speech with, and those that are held out of them."""
+    """Return ``count`` training sentences for speech, and the held-out ones."""
     generator = random.Random(0)
     facts = FactSampler()
     seen = dict.fromkeys(fixed_replies())

@@ -1,1 +1,1 @@
-"""How good the trained parts are on what they never saw; an independent recognizer."""
+"""Evaluation of the trained parts on held-out data, and the speech recognizer that it uses."""

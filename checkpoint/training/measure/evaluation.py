@@ -1,4 +1,4 @@
-"""How good the parts are on what they never trained on, measured by transformers' own classes."""
+"""Evaluates the trained parts on held-out data, with transformers' own classes."""
 
 import json
 import logging
@@ -48,7 +48,7 @@ def evaluate(state: Path, corpus: SpeechCorpus, codes: npt.NDArray[np.int64], co
 
 
 def speech_figures(state: Path, corpus: SpeechCorpus, codes: npt.NDArray[np.int64], count: int) -> Figures:
-    """Return word error by pocketsphinx of what the vocoder and token2wav make of held-out sentences."""
+    """Return pocketsphinx's word error on held-out sentences, as made by the vocoder and by token2wav."""
     sentences = [item.text for item in corpus.of(next(iter(VOICES)))]
     listener = Recognizer(sentences)
     model = export.trained_token2wav(state)
@@ -80,14 +80,14 @@ def speech_figures(state: Path, corpus: SpeechCorpus, codes: npt.NDArray[np.int6
 
 
 def answer_figures(state: Path, count: int, speak: Speak = synthesize) -> Figures:
-    """Return how many held-out questions the thinker answers word for word."""
+    """Return the thinker's exact-match accuracy on held-out questions."""
     judge = _Judge(state, speak)
     kinds = {**typed_questions(count), **seen_questions(count), **spoken_questions(count)}
     return {kind: judge.share(questions) for kind, questions in kinds.items()}
 
 
 class _Judge:
-    """Asks the trained thinker, and compares its replies with the right ones."""
+    """Compares the thinker's replies with the expected ones."""
 
     def __init__(self, state: Path, speak: Speak) -> None:
         self._model = export.trained_thinker(state)

@@ -1,4 +1,4 @@
-"""An independent listener: pocketsphinx with a bigram over the sentences that speech was trained with."""
+"""An independent speech recognizer: pocketsphinx, with a bigram over the training sentences."""
 
 import collections
 import itertools
@@ -22,13 +22,13 @@ _LOUDEST = 0.6
 
 
 class Recognizer:
-    """Writes down what it hears in the words of some sentences.
+    """Recognizes speech within the vocabulary of some sentences.
 
     Args:
-        sentences: what the words and their order are counted in.
+        sentences: the text that vocabulary and bigram are estimated from.
 
     Raises:
-        CheckpointError: pocketsphinx is not installed, or knows not how a word is pronounced.
+        CheckpointError: pocketsphinx is not installed, or its dictionary lacks a word.
     """
 
     def __init__(self, sentences: Sequence[str]) -> None:
@@ -47,9 +47,9 @@ class Recognizer:
             )
 
     def hear(self, wave: Wave, rate: int = SAMPLE_RATE) -> str:
-        """Return the words of a recording."""
+        """Return the words recognized in a recording."""
         samples = np.pad(soxr.resample(wave, rate, _RATE), round(_MARGIN_SECONDS * _RATE))
-        # Digital silence is nothing that the recognizer was made for.
+        # The recognizer's models do not cover digital silence.
         samples = samples + np.random.default_rng(0).standard_normal(len(samples)) * 1e-4
         samples = samples * (_LOUDEST / np.abs(samples).max())
         self._decoder.start_utt()

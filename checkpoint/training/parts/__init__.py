@@ -1,1 +1,1 @@
-"""The four parts that are trained, and what their trainings share."""
+"""The four trained parts of the model, and the training loop that they share."""

@@ -61,7 +61,7 @@ class Batcher:
         """Return a batch; ``waves`` are those of the spoken turns, in their order."""
         images: list[Image.Image] = []
         prompts, texts, replies = [], [], []
-        # One for the whole batch: the long one would pad all others.
+        # One system message for the whole batch: mixed lengths would cost padding.
         system = [] if generator.random() < _PLAIN else [_system(generator)]
         for dialogue in dialogues:
             messages = [*system, *_messages(dialogue, images, generator)]

@@ -94,7 +94,7 @@ def train(
     stop: Stop,
     recipe: Recipe = RECIPE,
 ) -> Training:
-    """Train the DiT, from where ``directory`` says that it stopped."""
+    """Train the DiT, resuming the state in ``directory``."""
     place = device()
     model = build()
     speech = {voice: _Speech(corpus, voice, codes) for voice in VOICES}

@@ -1,4 +1,4 @@
-"""The training loop of every part: resumable, with averaged weights, within hours that its user names."""
+"""The training loop of every part: resumable, with averaged weights and a time limit."""
 
 import logging
 import math
@@ -54,7 +54,7 @@ class Step:
 
 
 class Stop:
-    """Whether to stop: the time is over, or the process was asked to end."""
+    """True once the time limit has passed or a signal asked the process to stop."""
 
     def __init__(self, hours: float) -> None:
         self._deadline = time.monotonic() + hours * 3600
@@ -134,7 +134,7 @@ class Training:
         torch.nn.utils.clip_grad_norm_(self._parameters.values(), self.recipe.clip)
         self._optimizer.step()
         self.steps += 1
-        # The first steps must not weigh on the average for ever.
+        # A shorter window at first, so that the initial weights leave the average.
         keep = min(self.recipe.average, self.steps / (self.steps + 9))
         with torch.no_grad():
             torch._foreach_lerp_(list(self._average.values()), list(self._parameters.values()), 1 - keep)
@@ -168,7 +168,7 @@ class Training:
 
 
 class _Report:
-    """Logs means of losses, and how fast it goes."""
+    """Logs mean losses and the speed."""
 
     def __init__(self, training: Training) -> None:
         self._training = training

@@ -31,7 +31,7 @@ NAME = "talker"
 RECIPE = Recipe(steps=5_000, rate=1.5e-3, weight_decay=0.05)
 _KINDS = ("text", "text", "image", "text", "text", "audio")
 _SIZE = 14
-# Codes of the input that are replaced, so that a wrong one is not followed by more.
+# Share of input codes that are replaced, so that the talker recovers from its own errors.
 _REPLACED = 0.1
 _SEED = 0
 _PAD, _START, _END = (CODEC_IDS[f"tts_codec_{name}_token_id"] for name in ("pad", "start", "end"))
@@ -91,7 +91,7 @@ def train(
     stop: Stop,
     recipe: Recipe = RECIPE,
 ) -> Training:
-    """Train the talker on the thinker in ``directory``, from where that says that it stopped."""
+    """Train the talker on the thinker in ``directory``, resuming the state there."""
     place = device()
     frozen = thinker.build()
     load_average(directory, thinker.NAME, frozen)

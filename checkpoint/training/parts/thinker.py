@@ -1,4 +1,4 @@
-"""Trains the thinker: text, audio and images in, the words of the reply out."""
+"""Trains the thinker: from text, audio and images to the text of the reply."""
 
 import random
 from collections.abc import Container
@@ -84,7 +84,7 @@ def kind_of(step: int) -> str:
 
 
 def train(hearing: Hearing, directory: Path, stop: Stop, recipe: Recipe = RECIPE) -> Training:
-    """Train the thinker, from where ``directory`` says that it stopped."""
+    """Train the thinker, resuming the state in ``directory``."""
     place = device()
     model = build().to(place)
     training = Training(NAME, model, recipe, directory)
@@ -102,7 +102,7 @@ def reply_loss(model: Any, batch: Batch) -> torch.Tensor:
     """Return the mean cross-entropy of the replies' tokens."""
     place = next(model.parameters()).device
     inputs = batch.to(place)
-    # Positions of a batch before must not be gone on from.
+    # Cached position offsets of an earlier batch must not be reused.
     model.rope_deltas = None
     logits = model(**inputs, use_cache=False).logits[:, :-1]
     targets = model.lm_head.index[inputs["input_ids"][:, 1:]]

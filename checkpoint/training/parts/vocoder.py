@@ -1,4 +1,4 @@
-"""Trains the vocoder: a small BigVGAN, by spectra of several resolutions and the mel; no adversary."""
+"""Trains the vocoder, a small BigVGAN, with multi-resolution spectral and mel losses and no discriminator."""
 
 import functools
 import random
@@ -123,10 +123,10 @@ def waveform(model: Any, mels: torch.Tensor) -> torch.Tensor:
 
 
 def train(corpus: SpeechCorpus, directory: Path, stop: Stop, recipe: Recipe = RECIPE) -> Training:
-    """Train the vocoder, from where ``directory`` says that it stopped."""
+    """Train the vocoder, resuming the state in ``directory``."""
     place = device()
     model = build()
-    # Compilation takes a minute or two, for which small runs have no use.
+    # Compilation takes a minute or two, which short runs do not regain.
     use_polyphase(model, compiled=recipe.steps > _COMPILED_FROM and shutil.which("c++") is not None)
     model.to(place)
     training = Training(NAME, model, recipe, directory)
