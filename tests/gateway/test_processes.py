@@ -24,13 +24,14 @@ import pytest
 from omnirelay import Client, StatusReport
 from omnirelay.cli.main import main
 from omnirelay.errors import CancelledRequestError, StageStartError
-from ops import child, launcher
+from ops import child, demo, launcher
 from ops.launcher import Stack, running
 from shared.config import DEFAULT_CHECKPOINT, load_config
 from shared.messages import STAGES
 from shared.real_time import set_realtime_priority
 from tests.gateway.bench import run
 from tests.support.children import Child
+from tests.support.media import spoken
 
 
 def start(*arguments: str) -> Child[str]:
@@ -482,6 +483,31 @@ def test_demo(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert words in shown
     with wave.open(str(place / "out" / "reply.wav")) as file:
         assert file.getnframes() == 24_000
+
+
+def test_demo_asks_the_questions_of_the_checkpoint(
+    place: Path, checkpoint_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = place / "brought"
+    shutil.copytree(checkpoint_dir, model)
+    starters = [
+        {"text": "One?"},
+        {"audio": "question.wav", "says": "two"},
+        {"text": "Three?", "image": "picture.png"},
+    ]
+    (model / "starters.json").write_text(json.dumps(starters))
+    (model / "question.wav").write_bytes(spoken("wav"))
+    (model / "picture.png").write_bytes(demo._read(demo.PICTURE))
+    monkeypatch.setenv("OMNI_MODEL", str(model))
+    assert main(["demo"]) == 0
+    shown = capsys.readouterr().out
+    asked = ["prompt: One?", 'audio:  question.wav, "two"', "image:  picture.png", "prompt: Three?"]
+    places = [shown.index(words) for words in asked]
+    assert places == sorted(places)
+    for number in (1, 2, 3):
+        assert f"written:             out/reply-{number}.wav" in shown
+        with wave.open(str(place / "out" / f"reply-{number}.wav")) as file:
+            assert file.getnframes() == 24_000
 
 
 def test_long_and_broken_lines_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
