@@ -1,0 +1,19 @@
+"""Ask a question about an image; the answer is text."""
+
+import argparse
+
+from omnirelay import Client, SamplingOverrides, TextEvent
+
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("image", help="a file, or an https: URL of a host that the server may fetch from")
+parser.add_argument("question", nargs="?", default="What is in this picture?")
+parser.add_argument("--address", default="tcp://127.0.0.1:5555")
+parser.add_argument("--max-tokens", type=int, default=256)
+arguments = parser.parse_args()
+
+with Client(arguments.address) as client:
+    limit = SamplingOverrides(max_tokens=arguments.max_tokens)
+    for event in client.chat(arguments.question, images=arguments.image, speech=False, text_sampling=limit):
+        if isinstance(event, TextEvent):
+            print(event.text, end="", flush=True)
+print()

@@ -1,0 +1,96 @@
+"""The programs in examples/, run as a user does, against the real stack."""
+
+import json
+import shlex
+import subprocess
+import sys
+import wave
+from pathlib import Path
+
+import numpy as np
+
+from tests.support.media import picture, spoken
+from tests.support.stack import RunningStack, inherited
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+SHORT = ("--max-tokens", "12", "--max-seconds", "1")
+
+
+def run(folder: Path, name: str, *arguments: str) -> str:
+    """What an example prints."""
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / name), *arguments],
+        cwd=folder,
+        env=inherited(),
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def seconds_of(path: Path) -> float:
+    """The length of a WAV file of speech, which is not silence."""
+    with wave.open(str(path)) as file:
+        assert (file.getframerate(), file.getnchannels(), file.getsampwidth()) == (24_000, 1, 2)
+        samples = np.frombuffer(file.readframes(file.getnframes()), "<i2")
+        assert np.abs(samples).max() > 300
+        return samples.size / 24_000
+
+
+def test_every_example_is_listed_and_tested() -> None:
+    page = (EXAMPLES / "README.md").read_text(encoding="utf-8")
+    tested = Path(__file__).read_text(encoding="utf-8")
+    for path in EXAMPLES.glob("*.py"):
+        assert f"`{path.name}`" in page
+        assert f'"{path.name}"' in tested
+
+
+def test_chat(stack: RunningStack, tmp_path: Path) -> None:
+    shown = run(tmp_path, "chat.py", "Hello!", "--address", stack.address, *SHORT)
+    assert shown.endswith("1.0 s of speech in answer.wav\n")
+    assert seconds_of(tmp_path / "answer.wav") == 1
+
+
+def test_streaming_to_a_player_and_into_a_file(stack: RunningStack, tmp_path: Path) -> None:
+    player = [sys.executable, "-c", "import sys; open('played.raw', 'wb').write(sys.stdin.buffer.read())"]
+    run(
+        tmp_path,
+        "stream.py",
+        *("--address", stack.address, "--out", "collected.raw"),
+        *("--play", shlex.join(player)),
+        *SHORT,
+    )
+    collected = (tmp_path / "collected.raw").read_bytes()
+    assert len(collected) == 4 * 24_000
+    assert (tmp_path / "played.raw").read_bytes() == collected
+
+
+def test_a_question_about_an_image(stack: RunningStack, tmp_path: Path) -> None:
+    (tmp_path / "cat.png").write_bytes(picture())
+    shown = run(tmp_path, "describe_image.py", "cat.png", "--address", stack.address, "--max-tokens", "12")
+    assert shown.strip()
+
+
+def test_a_question_by_voice(stack: RunningStack, tmp_path: Path) -> None:
+    (tmp_path / "question.wav").write_bytes(spoken())
+    shown = run(tmp_path, "ask_by_voice.py", "question.wav", "--address", stack.address, *SHORT)
+    assert shown.strip()
+    assert seconds_of(tmp_path / "answer.wav") == 1
+
+
+def test_the_openai_sdk(stack: RunningStack, tmp_path: Path) -> None:
+    url = stack.config["gateway"]["http"].replace("tcp:", "http:")
+    shown = run(tmp_path, "openai_sdk.py", "Hello!", "--url", f"{url}/v1", *SHORT)
+    assert shown.strip()
+    assert seconds_of(tmp_path / "answer.wav") == 1
+
+
+def test_batch(stack: RunningStack, tmp_path: Path) -> None:
+    (tmp_path / "prompts.txt").write_text("Hello!\n\nAnd you?\n")
+    shown = run(tmp_path, "batch.py", "prompts.txt", "--address", stack.address, "--max-tokens", "6")
+    answers = {line["line"]: line["text"] for line in map(json.loads, shown.splitlines())}
+    assert answers.keys() == {1, 3}
+    assert all(answers.values())
