@@ -36,8 +36,10 @@ with (
     )
     for chunk in stream:
         for choice in chunk.choices:
-            # Streamed speech is an extension of the delta: OpenAI's types do not know it.
-            speech = getattr(choice.delta, "audio", None) or {}
-            print(speech.get("transcript") or choice.delta.content or "", end="", flush=True)
-            file.writeframes(base64.b64decode(speech.get("data") or ""))
+            # OpenAI's types do not know streamed speech.
+            speech = getattr(choice.delta, "audio", None)
+            if speech and speech.transcript:
+                print(speech.transcript, end="", flush=True)
+            if speech and speech.data:
+                file.writeframes(base64.b64decode(speech.data))
 print()

