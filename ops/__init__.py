@@ -1,4 +1,4 @@
-"""What an operator runs: the stack on one machine, the doctor, keys, checkpoints, offline inference.
+"""The operator's commands: the stack on one machine, the doctor, keys, checkpoints, offline inference.
 
 It may import everything below: services, gateway, shared, omnirelay.
 """

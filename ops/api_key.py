@@ -21,7 +21,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the subcommand: print a new key, once, and add its hash to the file.
 
     Raises:
-        ConfigError: There is no file to write to, the name cannot be used, or a limit is none.
+        ConfigError: No file is configured, or the name or a limit is invalid.
         OutputError: The file cannot be written.
     """
     path = arguments.file or _configured(arguments.config)
@@ -32,14 +32,14 @@ def run(arguments: argparse.Namespace) -> int:
     if name in known:
         raise ConfigError(f"{path} has a key {name!r} already: choose another name, or remove that entry")
     if len(known) >= MAX_KEYS:
-        raise ConfigError(f"{path} has {MAX_KEYS} keys, no more are taken")
+        raise ConfigError(f"{path} has {MAX_KEYS} keys, which is the limit")
     key = new_key()
     limits = {limit: getattr(arguments, limit) for limit in LIMITS}
     entry = {"sha256": hash_of(key), **{limit: value for limit, value in limits.items() if value is not None}}
     try:
         msgspec.convert(entry, KeyEntry)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"the limits of {name!r} cannot be used: {error}") from error
+        raise ConfigError(f"invalid limits for {name!r}: {error}") from error
     _append(path, yaml.safe_dump({name: entry}, sort_keys=False))
     say(key)
     note(f"shown once: {path} holds only its hash, as {name!r}; a running gateway reads it on SIGHUP")
@@ -56,14 +56,14 @@ def _configured(config_path: Path | None) -> Path:
 
 
 def _append(path: Path, entry: str) -> None:
-    """Write the file anew with an entry more, whole or not at all; only its owner may read it."""
+    """Add an entry; the file is replaced atomically, and only its owner may read it."""
     path = path.resolve()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         text = path.read_text(encoding="utf-8") if path.exists() else ""
         if text and not text.endswith("\n"):
             text += "\n"
-        # Readable by its owner only, from the beginning.
+        # mkstemp: readable by its owner only from the start.
         handle, made = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -81,4 +81,4 @@ def _check(made: Path, path: Path) -> None:
     try:
         read_keys(made)
     except ConfigError as error:
-        raise ConfigError(f"{path} is written so that nothing can be added at its end") from error
+        raise ConfigError(f"{path} does not allow an entry to be appended at its end") from error

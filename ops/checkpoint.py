@@ -27,7 +27,7 @@ from shared.config import DEFAULT_CHECKPOINT, Config
 from shared.manifest import read_manifest
 
 TERMINATED: Final = 128 + signal.SIGTERM
-"""Exit status of a program that SIGTERM ended, as shells have it."""
+"""Exit status after SIGTERM, as in shells."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -56,7 +56,7 @@ def ensure(config: Config) -> None:
 
 
 def _make_default(size: str) -> None:
-    """Make it aside and move it into place: an interrupted attempt is not taken for a checkpoint."""
+    """Make it in a temporary folder and rename that: an interrupted attempt leaves no checkpoint."""
     aside = DEFAULT_CHECKPOINT.with_name(f"{DEFAULT_CHECKPOINT.name}.{os.getpid()}")
     try:
         status = _make(aside, size, 0, quiet=True)
@@ -99,10 +99,10 @@ def _locked(directory: Path) -> Iterator[None]:
 
 
 def check(config: Config) -> None:
-    """Look at the checkpoint's files before processes are started that would fail with it after a while.
+    """Check the checkpoint's files before any process starts.
 
     Raises:
-        CheckpointError: It lacks a file, or one cannot be read or is damaged; the message names it.
+        CheckpointError: A file is missing, unreadable or damaged; the message names it.
     """
     _, told = examine(config)
     for finding in told:
@@ -111,16 +111,16 @@ def check(config: Config) -> None:
 
 
 def _make(directory: Path, size: str, seed: int, quiet: bool = False) -> int:
-    """Make a checkpoint; gives the exit status of the process that does.
+    """Make a checkpoint in a process of its own; return its exit status.
 
     Args:
         directory: Where.
-        size: Which of the maker's sizes.
-        seed: Makes it repeatable.
-        quiet: Without the list of its files.
+        size: One of the maker's sizes.
+        seed: Of the random weights.
+        quiet: Do not list its files.
     """
     files = subprocess.DEVNULL if quiet else None
-    # It dies with this process, also where that is told to end while it is still starting it.
+    # It dies with this process, even while it is being started.
     command = [sys.executable, "-I", str(GUARD), str(os.getpid()), sys.executable, "-m", "checkpoint"]
     command += [str(directory), "--size", size, "--seed", str(seed)]
     told: list[str] = []
@@ -134,7 +134,7 @@ def _make(directory: Path, size: str, seed: int, quiet: bool = False) -> int:
                 for line in process.stderr or ():
                     told.append(line.rstrip())
             except BaseException:
-                # It goes with this process, which would wait for it.
+                # Popen would wait for it.
                 process.kill()
                 raise
     if process.returncode != 0:
@@ -144,7 +144,7 @@ def _make(directory: Path, size: str, seed: int, quiet: bool = False) -> int:
 
 @contextmanager
 def _sigterm_raises() -> Iterator[None]:
-    """Let SIGTERM raise :class:`SystemExit`, as SIGINT raises: what was begun is ended and removed."""
+    """Let SIGTERM raise :class:`SystemExit`, so that cleanup runs as after SIGINT."""
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     try:
         yield
@@ -153,6 +153,6 @@ def _sigterm_raises() -> Iterator[None]:
 
 
 def _describe(told: Sequence[str]) -> str:
-    """How far it is, from its lines: ``thinker, 1.1 million parameters (0.4 s)`` when a part is done."""
+    """Summarize the maker's lines, ``thinker, 1.1 million parameters (0.4 s)`` for a finished part."""
     parts = [re.split(r"[,(]", line)[0].strip() for line in told]
     return f"making the checkpoint, done: {', '.join(parts) or 'nothing yet'}"

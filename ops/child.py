@@ -18,7 +18,7 @@ class Child:
     """A process whose output is read line by line.
 
     Args:
-        name: For people, e.g. ``thinker``.
+        name: E.g. ``thinker``.
         process: The process.
         show: Called with each line.
     """
@@ -40,13 +40,13 @@ class Child:
         show: Callable[[str, str], None],
         changes: Mapping[str, str] | None = None,
     ) -> "Child":
-        """Start a program that dies with this process; to be called on the main thread.
+        """Start a program that dies with this process; call it on the main thread.
 
         Args:
-            name: For people.
+            name: E.g. ``thinker``.
             command: The program and its arguments.
             show: Called with the name and each line of output.
-            changes: Variables of the environment that differ from this process's.
+            changes: Environment variables that differ from this process's.
         """
         process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -58,7 +58,7 @@ class Child:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             env=os.environ | {"PYTHONUNBUFFERED": "1"} | dict(changes or {}),
-            # In a session of its own, Ctrl-C reaches the launcher only, which then stops all in order.
+            # A session of its own: Ctrl-C reaches the launcher only, which stops all in order.
             start_new_session=True,
         )
         return cls(name, process, show)
@@ -70,12 +70,12 @@ class Child:
 
     @property
     def alive(self) -> bool:
-        """It has not ended, or its output has not been read to the end."""
+        """It runs, or its output has not been read to the end."""
         return not self._ended.done()
 
     @property
     def status(self) -> int | None:
-        """Its exit status; none while it runs."""
+        """Its exit status; None while it runs."""
         return self._process.returncode
 
     @property
@@ -89,7 +89,7 @@ class Child:
         return f"ended with exit status {status}"
 
     async def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for its end; False if it did not come in time."""
+        """Wait for its end; False on a timeout."""
         done, _ = await asyncio.wait([self._ended], timeout=timeout_s)
         return bool(done)
 
@@ -104,14 +104,14 @@ class Child:
             self._process.send_signal(number)
 
     def kill(self) -> None:
-        """End it at once, and what it has started."""
+        """Kill it and its process group."""
         if self._process.returncode is None:
             os.killpg(self._process.pid, signal.SIGKILL)
 
     async def _run(self) -> None:
         reading = asyncio.create_task(self._read())
         await self._process.wait()
-        # A grandchild may hold the pipe open for longer: the end of the process is what counts.
+        # A grandchild may hold the pipe open for longer.
         await asyncio.wait([reading], timeout=0.5)
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)

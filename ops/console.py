@@ -1,6 +1,6 @@
 """The output of a launcher: its own lines and those of its processes.
 
-A launcher waits for nobody who should read it, and no error of its output ends it.
+A reader that does not read never blocks the launcher, and an output error never ends it.
 """
 
 import io
@@ -16,7 +16,7 @@ from shared.log.form import LogFormat, make_formatter, make_record
 from shared.log.writer import Descriptor, LineWriter
 
 FLUSH_S: Final = 2.0
-"""How long other output, and the end, wait for lines that nobody takes."""
+"""Longest wait for lines that are not read, before other output and at the end."""
 _NAME: Final = "launcher"
 _COLOURS: Final = {"gateway": 36, "thinker": 33, "talker": 32, "token2wav": 35}
 """ANSI colours of the processes' names, on a terminal."""
@@ -26,7 +26,7 @@ class Console:
     """Writes lines to standard output on a thread of its own.
 
     Attributes:
-        form: The form of the lines; none writes the launcher's own as they are.
+        form: The log format; None writes the launcher's own lines unchanged.
     """
 
     def __init__(self) -> None:
@@ -56,11 +56,11 @@ class Console:
         self._writer.put(f"{label} {line}")
 
     def flush(self) -> None:
-        """Wait for what is not written yet, but not for long."""
+        """Wait up to :data:`FLUSH_S` for lines not written yet."""
         self._writer.flush(FLUSH_S)
 
     def _own(self, line: str, level: int) -> str:
-        """People at a terminal need no time and no names."""
+        """Format a line of the launcher's own: bare at a terminal."""
         if self.form is None or (self.form == "text" and sys.stdout.isatty()):
             return line
         return make_formatter(_NAME, self.form).format(make_record(__name__, level, line))
@@ -70,14 +70,14 @@ class Console:
             try:
                 number = sys.stdout.fileno()
             except io.UnsupportedOperation:
-                # Not a file, as where a program catches what this one prints.
+                # Not a file, as when the output is captured.
                 sys.stdout.write(data.decode())
             else:
                 self._descriptors.setdefault(number, Descriptor(number)).write(data)
 
 
 def _as_object(name: str, line: str) -> str:
-    """Give a line of a process as a JSON object with the name by which the launcher knows it."""
+    """Return a process's line as a JSON object with the launcher's name for the process."""
     fields: dict[str, Any] | None = None
     if line.startswith("{"):
         try:

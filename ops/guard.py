@@ -1,8 +1,7 @@
 """Starts a program that cannot outlive its parent: ``python guard.py PARENT_PID PROGRAM ARGUMENT...``.
 
-The launcher runs every child through this file.  The kernel is asked to kill the process when its
-parent dies (prctl(2), PR_SET_PDEATHSIG), which survives execve; the program then takes the place of this one,
-under the same process id.  Elsewhere than on Linux the program just starts.
+The kernel kills the process when its parent dies (prctl(2), PR_SET_PDEATHSIG, which survives execve); the
+program keeps this process id.  Other systems than Linux have no such guard.
 """
 
 import ctypes
@@ -17,7 +16,7 @@ PR_SET_PDEATHSIG: Final = 1
 def main() -> None:
     """Become the program."""
     parent, *command = sys.argv[1:]
-    # Ignored until the program handles it: SIGHUP asks it to read files again, and never ends it.
+    # SIGHUP means "reload": ignored until the program handles it.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)

@@ -6,10 +6,10 @@ from omnirelay.cli.output import say
 from shared.transport.keys import ROLES, make_keys
 
 EXPLANATION = """
-Every process needs all *.key files, which are no secret, and its own .key_secret: what runs on another
-machine, copy there over a way that nobody else reads, and keep no second copy. Then set for all of them
+Every process needs all *.key files, which are public, and its own .key_secret. Copy those of
+other machines there over a private channel, and keep no second copy. Then set, for all processes or none,
     security.keys: {directory}
-or wherever the files are there; it must be set everywhere, or nowhere."""
+or where the files are on that machine."""
 
 
 def run(arguments: argparse.Namespace) -> int:

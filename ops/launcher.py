@@ -29,12 +29,12 @@ from shared.ending import TOGETHER_S
 from shared.messages import STAGES
 
 STOP_S: Final = 8.0
-"""How long the processes may take to stop on their own, once no request is left."""
+"""Time for the processes to stop by themselves once no request is left; then they are killed."""
 FAREWELL_S: Final = 3.0
-"""How long the gateway may take to tell its clients about those that it has ended."""
+"""Time for the gateway to report aborted requests to their clients."""
 MOST_RESTARTS: Final = 5
 RESTARTS_WITHIN_S: Final = 60.0
-"""Stages that end more often within that time before they could serve are not started again."""
+"""Limit of restarts of stages that end before they are ready."""
 POLL_S: Final = 0.2
 PROGRESS_S: Final = 5.0
 MODULES: Final = {"gateway": "gateway"} | {stage: f"services.{stage}" for stage in STAGES}
@@ -45,13 +45,13 @@ class Stack:
     """The gateway and the replicas of the stages.
 
     Args:
-        config: Their configuration, as they will read it themselves.
-        config_path: The file it comes from; none for the defaults.
+        config: Their configuration.
+        config_path: Its file, which each process reads; None for the defaults.
         show: Called with the name of a process and a line of its output.
         modules: What each process runs.
 
     Raises:
-        ConfigError: The file is one that each process could not read for itself, such as a pipe.
+        ConfigError: The file cannot be read repeatedly, as a pipe.
     """
 
     def __init__(
@@ -63,8 +63,8 @@ class Stack:
     ) -> None:
         if config_path is not None and not config_path.is_file():
             raise ConfigError(
-                f"the configuration {config_path} is no regular file: every process reads it for itself, and "
-                "again when it is started again; write it to a file first"
+                f"the configuration {config_path} is no regular file, but every process and every restart "
+                "reads it: write it to a file first"
             )
         self._config = config
         self._gateway = probe_target(config)
@@ -73,7 +73,7 @@ class Stack:
         self._show = show or console.show
         self._children: list[Child] = []
         self._hurry = asyncio.Event()
-        # What each child's environment has of its own, and when stages were started again.
+        # Each child's own environment variables, and the times of restarts.
         self._changes: dict[str, dict[str, str]] = {}
         self._restarts: list[float] = []
 
@@ -98,11 +98,11 @@ class Stack:
         return await self._wait_until_ready()
 
     async def watch(self) -> None:
-        """Start stages that end again, unless they were told to: the gateway goes on with their requests.
+        """Restart stages that fail, but not those told to end; the gateway resumes their requests.
 
         Raises:
-            StageStartError: The gateway ended, or stages end again and again before they can serve; the
-                message says which, and its last lines.
+            StageStartError: The gateway ended, or stages repeatedly end before they are ready; the message
+                has the last lines.
         """
         while True:
             ends = [asyncio.create_task(child.wait()) for child in self._children]
@@ -124,7 +124,7 @@ class Stack:
 
     async def _check_restart(self, child: Child) -> None:
         if child is not self._children[0] and await self._could_serve(child):
-            # What ended it came from outside: a request, an operator.  None of these may end the stack.
+            # The cause came from outside, a request or an operator, and must not end the stack.
             return
         now = time.monotonic()
         recent = [each for each in self._restarts if now - each < RESTARTS_WITHIN_S]
@@ -133,10 +133,10 @@ class Stack:
         self._restarts = [*recent, now]
 
     async def _could_serve(self, child: Child) -> bool:
-        """A stage that has ended had loaded its model.
+        """Whether a stage that has ended had loaded its model.
 
-        One that was told to end, or whose engine failed, says so by its status; any other stays known to the
-        gateway, to which it has sent a heartbeat, until its successor comes.
+        Its exit status says so if it was told to end or its engine failed; otherwise the gateway still
+        lists it from its heartbeats.
         """
         if child.status in (0, EngineFailedError.exit_status):
             return True
@@ -146,24 +146,21 @@ class Stack:
     async def _launch(self, child: str) -> Child:
         module = self._modules[child.partition(" ")[0]]
         command = [sys.executable, "-m", module, *self._arguments]
-        # Asked for on the command line, it is in no file that they read.
+        # From the command line: it is in no file.
         common = {f"{ENV_PREFIX}TEXT_ONLY": "true"} if self._config.text_only else {}
         return await Child.start(child, command, self._show, common | self._changes[child])
 
     def reload(self) -> None:
-        """Let the gateway read its API keys and its certificate again."""
+        """Let the gateway reload its API keys and certificate."""
         for gateway in self._children[:1]:
             gateway.send_signal(signal.SIGHUP)
 
     def hurry(self) -> None:
-        """Let :meth:`stop` wait for no request any more."""
+        """Let :meth:`stop` abort open requests."""
         self._hurry.set()
 
     async def stop(self) -> None:
-        """Stop all processes: the gateway when its requests have ended or its time is over, then the stages.
-
-        By force those that do not stop within :data:`STOP_S` from then.
-        """
+        """Drain and stop the gateway, then stop the stages; kill what is left after :data:`STOP_S`."""
         for gateway in self._children[:1]:
             gateway.terminate()
             waits = [
@@ -174,10 +171,10 @@ class Stack:
             for each in waits:
                 each.cancel()
         if self._hurry.is_set():
-            # What comes together with the first signal is taken for the same.
+            # Signals this close together count as one.
             await asyncio.sleep(TOGETHER_S)
         for child in self._children:
-            # A gateway that is told a second time ends its requests.
+            # A second signal makes the gateway abort its requests.
             child.terminate()
         late = time.monotonic() + STOP_S
         for child in self._children:
@@ -202,7 +199,7 @@ class Stack:
                     announce(f"the {name} is ready after {now - started:.1f} s")
                     announced.add(name)
                     told = now
-                # One that was ready alone is not while the one before it does not know it yet.
+                # A stage is ready again only when the one before it knows it.
                 missing[:] = [child.name for child in self._children if child.name not in ready]
                 if report is not None and not missing:
                     return report
@@ -212,18 +209,18 @@ class Stack:
                 await asyncio.sleep(POLL_S)
 
     def _replicas(self, name: str) -> int:
-        """How many processes of a kind there are to be."""
+        """The configured number of processes of a kind."""
         return next((self._config.stage(stage).replicas for stage in STAGES if stage == name), 1)
 
     def _own_addresses(self, name: str, number: int) -> dict[str, str]:
-        """Give the environment of a further replica: others cannot listen where the first does."""
+        """Return a further replica's environment: it needs addresses of its own."""
         stage = next(stage for stage in STAGES if stage == name)
         prefix = f"{ENV_PREFIX}STAGES__{name.upper()}__"
         own = own_addresses(self._config, stage, number)
         return {f"{prefix}{key.upper()}": address or "null" for key, address in own.items()}
 
     def _ready(self, report: StatusReport | None) -> set[str]:
-        """The processes that are ready."""
+        """Names of the ready processes."""
         if report is None:
             return set()
         numbers = Counter(stage.name for stage in report.stages if stage.state == "ready")
@@ -231,7 +228,7 @@ class Stack:
         return {"gateway", *numbers, *replicas}
 
     async def _ask(self) -> StatusReport | None:
-        """Ask our own gateway; another program may answer while ours finds the address taken."""
+        """Ask our own gateway for its status; None if another program answers at its address."""
         try:
             report = await self._gateway.status()
         except (GatewayUnreachableError, MessageError):
@@ -248,7 +245,7 @@ class Stack:
 
 @asynccontextmanager
 async def running(stack: Stack) -> AsyncIterator[StatusReport]:
-    """Start a stack, and stop it in any case.
+    """Start a stack, and always stop it.
 
     Raises:
         StageStartError: A process ended.

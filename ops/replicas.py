@@ -1,4 +1,4 @@
-"""Where the further replicas of a stage listen, which ``omnirelay up`` starts on one machine."""
+"""Addresses of a stage's further replicas that ``omnirelay up`` starts on one machine."""
 
 from typing import Final
 
@@ -6,16 +6,16 @@ from shared.config import Config
 from shared.messages import StageName
 
 HTTP_PORTS_APART: Final = 10
-"""Each further replica serves HTTP so many ports above the one before."""
+"""Distance of a replica's HTTP port from the one before."""
 
 
 def own_addresses(config: Config, name: StageName, number: int) -> dict[str, str | None]:
-    """Give ``inbox`` and ``http`` of a further replica: it cannot listen where the first does.
+    """Return ``inbox`` and ``http`` of a further replica.
 
     Args:
         config: The stack's.
         name: The stage.
-        number: Of the replica, from 2.
+        number: The replica's, from 2.
     """
     stage = config.stage(name)
     if stage.inbox.startswith("ipc://"):

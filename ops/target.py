@@ -8,7 +8,7 @@ from shared.config import Config
 
 
 def own_target(config: Config) -> Target:
-    """Give the gateway of this machine's own configuration, without a key.
+    """Return the gateway of this machine's configuration, without a key.
 
     Raises:
         ConfigError: Its certificate cannot be used.
@@ -17,10 +17,10 @@ def own_target(config: Config) -> Target:
 
 
 def probe_target(config: Config) -> Target:
-    """Give the gateway of this machine's own configuration, to ask only how it is.
+    """Return the gateway of this machine's configuration, for status requests only.
 
-    Status needs no key, and the answer holds a process id to compare.  So any certificate will do, also one
-    that was replaced on the disk since the gateway read it.
+    Status needs no key, and the report's process id is compared; so any certificate is accepted, as when
+    the file was replaced after the gateway read it.
     """
     return _own(config, tls.trusting_all() if config.gateway.tls.certificate is not None else None)
 

@@ -42,18 +42,17 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def until_told_to_stop(stack: Stack, work: Coroutine[Any, Any, None], drain_s: float = 0.0) -> bool:
-    """Run until the work ends, or is cancelled by SIGINT or SIGTERM; a second one hurries the stop.
+    """Run until the work ends, or SIGINT or SIGTERM cancels it; a second signal ends open requests.
 
-    SIGHUP is passed on to the gateway, which reads its files again.  Only where it means that the terminal
-    was closed it stops the stack like SIGTERM, or nobody could see and stop it any more.
+    SIGHUP lets the gateway reload its files, or stops the stack if the controlling terminal was closed.
 
     Args:
         stack: What the work starts and stops.
-        work: What is to be done.
-        drain_s: How long the requests of others have; 0 if there are none, and the first signal hurries.
+        work: The work.
+        drain_s: Grace period for open requests; with 0 the first signal ends them.
 
     Returns:
-        True if the work came to its own end.
+        True if the work ended by itself.
     """
     task = asyncio.create_task(work)
     told: list[int] = []
@@ -75,7 +74,7 @@ async def until_told_to_stop(stack: Stack, work: Coroutine[Any, Any, None], drai
         else:
             stack.reload()
 
-    # With `nohup` it is ignored from the start: the terminal may go.
+    # `nohup` ignores SIGHUP from the start.
     at_terminal = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN and _has_terminal()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop, number)
@@ -90,7 +89,7 @@ async def until_told_to_stop(stack: Stack, work: Coroutine[Any, Any, None], drai
 
 
 def _has_terminal() -> bool:
-    """There is a terminal that controls this process."""
+    """Whether this process has a controlling terminal."""
     try:
         os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
     except OSError:

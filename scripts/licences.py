@@ -3,8 +3,7 @@
 
     .venv/bin/python scripts/licences.py
 
-``tests/unit/test_requirements.py`` holds the page to what this gives, so a package that is added, or whose
-licence changes, has to be looked at.
+``tests/unit/test_requirements.py`` compares the page with this, so each new package or licence gets a review.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ LOCKS: Final = {
     "development": "dev.lock",
 }
 LONGEST: Final = 100
-"""Characters of a licence's name; more is its text."""
+"""Longest name of a licence; longer values are its text."""
 NOT_IN_METADATA: Final = {
     "atheris": "Apache-2.0",
     "espeakng-loader": "MIT",
@@ -36,13 +35,13 @@ NOT_IN_METADATA: Final = {
     "matplotlib": "Matplotlib (based on PSF)",
     "numpy": "BSD-3-Clause",
 }
-"""Licences that stand in a package's licence file only."""
+"""Licences known from the package's licence file only."""
 TABLE: Final = "## All packages\n\n| package | licence | in |\n|---|---|---|\n"
-"""What the generated part of the page begins with."""
+"""Start of the generated part of the page."""
 
 
 def locked() -> dict[str, list[str]]:
-    """Map each locked package to the sets that it is in."""
+    """Map each locked package to its sets."""
     found: dict[str, list[str]] = {}
     for where, lock in LOCKS.items():
         for line in (ROOT / "requirements" / lock).read_text(encoding="utf-8").splitlines():
@@ -54,10 +53,10 @@ def locked() -> dict[str, list[str]]:
 
 
 def licence(name: str) -> str:
-    """Give the licence of an installed package.
+    """Return the licence of an installed package.
 
     Raises:
-        LookupError: Its metadata names none, and :data:`NOT_IN_METADATA` neither.
+        LookupError: Neither its metadata nor :data:`NOT_IN_METADATA` names one.
     """
     if name in NOT_IN_METADATA:
         return NOT_IN_METADATA[name]
@@ -79,7 +78,7 @@ def licence(name: str) -> str:
 
 
 def page() -> str:
-    """Give the page as it is, with its table made anew."""
+    """Return the page with its table regenerated."""
     written = PAGE.read_text(encoding="utf-8").partition(TABLE)[0]
     rows = [f"| `{name}` | {licence(name)} | {', '.join(sets)} |" for name, sets in locked().items()]
     return written + TABLE + "\n".join(rows) + "\n"

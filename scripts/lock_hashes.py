@@ -3,9 +3,8 @@
 
     .venv/bin/python scripts/lock_hashes.py && .venv/bin/python scripts/lock_gateway.py
 
-To be run when a version in ``requirements/*.lock`` was changed; it takes minutes.  pip says which file it
-would take for each pin, on old and new Linux, on x86-64 and on ARM, from the indexes that it is set up for;
-versions and comments stay as they are.  ``requirements/torch.lock`` is left out, as it says itself.
+Run it after changing a version in ``requirements/*.lock``; it takes minutes.  pip reports the file it would
+install for each pin, on old and new Linux, x86-64 and ARM.  ``requirements/torch.lock`` has no hashes.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
 SETS = (("cpu.lock", "dev.lock"), ("audit.lock",))
-"""What is installed together; two of them may have different versions of a package."""
+"""Locks that are installed together; versions may differ between these sets."""
 MACHINES = ("x86_64", "aarch64")
 GLIBC = (31, 39)
-"""Minor versions: the oldest that every package has a wheel for (llguidance's bound), and a new one."""
+"""Minor versions: the oldest that every package supports (llguidance's bound), and a new one."""
 FIRST_GLIBC = 5
-"""The minor version that the oldest wheels are for."""
+"""Minor version of the oldest wheels."""
 OLD_NAMES = {
     "x86_64": ("manylinux2014", "manylinux2010", "manylinux1", "linux"),
     "aarch64": ("manylinux2014", "linux"),
@@ -36,13 +35,13 @@ OLD_NAMES = {
 
 
 def pins_of(lock: Path) -> list[Requirement]:
-    """Give the pins of a lock file, without hashes."""
+    """Return the pins of a lock file, without hashes."""
     lines = lock.read_text(encoding="utf-8").splitlines()
     return [Requirement(line.removesuffix("\\")) for line in lines if line and line[0] not in "# "]
 
 
 def ask_pip(pins: Iterable[Requirement], machine: str, glibc: int) -> dict[str, str]:
-    """Give the SHA-256 of the file that pip would install for each pin on a machine, by canonical name."""
+    """Return the SHA-256 of the file that pip would install for each pin, by canonical name."""
     wanted = {
         f"{pin.name}{pin.specifier}"
         for pin in pins
@@ -73,7 +72,7 @@ def ask_pip(pins: Iterable[Requirement], machine: str, glibc: int) -> dict[str, 
 
 
 def with_hashes(text: str, hashes: dict[str, set[str]]) -> str:
-    """Give the text of a lock file with these hashes, by name, behind its pins."""
+    """Return the text of a lock file with these hashes behind its pins."""
     lines = []
     for line in text.splitlines():
         if line.startswith(" "):

@@ -1,11 +1,10 @@
 #!/usr/bin/env python3
-"""Create the virtual environment that everything in this repository runs in.
+"""Create the virtual environment of this repository.
 
     python3.11 scripts/setup_env.py [--device cpu|gpu] [--venv FOLDER] [--runtime]
 
-Needs Python 3.11 and pip's access to a package index, nothing else.  It may be run again at any time:
-what is already there stays.  The Makefile calls it only when a file it depends on is newer than the
-environment.  With ``--runtime`` it gets only what the stages need to run: the image of the stages is made so.
+Needs Python 3.11 and a package index for pip.  It can be run again at any time.  ``--runtime``
+installs only what the stages need, as for their image.
 """
 
 from __future__ import annotations
@@ -38,11 +37,11 @@ STEPS = 5
 
 
 class SetupError(Exception):
-    """A step of the set-up failed; the message says which and what to do."""
+    """A step failed; the message says which and what to do."""
 
 
 def say(text: str) -> None:
-    """Print one line of progress at once."""
+    """Print one line, unbuffered."""
     print(text, flush=True)
 
 
@@ -53,7 +52,7 @@ def pins(lock: Path) -> dict[str, str]:
 
 
 class Environment:
-    """The virtual environment that is being made."""
+    """The virtual environment."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -62,7 +61,7 @@ class Environment:
         self.packages = folder / "lib" / f"python{PYTHON[0]}.{PYTHON[1]}" / "site-packages"
 
     def create(self) -> None:
-        """Make the environment, or mend one that lacks its own pip."""
+        """Make the environment, or repair one without pip."""
         if self.python.exists():
             pip = subprocess.run([self.python, "-m", "pip", "--version"], capture_output=True, check=False)
             if pip.returncode == 0:
@@ -75,7 +74,7 @@ class Environment:
             )
 
     def run(self, what: str, *arguments: str | Path) -> None:
-        """Run the environment's Python, its output in the log, and show that it moves."""
+        """Run the environment's Python with its output in the log, and show progress."""
         started = time.monotonic()
         before = self.log.stat().st_size if self.log.exists() else 0
         with self.log.open("a", encoding="utf-8") as log:
@@ -99,7 +98,7 @@ class Environment:
             raise SetupError("\n".join([f"{what} failed; the end of {self.log}:", *tail]))
 
     def progress(self, log_offset: int) -> str:
-        """Tell from pip's log, and from what is installed, how far it is."""
+        """Summarize pip's log and the installed packages."""
         lines = self.log.read_bytes()[log_offset:].splitlines()
         found = sum(line.startswith((b"Collecting ", b"Processing ")) for line in lines)
         in_place = sum(1 for _ in self.packages.glob("*.dist-info"))
@@ -111,14 +110,14 @@ class Environment:
         self.run(what, "-m", "pip", "install", *quiet, *arguments)
 
     def has(self, *requirements: str) -> bool:
-        """Tell whether these exact versions, in any build of them, are installed."""
+        """Whether these exact versions are installed, in any build."""
         folders = self.packages.glob("*.dist-info")
         found = {folder.name.removesuffix(".dist-info").split("+")[0] for folder in folders}
         return found.issuperset(requirement.replace("==", "-") for requirement in requirements)
 
 
 def index_answers(url: str) -> bool:
-    """Tell within seconds whether a package index can be reached from here."""
+    """Whether a package index can be reached, within seconds."""
     answers: list[bool] = []
 
     def ask() -> None:
@@ -129,7 +128,7 @@ def index_answers(url: str) -> bool:
         except (urllib.error.URLError, OSError):
             pass
 
-    # A thread, because the time-out above does not bound the look-up of the host's name.
+    # A thread, because the timeout does not bound the DNS lookup.
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
     asking.join(PROBE_SECONDS)
@@ -137,7 +136,7 @@ def index_answers(url: str) -> bool:
 
 
 def install_cpu(environment: Environment, tools: Sequence[Path]) -> None:
-    """Install the locked CPU set, and the lock files of the tools, from the files whose hashes are locked."""
+    """Install the locked CPU set and the tools, with hashes checked."""
     torch = list(pins(TORCH_LOCK).values())
     say(f"[2/{STEPS}] {' and '.join(torch)}, CPU builds")
     if environment.has(*torch):
@@ -148,7 +147,7 @@ def install_cpu(environment: Environment, tools: Sequence[Path]) -> None:
     else:
         say(f"      {TORCH_CPU_INDEX} does not answer; taking what pip finds")
         environment.pip_install("installing PyTorch", "--no-deps", *torch)
-    # Read, not imported: what torch itself needs comes in the next step.
+    # Read, not imported: torch's own requirements come in the next step.
     version = runpy.run_path(str(environment.packages / "torch" / "version.py"))
     if version["cuda"] is not None:
         raise SetupError(
@@ -162,10 +161,10 @@ def install_cpu(environment: Environment, tools: Sequence[Path]) -> None:
 
 
 def install_gpu(environment: Environment, tools: Sequence[Path]) -> None:
-    """Install vLLM's official build with the CUDA build of PyTorch that it asks for, and the tools."""
+    """Install vLLM's CUDA build with its PyTorch, and the tools."""
     say(f"[2/{STEPS}] PyTorch: vLLM brings the CUDA build it was made for")
     say(f"[3/{STEPS}] vLLM and the other pinned packages (several GB)")
-    # What vLLM's CUDA build brings along is pip's to resolve, and has no hashes; all or none must have them.
+    # Dependencies of vLLM's CUDA build are resolved by pip, without hashes; pip wants hashes for all or none.
     pinned = [pin for lock in tools for pin in pins(lock).values()]
     environment.pip_install("installing the GPU packages", "-r", GPU_PINS, *pinned)
 
@@ -175,7 +174,7 @@ def _from_files(files: Sequence[Path]) -> list[str | Path]:
 
 
 def main() -> int:
-    """Set the environment up and say how long it took."""
+    """Set up the environment and say how long it took."""
     parser = argparse.ArgumentParser(description="Create the virtual environment of OmniRelay.")
     parser.add_argument("--device", choices=["cpu", "gpu"], default="cpu")
     parser.add_argument("--venv", type=Path, default=ROOT / ".venv", metavar="FOLDER")

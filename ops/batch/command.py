@@ -23,15 +23,15 @@ from ops.up import until_told_to_stop
 from shared.config import Config, load_config
 
 SERVED_ELSEWHERE: Final = 32
-"""Requests at once to a gateway whose configuration is not known."""
+"""Open requests at a gateway whose configuration is unknown."""
 
 REPORT_S: Final = 10.0
-"""Between two lines of progress where no terminal shows it."""
+"""Interval of progress lines without a terminal."""
 
 
 @dataclass(frozen=True)
 class _Batch:
-    """What is asked for."""
+    """The options of one run."""
 
     prompts: Path
     out: Path
@@ -39,7 +39,7 @@ class _Batch:
     concurrency: int
 
     async def answer(self, target: Target, tally: Tally) -> None:
-        """Answer what has no result yet.
+        """Answer the prompts without a result.
 
         Raises:
             OmniRelayError: The gateway is gone or stopping, or a file cannot be read or written.
@@ -97,7 +97,7 @@ async def _answer_with(stack: Stack, batch: _Batch, target: Target, tally: Tally
         for task in (answers, watch):
             tasks.push_async_callback(_end, task)
         done, _ = await asyncio.wait([answers, watch], return_when=asyncio.FIRST_COMPLETED)
-        # If the stack ended, that is why requests failed, and what is to be reported.
+        # If the stack ended, that is the error to report.
         await (watch if watch in done else answers)
 
 
@@ -113,11 +113,11 @@ async def _end(task: "asyncio.Task[None]") -> None:
 
 
 def _enough(config: Config) -> int:
-    """As many requests as the stages work on, and as many again that wait for a place."""
+    """Twice the active requests, so that the stages never wait for the next one."""
     limits = config.gateway.limits
     return min(2 * limits.max_active, limits.max_active + limits.max_queued, limits.max_queued_per_client)
 
 
 def _hide(name: str, line: str) -> None:
-    """Show nothing: the last lines of a process that fails are part of its error."""
+    """Show nothing: the error of a failed process has its last lines."""
     del name, line

@@ -1,4 +1,4 @@
-"""The input of ``omnirelay batch``: one JSON object a line, each a prompt."""
+"""The input of ``omnirelay batch``: one prompt a line, as a JSON object."""
 
 import hashlib
 import re
@@ -14,10 +14,10 @@ from omnirelay import ChatMessage, GenerateRequest, SamplingOverrides, build_req
 from omnirelay.errors import InvalidRequestError, OutputError, said
 
 MAX_LINE_BYTES: Final = 2**26
-"""Longest line: prompts name files, so more than this is no prompt."""
+"""Longest line."""
 _URLS: Final = ("data:", "https:")
 _ID: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
-"""What an id may be, since it names a file too."""
+"""Valid ids; they name files too."""
 
 
 class Turn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -71,13 +71,13 @@ class PromptLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
 @dataclass(frozen=True)
 class Job:
-    """A line that may be answered.
+    """A line of the input.
 
     Attributes:
         number: Of the line, from 1.
         id: Unique among the lines that are prompts.
-        digest: Of the line's bytes: a result of another line by the same id is not taken for this one's.
-        line: What it says; an error if it cannot be answered.
+        digest: SHA-256 of the line, so that a result of a changed line does not count.
+        line: The prompt, or why it is invalid.
     """
 
     number: int
@@ -89,7 +89,7 @@ class Job:
         """Give the request, with its files.
 
         Args:
-            folder: What relative paths are relative to.
+            folder: The base of relative paths.
             text_only: No speech, whatever the line says.
 
         Raises:
@@ -142,7 +142,9 @@ def _job(decoder: "msgspec.json.Decoder[PromptLine]", raw: bytes, number: int, s
         line = decoder.decode(raw)
         name = f"line-{number}" if line.id is None else _checked_id(line.id, seen)
         if line.messages is not None and (line.text or line.audio or line.images or line.videos):
-            raise InvalidRequestError("messages stand instead of text, audio, images and videos", "messages")
+            raise InvalidRequestError(
+                "messages cannot be combined with text, audio, images and videos", "messages"
+            )
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return Job(
             number, _readable_id(raw, number), digest, InvalidRequestError(f"line {number}: {said(error)}")

@@ -68,20 +68,19 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class _Done(msgspec.Struct):
-    """What a later run needs of a result."""
+    """The part of a result that a later run reads."""
 
     id: str
     line_sha256: str
 
 
 class ResultFolder:
-    """Takes results as they come; use it with ``with``.
+    """The folder of results, a context manager; one run at a time writes into it.
 
-    One run at a time writes into a folder.  Results are appended, so a run that is killed loses none that it
-    reported.  Failures are those of the last run, which tried all that had no result.
+    Results are appended, so a killed run loses none that it reported.  Failures are those of the last run.
 
     Args:
-        folder: Made if it is missing.
+        folder: Created if missing.
 
     Raises:
         OutputError: It cannot be written, holds something else, or another run writes into it.
@@ -107,11 +106,11 @@ class ResultFolder:
             self._write(file.close)
 
     def has(self, job: Job) -> bool:
-        """Whether an earlier run has answered this very line."""
+        """Whether an earlier run has answered this exact line."""
         return (job.id, job.digest) in self._done
 
     def add(self, job: Job, answer: ChatResult) -> None:
-        """Keep an answer: its speech first, then its line.
+        """Write an answer: its speech first, then its line.
 
         Raises:
             OutputError: It cannot be written.
@@ -137,7 +136,7 @@ class ResultFolder:
         self._append(self._results, result)
 
     def add_failure(self, job: Job, error: OmniRelayError) -> None:
-        """Keep why a prompt has no answer.
+        """Write the reason why a prompt has no answer.
 
         Raises:
             OutputError: It cannot be written.

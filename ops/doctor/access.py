@@ -1,4 +1,4 @@
-"""How the gateway knows its clients, and they it: keys, TLS, and who can reach it without."""
+"""Check the gateway's API keys, its certificate, and who can reach it without them."""
 
 import time
 from pathlib import Path
@@ -14,7 +14,7 @@ CLIENTS, KEYS, TLS = "clients", "api-keys", "tls"
 
 
 def check_access(config: Config) -> Findings:
-    """Who can use the gateway, and whether its keys and its certificate can be used, if there are any."""
+    """Check who can reach the gateway, and that its API keys and certificate are usable."""
     told = open_doors(config.gateway)
     for what in told:
         yield warning(CLIENTS, what, "set it, or let only a trusted network reach the gateway")

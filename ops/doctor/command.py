@@ -42,10 +42,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 class Examination:
-    """Every check, one after the other; one that fails does not keep the others from being made.
+    """All checks in order; one that raises does not prevent the others.
 
     Args:
-        config_path: The stack's configuration; none for the defaults.
+        config_path: The stack's configuration; None for the defaults.
     """
 
     def __init__(self, config_path: Path | None) -> None:
@@ -79,14 +79,14 @@ class Examination:
         try:
             config = load_config(self._config_path)
         except ConfigError as error:
-            advice = "correct it: docs/configuration.md has every key"
+            advice = "correct it: docs/configuration.md lists every key"
             self._findings.append(problem("configuration", str(error), advice))
             return None
-        self._findings.append(ok("configuration", f"{source}, with the environment's, can be read"))
+        self._findings.append(ok("configuration", f"{source}, with the environment's, is valid"))
         return config
 
     def _stack(self, config: Config, readings: machine.Machine | None, report: EngineReport | None) -> None:
-        """What depends on the configuration."""
+        """The checks that depend on the configuration."""
         on_cpu = report is None or report.platform == "cpu"
         running = self._get("ports", lambda: network.ask_gateway(config))
         self._add("addresses", lambda: network.check_addresses(config))

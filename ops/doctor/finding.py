@@ -1,4 +1,4 @@
-"""What a check of the set-up says."""
+"""The result of a check."""
 
 from collections.abc import Iterator
 from typing import Literal
@@ -12,10 +12,10 @@ class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
     """One line of the report.
 
     Attributes:
-        check: Which check, in one word.
-        level: ``problem``: it will not work, or not as the configuration says; ``warning``: it may.
-        what: What was found.
-        advice: What to do; empty if all is well.
+        check: Its name, one word.
+        level: ``problem``: it will not work as configured; ``warning``: it may not.
+        what: The finding.
+        advice: What to do; empty with ``ok``.
     """
 
     check: str
@@ -28,15 +28,15 @@ Findings = Iterator[Finding]
 
 
 def ok(check: str, what: str) -> Finding:
-    """All is well."""
+    """A check that passed."""
     return Finding(check, "ok", what)
 
 
 def warning(check: str, what: str, advice: str) -> Finding:
-    """Something may go wrong."""
+    """A possible fault."""
     return Finding(check, "warning", what, advice)
 
 
 def problem(check: str, what: str, advice: str) -> Finding:
-    """Something does not work."""
+    """A fault."""
     return Finding(check, "problem", what, advice)

