@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         status_code: int = arguments.run(arguments)
     except OmniRelayError as error:
-        return fail(error)
+        return fail(error, as_json=getattr(arguments, "json", False))
     except BrokenPipeError:
         # The reader closed the pipe; nothing may fail on it at exit.
         sys.stdout = None

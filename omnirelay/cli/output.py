@@ -3,7 +3,10 @@
 import json
 import os
 import re
+import shutil
 import sys
+import textwrap
+import unicodedata
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +18,8 @@ from omnirelay.errors import OmniRelayError, StandardOutputError
 
 MIB: Final = 2**20
 GIB: Final = 2**30
+_PARTS: Final = re.compile(r"\s|[\u1100-\u115f\u2e80-\uffef]|[^\s\u1100-\u115f\u2e80-\uffef]+")
+"""A space, a letter of a script without spaces, or a run of others."""
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
@@ -66,12 +71,71 @@ def printable(text: str) -> str:
 
 
 def note(line: str) -> None:
-    """Write a line to standard error."""
+    """Write a line to standard error, wrapped to the width of a terminal."""
     if _output.midway:
         say("")
+    if sys.stderr.isatty():
+        line = wrapped(line)
     with set_aside():
         sys.stderr.write(f"{line}\n")
         sys.stderr.flush()
+
+
+def columns() -> int:
+    """The terminal's width; of a pipe or file, ``COLUMNS`` or 80."""
+    return shutil.get_terminal_size().columns
+
+
+def wrapped(text: str) -> str:
+    """Break lines between words to fit the terminal."""
+    return "\n".join(
+        part
+        for line in text.split("\n")
+        for part in textwrap.wrap(line, columns(), break_long_words=False, break_on_hyphens=False) or [""]
+    )
+
+
+class WordWrap:
+    """Breaks text that arrives in pieces between words, at a terminal's width.
+
+    A word that outgrows its line is erased there and written on the next.
+    """
+
+    def __init__(self) -> None:
+        self._column = 0
+        self._word = ""
+
+    def take(self, text: str) -> str:
+        """Return what is to be written for one more piece."""
+        # The last column stays free: there, terminals disagree where the cursor is.
+        width = columns() - 1
+        return "".join(self._part(part, width) for part in _PARTS.findall(text))
+
+    def _part(self, part: str, width: int) -> str:
+        if part.isspace():
+            self._word = ""
+            broken = part == "\n" or self._column >= width
+            self._column = 0 if broken else self._column + 1
+            return "\n" if broken else part
+        wide = _cells(part) > len(part)
+        if wide:
+            # A script without spaces: lines break anywhere.
+            self._word = ""
+        before, self._word = self._word, "" if wide else self._word + part
+        if self._column + _cells(part) <= width:
+            self._column += _cells(part)
+            return part
+        erased = len(before)
+        if erased == self._column and not wide:
+            # Longer than a line: the terminal breaks it.
+            self._column = (self._column + len(part)) % (width + 1)
+            return part
+        self._column = erased + _cells(part)
+        return "\b" * erased + "\x1b[K\n" + before + part
+
+
+def _cells(text: str) -> int:
+    return sum(2 if unicodedata.east_asian_width(sign) in "WF" else 1 for sign in text)
 
 
 def say_json(**fields: Any) -> None:
@@ -79,11 +143,21 @@ def say_json(**fields: Any) -> None:
     say(json.dumps(fields, ensure_ascii=False))
 
 
-def fail(error: OmniRelayError) -> int:
-    """Report an error on standard error, if possible; returns the exit status 1."""
+def fail(error: OmniRelayError, as_json: bool = False) -> int:
+    """Report an error, and the notes that were added to it; return the exit status 1.
+
+    Args:
+        error: The error.
+        as_json: On standard output as JSON; otherwise on standard error, if that can be written.
+    """
+    if as_json and not isinstance(error, StandardOutputError):
+        say_json(event="error", code=error.code, message=str(error))
+        return 1
     _output.flush_first()
     with suppress(OSError):
         note(f"omnirelay: {error.code}: {error}")
+        for added in getattr(error, "__notes__", ()):
+            note(added)
     return 1
 
 

@@ -293,7 +293,14 @@ class AsyncClient:
 
     async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Welcome:
         writer.write(pack(Hello(PROTOCOL_VERSION, "omnirelay-python", self._api_key)))
-        answer = self._decode(await read_frame(reader, MAX_REPLY_BYTES))
+        try:
+            frame = await read_frame(reader, MAX_REPLY_BYTES)
+        except MessageError as error:
+            raise GatewayUnreachableError(
+                f"what listens at {self.address} does not speak the gateway's TCP protocol; "
+                "its port is gateway.listen, 5555 by default, and not that of HTTP"
+            ) from error
+        answer = self._decode(frame)
         if isinstance(answer, Refusal):
             raise _refusal(answer)
         if not isinstance(answer, Welcome):

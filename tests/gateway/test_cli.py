@@ -23,6 +23,7 @@ from ops import checkpoint, demo
 from shared.config import Config
 from tests.gateway.bench import Bench, bench, run
 from tests.gateway.fake_stages import until
+from tests.gateway.http_bench import http_bench, http_gateway
 from tests.support.ports import free_ports
 
 Configure = Callable[..., Config]
@@ -212,11 +213,27 @@ def test_no_gateway_and_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err.startswith("omnirelay: gateway_unreachable: no gateway answers at")
     assert main(["chat", "Hi", "--json", "--gateway", nobody]) == 1
     assert json.loads(capsys.readouterr().out)["code"] == "gateway_unreachable"
+    assert main(["status", "--json", "--gateway", nobody]) == 1
+    assert json.loads(capsys.readouterr().out)["code"] == "gateway_unreachable"
+    with pytest.raises(SystemExit) as raised:
+        main(["chat", "Hi", "--out", "a.wav", "--text-only"])
+    assert raised.value.code == 2
+    assert "--text-only gives no speech for --out" in capsys.readouterr().err
     with pytest.raises(SystemExit) as raised:
         main(["chat"])
     assert raised.value.code == 2
     told = "error: give TEXT, --audio, --image or --video, or lines on standard input\n"
     assert capsys.readouterr().err.endswith(told)
+
+
+def test_chat_at_the_port_of_http_says_so(configure: Configure, capsys: pytest.CaptureFixture[str]) -> None:
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b:
+            address = b.url.rstrip("/").replace("http:", "tcp:")
+            assert await asyncio.to_thread(main, ["chat", "Hi", "--gateway", address]) == 1
+
+    run(scenario())
+    assert "its port is gateway.listen, 5555 by default, and not that of HTTP" in capsys.readouterr().err
 
 
 def test_the_files_of_the_demo_are_what_is_said_of_them() -> None:

@@ -1,6 +1,7 @@
 """``omnirelay chat`` without a text: conversations at a terminal and behind a pipe."""
 
 import json
+import re
 import wave
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from omnirelay.cli.chat.slash import COMMANDS
+from omnirelay.cli.output import WordWrap
 from omnirelay.client.wav import pcm16
 from shared.config import Config
 from shared.config.gateway import SPEECH_SYSTEM_PROMPT
@@ -98,11 +100,11 @@ def test_commands(configure: Configure, tmp_path: Path) -> None:
     (tmp_path / "a picture.png").write_bytes(PICTURE)
     (tmp_path / "out").mkdir()
     lines = b"Hi\n/image 'a picture.png'\nWhat?\n/voice Ethan\n/image a picture.png\n\n/save out/last.wav\n"
-    lines += b"/new\nAgain\n/voice\n/help\n/quit\nnever sent\n"
+    lines += b"/new\n/save out/none.wav\nAgain\n/voice\n/help\n/quit\nnever sent\n"
 
     async def use(b: Bench) -> None:
         status, out, told = await piped(*CHAT, b.listen, lines=lines, cwd=tmp_path)
-        assert (status, out) == (0, "Hello there\n" * 4)
+        assert (status, out) == (1, "Hello there\n" * 4)
         first, second, third, fourth = b.stages.requests
         assert [len(each.media) for each in (first, second, third, fourth)] == [0, 1, 2, 0]
         picture = "<|vision_bos|><|IMAGE|><|vision_eos|>"
@@ -114,7 +116,11 @@ def test_commands(configure: Configure, tmp_path: Path) -> None:
         assert text_of(b, fourth).endswith(f"{SPEECH_SYSTEM_PROMPT}<|im_end|>\n" + turns("Again"))
         with wave.open(str(tmp_path / "out" / "last.wav")) as file:
             assert file.getnframes() == 360
+        # Numbered in the whole conversation, as in errors of the gateway.
         assert "image 1 attached to the next message: a picture.png" in told
+        assert "image 2 attached to the next message: a picture.png" in told
+        assert "there is no speech to save yet" in told
+        assert not (tmp_path / "out" / "none.wav").exists()
         assert "voices: Chelsie, Ethan" in told
         assert [name for name in COMMANDS if f"\n{name} " not in told] == []
 
@@ -128,6 +134,9 @@ def test_files_of_a_failed_message_are_dropped_and_said_to_be(configure: Configu
         lines = b"/image picture.png\nWhat?\nHi\n"
         status, _, told = await piped(*CHAT, b.listen, "--speaker", "Nobody", lines=lines, cwd=tmp_path)
         assert status == 1
+        error, consequence, *_ = told.splitlines()[1:]
+        assert "unknown_speaker" in error
+        assert "attach its files again" in consequence
         assert told.count("attach its files again") == 1
         assert told.count("unknown_speaker") == 2
 
@@ -185,7 +194,8 @@ def test_at_a_terminal(configure: Configure, tmp_path: Path) -> None:
         chat = (*CHAT, b.listen, "--no-play", "--verbose", "--history", str(history))
         async with terminal(*chat, cwd=tmp_path) as shown:
             await shown.see("speech is not played")
-            await shown.see("/help lists the commands")
+            # Wrapped between words, wherever the path of the checkpoint ends.
+            await shown.see("commands\r\n")
             await shown.see("> ")
             shown.type(f"Hi{ENTER}")
             await shown.see("\nHello there")
@@ -215,8 +225,92 @@ def test_at_a_terminal(configure: Configure, tmp_path: Path) -> None:
             shown.type("\x1b[A")
             await shown.see("/voice Nobody")
             await shown.interrupt()
+            await shown.see("> ")
+            await shown.interrupt()
             assert await shown.ended() == 0
         assert len(b.stages.requests) == 2
+
+    serving(configure, use)
+
+
+def test_ctrl_c_clears_a_line_and_leaves_at_an_empty_one(configure: Configure) -> None:
+    async def use(b: Bench) -> None:
+        async with terminal(*CHAT, b.listen, "--text-only") as shown:
+            await shown.see("> ")
+            shown.type("half a li")
+            await shown.see("half a li")
+            await shown.interrupt()
+            await shown.see("> ")
+            shown.type(f"Hi{ENTER}")
+            await shown.see("Hello there")
+            await shown.see("> ")
+            assert text_of(b, b.stages.requests[0]).endswith(turns("Hi"))
+            await shown.interrupt()
+            assert await shown.ended() == 0
+
+    serving(configure, use)
+
+
+def test_a_narrow_terminal_splits_no_word(configure: Configure) -> None:
+    said = " The quick brown fox jumps over the lazy dog and goes on and on."
+
+    async def use(b: Bench) -> None:
+        b.stages.serve(b.encode(said))
+        async with terminal(*CHAT, b.listen, "Hi", "--text-only", COLUMNS="20") as shown:
+            assert await shown.ended() == 0
+            text, _, _ = shown.seen.replace("\r", "").partition("\n\n")
+        lines = as_seen(text)
+        assert [word for line in lines for word in line.split()] == said.split()
+        assert lines[0].startswith("The ")
+        assert max(len(line.rstrip()) for line in lines) <= 20
+        async with terminal("-m", "omnirelay.cli", "status", "--gateway", b.listen, COLUMNS="40") as shown:
+            assert await shown.ended() == 0
+            table = shown.seen.replace("\r", "").split("\n")
+        assert "  heartbeat: -" in table
+        # A path is not broken.
+        assert max(len(line) for line in table if not line.startswith("model: ")) <= 40
+
+    serving(configure, use, answering=False)
+
+
+@pytest.mark.parametrize("size", [1, 3, 200])
+def test_words_are_wrapped_as_they_come(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    text = "Wide words, 日本語 without any space at all, and some more\n" + "x" * 15 + "\nend"
+    wrap = WordWrap()
+    pieces = [text[at : at + size] for at in range(0, len(text), size)]
+    lines = as_seen("".join(map(wrap.take, pieces)))
+    assert [word for line in lines for word in line.split()] == text.split()
+    assert max(len(line.rstrip()) for line in lines) < 20
+    assert wrap.take("y" * 50).count("y") == 50
+
+
+def as_seen(written: str) -> list[str]:
+    """The lines that a terminal shows."""
+    lines = [""]
+    for part in re.findall(r"\x1b\[K|\n|\x08|.", written):
+        if part == "\n":
+            lines.append("")
+        elif part == "\b":
+            lines[-1] = lines[-1][:-1]
+        elif part != "\x1b[K":
+            lines[-1] += part
+    return lines
+
+
+def test_without_a_player_text_is_all_that_is_asked_for(configure: Configure, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+
+    async def use(b: Bench) -> None:
+        async with terminal(*CHAT, b.listen, PATH=str(tmp_path / "empty")) as shown:
+            await shown.see("no audio player")
+            await shown.see("> ")
+            shown.type(f"Hi{ENTER}")
+            await shown.see("Hello there")
+            await shown.see("> ")
+            shown.type(CTRL_D)
+            assert await shown.ended() == 0
+        assert b.stages.requests[0].speech is None
 
     serving(configure, use)
 

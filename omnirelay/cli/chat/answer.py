@@ -1,12 +1,14 @@
 """Streams one answer to those who show, play or keep it."""
 
+import os
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, Protocol
 
 import msgspec
 
-from omnirelay.cli.output import MIB, mebibytes, printable, say, say_json, timing_lines
+from omnirelay.cli.output import MIB, WordWrap, mebibytes, printable, say, say_json, timing_lines
 from omnirelay.cli.progress import ProgressLine
 from omnirelay.cli.target import Target
 from omnirelay.client.outbox import UploadProgress
@@ -29,12 +31,19 @@ class Listener(Protocol):
 
 
 class TextPrinter:
-    """Prints the text as it arrives."""
+    """Prints the text of one answer as it comes; at a terminal broken between words."""
+
+    def __init__(self) -> None:
+        self._begun = False
+        plain = not sys.stdout.isatty() or os.environ.get("TERM", "dumb") == "dumb"
+        self._wrap = None if plain else WordWrap()
 
     def show(self, event: ChatEvent) -> None:
         """Take the next event."""
         if isinstance(event, TextEvent):
-            say(printable(event.text), end="")
+            text = printable(event.text if self._begun else event.text.lstrip())
+            self._begun = self._begun or bool(text)
+            say(self._wrap.take(text) if self._wrap else text, end="")
         elif isinstance(event, TimedDoneEvent):
             say("")
 

@@ -10,11 +10,10 @@ from contextlib import ExitStack
 from omnirelay.cli.chat import terminal
 from omnirelay.cli.chat.answer import FiguresPrinter, JsonPrinter, Listener, TextPrinter, WavWriter, stream
 from omnirelay.cli.chat.player import PLAYERS, Playback, Player, find_player
-from omnirelay.cli.output import note, say_json
+from omnirelay.cli.output import note
 from omnirelay.cli.target import target_of
 from omnirelay.client.request import Prompt, build_request
 from omnirelay.client.wav import require_wav
-from omnirelay.errors import OmniRelayError, StandardOutputError
 from omnirelay.protocol import GenerateRequest, SamplingOverrides
 
 
@@ -22,7 +21,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the subcommand.
 
     Raises:
-        OmniRelayError: It failed; with ``--json`` the error is printed as JSON instead.
+        OmniRelayError: It failed.
         SystemExit: There is nothing to send, or two options exclude each other.
     """
     alone = arguments.text is None and not (arguments.audio or arguments.image or arguments.video)
@@ -30,26 +29,22 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.refuse_usage("give TEXT, --audio, --image or --video, or lines on standard input")
     if alone and arguments.out is not None:
         arguments.refuse_usage("--out goes with TEXT; a conversation has /save FILE.wav")
+    if arguments.out is not None and arguments.text_only:
+        arguments.refuse_usage("--text-only gives no speech for --out")
     player = _choose_player(arguments)
     if arguments.verbose:
         note(f"player: {player.program}" if player else "speech is not played")
-    try:
-        if arguments.out is not None:
-            require_wav(arguments.out)
-        if alone:
-            return terminal.run(arguments, _request(arguments, []), player)
-        _send(arguments, player)
-    except OmniRelayError as error:
-        if not arguments.json or isinstance(error, StandardOutputError):
-            raise
-        say_json(event="error", code=error.code, message=str(error))
-        return 1
+    if arguments.out is not None:
+        require_wav(arguments.out)
+    if alone:
+        return terminal.run(arguments, _request(arguments, []), player)
+    _send(arguments, player)
     return 0
 
 
 def _send(arguments: argparse.Namespace, player: Player | None) -> None:
     listeners: list[Listener] = [JsonPrinter()] if arguments.json else [TextPrinter(), FiguresPrinter()]
-    if arguments.out is not None and not arguments.text_only:
+    if arguments.out is not None:
         # The file is there before the end is shown.
         listeners.insert(0, WavWriter(arguments.out))
     with ExitStack() as stack:
@@ -57,6 +52,8 @@ def _send(arguments: argparse.Namespace, player: Player | None) -> None:
             playback = stack.enter_context(Playback(player))
             listeners.insert(0, playback)
         asyncio.run(stream(target_of(arguments), _request(arguments, arguments.text or ""), listeners))
+    if arguments.out is not None and not arguments.json:
+        note(f"written: {arguments.out}")
     if player is not None and playback.problem:
         note(f"the speech was not played completely: {playback.problem}")
 
@@ -85,8 +82,14 @@ def _choose_player(arguments: argparse.Namespace) -> Player | None:
     if arguments.text_only or not wanted:
         return None
     player = find_player()
-    if player is None and arguments.play:
-        arguments.refuse_usage(f"--play needs one of {', '.join(each.program for each in PLAYERS)} on PATH")
+    if player is None:
+        known = ", ".join(each.program for each in PLAYERS)
+        if arguments.play:
+            arguments.refuse_usage(f"--play needs one of {known} on PATH")
+        if arguments.out is None:
+            # Nobody would hear it, and the prompt would wait for its end.
+            arguments.text_only = True
+            note(f"no audio player ({known}): text only; --no-play generates the speech all the same")
     return player
 
 

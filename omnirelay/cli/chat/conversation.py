@@ -31,15 +31,20 @@ _MAKE: Final[Mapping[MediaKind, Callable[[str], Attachment]]] = {
 class ChatSession:
     """Keeps the turns, and sends all of them with each request (the template, which has no turns).
 
-    Every request has its own connection, so the gateway may be restarted in between.
+    Every request has its own connection, so the gateway may be restarted in between.  ``make_printers`` gives
+    what shows one answer.
     """
 
     def __init__(
-        self, target: Target, template: GenerateRequest, printers: Sequence[Listener], player: Player | None
+        self,
+        target: Target,
+        template: GenerateRequest,
+        make_printers: Callable[[], Sequence[Listener]],
+        player: Player | None,
     ) -> None:
         self._target = target
         self._template = template
-        self._printers = printers
+        self._make_printers = make_printers
         self._player = player
         self._turns: list[ChatMessage] = []
         self._attached: list[Attachment] = []
@@ -72,7 +77,9 @@ class ChatSession:
         """
         part = _MAKE[kind](os.path.expanduser(source))
         self._attached.append(part)
-        number = sum(each.kind == kind for each in self._attached)
+        # As the gateway counts them, in the whole conversation.
+        earlier = (part for turn in self._turns if not isinstance(turn.content, str) for part in turn.content)
+        number = sum(getattr(each, "kind", None) == kind for each in (*earlier, *self._attached))
         return f"{kind} {number}"
 
     def choose_voice(self, name: str) -> None:
@@ -111,6 +118,7 @@ class ChatSession:
         """Drop all turns and attachments."""
         self._turns.clear()
         self._attached.clear()
+        self._speech = None
 
     def ask(self, text: str) -> None:
         """Send a message with its attachments, and show the answer.
@@ -128,7 +136,7 @@ class ChatSession:
         message = ChatMessage("user", content)
         self._attached = []
         recorder = Recorder()
-        listeners: list[Listener] = [recorder, *self._printers]
+        listeners: list[Listener] = [recorder, *self._make_printers()]
         if self._player is not None:
             self._playback = Playback(self._player)
             listeners.insert(0, self._playback)
@@ -143,9 +151,9 @@ class ChatSession:
         except OmniRelayError as error:
             self.hush()
             if isinstance(error, PromptTooLongError) and self._turns:
-                note("the conversation is too long: /new starts a new one")
+                error.add_note("the conversation is too long: /new starts a new one")
             if not isinstance(content, str):
-                note("the message failed: attach its files again")
+                error.add_note("the message failed: attach its files again")
             raise
         self._keep(message, recorder)
         if self._playback is not None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from omnirelay.cli.chat.conversation import ChatSession
-from omnirelay.cli.output import note
+from omnirelay.cli.output import columns, note
 from omnirelay.errors import InvalidRequestError
 from omnirelay.values import MediaKind
 
@@ -82,8 +82,9 @@ def _forget(conversation: ChatSession, _: str) -> None:
 def _help(_: ChatSession, __: str) -> None:
     calls = {f"{name} {command.argument}": command.help for name, command in COMMANDS.items()}
     width = max(map(len, calls))
+    narrow = width + max(map(len, calls.values())) + 2 > columns()
     for call, meaning in calls.items():
-        note(f"{call.ljust(width)}  {meaning}")
+        note(f"{call}\n  {meaning}" if narrow else f"{call.ljust(width)}  {meaning}")
 
 
 def _leave(_: ChatSession, __: str) -> None:

@@ -13,7 +13,7 @@ from omnirelay.cli.chat.answer import FiguresPrinter, JsonPrinter, Listener, Tex
 from omnirelay.cli.chat.conversation import ChatSession
 from omnirelay.cli.chat.player import Player
 from omnirelay.cli.chat.slash import COMMANDS, Leave, perform
-from omnirelay.cli.output import fail, note, say_json
+from omnirelay.cli.output import fail, note
 from omnirelay.cli.target import target_of
 from omnirelay.errors import OmniRelayError, OutputError, StandardOutputError
 from omnirelay.protocol import GenerateRequest
@@ -32,10 +32,13 @@ def run(arguments: argparse.Namespace, template: GenerateRequest, player: Player
         KeyboardInterrupt: Ctrl-C, when reading from a pipe.
     """
     at_terminal = sys.stdin.isatty()
-    printers: list[Listener] = [JsonPrinter()] if arguments.json else [TextPrinter()]
-    if arguments.verbose and not arguments.json:
-        printers.append(FiguresPrinter())
-    conversation = ChatSession(target_of(arguments), template, printers, player)
+
+    def make_printers() -> list[Listener]:
+        if arguments.json:
+            return [JsonPrinter()]
+        return [TextPrinter(), *([FiguresPrinter()] if arguments.verbose else [])]
+
+    conversation = ChatSession(target_of(arguments), template, make_printers, player)
     model = conversation.status().gateway.model
     if isinstance(sys.stdin, io.TextIOWrapper):
         # A line that is not Unicode fails when it is sent, and the conversation goes on.
@@ -74,9 +77,10 @@ def _converse(conversation: ChatSession, as_json: bool) -> None:
             line = _read(prompt)
         except KeyboardInterrupt:
             note("")
-            if not conversation.playing:
+            if conversation.playing:
+                conversation.hush()
+            elif not _typed():
                 return
-            conversation.hush()
             continue
         if line is None:
             note("")
@@ -99,6 +103,12 @@ def _read(prompt: str) -> str | None:
         return None
 
 
+def _typed() -> bool:
+    """Whether the line that Ctrl-C interrupted had something in it."""
+    readline = sys.modules.get("readline")
+    return readline is not None and bool(readline.get_line_buffer())
+
+
 def _take(conversation: ChatSession, line: str) -> None:
     if line.startswith("/"):
         perform(conversation, line)
@@ -111,10 +121,7 @@ def _tell(error: OmniRelayError, as_json: bool) -> None:
     if isinstance(error, StandardOutputError):
         # Nobody would see the next answers.
         raise error
-    if as_json:
-        say_json(event="error", code=error.code, message=str(error))
-    else:
-        fail(error)
+    fail(error, as_json)
 
 
 @contextmanager
