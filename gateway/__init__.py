@@ -1,6 +1,5 @@
-"""The gateway: takes clients' requests, follows each through the stages, and returns its answer.
+"""The gateway: takes clients' requests, runs them through the stages, and streams the answers.
 
-``manager`` owns the requests.  Its rooms know less the further down they are: ``http`` and ``tcp`` (clients),
-``dispatch`` (stages), ``requests`` (state), ``input`` (prompts and media), ``access`` (keys),
-``fairness`` (queues and budgets).  Loads neither PyTorch nor vLLM.
+Packages, from the top: ``http`` and ``tcp`` (clients), ``dispatch`` (stages), ``requests`` (state), ``input``
+(prompts and media), ``access`` (keys), ``fairness`` (queues and quotas).  Loads neither PyTorch nor vLLM.
 """

@@ -19,21 +19,21 @@ def main() -> int:
     """Run until SIGTERM or SIGINT.
 
     Returns:
-        0, or 1 if the gateway could not start.
+        1 if the gateway could not start, else 0.
     """
-    # Nothing is open yet; the running gateway has handlers of its own.
+    # Until the running gateway installs its own handlers.
     leave_on_signals()
     parser = argparse.ArgumentParser(prog="python -m gateway", description="Run the gateway.")
     parser.add_argument("--config", type=Path, help="the stack's YAML file")
     arguments = parser.parse_args()
-    # Nothing has been read that could be read again; the running gateway has a handler.
+    # There is nothing to reload yet.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     configure_logging("gateway", "info")
     try:
         config = load_config(arguments.config)
         configure_logging("gateway", config.log_level, config.log_format)
         tell_ignored()
-        # Never closed: it would wait for threads that look up names, which can take minutes.
+        # Never closed: that would wait for threads in DNS look-ups, which can take minutes.
         asyncio.Runner().run(run(config))
     except OmniRelayError as error:
         limit_end()

@@ -1,4 +1,4 @@
-"""The gateway process: puts the parts together and runs them until it is told to stop."""
+"""The gateway process: its parts, start and stop."""
 
 import asyncio
 import logging
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 TICK_S: Final = 0.1
 AWAY_S: Final = 0.25
-"""A tick that comes so much later than it should: the gateway was frozen, or had no processor."""
+"""A tick that is later by this much shows that the process was suspended."""
 log = logging.getLogger(__name__)
 
 
@@ -44,13 +44,12 @@ class GatewayProcess:
 
     Args:
         config: The whole stack's.
-        fetch: How media are fetched; none takes what the configuration says.
+        fetch: Fetches media; default: as configured.
 
     Raises:
-        CheckpointError: There is no checkpoint, or it lacks a file.
-        ConfigError: A host of ``media.url_hosts`` is not written like one, a variable of OpenTelemetry holds
-            what cannot be used, or keys or the certificate cannot be used.
-        AddressInUseError: Another process listens on one of the gateway's addresses.
+        CheckpointError: The checkpoint is missing or incomplete.
+        ConfigError: ``media.url_hosts``, an OpenTelemetry variable, the keys or the certificate is invalid.
+        AddressInUseError: An address is in use.
     """
 
     def __init__(self, config: Config, fetch: Fetch | None = None) -> None:
@@ -76,10 +75,10 @@ class GatewayProcess:
         self._ticker: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Serve stages and clients.
+        """Start to serve.
 
         Raises:
-            AddressInUseError: Another process listens for clients there.
+            AddressInUseError: An address is in use.
         """
         try:
             await self._server.start()
@@ -94,25 +93,25 @@ class GatewayProcess:
         self._ticker = asyncio.create_task(self._tick())
 
     async def drain(self, grace_s: float, hurry: asyncio.Event) -> None:
-        """Take no more clients and requests, and wait until those that are there have ended.
+        """Stop listening, and wait for open requests.
 
         Args:
-            grace_s: How long at most, in seconds.
+            grace_s: Longest wait.
             hurry: Ends the wait.
         """
         self._server.stop_listening()
         if self._http is not None:
             self._http.stop_listening()
         self.gateway.drain(grace_s)
-        log.info("stopping: %d requests are open, they have %g s", self.access.open_requests, grace_s)
+        log.info("stopping: %d open requests may finish within %g s", self.access.open_requests, grace_s)
         until = time.monotonic() + grace_s
         while self._answering and not hurry.is_set() and time.monotonic() < until:
             await asyncio.sleep(TICK_S)
         if self._answering:
-            log.warning("%d requests are ended before their time", self.access.open_requests)
+            log.warning("%d unfinished requests are cancelled", self.access.open_requests)
 
     async def stop(self) -> None:
-        """End all requests, tell their clients and the stages, and close every socket."""
+        """End all requests and close all sockets."""
         self.gateway.close()
         await self._close_servers()
         if self._ticker is not None:
@@ -121,7 +120,7 @@ class GatewayProcess:
         self._close()
 
     def status(self) -> StatusReport:
-        """How the stack is."""
+        """The status of the stack."""
         refused: Counter[str] = self._link.refused() + self._server.refused
         return StatusReport(
             gateway=GatewayStatus(
@@ -140,20 +139,18 @@ class GatewayProcess:
 
     @property
     def _answering(self) -> bool:
-        """A client waits for an answer, or for the rest of one."""
+        """An answer has not been sent completely."""
         return self.access.open_requests > 0 or (self._http is not None and self._http.answering)
 
     def _close(self) -> None:
-        """Close what is there from the beginning."""
         self._link.close()
         if self._tracer is not None:
             self._tracer.close()
 
     def _http_context(self, config: Config, uploads: UploadRoom) -> "HttpContext | None":
-        """What HTTP works with, where it is wanted: a gateway without need not load its libraries."""
         if config.gateway.http is None and config.gateway.monitor is None:
             return None
-        from gateway.http.context import HttpContext  # noqa: PLC0415 - see above
+        from gateway.http.context import HttpContext  # noqa: PLC0415 - only loaded where HTTP is served
 
         directory = self._prompts.directory
         return HttpContext(
@@ -168,10 +165,10 @@ class GatewayProcess:
         )
 
     def _http_servers(self, config: Config) -> "tuple[HttpServer | None, HttpServer | None]":
-        """What serves HTTP to clients, and to who watches the gateway."""
+        """The servers for clients and for monitoring."""
         if self._context is None:
             return None, None
-        from gateway.http.server import api_server, monitor_server  # noqa: PLC0415 - see above
+        from gateway.http.server import api_server, monitor_server  # noqa: PLC0415 - as above
 
         http, monitor = config.gateway.http, config.gateway.monitor
         return (
@@ -191,7 +188,9 @@ class GatewayProcess:
             now = time.monotonic()
             away_s, before = now - before - TICK_S, now
             if away_s > AWAY_S:
-                log.warning("this gateway did not run for %.1f s: nobody is blamed for that time", away_s)
+                log.warning(
+                    "this gateway was suspended for %.1f s: timeouts of stages are extended by that", away_s
+                )
                 self.gateway.registry.excuse(away_s)
             self._link.poll()
             self.gateway.start_waiting()
@@ -199,16 +198,15 @@ class GatewayProcess:
 
 
 def _fetcher(config: MediaConfig) -> Fetch | None:
-    """What fetches media, where it is allowed at all: a gateway without need not load an HTTP library."""
     if not config.url_hosts:
         return None
-    from gateway.input.fetch import Fetcher  # noqa: PLC0415 - see above
+    from gateway.input.fetch import Fetcher  # noqa: PLC0415 - loads an HTTP client
 
     return Fetcher(config)
 
 
 def peak_memory_bytes() -> int:
-    """Largest resident set of this process so far."""
+    """Peak resident memory of this process."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
@@ -219,7 +217,7 @@ def _listening(config: Config) -> list[str]:
 
 
 async def run(config: Config) -> None:
-    """Run a gateway until SIGTERM or SIGINT, and until its requests have ended, or a second signal comes.
+    """Run a gateway until SIGTERM or SIGINT and the end of its requests; a second signal ends them at once.
 
     Raises:
         OmniRelayError: It cannot start.
@@ -242,14 +240,14 @@ async def run(config: Config) -> None:
     process: GatewayProcess | None = None
 
     def reload() -> None:
-        # The loop runs this only when it is its turn again: none is there if it could not be made.
+        # None if the process could not be constructed.
         if process is not None:
             process.access.reload()
 
     loop.add_signal_handler(signal.SIGHUP, reload)
     process = GatewayProcess(config)
     await process.start()
-    # Where stages share its machine, it would wait for what they compute before it passes their audio on.
+    # Or stages on the same machine would delay it.
     set_realtime_priority()
     log.info("listening on %s", ", ".join(_listening(config)))
     process.access.warn()
@@ -259,5 +257,5 @@ async def run(config: Config) -> None:
     await process.stop()
     for number in (*STOP_SIGNALS, signal.SIGHUP):
         loop.remove_signal_handler(number)
-        # All is done: a signal that comes now must not make it look otherwise.
+        # A late signal must not change the exit status.
         signal.signal(number, signal.SIG_IGN)

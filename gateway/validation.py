@@ -1,4 +1,4 @@
-"""A client's request to the thinker's: everything is checked before a stage hears of it."""
+"""Validates a client's request and converts it into the thinker's."""
 
 from collections.abc import Mapping
 from typing import Any, Final, Protocol
@@ -13,31 +13,31 @@ from shared.config import GatewayConfig
 from shared.messages import STAGES, MediaKind, StageName, ThinkRequest
 
 DEFAULT_SPEAKER: Final = "Chelsie"
-"""The released model's, if the checkpoint has it; else its first."""
+"""Of the released model; if the checkpoint lacks it, its first speaker."""
 CODEC_DEFAULTS: Final = {"temperature": 0.9, "top_k": 40, "top_p": 0.8, "repetition_penalty": 1.05}
 TALKER_EXTRA_POSITIONS: Final = 2
-"""Positions of the talker's prompt beyond the thinker's."""
+"""Positions that the talker's prompt has beyond the thinker's."""
 MAX_TEXT_CHARACTERS: Final = 4 * 2**20
-"""Of a whole conversation: more than any prompt holds, and little enough to be tokenized."""
+"""Of a conversation: more than any prompt holds, and feasible to tokenize."""
 SEED_BITS: Final = 32
-"""Of seeds that the gateway draws: short enough to be typed again."""
+"""Of generated seeds: short enough to be typed."""
 
 
 class Prompts(Protocol):
-    """What makes prompts, see :class:`gateway.input.prompt.PromptBuilder`."""
+    """See :class:`gateway.input.prompt.PromptBuilder`."""
 
     @property
     def vocab_size(self) -> int:
-        """Every token id is smaller."""
+        """Token ids are smaller."""
         ...
 
     @property
     def placeholders(self) -> Mapping[int, MediaKind]:
-        """The tokens that stand for a sound, picture or video."""
+        """Placeholder tokens of media."""
         ...
 
     def build(self, messages: list[ChatMessage]) -> list[int]:
-        """Give the prompt of a conversation."""
+        """The prompt of a conversation."""
         ...
 
 
@@ -47,12 +47,12 @@ def stages_for(request: GenerateRequest) -> tuple[StageName, ...]:
 
 
 class Validator:
-    """Checks requests against the limits of the gateway, the stages and the checkpoint.
+    """Checks requests against the limits of gateway, stages and checkpoint.
 
     Args:
         config: The gateway's.
-        registry: What the stages have told of theirs.
-        prompts: Makes prompts.
+        registry: Knows the limits of the stages.
+        prompts: Builds prompts.
     """
 
     def __init__(self, config: GatewayConfig, registry: StageRegistry, prompts: Prompts) -> None:
@@ -62,23 +62,23 @@ class Validator:
         self._prompts = prompts
 
     def check_stages(self, request: GenerateRequest) -> None:
-        """Refuse a request whose stages are not there.
+        """Reject a request whose stages are not ready.
 
         Raises:
-            StageUnavailableError: Naming them.
-            InvalidRequestError: It asks for speech, and this gateway has none.
+            StageUnavailableError: Names them.
+            InvalidRequestError: It asks for speech from a text-only gateway.
         """
         if request.speech and "talker" not in self._registry.stages:
             raise InvalidRequestError(
-                "this gateway gives text only (text_only is set): ask for an answer without speech"
+                "this gateway is text-only (text_only is set): request an answer without speech"
             )
         self._registry.require(stages_for(request))
 
     def speaker(self, request: GenerateRequest) -> str | None:
-        """Give the voice of a request; none without speech.
+        """The speaker of a request; none without speech.
 
         Raises:
-            UnknownSpeakerError: Listing the known ones.
+            UnknownSpeakerError: Lists the known ones.
         """
         if not request.speech:
             return None
@@ -92,23 +92,23 @@ class Validator:
         return request.speaker
 
     def prompt(self, request: GenerateRequest) -> list[int]:
-        """Give the token ids of a request's prompt; takes long for a long one.
+        """Build the prompt's token ids; slow if it is long.
 
         Raises:
-            EmptyPromptError: There is none.
-            PromptTooLongError: It has more characters than could ever be tokens.
-            InvalidRequestError: It is not one.
+            EmptyPromptError: There is nothing to answer.
+            PromptTooLongError: It has too many characters to be tokenized.
+            InvalidRequestError: It is invalid.
         """
         if request.prompt_token_ids is not None:
             return self._given_prompt(request)
         asked = [message for message in request.messages if message.role != "system"]
         if not any(_has_content(message) for message in asked):
-            raise EmptyPromptError("the prompt holds no text, and no sound, picture or video")
+            raise EmptyPromptError("the prompt has no text, audio, image or video")
         messages = self._with_system_message(request)
         length = sum(_characters(message) for message in messages)
         if length > MAX_TEXT_CHARACTERS:
             raise PromptTooLongError(
-                f"the prompt has {length} characters of text, at most {MAX_TEXT_CHARACTERS} are taken"
+                f"the prompt has {length} characters of text, at most {MAX_TEXT_CHARACTERS} are allowed"
             )
         return self._prompts.build(messages)
 
@@ -120,18 +120,18 @@ class Validator:
         speaker: str | None,
         drawn_seed: int,
     ) -> ThinkRequest:
-        """Give what the thinker is asked.
+        """Build the thinker's request, without media.
 
         Args:
-            request_id: The gateway's name of the request.
+            request_id: The gateway's id.
             request: The client's.
             prompt: Its token ids.
-            speaker: As :meth:`speaker` gave it.
-            drawn_seed: Used if the request has none.
+            speaker: As :meth:`speaker` returned it.
+            drawn_seed: The default.
 
         Raises:
-            PromptTooLongError: With the numbers.
-            InvalidRequestError: Naming the value that is out of range.
+            PromptTooLongError: It exceeds a stage's context.
+            InvalidRequestError: Names the value that is out of range.
         """
         self._check_length(len(prompt), request.speech)
         seed = drawn_seed if request.seed is None else request.seed
@@ -158,10 +158,10 @@ class Validator:
         return think if request.speech else msgspec.structs.replace(think, speech=None)
 
     def deadline_s(self, request: GenerateRequest) -> float:
-        """Give the seconds that a request may take.
+        """The request's time limit in seconds.
 
         Raises:
-            InvalidRequestError: It asks for none, or less.
+            InvalidRequestError: It is not positive.
         """
         if request.deadline_s is None:
             return self._limits.deadline_s
@@ -170,7 +170,7 @@ class Validator:
         return min(request.deadline_s, self._limits.deadline_s)
 
     def _with_system_message(self, request: GenerateRequest) -> list[ChatMessage]:
-        """Give the messages of a request, with the system message for speech if it speaks and brings none."""
+        """The messages, with the system message for speech if they lack one."""
         text = self._speech_system_prompt
         if not request.speech or text is None or any(each.role == "system" for each in request.messages):
             return request.messages
@@ -181,7 +181,7 @@ class Validator:
         if request.messages:
             raise InvalidRequestError("give either messages or prompt_token_ids, not both", "messages")
         if not prompt:
-            raise EmptyPromptError("the prompt holds no tokens", "prompt_token_ids")
+            raise EmptyPromptError("the prompt has no tokens", "prompt_token_ids")
         if not 0 <= min(prompt) <= max(prompt) < self._prompts.vocab_size:
             raise InvalidRequestError(
                 f"prompt_token_ids must be from 0 to {self._prompts.vocab_size - 1}, "
@@ -192,8 +192,8 @@ class Validator:
             self._prompts.placeholders[each] for each in prompt if each in self._prompts.placeholders
         }:
             raise InvalidRequestError(
-                f"prompt_token_ids hold the placeholder of {', '.join(sorted(kinds))}: "
-                "sounds, pictures and videos are given as parts of messages",
+                f"prompt_token_ids contain the placeholder of {', '.join(sorted(kinds))}: "
+                "send media as parts of messages",
                 "prompt_token_ids",
             )
         return prompt
@@ -210,7 +210,7 @@ class Validator:
                 raise PromptTooLongError(f"the prompt has {length} tokens, {who} at most {max(most, 0)}")
 
     def _room(self, stage: StageName, used: int) -> int | None:
-        """Positions of a stage beyond those used; none if the stage names no limit."""
+        """Positions of a stage beyond those used, if its limit is known."""
         positions = self._registry.max_positions(stage)
         return None if positions is None else positions - used
 
@@ -228,7 +228,7 @@ class Validator:
 def _merge(
     name: str, defaults: dict[str, Any], changes: SamplingOverrides, limit: int, room: int | None
 ) -> dict[str, Any]:
-    """Apply a request's changes to the defaults, and fit the number of tokens to what is possible."""
+    """Merge a request's sampling parameters into the defaults, and clamp the number of tokens."""
     wanted = {name: value for name, value in msgspec.structs.asdict(changes).items() if value is not None}
     merged = {"max_tokens": limit, **defaults, **wanted}
     if changes.max_tokens is not None and (changes.min_tokens or 0) > changes.max_tokens:
@@ -243,7 +243,7 @@ def _merge(
 
 
 def _invalid(error: msgspec.ValidationError) -> InvalidRequestError:
-    """Say what is out of range by the client's name for it, not by the thinker's."""
+    """Name the parameter as clients do, not as the thinker does."""
     problem, _, place = str(error).rstrip("`").partition(" - at `$.")
     for ours, theirs in (("sampling.", "text_sampling."), ("speech.sampling.", "codec_sampling.")):
         if place.startswith(ours):

@@ -1,1 +1,1 @@
-"""Who may use the gateway: API keys, the limits of each, TLS."""
+"""Access control: API keys and their limits, connection limits, TLS."""

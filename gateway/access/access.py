@@ -1,4 +1,4 @@
-"""Access of clients, over TCP and over HTTP: keys, TLS, and what each connection may hold."""
+"""What both servers ask about clients: keys, TLS, shares, connection limits."""
 
 import ipaddress
 import logging
@@ -18,7 +18,7 @@ from omnirelay.protocol import MAX_PIECE_BYTES, PROTOCOL_VERSION, Welcome, parse
 from shared.config import Config, GatewayConfig
 
 SHUTDOWN_S: Final = 5.0
-"""How long a client may take to agree on the end of a TLS connection."""
+"""Time limit of the TLS shutdown."""
 log = logging.getLogger(__name__)
 
 
@@ -31,13 +31,10 @@ class TlsOptions(TypedDict, total=False):
 
 
 class Access:
-    """Says who comes in.
-
-    Args:
-        config: The whole stack's.
+    """Authenticates clients and opens their accounts.
 
     Raises:
-        ConfigError: The file of keys, the certificate or its key cannot be used.
+        ConfigError: The keys file, the certificate or its key cannot be used.
     """
 
     def __init__(self, config: Config) -> None:
@@ -55,7 +52,7 @@ class Access:
 
     @property
     def server_options(self) -> TlsOptions:
-        """What a server is made with, so that it speaks TLS where that is wanted."""
+        """TLS arguments for a server; empty without TLS."""
         if self.tls is None:
             return {}
         return TlsOptions(
@@ -64,31 +61,31 @@ class Access:
 
     @property
     def open_requests(self) -> int:
-        """Requests that are prepared, wait, are answered, or have not been read to their end."""
+        """Requests that have not ended, or whose answers have not been read."""
         return self._unread.requests
 
     def client(self, key: str | None, name: str) -> Principal:
-        """Say who comes.
+        """Authenticate a client.
 
         Args:
-            key: What came as a key.
-            name: What the client goes by where no keys are needed.
+            key: Its API key, if it sent one.
+            name: Its name where no keys are needed.
 
         Raises:
-            UnauthenticatedError: A key is needed, and this is none that is known.
+            UnauthenticatedError: A key is needed, and this one is missing or invalid.
         """
         return self.keys.client(key) if self.keys.needed else Principal(name)
 
     def share(self, client: Principal, address: str) -> str:
-        """What the share of a connection goes by: its key, or else the address that it comes from."""
+        """The quota that a connection uses: its key's, or its address's."""
         return client.name if self.keys.needed and client.known else holder_of(address)
 
     def account(self, name: str, client: Principal) -> ClientAccount:
-        """Open an account for a connection of a client.
+        """Open an account for a connection.
 
         Args:
-            name: What the connection goes by in the log.
-            client: Whose it is.
+            name: Of the connection, in the log.
+            client: Its client.
         """
         limits = self._gateway.limits
         if client.name != name and self.keys.needed:
@@ -98,7 +95,7 @@ class Access:
         )
 
     def welcome(self, client: Principal) -> Welcome:
-        """Tell a client what is taken of it."""
+        """The limits that a client is told."""
         most = self._gateway.limits.request_bytes
         if client.limits.request_bytes is not None:
             most = min(most, client.limits.request_bytes)
@@ -106,26 +103,26 @@ class Access:
         return Welcome(PROTOCOL_VERSION, most, media.max_item_bytes, media.max_request_bytes, MAX_PIECE_BYTES)
 
     def reload(self) -> None:
-        """Read keys and certificate again, all or nothing: if a file cannot be used, the log says so."""
+        """Reload keys and certificate, both or neither; the log tells why if not."""
         if not self.keys.needed and self.tls is None:
-            log.info("there is nothing to read again: no API keys and no certificate are configured")
+            log.info("nothing to reload: neither API keys nor a certificate are configured")
             return
         try:
             keys = self.keys.read()
             certificate = self.tls.read() if self.tls is not None else None
         except ConfigError as error:
-            log.error("nothing was changed: %s", error)
+            log.error("reload failed, nothing was changed: %s", error)
             return
         self.keys.take(keys)
         told = [f"{len(keys)} API keys"] if self.keys.needed else []
         if self.tls is not None and certificate is not None:
             self.tls.show(certificate)
             told.append(f"the certificate, valid {certificate.left(time.time())}")
-        log.info("read again: %s", "; ".join(told))
+        log.info("reloaded: %s", "; ".join(told))
         self._warn_of_certificate()
 
     def warn(self) -> None:
-        """Say in the log what anybody could use or read."""
+        """Log warnings about missing keys, missing TLS, and the certificate."""
         for what in open_doors(self._gateway):
             log.warning("%s", what)
         self._warn_of_certificate()
@@ -139,7 +136,7 @@ class Access:
 
 
 def open_doors(gateway: GatewayConfig) -> list[str]:
-    """Say what other machines may use without a key, or read on the way."""
+    """Warnings about addresses that other machines reach without keys or TLS."""
     addresses = {"gateway.listen": gateway.listen, "gateway.http": gateway.http}
     reached = [key for key, address in addresses.items() if address and not _is_loopback(address)]
     if not reached:
@@ -147,9 +144,9 @@ def open_doors(gateway: GatewayConfig) -> list[str]:
     where = " and ".join(reached)
     told = []
     if gateway.api_keys is None:
-        told.append(f"who can reach {where} can use this gateway: it asks for no key (gateway.api_keys)")
+        told.append(f"{where}: other machines can use this gateway with no key (set gateway.api_keys)")
     if gateway.tls.certificate is None:
-        told.append(f"what goes over {where} can be read on the way: there is no TLS (gateway.tls)")
+        told.append(f"{where}: traffic can be read in transit, as there is no TLS (set gateway.tls)")
     return told
 
 

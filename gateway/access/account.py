@@ -1,4 +1,4 @@
-"""What one connection may have open at once, and leave unread."""
+"""Limits of one connection: open requests and unread bytes."""
 
 from typing import Final
 
@@ -9,18 +9,18 @@ from omnirelay.errors import BusyError, SlowClientError
 from omnirelay.protocol import GenerateRequest
 
 UNREAD_OF_ONE: Final = 2**20
-"""What a client that reads leaves unread at most."""
+"""Unread bytes that a connection may always have."""
 
 
 class Unread:
-    """What all clients together have not read.
+    """Unread answers of all clients.
 
     Args:
-        limit: So many bytes may wait; then a client that has left :data:`UNREAD_OF_ONE` unread gets no more.
+        limit: In bytes; beyond it, connections with more than :data:`UNREAD_OF_ONE` unread get no more.
 
     Attributes:
-        total: Bytes of answers that wait.
-        requests: Those whose end their clients have not taken.
+        total: Unread bytes.
+        requests: Requests whose end has not been read.
     """
 
     def __init__(self, limit: int) -> None:
@@ -30,14 +30,14 @@ class Unread:
 
 
 class ClientAccount:
-    """What one connection may have open at once, and its client over all connections.
+    """Counts what one connection has open and unread.
 
     Args:
         name: For the log.
-        max_requests: Requests whose end the connection has not taken.
-        max_backlog_bytes: Bytes of answer that the connection has not taken.
-        client: Whose connection it is; none makes it a client of its own.
-        unread: Where what waits for all is counted.
+        max_requests: Open requests allowed.
+        max_backlog_bytes: Unread bytes allowed.
+        client: Default: the connection is a client of its own.
+        unread: Counts over all connections.
     """
 
     def __init__(
@@ -58,20 +58,20 @@ class ClientAccount:
 
     @property
     def share(self) -> str:
-        """What its client's share of the gateway goes by."""
+        """The quota that the client uses."""
         return self.client.name
 
     def allowed(self, request: GenerateRequest) -> GenerateRequest:
-        """Give a request no more urgent than the client may make it."""
+        """The request, with its priority limited to what the client may use."""
         best = self.client.limits.best_priority
         return request if request.priority >= best else msgspec.structs.replace(request, priority=best)
 
     def open(self) -> None:
-        """Count one more request.
+        """Count a request.
 
         Raises:
-            BusyError: The connection, or the client, has as many as it may.
-            UnauthenticatedError: The client is not known.
+            BusyError: The connection, or the client, has too many.
+            UnauthenticatedError: The client's key was withdrawn.
         """
         if self.open_requests >= self.max_requests:
             raise self.busy()
@@ -80,22 +80,22 @@ class ClientAccount:
         self._unread.requests += 1
 
     def end(self) -> None:
-        """Count one less."""
+        """A request has ended and been read."""
         self.open_requests -= 1
         self._unread.requests -= 1
         self.client.close()
 
     def busy(self) -> BusyError:
-        """Give the answer to one request too many."""
+        """The error for one request too many."""
         return BusyError(
-            f"this client has {self.max_requests} requests open, no more are taken", RETRY_OWN_REQUESTS_MS
+            f"this connection has {self.max_requests} open requests, the maximum", RETRY_OWN_REQUESTS_MS
         )
 
     def charge(self, size: int) -> None:
-        """Count bytes that wait for the connection.
+        """Count unread bytes.
 
         Raises:
-            SlowClientError: They are more than may wait.
+            SlowClientError: They exceed the limit.
         """
         if self.backlog_bytes + size > self._max_backlog_bytes:
             raise self._too_slow(self._max_backlog_bytes)
@@ -106,11 +106,11 @@ class ClientAccount:
         unread.total += size
 
     def release(self, size: int) -> None:
-        """Count bytes that the connection has taken, or never will."""
+        """Bytes were read, or dropped."""
         self.backlog_bytes -= size
         self._unread.total -= size
 
     def _too_slow(self, most: int) -> SlowClientError:
         return SlowClientError(
-            f"{self.backlog_bytes} bytes of answer wait to be read, no more than {most} are kept now"
+            f"{self.backlog_bytes} bytes of answers are unread, at most {most} are buffered now"
         )

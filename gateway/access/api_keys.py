@@ -1,4 +1,4 @@
-"""The API keys that clients may come with: a file of their hashes, never the keys themselves."""
+"""API keys, stored in a file as hashes."""
 
 import hashlib
 import logging
@@ -21,7 +21,7 @@ from omnirelay.errors import ConfigError, UnauthenticatedError
 from shared.config import NOT_YAML
 
 PREFIX: Final = "omr_"
-"""How our keys begin, so that people and scanners know one when they see it."""
+"""Lets people and secret scanners recognize a key."""
 KEY_BYTES: Final = 32
 MAX_KEYS: Final = 1000
 """Each has metrics of its own."""
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 class KeyEntry(ClientLimits, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A key in the file.
+    """An entry of the keys file.
 
     Attributes:
         sha256: Of the key, in hexadecimal.
@@ -43,30 +43,30 @@ class KeyEntry(ClientLimits, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def new_key() -> str:
-    """Draw a key.  It has 256 random bits, so its plain hash cannot be turned back."""
+    """A new key with 256 random bits, so that a plain hash is safe."""
     return PREFIX + secrets.token_urlsafe(KEY_BYTES)
 
 
 def hash_of(key: str) -> str:
-    """Give what the file holds of a key."""
+    """The hash that the file holds."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def read_keys(path: Path) -> dict[str, KeyEntry]:
-    """Read a file of keys.
+    """Read a keys file.
 
     Returns:
         The entries by name.
 
     Raises:
-        ConfigError: It cannot be read or believed; the message holds nothing of its content but names.
+        ConfigError: It is unreadable or invalid; the message quotes nothing but names.
     """
     text = _read(path)
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
         values = yaml.safe_load(text)
     except NOT_YAML as error:
-        # Not the error's own words, which quote the line: somebody may have written a key there.
+        # Not the parser's message, which quotes the line: it may hold a key.
         mark = getattr(error, "problem_mark", None)
         where = f" in line {mark.line + 1}" if mark is not None else ""
         raise ConfigError(f"{path} (gateway.api_keys) is not YAML{where}") from None
@@ -81,7 +81,7 @@ def read_keys(path: Path) -> dict[str, KeyEntry]:
 
 def _entries(path: Path, values: dict[object, object]) -> dict[str, KeyEntry]:
     if len(values) > MAX_KEYS:
-        raise ConfigError(f"{path} (gateway.api_keys) has {len(values)} keys, at most {MAX_KEYS} are taken")
+        raise ConfigError(f"{path} (gateway.api_keys) has {len(values)} keys, at most {MAX_KEYS} are allowed")
     entries = {}
     for number, (name, value) in enumerate(values.items(), 1):
         if not isinstance(name, str) or not NAME.fullmatch(name):
@@ -99,7 +99,7 @@ def _read(path: Path) -> str:
     try:
         with path.open("rb") as file:
             if stat.S_IMODE(path.stat().st_mode) & _OTHERS_WRITE:
-                raise ConfigError(f"{path} (gateway.api_keys) may be written by others: chmod go-w it")
+                raise ConfigError(f"{path} (gateway.api_keys) is writable by others: chmod go-w it")
             content = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         raise ConfigError(f"cannot read {path} (gateway.api_keys): {error.strerror}") from error
@@ -112,13 +112,13 @@ def _read(path: Path) -> str:
 
 
 class ApiKeys(Collector):
-    """The keys that are known, and their clients.
+    """The known keys and their clients.
 
     Args:
-        path: The file; none asks nobody for a key.
+        path: The keys file; none if no keys are needed.
 
     Raises:
-        ConfigError: The file cannot be read or believed.
+        ConfigError: It is unreadable, invalid or empty.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -126,7 +126,7 @@ class ApiKeys(Collector):
         self._entries: dict[str, KeyEntry] = {}
         self._clients: dict[str, Principal] = {}
         self._by_hash: dict[str, Principal] = {}
-        # What was counted of keys that are gone: their names may come back, and counters only grow.
+        # Counts of removed keys: their names may return, and counters must not decrease.
         self._counted: OrderedDict[str, tuple[int, int]] = OrderedDict()
         self.take(self.read())
 
@@ -137,14 +137,14 @@ class ApiKeys(Collector):
 
     @property
     def names(self) -> list[str]:
-        """The names of the keys."""
+        """Names of the keys."""
         return list(self._clients)
 
     def read(self) -> dict[str, KeyEntry]:
         """Read the file, for :meth:`take`.
 
         Raises:
-            ConfigError: The file cannot be read, is invalid, or holds no key.
+            ConfigError: It is unreadable, invalid, or holds no key.
         """
         if self._path is None:
             return {}
@@ -157,7 +157,7 @@ class ApiKeys(Collector):
         return keys
 
     def take(self, entries: dict[str, KeyEntry]) -> None:
-        """Know these keys: from now on one that is gone opens nothing, and new limits hold."""
+        """Replace the known keys; a removed one is invalid from now on."""
         clients = {}
         for name, entry in entries.items():
             before = self._entries.get(name)
@@ -177,12 +177,12 @@ class ApiKeys(Collector):
         self._by_hash = {entry.sha256: clients[name] for name, entry in entries.items()}
 
     def client(self, key: str | None) -> Principal:
-        """The client with a key.
+        """The client of a key.
 
-        Found by the key's hash, of which the time of the look-up reveals nothing that helps to guess a key.
+        A dict look-up by hash: its timing does not help to guess a key.
 
         Raises:
-            UnauthenticatedError: No client has it.
+            UnauthenticatedError: The key is missing or invalid.
         """
         found = self._by_hash.get(hash_of(key)) if key else None
         if found is None:
@@ -190,9 +190,9 @@ class ApiKeys(Collector):
         return found
 
     def collect(self) -> Iterable[CounterMetricFamily | GaugeMetricFamily]:
-        """Give the metrics by the names of the keys."""
+        """Metrics by key name."""
         requests = CounterMetricFamily(
-            "omnirelay_key_requests", "Requests that came with a key.", labels=["key", "outcome"]
+            "omnirelay_key_requests", "Requests by key.", labels=["key", "outcome"]
         )
         active_requests = GaugeMetricFamily(
             "omnirelay_key_open_requests", "Open requests of a key.", labels=["key"]

@@ -1,4 +1,4 @@
-"""The certificate that the gateway shows to its clients: read, judged, and replaced while it serves."""
+"""The gateway's TLS certificate: read, checked, and replaced without a restart."""
 
 import os
 import ssl
@@ -25,14 +25,14 @@ _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
 @dataclass(frozen=True)
 class Certificate:
-    """A certificate with its private key, as they were read.
+    """A certificate with its private key.
 
     Attributes:
-        context: What shows it.
-        path: Where it was read from.
-        begins: When it becomes valid, in seconds of the epoch.
-        expires: When it stops being valid.
-        chained: The certificates behind it in the file lead from it to the last of them.
+        context: Presents it.
+        path: Of its file.
+        begins: Start of its validity, Unix time.
+        expires: End of its validity, Unix time.
+        chained: The further certificates of the file form a chain from it.
     """
 
     context: ssl.SSLContext
@@ -42,20 +42,20 @@ class Certificate:
     chained: bool
 
     def why_not_now(self, now: float) -> str | None:
-        """Why clients refuse it at a time; none if they need not."""
+        """Why clients reject it at that time, if they do."""
         if now < self.begins:
-            return f"{self.path} is not valid before {_date(self.begins)}: clients refuse it"
+            return f"{self.path} is not valid before {_date(self.begins)}: clients reject it"
         if now >= self.expires:
-            return f"{self.path} expired at {_date(self.expires)}: clients refuse it"
+            return f"{self.path} expired at {_date(self.expires)}: clients reject it"
         return None
 
     def left(self, now: float) -> str:
-        """How long it is still valid, for people."""
+        """Its remaining validity, for the log."""
         days = (self.expires - now) / 86_400
         return f"until {_date(self.expires)}, {abs(days):.0f} days{'' if days >= 0 else ' ago'}"
 
     def why_not_chained(self) -> str | None:
-        """What is wrong with the certificates behind it; none if nothing is, as far as the file tells."""
+        """What is wrong with its chain, as far as the file shows."""
         if self.chained:
             return None
         return (
@@ -65,10 +65,7 @@ class Certificate:
 
 
 class ServerTls(Collector):
-    """TLS 1.2 or later with a certificate that can be replaced while connections come.
-
-    Args:
-        tls: Names a certificate and its key.
+    """TLS 1.2 or later with a replaceable certificate.
 
     Raises:
         ConfigError: A file cannot be used, or others may read the key.
@@ -77,8 +74,8 @@ class ServerTls(Collector):
     def __init__(self, tls: TlsConfig) -> None:
         self._tls = tls
         self.certificate = read_certificate(tls)
-        # A context of OpenSSL is changed file by file, and stays changed by the first if the second does
-        # not fit.  So this one has no certificate, and leaves each handshake to the context of what is shown.
+        # Loading files into an OpenSSL context is not atomic: so this one has no certificate, and hands each
+        # handshake to the current one's context.
         self.context: Final = _server_context()
         self.context.sni_callback = self._choose
 
@@ -86,23 +83,23 @@ class ServerTls(Collector):
         """Read the files again, for :meth:`show`.
 
         Raises:
-            ConfigError: They cannot be used, or clients would refuse now what they did not before.
+            ConfigError: They cannot be used, or would replace a valid certificate by an invalid one.
         """
         renewed, now = read_certificate(self._tls), time.time()
         worse = renewed.why_not_now(now)
         if worse is not None and self.certificate.why_not_now(now) is None:
-            raise ConfigError(f"{worse}, and the one that is shown is still valid")
+            raise ConfigError(f"{worse}, and the current one is still valid")
         return renewed
 
     def show(self, certificate: Certificate) -> None:
-        """Show this one to whoever connects from now on."""
+        """Present this certificate to new connections."""
         self.certificate = certificate
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
-        """Give the metric by which a certificate can be renewed in time."""
+        """The expiry metric."""
         expiry = GaugeMetricFamily(
             "omnirelay_tls_certificate_expiry_timestamp_seconds",
-            "When the certificate that clients are shown expires, in seconds of the epoch.",
+            "Expiry of the TLS certificate, as Unix time.",
         )
         expiry.add_metric([], self.certificate.expires)
         return [expiry]
@@ -112,7 +109,7 @@ class ServerTls(Collector):
 
 
 def read_certificate(tls: TlsConfig) -> Certificate:
-    """Read a certificate and its key, and see that a handshake with them succeeds; its dates are not judged.
+    """Read a certificate and its key, and test a handshake with them; dates are not checked.
 
     Raises:
         ConfigError: A file cannot be used, or others may read the key.
@@ -122,7 +119,7 @@ def read_certificate(tls: TlsConfig) -> Certificate:
     context = _server_context()
     try:
         _check_private(Path(tls.key))
-        # A password in any case, or OpenSSL would ask for one at the terminal.
+        # Without a password OpenSSL would ask for one at the terminal.
         context.load_cert_chain(tls.certificate, tls.key, password="")
         behind = pem_certificates(Path(tls.certificate))[1:]
     except ssl.SSLError as error:
@@ -136,7 +133,7 @@ def read_certificate(tls: TlsConfig) -> Certificate:
             f"{error.strerror}"
         ) from error
     try:
-        # What is shown, and not what the file holds by now.
+        # As loaded: the file may have changed since.
         shown = _meet(context, trusting_all()).getpeercert(binary_form=True)
         fields = _meet(context, trusting_only(shown or b"")).getpeercert() or {}
     except ssl.SSLError as error:
@@ -157,7 +154,7 @@ def _server_context() -> ssl.SSLContext:
 
 
 def _leads_to(context: ssl.SSLContext, last: bytes) -> bool:
-    """Whether one who knows only the last certificate of a file believes the first."""
+    """A client that trusts only this certificate of the file accepts the first one."""
     try:
         _meet(context, trusting_only(last))
     except ssl.SSLError:
@@ -166,10 +163,10 @@ def _leads_to(context: ssl.SSLContext, last: bytes) -> bool:
 
 
 def _meet(server: ssl.SSLContext, client: ssl.SSLContext) -> ssl.SSLObject:
-    """Agree on TLS in memory; gives the client's side.
+    """Perform a handshake in memory, and return the client's side.
 
     Raises:
-        ssl.SSLError: They do not agree.
+        ssl.SSLError: It fails.
     """
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
     sides = (client.wrap_bio(back, there), server.wrap_bio(there, back, server_side=True))
@@ -186,11 +183,11 @@ def _meet(server: ssl.SSLContext, client: ssl.SSLContext) -> ssl.SSLObject:
 
 
 def _check_private(key: Path) -> None:
-    """Refuse a key that others may read; of root's, a group may (as of secrets that are mounted)."""
+    """Reject a key that others may read; a group may read one of root's (mounted secrets)."""
     found = key.stat()
     allowed = stat.S_IRGRP if found.st_uid == 0 and os.geteuid() != 0 else 0
     if stat.S_IMODE(found.st_mode) & _OTHERS & ~allowed:
-        raise ConfigError(f"{key} (gateway.tls.key) may be used by others: chmod 600 it")
+        raise ConfigError(f"{key} (gateway.tls.key) is accessible to others: chmod 600 it")
 
 
 def _date(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""Who asks: the holder of an API key, or, where there are no keys, a connection or an address."""
+"""Clients: holders of API keys, or without keys connections and addresses."""
 
 import math
 from typing import Annotated, Final
@@ -10,19 +10,19 @@ from gateway.fairness.rate_limit import TokenBucket
 from omnirelay.errors import BusyError, UnauthenticatedError
 
 RETRY_OWN_REQUESTS_MS: Final = 1000
-NO_KEY: Final = "this gateway asks for an API key, and this request brings none that it knows"
-"""Whether a key is missing, wrong or withdrawn is told to nobody."""
+NO_KEY: Final = "missing or invalid API key"
+"""The same for a missing, wrong and withdrawn key."""
 
 
 class ClientLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one client may do; none is no bound besides those that hold for all.
+    """Limits of one client; none means no limit besides the general ones.
 
     Attributes:
-        requests_per_second: How many requests it may begin in a second, on average: 0.000001 to 1,000,000.
-        burst: How many at once, after a pause; the default is those of one second.
-        max_requests: How many may be open at once: prepared, waiting, being answered, or being read.
+        requests_per_second: Average rate of new requests, 0.000001 to 1,000,000.
+        burst: Most new requests at once; default: those of one second.
+        max_requests: Open requests.
         request_bytes: Largest request, media included.
-        best_priority: The most urgent priority, which is the smallest; more urgent requests get this one.
+        best_priority: Most urgent (smallest) priority; more urgent requests get this one.
     """
 
     requests_per_second: Annotated[float, Meta(ge=1e-6, le=1e6)] | None = None
@@ -36,15 +36,15 @@ class Principal:
     """One client over all of its connections.
 
     Args:
-        name: For the log, and what its share goes by; no secret.
-        limits: What it may do.
-        known: False for who has not said, or says no more, who it is.
-        counted: What was taken and refused of it before.
+        name: Of its quota, and for the log; not secret.
+        limits: Its limits.
+        known: False if it has not identified itself, or its key was removed.
+        counted: Earlier counts of taken and refused.
 
     Attributes:
-        open_requests: How many of its requests are open.
-        taken: How many requests have been taken since the start.
-        refused: How many were one too many for a limit of its own.
+        open_requests: Number of open requests.
+        taken: Number of admitted requests.
+        refused: Number of requests beyond its own limits.
     """
 
     def __init__(
@@ -62,44 +62,37 @@ class Principal:
 
     @property
     def limits(self) -> ClientLimits:
-        """What it may do."""
+        """Its limits."""
         return self._limits
 
     def change(self, limits: ClientLimits) -> None:
-        """Let other limits hold from now on."""
+        """Replace the limits."""
         self._limits = limits
         rate = limits.requests_per_second
         self._bucket = TokenBucket(rate, limits.burst or math.ceil(rate)) if rate is not None else None
 
     def check(self) -> None:
-        """Refuse a request that :meth:`open` would refuse now, before it is read.
+        """Reject a request before it is read, as :meth:`open` would.
 
         Raises:
-            UnauthenticatedError: It is not known.
-            BusyError: The client has as many requests open as it may, or has begun too many.
+            UnauthenticatedError: The client is unknown.
+            BusyError: It has too many open requests, or starts them too fast.
         """
         if not self.known:
             raise UnauthenticatedError(NO_KEY)
         most = self._limits.max_requests
         if most is not None and self.open_requests >= most:
             self.refused += 1
-            raise BusyError(
-                f"this key may have {most} requests open, no more are taken", RETRY_OWN_REQUESTS_MS
-            )
+            raise BusyError(f"this key may have {most} open requests, no more", RETRY_OWN_REQUESTS_MS)
         if self._bucket is not None and (wait_s := self._bucket.wait_s()):
             self.refused += 1
             raise BusyError(
-                f"this key may begin {self._limits.requests_per_second:g} requests a second, not more",
+                f"this key may send {self._limits.requests_per_second:g} requests a second, no more",
                 math.ceil(1000 * wait_s),
             )
 
     def open(self) -> None:
-        """Count one more request.
-
-        Raises:
-            UnauthenticatedError: It is not known.
-            BusyError: The client has as many requests open as it may, or has begun too many.
-        """
+        """Count a request; raises as :meth:`check` does."""
         self.check()
         if self._bucket is not None:
             self._bucket.take()
@@ -107,5 +100,5 @@ class Principal:
         self.taken += 1
 
     def close(self) -> None:
-        """Count one less."""
+        """A request has ended."""
         self.open_requests -= 1

@@ -1,4 +1,4 @@
-"""Sockets that listen for clients, and what happens when there are no file descriptors left for them."""
+"""Listening sockets, and running out of file descriptors."""
 
 import asyncio
 import errno
@@ -14,7 +14,7 @@ from omnirelay.protocol import parse_tcp
 from shared.log import limited
 
 BACKLOG: Final = 256
-"""Connections that the kernel keeps until they are taken."""
+"""Connections that the kernel queues."""
 _SHORTAGES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 RESERVED_FILES: Final = 80
 """File descriptors that clients leave to the monitor and to the gateway itself."""
@@ -24,9 +24,9 @@ log = logging.getLogger(__name__)
 
 
 class ListeningSocket(socket.socket):
-    """Reports a shortage of descriptors once, and not again until asyncio has made its pause.
+    """Reports a shortage of file descriptors once per pause of asyncio.
 
-    asyncio asks for all connections of the backlog in one go, and reports each that it cannot have.
+    asyncio accepts the whole backlog in one go, and reports each failure.
 
     Attributes:
         reserved: Descriptors that its connections may not use.
@@ -60,16 +60,16 @@ class ListeningSocket(socket.socket):
 
 
 async def listen(address: str, key: str, reserved: int = RESERVED_FILES) -> list[socket.socket]:
-    """Listen on each address that a name stands for.
+    """Listen on all addresses of a host.
 
     Args:
         address: ``tcp://HOST:PORT``.
         key: The address's key in the configuration.
-        reserved: File descriptors that its connections may not use.
+        reserved: Descriptors that its connections may not use.
 
     Raises:
-        AddressInUseError: Another process listens at one of them.
-        ConfigError: One of them cannot be used.
+        AddressInUseError: An address is in use.
+        ConfigError: An address cannot be used.
     """
     host, port = parse_tcp(address)
     sockets: list[socket.socket] = []
@@ -95,14 +95,11 @@ async def listen(address: str, key: str, reserved: int = RESERVED_FILES) -> list
 
 
 def tell_shortage(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Say in one line that no connection can be taken; anything else is told as asyncio does.
-
-    To be set as the loop's exception handler.
-    """
+    """The loop's exception handler: logs a shortage of descriptors in one line, all else as asyncio does."""
     error = context.get("exception")
     if isinstance(error, OSError) and error.errno in _SHORTAGES and "socket" in context:
         limited(log, burst=1).error(
-            "no connections are taken for now: %s; raise the limit of open files (ulimit -n)", error.strerror
+            "cannot accept connections: %s; raise the limit of open files (ulimit -n)", error.strerror
         )
     else:
         loop.default_exception_handler(context)

@@ -1,4 +1,4 @@
-"""Connections that a server takes: no address gets all places, whoever comes without a key."""
+"""Connection limits of a server, shared fairly among addresses and keys."""
 
 import ipaddress
 from collections.abc import Callable, Iterable
@@ -7,18 +7,18 @@ from typing import Final
 from gateway.fairness.quota import Quota
 
 MAX_CONNECTIONS: Final = 512
-"""Of a server, open at once; one more is closed as it comes."""
+"""Open connections per server."""
 MAX_WATCHERS: Final = 64
-"""Connections for health checks and metrics, open at once; for one more the oldest is closed."""
+"""Open connections of the monitor; beyond it the oldest is closed."""
 SUBSCRIBER_BITS: Final = 64
-"""Addresses of IPv6 that begin with the same bits belong to one subscriber."""
+"""IPv6 addresses with this prefix in common count as one."""
 
 
 class Proxies:
-    """The proxies whose word for an address is taken.
+    """Trusted proxies, whose ``X-Forwarded-For`` is believed.
 
     Args:
-        networks: Their addresses, or networks.
+        networks: Addresses or networks.
     """
 
     def __init__(self, networks: Iterable[str]) -> None:
@@ -29,10 +29,10 @@ class Proxies:
         return found is not None and any(found in each for each in self._networks)
 
     def client(self, forwarded: Iterable[str]) -> str | None:
-        """Give the address for which the outermost of them asks; none if it does not say.
+        """The client behind the proxies; none if the header does not tell.
 
         Args:
-            forwarded: The values of ``X-Forwarded-For``; each proxy puts the address that it sees at the end.
+            forwarded: Values of ``X-Forwarded-For``; each proxy appends the address that it sees.
         """
         for each in reversed(",".join(forwarded).split(",")):
             address = _without_port(each.strip())
@@ -44,15 +44,10 @@ class Proxies:
 
 
 class Place:
-    """The place of one connection.
-
-    Args:
-        places: Where it is.
-        holder: Whose it is.
-        hang_up: Closes the connection.
+    """One connection's place.
 
     Attributes:
-        holder: Whose it is: an address, or the name of a key.
+        holder: An address, or the name of a key.
         idle: Whether the connection may be closed to make room.
     """
 
@@ -63,24 +58,24 @@ class Place:
         self.idle: Callable[[], bool] = lambda: False
 
     def move(self, holder: str) -> bool:
-        """Note that the connection is somebody else's than it seemed.
+        """Transfer it to another holder.
 
         Returns:
-            Whether that one has not more connections than its share.
+            False if that exceeds the holder's share.
         """
         return holder == self.holder or self._places.move(self, holder)
 
     def leave(self) -> None:
-        """Give it back; may be called again."""
+        """Free it; may be called again."""
         self._places.leave(self)
 
 
 class Places:
-    """The places of a server: no holder gets all of them, as :class:`gateway.fairness.quota.Quota` says.
+    """The places of a server, limited per holder by a :class:`gateway.fairness.quota.Quota`.
 
     Args:
-        total: How many there are.
-        proxies: Their connections are those of many clients.
+        total: Number of places.
+        proxies: Exempt from the limit per holder.
     """
 
     def __init__(self, total: int, proxies: Proxies) -> None:
@@ -92,11 +87,11 @@ class Places:
         """Take a place for a connection.
 
         Args:
-            address: Where it comes from.
+            address: Its peer.
             hang_up: Closes it.
 
         Returns:
-            The place; none if there is none for that address.
+            None if there is none for that address.
         """
         holder = holder_of(address)
         trusted = address in self._proxies
@@ -122,7 +117,7 @@ class Places:
             self._portions.give(place.holder)
 
     def _make_room(self) -> None:
-        """Close the oldest idle connection of the holder that has most, if it has more than one."""
+        """Close the oldest idle connection of the holder with the most places, if it has several."""
         idle = [place for place in self._taken if place.idle()]
         victim = max(idle, key=lambda place: self._portions.own(place.holder), default=None)
         if victim is not None and self._portions.own(victim.holder) > 1:
@@ -137,7 +132,7 @@ class Places:
 
 
 class WatchersPlaces(Places):
-    """Places that nobody can keep from others: where there is none, the oldest connection is closed."""
+    """Places of which the oldest connection is closed for a new one."""
 
     def take(self, address: str, hang_up: Callable[[], None]) -> Place:
         """Take a place for a connection."""
@@ -149,7 +144,7 @@ class WatchersPlaces(Places):
 
 
 def holder_of(address: str) -> str:
-    """What the share of an address goes by; one subscriber's addresses of IPv6 share one."""
+    """The holder that an address counts as; IPv6 addresses by their network."""
     found = _parsed(address)
     if found is not None and found.version == 6:
         mapped = found.ipv4_mapped

@@ -1,4 +1,4 @@
-"""TLS of the gateway's own clients on its machine, and certificates in files."""
+"""Client-side TLS contexts, and certificates in PEM files."""
 
 import re
 import ssl
@@ -9,16 +9,14 @@ from omnirelay.errors import ConfigError
 from shared.config import TlsConfig
 
 HANDSHAKE_S: Final = 10.0
-"""How long a client may take to agree on TLS; it has no connection before."""
+"""Time limit of the TLS handshake."""
 _NO_CHECK_TIME: Final = 0x200000
-"""OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which Python's ssl has no name for."""
+"""OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which Python's ssl does not name."""
 _PEM: Final = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 
 
 def own_context(tls: TlsConfig) -> ssl.SSLContext | None:
-    """Give what a process on the gateway's machine believes: this very certificate, whatever it says.
-
-    Its names and its dates are for clients; a gateway whose certificate has expired runs all the same.
+    """Context for local processes: trusts exactly the gateway's certificate, whatever its names and dates.
 
     Raises:
         ConfigError: The certificate cannot be used.
@@ -28,9 +26,7 @@ def own_context(tls: TlsConfig) -> ssl.SSLContext | None:
     try:
         return trusting_only(pem_certificates(Path(tls.certificate))[0])
     except (ValueError, IndexError, ssl.SSLError):
-        raise ConfigError(
-            f"{tls.certificate} (gateway.tls.certificate) holds no certificate in PEM"
-        ) from None
+        raise ConfigError(f"{tls.certificate} (gateway.tls.certificate) has no PEM certificate") from None
     except OSError as error:
         raise ConfigError(
             f"cannot read {tls.certificate} (gateway.tls.certificate): {error.strerror}"
@@ -38,10 +34,10 @@ def own_context(tls: TlsConfig) -> ssl.SSLContext | None:
 
 
 def trusting_only(der: bytes) -> ssl.SSLContext:
-    """Give what believes one certificate and what it has signed, whatever names and dates there are.
+    """Context that trusts one certificate and those it has signed, whatever their names and dates.
 
     Raises:
-        ssl.SSLError: It is none.
+        ssl.SSLError: It is not a certificate.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
@@ -51,7 +47,7 @@ def trusting_only(der: bytes) -> ssl.SSLContext:
 
 
 def trusting_all() -> ssl.SSLContext:
-    """Give what believes anybody: for those who learn nothing secret and tell nothing secret."""
+    """Context without verification, for handshakes that carry no data."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -59,10 +55,10 @@ def trusting_all() -> ssl.SSLContext:
 
 
 def pem_certificates(path: Path) -> list[bytes]:
-    """The certificates of a PEM file, each as DER.
+    """The certificates of a PEM file, as DER.
 
     Raises:
         OSError: It cannot be read.
-        ValueError: One is not written in base64.
+        ValueError: It is not base64.
     """
     return [ssl.PEM_cert_to_DER_cert(text) for text in _PEM.findall(path.read_text(encoding="latin-1"))]

@@ -1,4 +1,4 @@
-"""The stages as the gateway sees them: which replicas there are, who takes a request, who drops it.
+"""Stages as the gateway sees them: replicas, placement, retries and aborts.
 
 May import requests; knows no client and no prompt.
 """

@@ -1,4 +1,4 @@
-"""Aborts that a replica has not confirmed are sent again."""
+"""Aborts are repeated until each replica has confirmed them."""
 
 import logging
 import time
@@ -10,22 +10,21 @@ from shared.messages import StageName
 
 RESEND_AFTER_S: Final = 0.4
 MAX_OPEN: Final = 10_000
-"""Unconfirmed aborts kept for a replica; the oldest is given up for one more."""
+"""Unconfirmed aborts kept per replica; the oldest is dropped beyond this."""
 
 log = logging.getLogger(__name__)
 
 Holder = tuple[StageName, str]
-"""A replica that may hold something of a request: its stage and its name."""
+"""Stage and name of a replica."""
 
 
 class AbortLedger:
-    """Which replicas have not yet confirmed which aborts.
+    """Unconfirmed aborts by replica.
 
     Args:
-        send: Sends an abort of a request to a replica; one that gets lost is sent again later.
-        observe: Told in how many seconds all replicas have dropped a request; not of one that a replica took
-            along when it ended.
-        clock: Gives monotonic seconds.
+        send: Sends an abort.
+        observe: Called with the seconds until all replicas of a request had confirmed; not if one was lost.
+        clock: Monotonic seconds.
     """
 
     def __init__(
@@ -37,13 +36,13 @@ class AbortLedger:
         self._send = send
         self._observe = observe
         self._clock = clock
-        # What each replica has not confirmed, with the time when it was told last.
+        # By replica: unconfirmed attempts, and when the abort was last sent.
         self._open: dict[Holder, dict[str, float]] = {}
-        # When a request was aborted, and how many replicas have not confirmed it.
+        # By attempt: when it was aborted, and how many replicas have not confirmed.
         self._unconfirmed: dict[str, tuple[float, int]] = {}
 
     def abort(self, request_id: str, holders: Collection[Holder]) -> None:
-        """Tell replicas to drop a request."""
+        """Abort an attempt at its replicas."""
         now = self._clock()
         self._unconfirmed[request_id] = now, len(holders)
         for holder in holders:
@@ -55,7 +54,7 @@ class AbortLedger:
             self._send(*holder, request_id)
 
     def confirmed(self, stage: StageName, replica: str, request_id: str) -> None:
-        """A replica holds nothing of the request any more."""
+        """A replica has dropped the attempt."""
         waiting = self._open.get((stage, replica), {})
         if waiting.pop(request_id, None) is None:
             return
@@ -73,7 +72,7 @@ class AbortLedger:
             self._observe(seconds)
 
     def resend(self, stage: StageName, replica: str) -> None:
-        """The replica is alive: repeat what it has not confirmed."""
+        """Repeat unconfirmed aborts to a replica that is alive."""
         now = self._clock()
         waiting = self._open.get((stage, replica), {})
         for request_id, sent in waiting.items():
@@ -82,15 +81,15 @@ class AbortLedger:
                 self._send(stage, replica, request_id)
 
     def unconfirmed(self, stage: StageName, replica: str) -> list[str]:
-        """What a replica may still have in work although it was told to drop it."""
+        """Attempts that a replica may still be working on."""
         return list(self._open.get((stage, replica), {}))
 
     def keep(self, known: Callable[[StageName, str], object | None]) -> None:
-        """Forget the replicas that are not known any more, whatever the way they went."""
+        """Forget replicas that are no longer known."""
         for holder in [holder for holder in self._open if known(*holder) is None]:
             self.forget(*holder)
 
     def forget(self, stage: StageName, replica: str) -> None:
-        """The replica is gone for good, and all that it held."""
+        """Forget a replica that is lost for good."""
         for request_id in self._open.pop((stage, replica), {}):
             self._unconfirmed.pop(request_id, None)

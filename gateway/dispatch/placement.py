@@ -1,4 +1,4 @@
-"""Which replicas serve a request."""
+"""Chooses the replicas of an attempt."""
 
 from collections.abc import Set
 from functools import partial
@@ -13,19 +13,18 @@ def place(
     avoid: Set[tuple[StageName, str]] = frozenset(),
     closed: Set[tuple[StageName, str]] = frozenset(),
 ) -> Route | None:
-    """Choose the replicas with the least work, among those that can send to each other.
+    """Choose the least loaded replicas that are connected to each other.
 
-    A replica is only sent to once its sender has said that it knows it; so no message of a request can come
-    to a sender before the address it needs.
+    A replica is used only once its sender has confirmed that it knows its address.
 
     Args:
         registry: The replicas.
-        speech: The request is to be spoken; else the thinker alone serves it.
-        avoid: Replicas that are taken only where there is no other, for the request failed there.
-        closed: Replicas that are not taken.
+        speech: Without it the thinker alone is needed.
+        avoid: Used only if there is no other: the request failed there.
+        closed: Not used.
 
     Returns:
-        The route; none if there is none now.
+        None if there is no route now.
     """
     candidates = partial(_candidates, registry, avoid, closed)
     thinkers = candidates("thinker")

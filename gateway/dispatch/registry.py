@@ -1,4 +1,4 @@
-"""Which replicas of the stages are there, learned from their heartbeats."""
+"""The replicas of all stages, from their heartbeats."""
 
 import time
 from collections import Counter, OrderedDict
@@ -12,12 +12,12 @@ from omnirelay.status import StageState, StageStatus
 from shared.messages import MAX_REPLICAS, STAGES, Heartbeat, Route, StageName
 
 FORGET_S: Final = 600.0
-"""A replica that has been silent for so long is forgotten."""
+"""A replica that is silent for longer is removed."""
 MAX_DEPARTED: Final = 1000
-"""Names of replicas that have left; late heartbeats of theirs say nothing."""
+"""Names of replicas that have left, whose late heartbeats are ignored."""
 
 NEXT: Final[dict[StageName, StageName]] = {"thinker": "talker", "talker": "token2wav"}
-"""To which stage a stage sends."""
+"""The stage to which a stage sends."""
 _BEFORE: Final = {receiver: sender for sender, receiver in NEXT.items()}
 
 
@@ -27,13 +27,11 @@ class Replica:
 
     Attributes:
         beat: Its last heartbeat.
-        seen: When that came, in monotonic seconds.
-        down: It is known to be lost.
-        suspect: A connection to it has ended since its last heartbeat: it may be no more.
-        state: As of the last change.
-        peers: The replicas of the next stage that it can send to.
-        placed: Requests given to it since the last heartbeat, and between that and the one before: the last
-            may not tell of those yet.
+        seen: Monotonic time of that.
+        down: It is lost.
+        suspect: A connection to it broke since its last heartbeat.
+        peers: Replicas of the next stage that it can send to.
+        placed: Requests placed since the last heartbeat, and in the interval before, maybe not in it.
     """
 
     beat: Heartbeat
@@ -46,36 +44,35 @@ class Replica:
 
     @property
     def stage(self) -> StageName:
-        """Which stage it is one of."""
+        """Its stage."""
         return self.beat.stage
 
     @property
     def name(self) -> str:
-        """What it has drawn as its name."""
+        """Its random name."""
         return self.beat.instance
 
     @property
     def work(self) -> tuple[int, int]:
-        """How much it has to do, to be compared with others of its stage."""
+        """Load, comparable within a stage."""
         load = self.beat.load
         return load.running + load.waiting + sum(self.placed), load.held_bytes
 
 
 class StageRegistry:
-    """The replicas of all stages.
+    """All known replicas.
 
-    A replica's state depends on those of its senders, so it is kept and not looked up: a heartbeat costs what
-    is new in it, however many replicas there are.
+    States depend on those of the senders and are updated incrementally: a heartbeat costs only its changes.
 
     Args:
         timeout_s: A replica that is silent for longer is down.
-        step_timeout_s: So is one whose loop has been in the same step for longer.
-        gateway: The gateway's name; a replica that has not joined it yet takes none of its requests.
-        clock: Gives monotonic seconds.
-        stages: Those that there are to be.
+        step_timeout_s: As is one whose loop is in one step for longer.
+        gateway: This gateway's name; replicas get requests once they have joined it.
+        clock: Monotonic seconds.
+        stages: The configured stages.
 
     Attributes:
-        stages: Those that there are to be.
+        stages: The configured stages.
     """
 
     def __init__(
@@ -94,18 +91,18 @@ class StageRegistry:
         self._gateway_drains = False
         self._replicas: dict[StageName, dict[str, Replica]] = {stage: {} for stage in STAGES}
         self._states: dict[StageName, Counter[StageState]] = {stage: Counter() for stage in STAGES}
-        # By address, who listens there; by name, how many senders that are ready know a replica.
+        # By address, the replica listening there; by name, the number of ready senders that know it.
         self._listeners: dict[tuple[StageName, str], Replica] = {}
         self._senders: dict[StageName, Counter[str]] = {stage: Counter() for stage in STAGES}
         self._addresses: dict[StageName, dict[str, str]] = {}
         self._departed: OrderedDict[tuple[StageName, str], None] = OrderedDict()
-        # Since when no replica of a stage is ready; none while one is.
+        # Since when a stage has no ready replica.
         self._missing_since: dict[StageName, float | None] = dict.fromkeys(STAGES, clock())
         self._known_once: set[StageName] = set()
 
     @property
     def gateway_drains(self) -> bool:
-        """The gateway ends too: what it has in line is for replicas that drain, as for others."""
+        """While the gateway drains, draining replicas still serve its queue."""
         return self._gateway_drains
 
     @gateway_drains.setter
@@ -115,18 +112,18 @@ class StageRegistry:
             self._settle(replica)
 
     def get(self, stage: StageName, name: str) -> Replica | None:
-        """Give a replica; none if it is not known, or not any more."""
+        """A replica, if it is known."""
         return self._replicas[stage].get(name)
 
     def replicas(self) -> list[Replica]:
-        """All that are known."""
+        """All known replicas."""
         return [each for replicas in self._replicas.values() for each in replicas.values()]
 
     def note(self, beat: Heartbeat) -> list[Replica]:
         """Take a heartbeat.
 
         Returns:
-            The replicas in whose place this one listens; they are forgotten.
+            Replicas that this one has replaced at its address; they are removed.
         """
         replicas = self._replicas[beat.stage]
         known = replicas.get(beat.instance)
@@ -156,7 +153,7 @@ class StageRegistry:
         return [before] if before is not None and before is not known else []
 
     def dismiss(self, stage: StageName, name: str) -> Replica | None:
-        """Forget a replica that has left; gives it, if it was known."""
+        """Remove a replica that has left, and return it."""
         self._departed[stage, name] = None
         if len(self._departed) > MAX_DEPARTED:
             self._departed.popitem(last=False)
@@ -166,7 +163,7 @@ class StageRegistry:
         return left
 
     def excuse(self, away_s: float) -> None:
-        """The gateway could hear nobody for so many seconds: that is no silence of the replicas."""
+        """The gateway could not receive for so long: extend all timeouts."""
         for each in self.replicas():
             each.seen = min(self._clock(), each.seen + away_s)
         for stage, since in self._missing_since.items():
@@ -174,10 +171,9 @@ class StageRegistry:
                 self._missing_since[stage] = since + away_s
 
     def newly_down(self) -> list[Replica]:
-        """The replicas that fell silent, or hang, since the last call.
+        """Detect replicas that fell silent or hang since the last call.
 
-        Only this finds them down.  Call it when all heartbeats that have come were taken: else a gateway that
-        was slow for a moment would blame its stages.
+        Call it after taking all pending heartbeats, or delays of the gateway would count against the stages.
         """
         lost = [each for each in self.replicas() if not each.down and self._lost(each)]
         for each in lost:
@@ -187,11 +183,11 @@ class StageRegistry:
         return lost
 
     def why_down(self, replica: Replica) -> Reason:
-        """What is wrong with a replica that is lost."""
+        """Why a replica is down."""
         return "hung" if self._age_s(replica) <= self._timeout_s else "silent"
 
     def state(self, stage: StageName) -> StageState:
-        """What is known of a stage: ``starting`` before its first heartbeat."""
+        """The best state of a stage's replicas."""
         states: tuple[StageState, ...] = ("ready", "draining", "starting")
         for state in states:
             if self._states[stage][state]:
@@ -199,21 +195,21 @@ class StageRegistry:
         return "down" if stage in self._known_once else "starting"
 
     def missing_s(self, stage: StageName) -> float:
-        """How long no replica of a stage has been ready; 0 while one is."""
+        """Seconds without a ready replica of a stage."""
         since = self._missing_since[stage]
         return 0.0 if since is None else self._clock() - since
 
     def count(self, stage: StageName, state: StageState) -> int:
-        """How many replicas of a stage are in a state."""
+        """Number of a stage's replicas in a state."""
         return self._states[stage][state]
 
     def ready(self, stage: StageName) -> list[Replica]:
-        """The replicas to which requests may be given now, those with the least work first."""
+        """Replicas that may get requests, least loaded first."""
         able = [each for each in self._replicas[stage].values() if each.state == "ready" and not each.suspect]
         return sorted(able, key=lambda each: each.work)
 
     def addresses(self, stage: StageName) -> dict[str, str]:
-        """The replicas that can be sent to: those that end soon are still among them."""
+        """Addresses of replicas that can receive, draining ones included."""
         known = self._addresses.get(stage)
         if known is None:
             replicas = self._replicas[stage].values()
@@ -222,14 +218,14 @@ class StageRegistry:
         return known
 
     def placed(self, route: Route) -> None:
-        """A request was given to these replicas."""
+        """A request was placed on these replicas."""
         for stage in STAGES:
             replica = self.get(stage, route.replica(stage) or "")
             if replica is not None:
                 replica.placed[0] += 1
 
     def heartbeat_age_s(self, stage: StageName, name: str) -> float | None:
-        """Seconds since the last heartbeat of a replica; none before the first."""
+        """Seconds since a replica's last heartbeat."""
         replica = self.get(stage, name)
         return self._age_s(replica) if replica is not None else None
 
@@ -237,24 +233,24 @@ class StageRegistry:
         """Check that stages are ready.
 
         Raises:
-            StageUnavailableError: Naming those that are not.
+            StageUnavailableError: Names those that are not.
         """
         missing = [f"{stage} is {self.state(stage)}" for stage in stages if self.state(stage) != "ready"]
         if missing:
             raise StageUnavailableError(f"cannot serve this request now: {', '.join(missing)}")
 
     def speakers(self) -> list[str]:
-        """Names of all voices that any stage knows, in the order the stages give them."""
+        """All speakers that any stage knows, in their order."""
         names = (name for each in self.replicas() for name in each.beat.limits.speakers)
         return list(dict.fromkeys(names))
 
     def max_positions(self, stage: StageName) -> int | None:
-        """Most positions of one request at any replica of a stage; none if none has said so."""
+        """Context length of a stage: the smallest of its replicas', if known."""
         told = [each.beat.limits.max_positions for each in self._replicas[stage].values()]
         return min((most for most in told if most), default=None)
 
     def report(self) -> list[StageStatus]:
-        """All replicas, for the status; of a stage without any, the stage itself."""
+        """The status of all replicas; a stage without any appears by itself."""
         told: list[StageStatus] = []
         for stage in self.stages:
             replicas = self._replicas[stage].values()
@@ -263,7 +259,7 @@ class StageRegistry:
         return told
 
     def _has_room(self, stage: StageName) -> bool:
-        """One more replica of a stage can be known, if need be in the place of one that is down."""
+        """Make room for one more replica, by removing one that is down if necessary."""
         replicas = self._replicas[stage]
         if len(replicas) >= MAX_REPLICAS:
             gone = min((each for each in replicas.values() if each.down), key=_last_seen, default=None)
@@ -286,14 +282,14 @@ class StageRegistry:
         return "draining" if replica.beat.draining and not self._gateway_drains else "ready"
 
     def _reachable(self, replica: Replica) -> bool:
-        """Somebody who is to send to it knows it, if there is anybody."""
+        """A sender knows the replica, or there is no sender."""
         sender = _BEFORE.get(replica.stage)
         if sender is None or not self._states[sender]["ready"]:
             return True
         return self._senders[replica.stage][replica.name] > 0
 
     def _settle(self, replica: Replica) -> None:
-        """Note a replica's state, and what follows from it for those to which it sends."""
+        """Update a replica's state, and those of replicas it sends to."""
         stage, before, now = replica.stage, replica.state, self._state(replica)
         if now == before:
             return
@@ -304,13 +300,13 @@ class StageRegistry:
         self._note_ready(replica, (now == "ready") - (before == "ready"))
 
     def _note_ready(self, replica: Replica, change: int) -> None:
-        """A replica has become ready (1), or is not any more (-1)."""
+        """A replica became ready (1) or ceased to be (-1)."""
         following = NEXT.get(replica.stage)
         if following is None or not change:
             return
         self._count_senders(following, replica.peers, change)
         if self._states[replica.stage]["ready"] == max(change, 0):
-            # The first, or the last: now its word counts, or nobody's.
+            # The first ready sender, or the last one, changes who counts as reachable.
             for each in list(self._replicas[following].values()):
                 self._settle(each)
 
@@ -322,7 +318,7 @@ class StageRegistry:
             self._count_senders(following, before - peers, -1)
 
     def _count_senders(self, stage: StageName, names: Iterable[str], change: int) -> None:
-        """One more sender knows these replicas, or one less."""
+        """One sender more or less knows these replicas."""
         senders, replicas = self._senders[stage], self._replicas[stage]
         for name in names:
             senders[name] += change
@@ -342,7 +338,6 @@ class StageRegistry:
             del self._listeners[place]
 
     def _remove(self, replica: Replica) -> None:
-        """Forget a replica."""
         self._mark(replica, down=True)
         self._stop_listening(replica)
         self._states[replica.stage]["down"] -= 1

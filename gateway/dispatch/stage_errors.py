@@ -7,14 +7,14 @@ from omnirelay.errors import BusyError, MediaError, RequestError, StageFailedErr
 from shared.messages import RequestFailed
 
 RETRY_BUSY_STAGE_MS: Final = 1000
-"""When to come back after a stage had no room; it cannot say itself."""
+"""A stage does not tell its own estimate."""
 
 
 def from_stage(failed: RequestFailed) -> RequestError:
-    """Give the error that a stage reported; codes that mean nothing to a client become ``stage_failed``."""
+    """Convert a stage's error; codes internal to the stack become ``stage_failed``."""
     kind = BY_CODE.get(failed.code)
     if kind is not None and issubclass(kind, MediaError):
-        # Begins with the name of the item, wherever it is found.
+        # Starts with the name of the item at every place that raises it.
         return kind(failed.message)
     message = f"{failed.stage}: {failed.message}"
     if kind is not None and issubclass(kind, BusyError):

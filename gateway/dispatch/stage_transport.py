@@ -1,4 +1,4 @@
-"""The gateway's sockets toward the stages, driven by the asyncio loop."""
+"""The gateway's sockets toward the stages, on the asyncio loop."""
 
 import asyncio
 import logging
@@ -44,18 +44,15 @@ from shared.transport.wire import MAX_HEADER_BYTES, Decoder, encode
 
 CONTROL_BURST: Final = 256
 PEER_CHECK_MS: Final = 2000
-"""How often ZeroMQ itself looks whether a peer's machine is still there."""
+"""ZeroMQ's own heartbeat interval."""
 log = logging.getLogger(__name__)
 
 
 class StageTransport:
-    """Requests and aborts out; events, heartbeats and confirmations in.
-
-    Args:
-        config: The addresses.
+    """Sends requests and aborts; receives events, heartbeats and confirmations.
 
     Raises:
-        AddressInUseError: Another process listens on the events or control address.
+        AddressInUseError: An address is in use.
         ConfigError: An address or the keys cannot be used.
     """
 
@@ -72,7 +69,7 @@ class StageTransport:
         except OmniRelayError:
             self._context.destroy(linger=0)
             raise
-        # The largest request must fit, or it would wait for ever.
+        # The largest request must fit, or it would never be sent.
         backlog = max(DEFAULT_MAX_BACKLOG_BYTES, config.media.max_request_bytes + MAX_HEADER_BYTES)
         self._sending = Sending(f"gateway.{secrets.token_hex(8)}", config.window_bytes, backlog)
         self._thinkers: PeerQueues[ThinkRequest] = PeerQueues(self._context, "thinker", self._sending)
@@ -82,7 +79,7 @@ class StageTransport:
     def start(
         self, on_event: Callable[[StageEvent], None], on_control: Callable[[ControlToGateway], None]
     ) -> None:
-        """Hand every message that can be believed to a callback, from now on, on the running loop."""
+        """Pass every valid message to a callback, from now on, on the running loop."""
         self._on_event, self._on_control = on_event, on_control
         loop = asyncio.get_running_loop()
         loop.add_reader(self._events.socket, self._read_events)
@@ -90,33 +87,29 @@ class StageTransport:
         self.poll()
 
     def poll(self) -> None:
-        """Send what waits and read what is there.
+        """Flush and read.
 
-        ZeroMQ's descriptors tell of changes only, and a send may swallow one: so this is called after each
-        send on a socket that is also read, and now and then.
+        ZeroMQ's descriptor is edge-triggered, and a send may consume the edge: call it after sends and
+        periodically.
         """
         self._thinkers.flush()
         self._read_events()
         self._read_control()
 
     def think(self, request: ThinkRequest) -> None:
-        """Ask the thinker of the request's route.
-
-        Raises:
-            QueueFullError: The thinker does not take its requests.
-        """
+        """See :class:`gateway.dispatch.stage_port.StagePort`."""
         self._thinkers.put(request)
 
     def reach(self, thinkers: dict[str, str]) -> None:
-        """Be connected to exactly these replicas of the thinker, by name and address."""
+        """Keep connections to exactly these thinkers (name to address)."""
         self._thinkers.reach(thinkers)
 
     def breaks(self) -> dict[str, int]:
-        """How often the connection to a replica of the thinker has ended; without those of none."""
+        """Number of lost connections per thinker; only those with at least one."""
         return self._thinkers.breaks
 
     def abort(self, stage: StageName, replica: str, request_id: str) -> None:
-        """Tell a replica to drop a request, if it can be reached."""
+        """Tell a replica to drop an attempt, if it can be reached."""
         if stage == "thinker":
             self._thinkers.discard(request_id)
         self._send(control_identity(stage, replica).encode(), Abort(request_id=request_id))
@@ -126,15 +119,15 @@ class StageTransport:
         self._send(control_identity(stage, replica).encode(), peers)
 
     def say_goodbye(self, stage: StageName, replica: str) -> None:
-        """Tell a replica that this gateway ends."""
+        """Tell a replica that this gateway stops."""
         self._send(control_identity(stage, replica).encode(), Closing())
 
     def refused(self) -> Counter[str]:
-        """Messages of stages that were refused, by error code."""
+        """Rejected messages by error code."""
         return self._events.refused + self._control_refused
 
     def edges(self) -> EdgeMetrics:
-        """What goes through these sockets, for Prometheus."""
+        """Traffic metrics of these sockets."""
         return EdgeMetrics(
             "gateway",
             {"thinker": self._thinkers},
@@ -143,11 +136,11 @@ class StageTransport:
         )
 
     def peers(self) -> PeerMetrics:
-        """Who was not let in, for Prometheus."""
+        """Metrics of rejected peers."""
         return PeerMetrics(self._context)
 
     def close(self) -> None:
-        """Close all sockets; what was sent is delivered for at most half a second."""
+        """Close all sockets; pending messages are delivered for at most half a second."""
         if self._context.closed:
             return
         loop = asyncio.get_running_loop()
@@ -160,7 +153,7 @@ class StageTransport:
         self._context.term()
 
     def _send(self, identity: bytes, message: ControlToStage) -> None:
-        """Send on the control socket; who wants it to arrive in any case sends it again."""
+        """Send on the control socket; callers that need delivery repeat the message."""
         try:
             self._control.send_multipart([identity, *encode(message)], zmq.NOBLOCK)
         except zmq.ZMQError as error:
@@ -170,7 +163,7 @@ class StageTransport:
     def _bind_control(self, address: str) -> zmq.Socket[bytes]:
         socket = self._context.socket(zmq.ROUTER)
         socket.set(zmq.LINGER, LINGER_MS)
-        # Without it an abort to a stage that is not there would vanish without a trace.
+        # Without it an abort to an unknown stage would be dropped silently.
         socket.set(zmq.ROUTER_MANDATORY, 1)
         socket.set(zmq.MAXMSGSIZE, MAX_CONTROL_BYTES)
         socket.set(zmq.HEARTBEAT_IVL, PEER_CHECK_MS)
@@ -190,7 +183,7 @@ class StageTransport:
     def _read_control(self) -> None:
         if self._on_control is None:
             return
-        # A stage that ends has told before what became of its requests.
+        # A farewell comes after the last events of its replica.
         self._read_events()
         for _ in range(CONTROL_BURST):
             try:
@@ -205,7 +198,7 @@ class StageTransport:
         asyncio.get_running_loop().call_soon(self._read_control)
 
     def _pass_on(self, credit: Credit) -> None:
-        """Give credit to whom it is for: one of the stages, or this gateway."""
+        """Give credit to its sender: a stage, or this gateway."""
         if credit.sender != self._sending.sender:
             self._send(credit.sender.encode(), credit)
             return
@@ -218,11 +211,11 @@ class StageTransport:
                 log.debug("credit for the channel %s, which was closed", credit.channel)
 
     def _decode_control(self, identity: zmq.Frame, frames: list[zmq.Frame]) -> ControlToGateway | None:
-        """Decode a message and check that it comes from the replica it names."""
+        """Decode a message, and check that it comes from the replica it names."""
         try:
             message = self._decoder.decode([frame.buffer for frame in frames])
             if isinstance(message, Credit):
-                # Who knows the name of a channel has it from the channel.
+                # Channel names are random, so only its peer knows it.
                 return message
             speaker = control_identity(message.stage, message.instance)
             if identity.bytes.removesuffix(HEARTBEAT_SUFFIX.encode()) != speaker.encode():
@@ -238,11 +231,11 @@ class StageTransport:
 
     def _refuse_control(self, error: MessageError) -> None:
         self._control_refused[error.code] += 1
-        limited(log).warning("refused a control message: %s: %s", error.code, error)
+        limited(log).warning("rejected a control message: %s: %s", error.code, error)
 
 
 def _speaker(event: StageEvent | Mark) -> Role:
-    """Whose key an event must come with."""
+    """The role whose key an event must come with."""
     match event:
         case TextDelta():
             return "thinker"
@@ -257,19 +250,19 @@ def _speaker(event: StageEvent | Mark) -> Role:
 
 
 def _reachable(inbox: str, frame: zmq.Frame) -> str:
-    """Give the address by which a replica is reached.
+    """The address at which a replica is reached.
 
     Args:
-        inbox: What it says; not believed yet.
-        frame: Of its message: tells from where it came.
+        inbox: As the replica tells it, not yet validated.
+        frame: Of its message, which tells its IP address.
 
     Raises:
-        MessageError: Nobody could connect to it.
+        MessageError: The address is invalid or cannot be connected to.
     """
     host, _, port = inbox.removeprefix("tcp://").rpartition(":")
     try:
         if host in WILDCARDS:
-            # A peer without an address of its own, by ipc, is on this machine.
+            # A peer without an IP address (ipc) is local.
             peer = str(frame.get("Peer-Address")) or "127.0.0.1"
             inbox = f"tcp://[{peer}]:{port}" if ":" in peer else f"tcp://{peer}:{port}"
         return check_reachable(inbox)

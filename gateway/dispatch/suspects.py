@@ -1,4 +1,4 @@
-"""Requests that may be why an engine died: each is tried apart from the others, one at a time."""
+"""Requests that may end engines: each is isolated in turn."""
 
 from collections.abc import Iterable
 from typing import Final, Literal
@@ -8,23 +8,22 @@ from shared.messages import StageName
 
 Death = Literal["engine failed", "unexplained"]
 WEIGHT: Final[dict[Death, int]] = {"engine failed": 2, "unexplained": 1}
-"""How much the death of a replica counts against the requests that were there; from
-:data:`gateway.requests.active.APART` on a request is tried apart.
+"""How much a death counts against the requests on the replica, toward :data:`gateway.requests.active.APART`.
 
-A stage whose engine raises says so.  Of any other end nobody knows the reason: it may have been a request,
-the kernel, or an operator with ``kill -9``; so it takes two of these.
+A stage reports an engine that raises. Any other death may be caused by a request, the kernel or an operator,
+so it takes two of them.
 """
 
 
 class Suspects:
-    """The requests that are to be tried apart, in the order in which they are."""
+    """Requests to isolate, in order."""
 
     def __init__(self) -> None:
         self._order: dict[str, ActiveRequest] = {}
 
     @property
     def first(self) -> ActiveRequest | None:
-        """The one whose turn it is, until it is cleared or has ended; none if there are no suspects."""
+        """The one whose turn it is, until it is cleared or ends."""
         for active in list(self._order.values()):
             if active.apart:
                 return active
@@ -35,10 +34,10 @@ class Suspects:
         return active.record.request_id in self._order and bool(active.apart)
 
     def add_death(self, active: ActiveRequest, stage: StageName, replica: str, death: Death) -> bool:
-        """Count a replica that died while it had work on a request.
+        """Count the death of a replica that was working on a request.
 
         Returns:
-            True if the request ran apart there: it is the reason.
+            True if the request was isolated there: it is the cause.
         """
         if not active.record.computes(stage):
             return False
@@ -46,7 +45,7 @@ class Suspects:
         suspicion = active.suspicions.setdefault(stage, Suspicion(progress))
         weight = WEIGHT[death]
         if suspicion.deaths.get(replica, 0) >= weight:
-            # Told in two ways, as by its silence and by its successor.
+            # The same death, detected in two ways.
             return False
         was_apart = suspicion.serious and suspicion.tried_on == replica
         suspicion.deaths[replica] = weight
@@ -56,16 +55,16 @@ class Suspects:
         return was_apart
 
     def remove_death(self, requests: Iterable[ActiveRequest], stage: StageName, replica: str) -> None:
-        """Count a replica no more that was taken for dead and lives."""
+        """A replica that was taken for dead is alive."""
         for active in requests:
             if stage in active.suspicions:
                 active.suspicions[stage].deaths.pop(replica, None)
 
     def clear(self, active: ActiveRequest) -> set[StageName]:
-        """Drop the suspicions that a request's progress has disproved.
+        """Remove suspicions that the request's progress has disproved.
 
         Returns:
-            The stages at which it was tried apart and need not be any more.
+            The stages at which it need not be isolated any more.
         """
         past = {
             stage: suspicion
@@ -79,5 +78,5 @@ class Suspects:
         return {stage for stage, suspicion in past.items() if suspicion.serious}
 
     def forget(self, active: ActiveRequest) -> None:
-        """A request has ended."""
+        """Remove a request that has ended."""
         self._order.pop(active.record.request_id, None)

@@ -1,4 +1,1 @@
-"""Queues, quotas and budgets that keep one client from having everything.
-
-Knows neither requests nor stages.
-"""
+"""Queues, quotas and budgets that are fair among clients.  Knows neither requests nor stages."""

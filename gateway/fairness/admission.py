@@ -1,4 +1,4 @@
-"""Who may be at the stages, who waits, and who is told to come back later."""
+"""Admission control: a bounded queue in front of a bounded number of places at the stages."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,21 +11,18 @@ from omnirelay.errors import BusyError
 MIN_RETRY_MS: Final = 100
 MAX_RETRY_MS: Final = 60_000
 FIRST_GUESS_S: Final = 1.0
-"""How long a request takes, before any has been seen."""
+"""Assumed service time before one was measured."""
 WEIGHT_OF_NEWEST: Final = 0.2
 TIMES_FREE: Final = 16
-"""A client with so many times the places that are free gets no more: it may fill most of a short line."""
+"""A client that holds so many times the free places gets no more; alone it may fill most of a short queue."""
 
 
 class Admission:
-    """A bounded number of places at the stages and a bounded line in front of them.
-
-    The line is served by priority (smaller first); within one priority every client has its turn, and a
-    client's own requests are served in order of arrival.  No client may fill the line alone.
+    """Serves by priority (smaller first); within one, clients take turns, each in order of arrival.
 
     Args:
         max_active: Places at the stages.
-        max_queued: Places in the line.
+        max_queued: Places in the queue.
     """
 
     def __init__(self, max_active: int, max_queued: int) -> None:
@@ -33,26 +30,23 @@ class Admission:
         self._places = Quota(max_active + max_queued, TIMES_FREE)
         self._clients: dict[str, str] = {}
         self._queued: dict[str, int] = {}
-        """The priority of each request that waits."""
+        """Priority by request."""
         self._active = Quota(max_active)
         self._lines: dict[int, FairQueue] = {}
         self._mean_s = FIRST_GUESS_S
 
     @contextmanager
     def preparing(self, client: str = "") -> Iterator[None]:
-        """Keep a place for a request while its prompt is made; :meth:`enter` right after finds it free.
-
-        Args:
-            client: Whose it is.
+        """Reserve a place while a prompt is built; :meth:`enter` right after finds it free.
 
         Raises:
-            BusyError: The line is full, or the client has as much of it as one may.
+            BusyError: The queue is full, or the client's share of it.
         """
         self._require_place()
         if not self._places.has_for(client):
             raise BusyError(
-                f"this client has {self._places.own(client)} of {self._places.total} places, "
-                "the rest is kept for others: try again later",
+                f"this client holds {self._places.own(client)} of {self._places.total} places, "
+                "the rest is reserved for others: try again later",
                 self.retry_after_ms(),
             )
         self._places.take(client)
@@ -62,10 +56,10 @@ class Admission:
             self._places.give(client)
 
     def enter(self, request_id: str, priority: int, client: str = "") -> None:
-        """Stand in line; :meth:`next` says whose turn it is.
+        """Append a request to the queue.
 
         Raises:
-            BusyError: The line is full.
+            BusyError: The queue is full.
         """
         self._require_place()
         self._places.take(client)
@@ -77,14 +71,14 @@ class Admission:
         line.join(request_id, client)
 
     def next(self) -> str | None:
-        """Say whose turn it is, if a place at the stages is free and one waits."""
+        """The request to dispatch next, if there is one and a place at the stages is free."""
         if not self._active.free or not self._lines:
             return None
         first = self._lines[min(self._lines)].first()
         return first[1] if first is not None else None
 
     def start(self, request_id: str) -> None:
-        """Give the one whose turn it is its place at the stages."""
+        """Move the next request from the queue to the stages."""
         priority = self._queued.pop(request_id)
         client = self._clients[request_id]
         self._lines[priority].serve(client)
@@ -92,11 +86,11 @@ class Admission:
         self._drop_if_empty(priority)
 
     def leave(self, request_id: str, served_s: float | None = None) -> None:
-        """Free the place of a request, at the stages or in the line.
+        """Free a request's place.
 
         Args:
             request_id: Which.
-            served_s: How long it was at the stages, if it was completed there.
+            served_s: Its time at the stages, if it completed.
         """
         if served_s is not None:
             self._mean_s += WEIGHT_OF_NEWEST * (served_s - self._mean_s)
@@ -112,7 +106,7 @@ class Admission:
         self._drop_if_empty(priority)
 
     def retry_after_ms(self) -> int:
-        """Milliseconds until a place in the line is likely to be free."""
+        """Expected time until a place is free."""
         return round(min(max(1000 * self._mean_s / self._max_active, MIN_RETRY_MS), MAX_RETRY_MS))
 
     def _drop_if_empty(self, priority: int) -> None:

@@ -1,4 +1,4 @@
-"""A line in which clients are served in turn, and not whoever asked most."""
+"""A queue that serves clients in turn."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -7,12 +7,12 @@ from typing import Final
 
 @dataclass
 class _Turn:
-    """What one client has waiting, and when it is its turn.
+    """One client's waiting requests.
 
     Attributes:
-        round: The round in which its first one is due.
-        newcomer: It had nothing being served when it came: it goes before the others of its round.
-        waiting: Its requests in order of arrival, each with the number of its arrival.
+        round: In which the first one is due.
+        newcomer: The client had nothing in service when it came: it precedes the others of its round.
+        waiting: Requests in order of arrival, each with its arrival number.
     """
 
     round: int
@@ -21,20 +21,19 @@ class _Turn:
 
     @property
     def due(self) -> tuple[int, bool, int]:
-        """Smaller is sooner."""
+        """Sort key."""
         return self.round, not self.newcomer, next(iter(self.waiting.values()))
 
 
 class FairQueue:
-    """Requests of many clients that wait for one thing, served a round at a time.
+    """Serves one request of each waiting client per round.
 
-    In a round each client that waits is served one request.  Who comes while a round is served stands in the
-    next one, before those who have been served in it unless something of its own is being served.  So a
-    client's first request waits for no second one of anybody who was just served, and what waits is overtaken
-    only by requests that came before its round began: nobody starves.
+    A client that joins during a round is due in the next one, ahead of clients that still have something in
+    service. So no first request waits behind another client's second, and only requests that came before its
+    round began overtake a waiting one: nothing starves.
 
     Args:
-        is_served: Says whether something of a client is being served now.
+        is_served: Tells whether a client has something in service.
     """
 
     def __init__(self, is_served: Callable[[str], bool]) -> None:
@@ -47,7 +46,7 @@ class FairQueue:
         return bool(self._turns)
 
     def join(self, request_id: str, client: str) -> None:
-        """Stand in line."""
+        """Append a request."""
         turn = self._turns.get(client)
         if turn is None:
             turn = self._turns[client] = _Turn(self._round + 1, not self._is_served(client))
@@ -55,13 +54,10 @@ class FairQueue:
         turn.waiting[request_id] = self._arrivals
 
     def first(self, may: Callable[[str], bool] = lambda _: True) -> tuple[str, str] | None:
-        """Say whose turn it is.
+        """The client and the request that are due.
 
         Args:
-            may: Says of a client whether it may be served now; who may not is passed over and keeps its turn.
-
-        Returns:
-            The client and its request; none if nobody waits that may be served.
+            may: Tells whether a client may be served now; others are skipped and keep their turn.
         """
         ready = [(turn.due, client) for client, turn in self._turns.items() if may(client)]
         if not ready:
@@ -70,14 +66,14 @@ class FairQueue:
         return client, next(iter(self._turns[client].waiting))
 
     def serve(self, client: str) -> None:
-        """Take a client's first request out of the line: it is served now."""
+        """Remove a client's first request, which is served now."""
         turn = self._turns[client]
         self._round = max(self._round, turn.round)
         turn.round, turn.newcomer = self._round + 1, False
         self.leave(next(iter(turn.waiting)), client)
 
     def leave(self, request_id: str, client: str) -> None:
-        """Take a request out of the line, wherever it stands; nothing happens if it does not."""
+        """Remove a request, if it is queued."""
         turn = self._turns.get(client)
         if turn is None:
             return

@@ -1,21 +1,18 @@
-"""Room that many clients share, and of which no single one may take all."""
+"""A quota that no single client can exhaust."""
 
 from collections import Counter
 from typing import Final
 
 TIMES_FREE: Final = 4
-"""Alone, a client may hold four fifths."""
+"""Alone, a client gets four fifths."""
 
 
 class Quota:
-    """Places or bytes, and which client holds how much of them.
-
-    The more clients hold something, the smaller is the part that one may have, and who holds nothing gets the
-    next that is free.
+    """Places or bytes: the more others hold, the fewer a client gets; one that holds none gets any free one.
 
     Args:
-        total: How much there is.
-        times_free: A client that holds so many times what is free gets no more.
+        total: Number of units.
+        times_free: A client that holds so many times the free units gets no more.
     """
 
     def __init__(self, total: int, times_free: int = TIMES_FREE) -> None:
@@ -26,31 +23,31 @@ class Quota:
 
     @property
     def free(self) -> int:
-        """What nobody holds."""
+        """Units that nobody holds."""
         return self.total - self.used
 
     def own(self, client: str) -> int:
-        """What a client holds."""
+        """Units that a client holds."""
         return self._own[client]
 
     def has_for(self, client: str, size: int = 1, besides: int = 0) -> bool:
-        """Whether a client may have so much more.
+        """Whether a client may take more.
 
         Args:
             client: Which.
-            size: How much more.
-            besides: Of what it holds, not counted against it: what it is for needs all or nothing.
+            size: How many units.
+            besides: Units it holds for the same purpose, which are not counted against it.
         """
         own = self._own[client] - besides
         return size <= self.free and (not own or own < self._times_free * self.free)
 
     def take(self, client: str, size: int = 1) -> None:
-        """Note that a client has more; whether it may is :meth:`has_for`'s to say."""
+        """Take units, without asking :meth:`has_for`."""
         self.used += size
         self._own[client] += size
 
     def give(self, client: str, size: int = 1) -> None:
-        """Note that a client has less."""
+        """Return units."""
         self.used -= size
         self._own[client] -= size
         if not self._own[client]:

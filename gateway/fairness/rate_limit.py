@@ -1,4 +1,4 @@
-"""A token bucket: so many a second on average, and a few more at once."""
+"""A token bucket."""
 
 import time
 from collections.abc import Callable
@@ -6,12 +6,12 @@ from typing import Final
 
 
 class TokenBucket:
-    """Counts what may be done now.
+    """Limits a rate.
 
     Args:
-        per_second: How often on average.
-        burst: How often at once, after a pause.
-        clock: Gives monotonic seconds.
+        per_second: Average rate.
+        burst: Most at once.
+        clock: Monotonic seconds.
     """
 
     def __init__(self, per_second: float, burst: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -22,12 +22,12 @@ class TokenBucket:
         self._at = clock()
 
     def wait_s(self) -> float:
-        """Seconds until one may be taken; 0 if it may now."""
+        """Seconds until a token is available."""
         now = self._clock()
         self._tokens = min(self._burst, self._tokens + (now - self._at) * self._per_second)
         self._at = now
         return max(0.0, (1 - self._tokens) / self._per_second)
 
     def take(self) -> None:
-        """Take one, when :meth:`wait_s` says that it may be taken."""
+        """Take an available token."""
         self._tokens -= 1

@@ -1,4 +1,4 @@
-"""Room that is waited for: clients get it in turn, and no single one gets all of it."""
+"""A semaphore whose waiters take turns by client."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -10,13 +10,13 @@ from gateway.fairness.quota import Quota
 
 
 class FairSemaphore:
-    """Places or bytes that many want at once; who finds none waits for its turn.
+    """Units that clients wait for.
 
-    One that does not fit yet holds up all behind it, so that smaller ones do not overtake it for ever; a
-    client that has as much as one may holds up nobody but itself.
+    A waiter that does not fit yet blocks those behind it, so that smaller ones do not starve it; a client at
+    its quota blocks only itself.
 
     Args:
-        total: How much there is; one that wants more gets it when nobody has any.
+        total: Number of units; a waiter that wants more gets them when none are taken.
     """
 
     def __init__(self, total: int) -> None:
@@ -27,17 +27,17 @@ class FairSemaphore:
 
     @property
     def used(self) -> int:
-        """What is taken."""
+        """Units taken."""
         return self._portions.used
 
     @property
     def waiting(self) -> int:
-        """How many wait."""
+        """Number of waiters."""
         return len(self._waiting)
 
     @asynccontextmanager
     async def take(self, size: int, client: str = "") -> AsyncIterator[None]:
-        """Wait for room, and keep it."""
+        """Hold units inside a block."""
         await self.enter(size, client)
         try:
             yield
@@ -45,7 +45,7 @@ class FairSemaphore:
             self.leave(size, client)
 
     async def enter(self, size: int, client: str) -> None:
-        """Wait for room; give it back by :meth:`leave`."""
+        """Wait for units; return them by :meth:`leave`."""
         name = str(next(self._names))
         granted = asyncio.get_running_loop().create_future()
         self._waiting[name] = granted, size
@@ -59,17 +59,16 @@ class FairSemaphore:
                 self._line.leave(name, client)
                 self._wake()
             else:
-                # Both came in the same turn of the loop: it was granted, and nobody is there to take it.
+                # Granted and cancelled in the same turn of the loop.
                 self.leave(size, client)
             raise
 
     def leave(self, size: int, client: str) -> None:
-        """Give room back."""
+        """Return units."""
         self._portions.give(client, size)
         self._wake()
 
     def _wake(self) -> None:
-        """Grant what can be granted."""
         while (first := self._line.first(self._may)) is not None:
             client, name = first
             granted, size = self._waiting[name]

@@ -1,4 +1,4 @@
-"""Memory for uploads, counted as their bytes arrive; when it is short, the slowest is given up."""
+"""Memory for uploads, counted as bytes arrive; when it is short, the slowest upload is dropped."""
 
 import asyncio
 from collections import Counter
@@ -10,31 +10,30 @@ from omnirelay.errors import BusyError, RequestError, SlowUploadError
 from omnirelay.protocol import PIECE_BYTES
 
 IDLE_S: Final = 10.0
-"""How long an upload may send nothing."""
+"""Longest pause of an upload."""
 MIN_BYTES_PER_S: Final = 2**17
-"""What must arrive a second, on average and :data:`IDLE_S` after the beginning."""
+"""Minimum average rate, from :data:`IDLE_S` after the start."""
 RECENT_S: Final = 2.0
-"""The time over which the speed of an upload is measured when memory is short."""
+"""Window of :meth:`IncomingUpload.speed`."""
 RETRY_MS: Final = 1000
 
 
 class IncomingUpload:
-    """One request, or one message of a WebSocket, that is being received.
+    """A request or WebSocket message that is being received.
 
-    It is given up when nothing arrives for :data:`IDLE_S`, when less than :data:`MIN_BYTES_PER_S` arrives, or
-    when its memory is needed; what it held is free from then on.
+    Dropped when it pauses for :data:`IDLE_S`, is slower than :data:`MIN_BYTES_PER_S`, or memory is short.
 
     Args:
-        room: Where its bytes are counted.
-        client: Whose it is.
-        give_up: Called once with the reason if it is given up; what was received must be forgotten then.
+        room: Counts its bytes.
+        client: The sender.
+        give_up: Called once with the reason if it is dropped; the caller must then discard what it received.
 
     Attributes:
-        size: How many bytes have arrived.
-        counted: How many of them are counted: none of small uploads.
-        body: The bytes, where they are kept here, until :meth:`finish` gives them away.
-        error: Why it was given up.
-        complete: All bytes have arrived: it is not given up any more.
+        size: Bytes received.
+        counted: Bytes counted in the room; 0 for small uploads.
+        body: The bytes, if they are kept here, until :meth:`finish`.
+        error: Why it was dropped.
+        complete: It can no longer be dropped.
     """
 
     def __init__(self, room: "UploadRoom", client: str, give_up: Callable[[RequestError], None]) -> None:
@@ -53,13 +52,13 @@ class IncomingUpload:
         self._timer: asyncio.TimerHandle | None = self._loop.call_at(self._due, self._check)
 
     def add(self, piece: bytes) -> None:
-        """Keep bytes that have arrived; nothing happens if the upload was given up."""
+        """Keep received bytes, unless the upload was dropped."""
         self.grow(len(piece))
         if self.error is None:
             self.body += piece
 
     def grow(self, size: int) -> None:
-        """Count bytes that have arrived and are kept elsewhere; nothing happens if it was given up."""
+        """Count received bytes that are kept elsewhere, unless the upload was dropped."""
         if self.error is not None:
             return
         self.size += size
@@ -70,10 +69,10 @@ class IncomingUpload:
             self._room.count(self, self.size - self.counted)
 
     def finish(self) -> bytearray:
-        """Give all that has arrived; it stays counted until :meth:`close`.
+        """The complete body; it stays counted until :meth:`close`.
 
         Raises:
-            RequestError: The upload was given up.
+            RequestError: The upload was dropped.
         """
         self._stop()
         if self.error is not None:
@@ -83,19 +82,19 @@ class IncomingUpload:
         return body
 
     def close(self) -> None:
-        """Count nothing any more; may be called again."""
+        """Stop counting; may be called again."""
         self._stop()
         self._room.forget(self)
 
     def give_up(self, error: RequestError) -> None:
-        """Forget the upload, and say why to whoever receives it."""
+        """Drop the upload."""
         self.close()
         self.body = bytearray()
         self.error = error
         self._give_up(error)
 
     def speed(self) -> float:
-        """How many bytes arrived a second in the last :data:`RECENT_S`."""
+        """Bytes per second over the last :data:`RECENT_S`."""
         now = self._loop.time()
         self._roll(now)
         age = now - self._began
@@ -109,7 +108,6 @@ class IncomingUpload:
         return IDLE_S + min(self._last, self._began + self.size / MIN_BYTES_PER_S)
 
     def _roll(self, now: float) -> None:
-        """Let the window in which bytes are counted move on."""
         passed = int((now - self._window) / RECENT_S)
         if passed:
             self._before, self._since = self._since if passed == 1 else 0, 0
@@ -122,8 +120,8 @@ class IncomingUpload:
             return
         self.give_up(
             SlowUploadError(
-                f"{self.size} bytes came in {now - self._began:.0f} s: at least {MIN_BYTES_PER_S} a second "
-                f"must come, and something every {IDLE_S:g} s"
+                f"{self.size} bytes came in {now - self._began:.0f} s: send at least {MIN_BYTES_PER_S} "
+                f"a second, and something every {IDLE_S:g} s"
             )
         )
 
@@ -134,16 +132,16 @@ class IncomingUpload:
 
 
 class UploadRoom:
-    """Memory for all uploads together.
+    """Memory shared by all uploads; only bytes that have arrived count.
 
-    Only what has arrived takes room, and nobody waits for it.  Where there is none, the slowest of those that
-    are slower than :data:`MIN_BYTES_PER_S` is given up; if none is, the slowest of the client that has most.
+    When it is full, the slowest upload below :data:`MIN_BYTES_PER_S` is dropped, else the slowest of the
+    client that holds most.
 
     Args:
-        total: How many bytes there are; an upload alone may be larger.
+        total: In bytes; a single upload may be larger.
 
     Attributes:
-        used: How many are taken.
+        used: Bytes taken.
     """
 
     def __init__(self, total: int) -> None:
@@ -152,17 +150,17 @@ class UploadRoom:
         self._uploads: set[IncomingUpload] = set()
 
     def open(self, client: str, give_up: Callable[[RequestError], None]) -> IncomingUpload:
-        """Begin an upload, which must be closed; the arguments are those of :class:`IncomingUpload`."""
+        """Start an upload, which must be closed."""
         upload = IncomingUpload(self, client, give_up)
         self._uploads.add(upload)
         return upload
 
     @asynccontextmanager
     async def reading(self, client: str) -> AsyncIterator[IncomingUpload]:
-        """Begin an upload that is received inside the block, which ends if the upload is given up.
+        """Receive an upload inside a block, which is interrupted if the upload is dropped.
 
         Raises:
-            SlowUploadError: It came too slowly.
+            SlowUploadError: It was too slow.
             BusyError: Its memory was needed.
         """
         upload: IncomingUpload | None = None
@@ -179,7 +177,7 @@ class UploadRoom:
             raise upload.error from None
 
     def count(self, upload: IncomingUpload, size: int) -> None:
-        """Count more bytes of an upload, which others, or it itself, are given up for if there is no room."""
+        """Count more bytes of an upload; drops others, or it, to make room."""
         while size > self.total - self.used and self.used > upload.counted:
             victim = self._slowest(upload)
             victim.give_up(
@@ -195,13 +193,12 @@ class UploadRoom:
         self.used += size
 
     def forget(self, upload: IncomingUpload) -> None:
-        """Count an upload no more; may be called again."""
+        """Stop counting an upload; may be called again."""
         self._uploads.discard(upload)
         self.used -= upload.counted
         upload.counted = 0
 
     def _slowest(self, growing: IncomingUpload) -> IncomingUpload:
-        """Who is given up."""
         speeds = {each: each.speed() for each in self._uploads if each.counted and not each.complete}
         slow = [each for each, speed in speeds.items() if speed < MIN_BYTES_PER_S]
         if not slow:

@@ -1,1 +1,1 @@
-"""What a request brings: messages to a prompt, media counted and fetched, tokens back to text."""
+"""Input of a request: prompts, media, and tokens back to text."""

@@ -1,8 +1,7 @@
-"""Token ids to text, piece by piece.
+"""Incremental detokenization.
 
-``tokenizers.decoders.DecodeStream`` is not used: it raises on sequences that are not UTF-8, which a
-model may well produce, and holds text back behind them.  What comes out here, joined, equals
-``Tokenizer.decode`` of all ids.
+``tokenizers.decoders.DecodeStream`` raises on sequences that are not UTF-8, which a model may produce.
+The output here, joined, equals ``Tokenizer.decode`` of all ids.
 """
 
 import codecs
@@ -13,7 +12,7 @@ from tokenizers import Tokenizer
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """The bytes that a byte-level BPE's characters stand for (GPT-2, ``bytes_to_unicode``)."""
+    """The byte of each character in a byte-level BPE (GPT-2, ``bytes_to_unicode``)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     characters = [*map(chr, printable), *(chr(256 + index) for index in range(len(others)))]
@@ -28,13 +27,13 @@ class Detokenizer:
 
     Args:
         tokenizer: A byte-level one.
-        special_ids: Tokens that have no text.
+        special_ids: Tokens without text.
     """
 
     def __init__(self, tokenizer: Tokenizer, special_ids: frozenset[int]) -> None:
         self._tokenizer = tokenizer
         self._special_ids = special_ids
-        # "replace" follows the same rule for what is not UTF-8 as the tokenizer's own decoder.
+        # "replace" treats invalid UTF-8 as the tokenizer's decoder does.
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._pieces: list[str] = []
 
@@ -44,11 +43,11 @@ class Detokenizer:
         return "".join(self._pieces)
 
     def push(self, token_ids: Sequence[int], last: bool = False) -> str:
-        """Give the text that tokens add.
+        """The text that tokens add.
 
         Args:
             token_ids: The next tokens.
-            last: None follows: characters that are not complete never will be.
+            last: The stream ends: incomplete characters become replacement characters.
         """
         piece = self._decoder.decode(b"".join(map(self._bytes_of, self._textual(token_ids))), last)
         self._pieces.append(piece)
@@ -57,7 +56,7 @@ class Detokenizer:
     def _textual(self, token_ids: Iterable[int]) -> Iterable[str]:
         for token_id in token_ids:
             if token_id not in self._special_ids:
-                # Ids beyond the vocabulary exist: embedding tables are padded.
+                # Embedding tables are padded, so ids beyond the vocabulary occur.
                 yield self._tokenizer.id_to_token(token_id) or ""
 
     @staticmethod
@@ -65,5 +64,5 @@ class Detokenizer:
         try:
             return bytes(_ALPHABET[character] for character in token)
         except KeyError:
-            # An added token, which stands for itself.
+            # An added token is its own text.
             return token.encode()

@@ -1,4 +1,4 @@
-"""The one thread for what takes long of requests, which clients get in turn."""
+"""The thread for tokenizing and decoding, shared fairly among clients."""
 
 import asyncio
 from collections.abc import Callable
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class PromptExecutor:
-    """One thread: tokenizing a long prompt must not hold up the streams, and prompts wait in line."""
+    """One thread, so that long prompts do not delay streams."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "prompts")
@@ -21,15 +21,9 @@ class PromptExecutor:
         self._closing = False
 
     async def run(self, client: str, function: Callable[..., T], *arguments: object) -> T:
-        """Run something that takes long.
+        """Run a function on the thread.
 
-        It waits for its turn here and not in the executor, which would keep what it works on of a request
-        that has been cancelled meanwhile.
-
-        Args:
-            client: For whom.
-            function: What.
-            *arguments: Of the function.
+        Callers wait in a fair queue, not in the executor, which would keep the data of cancelled requests.
 
         Raises:
             CancelledRequestError: The gateway stops.
@@ -44,6 +38,6 @@ class PromptExecutor:
         return await asyncio.shield(job)
 
     def close(self) -> None:
-        """Begin nothing more."""
+        """Start nothing more."""
         self._closing = True
         self._thread.shutdown(wait=False, cancel_futures=True)

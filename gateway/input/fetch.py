@@ -1,7 +1,7 @@
-"""Fetches media over https, from hosts that the configuration names and from nowhere else.
+"""Fetches media over https from configured hosts.
 
-The host is resolved here, every address is checked, and the connection goes to a checked address: what
-the name stands for a moment later does not matter.
+The host is resolved once, every address is checked, and the connection goes to a checked address, so DNS
+rebinding has no effect.
 """
 
 import asyncio
@@ -23,12 +23,12 @@ from shared.config import MediaConfig
 from shared.log import limited
 
 AT_ONCE: Final = 4
-"""Items that are fetched at the same time, of all requests together."""
+"""Concurrent fetches, over all requests."""
 CHUNK_BYTES: Final = 2**16
 _HEADERS: Final = {"User-Agent": "omnirelay", "Accept": "*/*", "Accept-Encoding": "identity"}
 _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
 _SPECIAL: Final = (ipaddress.ip_network("192.0.0.0/24"), ipaddress.ip_network("3fff::/20"))
-"""Of IANA's registries, what Python 3.11 does not know yet."""
+"""Reserved by IANA but unknown to Python 3.11."""
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 """Gives the addresses of a host; raises OSError if it has none."""
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 def is_public(address: str) -> bool:
-    """The address belongs to the public internet, also if it is IPv6 and stands for an IPv4 one."""
+    """The address is public, also if it is IPv6 and embeds an IPv4 address."""
     ip = ipaddress.ip_address(address)
     if isinstance(ip, ipaddress.IPv6Address):
         inner = ip.ipv4_mapped or ip.sixtofour or (ip.teredo and ip.teredo[1])
@@ -52,22 +52,22 @@ def is_public(address: str) -> bool:
 
 
 async def resolve(host: str, port: int) -> Sequence[str]:
-    """Ask the system for the addresses of a host."""
+    """Resolve a host by the system's resolver."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [str(address[0]) for *_, address in found]
 
 
 class Fetcher:
-    """Fetches files of media.
+    """Fetches media files.
 
     Args:
-        config: The hosts and the bounds.
-        resolve: Gives the addresses of a host.
-        allowed: Says whether an address may be connected to.
-        tls: How servers are verified; none takes the system's authorities.
+        config: Hosts and limits.
+        resolve: Resolves hosts.
+        allowed: Whether an address may be connected to.
+        tls: Default: the system's trust store.
 
     Raises:
-        ConfigError: A host of the configuration is not written like one.
+        ConfigError: A configured host is malformed.
     """
 
     def __init__(
@@ -91,10 +91,10 @@ class Fetcher:
             self._hosts.add(place)
 
     def check(self, name: str, url: HttpsUrl) -> None:
-        """Refuse a URL whose host is not among the allowed ones.
+        """Reject a host that is not configured.
 
         Raises:
-            MediaUnreachableError: Naming the host.
+            MediaUnreachableError: Names the host.
         """
         if (url.host, url.port) not in self._hosts:
             raise MediaUnreachableError(
@@ -108,13 +108,13 @@ class Fetcher:
 
         Args:
             name: Of the item, for errors.
-            url: Where it is.
-            grow: Called with the number of bytes before they are kept; may raise.
-            client: Whose request it is: clients have their turns.
+            url: The URL.
+            grow: Called with a number of bytes before they are kept; may raise.
+            client: Clients take turns.
 
         Raises:
-            MediaUnreachableError: It cannot be had.
-            MediaTooLargeError: It is larger than allowed.
+            MediaUnreachableError: It cannot be fetched.
+            MediaTooLargeError: It is too large.
         """
         self.check(name, url)
         async with self._places.take(1, client):
@@ -126,7 +126,7 @@ class Fetcher:
                     f"{name}: {url.host} did not deliver it within {self._timeout_s:g} s"
                 ) from error
             except (aiohttp.ClientError, OSError) as error:
-                # The error's own words may hold what the server sent, which is nobody's business.
+                # The error may quote the server's response.
                 limited(log).info("%s could not be fetched from %s: %s", name, url.host, type(error).__name__)
                 raise MediaUnreachableError(
                     f"{name}: cannot be fetched from {url.host}: {_reason(error)}"
@@ -139,7 +139,7 @@ class Fetcher:
         except (OSError, UnicodeError) as error:
             raise MediaUnreachableError(f"{name}: {url.host} has no address") from error
         if not addresses or not all(map(self._allowed, addresses)):
-            # Which one is not told: it would map the network behind the gateway.
+            # Naming it would reveal the internal network.
             raise MediaUnreachableError(f"{name}: {url.host} leads to an address that is not public")
         return addresses
 
@@ -178,7 +178,7 @@ class Fetcher:
 
 
 class _Pinned(aiohttp.abc.AbstractResolver):
-    """Gives the addresses that were checked, whatever the name stands for now."""
+    """Resolves every host to the checked addresses."""
 
     def __init__(self, addresses: Sequence[str]) -> None:
         self._addresses = addresses
@@ -200,7 +200,7 @@ class _Pinned(aiohttp.abc.AbstractResolver):
         ]
 
     async def close(self) -> None:
-        """Hold nothing, so there is nothing to close."""
+        """Nothing to close."""
 
 
 def _reason(error: Exception) -> str:

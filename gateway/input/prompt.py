@@ -1,8 +1,7 @@
-"""Messages to the thinker's prompt, as transformers makes it, but proof against smuggled tokens.
+"""Builds prompts as transformers does, but safe against injected special tokens.
 
-The checkpoint's chat template is rendered and tokenized as a whole.  If a special token comes out of
-what the *user* wrote (``<|im_end|>`` typed into a message), the same text is tokenized again such
-that only the template's own special tokens count and the user's stay ordinary text.
+The rendered chat template is tokenized as a whole. If a special token comes from a user's text (a typed
+``<|im_end|>``), it is tokenized again such that only the template's special tokens count.
 """
 
 import json
@@ -30,18 +29,15 @@ PLACEHOLDERS: Final[dict[str, MediaKind]] = {
     "<|IMAGE|>": "image",
     "<|VIDEO|>": "video",
 }
-"""The special tokens that stand for one sound, picture or video each."""
+"""Special tokens that each stand for one media item."""
 TEMPLATE_FILES: Final = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
 
 
 class PromptBuilder:
-    """Makes prompts for one checkpoint.  Not safe for use from two threads at once.
-
-    Args:
-        directory: The checkpoint's.
+    """Builds prompts for one checkpoint.  Not thread-safe.
 
     Raises:
-        CheckpointError: A file is missing or cannot be used; the message names it.
+        CheckpointError: A file is missing or invalid; the message names it.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -63,25 +59,24 @@ class PromptBuilder:
         self._special_pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
     def detokenizer(self) -> Detokenizer:
-        """Start the text of a new answer."""
+        """A detokenizer for a new answer."""
         return Detokenizer(self._tokenizer, self._special_ids)
 
     def build(self, messages: Sequence[ChatMessage]) -> list[int]:
-        """Give the prompt of a conversation, ready for the assistant's turn.
+        """The prompt of a conversation, up to the assistant's turn.
 
-        Each sound, picture and video is one placeholder token, in the order of the parts.
+        Each media item is one placeholder token, in order.
 
         Raises:
-            InvalidRequestError: The checkpoint's chat template refuses the conversation, or does not keep its
-                sounds, pictures and videos as they are.
+            InvalidRequestError: The chat template rejects the conversation, or drops or reorders its media.
         """
         ids = self._encode(messages)
         given = [part.kind for _, part in media_of(messages)]
         kept = [self.placeholders[each] for each in ids if each in self.placeholders]
         if kept != given:
             raise InvalidRequestError(
-                f"the checkpoint's chat template makes {_listed(kept)} of {_listed(given)}: "
-                "it drops or moves sounds, pictures or videos",
+                f"the checkpoint's chat template turns {_listed(given)} into {_listed(kept)}: "
+                "it drops or moves media",
                 "messages",
             )
         return ids
@@ -111,18 +106,18 @@ class PromptBuilder:
             return self._template.render(messages=plain, add_generation_prompt=True)
         except (jinja2.TemplateError, TypeError) as error:
             raise InvalidRequestError(
-                f"the chat template refuses this conversation: {error}", "messages"
+                f"the chat template rejects this conversation: {error}", "messages"
             ) from error
 
     def _encode_guarded(self, prompt: str, spans: Sequence[Span]) -> list[int]:
-        """Tokenize as if the user's special tokens were ordinary text.
+        """Tokenize with the user's special tokens as ordinary text.
 
-        A tokenizer cuts the text at special tokens before anything else, so tokenizing the pieces between
-        the template's own gives exactly the ids that the whole would have.
+        A tokenizer splits at special tokens first, so encoding the pieces between the template's own gives
+        the same ids as the whole text.
         """
         ids: list[int] = []
         done = 0
-        # The flag is the tokenizer's own way to say that special tokens in the text mean nothing.
+        # With this flag the tokenizer treats special tokens as text.
         self._tokenizer.encode_special_tokens = True
         try:
             for start, end in self._template_tokens(prompt, spans):
@@ -135,7 +130,7 @@ class PromptBuilder:
         return ids
 
     def _template_tokens(self, prompt: str, spans: Sequence[Span]) -> Iterator[Span]:
-        """The special tokens that stand wholly in the template's own text."""
+        """Special tokens in the template's own text."""
         start = 0
         for user_start, user_end in [*spans, (len(prompt), len(prompt))]:
             for match in self._special_pattern.finditer(prompt, start, user_start):
@@ -144,18 +139,18 @@ class PromptBuilder:
 
 
 def _plain(part: ContentPart) -> dict[str, str]:
-    """A part as chat templates know it; what is in a file is no business of theirs."""
+    """A part as chat templates expect it, without the file."""
     return {"type": part.kind} if isinstance(part, MediaPart) else {"type": "text", "text": part.text}
 
 
 def _texts(messages: Iterable[ChatMessage]) -> Iterator[str]:
-    """Every text that the user wrote, in order."""
+    """The user's texts, in order."""
     for message in messages:
         yield from (part.text for part in parts_of(message) if not isinstance(part, MediaPart))
 
 
 def _with_marks(message: ChatMessage, mark: str, numbers: Iterator[int]) -> ChatMessage:
-    """The same message with a numbered mark in place of each text."""
+    """The message with a numbered mark in place of each text."""
     if isinstance(message.content, str):
         return ChatMessage(message.role, f"{mark}{next(numbers)}x")
     marked = [
@@ -170,7 +165,7 @@ def _listed(kinds: Sequence[MediaKind]) -> str:
 
 
 def _user_spans(prompt: str, marked: str, mark: str, texts: Sequence[str]) -> list[Span]:
-    """Where in the prompt the user's texts stand, by comparison with the same prompt with marks."""
+    """Where the user's texts are in the prompt, found by comparison with the marked prompt."""
     pieces = re.split(f"{mark}([0-9]+)x", marked)
     spans: list[Span] = []
     rebuilt = pieces[0]
@@ -179,9 +174,9 @@ def _user_spans(prompt: str, marked: str, mark: str, texts: Sequence[str]) -> li
         spans.append((len(rebuilt), len(rebuilt) + len(text)))
         rebuilt += text + between
     if rebuilt != prompt:
-        # The template changes what it is given, so nobody can tell whose a special token is.
+        # The template alters texts, so the origin of a special token is unknown.
         raise InvalidRequestError(
-            "a message holds the text of a special token, which is not allowed", "messages"
+            "a message contains a special token as text, which is not allowed", "messages"
         )
     return spans
 
@@ -211,7 +206,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _read_vocab_size(path: Path) -> int:
-    """Rows of the thinker's embedding table: an id beyond them would bring the thinker down."""
+    """Rows of the thinker's embedding table; a larger id would crash the thinker."""
     values: Any = _read_json(path)
     for key in ("thinker_config", "text_config", "vocab_size"):
         values = values.get(key) if isinstance(values, dict) else None
@@ -233,7 +228,7 @@ def _read_template(directory: Path) -> str:
 
 
 def _compile(source: str) -> jinja2.Template:
-    """Compile a chat template the way transformers does; a template is data, so it runs in a sandbox."""
+    """Compile a chat template as transformers does, in a sandbox."""
 
     def raise_exception(message: str) -> NoReturn:
         raise jinja2.TemplateError(message)

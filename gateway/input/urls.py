@@ -1,7 +1,4 @@
-"""URLs of media: ``data:`` URLs are decoded, https URLs taken apart.  Nothing is fetched here.
-
-What a URL says of the type of its content is not believed, so it is not read.
-"""
+"""Media URLs: decodes ``data:`` and parses https; fetches nothing.  Declared content types are ignored."""
 
 import binascii
 import re
@@ -13,16 +10,15 @@ from urllib.parse import unquote_to_bytes
 from omnirelay.errors import MediaError, MediaTooLargeError, MediaUnreachableError
 
 MAX_HEADER_CHARACTERS: Final = 1024
-"""Of a data URL, up to its comma."""
+"""Of a data URL, before its comma."""
 MAX_HTTPS_CHARACTERS: Final = 8192
 PIECE_CHARACTERS: Final = 2**18
-"""Of a data URL, decoded at once: few enough for other threads to get their turn in between."""
+"""Of a data URL, decoded at once; between pieces other threads run."""
 MAX_ESCAPES: Final = 2**20
-"""Of a data URL: each costs as much as dozens of characters of base64, and others wait meanwhile."""
+"""Of a data URL; decoding one takes as long as dozens of base64 characters."""
 HTTPS_PORT: Final = 443
 
-# Stricter than RFC 3986: no user, no brackets, no escapes in the host, nothing that two parsers could read
-# in two ways.
+# Stricter than RFC 3986, so that no two parsers disagree: no user, brackets, or escapes in the host.
 _HTTPS = re.compile(r"(?i:https)://([A-Za-z0-9.-]{1,253})(?::([0-9]{1,5}))?((?:[/?][!-~]*)?)")
 _HOST = re.compile(r"([A-Za-z0-9.-]{1,253})(?::([0-9]{1,5}))?")
 _BROKEN_ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
@@ -30,12 +26,12 @@ _BROKEN_ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 
 @dataclass(frozen=True)
 class HttpsUrl:
-    """An https URL, taken apart.
+    """A parsed https URL.
 
     Attributes:
         host: In lower case.
-        port: 443 if the URL names none.
-        target: Path and query, as written; without the fragment.
+        port: Default 443.
+        target: Path and query as written, without the fragment.
     """
 
     host: str
@@ -44,12 +40,12 @@ class HttpsUrl:
 
 
 def is_data_url(url: str) -> bool:
-    """The URL holds its content itself."""
+    """It is a ``data:`` URL."""
     return url[:5].lower() == "data:"
 
 
 def parse_host(text: str) -> tuple[str, int] | None:
-    """Split ``HOST`` or ``HOST:PORT``; none if it is neither."""
+    """Split ``HOST`` or ``HOST:PORT``; none if malformed."""
     match = _HOST.fullmatch(text)
     if match is None:
         return None
@@ -58,14 +54,14 @@ def parse_host(text: str) -> tuple[str, int] | None:
 
 
 def parse_https(name: str, url: str) -> HttpsUrl:
-    """Take an https URL apart.
+    """Parse an https URL.
 
     Args:
         name: Of the item, for the error.
         url: The URL.
 
     Raises:
-        MediaUnreachableError: It is none, or is written in a way that could be read in two.
+        MediaUnreachableError: It is not https, or ambiguous.
     """
     if len(url) > MAX_HTTPS_CHARACTERS:
         raise MediaUnreachableError(
@@ -83,16 +79,16 @@ def parse_https(name: str, url: str) -> HttpsUrl:
 
 
 def decode_data_url(name: str, url: str, max_bytes: int) -> bytearray:
-    """Give the content of a ``data:`` URL (RFC 2397), base64 or percent-encoded.
+    """Decode a ``data:`` URL (RFC 2397), base64 or percent-encoded.
 
     Args:
         name: Of the item, for errors.
         url: The URL.
-        max_bytes: Most bytes of content.
+        max_bytes: Limit of the content.
 
     Raises:
-        MediaTooLargeError: It would be more, or has too many escapes; found out before anything is decoded.
-        MediaError: It cannot be decoded.
+        MediaTooLargeError: It has too many bytes or escapes; detected before decoding.
+        MediaError: It is malformed.
     """
     header, comma, _ = url[:MAX_HEADER_CHARACTERS].partition(",")
     if not comma:
@@ -121,7 +117,7 @@ def decode_data_url(name: str, url: str, max_bytes: int) -> bytearray:
 
 
 def _percent_decoded(url: str, start: int) -> Iterator[bytes]:
-    """The URL from ``start`` on, in pieces that cut no escape."""
+    """Decode from ``start`` on, in pieces that split no escape."""
     while start < len(url):
         end = start + PIECE_CHARACTERS
         escape = url.rfind("%", end - 2, end)
@@ -137,10 +133,10 @@ def _percent_decoded(url: str, start: int) -> Iterator[bytes]:
 
 
 def decode_base64(pieces: Iterator[bytes]) -> bytearray:
-    """Decode base64, with or without padding.
+    """Decode base64, padded or not.
 
     Args:
-        pieces: Of the text; none may be so long that other threads would wait for it.
+        pieces: Of the text, each short, so that other threads run in between.
 
     Raises:
         ValueError: It is not base64.
@@ -161,5 +157,5 @@ def decode_base64(pieces: Iterator[bytes]) -> bytearray:
 
 
 def _reason(error: ValueError) -> str:
-    """In words; Python's own for a character that is not ASCII would repeat the URL."""
+    """The reason, without the quotation of the URL that Python's message has."""
     return "a character that is not ASCII" if isinstance(error, UnicodeEncodeError) else str(error)

@@ -1,4 +1,4 @@
-"""The state of requests: lifecycle, what came of the answer, the stream that a client reads, metrics, trace.
+"""Request state: lifecycle, answer so far, response stream, metrics and trace.
 
 May import input, access and fairness; knows neither stages nor HTTP.
 """

@@ -15,17 +15,17 @@ from omnirelay.errors import OmniRelayError
 from shared.messages import Route, StageName
 
 APART: Final = 2
-"""A request against which so much speaks at a stage is tried apart from others."""
+"""From this weight of evidence at a stage on, a request is isolated there."""
 
 
 @dataclass
 class Suspicion:
-    """What speaks against a request at one stage: replicas died while they worked on it.
+    """Evidence that a request ends a stage's engines.
 
     Attributes:
-        progress: How far the answer was at the last death.
-        deaths: How much each death counts, by the replica's name.
-        tried_on: The replica on which the present attempt runs apart; none if it does not.
+        progress: Of the answer, at the last death.
+        deaths: Weight of each death, by replica.
+        tried_on: The replica on which the current attempt is isolated, if it is.
     """
 
     progress: AnswerProgress
@@ -34,7 +34,7 @@ class Suspicion:
 
     @property
     def serious(self) -> bool:
-        """The request is to be tried apart."""
+        """The request must be isolated."""
         return sum(self.deaths.values()) >= APART
 
 
@@ -43,8 +43,8 @@ class Attempt:
     """One try at a request.
 
     Attributes:
-        id: What the stages call it: the request's name, or that with a number behind.
-        route: Who serves it.
+        id: The stages' name of it: the request's id, after the first with the attempt's number.
+        route: Its replicas.
     """
 
     id: str
@@ -52,15 +52,15 @@ class Attempt:
 
 
 class ActiveRequest:
-    """What is known of a living request, and the way to its client.
+    """A request from admission to its end.
 
     Attributes:
-        attempt: The present one; none while the request waits for the stages.
-        resumes: How often it was begun anew.
-        interruptions: How often it was taken from the stages, so that others could be tried apart.
-        suspicions: The stages whose engine it may have ended.
-        not_before: It is not begun anew before then, in monotonic seconds.
-        avoid: The replicas where it failed.
+        attempt: The current one; none while the request waits for replicas.
+        resumes: Retries so far.
+        interruptions: How often it was taken from the stages so that another request could be isolated.
+        suspicions: By stage.
+        not_before: Earliest monotonic time of the next attempt.
+        avoid: Replicas where it failed.
         trouble: Why the last attempt ended.
     """
 
@@ -91,13 +91,13 @@ class ActiveRequest:
 
     @property
     def name(self) -> str:
-        """What the request goes by in the log."""
+        """For the log: its id, with the trace if it has one."""
         request_id = self.record.request_id
         return request_id if self.trace is None else f"{request_id} (trace {self.trace})"
 
     @property
     def apart(self) -> set[StageName]:
-        """The stages at which it must be alone."""
+        """The stages at which it must be isolated."""
         return {
             stage
             for stage, suspicion in self.suspicions.items()
@@ -105,7 +105,7 @@ class ActiveRequest:
         }
 
     def started(self) -> None:
-        """The stages have it, for the first time or again."""
+        """An attempt has started."""
         if self.record.lifecycle.state is RequestState.QUEUED:
             self.record.lifecycle.move(RequestState.THINKING)
             self.meter.started()

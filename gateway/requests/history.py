@@ -1,4 +1,4 @@
-"""What can be told of a request while it lives and for some time afterwards; nothing of what was said."""
+"""Reports of open and recently ended requests, without content."""
 
 from collections import OrderedDict
 from typing import Final
@@ -10,7 +10,7 @@ from gateway.requests.record import RequestRecord
 from shared.messages import SAMPLE_RATE, StageName
 
 MAX_ENDED: Final = 1000
-"""Ended requests that are remembered; the oldest is forgotten for one more."""
+"""Beyond this the oldest report is dropped."""
 _STAGE_OF: Final[dict[RequestState, StageName]] = {
     RequestState.THINKING: "thinker",
     RequestState.TALKING: "talker",
@@ -22,19 +22,13 @@ class RequestReport(msgspec.Struct, frozen=True, kw_only=True):
     """One request.
 
     Attributes:
-        id: The gateway's name of the request.
-        state: Where it is.
-        stage: The first stage that has not finished, or had not when the request ended; none for one that
-            waits or is completed.
-        speech: It asks for speech.
+        stage: The first stage that has not finished, or had not when the request ended; none for a queued or
+            completed request.
         received: Unix time.
-        state_seconds: Seconds from then until each state was entered.
-        prompt_tokens: Length of the prompt as far as it is known.
-        text_tokens: Text tokens so far.
-        codec_tokens: Codec tokens so far.
-        audio_seconds: Speech so far.
-        resumes: How often it was begun anew after a stage was lost or failed.
-        error: The code of the error that ended it.
+        state_seconds: From then until each state was entered.
+        prompt_tokens: As far as known.
+        resumes: Retries after a stage was lost or failed.
+        error: Code of the error that ended it.
     """
 
     id: str
@@ -52,13 +46,7 @@ class RequestReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def report_of(record: RequestRecord, resumes: int = 0, error: str | None = None) -> RequestReport:
-    """Tell of a request.
-
-    Args:
-        record: The request.
-        resumes: How often it was begun anew.
-        error: The code of the error that ended it.
-    """
+    """Describe a request."""
     lifecycle = record.lifecycle
     done = lifecycle.state is RequestState.COMPLETED
     furthest = None if done else next((s for s in reversed(lifecycle.entered) if s in AT_STAGES), None)
@@ -79,17 +67,17 @@ def report_of(record: RequestRecord, resumes: int = 0, error: str | None = None)
 
 
 class RequestHistory:
-    """The reports of requests that ended lately."""
+    """Reports of recently ended requests."""
 
     def __init__(self) -> None:
         self._ended: OrderedDict[str, RequestReport] = OrderedDict()
 
     def add(self, report: RequestReport) -> None:
-        """Remember a request that ended."""
+        """Keep a report."""
         self._ended[report.id] = report
         if len(self._ended) > MAX_ENDED:
             self._ended.popitem(last=False)
 
     def get(self, request_id: str) -> RequestReport | None:
-        """Give a report; none if the request is unknown or forgotten."""
+        """The report of a request, if it is still kept."""
         return self._ended.get(request_id)

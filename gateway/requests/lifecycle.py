@@ -1,7 +1,7 @@
-"""The life of a request as a state machine: every move is checked and time-stamped.
+"""The request state machine: moves are checked and time-stamped.
 
-A state names the furthest upstream stage that has not finished: a request whose audio already flows
-is still *thinking* while its text is not complete, because stages overlap.
+A state names the earliest stage that has not finished: a request whose text is incomplete is *thinking* even
+if audio is already sent.
 """
 
 import time
@@ -13,11 +13,11 @@ from typing import Final, Literal
 from omnirelay.errors import StateTransitionError
 
 Reason = Literal["silent", "hung", "restarted", "left", "cut off", "failed"]
-"""Why a stage was lost to a request."""
+"""Why an attempt was lost at a stage."""
 
 
 class RequestState(StrEnum):
-    """Where a request is."""
+    """The states of a request."""
 
     RECEIVED = "received"
     QUEUED = "queued"
@@ -32,46 +32,39 @@ class RequestState(StrEnum):
 
 _GIVEN_UP: Final = frozenset({RequestState.FAILED, RequestState.CANCELLED, RequestState.EXPIRED})
 ENDED: Final = _GIVEN_UP | {RequestState.COMPLETED}
-"""States without a way out."""
+"""Final states."""
 AT_STAGES: Final = frozenset({RequestState.THINKING, RequestState.TALKING, RequestState.SYNTHESIZING})
-"""States in which the stages know the request."""
 
 TRANSITIONS: Final[dict[RequestState, frozenset[RequestState]]] = {
     RequestState.RECEIVED: _GIVEN_UP | {RequestState.QUEUED},
     RequestState.QUEUED: _GIVEN_UP | {RequestState.THINKING},
-    # An answer in text only is complete when the thinker is done.
+    # Completed: without speech.
     RequestState.THINKING: _GIVEN_UP | {RequestState.TALKING, RequestState.COMPLETED},
     RequestState.TALKING: _GIVEN_UP | {RequestState.SYNTHESIZING},
     RequestState.SYNTHESIZING: _GIVEN_UP | {RequestState.COMPLETED},
     **{state: frozenset() for state in ENDED},
 }
-"""Every allowed move."""
 
 
 class StateCounts:
-    """Counts requests by state: living ones now, ended ones since the start."""
+    """Number of requests by state: open ones now, ended ones since the start."""
 
     def __init__(self) -> None:
         self._counts: Counter[RequestState] = Counter()
 
     def moved(self, old: RequestState | None, new: RequestState) -> None:
-        """Note a move; ``old`` is none for a new request."""
+        """Count a move; ``old`` is none for a new request."""
         if old is not None:
             self._counts[old] -= 1
         self._counts[new] += 1
 
     def report(self) -> dict[str, int]:
-        """The number of requests for each state."""
+        """The counts by state."""
         return {state.value: self._counts[state] for state in RequestState}
 
 
 class Lifecycle:
-    """The state of one request and when it entered each.
-
-    Args:
-        counts: Where the moves are counted.
-        clock: Gives monotonic seconds.
-    """
+    """The state of one request, and when it entered each."""
 
     def __init__(self, counts: StateCounts, clock: Callable[[], float] = time.monotonic) -> None:
         self._counts = counts
@@ -79,24 +72,14 @@ class Lifecycle:
         self.state = RequestState.RECEIVED
         self.entered: dict[RequestState, float] = {RequestState.RECEIVED: clock()}
         self.received_at: Final = time.time()
-        """Unix time, for people."""
+        """Unix time."""
         counts.moved(None, self.state)
-
-    @property
-    def ended(self) -> bool:
-        """No move is possible any more."""
-        return self.state in ENDED
-
-    @property
-    def at_stages(self) -> bool:
-        """The stages hold something of the request."""
-        return self.state in AT_STAGES
 
     def move(self, state: RequestState) -> None:
         """Enter a state.
 
         Raises:
-            StateTransitionError: No such move is allowed from the present state.
+            StateTransitionError: The move is not allowed.
         """
         if state not in TRANSITIONS[self.state]:
             raise StateTransitionError(f"a request that is {self.state} cannot become {state}")
@@ -105,6 +88,6 @@ class Lifecycle:
         self.entered[state] = self._clock()
 
     def offsets(self) -> dict[str, float]:
-        """Seconds from *received* to each state that was entered."""
+        """Seconds from *received* to each state entered."""
         start = self.entered[RequestState.RECEIVED]
         return {state.value: at - start for state, at in self.entered.items()}

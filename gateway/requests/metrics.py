@@ -1,4 +1,4 @@
-"""The gateway's own metrics, for Prometheus; docs/metrics.md says what each means."""
+"""The gateway's metrics for Prometheus, described in docs/metrics.md."""
 
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -31,9 +31,9 @@ from shared.messages import SAMPLE_RATE, STAGES, AudioChunk, StageName, TextDelt
 Interface = Literal["tcp", "http"]
 
 LATE_INTERVALS: Final = 2
-"""A heartbeat is late that comes more than so many of its intervals after the one before."""
+"""A heartbeat is late after this many intervals."""
 LONG_SPEECH_S: Final = 3.0
-"""Speech that is shorter takes longer than it sounds wherever the first sound does."""
+"""In shorter speech the time to first audio dominates the real-time factor."""
 SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 FACTORS: Final = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.25, 1.5, 2, 3, 5, 10)
 
@@ -42,38 +42,37 @@ TURNED_AWAY: Final[tuple[type[OmniRelayError], ...]] = (
     StageUnavailableError,
     UnauthenticatedError,
 )
-"""Errors of which there is nothing wrong with the request itself."""
+"""Errors for which the request itself is not to blame."""
 
-# A time stamp of its own for each counter would double what is scraped; Prometheus sees a restart without.
+# A creation timestamp per counter would double the scrape; Prometheus detects restarts without it.
 disable_created_metrics()
 
 
 class StageStates(Protocol):
-    """What is known of the stages, see :class:`gateway.dispatch.registry.StageRegistry`."""
+    """See :class:`gateway.dispatch.registry.StageRegistry`."""
 
     @property
     def stages(self) -> Sequence[StageName]:
-        """Give the stages that there are to be."""
+        """The configured stages."""
         ...
 
     def state(self, stage: StageName) -> StageState:
-        """Give the state of a stage: the best of its replicas'."""
+        """A stage's state: the best of its replicas'."""
         ...
 
     def count(self, stage: StageName, state: StageState) -> int:
-        """Give the number of its replicas in a state."""
+        """Number of a stage's replicas in a state."""
         ...
 
 
 def outcome_of(lifecycle: Lifecycle, error: BaseException | None) -> str:
-    """Give the word for how a request ended.
+    """How a request ended.
 
-    Whose fault an error is makes the difference between ``failed`` and ``refused``; a request that was turned
-    away before it was taken has not failed either.
+    A request that failed through the client's fault, or was rejected before admission, counts as ``refused``.
 
     Args:
         lifecycle: Its states.
-        error: Why, if it has no answer.
+        error: Why it has no answer.
     """
     taken = RequestState.QUEUED in lifecycle.entered
     refused = isinstance(error, InvalidRequestError | BusyError | UnauthenticatedError) or (
@@ -83,38 +82,33 @@ def outcome_of(lifecycle: Lifecycle, error: BaseException | None) -> str:
 
 
 class GatewayMetrics:
-    """Counts and measures what the gateway does; every gateway has a registry of its own.
-
-    Args:
-        counts: The requests by state.
-        stages: What is known of the stages.
-    """
+    """All metrics of one gateway, in a registry of its own."""
 
     def __init__(self, counts: StateCounts, stages: StageStates) -> None:
         self.registry: Final = CollectorRegistry()
         self._outcomes = self._counter("requests", "Requests that ended.", ["outcome"])
-        self._errors = self._counter("client_errors", "Errors that clients were told.", ["interface", "code"])
-        self._restarts = self._counter("stage_restarts", "Restarts of a stage that were seen.", ["stage"])
+        self._errors = self._counter("client_errors", "Errors sent to clients.", ["interface", "code"])
+        self._restarts = self._counter("stage_restarts", "Detected restarts of a stage.", ["stage"])
         self._resumes = self._counter(
-            "request_resumes", "Requests begun anew after a stage was lost or failed.", ["stage", "reason"]
+            "request_resumes", "Retries after a stage was lost or failed.", ["stage", "reason"]
         )
-        self._late = self._counter("heartbeats_late", "Heartbeats of a stage that came late.", ["stage"])
-        self.queue = self._histogram("queue_seconds", "Time in line before the stages.")
+        self._late = self._counter("heartbeats_late", "Late heartbeats of a stage.", ["stage"])
+        self.queue = self._histogram("queue_seconds", "Time in the queue.")
         self.first_text = self._histogram("time_to_first_text_seconds", "Time to the first text.")
         self.first_audio = self._histogram("time_to_first_audio_seconds", "Time to the first audio.")
         self.request = self._histogram("request_seconds", "Time to the end of a completed request.")
         self.real_time = self._histogram(
             "real_time_factor",
-            "Time at the stages for each second of speech.",
+            "Processing time per second of speech.",
             FACTORS,
             ["speech"],
         )
-        self.abort = self._histogram("abort_seconds", "Time until all stages had dropped a request.")
-        self.underruns = self._counter("playback_underruns", "Gaps in speech that is played as it comes.")
-        self.audio = self._counter("audio_seconds", "Speech that was sent.")
-        self.prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts, media included.")
-        self.text_tokens = self._counter("text_tokens", "Text tokens of answers.")
-        self.codec_tokens = self._counter("codec_tokens", "Codec tokens of answers.")
+        self.abort = self._histogram("abort_seconds", "Time until all stages had dropped an aborted request.")
+        self.underruns = self._counter("playback_underruns", "Gaps in the playback of streamed speech.")
+        self.audio = self._counter("audio_seconds", "Speech sent to clients.")
+        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens, media included.")
+        self.text_tokens = self._counter("text_tokens", "Generated text tokens.")
+        self.codec_tokens = self._counter("codec_tokens", "Generated codec tokens.")
         for stage in STAGES:
             self._restarts.labels(stage)
             self._late.labels(stage)
@@ -131,23 +125,23 @@ class GatewayMetrics:
         GCCollector(registry=self.registry)
 
     def told(self, interface: Interface, code: str) -> None:
-        """A client was told an error: its message is refused, or its request has ended."""
+        """An error was sent to a client."""
         self._errors.labels(interface, code).inc()
 
     def ended(self, lifecycle: Lifecycle, error: BaseException | None = None) -> None:
-        """A request ended, or was never taken."""
+        """A request ended or was rejected."""
         self._outcomes.labels(outcome_of(lifecycle, error)).inc()
 
     def restarted(self, stage: StageName) -> None:
-        """Another process took a stage's place."""
+        """A process replaced one of a stage."""
         self._restarts.labels(stage).inc()
 
     def resumed(self, stage: StageName, reason: Reason) -> None:
-        """A request lost its attempt at a stage, and is begun anew."""
+        """A request is retried."""
         self._resumes.labels(stage, reason).inc()
 
     def heartbeat(self, stage: StageName, since_last_s: float | None, interval_s: float) -> None:
-        """A stage's heartbeat came."""
+        """A heartbeat arrived."""
         if since_last_s is not None and since_last_s > LATE_INTERVALS * interval_s:
             self._late.labels(stage).inc()
 
@@ -163,14 +157,9 @@ class GatewayMetrics:
 class RequestMeter:
     """Measures one request.
 
-    Args:
-        metrics: Where it is told.
-        lifecycle: Its states.
-        clock: The lifecycle's clock.
-
     Attributes:
-        first_text: When the first text came, on that clock; none before.
-        first_audio: The same of the first speech.
+        first_text: Monotonic time of the first text.
+        first_audio: Monotonic time of the first audio.
     """
 
     def __init__(
@@ -186,12 +175,12 @@ class RequestMeter:
         self._audio_seconds = 0.0
 
     def started(self) -> None:
-        """The request left the line for the stages."""
+        """The request left the queue."""
         entered = self._lifecycle.entered
         self._metrics.queue.observe(entered[RequestState.THINKING] - entered[RequestState.QUEUED])
 
     def take(self, delta: Delta) -> None:
-        """Something of the answer came."""
+        """A part of the answer arrived."""
         metrics = self._metrics
         if isinstance(delta, TextDelta):
             if delta.prompt is not None and not self._prompt_counted:
@@ -207,7 +196,7 @@ class RequestMeter:
             metrics.codec_tokens.inc(len(delta.token_ids))
 
     def ended(self, error: BaseException | None) -> None:
-        """The request ended, with an error or without."""
+        """The request ended."""
         lifecycle = self._lifecycle
         self._metrics.ended(lifecycle, error)
         if lifecycle.state is RequestState.COMPLETED:
@@ -236,20 +225,13 @@ class RequestMeter:
 
 
 class _Now(Collector):
-    """What is true at the moment of asking.
-
-    Args:
-        counts: The requests by state.
-        stages: What is known of the stages.
-    """
-
     def __init__(self, counts: StateCounts, stages: StageStates) -> None:
         self._counts = counts
         self._stages = stages
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
         """See :class:`prometheus_client.registry.Collector`."""
-        requests = GaugeMetricFamily("omnirelay_requests", "Living requests by state.", labels=["state"])
+        requests = GaugeMetricFamily("omnirelay_requests", "Open requests by state.", labels=["state"])
         for state, number in self._counts.report().items():
             if RequestState(state) not in ENDED:
                 requests.add_metric([state], number)

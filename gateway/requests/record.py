@@ -1,6 +1,6 @@
-"""What the gateway knows of one request: its input and everything that came out of each stage.
+"""The answer to one request so far.
 
-The tokens are kept until the request ends, so that it can be resumed from them on other replicas.
+Tokens are kept until the request ends, so that it can resume on other replicas.
 """
 
 from dataclasses import dataclass, field
@@ -24,19 +24,13 @@ from shared.messages import (
 
 Delta = TextDelta | CodecDelta | AudioChunk
 PAST_TOKENS: Final = 16
-"""A stage is past a place when it has drawn so many tokens behind it: the last that it drew before it died
-may not have arrived here."""
+"""So many tokens further, a stage is past a place in the answer: the last tokens drawn before it died may not
+have arrived.
+"""
 
 
 class AnswerProgress(NamedTuple):
-    """How much of an answer has come.
-
-    Attributes:
-        text: Text tokens.
-        codes: Codec tokens.
-        chunks: Chunks of audio.
-        text_ended: The text is complete.
-    """
+    """Counts of what has arrived."""
 
     text: int
     codes: int
@@ -46,12 +40,10 @@ class AnswerProgress(NamedTuple):
 
 @dataclass
 class TokenStream:
-    """The tokens that one stage has sent for a request.
+    """Tokens received from one stage.
 
     Attributes:
-        token_ids: In the order they were sent, without gap or repeat.
-        finish_reason: Why the stream ended; none while it goes on.
-        next_seq: The sequence number that must come next; each attempt counts from 0.
+        next_seq: Expected sequence number; each attempt starts at 0.
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -60,14 +52,14 @@ class TokenStream:
 
     @property
     def ended(self) -> bool:
-        """Nothing follows."""
+        """The stream is complete."""
         return self.finish_reason is not None
 
     def take(self, delta: TextDelta | CodecDelta) -> None:
-        """Append the next tokens.
+        """Append tokens.
 
         Raises:
-            SequenceError: They are not the next ones.
+            SequenceError: The message is not the next one.
         """
         _check_next("text" if isinstance(delta, TextDelta) else "codec", delta.seq, self.next_seq, self.ended)
         self.next_seq += 1
@@ -77,13 +69,10 @@ class TokenStream:
 
 @dataclass
 class AudioProgress:
-    """How much audio token2wav has sent for a request.
+    """Audio received.
 
     Attributes:
-        samples: Sum over all chunks.
-        ended: Nothing follows.
-        chunks: Their number.
-        next_seq: The sequence number that must come next; each attempt counts from 0.
+        next_seq: Expected sequence number; each attempt starts at 0.
     """
 
     samples: int = 0
@@ -92,7 +81,7 @@ class AudioProgress:
     next_seq: int = 0
 
     def take(self, chunk: AudioChunk) -> None:
-        """Count the next chunk.
+        """Count a chunk.
 
         Raises:
             SequenceError: It is not the next one.
@@ -119,23 +108,23 @@ class RequestRecord:
         self.codec: Final = TokenStream()
         self.audio: Final = AudioProgress()
         self.prompt = PromptUsage(tokens=len(think.prompt_token_ids))
-        """As the thinker tells it first; until then, as if the prompt had no placeholder."""
+        """The thinker's first count; until then each placeholder counts as one token."""
         self.prompt_told = False
-        # The talker has all that it needs of the thinker.
+        # The talker has all conditioning rows.
         self._conditioned = False
 
     @property
     def request_id(self) -> str:
-        """The gateway's name of the request."""
+        """The gateway's id of the request."""
         return self.think.request_id
 
     @property
     def speaks(self) -> bool:
-        """There is speech to come."""
+        """Speech is still to come."""
         return self.think.speech is not None and not (self.codec.ended and self.audio.ended)
 
     def needs(self, stage: StageName) -> bool:
-        """Something is still to come from the stage, or from the next one and may not have reached it."""
+        """The stage, or the next one, may still lack something from it."""
         if stage == "thinker":
             return not self.text.ended or (self.speaks and not (self.codec.ended or self._conditioned))
         if stage == "talker":
@@ -143,11 +132,11 @@ class RequestRecord:
         return self.think.speech is not None and not self.audio.ended
 
     def computes(self, stage: StageName) -> bool:
-        """The stage's engine has something to do for the request, now or soon."""
+        """The stage's engine has work for the request, now or soon."""
         if stage == "talker":
             return self.speaks and not self.codec.ended
         if stage == "token2wav" and self.think.speech is not None and not self.think.speech.streaming:
-            # One chunk, which begins when all its codec tokens are there.
+            # One chunk, which needs all codec tokens.
             return self.codec.ended and not self.audio.ended
         return self.needs(stage)
 
@@ -159,10 +148,10 @@ class RequestRecord:
         )
 
     def is_past(self, stage: StageName, place: AnswerProgress) -> bool:
-        """A stage has computed what it was computing when the answer was so far, in the present attempt."""
+        """In this attempt, the stage has computed what it was computing at that progress."""
         if stage == "thinker":
             if place.text_ended:
-                # Its rows alone are missing; that they are there shows when the talker has them all.
+                # Only rows were missing; the talker tells when it has them all.
                 return self._conditioned or self.codec.ended
             return self.text.ended or len(self.text.token_ids) >= place.text + PAST_TOKENS
         if stage == "talker":
@@ -170,15 +159,15 @@ class RequestRecord:
         return self.audio.ended or self.audio.chunks > place.chunks
 
     def begin_attempt(self) -> None:
-        """What the stages were doing is lost; what has come from them stays."""
+        """Reset what belongs to an attempt; the answer so far stays."""
         self.text.next_seq = self.codec.next_seq = self.audio.next_seq = 0
         self._conditioned = False
 
     def ask(self, attempt: int) -> ThinkRequest:
-        """Give what the thinker is asked, but for the route.
+        """The thinker's request, without a route.
 
         Args:
-            attempt: Its number; 0 is the first, which asks for the whole answer.
+            attempt: 0 asks for the whole answer, later ones resume.
         """
         if attempt == 0:
             return self.think
@@ -202,20 +191,20 @@ class RequestRecord:
         )
 
     def apply(self, delta: Delta) -> None:
-        """Take what a stage sent; :meth:`advance` then moves to the state that follows.
+        """Take a stage's message; :meth:`advance` then updates the state.
 
         Raises:
-            SequenceError: It is not the next of its stream, or of a stream that was not asked for.
+            SequenceError: It is out of sequence, or of a stream that was not requested.
         """
         if isinstance(delta, TextDelta):
             if delta.prompt is not None and delta.seq > 0:
-                raise SequenceError(f"what the prompt came to was told with text message {delta.seq}, not 0")
+                raise SequenceError(f"prompt usage came with text message {delta.seq}, not 0")
             self.text.take(delta)
             if delta.prompt is not None and not self.prompt_told:
                 self.prompt = delta.prompt
                 self.prompt_told = True
         elif self.think.speech is None:
-            raise SequenceError("speech came for a request that asked for text only")
+            raise SequenceError("speech came for a text-only request")
         elif isinstance(delta, CodecDelta):
             self.codec.take(delta)
             self._conditioned = self._conditioned or delta.conditioned
@@ -223,7 +212,7 @@ class RequestRecord:
             self.audio.take(delta)
 
     def advance(self) -> None:
-        """Pass every state whose stage has finished; the streams may end in any order."""
+        """Move through the states of finished stages; streams may end in any order."""
         lifecycle = self.lifecycle
         if lifecycle.state is RequestState.THINKING and self.text.ended:
             speech = self.think.speech is not None
@@ -235,7 +224,7 @@ class RequestRecord:
 
 
 def stage_of(delta: Delta) -> StageName:
-    """Which stage sends such messages."""
+    """The stage that sends such messages."""
     if isinstance(delta, TextDelta):
         return "thinker"
     return "talker" if isinstance(delta, CodecDelta) else "token2wav"
@@ -245,4 +234,4 @@ def _check_next(stream: str, seq: int, expected: int, ended: bool) -> None:
     if ended:
         raise SequenceError(f"{stream} message {seq} came after the last one")
     if seq != expected:
-        raise SequenceError(f"{stream} message {seq} came where {expected} was due")
+        raise SequenceError(f"{stream} message {seq} came, expected {expected}")

@@ -13,7 +13,7 @@ BYTES_PER_ID: Final = 8
 
 
 def weight(event: Event) -> int:
-    """Bytes that an event takes while it waits, roughly."""
+    """Approximate memory of a waiting event."""
     if isinstance(event, AudioEvent):
         return EVENT_OVERHEAD + len(event.pcm)
     if isinstance(event, TextEvent):
@@ -22,14 +22,14 @@ def weight(event: Event) -> int:
 
 
 class ResponseStream:
-    """An async iterator over the events of one request; the last one is a done or an error event.
+    """Async iterator over a request's events; the last one is a done or error event.
 
-    Close it in any case: it frees the client's place, and cancels the request if it has not ended.
+    Always close it: that frees the client's place, and cancels the request if it has not ended.
 
     Args:
-        request_id: The gateway's name of the request.
-        account: Who pays for it.
-        cancel: Called to cancel the request.
+        request_id: The gateway's id of the request.
+        account: Charged for waiting events.
+        cancel: Cancels the request.
     """
 
     def __init__(self, request_id: str, account: ClientAccount, cancel: Callable[[str], None]) -> None:
@@ -46,14 +46,14 @@ class ResponseStream:
         """Append an event.
 
         Raises:
-            SlowClientError: Too much waits already; the event was not taken.
+            SlowClientError: Too many bytes wait; the event was not taken.
         """
         self._account.charge(weight(event))
         self._events.append(event)
         self._arrived.set()
 
     def finish(self, event: FinalEvent, drop_waiting: bool = False) -> None:
-        """Append the last event; it is never refused."""
+        """Append the last event; never rejected."""
         self._finished = True
         if drop_waiting:
             while self._events:
@@ -62,12 +62,12 @@ class ResponseStream:
         self._arrived.set()
 
     def cancel(self) -> None:
-        """Ask for the request to be cancelled; the error event will follow."""
+        """Cancel the request; an error event follows."""
         if not self._finished:
             self._cancel(self.request_id)
 
     def close(self) -> None:
-        """Take no more events."""
+        """Drop waiting events and take no more."""
         if self._closed:
             return
         self._closed = True

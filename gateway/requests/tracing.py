@@ -1,4 +1,4 @@
-"""What the gateway tells of a request in its trace: nothing of what was said."""
+"""The gateway's spans of a request; they hold no content."""
 
 import time
 from itertools import pairwise
@@ -17,30 +17,25 @@ if TYPE_CHECKING:
     from shared.tracing.otel import Tracer
 
 _PHASES: Final = {RequestState.RECEIVED: "prepare", RequestState.QUEUED: "queue"}
-"""What happens in a state of which no stage tells."""
+"""Names of states that no stage reports."""
 
 
 class GatewayTraces:
-    """Begins the traces of requests.
-
-    Args:
-        tracer: Where they are told.
-        model: What clients call the served model.
-    """
+    """Starts the traces of requests."""
 
     def __init__(self, tracer: "Tracer", model: str) -> None:
         self._tracer = tracer
         self._model = model
 
     def begin(self, traceparent: str | None, lifecycle: Lifecycle) -> "RequestTrace | None":
-        """Begin the trace of a request that was received, or go on with its client's.
+        """Start a request's trace, or continue its client's.
 
         Args:
-            traceparent: What the client says of its own span; not believed yet.
-            lifecycle: The states of the request.
+            traceparent: The client's, not yet validated.
+            lifecycle: The request's states.
 
         Returns:
-            The trace; none if the request is not among those that are traced.
+            None if the request is not sampled.
         """
         began_ns = round(lifecycle.received_at * 1e9)
         span = self._tracer.begin("request", traceparent, began_ns, server=True)
@@ -50,14 +45,8 @@ class GatewayTraces:
 class RequestTrace:
     """The gateway's part of one trace.
 
-    Args:
-        tracer: Where it is told.
-        span: Of the request.
-        lifecycle: Its states.
-        model: What clients call the served model.
-
     Attributes:
-        traceparent: The span, for the stages.
+        traceparent: The request's span, for the stages.
     """
 
     def __init__(self, tracer: "Tracer", span: "Span", lifecycle: Lifecycle, model: str) -> None:
@@ -68,11 +57,11 @@ class RequestTrace:
         self._model = model
 
     def __str__(self) -> str:
-        """The trace's name."""
+        """The trace id."""
         return self.traceparent.split("-")[1]
 
     def resumed(self, stage: str, reason: str) -> None:
-        """The request lost its attempt at a stage, and is begun anew."""
+        """The request is retried."""
         told = {"omnirelay.stage": stage, "omnirelay.reason": reason}
         self._span.add_event("resumed", told, timestamp=time.time_ns())
 
@@ -82,12 +71,12 @@ class RequestTrace:
         record: RequestRecord | None = None,
         meter: RequestMeter | None = None,
     ) -> None:
-        """The request has ended.
+        """End the span.
 
         Args:
-            error: Why, if it has no answer.
-            record: What became of it; none if it was not taken.
-            meter: When its answer began; none if it was not taken.
+            error: Why there is no answer.
+            record: None if the request was rejected.
+            meter: None if the request was rejected.
         """
         told: dict[str, Any] = {
             "gen_ai.operation.name": "chat",
@@ -109,7 +98,7 @@ class RequestTrace:
         self._tracer.end(self._span, ended_ns, phases, told, self._code(error))
 
     def _begins(self, meter: RequestMeter) -> dict[str, float]:
-        """Note when text and speech began."""
+        """Add when text and audio began."""
         received = self._lifecycle.entered[RequestState.RECEIVED]
         begins = {}
         for name, at in (("first_text", meter.first_text), ("first_audio", meter.first_audio)):
@@ -119,19 +108,19 @@ class RequestTrace:
         return begins
 
     def _code(self, error: BaseException | None) -> str | None:
-        """What went wrong; a request that its client gave up did not go wrong."""
+        """The error code; none for a request that its client cancelled."""
         if error is None or self._lifecycle.state is RequestState.CANCELLED:
             return None
         return error.code if isinstance(error, OmniRelayError) else OmniRelayError.code
 
     def _unix_ns(self, at: float) -> int:
-        """Give the Unix time of a moment of the monotonic clock."""
+        """Convert from monotonic time."""
         lifecycle = self._lifecycle
         return round((lifecycle.received_at + at - lifecycle.entered[RequestState.RECEIVED]) * 1e9)
 
 
 def _attributes(record: RequestRecord) -> dict[str, Any]:
-    """What is told of a request that was taken; in OpenTelemetry's words where it has any."""
+    """Attributes of an admitted request, by OpenTelemetry's conventions where they exist."""
     think, text, codec = record.think, record.text, record.codec
     reasons = [stream.finish_reason for stream in (text, codec) if stream.finish_reason is not None]
     return {

@@ -1,1 +1,1 @@
-"""The TCP protocol for clients, one connection each."""
+"""The TCP protocol for clients."""

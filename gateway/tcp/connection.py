@@ -52,32 +52,32 @@ from omnirelay.status import StatusReport
 from shared.log import LIMITED, limited
 
 Reading = Callable[[], Awaitable[GenerateRequest]]
-"""Gives a request when all of it has come."""
+"""Awaits the complete request."""
 HELLO_TIMEOUT_S: Final = 10.0
 FAREWELL_S: Final = 1.0
-"""How long one that is being closed gets to take its last events."""
+"""How long a connection that is being closed may take its last events."""
 MAX_ENDED_EARLY: Final = 1000
 """Uploads of a connection that ended before their last piece, remembered; the oldest is forgotten first."""
 log = logging.getLogger(__name__)
 
 
 class Connection:
-    """One client's connection.
+    """One client's connection, with any number of requests.
 
-    A client that goes away, or closes its sending side, cancels all of its requests.
+    If the client closes it, or only its sending side, all its requests are cancelled.
 
     Args:
         gateway: Answers the requests.
         reader: From the client.
         writer: To the client.
-        name: What the client goes by in the log.
-        access: Who may come in, and what each may have.
+        name: Of the connection, in the log.
+        access: Keys and limits.
         uploads: Memory for large frames, shared by all connections.
-        status: Gives the answer to a status query.
-        refused: Counts messages that could not be understood, by error code.
+        status: Answers status queries.
+        refused: Counts rejected messages by error code.
 
     Attributes:
-        known: Told what the share of the connection goes by, when its client has said who it is.
+        known: Called with the connection's share once the client has identified itself.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Connection:
         self._reader = reader
         self._writer = writer
         self._access = access
-        # Until it has said who it is.
+        # Replaced once the client has identified itself.
         self._account = access.account(name, Principal(name, known=False))
         self._max_frame_bytes = 0
         self._uploads = uploads
@@ -113,7 +113,7 @@ class Connection:
         self._streams: dict[int, ResponseStream] = {}
 
     async def serve(self) -> None:
-        """Serve the client until it goes away or says something that cannot be followed."""
+        """Serve the client until it disconnects or breaks the protocol."""
         log.debug("%s connected", self._account.name)
         try:
             await self._greet()
@@ -129,24 +129,23 @@ class Connection:
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def _greet(self) -> None:
-        """Agree on the version, and learn who comes.
+        """Agree on the version and identify the client.
 
-        Who brings no key where one is needed may ask for the status, and is told so for everything else.
+        Without a key where one is needed, a client may only query the status.
 
         Raises:
-            VersionError: The client speaks another one.
-            UnauthenticatedError: It brings a key that is not known.
-            MessageError: It does not begin with a hello.
-            TimeoutError: It says nothing.
+            VersionError: The client's version is unsupported.
+            UnauthenticatedError: Its key is invalid.
+            MessageError: The first message is not a hello.
+            TimeoutError: It sends nothing.
         """
         async with asyncio.timeout(HELLO_TIMEOUT_S):
             message = self._decode(await read_frame(self._reader, PIECE_BYTES))
         if not isinstance(message, Hello):
-            raise MessageError("a client must begin with a hello")
+            raise MessageError("the first message must be a hello")
         if message.version != PROTOCOL_VERSION:
             raise VersionError(
-                f"the client speaks version {message.version} of the protocol, "
-                f"this gateway version {PROTOCOL_VERSION}"
+                f"the client uses protocol version {message.version}, this gateway {PROTOCOL_VERSION}"
             )
         if message.key is not None or not self._access.keys.needed:
             name = self._account.name
@@ -158,13 +157,13 @@ class Connection:
         await self._send(welcome)
 
     async def _read(self) -> bytearray:
-        """Read the next frame; what has not arrived takes no memory.
+        """Read the next frame; memory is taken as bytes arrive.
 
         Raises:
-            MessageError: It is too long, or comes too slowly.
-            UnauthenticatedError: It is large, and the client has not said who it is.
+            MessageError: It is too long or too slow.
+            UnauthenticatedError: It is large, and the client has not identified itself.
             BusyError: Its memory was needed.
-            TimeoutError: Such a client says nothing.
+            TimeoutError: An unidentified client sends nothing.
         """
         client = self._account.client
         async with asyncio.timeout(None if client.known else HELLO_TIMEOUT_S):
@@ -180,16 +179,16 @@ class Connection:
             raise MessageError(f"a frame of {length} bytes comes too slowly: {error}") from error
 
     async def _say_why(self, error: MessageError | UnauthenticatedError | BusyError | TimeoutError) -> None:
-        """Say why, as far as the client listens, and read no further."""
-        known = MessageError("nothing came") if isinstance(error, TimeoutError) else error
-        # What could not be read may be anything, so of the message only the code is written.
-        limited(log).warning("hung up on %s: %s", self._account.name, known.code)
+        """Tell the client why its connection is closed."""
+        known = MessageError("timeout: no message arrived") if isinstance(error, TimeoutError) else error
+        # Only the code: the message may quote what the client sent.
+        limited(log).warning("closed the connection of %s: %s", self._account.name, known.code)
         self._count(known)
         try:
             async with asyncio.timeout(FAREWELL_S):
                 await self._send(Refusal(known.code, str(known)))
         except (ConnectionError, TimeoutError) as lost:
-            log.debug("%s did not hear why: %r", self._account.name, lost)
+            log.debug("%s was not told why: %r", self._account.name, lost)
 
     def _decode(self, body: bytearray) -> ClientMessage:
         try:
@@ -199,7 +198,7 @@ class Connection:
         return message
 
     async def _handle(self, body: bytearray) -> None:
-        """Follow one message; one that cannot be understood harms nothing else on the connection."""
+        """Process one message; an invalid one does not affect the rest of the connection."""
         try:
             message = self._decode(body)
             if isinstance(message, Submit):
@@ -214,9 +213,9 @@ class Connection:
                 raise MessageError("a second hello")
         except MessageError as error:
             self._count(error)
-            limited(log).warning("refused a message of %s: %s", self._account.name, error.code)
+            limited(log).warning("rejected a message of %s: %s", self._account.name, error.code)
             await self._send(Refusal(error.code, str(error)))
-        # A client that sends without pause must not keep the loop from its other work.
+        # A client that sends without pause must not starve the event loop.
         await asyncio.sleep(0)
 
     @property
@@ -225,14 +224,14 @@ class Connection:
         return not self._tasks
 
     def hang_up(self, abort: bool) -> None:
-        """Close the connection: after what has been written, or at once."""
+        """Close the connection, at once or after pending writes."""
         if abort:
             self._writer.transport.abort()
         else:
             self._writer.close()
 
     async def answered(self) -> None:
-        """Wait until every request has got its last event."""
+        """Wait until every request has its last event."""
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def _submit(self, message: Submit) -> None:
@@ -264,16 +263,16 @@ class Connection:
             del self._ended_early[next(iter(self._ended_early))]
 
     async def _may_begin(self, client_id: int) -> bool:
-        """Whether a request can be begun.
+        """Whether a request may begin; if not, the client is told.
 
         Raises:
-            MessageError: There is one of that id.
+            MessageError: The id is in use.
         """
         if client_id in self._tasks:
             raise MessageError(f"request {client_id} is still being answered")
         if len(self._tasks) < self._account.max_requests:
             return True
-        # Refused here, before anything is kept for it, so that a client that only writes is read no more.
+        # Awaited here, so that a client that never reads is not read either.
         await self._finish(client_id, self._told(self._account.busy()))
         return False
 
@@ -294,10 +293,9 @@ class Connection:
             task.cancel("by the client")
 
     async def _answer(self, client_id: int, read: Reading) -> None:
-        """Send all events of one request."""
+        """Send the events of one request."""
         opening = self._open(read)
-        # The request's own part from here on: its files must be let go of when it ends, and not only when
-        # the client has read the last of the answer.
+        # Frees the request's files when it ends, not when the client has read the whole answer.
         del read
         stream = await opening
         if isinstance(stream, ErrorEvent):
@@ -316,7 +314,7 @@ class Connection:
             stream.close()
 
     async def _open(self, read: Reading) -> ResponseStream | ErrorEvent:
-        """Give a request to the gateway; an event says why it was not taken."""
+        """Submit a request; an error event tells why it was rejected."""
         try:
             return await self._gateway.submit(await read(), self._account)
         except RequestError as error:
@@ -326,17 +324,15 @@ class Connection:
                 raise
             return error_codes.to_event(CancelledRequestError("the client cancelled the request"))
         except Exception as error:
-            # As a checkpoint's chat template may raise; without an answer the client would wait for ever.
-            log.exception("a request of %s could not be taken", self._account.name, extra=LIMITED)
-            return self._told(OmniRelayError(f"the request could not be taken: {error!r}"))
+            # For example from a checkpoint's chat template; the client must get an answer.
+            log.exception("a request of %s failed unexpectedly", self._account.name, extra=LIMITED)
+            return self._told(OmniRelayError(f"unexpected error: {error!r}"))
 
     def _told(self, error: OmniRelayError) -> ErrorEvent:
-        """The event that refuses a request."""
         self._gateway.metrics.told("tcp", error.code)
         return error_codes.to_event(error)
 
     def _count(self, error: OmniRelayError) -> None:
-        """Note that a message could not be understood."""
         self._refused[error.code] += 1
         self._gateway.metrics.told("tcp", error.code)
 
@@ -347,7 +343,7 @@ class Connection:
             log.debug("%s went away: %s", self._account.name, lost)
 
     async def _collect(self, incoming: Incoming) -> GenerateRequest:
-        # Before anything is kept of somebody who may not ask at all.
+        # Reject before any byte is kept.
         self._account.client.check()
         return await self._read_request(await incoming.whole())
 
@@ -358,7 +354,7 @@ class Connection:
             raise InvalidRequestError(f"the request is not valid: {said(error)}") from error
 
     async def _send(self, message: ServerMessage) -> None:
-        """Write a frame; one at a time, so that a slow client's frames wait where they are counted."""
+        """Write a frame; one at a time, so that waiting frames are counted in their response streams."""
         frame = pack(message)
         async with self._sending:
             self._writer.write(frame)

@@ -1,4 +1,4 @@
-"""Requests that a TCP client sends in pieces."""
+"""Requests that a TCP client uploads in pieces."""
 
 import asyncio
 from typing import Final
@@ -11,12 +11,12 @@ from omnirelay.protocol import MAX_PIECE_BYTES, Piece
 
 
 class Incoming:
-    """One request of which pieces have come.
+    """One request being uploaded.
 
     Args:
         uploads: Memory for its bytes.
-        share: What the client's share of that goes by.
-        max_bytes: Longest request that is taken.
+        share: Whose quota of that memory it uses.
+        max_bytes: Maximum length.
     """
 
     def __init__(self, uploads: UploadRoom, share: str, max_bytes: int) -> None:
@@ -25,7 +25,7 @@ class Incoming:
         self._upload = uploads.open(share, self._fail)
 
     def add(self, piece: Piece) -> None:
-        """Take a piece; nothing happens if the request has failed."""
+        """Take a piece, unless the upload has failed."""
         if self._whole.done():
             return
         problem = self._problem(piece)
@@ -37,10 +37,10 @@ class Incoming:
             self._whole.set_result(self._upload.finish())
 
     async def whole(self) -> msgspec.Raw:
-        """Wait for the request.
+        """Wait for the complete request.
 
         Raises:
-            RequestError: Pieces do not fit together, are too many, or came too slowly; or memory is short.
+            RequestError: A piece is invalid, the upload is too long or too slow, or memory is short.
         """
         try:
             return msgspec.Raw(await self._whole)
@@ -48,12 +48,11 @@ class Incoming:
             self.close()
 
     def close(self) -> None:
-        """Forget what came; may be called again."""
+        """Discard the upload; may be called again."""
         self._upload.close()
         self._whole.cancel()
 
     def _problem(self, piece: Piece) -> RequestError | None:
-        """Why a piece cannot be taken."""
         come, size = self._upload.size, len(piece.data)
         if piece.offset != come:
             return InvalidRequestError(f"a piece begins at {piece.offset}, but {come} bytes have come")

@@ -1,4 +1,4 @@
-"""The TCP server for clients: takes connections, and ends them in order."""
+"""The TCP server: accepts connections and closes them in order."""
 
 import asyncio
 import logging
@@ -19,14 +19,14 @@ log = logging.getLogger(__name__)
 
 
 class TcpServer:
-    """Listens for clients and serves each on a connection of its own.
+    """Serves each client on a connection of its own.
 
     Args:
         gateway: Answers the requests.
-        config: The whole stack's: the address and the limits.
-        status: Gives the answer to a status query.
+        config: The whole stack's.
+        status: Answers status queries.
         uploads: Memory for large frames, shared with the other servers.
-        access: Who may come in, and what each may have.
+        access: Keys and limits.
     """
 
     def __init__(
@@ -52,8 +52,8 @@ class TcpServer:
         """Listen.
 
         Raises:
-            AddressInUseError: Another process listens there.
-            ConfigError: The address cannot be used at all.
+            AddressInUseError: The address is in use.
+            ConfigError: The address cannot be used.
         """
         self._servers = [
             await asyncio.start_server(self._serve, sock=each, backlog=BACKLOG, **self._access.server_options)
@@ -61,12 +61,12 @@ class TcpServer:
         ]
 
     def stop_listening(self) -> None:
-        """Take no more clients; those that are there stay."""
+        """Accept no more connections."""
         for each in self._servers:
             each.close()
 
     async def close(self) -> None:
-        """Take no more clients, deliver what is on its way for :data:`FAREWELL_S`, and hang up.
+        """Flush answers for :data:`FAREWELL_S`, then close all connections.
 
         Close the gateway first: it ends the requests.
         """
@@ -77,8 +77,7 @@ class TcpServer:
         farewells = [asyncio.create_task(each.answered()) for each in connections.values()]
         if farewells:
             await asyncio.wait(farewells, timeout=FAREWELL_S)
-        # Their tasks end by themselves when the transport is gone, which cancelling would not tell apart
-        # from a failure (asyncio.streams of Python 3.11).
+        # Their tasks end with the transport; asyncio.streams of Python 3.11 reports cancelled ones as failed.
         for each in connections.values():
             each.hang_up(abort=False)
         if connections:
@@ -95,7 +94,7 @@ class TcpServer:
         address, *_ = writer.get_extra_info("peername") or ("unknown",)
         place = self._access.tcp_places.take(address, writer.transport.abort)
         if place is None:
-            limited(log).warning("hung up on a client: no place for one more of its address")
+            limited(log).warning("closed a connection: its address holds too many")
             writer.transport.abort()
             return
         self._peers += 1

@@ -55,7 +55,7 @@ def test_a_gateway_without_files_for_connections_says_so_now_and_then_and_can_be
         resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (FILES, FILES))
         for key in ["LISTEN"] * 300 + ["HTTP"] * 30:
             idle.enter_context(socket.create_connection(address(key), timeout=60))
-        wait_until(lambda: "no connections are taken" in log.read_text(), "the word about it", 60)
+        wait_until(lambda: "cannot accept connections" in log.read_text(), "the word about it", 60)
         # Descriptors are kept for those who watch it.
         assert [_answers(monitor) for _ in range(3)] == [True] * 3
         used = cpu_seconds(process)
@@ -92,7 +92,7 @@ def test_refused_requests_are_counted(place: Path, keys: str, monkeypatch: pytes
                     pass
     bursts = 1 + int((time.monotonic() - began) / INTERVAL_S)
     told = log.read_text().splitlines()
-    for words in ("'another path' 401", "hung up on client"):
+    for words in ("'another path' 401", "closed the connection of client"):
         lines = [line for line in told if words in line]
         more = [int(found[1]) for line in lines if (found := re.search(r"(\d+) more like this", line))]
         assert BURST <= len(lines) - len(more) <= bursts * BURST, words

@@ -73,7 +73,7 @@ def test_a_file_that_cannot_be_believed_is_refused_without_its_content(
 def test_a_file_that_others_may_write_is_large_or_missing_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ConfigError, match="may be written by others"):
+    with pytest.raises(ConfigError, match="is writable by others"):
         read_keys(written(tmp_path / "a", "", 0o620))
     with pytest.raises(ConfigError, match="cannot read"):
         read_keys(tmp_path / "missing")
@@ -107,7 +107,7 @@ def test_what_is_read_again_holds_from_then_on(tmp_path: Path) -> None:
             withdrawn.open()
     assert keys.client("T") is not turned
     limited.open()
-    with pytest.raises(BusyError, match="may have 1 requests open"):
+    with pytest.raises(BusyError, match="may have 1 open requests"):
         limited.open()
     path.write_text("broken: [")
     with pytest.raises(ConfigError):
@@ -195,7 +195,7 @@ def test_while_all_leave_much_unread_only_who_reads_gets_more() -> None:
     slow.charge(UNREAD_OF_ONE + 1)
     slower.charge(2 * UNREAD_OF_ONE - 1)
     reader.charge(1000)
-    with pytest.raises(SlowClientError, match=f"no more than {UNREAD_OF_ONE} are kept now"):
+    with pytest.raises(SlowClientError, match=f"at most {UNREAD_OF_ONE} are buffered now"):
         slow.charge(1)
     slower.release(2 * UNREAD_OF_ONE - 1)
     slow.charge(1)

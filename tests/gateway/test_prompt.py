@@ -191,9 +191,9 @@ def test_placeholders_are_those_of_the_parts_whatever_users_type(
 @pytest.mark.parametrize(
     ("found", "made", "told"),
     [
-        ("<|vision_bos|><|IMAGE|><|vision_eos|>", "", "makes audio of audio, image"),
-        ("<|AUDIO|>", "<|AUDIO|><|AUDIO|>", "makes audio, audio, image of"),
-        ("message['content'] %}", "message['content'] | reverse %}", "makes image, audio of"),
+        ("<|vision_bos|><|IMAGE|><|vision_eos|>", "", "turns audio, image into audio"),
+        ("<|AUDIO|>", "<|AUDIO|><|AUDIO|>", "into audio, audio, image:"),
+        ("message['content'] %}", "message['content'] | reverse %}", "into image, audio:"),
     ],
 )
 def test_template_that_drops_or_moves_media_is_refused(
@@ -210,7 +210,7 @@ def test_a_checkpoint_without_a_placeholder_takes_no_such_media(checkpoint_dir: 
     directory = copy(checkpoint_dir, tmp_path)
     tokenizer = (directory / "tokenizer.json").read_text()
     (directory / "tokenizer.json").write_text(tokenizer.replace("<|VIDEO|>", "<|OTHER|>"))
-    with pytest.raises(InvalidRequestError, match="makes nothing of video"):
+    with pytest.raises(InvalidRequestError, match="turns video into nothing"):
         PromptBuilder(directory).build(chat_messages([("user", ["video"])]))
 
 

@@ -18,7 +18,7 @@ def test_a_gateway_with_nothing_to_read_again_says_so(place: Path) -> None:
         try:
             read_until(process, "listening on")
             process.send_signal(signal.SIGHUP)
-            read_until(process, "there is nothing to read again")
+            read_until(process, "nothing to reload")
             process.terminate()
             process.communicate(timeout=60)
         finally:
@@ -33,7 +33,7 @@ def test_the_launcher_passes_it_on_to_its_gateway(place: Path) -> None:
             with Client(os.environ["OMNIRELAY_GATEWAY__LISTEN"]) as client:
                 before = client.status()
                 process.send_signal(signal.SIGHUP)
-                read_until(process, "there is nothing to read again")
+                read_until(process, "nothing to reload")
                 assert client.chat("Hello").result().text
                 after = client.status()
             assert after.gateway.pid == before.gateway.pid

@@ -44,7 +44,7 @@ def test_a_gateway_of_text_needs_the_thinker_alone(configure: Configure) -> None
             assert 'omnirelay_stage_up{stage="thinker"} 1.0' in told
             assert 'omnirelay_stage_up{stage="talker"}' not in told
 
-            with pytest.raises(InvalidRequestError, match="text only"):
+            with pytest.raises(InvalidRequestError, match="text-only"):
                 await client.chat("Hi").result()
             for path, body in (
                 ("/v1/audio/speech", SPEECH),
@@ -55,7 +55,7 @@ def test_a_gateway_of_text_needs_the_thinker_alone(configure: Configure) -> None
             ):
                 refused = await b.http.post(path, json=body)
                 assert refused.status_code == 400
-                assert "gives text only" in refused.json()["error"]["message"]
+                assert "is text-only" in refused.json()["error"]["message"]
             asked = asyncio.create_task(b.http.post("/v1/chat/completions", json=CHAT))
             await b.stages.answer(await b.stages.request(0), b.encode("Hello"))
             assert (await asked).json()["choices"][0]["message"]["content"] == "Hello"
@@ -87,7 +87,7 @@ def test_up_starts_the_thinker_alone(place: Path) -> None:
         with Client(os.environ["OMNIRELAY_GATEWAY__LISTEN"]) as client:
             assert [stage.name for stage in client.status().stages] == ["thinker"]
             assert client.chat("Hi", speech=False).result().done.finish_reason == "stop"
-            with pytest.raises(InvalidRequestError, match="text only"):
+            with pytest.raises(InvalidRequestError, match="text-only"):
                 client.chat("Hi").result()
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
@@ -104,7 +104,7 @@ def test_chat_says_why_there_is_no_speech(configure: Configure, capsys: pytest.C
             assert await asyncio.to_thread(main, ["chat", "Hi", "--gateway", b.listen]) == 1
 
     run(scenario())
-    assert "this gateway gives text only" in capsys.readouterr().err
+    assert "this gateway is text-only" in capsys.readouterr().err
 
 
 def test_the_doctor_looks_at_what_there_is_to_be() -> None:

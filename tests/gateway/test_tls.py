@@ -166,7 +166,7 @@ def test_keys_that_others_may_read_and_files_that_are_no_certificates_are_refuse
 ) -> None:
     for mode in (0o640, 0o604, 0o620):
         certified.pem.chmod(mode)
-        with pytest.raises(ConfigError, match="may be used by others: chmod 600"):
+        with pytest.raises(ConfigError, match="is accessible to others: chmod 600"):
             run(_open(configure({"tls": certified.config})))
     certified.pem.write_text("no certificate")
     certified.pem.chmod(0o600)
