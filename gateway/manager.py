@@ -63,12 +63,8 @@ class Gateway:
     Runs on the event loop's thread without locks; prompts are built and data URLs decoded on another thread.
 
     Args:
-        config: The whole stack's.
-        prompts: Builds prompts and detokenizers.
-        stages: Sends to the stages.
-        fetch: Fetches media over https; none if no host is allowed.
-        traces: Opens traces; none without tracing.
-        clock: Monotonic seconds.
+        fetch: None if no host is allowed.
+        traces: None without tracing.
 
     Attributes:
         name: Random; prefix of its request ids.
@@ -114,18 +110,7 @@ class Gateway:
         self._closed = False
 
     async def submit(self, request: GenerateRequest, account: ClientAccount) -> ResponseStream:
-        """Take a request.
-
-        Args:
-            request: The client's.
-            account: Of its connection; its limits apply.
-
-        Returns:
-            The events of the request; the caller must close it.
-
-        Raises:
-            RequestError: It is rejected.
-        """
+        """Take a request, or raise a RequestError; the caller must close the stream of its events."""
         lifecycle = Lifecycle(self.counts)
         trace = self._traces.begin(request.traceparent, lifecycle) if self._traces is not None else None
         hold = Hold(self.held.of(account.share))
@@ -149,11 +134,7 @@ class Gateway:
             raise
 
     def check_speaker(self, request: GenerateRequest) -> None:
-        """Reject an unknown speaker.
-
-        Raises:
-            UnknownSpeakerError: Lists the known ones.
-        """
+        """Raise UnknownSpeakerError if the speaker is unknown."""
         self._validator.speaker(request)
 
     def cancel(self, request_id: str, reason: str = "the client cancelled the request") -> None:

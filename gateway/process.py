@@ -40,11 +40,7 @@ log = logging.getLogger(__name__)
 
 
 class GatewayProcess:
-    """All parts of a gateway.
-
-    Args:
-        config: The whole stack's.
-        fetch: Fetches media; default: as configured.
+    """All parts of a gateway; ``fetch`` replaces the configured fetcher of media.
 
     Raises:
         CheckpointError: The checkpoint is missing or incomplete.
@@ -60,10 +56,10 @@ class GatewayProcess:
         fetch = fetch or _fetcher(config.media)
         self._tracer = open_tracer(config.tracing, "gateway")
         traces = GatewayTraces(self._tracer, served_name(config)) if self._tracer is not None else None
-        self._link = StageTransport(config)
-        self.gateway: Final = Gateway(config, self._prompts, self._link, fetch, traces)
-        self.gateway.metrics.registry.register(self._link.edges())
-        self.gateway.metrics.registry.register(self._link.peers())
+        self._transport = StageTransport(config)
+        self.gateway: Final = Gateway(config, self._prompts, self._transport, fetch, traces)
+        self.gateway.metrics.registry.register(self._transport.edges())
+        self.gateway.metrics.registry.register(self._transport.peers())
         self.gateway.metrics.registry.register(self.access.keys)
         self.gateway.metrics.registry.register(LogMetrics("gateway"))
         if self.access.tls is not None:
@@ -75,11 +71,7 @@ class GatewayProcess:
         self._ticker: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Start to serve.
-
-        Raises:
-            AddressInUseError: An address is in use.
-        """
+        """Start to serve; AddressInUseError if an address is in use."""
         try:
             await self._server.start()
             for each in (self._http, self._monitor):
@@ -89,16 +81,11 @@ class GatewayProcess:
             await self._close_servers()
             self._close()
             raise
-        self._link.start(self.gateway.on_event, self.gateway.on_control)
+        self._transport.start(self.gateway.on_event, self.gateway.on_control)
         self._ticker = asyncio.create_task(self._tick())
 
     async def drain(self, grace_s: float, hurry: asyncio.Event) -> None:
-        """Stop listening, and wait for open requests.
-
-        Args:
-            grace_s: Longest wait.
-            hurry: Ends the wait.
-        """
+        """Stop listening, and wait up to ``grace_s`` for open requests, or until ``hurry`` is set."""
         self._server.stop_listening()
         if self._http is not None:
             self._http.stop_listening()
@@ -121,7 +108,7 @@ class GatewayProcess:
 
     def status(self) -> StatusReport:
         """The status of the stack."""
-        refused: Counter[str] = self._link.refused() + self._server.refused
+        refused: Counter[str] = self._transport.refused() + self._server.refused
         return StatusReport(
             gateway=GatewayStatus(
                 pid=os.getpid(),
@@ -143,7 +130,7 @@ class GatewayProcess:
         return self.access.open_requests > 0 or (self._http is not None and self._http.answering)
 
     def _close(self) -> None:
-        self._link.close()
+        self._transport.close()
         if self._tracer is not None:
             self._tracer.close()
 
@@ -192,7 +179,7 @@ class GatewayProcess:
                     "this gateway was suspended for %.1f s: timeouts of stages are extended by that", away_s
                 )
                 self.gateway.registry.excuse(away_s)
-            self._link.poll()
+            self._transport.poll()
             self.gateway.start_waiting()
             self.gateway.check_stages()
 
@@ -217,11 +204,7 @@ def _listening(config: Config) -> list[str]:
 
 
 async def run(config: Config) -> None:
-    """Run a gateway until SIGTERM or SIGINT and the end of its requests; a second signal ends them at once.
-
-    Raises:
-        OmniRelayError: It cannot start.
-    """
+    """Run a gateway until SIGTERM or SIGINT and the end of its requests; a second signal ends them."""
     stop, hurry = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     stopped_at = 0.0

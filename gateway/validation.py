@@ -47,13 +47,7 @@ def stages_for(request: GenerateRequest) -> tuple[StageName, ...]:
 
 
 class Validator:
-    """Checks requests against the limits of gateway, stages and checkpoint.
-
-    Args:
-        config: The gateway's.
-        registry: Knows the limits of the stages.
-        prompts: Builds prompts.
-    """
+    """Checks requests against the limits of gateway, stages and checkpoint."""
 
     def __init__(self, config: GatewayConfig, registry: StageRegistry, prompts: Prompts) -> None:
         self._limits = config.limits
@@ -62,12 +56,7 @@ class Validator:
         self._prompts = prompts
 
     def check_stages(self, request: GenerateRequest) -> None:
-        """Reject a request whose stages are not ready.
-
-        Raises:
-            StageUnavailableError: Names them.
-            InvalidRequestError: It asks for speech from a text-only gateway.
-        """
+        """Reject a request whose stages are not ready, or that asks for speech from a text-only gateway."""
         if request.speech and "talker" not in self._registry.stages:
             raise InvalidRequestError(
                 "this gateway is text-only (text_only is set): request an answer without speech"
@@ -75,11 +64,7 @@ class Validator:
         self._registry.require(stages_for(request))
 
     def speaker(self, request: GenerateRequest) -> str | None:
-        """The speaker of a request; none without speech.
-
-        Raises:
-            UnknownSpeakerError: Lists the known ones.
-        """
+        """The speaker of a request, none without speech; UnknownSpeakerError lists the known ones."""
         if not request.speech:
             return None
         known = self._registry.speakers()
@@ -123,11 +108,8 @@ class Validator:
         """Build the thinker's request, without media.
 
         Args:
-            request_id: The gateway's id.
-            request: The client's.
-            prompt: Its token ids.
             speaker: As :meth:`speaker` returned it.
-            drawn_seed: The default.
+            drawn_seed: Used if the request has none.
 
         Raises:
             PromptTooLongError: It exceeds a stage's context.
@@ -158,11 +140,7 @@ class Validator:
         return think if request.speech else msgspec.structs.replace(think, speech=None)
 
     def deadline_s(self, request: GenerateRequest) -> float:
-        """The request's time limit in seconds.
-
-        Raises:
-            InvalidRequestError: It is not positive.
-        """
+        """The request's time limit in seconds; InvalidRequestError if it is not positive."""
         if request.deadline_s is None:
             return self._limits.deadline_s
         if not request.deadline_s > 0:

@@ -31,11 +31,7 @@ class TlsOptions(TypedDict, total=False):
 
 
 class Access:
-    """Authenticates clients and opens their accounts.
-
-    Raises:
-        ConfigError: The keys file, the certificate or its key cannot be used.
-    """
+    """Authenticates clients and opens their accounts; raises ConfigError as keys and certificate do."""
 
     def __init__(self, config: Config) -> None:
         self._gateway = config.gateway
@@ -65,15 +61,7 @@ class Access:
         return self._unread.requests
 
     def client(self, key: str | None, name: str) -> Principal:
-        """Authenticate a client.
-
-        Args:
-            key: Its API key, if it sent one.
-            name: Its name where no keys are needed.
-
-        Raises:
-            UnauthenticatedError: A key is needed, and this one is missing or invalid.
-        """
+        """The client with a key, or UnauthenticatedError; where no keys are needed, one with this name."""
         return self.keys.client(key) if self.keys.needed else Principal(name)
 
     def share(self, client: Principal, address: str) -> str:
@@ -81,12 +69,7 @@ class Access:
         return client.name if self.keys.needed and client.known else holder_of(address)
 
     def account(self, name: str, client: Principal) -> ClientAccount:
-        """Open an account for a connection.
-
-        Args:
-            name: Of the connection, in the log.
-            client: Its client.
-        """
+        """Open an account for a connection; ``name`` is its name in the log."""
         limits = self._gateway.limits
         if client.name != name and self.keys.needed:
             name = f"{name} ({client.name})"

@@ -1,5 +1,6 @@
 """Limits of one connection: open requests and unread bytes."""
 
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -12,30 +13,25 @@ UNREAD_OF_ONE: Final = 2**20
 """Unread bytes that a connection may always have."""
 
 
+@dataclass
 class Unread:
     """Unread answers of all clients.
 
-    Args:
-        limit: In bytes; beyond it, connections with more than :data:`UNREAD_OF_ONE` unread get no more.
-
     Attributes:
+        limit: In bytes; beyond it, connections with more than :data:`UNREAD_OF_ONE` unread get no more.
         total: Unread bytes.
         requests: Requests whose end has not been read.
     """
 
-    def __init__(self, limit: int) -> None:
-        self.limit: Final = limit
-        self.total = 0
-        self.requests = 0
+    limit: int
+    total: int = 0
+    requests: int = 0
 
 
 class ClientAccount:
     """Counts what one connection has open and unread.
 
     Args:
-        name: For the log.
-        max_requests: Open requests allowed.
-        max_backlog_bytes: Unread bytes allowed.
         client: Default: the connection is a client of its own.
         unread: Counts over all connections.
     """
@@ -67,12 +63,7 @@ class ClientAccount:
         return request if request.priority >= best else msgspec.structs.replace(request, priority=best)
 
     def open(self) -> None:
-        """Count a request.
-
-        Raises:
-            BusyError: The connection, or the client, has too many.
-            UnauthenticatedError: The client's key was withdrawn.
-        """
+        """Count a request; BusyError if there are too many, UnauthenticatedError if the key was withdrawn."""
         if self.open_requests >= self.max_requests:
             raise self.busy()
         self.client.open()
@@ -92,11 +83,7 @@ class ClientAccount:
         )
 
     def charge(self, size: int) -> None:
-        """Count unread bytes.
-
-        Raises:
-            SlowClientError: They exceed the limit.
-        """
+        """Count unread bytes; SlowClientError if they exceed the limit."""
         if self.backlog_bytes + size > self._max_backlog_bytes:
             raise self._too_slow(self._max_backlog_bytes)
         unread = self._unread

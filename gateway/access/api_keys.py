@@ -53,10 +53,7 @@ def hash_of(key: str) -> str:
 
 
 def read_keys(path: Path) -> dict[str, KeyEntry]:
-    """Read a keys file.
-
-    Returns:
-        The entries by name.
+    """Read the entries of a keys file by name.
 
     Raises:
         ConfigError: It is unreadable or invalid; the message quotes nothing but names.
@@ -112,14 +109,7 @@ def _read(path: Path) -> str:
 
 
 class ApiKeys(Collector):
-    """The known keys and their clients.
-
-    Args:
-        path: The keys file; none if no keys are needed.
-
-    Raises:
-        ConfigError: It is unreadable, invalid or empty.
-    """
+    """The known keys and their clients; without a path no keys are needed."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -141,11 +131,7 @@ class ApiKeys(Collector):
         return list(self._clients)
 
     def read(self) -> dict[str, KeyEntry]:
-        """Read the file, for :meth:`take`.
-
-        Raises:
-            ConfigError: It is unreadable, invalid, or holds no key.
-        """
+        """Read the file, for :meth:`take`; ConfigError if it is unreadable, invalid or empty."""
         if self._path is None:
             return {}
         keys = read_keys(self._path)
@@ -177,12 +163,9 @@ class ApiKeys(Collector):
         self._by_hash = {entry.sha256: clients[name] for name, entry in entries.items()}
 
     def client(self, key: str | None) -> Principal:
-        """The client of a key.
+        """The client of a key, or UnauthenticatedError.
 
         A dict look-up by hash: its timing does not help to guess a key.
-
-        Raises:
-            UnauthenticatedError: The key is missing or invalid.
         """
         found = self._by_hash.get(hash_of(key)) if key else None
         if found is None:

@@ -65,11 +65,7 @@ class Certificate:
 
 
 class ServerTls(Collector):
-    """TLS 1.2 or later with a replaceable certificate.
-
-    Raises:
-        ConfigError: A file cannot be used, or others may read the key.
-    """
+    """TLS 1.2 or later with a replaceable certificate; raises as :func:`read_certificate` does."""
 
     def __init__(self, tls: TlsConfig) -> None:
         self._tls = tls
@@ -80,11 +76,7 @@ class ServerTls(Collector):
         self.context.sni_callback = self._choose
 
     def read(self) -> Certificate:
-        """Read the files again, for :meth:`show`.
-
-        Raises:
-            ConfigError: They cannot be used, or would replace a valid certificate by an invalid one.
-        """
+        """Read the files again, for :meth:`show`; ConfigError also if that would end validity."""
         renewed, now = read_certificate(self._tls), time.time()
         worse = renewed.why_not_now(now)
         if worse is not None and self.certificate.why_not_now(now) is None:
@@ -163,11 +155,7 @@ def _leads_to(context: ssl.SSLContext, last: bytes) -> bool:
 
 
 def _meet(server: ssl.SSLContext, client: ssl.SSLContext) -> ssl.SSLObject:
-    """Perform a handshake in memory, and return the client's side.
-
-    Raises:
-        ssl.SSLError: It fails.
-    """
+    """Perform a handshake in memory, and return the client's side; SSLError if it fails."""
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
     sides = (client.wrap_bio(back, there), server.wrap_bio(there, back, server_side=True))
     for _ in range(_FLIGHTS):

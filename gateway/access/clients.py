@@ -37,12 +37,10 @@ class Principal:
 
     Args:
         name: Of its quota, and for the log; not secret.
-        limits: Its limits.
         known: False if it has not identified itself, or its key was removed.
         counted: Earlier counts of taken and refused.
 
     Attributes:
-        open_requests: Number of open requests.
         taken: Number of admitted requests.
         refused: Number of requests beyond its own limits.
     """

@@ -15,11 +15,7 @@ SUBSCRIBER_BITS: Final = 64
 
 
 class Proxies:
-    """Trusted proxies, whose ``X-Forwarded-For`` is believed.
-
-    Args:
-        networks: Addresses or networks.
-    """
+    """Trusted proxies (addresses or networks), whose ``X-Forwarded-For`` is believed."""
 
     def __init__(self, networks: Iterable[str]) -> None:
         self._networks: Final = [ipaddress.ip_network(each) for each in networks]
@@ -71,42 +67,29 @@ class Place:
 
 
 class Places:
-    """The places of a server, limited per holder by a :class:`gateway.fairness.quota.Quota`.
-
-    Args:
-        total: Number of places.
-        proxies: Exempt from the limit per holder.
-    """
+    """The places of a server, limited per holder by a quota; proxies are exempt."""
 
     def __init__(self, total: int, proxies: Proxies) -> None:
-        self._portions: Final = Quota(total)
+        self._quota: Final = Quota(total)
         self._proxies: Final = proxies
         self._taken: dict[Place, None] = {}
 
     def take(self, address: str, hang_up: Callable[[], None]) -> Place | None:
-        """Take a place for a connection.
-
-        Args:
-            address: Its peer.
-            hang_up: Closes it.
-
-        Returns:
-            None if there is none for that address.
-        """
+        """Take a place for a connection, which ``hang_up`` closes; none if its address gets no more."""
         holder = holder_of(address)
         trusted = address in self._proxies
-        if not self._portions.free and (trusted or not self._portions.own(holder)):
+        if not self._quota.free and (trusted or not self._quota.own(holder)):
             self._make_room()
-        enough = self._portions.free > 0 if trusted else self._portions.has_for(holder)
+        enough = self._quota.free > 0 if trusted else self._quota.has_for(holder)
         return self._add(holder, hang_up) if enough else None
 
     def move(self, place: Place, holder: str) -> bool:
         """See :meth:`Place.move`."""
         if place not in self._taken:
             return True
-        self._portions.give(place.holder)
-        fits = self._portions.has_for(holder)
-        self._portions.take(holder)
+        self._quota.give(place.holder)
+        fits = self._quota.has_for(holder)
+        self._quota.take(holder)
         place.holder = holder
         return fits
 
@@ -114,20 +97,20 @@ class Places:
         """See :meth:`Place.leave`."""
         if place in self._taken:
             del self._taken[place]
-            self._portions.give(place.holder)
+            self._quota.give(place.holder)
 
     def _make_room(self) -> None:
         """Close the oldest idle connection of the holder with the most places, if it has several."""
         idle = [place for place in self._taken if place.idle()]
-        victim = max(idle, key=lambda place: self._portions.own(place.holder), default=None)
-        if victim is not None and self._portions.own(victim.holder) > 1:
+        victim = max(idle, key=lambda place: self._quota.own(place.holder), default=None)
+        if victim is not None and self._quota.own(victim.holder) > 1:
             victim.leave()
             victim.hang_up()
 
     def _add(self, holder: str, hang_up: Callable[[], None]) -> Place:
         place = Place(self, holder, hang_up)
         self._taken[place] = None
-        self._portions.take(holder)
+        self._quota.take(holder)
         return place
 
 
@@ -136,7 +119,7 @@ class WatchersPlaces(Places):
 
     def take(self, address: str, hang_up: Callable[[], None]) -> Place:
         """Take a place for a connection."""
-        while not self._portions.free:
+        while not self._quota.free:
             oldest = next(iter(self._taken))
             oldest.leave()
             oldest.hang_up()

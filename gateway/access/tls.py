@@ -16,11 +16,7 @@ _PEM: Final = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE---
 
 
 def own_context(tls: TlsConfig) -> ssl.SSLContext | None:
-    """Context for local processes: trusts exactly the gateway's certificate, whatever its names and dates.
-
-    Raises:
-        ConfigError: The certificate cannot be used.
-    """
+    """Context for local processes: trusts exactly the gateway's certificate, whatever its names and dates."""
     if tls.certificate is None:
         return None
     try:
@@ -34,11 +30,7 @@ def own_context(tls: TlsConfig) -> ssl.SSLContext | None:
 
 
 def trusting_only(der: bytes) -> ssl.SSLContext:
-    """Context that trusts one certificate and those it has signed, whatever their names and dates.
-
-    Raises:
-        ssl.SSLError: It is not a certificate.
-    """
+    """Context that trusts one certificate and those it has signed, whatever their names and dates."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | ssl.VerifyFlags(_NO_CHECK_TIME)
@@ -55,10 +47,5 @@ def trusting_all() -> ssl.SSLContext:
 
 
 def pem_certificates(path: Path) -> list[bytes]:
-    """The certificates of a PEM file, as DER.
-
-    Raises:
-        OSError: It cannot be read.
-        ValueError: It is not base64.
-    """
+    """The certificates of a PEM file, as DER; OSError or ValueError if it cannot be read or decoded."""
     return [ssl.PEM_cert_to_DER_cert(text) for text in _PEM.findall(path.read_text(encoding="latin-1"))]

@@ -24,7 +24,6 @@ class AbortLedger:
     Args:
         send: Sends an abort.
         observe: Called with the seconds until all replicas of a request had confirmed; not if one was lost.
-        clock: Monotonic seconds.
     """
 
     def __init__(

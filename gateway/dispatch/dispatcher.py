@@ -38,12 +38,7 @@ class Dispatcher:
     """The attempts of all requests.
 
     Args:
-        config: The gateway's.
-        registry: The replicas.
-        metrics: Counts retries and aborts.
-        stages: Sends to the stages.
         on_failed: Called with a request that cannot be served and the reason, after it was removed here.
-        clock: Monotonic seconds.
 
     Attributes:
         aborts: Aborts that replicas have not confirmed.

@@ -13,18 +13,14 @@ def place(
     avoid: Set[tuple[StageName, str]] = frozenset(),
     closed: Set[tuple[StageName, str]] = frozenset(),
 ) -> Route | None:
-    """Choose the least loaded replicas that are connected to each other.
+    """Choose the least loaded replicas that are connected to each other; none if there is no route now.
 
     A replica is used only once its sender has confirmed that it knows its address.
 
     Args:
-        registry: The replicas.
         speech: Without it the thinker alone is needed.
         avoid: Used only if there is no other: the request failed there.
         closed: Not used.
-
-    Returns:
-        None if there is no route now.
     """
     candidates = partial(_candidates, registry, avoid, closed)
     thinkers = candidates("thinker")

@@ -68,10 +68,6 @@ class StageRegistry:
         timeout_s: A replica that is silent for longer is down.
         step_timeout_s: As is one whose loop is in one step for longer.
         gateway: This gateway's name; replicas get requests once they have joined it.
-        clock: Monotonic seconds.
-        stages: The configured stages.
-
-    Attributes:
         stages: The configured stages.
     """
 
@@ -230,11 +226,7 @@ class StageRegistry:
         return self._age_s(replica) if replica is not None else None
 
     def require(self, stages: Iterable[StageName]) -> None:
-        """Check that stages are ready.
-
-        Raises:
-            StageUnavailableError: Names those that are not.
-        """
+        """Raise StageUnavailableError with the names of stages that are not ready."""
         missing = [f"{stage} is {self.state(stage)}" for stage in stages if self.state(stage) != "ready"]
         if missing:
             raise StageUnavailableError(f"cannot serve this request now: {', '.join(missing)}")

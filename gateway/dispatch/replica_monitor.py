@@ -26,16 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class ReplicaMonitor:
-    """Takes control messages of replicas, and answers heartbeats.
-
-    Args:
-        name: The gateway's.
-        config: The whole stack's.
-        registry: Where replicas are kept.
-        metrics: Counts restarts and late heartbeats.
-        stages: Sends to the stages.
-        dispatcher: Retries the requests of lost replicas.
-    """
+    """Takes control messages of replicas, and answers heartbeats."""
 
     def __init__(
         self,
@@ -157,8 +148,6 @@ class ReplicaMonitor:
         """A replica is lost: retry its requests.
 
         Args:
-            replica: Which one.
-            reason: How it is known.
             for_good: It cannot come back.
             died: The cause is unknown, so one of its requests may be it.
         """

@@ -9,11 +9,7 @@ class StagePort(Protocol):
     """See :class:`gateway.dispatch.stage_transport.StageTransport`."""
 
     def think(self, request: ThinkRequest) -> None:
-        """Send a request to the thinker of its route.
-
-        Raises:
-            QueueFullError: Its queue is full.
-        """
+        """Send a request to the thinker of its route; QueueFullError if its queue is full."""
         ...
 
     def abort(self, stage: StageName, replica: str, request_id: str) -> None:

@@ -32,15 +32,14 @@ class Admission:
         self._queued: dict[str, int] = {}
         """Priority by request."""
         self._active = Quota(max_active)
-        self._lines: dict[int, FairQueue] = {}
+        self._queues: dict[int, FairQueue] = {}
         self._mean_s = FIRST_GUESS_S
 
     @contextmanager
     def preparing(self, client: str = "") -> Iterator[None]:
         """Reserve a place while a prompt is built; :meth:`enter` right after finds it free.
 
-        Raises:
-            BusyError: The queue is full, or the client's share of it.
+        Raises BusyError if the queue, or the client's share of it, is full.
         """
         self._require_place()
         if not self._places.has_for(client):
@@ -56,32 +55,28 @@ class Admission:
             self._places.give(client)
 
     def enter(self, request_id: str, priority: int, client: str = "") -> None:
-        """Append a request to the queue.
-
-        Raises:
-            BusyError: The queue is full.
-        """
+        """Append a request to the queue; BusyError if it is full."""
         self._require_place()
         self._places.take(client)
         self._clients[request_id] = client
         self._queued[request_id] = priority
-        line = self._lines.get(priority)
-        if line is None:
-            line = self._lines[priority] = FairQueue(lambda name: self._active.own(name) > 0)
-        line.join(request_id, client)
+        queue = self._queues.get(priority)
+        if queue is None:
+            queue = self._queues[priority] = FairQueue(lambda name: self._active.own(name) > 0)
+        queue.join(request_id, client)
 
     def next(self) -> str | None:
         """The request to dispatch next, if there is one and a place at the stages is free."""
-        if not self._active.free or not self._lines:
+        if not self._active.free or not self._queues:
             return None
-        first = self._lines[min(self._lines)].first()
+        first = self._queues[min(self._queues)].first()
         return first[1] if first is not None else None
 
     def start(self, request_id: str) -> None:
         """Move the next request from the queue to the stages."""
         priority = self._queued.pop(request_id)
         client = self._clients[request_id]
-        self._lines[priority].serve(client)
+        self._queues[priority].serve(client)
         self._active.take(client)
         self._drop_if_empty(priority)
 
@@ -102,7 +97,7 @@ class Admission:
         if priority is None:
             self._active.give(client)
             return
-        self._lines[priority].leave(request_id, client)
+        self._queues[priority].leave(request_id, client)
         self._drop_if_empty(priority)
 
     def retry_after_ms(self) -> int:
@@ -110,8 +105,8 @@ class Admission:
         return round(min(max(1000 * self._mean_s / self._max_active, MIN_RETRY_MS), MAX_RETRY_MS))
 
     def _drop_if_empty(self, priority: int) -> None:
-        if not self._lines[priority]:
-            del self._lines[priority]
+        if not self._queues[priority]:
+            del self._queues[priority]
 
     def _require_place(self) -> None:
         if not self._places.free:

@@ -29,11 +29,8 @@ class FairQueue:
     """Serves one request of each waiting client per round.
 
     A client that joins during a round is due in the next one, ahead of clients that still have something in
-    service. So no first request waits behind another client's second, and only requests that came before its
-    round began overtake a waiting one: nothing starves.
-
-    Args:
-        is_served: Tells whether a client has something in service.
+    service (``is_served``). So no first request waits behind another client's second, and only requests that
+    came before its round began overtake a waiting one: nothing starves.
     """
 
     def __init__(self, is_served: Callable[[str], bool]) -> None:
@@ -54,11 +51,7 @@ class FairQueue:
         turn.waiting[request_id] = self._arrivals
 
     def first(self, may: Callable[[str], bool] = lambda _: True) -> tuple[str, str] | None:
-        """The client and the request that are due.
-
-        Args:
-            may: Tells whether a client may be served now; others are skipped and keep their turn.
-        """
+        """The client and the request that are due; clients that ``may`` rejects keep their turn."""
         ready = [(turn.due, client) for client, turn in self._turns.items() if may(client)]
         if not ready:
             return None

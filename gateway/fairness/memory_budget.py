@@ -10,9 +10,7 @@ from omnirelay.errors import BusyError
 class MemoryBudget:
     """Bounds the bytes that the media of all open requests take, fairly among clients.
 
-    Args:
-        limit: In bytes.
-        retry_after_ms: Gives the delay after which a rejected request should be retried.
+    ``retry_after_ms`` gives the delay after which a rejected request should be retried.
     """
 
     def __init__(self, limit: int, retry_after_ms: Callable[[], int]) -> None:
@@ -29,16 +27,7 @@ class MemoryBudget:
         return ClientBudget(self, client)
 
     def take(self, client: str, size: int, besides: int = 0) -> None:
-        """Charge bytes.
-
-        Args:
-            client: To whom.
-            size: How many.
-            besides: What the same request holds already.
-
-        Raises:
-            BusyError: They do not fit.
-        """
+        """Charge bytes, or raise BusyError; ``besides`` are what the same request holds already."""
         if size and not self._quota.has_for(client, size, besides):
             own, total = self._quota.own(client), self._quota.used
             raise BusyError(
@@ -61,26 +50,14 @@ class ClientBudget(NamedTuple):
 
 
 class Hold:
-    """The bytes that one request holds.
-
-    Args:
-        budget: Charged for them.
-
-    Attributes:
-        client: Whose request it is.
-        size: The bytes.
-    """
+    """The bytes that one request holds."""
 
     def __init__(self, budget: ClientBudget) -> None:
         self._budget, self.client = budget
         self.size = 0
 
     def grow(self, size: int) -> None:
-        """Take more bytes.
-
-        Raises:
-            BusyError: They do not fit.
-        """
+        """Take more bytes; BusyError if they do not fit."""
         self._budget.take(self.client, size, self.size)
         self.size += size
 

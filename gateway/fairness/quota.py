@@ -34,8 +34,6 @@ class Quota:
         """Whether a client may take more.
 
         Args:
-            client: Which.
-            size: How many units.
             besides: Units it holds for the same purpose, which are not counted against it.
         """
         own = self._own[client] - besides

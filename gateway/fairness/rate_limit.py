@@ -6,13 +6,7 @@ from typing import Final
 
 
 class TokenBucket:
-    """Limits a rate.
-
-    Args:
-        per_second: Average rate.
-        burst: Most at once.
-        clock: Monotonic seconds.
-    """
+    """Limits a rate: ``per_second`` on average, at most ``burst`` at once."""
 
     def __init__(self, per_second: float, burst: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._per_second: Final = per_second

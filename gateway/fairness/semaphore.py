@@ -20,15 +20,15 @@ class FairSemaphore:
     """
 
     def __init__(self, total: int) -> None:
-        self._portions = Quota(total)
-        self._line = FairQueue(lambda client: self._portions.own(client) > 0)
+        self._quota = Quota(total)
+        self._queue = FairQueue(lambda client: self._quota.own(client) > 0)
         self._waiting: dict[str, tuple[asyncio.Future[None], int]] = {}
         self._names = count()
 
     @property
     def used(self) -> int:
         """Units taken."""
-        return self._portions.used
+        return self._quota.used
 
     @property
     def waiting(self) -> int:
@@ -49,14 +49,14 @@ class FairSemaphore:
         name = str(next(self._names))
         granted = asyncio.get_running_loop().create_future()
         self._waiting[name] = granted, size
-        self._line.join(name, client)
+        self._queue.join(name, client)
         self._wake()
         try:
             await granted
         except asyncio.CancelledError:
             if name in self._waiting:
                 del self._waiting[name]
-                self._line.leave(name, client)
+                self._queue.leave(name, client)
                 self._wake()
             else:
                 # Granted and cancelled in the same turn of the loop.
@@ -65,19 +65,19 @@ class FairSemaphore:
 
     def leave(self, size: int, client: str) -> None:
         """Return units."""
-        self._portions.give(client, size)
+        self._quota.give(client, size)
         self._wake()
 
     def _wake(self) -> None:
-        while (first := self._line.first(self._may)) is not None:
+        while (first := self._queue.first(self._may)) is not None:
             client, name = first
             granted, size = self._waiting[name]
-            if self._portions.used and size > self._portions.free:
+            if self._quota.used and size > self._quota.free:
                 return
-            self._line.serve(client)
-            self._portions.take(client, size)
+            self._queue.serve(client)
+            self._quota.take(client, size)
             del self._waiting[name]
             granted.set_result(None)
 
     def _may(self, client: str) -> bool:
-        return not self._portions.own(client) or self._portions.has_for(client, 0)
+        return not self._quota.own(client) or self._quota.has_for(client, 0)

@@ -69,11 +69,7 @@ class IncomingUpload:
             self._room.count(self, self.size - self.counted)
 
     def finish(self) -> bytearray:
-        """The complete body; it stays counted until :meth:`close`.
-
-        Raises:
-            RequestError: The upload was dropped.
-        """
+        """The complete body, which stays counted until :meth:`close`; raises why the upload was dropped."""
         self._stop()
         if self.error is not None:
             raise self.error

@@ -23,12 +23,7 @@ _ALPHABET: Final = _byte_level_alphabet()
 
 
 class Detokenizer:
-    """The text of one token stream.
-
-    Args:
-        tokenizer: A byte-level one.
-        special_ids: Tokens without text.
-    """
+    """The text of one token stream; ``special_ids`` have none."""
 
     def __init__(self, tokenizer: Tokenizer, special_ids: frozenset[int]) -> None:
         self._tokenizer = tokenizer
@@ -43,12 +38,7 @@ class Detokenizer:
         return "".join(self._pieces)
 
     def push(self, token_ids: Sequence[int], last: bool = False) -> str:
-        """The text that tokens add.
-
-        Args:
-            token_ids: The next tokens.
-            last: The stream ends: incomplete characters become replacement characters.
-        """
+        """The text that tokens add; at the end incomplete characters become replacement characters."""
         piece = self._decoder.decode(b"".join(map(self._bytes_of, self._textual(token_ids))), last)
         self._pieces.append(piece)
         return piece

@@ -61,8 +61,6 @@ class Fetcher:
     """Fetches media files.
 
     Args:
-        config: Hosts and limits.
-        resolve: Resolves hosts.
         allowed: Whether an address may be connected to.
         tls: Default: the system's trust store.
 
@@ -91,11 +89,7 @@ class Fetcher:
             self._hosts.add(place)
 
     def check(self, name: str, url: HttpsUrl) -> None:
-        """Reject a host that is not configured.
-
-        Raises:
-            MediaUnreachableError: Names the host.
-        """
+        """Raise MediaUnreachableError if the host is not configured."""
         if (url.host, url.port) not in self._hosts:
             raise MediaUnreachableError(
                 f"{name}: this gateway does not fetch from {url.host}:{url.port} (media.url_hosts)"
@@ -104,13 +98,11 @@ class Fetcher:
     async def fetch(
         self, name: str, url: HttpsUrl, grow: Callable[[int], None], client: str = ""
     ) -> bytearray:
-        """Fetch a file.
+        """Fetch a file; clients take turns.
 
         Args:
             name: Of the item, for errors.
-            url: The URL.
             grow: Called with a number of bytes before they are kept; may raise.
-            client: Clients take turns.
 
         Raises:
             MediaUnreachableError: It cannot be fetched.

@@ -47,13 +47,7 @@ class Fetch(Protocol):
 
 
 class MediaIntake:
-    """Checks and loads the media of requests.
-
-    Args:
-        config: The limits.
-        fetch: Fetches over https; none if no host is allowed.
-        in_thread: Where data URLs are decoded.
-    """
+    """Checks and loads the media of requests; without ``fetch`` no https URL is allowed."""
 
     def __init__(self, config: MediaConfig, fetch: Fetch | None, in_thread: InThread) -> None:
         self._config = config
@@ -61,11 +55,7 @@ class MediaIntake:
         self._in_thread = in_thread
 
     def check(self, items: Sequence[tuple[str, MediaPart]], hold: Hold) -> list[CheckedItem]:
-        """Check everything that needs no loading, and count the bytes that are in memory.
-
-        Args:
-            items: All of a request, in order, with their names.
-            hold: The request's share of the memory budget.
+        """Check everything that needs no loading, and charge the bytes that are in memory.
 
         Raises:
             MediaError: Names the item.
@@ -90,16 +80,7 @@ class MediaIntake:
         return checked
 
     async def load(self, items: Sequence[CheckedItem], hold: Hold) -> list[MediaItem]:
-        """Decode and fetch the items.
-
-        Args:
-            items: As :meth:`check` gave them.
-            hold: The request's share of the memory budget; grows with what is loaded.
-
-        Raises:
-            MediaError: Names the item.
-            BusyError: The memory budget is exhausted.
-        """
+        """Decode and fetch what :meth:`check` returned, charging the bytes; raises the same errors."""
         total = sum(memoryview(each.source).nbytes for each in items if not isinstance(each.source, _URL))
 
         def grow(size: int) -> None:

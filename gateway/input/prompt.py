@@ -34,11 +34,7 @@ TEMPLATE_FILES: Final = ("chat_template.jinja", "chat_template.json", "tokenizer
 
 
 class PromptBuilder:
-    """Builds prompts for one checkpoint.  Not thread-safe.
-
-    Raises:
-        CheckpointError: A file is missing or invalid; the message names it.
-    """
+    """Builds prompts for one checkpoint, or raises CheckpointError.  Not thread-safe."""
 
     def __init__(self, directory: Path) -> None:
         self.directory: Final = directory

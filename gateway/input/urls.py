@@ -54,15 +54,7 @@ def parse_host(text: str) -> tuple[str, int] | None:
 
 
 def parse_https(name: str, url: str) -> HttpsUrl:
-    """Parse an https URL.
-
-    Args:
-        name: Of the item, for the error.
-        url: The URL.
-
-    Raises:
-        MediaUnreachableError: It is not https, or ambiguous.
-    """
+    """Parse an https URL; MediaUnreachableError, with the item's name, if it is malformed or ambiguous."""
     if len(url) > MAX_HTTPS_CHARACTERS:
         raise MediaUnreachableError(
             f"{name}: its URL has {len(url)} characters, at most {MAX_HTTPS_CHARACTERS} are allowed"
@@ -79,12 +71,7 @@ def parse_https(name: str, url: str) -> HttpsUrl:
 
 
 def decode_data_url(name: str, url: str, max_bytes: int) -> bytearray:
-    """Decode a ``data:`` URL (RFC 2397), base64 or percent-encoded.
-
-    Args:
-        name: Of the item, for errors.
-        url: The URL.
-        max_bytes: Limit of the content.
+    """Decode a ``data:`` URL (RFC 2397), base64 or percent-encoded; ``name`` is the item's, for errors.
 
     Raises:
         MediaTooLargeError: It has too many bytes or escapes; detected before decoding.
@@ -133,14 +120,7 @@ def _percent_decoded(url: str, start: int) -> Iterator[bytes]:
 
 
 def decode_base64(pieces: Iterator[bytes]) -> bytearray:
-    """Decode base64, padded or not.
-
-    Args:
-        pieces: Of the text, each short, so that other threads run in between.
-
-    Raises:
-        ValueError: It is not base64.
-    """
+    """Decode base64, padded or not, in short pieces, so that other threads run; ValueError if malformed."""
     decoded, rest, padded = bytearray(), b"", False
     for piece in pieces:
         rest += piece

@@ -51,6 +51,7 @@ class Attempt:
     route: Route
 
 
+@dataclass(eq=False)
 class ActiveRequest:
     """A request from admission to its end.
 
@@ -64,30 +65,20 @@ class ActiveRequest:
         trouble: Why the last attempt ended.
     """
 
-    def __init__(
-        self,
-        record: RequestRecord,
-        stream: ResponseStream,
-        detokenizer: Detokenizer,
-        timer: asyncio.TimerHandle,
-        hold: Hold,
-        meter: RequestMeter,
-        trace: RequestTrace | None,
-    ) -> None:
-        self.meter: Final = meter
-        self.trace: Final = trace
-        self.hold: Final = hold
-        self.record: Final = record
-        self.stream: Final = stream
-        self.detokenizer: Final = detokenizer
-        self.timer: Final = timer
-        self.attempt: Attempt | None = None
-        self.resumes = 0
-        self.interruptions = 0
-        self.suspicions: Final[dict[StageName, Suspicion]] = {}
-        self.not_before = 0.0
-        self.avoid: Final[set[tuple[StageName, str]]] = set()
-        self.trouble: OmniRelayError | None = None
+    record: RequestRecord
+    stream: ResponseStream
+    detokenizer: Detokenizer
+    timer: asyncio.TimerHandle
+    hold: Hold
+    meter: RequestMeter
+    trace: RequestTrace | None
+    attempt: Attempt | None = None
+    resumes: int = 0
+    interruptions: int = 0
+    suspicions: dict[StageName, Suspicion] = field(default_factory=dict)
+    not_before: float = 0.0
+    avoid: set[tuple[StageName, str]] = field(default_factory=set)
+    trouble: OmniRelayError | None = None
 
     @property
     def name(self) -> str:

@@ -76,11 +76,7 @@ class Lifecycle:
         counts.moved(None, self.state)
 
     def move(self, state: RequestState) -> None:
-        """Enter a state.
-
-        Raises:
-            StateTransitionError: The move is not allowed.
-        """
+        """Enter a state; StateTransitionError if the move is not allowed."""
         if state not in TRANSITIONS[self.state]:
             raise StateTransitionError(f"a request that is {self.state} cannot become {state}")
         self._counts.moved(self.state, state)

@@ -68,11 +68,7 @@ class StageStates(Protocol):
 def outcome_of(lifecycle: Lifecycle, error: BaseException | None) -> str:
     """How a request ended.
 
-    A request that failed through the client's fault, or was rejected before admission, counts as ``refused``.
-
-    Args:
-        lifecycle: Its states.
-        error: Why it has no answer.
+    One that failed through the client's fault, or was rejected before admission, counts as ``refused``.
     """
     taken = RequestState.QUEUED in lifecycle.entered
     refused = isinstance(error, InvalidRequestError | BusyError | UnauthenticatedError) or (

@@ -56,11 +56,7 @@ class TokenStream:
         return self.finish_reason is not None
 
     def take(self, delta: TextDelta | CodecDelta) -> None:
-        """Append tokens.
-
-        Raises:
-            SequenceError: The message is not the next one.
-        """
+        """Append tokens; SequenceError if the message is not the next one."""
         _check_next("text" if isinstance(delta, TextDelta) else "codec", delta.seq, self.next_seq, self.ended)
         self.next_seq += 1
         self.token_ids += delta.token_ids
@@ -81,11 +77,7 @@ class AudioProgress:
     next_seq: int = 0
 
     def take(self, chunk: AudioChunk) -> None:
-        """Count a chunk.
-
-        Raises:
-            SequenceError: It is not the next one.
-        """
+        """Count a chunk; SequenceError if it is not the next one."""
         _check_next("audio", chunk.seq, self.next_seq, self.ended)
         self.next_seq += 1
         self.chunks += 1

@@ -25,11 +25,6 @@ class ResponseStream:
     """Async iterator over a request's events; the last one is a done or error event.
 
     Always close it: that frees the client's place, and cancels the request if it has not ended.
-
-    Args:
-        request_id: The gateway's id of the request.
-        account: Charged for waiting events.
-        cancel: Cancels the request.
     """
 
     def __init__(self, request_id: str, account: ClientAccount, cancel: Callable[[str], None]) -> None:
@@ -43,11 +38,7 @@ class ResponseStream:
         self._closed = False
 
     def push(self, event: Event) -> None:
-        """Append an event.
-
-        Raises:
-            SlowClientError: Too many bytes wait; the event was not taken.
-        """
+        """Append an event; SlowClientError if too many bytes are unread."""
         self._account.charge(weight(event))
         self._events.append(event)
         self._arrived.set()

@@ -28,15 +28,7 @@ class GatewayTraces:
         self._model = model
 
     def begin(self, traceparent: str | None, lifecycle: Lifecycle) -> "RequestTrace | None":
-        """Start a request's trace, or continue its client's.
-
-        Args:
-            traceparent: The client's, not yet validated.
-            lifecycle: The request's states.
-
-        Returns:
-            None if the request is not sampled.
-        """
+        """Start a request's trace, or continue its client's (not validated yet); none if not sampled."""
         began_ns = round(lifecycle.received_at * 1e9)
         span = self._tracer.begin("request", traceparent, began_ns, server=True)
         return None if span is None else RequestTrace(self._tracer, span, lifecycle, self._model)
@@ -71,13 +63,7 @@ class RequestTrace:
         record: RequestRecord | None = None,
         meter: RequestMeter | None = None,
     ) -> None:
-        """End the span.
-
-        Args:
-            error: Why there is no answer.
-            record: None if the request was rejected.
-            meter: None if the request was rejected.
-        """
+        """End the span; a rejected request has neither record nor meter."""
         told: dict[str, Any] = {
             "gen_ai.operation.name": "chat",
             "gen_ai.provider.name": "omnirelay",

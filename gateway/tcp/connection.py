@@ -67,13 +67,7 @@ class Connection:
     If the client closes it, or only its sending side, all its requests are cancelled.
 
     Args:
-        gateway: Answers the requests.
-        reader: From the client.
-        writer: To the client.
         name: Of the connection, in the log.
-        access: Keys and limits.
-        uploads: Memory for large frames, shared by all connections.
-        status: Answers status queries.
         refused: Counts rejected messages by error code.
 
     Attributes:
@@ -163,7 +157,6 @@ class Connection:
             MessageError: It is too long or too slow.
             UnauthenticatedError: It is large, and the client has not identified itself.
             BusyError: Its memory was needed.
-            TimeoutError: An unidentified client sends nothing.
         """
         client = self._account.client
         async with asyncio.timeout(None if client.known else HELLO_TIMEOUT_S):
@@ -263,11 +256,7 @@ class Connection:
             del self._ended_early[next(iter(self._ended_early))]
 
     async def _may_begin(self, client_id: int) -> bool:
-        """Whether a request may begin; if not, the client is told.
-
-        Raises:
-            MessageError: The id is in use.
-        """
+        """Whether a request may begin (else the client is told); MessageError if its id is in use."""
         if client_id in self._tasks:
             raise MessageError(f"request {client_id} is still being answered")
         if len(self._tasks) < self._account.max_requests:

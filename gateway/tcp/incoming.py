@@ -11,13 +11,7 @@ from omnirelay.protocol import MAX_PIECE_BYTES, Piece
 
 
 class Incoming:
-    """One request being uploaded.
-
-    Args:
-        uploads: Memory for its bytes.
-        share: Whose quota of that memory it uses.
-        max_bytes: Maximum length.
-    """
+    """One request being uploaded; ``share`` is the quota of memory that it uses."""
 
     def __init__(self, uploads: UploadRoom, share: str, max_bytes: int) -> None:
         self._max_bytes: Final = max_bytes

@@ -19,15 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class TcpServer:
-    """Serves each client on a connection of its own.
-
-    Args:
-        gateway: Answers the requests.
-        config: The whole stack's.
-        status: Answers status queries.
-        uploads: Memory for large frames, shared with the other servers.
-        access: Keys and limits.
-    """
+    """Serves each TCP client on a connection of its own."""
 
     def __init__(
         self,
@@ -49,12 +41,7 @@ class TcpServer:
         self._peers = 0
 
     async def start(self) -> None:
-        """Listen.
-
-        Raises:
-            AddressInUseError: The address is in use.
-            ConfigError: The address cannot be used.
-        """
+        """Listen; AddressInUseError or ConfigError if that is not possible."""
         self._servers = [
             await asyncio.start_server(self._serve, sock=each, backlog=BACKLOG, **self._access.server_options)
             for each in await listen(self._listen, "gateway.listen")

@@ -59,7 +59,7 @@ def test_credit_for_a_stage_is_passed_on_and_for_nobody_dropped(configure: Confi
             assert (await thinker.credit()).sender == thinker.identity
             await talker.send(Credit(sender=thinker.identity, channel=CHANNEL, position=2))
             assert (await thinker.credit()).position == 2
-            assert not b.process._link.refused()
+            assert not b.process._transport.refused()
             thinker.socket.close(0)
             talker.socket.close(0)
 
@@ -72,7 +72,7 @@ def test_requests_beyond_the_window_wait_for_the_thinkers_credit(configure: Conf
         async with bench(config) as b, b.client() as client:
             b.stages.generous = False
             b.stages.serve([5, 6])
-            (queue,) = b.process._link._thinkers._queues.values()
+            (queue,) = b.process._transport._thinkers._queues.values()
             answers = [client.chat(f"Question {n}", audio=SOUND, speech=False) for n in range(5)]
             replies = asyncio.gather(*(answer.result() for answer in answers))
             await until(lambda: queue.backlog_bytes > 3 * len(SOUND))
@@ -90,7 +90,7 @@ def test_requests_beyond_the_window_wait_for_the_thinkers_credit(configure: Conf
 def test_a_thinker_that_gives_more_credit_than_it_took_is_refused(configure: Configure) -> None:
     async def scenario() -> None:
         async with bench(configure()) as b:
-            link = b.process._link
+            link = b.process._transport
             (queue,) = link._thinkers._queues.values()
             listener = Listener(b, "thinker", "second")
             for channel, position in ((queue._window.channel, 10**9), ("f" * 16, 10**9)):

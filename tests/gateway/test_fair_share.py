@@ -106,7 +106,7 @@ def test_bounds_hold_nobody_starves_and_everyone_leaves(
     assert not crowd.waiting
     assert crowd.came == crowd.ended
     assert crowd.admission._places.used == crowd.admission._active.used == 0
-    assert not crowd.admission._lines
+    assert not crowd.admission._queues
     assert not crowd.admission._clients
 
 
@@ -191,7 +191,7 @@ def test_one_client_leaves_places_for_others() -> None:
     crowd = Crowd(16, 64)
     taken = sum(crowd.come("greedy") is not None for _ in range(200))
     assert taken == 76
-    with pytest.raises(BusyError, match="this client has 76 of 80 places"), ExitStack() as stack:
+    with pytest.raises(BusyError, match="this client holds 76 of 80 places"), ExitStack() as stack:
         stack.enter_context(crowd.admission.preparing("greedy"))
     while crowd.come("second"):
         pass
@@ -323,7 +323,7 @@ def test_under_overload_everyone_is_answered_and_nothing_is_left(configure: Conf
             assert len(served) == 10, "each got something"
             gateway = b.process.gateway
             assert gateway._admission._places.used == gateway.held.total == 0
-            assert not gateway._admission._lines
+            assert not gateway._admission._queues
             assert (await clients[0].chat("Hi", speech=False).result()).text == "Hello"
 
     run(scenario())
