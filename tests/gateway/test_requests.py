@@ -157,7 +157,7 @@ def test_speech_for_a_text_request_fails_it(configure: Configure) -> None:
         async with bench(configure()) as b, b.client() as client:
             answer = client.chat("Hi", speech=False)
             await b.stages.codec((await b.stages.request(0)).request_id, 0, [1])
-            with pytest.raises(errors.StageFailedError, match="text only"):
+            with pytest.raises(errors.StageFailedError, match="text-only"):
                 await answer.result()
 
     run(scenario())
@@ -304,7 +304,7 @@ def test_one_client_cannot_take_all(configure: Configure) -> None:
     async def scenario() -> None:
         async with bench(configure(max_queued_per_client=1)) as b, b.client() as greedy, b.client() as other:
             greedy.chat("Hi")
-            with pytest.raises(errors.BusyError, match="this client"):
+            with pytest.raises(errors.BusyError, match="this connection"):
                 await greedy.chat("Hi").result()
             other.chat("Hi")
             await b.stages.request(1)
