@@ -16,17 +16,6 @@ from tests.support.ports import free_ports
 ROOT = Path(__file__).resolve().parents[2]
 KEYS = ["GATEWAY__LISTEN", "GATEWAY__EVENTS", "GATEWAY__CONTROL", "GATEWAY__HTTP", "GATEWAY__MONITOR"]
 KEYS += [f"STAGES__{stage.upper()}__INBOX" for stage in STAGES]
-IMITATION = """\
-import sys
-
-# Not measured.  At the first call into a file coverage takes a lock; the handler of a signal that comes then
-# would save what was measured, and wait for that lock without end.
-if "coverage" in sys.modules and (measured := sys.modules["coverage"].Coverage.current()):
-    measured.stop()
-
-from tests.gateway.fake_stage_process import run
-
-"""
 
 
 @pytest.fixture(scope="session")
@@ -58,14 +47,21 @@ def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def place(tmp_path: Path, checkpoint_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory whose ``services`` are imitations, and an environment of free ports."""
+    """A working directory whose ``services`` are imitations, and an environment of free ports.
+
+    Its processes are not measured, as one stack of tests/stack is: they start in two thirds of the time.  And
+    at the first call into a file coverage takes a lock; the handler of a signal that comes then waits for it.
+    """
+    monkeypatch.delenv("COVERAGE_PROCESS_CONFIG", raising=False)
     for stage in STAGES:
         package = tmp_path / "services" / stage
         package.mkdir(parents=True)
         # A regular package, or the real one further down the path would be taken before it.
         (package.parent / "__init__.py").touch()
         (package / "__init__.py").touch()
-        (package / "__main__.py").write_text(IMITATION + f"run({stage!r})\n")
+        (package / "__main__.py").write_text(
+            f"from tests.gateway.fake_stage_process import run\nrun({stage!r})\n"
+        )
     for key, port in zip(KEYS, free_ports(len(KEYS)), strict=True):
         monkeypatch.setenv(f"OMNIRELAY_{key}", f"tcp://127.0.0.1:{port}")
     monkeypatch.setenv("OMNI_MODEL", str(checkpoint_dir))

@@ -12,6 +12,7 @@ import pytest
 from shared.transport.keys import make_keys
 from tests.shared.support import free_address, wait_until
 from tests.support.children import ROOT, Child, python
+from tests.support.stack import inherited
 
 STUBBORN = """
 import os
@@ -70,7 +71,7 @@ def environment(model: Path, **overrides: str) -> dict[str, str]:
     names += ["STAGES__TOKEN2WAV__INBOX", "STAGES__TOKEN2WAV__HTTP"]
     addresses = {f"OMNIRELAY_{name}": free_address() for name in names}
     ours = {"OMNI_MODEL": str(model), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return os.environ | addresses | ours | overrides
+    return inherited() | addresses | ours | overrides
 
 
 @pytest.mark.parametrize(("what", "every"), [("stage", 31), ("gateway", 149)])
