@@ -15,7 +15,7 @@ from omnirelay.errors import GatewayUnreachableError
 from shared.messages import STAGES
 from tests.support.stack import free_addresses, inherited
 
-START_S = 150.0
+START_S = 240.0
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -13,7 +13,7 @@ import yaml
 
 from tests.support.ports import free_ports
 
-START_S = 150.0
+START_S = 240.0
 STOP_S = 60.0
 COMMAND = str(Path(sys.executable).with_name("omnirelay"))
 

@@ -41,8 +41,17 @@ def constant(node: ast.Call, keyword: str) -> object:
     return values[0].value if values and isinstance(values[0], ast.Constant) else None
 
 
+def safe_loaders(module: ast.Module) -> set[str]:
+    """YAML's safe loader with checks of the module's own."""
+    classes = [node for node in ast.walk(module) if isinstance(node, ast.ClassDef)]
+    return {
+        each.name for each in classes if [ast.unparse(base) for base in each.bases] == ["yaml.SafeLoader"]
+    }
+
+
 def offences(path: Path) -> Iterator[str]:
-    for node in ast.walk(tree(path)):
+    module = tree(path)
+    for node in ast.walk(module):
         if isinstance(node, ast.Import | ast.ImportFrom):
             modules = (
                 [node.module or ""] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names]
@@ -54,7 +63,9 @@ def offences(path: Path) -> Iterator[str]:
             # model.eval() is PyTorch's, and evaluates nothing.
             if last in UNSAFE_CALLS and (last not in ("eval", "exec") or name == last):
                 yield f"calls {name}"
-            elif name == "yaml.load":
+            elif name == "yaml.load" and not safe_loaders(module) & {
+                ast.unparse(each) for each in node.args[1:]
+            }:
                 yield "calls yaml.load; yaml.safe_load makes no objects"
             elif name == "torch.load" and constant(node, "weights_only") is not True:
                 yield "calls torch.load without weights_only=True"
@@ -76,6 +87,8 @@ def test_the_check_would_see_it(tmp_path: Path) -> None:
         "torch.load(file)",
         "torch.load(file, weights_only=False)",
         "yaml.load(text)",
+        "yaml.load(text, yaml.Loader)",
+        "class L(yaml.Loader): pass\nyaml.load(text, L)",
         "subprocess.run(text, shell=True)",
         "AutoModel.from_pretrained(name, trust_remote_code=True)",
     ]
@@ -83,7 +96,8 @@ def test_the_check_would_see_it(tmp_path: Path) -> None:
         (tmp_path / "bad.py").write_text(line)
         assert len(list(offences(tmp_path / "bad.py"))) == 1, line
     (tmp_path / "good.py").write_text(
-        "model.eval()\ntorch.load(file, weights_only=True)\nyaml.safe_load(text)"
+        "model.eval()\ntorch.load(file, weights_only=True)\nyaml.safe_load(text)\n"
+        "class L(yaml.SafeLoader): pass\nyaml.load(text, L)"
     )
     assert list(offences(tmp_path / "good.py")) == []
 
