@@ -82,7 +82,11 @@ class _Loader(yaml.SafeLoader):
 
 
 def _read_yaml(text: str) -> Any:
-    return yaml.load(text, _Loader)  # noqa: S506 - a safe loader
+    loader = _Loader(text)
+    try:
+        return loader.get_single_data()
+    finally:
+        loader.dispose()
 
 
 def _read_file(path: Path) -> dict[str, Any]:
