@@ -189,9 +189,11 @@ def main(model: Path, directory: Path, name: str) -> None:
     from shared.vllm.environment import prepare_environment  # noqa: PLC0415 - as above
 
     prepare_environment(Token2WavConfig())
-    from services.token2wav.engine import SynthesisEngine, build_token2wav  # noqa: PLC0415 - as above
+    from services.families.known import family_of, read_config  # noqa: PLC0415 - as above
+    from services.token2wav.engine import build_token2wav  # noqa: PLC0415 - as above
 
-    engine = SynthesisEngine(build_token2wav(model, max_batch_frames=32_768, max_num_seqs=16))
+    family = family_of(read_config(model)).token2wav()
+    engine = build_token2wav(family, model, max_batch_frames=32_768, max_num_seqs=16)
     generator = random.Random(1)  # noqa: S311 - nothing secret
     count = round(SECONDS * 50)
     streams = [[generator.randrange(8192) for _ in range(count)] for _ in range(STREAMS)]

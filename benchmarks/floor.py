@@ -122,13 +122,14 @@ def _vllm(model: Path, tokens: int) -> Iterator[Floor]:
 def _talker(model: Path, tokens: int) -> Iterator[Floor]:
     import torch  # noqa: PLC0415 - the environment comes before it
 
+    from services.families.known import family_of, read_config  # noqa: PLC0415 - as above
     from services.talker.service import TalkerService  # noqa: PLC0415 - as above
     from shared.config import TalkerConfig  # noqa: PLC0415 - as above
     from shared.vllm.tensors import pack_positions, pack_rows  # noqa: PLC0415 - as above
 
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))["talker_config"]
     sink: Any = _Sink()
-    service = TalkerService(model, TalkerConfig(), sink, sink)
+    service = TalkerService(family_of(read_config(model)).talker(), model, TalkerConfig(), sink, sink)
     sampling = Sampling(max_tokens=tokens, min_tokens=tokens, repetition_penalty=REPETITION_PENALTY)
     speech = SpeechSettings(speaker=SPEAKER, sampling=sampling, seed=SEED)
     rows = torch.randn(PROMPT_TOKENS, config["embedding_size"], generator=torch.Generator().manual_seed(SEED))

@@ -52,10 +52,11 @@ def main(model: Path, repeats: int, lengths: Sequence[float]) -> list[Synthesis]
 
     config = Token2WavConfig(http=None)
     prepare_environment(config)
+    from services.families.known import family_of, read_config  # noqa: PLC0415 - as above
     from services.token2wav.service import Token2WavService  # noqa: PLC0415 - as above
 
     gateway: Any = _Sink()
-    service = Token2WavService(model, config, gateway)
+    service = Token2WavService(family_of(read_config(model)).token2wav(), model, config, gateway)
     _speak(service, 1.0, "warm-up")
     results = []
     for length in lengths:

@@ -9,9 +9,9 @@ import sys
 from omnirelay.cli.output import fail, say
 from omnirelay.errors import OmniRelayError
 from ops.checkpoint import ensure
+from services.families.known import require_family
 from shared.checkpoints import resolve_model
 from shared.config import load_config
-from shared.model_files import require_model_files
 
 
 def main() -> int:
@@ -24,7 +24,7 @@ def main() -> int:
         config = load_config()
         ensure(config)
         directory = resolve_model(config)
-        require_model_files(directory)
+        require_family(directory)
     except OmniRelayError as error:
         return fail(error)
     say(f"the checkpoint in {directory} is complete")

@@ -14,9 +14,6 @@ from shared.messages import STAGES, MediaKind, StageName, ThinkRequest
 
 DEFAULT_SPEAKER: Final = "Chelsie"
 """Of the released model; if the checkpoint lacks it, its first speaker."""
-CODEC_DEFAULTS: Final = {"temperature": 0.9, "top_k": 40, "top_p": 0.8, "repetition_penalty": 1.05}
-TALKER_EXTRA_POSITIONS: Final = 2
-"""Positions that the talker's prompt has beyond the thinker's."""
 MAX_TEXT_CHARACTERS: Final = 4 * 2**20
 """Of a conversation: more than any prompt holds, and feasible to tokenize."""
 SEED_BITS: Final = 32
@@ -182,7 +179,8 @@ class Validator:
             (self._room("thinker", 1), "the thinker can take"),
         ]
         if speech:
-            bounds.append((self._room("talker", TALKER_EXTRA_POSITIONS + 1), "the talker can take"))
+            used = self._registry.codec().start_positions + 1
+            bounds.append((self._room("talker", used), "the talker can take"))
         for most, who in bounds:
             if most is not None and length > most:
                 raise PromptTooLongError(f"the prompt has {length} tokens, {who} at most {max(most, 0)}")
@@ -197,10 +195,10 @@ class Validator:
         return _merge("text_sampling", {}, changes, self._limits.max_text_tokens, room)
 
     def _codec_sampling(self, request: GenerateRequest, prompt: int) -> dict[str, Any]:
-        room = self._room("talker", prompt + TALKER_EXTRA_POSITIONS) if request.speech else None
-        return _merge(
-            "codec_sampling", CODEC_DEFAULTS, request.codec_sampling, self._limits.max_codec_tokens, room
-        )
+        codec = self._registry.codec()
+        room = self._room("talker", prompt + codec.start_positions) if request.speech else None
+        defaults = msgspec.structs.asdict(codec.defaults)
+        return _merge("codec_sampling", defaults, request.codec_sampling, self._limits.max_codec_tokens, room)
 
 
 def _merge(

@@ -5,9 +5,43 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from omnirelay.values import Count, Name, StageName
+from omnirelay.values import (
+    Count,
+    Name,
+    PositiveCount,
+    RepetitionPenalty,
+    StageName,
+    Temperature,
+    TopK,
+    TopP,
+)
 
 StageState = Literal["starting", "ready", "draining", "down"]
+
+
+class CodecDefaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How codec tokens are sampled, unless a request says so; as in :class:`SamplingOverrides`."""
+
+    temperature: Temperature = 0.0
+    top_k: TopK = 0
+    top_p: TopP = 1.0
+    repetition_penalty: RepetitionPenalty = 1.0
+
+
+class CodecLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The codec of a checkpoint's talker.
+
+    Attributes:
+        rate: Frames a second.
+        groups: Ids of a frame.
+        start_positions: Positions of the talker's prompt behind those of the thinker's prompt.
+        defaults: How codec tokens are sampled.
+    """
+
+    rate: PositiveCount = 50
+    groups: PositiveCount = 1
+    start_positions: Count = 2
+    defaults: CodecDefaults = CodecDefaults()
 
 
 class StageLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -15,6 +49,7 @@ class StageLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     max_positions: Count = 0
     speakers: Annotated[list[Name], Meta(max_length=1024)] = []
+    codec: CodecLimits | None = None
 
 
 class StageLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -10,8 +10,6 @@ SAMPLE_RATE: Final = 24_000
 """Samples per second of every waveform, fixed by the model's vocoder."""
 SAMPLE_BYTES: Final = 4
 """Of a sample on the wire: float32, little-endian."""
-CODEC_RATE: Final = 50
-"""Codec tokens per second of speech, fixed by the model."""
 StageName = Literal["thinker", "talker", "token2wav"]
 STAGES: Final[tuple[StageName, ...]] = ("thinker", "talker", "token2wav")
 FinishReason = Literal["stop", "length"]

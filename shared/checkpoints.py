@@ -14,8 +14,6 @@ from shared.config import DEFAULT_CHECKPOINT, Config
 
 TOKENIZER_FILES: Final = ("*.json", "*.jinja")
 """Files that a process without a model needs."""
-MODEL_FILES: Final = ("config.json", "preprocessor_config.json", "spk_dict.pt")
-"""Files that the stages read besides weights and tokenizer."""
 WEIGHT_INDEX: Final = "model.safetensors.index.json"
 log = logging.getLogger(__name__)
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")

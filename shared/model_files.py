@@ -5,17 +5,16 @@ import struct
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from omnirelay.errors import CheckpointError
-from shared.checkpoints import MODEL_FILES, WEIGHT_INDEX, require_readable, weight_files, weight_map
+from shared.checkpoints import WEIGHT_INDEX, require_readable, weight_files, weight_map
 
 MODEL_PATTERNS: Final = ("*.safetensors", "*.pt")
 """Files that only a stage reads."""
-SPEAKER_FILE: Final = "spk_dict.pt"
 MAX_HEADER_BYTES: Final = 100_000_000
 """The limit of the safetensors library."""
 ELEMENT_BYTES: Final = {
@@ -38,26 +37,31 @@ _BLOCK_BYTES: Final = 2**20
 
 @dataclass(frozen=True)
 class Weights:
-    """Bytes of all weight files, and number of parameters of each stage."""
+    """Bytes of all weight files, and number of parameters by the first part of their names."""
 
     nbytes: int
     elements: Mapping[str, int]
 
 
-def require_model_files(directory: Path) -> None:
+def require_model_files(directory: Path, files: Sequence[str], check_files: Callable[[Path], None]) -> None:
     """Check that all files that a stage reads are present and complete, before minutes are spent on loading.
+
+    Args:
+        directory: The checkpoint's.
+        files: Those that are needed besides weights and tokenizer.
+        check_files: Checks what is in them; raises :class:`CheckpointError`.
 
     Raises:
         CheckpointError: Naming every missing file, or a damaged one.
     """
-    missing = [name for name in MODEL_FILES if not (directory / name).is_file()]
+    missing = [name for name in files if not (directory / name).is_file()]
     missing += [path.name for path in weight_files(directory) if not path.is_file()]
     if missing:
         raise CheckpointError(f"the checkpoint in {directory} lacks {', '.join(missing)}")
     require_readable(directory, MODEL_PATTERNS)
     try:
         read_weights(directory)
-        check_speaker_file(directory)
+        check_files(directory)
     except CheckpointError as error:
         raise CheckpointError(
             f"the checkpoint in {directory} is damaged: {error}; copy or download it again"
@@ -87,13 +91,12 @@ def read_weights(directory: Path) -> Weights:
     return Weights(nbytes, elements)
 
 
-def check_speaker_file(directory: Path) -> None:
-    """Check the archive of the voices and its checksums, without unpickling it.
+def check_torch_file(path: Path) -> None:
+    """Check the archive of a file of ``torch.save`` and its checksums, without unpickling it.
 
     Raises:
         CheckpointError: It is damaged.
     """
-    path = directory / SPEAKER_FILE
     try:
         with path.open("rb") as file:
             start = file.read(len(_OLDER_FORMAT))

@@ -8,7 +8,7 @@ from typing import Final
 
 from gateway.requests.lifecycle import Reason
 from omnirelay.errors import StageUnavailableError
-from omnirelay.status import StageState, StageStatus
+from omnirelay.status import CodecLimits, StageState, StageStatus
 from shared.messages import MAX_REPLICAS, STAGES, Heartbeat, Route, StageName
 
 FORGET_S: Final = 600.0
@@ -235,6 +235,11 @@ class StageRegistry:
         """All speakers that any stage knows, in their order."""
         names = (name for each in self.replicas() for name in each.beat.limits.speakers)
         return list(dict.fromkeys(names))
+
+    def codec(self) -> CodecLimits:
+        """The codec of the talkers; the usual one if none has told of its own."""
+        told = (each.beat.limits.codec for each in self._replicas["talker"].values())
+        return next((codec for codec in told if codec is not None), CodecLimits())
 
     def max_positions(self, stage: StageName) -> int | None:
         """Context length of a stage: the smallest of its replicas', if known."""

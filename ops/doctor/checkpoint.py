@@ -1,5 +1,6 @@
 """The checkpoint's files: all there, and whole."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,9 +10,9 @@ from gateway.input.prompt import TEMPLATE_FILES
 from omnirelay.cli.output import mebibytes
 from omnirelay.errors import CheckpointAccessError, CheckpointError
 from ops.doctor.finding import Finding, ok, problem, warning
-from ops.doctor.weights import Paged, dtype_of, paged, read_config
+from services.families.family import Paged
+from services.families.known import family_of, read_config
 from shared.checkpoints import (
-    MODEL_FILES,
     TOKENIZER_FILES,
     find_model,
     is_hub_id,
@@ -20,10 +21,11 @@ from shared.checkpoints import (
 )
 from shared.config import DEFAULT_CHECKPOINT, Config
 from shared.messages import STAGES, StageName
-from shared.model_files import MODEL_PATTERNS, Weights, check_speaker_file, read_weights
+from shared.model_files import MODEL_PATTERNS, Weights, read_weights
 
 CHECK: Final = "checkpoint"
 AGAIN: Final = "copy or download the checkpoint again"
+log = logging.getLogger(__name__)
 READABLE: Final = "change the owner or the permissions of the files, or run as another user"
 
 
@@ -63,7 +65,6 @@ def examine(config: Config) -> tuple[Model | None, list[Finding]]:
         return None, [problem(CHECK, f"{directory} lacks {', '.join(missing)}", AGAIN)]
     try:
         model = _read(directory)
-        check_speaker_file(directory)
     except CheckpointError as error:
         return None, [problem(CHECK, f"{directory}: {error}", AGAIN)]
     size = f"{mebibytes(model.weights.nbytes)} of weights, {model.dtype}"
@@ -72,10 +73,14 @@ def examine(config: Config) -> tuple[Model | None, list[Finding]]:
 
 def _read(directory: Path) -> Model:
     config = read_config(directory)
-    weights = read_weights(directory)
-    if absent := [stage for stage in STAGES if not weights.elements[stage]]:
+    family = family_of(config)
+    found = read_weights(directory)
+    elements: dict[str, int] = {stage: found.elements.get(family.weights[stage], 0) for stage in STAGES}
+    if absent := [stage for stage in STAGES if not elements[stage]]:
         raise CheckpointError(f"there are no weights of {', '.join(absent)}")
-    return Model(dtype_of(config), weights, paged(config))
+    family.check_files(directory)
+    dtype = str(config.get("dtype") or config.get("torch_dtype") or "float32")
+    return Model(dtype, Weights(found.nbytes, elements), family.paged(config))
 
 
 def _absent(config: Config) -> Finding:
@@ -89,9 +94,18 @@ def _absent(config: Config) -> Finding:
     return problem(CHECK, f"there is no directory {config.model}", "correct `model`, or OMNI_MODEL")
 
 
+def _files(directory: Path) -> tuple[str, ...]:
+    """Names of the files that the stages read; without a family only that which names it."""
+    try:
+        return family_of(read_config(directory)).files
+    except CheckpointError as error:
+        log.debug("no family: %s", error)
+        return ("config.json",)
+
+
 def _missing(directory: Path) -> list[str]:
     """Names of the files that some process reads and that are not there."""
-    missing = [name for name in (*MODEL_FILES, "tokenizer.json") if not (directory / name).is_file()]
+    missing = [name for name in (*_files(directory), "tokenizer.json") if not (directory / name).is_file()]
     if not any((directory / name).is_file() for name in TEMPLATE_FILES):
         missing.append(" or ".join(TEMPLATE_FILES))
     try:

@@ -1,8 +1,11 @@
 """``python -m services.talker --config FILE`` runs the talker."""
 
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+from services.families.family import Families
+from services.families.known import FAMILIES, family_of, read_config, require_family
 from shared.config import Config
 from shared.messages import StageEvent, TalkerInput, Token2WavInput
 from shared.stage.process import Context, run_stage
@@ -12,15 +15,30 @@ from shared.transport.routing import PeerQueues
 
 
 def build(
-    config: Config, model: Path, context: Context, gateway: PushQueue[StageEvent]
-) -> tuple[StageService[Any], PeerQueues[Any]]:
+    config: Config,
+    model: Path,
+    context: Context,
+    gateway: PushQueue[StageEvent],
+    families: Families = FAMILIES,
+) -> tuple[StageService[Any], PeerQueues[Any] | None]:
     """Make the talker's service."""
     from services.talker.service import TalkerService  # noqa: PLC0415 - after the environment is prepared
 
     stage = config.stages.talker
+    family = family_of(read_config(model), families).talker()
     token2wav: PeerQueues[Token2WavInput] = PeerQueues(context, "token2wav", gateway.sending)
-    return TalkerService(model, stage, gateway, token2wav), token2wav
+    return TalkerService(family, model, stage, gateway, token2wav), token2wav
+
+
+def main(families: Families = FAMILIES) -> NoReturn:
+    """Run the talker.
+
+    Args:
+        families: The model families that it serves.
+    """
+    check = partial(require_family, families=families)
+    run_stage("talker", TalkerInput, partial(build, families=families), check)
 
 
 if __name__ == "__main__":
-    run_stage("talker", TalkerInput, build)
+    main()

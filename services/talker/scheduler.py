@@ -1,11 +1,13 @@
 """The talker's scheduler: autoregressive, but never past the last conditioning row that has arrived."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
 import torch
 from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.engine import EngineCoreOutputs
+from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 
 from services.talker.track import ConditioningTrack
@@ -23,12 +25,35 @@ class RowWrites:
     Attributes:
         slots: int64 ``[n]``.
         rows: ``[n, width]``.
-        positions: M-RoPE position ids int32 ``[3, n]``.
+        ids: M-RoPE position ids, and behind them the further ids of the frames of codec tokens at these
+            positions: int32 ``[3 + groups - 1, n]``.
     """
 
     slots: torch.Tensor
     rows: torch.Tensor
-    positions: torch.Tensor
+    ids: torch.Tensor
+
+
+@dataclass
+class TalkerStep(SchedulerOutput):
+    """A step of the talker.
+
+    Attributes:
+        row_writes: Its rows; none if no position needs one.
+    """
+
+    row_writes: RowWrites | None = None
+
+
+@dataclass
+class TalkerOutput(ModelRunnerOutput):
+    """What a step of the talker computed.
+
+    Attributes:
+        further_codes: The further ids of the frame that was sampled, by the engine's name of the request.
+    """
+
+    further_codes: dict[str, list[int]] = field(default_factory=dict)
 
 
 class TalkerScheduler(StageScheduler):
@@ -67,14 +92,26 @@ class TalkerScheduler(StageScheduler):
         """Whether the row of a request's next position is there, and its token2wav keeps up."""
         return self._has_row(request) and super().may_run(request)
 
-    def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
+    def schedule(self, throttle_prefills: bool = False) -> TalkerStep:
         """Schedule a step of the requests that have their rows and whose token2wav keeps up."""
         ready = {request.request_id for request in self.running if self.may_run(request)}
         ready -= has_slack({name: self._clocks[name].due for name in ready}, self._margin_s)
         self.pass_over([request for request in self.running if request.request_id not in ready])
         output = super().schedule(throttle_prefills)
-        output.row_writes = self._plan_writes(output)
-        return output
+        return TalkerStep(**vars(output), row_writes=self._plan_writes(output))
+
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> dict[int, EngineCoreOutputs]:
+        """Take what a step computed; the further ids of its frames are kept with the tracks."""
+        if isinstance(model_runner_output, TalkerOutput):
+            for engine_id, codes in model_runner_output.further_codes.items():
+                if (track := self._tracks.get(engine_id)) is not None:
+                    track.further_codes.append(codes)
+        outputs: dict[int, EngineCoreOutputs] = super().update_from_output(
+            scheduler_output, model_runner_output
+        )
+        return outputs
 
     def _has_row(self, request: Request) -> bool:
         track = self._tracks.get(request.request_id)
@@ -90,14 +127,15 @@ class TalkerScheduler(StageScheduler):
             return None
         if len(plans) == 1:
             return RowWrites(*plans[0])
-        slots, rows, positions = zip(*plans, strict=True)
-        return RowWrites(torch.cat(slots), torch.cat(rows), torch.cat(positions, dim=1))
+        slots, rows, ids = zip(*plans, strict=True)
+        return RowWrites(torch.cat(slots), torch.cat(rows), torch.cat(ids, dim=1))
 
     def _plan_request(self, engine_id: str, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         stop = self.requests[engine_id].num_computed_tokens
         start = stop - count
-        rows, positions = self._tracks[engine_id].read(start, stop)
-        return self._slot_map.slots(engine_id, start, stop), rows, positions
+        track = self._tracks[engine_id]
+        rows, positions = track.read(start, stop)
+        return self._slot_map.slots(engine_id, start, stop), rows, track.ids(start, stop, positions)
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         self._tracks.pop(request.request_id, None)

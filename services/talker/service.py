@@ -10,14 +10,20 @@ from vllm.inputs import tokens_input
 from vllm.outputs import RequestOutput
 from vllm.v1.engine.llm_engine import LLMEngine
 
-from omnirelay.errors import BusyError, OmniRelayError, RepeatedMessageError, SequenceError
-from services.talker.engine import CODES_PER_BLOCK, build_talker
-from services.talker.model import CODES, end_tokens
+from omnirelay.errors import (
+    BusyError,
+    InvalidRequestError,
+    OmniRelayError,
+    RepeatedMessageError,
+    SequenceError,
+)
+from omnirelay.status import CodecLimits
+from services.talker.engine import build_talker
+from services.talker.family import CodecSpec, SpeechRules, TalkerFamily
 from services.talker.scheduler import TalkerScheduler
 from services.talker.track import ConditioningTrack
 from shared.config import TalkerConfig
 from shared.messages import (
-    CODEC_RATE,
     CodecDelta,
     CodecTokens,
     ConditioningRows,
@@ -47,14 +53,14 @@ from shared.vllm.sampling.generation import (
     sampling_params,
     submit,
 )
-from shared.vllm.tensors import DTYPE_NAMES, unpack_positions, unpack_rows
+from shared.vllm.tensors import DTYPE_NAMES, unpack_positions
 
 
 @dataclass
 class _Speech:
-    """A request in work: its codec tokens that were not sent yet, and how many there were in all.
+    """A request in work: its codec tokens that were not sent yet, and how many frames there were in all.
 
-    Those that an earlier attempt drew are ``resumed`` of them.
+    ``resumed`` of them are those that an earlier attempt sampled.
     """
 
     request_id: str
@@ -74,6 +80,7 @@ class TalkerService:
     """Speaks replies; see :class:`shared.stage.service.StageService` for the protocol.
 
     Args:
+        family: The checkpoint's.
         model: Directory of the checkpoint.
         config: The stage's configuration.
         gateway: Where a copy of the codec tokens goes.
@@ -85,6 +92,7 @@ class TalkerService:
 
     def __init__(
         self,
+        family: TalkerFamily,
         model: Path,
         config: TalkerConfig,
         gateway: PushQueue[StageEvent],
@@ -94,18 +102,26 @@ class TalkerService:
         self._gateway = gateway
         self._token2wav = token2wav
         self._max_held_bytes = config.max_held_bytes
-        self._engine: LLMEngine = build_talker(model, config)
+        self._engine: LLMEngine
+        self._rules: SpeechRules
+        self._engine, self._rules = build_talker(family, model, config)
+        self._codec: CodecSpec = self._rules.codec
         self.model_time = watch_model(self._engine)
         self._scheduler: TalkerScheduler = self._engine.engine_core.engine_core.scheduler
-        self._codec = self._engine.model_config.hf_config
         self._dtype = self._engine.model_config.dtype
-        self._end_tokens = end_tokens(self._codec)
-        self._codes_per_block: int = getattr(self._codec, CODES_PER_BLOCK)
         self._speeches: dict[str, _Speech] = {}
         # Requests that were spoken to their end while the thinker still writes.
         self._awaiting_last_rows: set[str] = set()
         self._steps = 0
-        self.limits = StageLimits(max_positions=self._engine.model_config.max_model_len)
+        self.limits = StageLimits(
+            max_positions=self._engine.model_config.max_model_len,
+            codec=CodecLimits(
+                rate=self._codec.rate,
+                groups=self._codec.groups,
+                start_positions=self._rules.start_positions,
+                defaults=self._rules.defaults,
+            ),
+        )
 
     @property
     def ready(self) -> bool:
@@ -178,17 +194,9 @@ class TalkerService:
             raise RepeatedMessageError(f"request {message.request_id} is in work already")
         self.traces.begin(message.request_id, message.traceparent, "wait_rows")
         resume = message.resume or ResumedSpeech()
-        prompt_positions = message.prompt_tokens + 2
+        prompt_positions = message.prompt_tokens + self._rules.start_positions
         room = self.limits.max_positions - prompt_positions
-        check_resumed(
-            "resume.codec_token_ids",
-            resume.codec_token_ids,
-            resume.finish_reason,
-            most=min(message.speech.sampling.max_tokens, max(room, 1)),
-            end_tokens=self._end_tokens,
-            vocabulary=getattr(self._codec, CODES),
-            keeps_end=False,
-        )
+        frames = self._resumed_frames(resume, min(message.speech.sampling.max_tokens, max(room, 1)))
         if resume.finish_reason is not None:
             self._announce(message, resume)
             if message.request_id in self.traces:
@@ -198,26 +206,51 @@ class TalkerService:
             message.speech.sampling,
             stage=self.name,
             seed=message.speech.seed,
-            stop_token_ids=self._end_tokens,
+            stop_token_ids=self._rules.end_tokens,
             room=room,
-            made=len(resume.codec_token_ids),
+            made=len(frames),
         )
         self._check_room(prompt_positions)
-        track = ConditioningTrack(prompt_positions, self._codec.embedding_size, self._dtype)
-        prompt = [
-            *[self._codec.tts_codec_mask_token_id] * message.prompt_tokens,
-            self._codec.tts_codec_pad_token_id,
-            self._codec.tts_codec_start_token_id,
-            *resume.codec_token_ids,
-        ]
+        track = ConditioningTrack(prompt_positions, self._rules.row_width, self._dtype, self._codec.groups)
+        track.further_codes += [frame[1:] for frame in frames] if self._codec.groups > 1 else []
+        prompt = self._rules.prompt(message.prompt_tokens) + [frame[0] for frame in frames]
         engine_id = submit(self._engine, message.request_id, tokens_input(prompt), params, message.priority)
         clock = PlaybackClock(message.speech.streaming)
         self._scheduler.attach(engine_id, track, clock)
         self._scheduler.follow(engine_id, partial(self._token2wav.stalls, message.request_id))
-        self._speeches[message.request_id] = _Speech(
-            message.request_id, engine_id, track, clock, len(resume.codec_token_ids)
-        )
+        self._speeches[message.request_id] = _Speech(message.request_id, engine_id, track, clock, len(frames))
         self._announce(message, resume)
+
+    def _resumed_frames(self, resume: ResumedSpeech, most: int) -> list[list[int]]:
+        """The frames that an earlier attempt sampled.
+
+        Args:
+            resume: What there is of the speech.
+            most: Most frames that there may be.
+
+        Raises:
+            InvalidRequestError: No attempt can have sampled them.
+        """
+        codes, groups = resume.codec_token_ids, self._codec.groups
+        if len(codes) % groups:
+            raise InvalidRequestError(
+                f"resume.codec_token_ids: {len(codes)} ids are no whole frames of {groups}"
+            )
+        frames = [codes[first : first + groups] for first in range(0, len(codes), groups)]
+        check_resumed(
+            "resume.codec_token_ids",
+            [frame[0] for frame in frames],
+            resume.finish_reason,
+            most=most,
+            end_tokens=self._rules.end_tokens,
+            vocabulary=self._codec.ids,
+            keeps_end=False,
+        )
+        if groups > 1 and codes and max(codes) >= self._codec.ids:
+            raise InvalidRequestError(
+                f"resume.codec_token_ids: token {max(codes)} lies outside the code books of {self._codec.ids}"
+            )
+        return frames
 
     def _announce(self, message: SpeechStart, resume: ResumedSpeech) -> None:
         """Tell token2wav of a request, and what there is of it."""
@@ -241,7 +274,7 @@ class TalkerService:
 
     def _check_room(self, positions: int) -> None:
         """Refuse before anything is allocated; rows of requests already taken are never refused."""
-        wanted = positions * self._codec.embedding_size * self._dtype.itemsize
+        wanted = positions * self._rules.row_width * self._dtype.itemsize
         held = self._scheduler.held_bytes
         if held + wanted > self._max_held_bytes:
             raise BusyError(
@@ -258,10 +291,10 @@ class TalkerService:
             raise SequenceError(f"rows for request {message.request_id}, which is not known here")
         track = speech.track
         track.expect(message.seq, message.start)
-        message.rows.check_fits(self._codec.embedding_size, DTYPE_NAMES[self._dtype])
+        message.rows.check_fits(self._rules.row_width, DTYPE_NAMES[self._dtype])
         positions = unpack_positions(message.additional, message.rows.shape[0])
         waited = track.length < track.prompt_positions
-        track.append(unpack_rows(message.rows), positions, message.last)
+        track.append(message.rows, positions, message.last)
         if waited and track.length >= track.prompt_positions:
             self.traces.enter(message.request_id, "queue")
         if not track.speakable:
@@ -271,18 +304,25 @@ class TalkerService:
     def _send(self, speech: _Speech, output: RequestOutput) -> None:
         completion = output.outputs[0]
         reason = finish_reason(completion) if output.finished else None
-        codes = [token for token in completion.token_ids if token not in self._end_tokens]
+        codes = [token for token in completion.token_ids if token not in self._rules.end_tokens]
         if speech.made == speech.resumed:
             begin_of_decoding(self.traces, speech.request_id, output)
         self._deliver(speech, codes, reason)
 
     def _deliver(self, speech: _Speech, codes: list[int], reason: FinishReason | None) -> None:
-        speech.clock.made(len(codes) / CODEC_RATE)
-        speech.unsent += codes
+        """Send what there is of a request's speech, once token2wav can begin with it.
+
+        Args:
+            speech: The request.
+            codes: The first id of each new frame.
+            reason: Why the speech ended; none if it goes on.
+        """
+        before = speech.made
         speech.made += len(codes)
-        blocks = speech.made // self._codes_per_block
-        if reason is None and blocks == (speech.made - len(codes)) // self._codes_per_block:
-            # Nobody can begin with a part of a block.
+        speech.clock.made(len(codes) / self._codec.rate)
+        speech.unsent += _frames(speech.track, before, codes) if self._codec.groups > 1 else codes
+        whole = self._codec.codes_per_message
+        if reason is None and speech.made // whole == before // whole:
             return
         request_id, seq, codes = speech.request_id, speech.seq, speech.unsent
         speech.seq += 1
@@ -310,3 +350,9 @@ class TalkerService:
         )
         if reason is not None and request_id in self.traces:
             self.traces.completed(request_id, {"gen_ai.response.finish_reasons": [reason]})
+
+
+def _frames(track: ConditioningTrack, first: int, codes: list[int]) -> list[int]:
+    """All ids of new frames, frame by frame, the first of which is the ``first`` of the speech."""
+    further = track.further_codes[first : first + len(codes)]
+    return [each for code, others in zip(codes, further, strict=True) for each in (code, *others)]

@@ -1,8 +1,12 @@
 """A request's conditioning track as it arrives."""
 
+from collections.abc import Sequence
+
 import torch
 
 from omnirelay.errors import RepeatedMessageError, SequenceError
+from shared.messages.payloads import PromptEmbedsPayload
+from shared.vllm.tensors import copy_rows
 
 _FIRST_CAPACITY_MARGIN = 256
 
@@ -14,10 +18,17 @@ class ConditioningTrack:
         prompt_positions: Positions of the talker's prompt; the talker may start when it has them.
         width: Elements of a row.
         dtype: The model's.
+        groups: Ids of a frame of codec tokens.  The first of each is a token of the engine; the others are
+            kept here, as the model needs them at the frame's position.
+
+    Attributes:
+        further_codes: The other ids of each frame so far.
     """
 
-    def __init__(self, prompt_positions: int, width: int, dtype: torch.dtype) -> None:
+    def __init__(self, prompt_positions: int, width: int, dtype: torch.dtype, groups: int = 1) -> None:
         self.prompt_positions = prompt_positions
+        self.further_codes: list[Sequence[int]] = []
+        self._further = groups - 1
         self.length = 0
         self.closed = False
         self._next_seq = 0
@@ -56,11 +67,11 @@ class ConditioningTrack:
                 f"expected number {self._next_seq} from position {self.length}"
             )
 
-    def append(self, rows: torch.Tensor, positions: torch.Tensor, last: bool) -> None:
-        """Add the next rows ``[n, width]`` with their position ids ``[3, n]``."""
+    def append(self, rows: PromptEmbedsPayload, positions: torch.Tensor, last: bool) -> None:
+        """Add the next rows ``[n, width]``, which fit, with their position ids ``[3, n]``."""
         stop = self.length + rows.shape[0]
         self._reserve(stop)
-        self._rows[self.length : stop] = rows
+        copy_rows(rows, self._rows[self.length : stop])
         self._positions[:, self.length : stop] = positions
         self.length = stop
         self.closed = last
@@ -86,6 +97,15 @@ class ConditioningTrack:
         index = torch.arange(start, stop)
         held = index.clamp_max(self.length - 1)
         return self._rows[held], self._positions[:, held] + (index - held).to(torch.int32)
+
+    def ids(self, start: int, stop: int, positions: torch.Tensor) -> torch.Tensor:
+        """Add to position ids int32 ``[3, n]`` the further ids of the frames there: ``[3 + m, n]``."""
+        if not self._further:
+            return positions
+        frames = range(start - self.prompt_positions, stop - self.prompt_positions)
+        nothing = (0,) * self._further
+        codes = [self.further_codes[frame] if frame >= 0 else nothing for frame in frames]
+        return torch.cat([positions, torch.tensor(codes, dtype=torch.int32).T])
 
     def _reserve(self, length: int) -> None:
         if length <= self._rows.shape[0]:

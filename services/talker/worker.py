@@ -1,22 +1,45 @@
 """The talker's worker: puts the conditioning rows into KV memory, then computes the step."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
 from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.outputs import ModelRunnerOutput
 
+from services.talker.family import TalkerModel
+from services.talker.scheduler import TalkerOutput, TalkerStep
 from shared.vllm.worker import StageWorker
-
-if TYPE_CHECKING:
-    from services.talker.scheduler import RowWrites
 
 
 class TalkerWorker(StageWorker):
-    """The stages' worker, with one thing to do before each step."""
+    """The stages' worker, with one thing to do before each step, and one behind it."""
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> Any:
         """Write the step's rows, then run the model on it."""
-        writes: RowWrites | None = getattr(scheduler_output, "row_writes", None)
-        if writes is not None:
-            store = self.model_runner.get_model().conditioning
-            store.scatter(writes.slots, writes.rows, writes.positions)
+        if isinstance(scheduler_output, TalkerStep) and scheduler_output.row_writes is not None:
+            writes = scheduler_output.row_writes
+            self._model().conditioning.scatter(writes.slots, writes.rows, writes.ids)
         return super().execute_model(scheduler_output)
+
+    def sample_tokens(self, grammar_output: Any) -> Any:
+        """Sample the first id of each frame, and let the model complete the frames that have more."""
+        state = self.model_runner.execute_model_state
+        output = super().sample_tokens(grammar_output)
+        if state is None or not self._model().conditioning.further_ids:
+            return output
+        return self._complete(state.sample_hidden_states, output)
+
+    @torch.inference_mode()
+    def _complete(self, hidden: torch.Tensor, output: ModelRunnerOutput) -> TalkerOutput:
+        # Nothing was sampled of a request whose prompt is not computed to its end.
+        sampled = [index for index, tokens in enumerate(output.sampled_token_ids) if len(tokens)]
+        codes = torch.tensor([output.sampled_token_ids[index][0] for index in sampled], device=hidden.device)
+        further: list[list[int]] = []
+        if sampled:
+            further = self._model().further_codes(hidden[sampled], codes).tolist()
+        names = [output.req_ids[index] for index in sampled]
+        return TalkerOutput(**vars(output), further_codes=dict(zip(names, further, strict=True)))
+
+    def _model(self) -> TalkerModel:
+        model: TalkerModel = self.model_runner.get_model()
+        return model

@@ -1,8 +1,11 @@
 """``python -m services.thinker --config FILE`` runs the thinker."""
 
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+from services.families.family import Families
+from services.families.known import FAMILIES, family_of, read_config, require_family
 from shared.config import Config
 from shared.messages import StageEvent, TalkerInput, ThinkerInput
 from shared.stage.process import Context, run_stage
@@ -13,17 +16,32 @@ from shared.vllm.environment import give_back_large_blocks
 
 
 def build(
-    config: Config, model: Path, context: Context, gateway: PushQueue[StageEvent]
-) -> tuple[StageService[Any], PeerQueues[Any]]:
+    config: Config,
+    model: Path,
+    context: Context,
+    gateway: PushQueue[StageEvent],
+    families: Families = FAMILIES,
+) -> tuple[StageService[Any], PeerQueues[Any] | None]:
     """Make the thinker's service."""
     from services.thinker.service import ThinkerService  # noqa: PLC0415 - after the environment is prepared
 
     give_back_large_blocks()
     stage, receiver = config.stages.thinker, config.stages.talker
+    family = family_of(read_config(model), families).thinker()
     talker: PeerQueues[TalkerInput] = PeerQueues(context, "talker", gateway.sending)
-    service = ThinkerService(model, stage, gateway, talker, config.media, receiver.max_payload_bytes)
+    service = ThinkerService(family, model, stage, gateway, talker, config.media, receiver.max_payload_bytes)
     return service, talker
 
 
+def main(families: Families = FAMILIES) -> NoReturn:
+    """Run the thinker.
+
+    Args:
+        families: The model families that it serves.
+    """
+    check = partial(require_family, families=families)
+    run_stage("thinker", ThinkerInput, partial(build, families=families), check)
+
+
 if __name__ == "__main__":
-    run_stage("thinker", ThinkerInput, build)
+    main()

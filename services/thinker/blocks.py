@@ -7,29 +7,32 @@ The two differ, in transformers too, where a video is wider than its sound is lo
 """
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
+from vllm.multimodal.inputs import MultiModalFeatureSpec
 from vllm.v1.core.kv_cache_utils import BlockHash
 from vllm.v1.request import Request
 
-from services.thinker.media.spans import Clock
-from services.thinker.positions import prompt_positions
+from services.thinker.media.rules import Positions
 from services.thinker.worker import PROMPT_TOKENS
 
 BlockHasher = Callable[[Request], list[BlockHash]]
 """Hashes of the blocks that a request has filled since the last time; each covers those before it."""
 
+PromptPositions = Callable[[int, Sequence[MultiModalFeatureSpec]], Positions]
+"""Position ids int64 ``[3, length]`` of a prompt, from its length and the engine's features of its media."""
+
 _APART: Final = b"a reply that counts from the largest position of its prompt"
 
 
-def hash_replies_apart(hash_blocks: BlockHasher, block_size: int, clock: Clock) -> BlockHasher:
+def hash_replies_apart(hash_blocks: BlockHasher, block_size: int, positions: PromptPositions) -> BlockHasher:
     """A hasher in which a reply is another one than the same text in a prompt, where its positions are.
 
     Args:
         hash_blocks: vLLM's hasher.
         block_size: Positions of a block.
-        clock: The checkpoint's.
+        positions: The checkpoint's.
     """
 
     def hash_apart(request: Request) -> list[BlockHash]:
@@ -37,7 +40,7 @@ def hash_replies_apart(hash_blocks: BlockHasher, block_size: int, clock: Clock) 
         length = _prompt_tokens(request)
         # Of the new blocks, the first that has a token of the reply.
         first = length // block_size - len(request.block_hashes)
-        if not 0 <= first < len(hashes) or not _has_gap(request, length, clock):
+        if not 0 <= first < len(hashes) or not _has_gap(request, length, positions):
             return hashes
         apart = BlockHash(hashlib.sha256(hashes[first] + _APART).digest())
         # What follows is hashed behind this one, of an earlier attempt or still to come.
@@ -54,9 +57,9 @@ def _prompt_tokens(request: Request) -> int:
     return int(told.get(PROMPT_TOKENS, request.num_prompt_tokens))
 
 
-def _has_gap(request: Request, length: int, clock: Clock) -> bool:
+def _has_gap(request: Request, length: int, positions_of: PromptPositions) -> bool:
     """Whether the reply's positions do not follow that of the prompt's last token."""
     if not request.mm_features:
         return False
-    positions = prompt_positions(length, request.mm_features, clock)
+    positions = positions_of(length, request.mm_features)
     return bool(positions.max() > positions[:, -1].max())

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import torch
 from vllm.v1.engine.llm_engine import LLMEngine
 
+from services.thinker.family import TrackWriter
 from services.thinker.scheduler import ThinkerScheduler
-from services.thinker.track import TrackWriter
 from shared.messages import ConditioningRows, TalkerInput
 from shared.stage.service import Failures
 from shared.transport.routing import Outlet
@@ -74,7 +74,7 @@ class RowSender:
 
         A step may bring many more rows than it computes: all that a long prompt finds in the prefix cache.
         """
-        # One less, for the track may add the voice's row.
+        # One less, for the track may add a row.
         most = max(1, self._max_payload_bytes // (rows.shape[1] * rows.dtype.itemsize) - 1)
         for first in range(0, rows.shape[0], most):
             last = first + most

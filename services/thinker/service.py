@@ -20,15 +20,13 @@ from omnirelay.errors import (
     RepeatedMessageError,
     UnknownSpeakerError,
 )
-from services.thinker.engine import build_thinker, end_token_ids, read_speech_embeddings
-from services.thinker.media.features import FeatureExtractor
-from services.thinker.media.layout import check_placeholders
-from services.thinker.media.marks import Marks
+from services.thinker.engine import build_thinker, read_embeddings
+from services.thinker.family import ThinkerFamily, TrackWriter
 from services.thinker.media.preparer import MediaPreparer
+from services.thinker.media.rules import check_placeholders
 from services.thinker.resume import Progress
 from services.thinker.rows import RowSender
 from services.thinker.scheduler import SPEECH, ThinkerScheduler
-from services.thinker.track import TrackWriter
 from services.thinker.worker import PROMPT_TOKENS
 from shared.config import MediaConfig, ThinkerConfig
 from shared.messages import (
@@ -76,6 +74,7 @@ class ThinkerService:
     """Answers prompts; see :class:`shared.stage.service.StageService` for the protocol.
 
     Args:
+        family: The checkpoint's.
         model: Directory of the checkpoint.
         config: The stage's configuration.
         gateway: Where text goes.
@@ -88,6 +87,7 @@ class ThinkerService:
 
     def __init__(
         self,
+        family: ThinkerFamily,
         model: Path,
         config: ThinkerConfig,
         gateway: PushQueue[StageEvent],
@@ -99,20 +99,15 @@ class ThinkerService:
         self.traces = StageTraces(self.name)
         self._gateway = gateway
         self._talker = talker
-        self._engine: LLMEngine = build_thinker(model, config, media)
+        self._family = family
+        self._engine: LLMEngine
+        self._engine, self._media = build_thinker(family, model, config, media)
         self.model_time = watch_model(self._engine)
         self._scheduler: ThinkerScheduler = self._engine.engine_core.engine_core.scheduler
         self._rows = RowSender(self._engine, self._scheduler, talker, max_payload_bytes)
-        self._embeddings = read_speech_embeddings(self._engine, model)
-        hf_config = self._engine.model_config.hf_config
-        self._end_tokens = end_token_ids(hf_config)
-        self._marks = Marks.of(hf_config.thinker_config)
-        self._preparer = MediaPreparer(
-            FeatureExtractor(self._engine, self._marks),
-            self._marks,
-            media,
-            self._engine.model_config.max_model_len,
-        )
+        self._embeddings = read_embeddings(family, self._engine, model)
+        self._end_tokens = family.end_tokens(self._engine.model_config.hf_config)
+        self._preparer = MediaPreparer(self._media, media, self._engine.model_config.max_model_len)
         self.wake_fd: int | None = self._preparer.wake_fd
         self._preparing: dict[str, ThinkRequest] = {}
         self._thoughts: dict[str, _Thought] = {}
@@ -154,7 +149,7 @@ class ThinkerService:
         most = min(message.sampling.max_tokens, self.limits.max_positions - len(message.prompt_token_ids))
         progress.check(message, most, self._end_tokens, vocabulary)
         if message.media:
-            check_placeholders(message.prompt_token_ids, message.media, self._marks)
+            check_placeholders(message.prompt_token_ids, message.media, self._media.placeholders)
         if not progress.needs_engine:
             self._announce(message, len(message.prompt_token_ids))
             if message.request_id in self.traces:
@@ -245,7 +240,7 @@ class ThinkerService:
         progress = Progress.of(message)
         track = None
         if voice is not None and progress.needs_rows:
-            track = TrackWriter(message.request_id, length, voice, self._embeddings.closing)
+            track = self._family.track(message.request_id, length, voice, self._embeddings.closing)
         params = self._params(message, progress, length)
         prompt = progress.behind(prompt)
         engine_id = submit(self._engine, message.request_id, prompt, params, message.priority)

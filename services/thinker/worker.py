@@ -8,7 +8,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from shared.vllm.worker import StageWorker
 
 if TYPE_CHECKING:
-    from services.thinker.model import SpeakingThinker
+    from services.thinker.speaking import SpeakingModel
 
 PROMPT_TOKENS: Final = "prompt_tokens"
 """Key of a request's extra sampling arguments: how many of its tokens are the prompt; the others are a reply
@@ -36,12 +36,9 @@ class ThinkerWorker(StageWorker):
     def embed_tokens(self, token_ids: list[int]) -> torch.Tensor:
         """Text embeddings ``[n, hidden]`` of token ids, on the CPU."""
         model = self._model()
-        table = model.language_model.model.embed_tokens
         with torch.inference_mode():
-            ids = torch.tensor(token_ids, device=model.text_embeds.device)
-            embeds: torch.Tensor = table(ids)
-        return embeds.cpu()
+            return model.embed_text(torch.tensor(token_ids, device=model.step_embeds.device)).cpu()
 
-    def _model(self) -> "SpeakingThinker":
-        model: SpeakingThinker = self.model_runner.get_model()
+    def _model(self) -> "SpeakingModel":
+        model: SpeakingModel = self.model_runner.get_model()
         return model

@@ -1,8 +1,11 @@
 """``python -m services.token2wav --config FILE`` runs token2wav."""
 
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+from services.families.family import Families
+from services.families.known import FAMILIES, family_of, read_config, require_family
 from shared.config import Config
 from shared.messages import StageEvent, Token2WavInput
 from shared.stage.process import Context, run_stage
@@ -15,12 +18,24 @@ def build(
     model: Path,
     context: Context,  # noqa: ARG001 - all stages are built alike; this one sends to the gateway alone
     gateway: PushQueue[StageEvent],
+    families: Families = FAMILIES,
 ) -> tuple[StageService[Any], None]:
     """Make token2wav's service."""
     from services.token2wav.service import Token2WavService  # noqa: PLC0415 - after the environment is prepared
 
-    return Token2WavService(model, config.stages.token2wav, gateway), None
+    family = family_of(read_config(model), families).token2wav()
+    return Token2WavService(family, model, config.stages.token2wav, gateway), None
+
+
+def main(families: Families = FAMILIES) -> NoReturn:
+    """Run token2wav.
+
+    Args:
+        families: The model families that it serves.
+    """
+    check = partial(require_family, families=families)
+    run_stage("token2wav", Token2WavInput, partial(build, families=families), check)
 
 
 if __name__ == "__main__":
-    run_stage("token2wav", Token2WavInput, build)
+    main()

@@ -7,6 +7,7 @@ ids arrived: so a stream that is resumed elsewhere is cut in the same places.  T
 delivered are computed again for what they leave to the next, without their audio.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -45,17 +46,23 @@ class ChunkingConfig:
 
 @dataclass(frozen=True)
 class CodecGeometry:
-    """How codec ids, mel frames and attention blocks of a checkpoint relate.
+    """How a checkpoint's codec frames, the units of its synthesizer and the blocks of chunks relate.
+
+    With Qwen2.5-Omni a unit is a mel frame, and a block one of attention.
 
     Attributes:
-        block_size: mel frames in one attention block (``dit_config.block_size``).
-        repeats: mel frames that one codec id lasts (``dit_config.repeats``).
-        max_frames: longest window in mel frames (``dit_config.max_position_embeddings``).
+        block_size: units in one block (``dit_config.block_size``).
+        repeats: units that one codec frame lasts (``dit_config.repeats``).
+        max_frames: longest window in units (``dit_config.max_position_embeddings``).
+        groups: codec ids of a frame.
+        ids: codec ids that can be synthesized; they are the smallest ones.
     """
 
     block_size: int
     repeats: int
     max_frames: int
+    groups: int = 1
+    ids: int = 2**31
 
     def __post_init__(self) -> None:
         if self.repeats < 1 or self.block_size < 1 or self.block_size % self.repeats:
@@ -65,13 +72,30 @@ class CodecGeometry:
 
     @property
     def codes_per_block(self) -> int:
-        """Codec ids in one attention block."""
+        """Codec frames in one block."""
         return self.block_size // self.repeats
+
+    def window_frames(self, codes: Sequence[int]) -> int:
+        """Number of units that so many codec ids last."""
+        return len(codes) // self.groups * self.repeats
+
+    def check_codes(self, codes: Sequence[int]) -> None:
+        """Refuse codec ids that cannot be synthesized.
+
+        Raises:
+            InvalidRequestError: an id is out of range, and the message names it and its place; or they are
+                no whole frames.
+        """
+        if len(codes) % self.groups:
+            raise InvalidRequestError(f"codes: {len(codes)} ids are no whole frames of {self.groups}")
+        for position, code in enumerate(codes):
+            if not 0 <= code < self.ids:
+                raise InvalidRequestError(f"codes[{position}]: codec id {code!r} is not in 0..{self.ids - 1}")
 
 
 @dataclass(frozen=True)
 class ChunkPlan:
-    """One chunk; positions are indices of codec ids in the stream, ends exclusive.
+    """One chunk; positions are indices of codec frames in the stream, ends exclusive.
 
     Attributes:
         index: number of the chunk.

@@ -4,11 +4,9 @@ import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
-from transformers import PretrainedConfig
-from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniToken2WavConfig
 from vllm import PoolingParams
 from vllm.inputs import TokensPrompt
 from vllm.model_executor.models import ModelRegistry
@@ -16,24 +14,16 @@ from vllm.outputs import PoolingRequestOutput
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from omnirelay.errors import CheckpointError, ConfigError, OmniRelayError, StageFailedError
-from services.token2wav.chunks import CodecGeometry
-from services.token2wav.qwen2_5_omni.checkpoint import component_configs
-from services.token2wav.qwen2_5_omni.model import ARCHITECTURE, Token2WavForSynthesis
-from services.token2wav.qwen2_5_omni.synthesis import (
-    CHUNK_KEY,
-    MAX_TIME_POINTS,
-    SynthesisChunk,
-    unpack_waveform,
-    validate_chunk,
-)
-from services.token2wav.qwen2_5_omni.vocoder import samples_per_frame
+from services.token2wav.family import Budget, SynthesisFamily
 from services.token2wav.scheduler import (
     MAX_BATCH_FRAMES_KEY,
     MAX_VOCODER_FRAMES_KEY,
     PLAYBACK_MARGIN_KEY,
-    DiffusionScheduler,
+    SynthesisScheduler,
 )
+from services.token2wav.synthesis import CHUNK_KEY, MAX_TIME_POINTS, SynthesisChunk, unpack_waveform
 from shared.config import EngineConfig
+from shared.vllm.model_time import watch_model
 from shared.vllm.platform import build_engine
 
 logger = logging.getLogger(__name__)
@@ -45,6 +35,7 @@ _NOMINAL_VOCABULARY = 2
 
 
 def build_token2wav(
+    family: SynthesisFamily,
     model_dir: Path,
     *,
     max_batch_frames: int,
@@ -53,11 +44,12 @@ def build_token2wav(
     playback_margin_s: float = 0.0,
     gpu_memory_utilization: float = 0.3,
     log_stats: bool = False,
-) -> LLMEngine:
+) -> "SynthesisEngine":
     """Build the vLLM engine of the token2wav stage in this process.
 
     Args:
-        model_dir: checkpoint directory of Qwen2.5-Omni, with ``spk_dict.pt`` in it.
+        family: the checkpoint's.
+        model_dir: directory of the checkpoint.
         max_batch_frames: mel frames that the solver may advance in a step.
         max_num_seqs: chunks that may run together.
         max_vocoder_frames: mel frames that may become audio in a step.
@@ -76,7 +68,8 @@ def build_token2wav(
         )
     if not (model_dir / "config.json").is_file():
         raise CheckpointError(f"{model_dir / 'config.json'}: the configuration of the checkpoint is missing")
-    ModelRegistry.register_model(ARCHITECTURE, Token2WavForSynthesis)
+    ModelRegistry.register_model(family.architecture, family.model)
+    budget = Budget(solver=max_batch_frames, vocoder=max_vocoder_frames)
     config = EngineConfig(
         dtype="float32",
         max_num_seqs=max_num_seqs,
@@ -85,14 +78,14 @@ def build_token2wav(
         gpu_memory_utilization=gpu_memory_utilization,
         enforce_eager=True,
     )
-    return build_engine(
+    engine = build_engine(
         "token2wav",
         model_dir,
         config,
         log_stats=log_stats,
         runner="pooling",
-        hf_overrides=_token2wav_config,
-        scheduler_cls=DiffusionScheduler,
+        hf_overrides=lambda whole: _nominal(family, whole),
+        scheduler_cls=SynthesisScheduler,
         skip_tokenizer_init=True,
         enable_prefix_caching=False,
         additional_config={
@@ -101,24 +94,25 @@ def build_token2wav(
             PLAYBACK_MARGIN_KEY: playback_margin_s,
         },
     )
+    return SynthesisEngine(engine, family, budget)
 
 
-def _token2wav_config(config: PretrainedConfig) -> PretrainedConfig:
-    """Narrow a checkpoint's configuration to token2wav's.
+def _nominal(family: SynthesisFamily, whole: Any) -> Any:
+    """Narrow a checkpoint's configuration to token2wav's, with what vLLM wants to know of a language model.
 
     vLLM calls it on its own result again, and on an empty configuration to see what it does; what is
     not token2wav's passes through and is refused by the model.
     """
-    narrowed = getattr(config, "token2wav_config", config)
-    if not isinstance(narrowed, Qwen2_5OmniToken2WavConfig):
-        return config
-    narrowed.architectures = [ARCHITECTURE]
+    narrowed = family.config(whole)
+    if narrowed is None:
+        return whole
+    narrowed.architectures = [family.architecture]
     narrowed.vocab_size = _NOMINAL_VOCABULARY
     narrowed.hidden_size = _NOMINAL_HIDDEN_SIZE
     narrowed.num_attention_heads = 1
     narrowed.num_hidden_layers = 1
-    # As many tokens as a chunk can have: see SynthesisChunk.tokens.
-    narrowed.max_position_embeddings = MAX_TIME_POINTS + narrowed.dit_config.max_position_embeddings
+    # As many tokens as a chunk can have: solver steps, and pieces of audio.
+    narrowed.max_position_embeddings = MAX_TIME_POINTS + family.geometry(narrowed).max_frames
     return narrowed
 
 
@@ -137,28 +131,26 @@ class SynthesisEngine:
     Not safe for threads: one loop submits, steps and aborts.
 
     Args:
-        engine: from :func:`build_token2wav`.
+        engine: vLLM's.
+        family: the checkpoint's.
+        budget: of a step.
 
     Attributes:
         geometry: what a chunk planner must know of the checkpoint.
-        samples_per_frame: samples of audio that one mel frame lasts.
-        code_count: ids that the DiT knows: ``dit_config.num_embeds``.
+        model_time: how long the model has computed.
     """
 
-    def __init__(self, engine: LLMEngine) -> None:
+    def __init__(self, engine: LLMEngine, family: SynthesisFamily, budget: Budget) -> None:
         self._engine = engine
         self._internal_ids: dict[str, str] = {}
-        self._dit_config, vocoder_config = component_configs(engine.model_config.hf_config)
-        self.samples_per_frame = samples_per_frame(vocoder_config)
-        self.code_count: int = self._dit_config.num_embeds
-        self.geometry = CodecGeometry(
-            block_size=self._dit_config.block_size,
-            repeats=self._dit_config.repeats,
-            max_frames=self._dit_config.max_position_embeddings,
-        )
+        config = engine.model_config.hf_config
+        self.geometry = family.geometry(config)
+        self.model_time = watch_model(engine)
+        self._work = family.work(config, budget)
+        self.scheduler.work = self._work
 
     @property
-    def scheduler(self) -> DiffusionScheduler:
+    def scheduler(self) -> SynthesisScheduler:
         """The engine's scheduler.
 
         Raises:
@@ -167,8 +159,8 @@ class SynthesisEngine:
         # vLLM's client of an engine core in the same process is a thin wrapper around it.
         core = getattr(self._engine.engine_core, "engine_core", None)
         scheduler = getattr(core, "scheduler", None)
-        if not isinstance(scheduler, DiffusionScheduler):
-            raise StageFailedError(f"the engine runs a {type(scheduler).__name__}, not a DiffusionScheduler")
+        if not isinstance(scheduler, SynthesisScheduler):
+            raise StageFailedError(f"the engine runs a {type(scheduler).__name__}, not a SynthesisScheduler")
         return scheduler
 
     def submit_chunk(self, request_id: str, chunk: SynthesisChunk, priority: int = 0) -> None:
@@ -183,18 +175,17 @@ class SynthesisEngine:
             InvalidRequestError: a value of the chunk is out of range; nothing was queued.
             StageFailedError: a chunk of this id is in flight.
         """
-        validate_chunk(chunk, self._dit_config)
+        self._work.check(chunk)
         if request_id in self._internal_ids:
             raise StageFailedError(f"chunk {request_id!r} is in flight already")
         params = PoolingParams(task="plugin", extra_kwargs={CHUNK_KEY: chunk})
-        tokens = chunk.tokens(self.scheduler.max_vocoder_frames)
-        prompt = TokensPrompt(prompt_token_ids=[_STEP_TOKEN] * tokens)
+        prompt = TokensPrompt(prompt_token_ids=[_STEP_TOKEN] * self._work.advances(chunk))
         self._internal_ids[request_id] = self._engine.add_request(
             request_id, prompt, params, priority=priority
         )
 
     def step(self) -> list[ChunkOutcome]:
-        """Advance all active chunks by a solver step or a piece of audio, and return those that ended.
+        """Advance all active chunks by a step, and return those that ended.
 
         Every chunk that was submitted and not aborted ends in exactly one outcome.  What goes wrong with
         the batch as a whole (the device out of memory, say) is raised as it is: then the engine's state
@@ -219,7 +210,7 @@ class SynthesisEngine:
     def abort(self, request_ids: Iterable[str]) -> None:
         """Stop chunks; they have no outcome.  Ids that are not in flight are ignored.
 
-        The solver's states are released at the next :meth:`step`, which :attr:`has_work` asks for.
+        The chunks' states are released at the next :meth:`step`, which :attr:`has_work` asks for.
         """
         internal_ids = [
             internal_id

@@ -1,10 +1,9 @@
-"""Schedules solver steps: an engine step advances all active chunks by one, as far as there is room.
+"""Schedules chunks: an engine step advances all active ones by one, as far as there is room.
 
-A request's tokens are its solver steps, so advancing all active requests by one step is what vLLM
-calls chunked prefill with a chunk of one token.  At the last of them the vocoder makes the chunk audio, or
-the first piece of it; each further piece is one more token.  There is no KV cache; what bounds a step, and so
-how long an abort or an urgent chunk waits for its end, is mel frames: those that the solver advances, and
-those that become audio.
+A request's tokens are the advances of its chunk, with a solver its steps and further pieces of audio.  So
+advancing all active requests by one is what vLLM calls chunked prefill with a chunk of one token.  There is
+no KV cache; what bounds a step, and so how long an abort or an urgent chunk waits for its end, is what its
+advances cost: units that a solver advances, and units that become audio (mel frames, with Qwen2.5-Omni).
 """
 
 from collections import Counter
@@ -15,8 +14,8 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request
 
 from omnirelay.errors import ConfigError, InvalidRequestError
-from services.token2wav.qwen2_5_omni.checkpoint import component_configs
-from services.token2wav.qwen2_5_omni.synthesis import CHUNK_KEY, SynthesisChunk, validate_chunk
+from services.token2wav.family import Budget, Work
+from services.token2wav.synthesis import CHUNK_KEY, SynthesisChunk
 from shared.stage.playback import has_slack
 from shared.vllm.scheduling import StageScheduler
 
@@ -25,20 +24,20 @@ MAX_VOCODER_FRAMES_KEY = "max_vocoder_frames"
 PLAYBACK_MARGIN_KEY = "playback_margin_s"
 
 
-class DiffusionScheduler(StageScheduler):
-    """vLLM's scheduler with budgets in mel frames and without trust in parameters.
+class SynthesisScheduler(StageScheduler):
+    """vLLM's scheduler with a budget of its own and without trust in parameters.
 
     While some chunk is due within ``additional_config["playback_margin_s"]``, those due later wait.
 
-    In a step the solver advances at most ``additional_config["max_batch_frames"]`` frames, or one chunk that
-    has more, and at most ``additional_config["max_vocoder_frames"]`` become audio; a chunk with more does so
-    in pieces.  Who was left out for want of room longest goes first, then who is due first: so a long chunk
-    and the others take turns.  Of the waiting ones none overtakes another, unless that can wait.
+    In a step the solver advances at most ``additional_config["max_batch_frames"]`` units, or one chunk that
+    has more, and at most ``additional_config["max_vocoder_frames"]`` become audio.  Who was left out for want
+    of room longest goes first, then who is due first: so a long chunk and the others take turns.  Of the
+    waiting ones none overtakes another, unless that can wait.
 
-    A chunk that is alone takes as many solver steps at once as fit, for there is nobody to wait for.
+    A chunk that is alone takes as many advances at once as fit, for there is nobody to wait for.
 
     Attributes:
-        max_vocoder_frames: that budget.
+        work: what chunks take; set when the engine is built, before any request.
         solver_steps: of all chunks so far.
 
     Raises:
@@ -48,12 +47,11 @@ class DiffusionScheduler(StageScheduler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         additional = self.vllm_config.additional_config
-        self._max_batch_frames = _budget(additional, MAX_BATCH_FRAMES_KEY)
-        self.max_vocoder_frames = _budget(additional, MAX_VOCODER_FRAMES_KEY)
+        self._budget = budget_of(additional)
         self._margin_s = float(additional.get(PLAYBACK_MARGIN_KEY, 0))
-        self._dit_config, _ = component_configs(self.vllm_config.model_config.hf_config)
+        self.work: Work
         self._unchecked: list[Request] = []
-        self._room = self._whole_room()
+        self._room = self._budget
         # Steps for which a request was left out for want of room since it last had some.
         self._waited: Counter[str] = Counter()
         self._ahead: set[str] = set()
@@ -91,7 +89,7 @@ class DiffusionScheduler(StageScheduler):
         due = {request.request_id: _chunk_of(request).due for request in [*self.running, *waiting]}
         self._ahead = has_slack(due, self._margin_s)
         joining = [request for request in waiting if request.request_id not in self._ahead][:1]
-        self._room = self._whole_room()
+        self._room = self._budget
         left_out = []
         order = {name: (-self._waited[name], moment) for name, moment in due.items()}
         for request in sorted([*self.running, *joining], key=lambda each: order[each.request_id]):
@@ -106,33 +104,34 @@ class DiffusionScheduler(StageScheduler):
         self._joins = next((each.request_id for each in joining if each not in left_out), None)
         return [request for request in left_out if request not in joining]
 
-    def _whole_room(self) -> tuple[int, int]:
-        return self._max_batch_frames, self.max_vocoder_frames
-
     def _take_room(self, request: Request) -> bool:
-        """Take the room that a request's next token needs, if it is there; more than all is all of it."""
-        chunk, done = _chunk_of(request), request.num_computed_tokens
-        solver, vocoder = self._room
-        solved = self._frames(request) if done < chunk.steps else 0
-        vocoded = chunk.piece_frames(self.max_vocoder_frames) if done >= chunk.steps - 1 else 0
-        if vocoded > vocoder or (solved > solver and solver < self._max_batch_frames):
+        """Take the room that a request's next advance needs, if it is there; more than all is all of it."""
+        cost = self.work.cost(_chunk_of(request), request.num_computed_tokens)
+        room, whole = self._room, self._budget
+        if any(taken > left < all_ for taken, left, all_ in zip(cost, room, whole, strict=True)):
             return False
-        self._room = max(0, solver - solved), vocoder - vocoded
+        self._room = Budget(max(0, room.solver - cost.solver), max(0, room.vocoder - cost.vocoder))
         return True
 
     def _tokens_at_once(self) -> int:
-        """Tokens of the next step: one of each request, or as many of a single one as the budgets allow."""
+        """Tokens of the next step: one of each request, or as many of a single one as the budget allows."""
         if len(self.requests) != 1:
             return self.max_num_running_reqs
         [request] = self.requests.values()
-        left = _chunk_of(request).steps - request.num_computed_tokens
-        return max(1, min(left, self._max_batch_frames // self._frames(request)))
+        chunk, room = _chunk_of(request), self._budget
+        done = request.num_computed_tokens
+        for taken in range(request.num_prompt_tokens - done):
+            cost = self.work.cost(chunk, done + taken)
+            room = Budget(room.solver - cost.solver, room.vocoder - cost.vocoder)
+            if min(room) < 0:
+                return max(1, taken)
+        return max(1, request.num_prompt_tokens - done)
 
     def _solved(self, request_id: str, taken: int) -> int:
         """How many of the tokens that a request was just given are solver steps."""
         request = self.requests[request_id]
-        left = _chunk_of(request).steps - (request.num_computed_tokens - taken)
-        return max(0, min(taken, left))
+        chunk, done = _chunk_of(request), request.num_computed_tokens
+        return sum(self.work.cost(chunk, token).solver > 0 for token in range(done - taken, done))
 
     def _handle_blocked_waiting_request(self, request: Request) -> bool:
         """Say whether a waiting request may start: vLLM's hook, which keeps its place if it may not."""
@@ -142,17 +141,13 @@ class DiffusionScheduler(StageScheduler):
             self._joins = None
         return self._joins is not None
 
-    def _frames(self, request: Request) -> int:
-        return _chunk_of(request).window_frames(self._dit_config.repeats)
-
     def _check(self, request: Request) -> None:
         chunk = _chunk_of(request)
-        validate_chunk(chunk, self._dit_config)
-        tokens = chunk.tokens(self.max_vocoder_frames)
+        self.work.check(chunk)
+        tokens = self.work.advances(chunk)
         if request.num_prompt_tokens != tokens:
             raise InvalidRequestError(
-                f"the prompt has {request.num_prompt_tokens} tokens for {chunk.steps} solver steps and "
-                f"{tokens - chunk.steps} more pieces of audio"
+                f"the prompt has {request.num_prompt_tokens} tokens for {tokens} advances of its chunk"
             )
 
 
@@ -169,7 +164,19 @@ def _chunk_of(request: Request) -> SynthesisChunk:
     return chunk
 
 
-def _budget(additional: object, key: str) -> int:
+def budget_of(additional: object) -> Budget:
+    """What a step may take, by the engine's ``additional_config``.
+
+    Raises:
+        ConfigError: It does not say.
+    """
+    return Budget(
+        solver=_positive(additional, MAX_BATCH_FRAMES_KEY),
+        vocoder=_positive(additional, MAX_VOCODER_FRAMES_KEY),
+    )
+
+
+def _positive(additional: object, key: str) -> int:
     budget = additional.get(key) if isinstance(additional, dict) else None
     if isinstance(budget, bool) or not isinstance(budget, int) or budget < 1:
         raise ConfigError(f"additional_config.{key} is {budget!r}, not a positive integer")

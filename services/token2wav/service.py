@@ -16,8 +16,8 @@ from omnirelay.errors import (
     UnknownSpeakerError,
 )
 from services.token2wav.chunks import ChunkingConfig
-from services.token2wav.engine import SynthesisEngine, build_token2wav
-from services.token2wav.qwen2_5_omni.synthesis import validate_codes
+from services.token2wav.engine import build_token2wav
+from services.token2wav.family import SynthesisFamily
 from services.token2wav.stream import AudioStream, VoiceSettings
 from shared.config import SynthesisConfig, Token2WavConfig
 from shared.messages import (
@@ -38,8 +38,6 @@ from shared.stage.playback import PlaybackClock
 from shared.stage.service import Failures
 from shared.tracing.stage import StageTraces
 from shared.transport.queues import PushQueue
-from shared.vllm.model_time import watch_model
-from shared.vllm.speakers import load_speakers
 from shared.vllm.tensors import to_blob
 
 WAIT: Final = "wait_codes"
@@ -68,6 +66,7 @@ class Token2WavService:
     A stream has one chunk in the engine at a time, named like its request.
 
     Args:
+        family: The checkpoint's.
         model: Directory of the checkpoint.
         config: The stage's configuration.
         gateway: Where audio goes.
@@ -76,11 +75,14 @@ class Token2WavService:
     name: StageName = "token2wav"
     wake_fd: int | None = None
 
-    def __init__(self, model: Path, config: Token2WavConfig, gateway: PushQueue[StageEvent]) -> None:
+    def __init__(
+        self, family: SynthesisFamily, model: Path, config: Token2WavConfig, gateway: PushQueue[StageEvent]
+    ) -> None:
         self.traces = StageTraces(self.name)
         self._gateway = gateway
         self._synthesis = config.synthesis
-        engine = build_token2wav(
+        self._engine = build_token2wav(
+            family,
             model,
             max_batch_frames=config.synthesis.max_batch_frames,
             max_num_seqs=config.engine.max_num_seqs,
@@ -89,13 +91,12 @@ class Token2WavService:
             gpu_memory_utilization=config.engine.gpu_memory_utilization,
             log_stats=config.http is not None,
         )
-        self.model_time = watch_model(engine)
-        self._engine = SynthesisEngine(engine)
+        self.model_time = self._engine.model_time
         self._voices: dict[str, _Voice] = {}
         self._steps = 0
         self._chunks = 0
         self._samples = 0
-        self.limits = StageLimits(speakers=sorted(load_speakers(model)))
+        self.limits = StageLimits(speakers=sorted(family.voices(model)))
 
     @property
     def ready(self) -> bool:
@@ -205,7 +206,7 @@ class Token2WavService:
             raise RepeatedMessageError(f"codec tokens number {message.seq} came twice")
         if message.seq > voice.next_codes:
             raise SequenceError(f"codec tokens number {message.seq}, expected number {voice.next_codes}")
-        validate_codes(message.token_ids, self._engine.code_count)
+        self._engine.geometry.check_codes(message.token_ids)
         try:
             voice.stream.extend(message.token_ids)
         except StateTransitionError as error:

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 from omnirelay.errors import StateTransitionError
 from services.token2wav.chunks import ChunkingConfig, ChunkPlan, ChunkPlanner, CodecGeometry
-from services.token2wav.qwen2_5_omni.carry import StreamState
-from services.token2wav.qwen2_5_omni.synthesis import SynthesisChunk
+from services.token2wav.synthesis import StreamState, SynthesisChunk
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class AudioStream:
         resume_from: int = 0,
     ) -> None:
         self._settings = settings
-        self._repeats = geometry.repeats
+        self._repeats, self._groups = geometry.repeats, geometry.groups
         self._planner = ChunkPlanner(chunking, geometry, resume_from)
         self._codes: list[int] = []
         self._ended = False
@@ -49,6 +48,11 @@ class AudioStream:
     def finished(self) -> bool:
         """Whether every chunk of the stream was accepted."""
         return self._planner.finished and self._in_flight is None
+
+    @property
+    def _received(self) -> int:
+        """Codec frames so far."""
+        return len(self._codes) // self._groups
 
     def extend(self, codes: Iterable[int]) -> None:
         """Add codec ids as they come.
@@ -66,7 +70,7 @@ class AudioStream:
         Raises:
             InvalidRequestError: there are too few for the chunks that were delivered.
         """
-        self._planner.check_end(len(self._codes))
+        self._planner.check_end(self._received)
         self._ended = True
 
     def next_chunk(self, due: float = 0.0) -> SynthesisChunk | None:
@@ -80,12 +84,12 @@ class AudioStream:
         """
         if self._in_flight is not None:
             return None
-        plan = self._planner.next_plan(len(self._codes), self._ended)
+        plan = self._planner.next_plan(self._received, self._ended)
         if plan is None:
             return None
         self._in_flight = plan
         return SynthesisChunk(
-            codes=tuple(self._codes[plan.start : plan.window_end]),
+            codes=tuple(self._codes[plan.start * self._groups : plan.window_end * self._groups]),
             start=plan.start * self._repeats,
             target_end=plan.target_end * self._repeats,
             seed=self._settings.seed,

@@ -17,7 +17,6 @@ Edges (the direction data flows)::
 
 from omnirelay.status import StageLimits, StageLoad
 from omnirelay.values import (
-    CODEC_RATE,
     MAX_TOP_K,
     SAMPLE_RATE,
     STAGES,
@@ -75,7 +74,6 @@ from shared.messages.speech import (
 )
 
 __all__ = [
-    "CODEC_RATE",
     "HEARTBEAT_SUFFIX",
     "MAX_MEDIA_ITEMS",
     "MAX_REPLICAS",

@@ -45,7 +45,7 @@ class CodecDelta(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     Attributes:
         request_id: As in :class:`ThinkRequest`.
         seq: 0, 1, 2, … per request.
-        token_ids: The codec tokens, without the end token.
+        token_ids: As in :class:`CodecTokens`.
         finish_reason: Set in the last delta of the request.
         conditioned: The talker has all conditioning rows: it needs no thinker any more.
     """

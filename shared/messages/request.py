@@ -83,7 +83,7 @@ class ResumedSpeech(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """What the gateway holds of the speech of a request that is resumed.
 
     Attributes:
-        codec_token_ids: The codec tokens that came, without the end token.
+        codec_token_ids: The codec tokens that came, as in :class:`CodecTokens`.
         finish_reason: Why they ended; none if more are to be drawn.
         chunks: Chunks of audio that came; they are not made again.
     """

@@ -15,8 +15,8 @@ class SpeechStart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     Attributes:
         request_id: As in :class:`ThinkRequest`.
-        prompt_tokens: Length of the thinker's prompt, n, every placeholder replaced.  The talker's own
-            prompt is n + 2 positions: the prompt, the voice's start token and the first token of the reply.
+        prompt_tokens: Length of the thinker's prompt, every placeholder replaced.  The talker's own prompt is
+            longer, by as many positions as the model family says.
             Where text and speech have both ended nobody needs it, and it counts placeholders as one token.
         priority: As in :class:`ThinkRequest`.
         speech: The settings, unchanged.
@@ -92,12 +92,13 @@ class SynthesisStart(
 
 
 class CodecTokens(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="codec_tokens"):
-    """Talker to token2wav: the next codec tokens; 50 make one second of audio.
+    """Talker to token2wav: the next frames of codec tokens.
 
     Attributes:
         request_id: As in :class:`ThinkRequest`.
         seq: 0, 1, 2, … per request.
-        token_ids: Ids of the DiT's code book; the end token is not among them.
+        token_ids: Frame by frame, of each one id of every code book (``[n, groups]``, row-major); the end
+            token is not among them.  How many groups there are both stages know from the checkpoint.
         last: No token follows.
     """
 

@@ -23,7 +23,6 @@ from shared.ending import Start, limit_end, run_to_end
 from shared.log import configure_logging
 from shared.messages import Farewell, StageEvent, StageName, control_identity
 from shared.metrics import LogMetrics
-from shared.model_files import require_model_files
 from shared.stage.endpoint import HttpEndpoint
 from shared.stage.health import StageHealth
 from shared.stage.heartbeat import HeartbeatThread
@@ -47,6 +46,8 @@ Build = Callable[
     [Config, Path, Context, PushQueue[StageEvent]], tuple[StageService[Any], PeerQueues[Any] | None]
 ]
 """Creates the stage's service, and its queues to the next stage (None for the last)."""
+Check = Callable[[Path], object]
+"""Raises :class:`omnirelay.errors.CheckpointError` if the checkpoint in a directory cannot be served."""
 
 _MOST_NICE: Final = 19
 """Of setpriority(2)."""
@@ -56,7 +57,7 @@ _SESSION_NICENESS: Final = Path("/proc/self/autogroup")
 log = logging.getLogger(__name__)
 
 
-def run_stage(name: StageName, union: Any, build: Build) -> NoReturn:
+def run_stage(name: StageName, union: Any, build: Build, check: Check = lambda _: None) -> NoReturn:
     """Run one stage until SIGTERM; the body of ``python -m services.STAGE --config FILE``.
 
     The exit status is 0 after a stop signal, 1 with one line of explanation if the stage cannot start, and
@@ -66,11 +67,12 @@ def run_stage(name: StageName, union: Any, build: Build) -> NoReturn:
         name: The stage.
         union: The message types of its inbox.
         build: Creates its service; imports torch and vLLM only when called, after the environment is set.
+        check: Called with the checkpoint's directory before anything is loaded.
     """
-    run_to_end(lambda: _run(name, union, build))
+    run_to_end(lambda: _run(name, union, build, check))
 
 
-def _run(name: StageName, union: Any, build: Build) -> int:
+def _run(name: StageName, union: Any, build: Build, check: Check) -> int:
     start = Start()
     parser = argparse.ArgumentParser(prog=f"python -m services.{name}")
     parser.add_argument("--config", type=Path, help="YAML file; without it, the built-in configuration")
@@ -82,7 +84,7 @@ def _run(name: StageName, union: Any, build: Build) -> int:
         tell_ignored()
         signal.signal(signal.SIGHUP, _stay)
         with start.closing:
-            _serve(start, name, config, union, build)
+            _serve(start, name, config, union, build, check)
     except EngineFailedError as error:
         log.error("%s: %s", error.code, error)
         return error.exit_status
@@ -127,9 +129,9 @@ class _Channels:
     heart: HeartbeatThread
 
 
-def _serve(start: Start, name: StageName, config: Config, union: Any, build: Build) -> None:
+def _serve(start: Start, name: StageName, config: Config, union: Any, build: Build, check: Check) -> None:
     model = resolve_model(config)
-    require_model_files(model)
+    check(model)
     prepare_environment(config.stage(name), len(config.served_stages))
     with start.making():
         channels = _open(start.closing, name, config, union)

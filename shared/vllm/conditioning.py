@@ -17,21 +17,24 @@ LAYER_NAME = "conditioning"
 
 
 class ConditioningStore(nn.Module):
-    """One row and three position ids per KV slot.
+    """One row, three position ids and perhaps further ids per KV slot.
 
     Args:
         width: Elements of a row.
         layer_index: An index no attention layer of the model has; vLLM wants one in the layer's name.
         cache_config: vLLM's; the rows have the KV cache's dtype, which is the model's.
+        further_ids: Of a slot, behind the position ids: a talker keeps there what a frame of codec tokens
+            has besides the token that vLLM knows.
     """
 
-    def __init__(self, width: int, layer_index: int, cache_config: CacheConfig) -> None:
+    def __init__(self, width: int, layer_index: int, cache_config: CacheConfig, further_ids: int = 0) -> None:
         super().__init__()
         self.width = width
+        self.further_ids = further_ids
         self.layer = CacheOnlyAttentionLayer(
             num_heads=1, head_size=width, cache_config=cache_config, prefix=f"{LAYER_NAME}.{layer_index}"
         )
-        self._positions: torch.Tensor | None = None
+        self._ids: torch.Tensor | None = None
 
     def write_batch(self, rows: torch.Tensor, positions: torch.Tensor) -> None:
         """Keep the rows of the tokens in this forward pass.
@@ -43,7 +46,7 @@ class ConditioningStore(nn.Module):
         self.layer(rows.unsqueeze(1))
         slots = self._batch_slots(rows.shape[0])
         if slots is not None:
-            self._position_table()[slots] = _as_three(positions)[:, : rows.shape[0]].T.to(torch.int32)
+            self._id_table()[slots] = _as_three(positions)[:, : rows.shape[0]].T.to(torch.int32)
 
     def read_batch(self, count: int) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Rows and positions of the tokens in this forward pass.
@@ -52,22 +55,22 @@ class ConditioningStore(nn.Module):
             count: Tokens in the pass, padding included.
 
         Returns:
-            Rows ``[count, width]`` and positions int64 ``[3, count]``; none while vLLM only measures
-            memory and there is no KV cache yet.
+            Rows ``[count, width]`` and ids int64 ``[3 + further_ids, count]``, the positions first; none
+            while vLLM only measures memory and there is no KV cache yet.
         """
         slots = self._batch_slots(count)
         return None if slots is None else self.gather(slots)
 
     def gather(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rows ``[n, width]`` and positions int64 ``[3, n]`` at the given slots (int64 ``[n]``)."""
-        return self._row_table()[slots], self._position_table()[slots].T.to(torch.int64).contiguous()
+        """Rows ``[n, width]`` and ids int64 ``[3 + further_ids, n]`` at the given slots (int64 ``[n]``)."""
+        return self._row_table()[slots], self._id_table()[slots].T.to(torch.int64).contiguous()
 
-    def scatter(self, slots: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor) -> None:
-        """Write rows ``[n, width]`` and positions ``[3, n]`` at the given slots (int64 ``[n]``)."""
+    def scatter(self, slots: torch.Tensor, rows: torch.Tensor, ids: torch.Tensor) -> None:
+        """Write rows ``[n, width]`` and ids ``[3 + further_ids, n]`` at the given slots (int64 ``[n]``)."""
         table = self._row_table()
         slots = slots.to(table.device, non_blocking=True)
         table[slots] = rows.to(table.device, table.dtype, non_blocking=True)
-        self._position_table()[slots] = positions.T.to(table.device, torch.int32, non_blocking=True)
+        self._id_table()[slots] = ids.T.to(table.device, torch.int32, non_blocking=True)
 
     def _batch_slots(self, count: int) -> torch.Tensor | None:
         """Slots of the tokens in this pass; padding goes to the null block, which no request owns."""
@@ -81,12 +84,13 @@ class ConditioningStore(nn.Module):
         """``[slots, width]``, the KV cache itself: a slot is a place in a block, a block has one head."""
         return self.layer.kv_cache.view(-1, self.width)
 
-    def _position_table(self) -> torch.Tensor:
-        """int32 ``[slots, 3]``, made when the KV cache exists: its dtype could not hold positions."""
+    def _id_table(self) -> torch.Tensor:
+        """int32 ``[slots, 3 + further_ids]``, made when the KV cache exists: its dtype could not hold ids."""
         slots = self._row_table().shape[0]
-        if self._positions is None or self._positions.shape[0] != slots:
-            self._positions = torch.zeros(slots, 3, dtype=torch.int32, device=self.layer.kv_cache.device)
-        return self._positions
+        if self._ids is None or self._ids.shape[0] != slots:
+            width = 3 + self.further_ids
+            self._ids = torch.zeros(slots, width, dtype=torch.int32, device=self.layer.kv_cache.device)
+        return self._ids
 
 
 class SlotMap:

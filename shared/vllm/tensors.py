@@ -37,9 +37,23 @@ def to_blob(tensor: torch.Tensor) -> Blob:
 def from_blob(data: Blob, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
     """A tensor of its own with the bytes of a checked payload."""
     tensor = torch.empty(shape, dtype=TORCH_DTYPES[dtype])
-    if data.nbytes:
-        np.copyto(tensor.view(-1).view(torch.uint8).numpy(), np.frombuffer(data.view, dtype=np.uint8))
+    _copy(data, tensor)
     return tensor
+
+
+def copy_rows(payload: PromptEmbedsPayload, into: torch.Tensor) -> None:
+    """Copy the rows of a payload, whose fit was checked, from the received frame to where they are kept.
+
+    Args:
+        payload: The rows.
+        into: A contiguous CPU tensor of their shape and dtype.
+    """
+    _copy(payload.data, into)
+
+
+def _copy(data: Blob, into: torch.Tensor) -> None:
+    if data.nbytes:
+        np.copyto(into.view(-1).view(torch.uint8).numpy(), np.frombuffer(data.view, dtype=np.uint8))
 
 
 def pack_rows(rows: torch.Tensor) -> PromptEmbedsPayload:

@@ -10,6 +10,7 @@ import zmq
 import zmq.asyncio
 from tokenizers import Tokenizer
 
+from omnirelay.status import CodecDefaults, CodecLimits
 from shared.config import Config
 from shared.messages import (
     STAGES,
@@ -40,6 +41,7 @@ from shared.transport.wire import Decoder, encode
 
 DEADLINE_S = 60.0
 SPEAKERS = ["Ethan", "Chelsie"]
+CODEC = CodecLimits(defaults=CodecDefaults(temperature=0.9, top_k=40, top_p=0.8, repetition_penalty=1.05))
 PLACEHOLDERS: dict[str, MediaKind] = {"<|AUDIO|>": "audio", "<|IMAGE|>": "image", "<|VIDEO|>": "video"}
 TOKENS_OF_ITEM = 10
 """What each sound, picture or video comes to in the imitated thinker's prompt."""
@@ -129,7 +131,9 @@ class FakeReplica:
             instance=self.name,
             inbox=self.inbox,
             limits=StageLimits(
-                max_positions=stages.max_positions, speakers=SPEAKERS if self.stage == "token2wav" else []
+                max_positions=stages.max_positions,
+                speakers=SPEAKERS if self.stage == "token2wav" else [],
+                codec=CODEC if self.stage == "talker" else None,
             ),
             load=self.load,
             peak_memory_bytes=2**20,

@@ -5,6 +5,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from omnirelay.status import CodecLimits
 from shared import messages
 from shared.messages import STAGES, Sampling, SpeechSettings, StageLimits, StageLoad
 from shared.messages.payloads import (
@@ -175,7 +176,12 @@ control_to_gateway: st.SearchStrategy[Any] = st.builds(
     gateway=st.none() | names,
     peers=st.lists(names, max_size=3),
     draining=st.booleans(),
-    limits=st.builds(StageLimits, max_positions=counts, speakers=st.lists(names, max_size=3)),
+    limits=st.builds(
+        StageLimits,
+        max_positions=counts,
+        speakers=st.lists(names, max_size=3),
+        codec=st.none() | st.builds(CodecLimits, rate=positive_counts, groups=positive_counts),
+    ),
     load=st.builds(
         StageLoad,
         running=counts,

@@ -26,13 +26,14 @@ from omnirelay.errors import (
     StageFailedError,
     UnknownSpeakerError,
 )
+from services.families.qwen2_5_omni.files import FILES, check_files
+from services.families.qwen2_5_omni.voices import load_speakers
 from shared.checkpoints import WEIGHT_INDEX, resolve_model
 from shared.config import DEFAULT_CHECKPOINT, Config, ThinkerConfig
 from shared.messages import STAGES, Sampling
 from shared.model_files import require_model_files
 from shared.vllm.sampling.generation import finish_reason, sampling_params, submit
 from shared.vllm.scheduling import StageScheduler
-from shared.vllm.speakers import load_speakers
 
 
 class LightScheduler(StageScheduler):
@@ -251,19 +252,19 @@ def test_a_model_that_the_hub_does_not_give_is_named():
 
 
 def test_every_file_that_a_checkpoint_lacks_is_named(tmp_path, tiny_checkpoint):
-    require_model_files(tiny_checkpoint)
+    require_model_files(tiny_checkpoint, FILES, check_files)
     with pytest.raises(
         CheckpointError, match=r"lacks config\.json, preprocessor_config\.json, spk_dict\.pt, \*\."
     ):
-        require_model_files(tmp_path)
+        require_model_files(tmp_path, FILES, check_files)
     for path in tiny_checkpoint.iterdir():
         shutil.copy(path, tmp_path)
     (tmp_path / "model.safetensors").rename(tmp_path / "a.safetensors")
-    require_model_files(tmp_path)
+    require_model_files(tmp_path, FILES, check_files)
     index = tmp_path / WEIGHT_INDEX
     index.write_text(json.dumps({"weight_map": {"x": "b.safetensors", "y": "a.safetensors"}}))
     with pytest.raises(CheckpointError, match=r"lacks b\.safetensors$"):
-        require_model_files(tmp_path)
+        require_model_files(tmp_path, FILES, check_files)
 
 
 @pytest.mark.parametrize(
@@ -281,7 +282,7 @@ def test_every_file_that_a_checkpoint_lacks_is_named(tmp_path, tiny_checkpoint):
 def test_an_index_of_weights_that_cannot_be_read_is_named(tmp_path, text):
     (tmp_path / WEIGHT_INDEX).write_text(text)
     with pytest.raises(CheckpointError, match="is not an index of weights"):
-        require_model_files(tmp_path)
+        require_model_files(tmp_path, FILES, check_files)
 
 
 PRINT_ENVIRONMENT = """

@@ -9,7 +9,7 @@ import torch
 from transformers import Qwen2_5OmniForConditionalGeneration
 
 from benchmarks.oracle import keep_talker_mask
-from services.token2wav.qwen2_5_omni.noise import initial_noise
+from services.families.qwen2_5_omni.token2wav.noise import initial_noise
 
 CODEC_ENDS = (8292, 8294)
 """transformers' default for ``talker_eos_token_id``."""

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
+from services.families.qwen2_5_omni import QWEN2_5_OMNI
 from services.talker.service import TalkerService
 from services.thinker.service import ThinkerService
 from services.token2wav.service import Token2WavService
@@ -95,18 +96,21 @@ class Pipeline:
         self._inboxes: dict[StageName, Edge[Any]] = {"talker": talker, "token2wav": token2wav}
         self._services: dict[StageName, StageService[Any]] = {
             "thinker": ThinkerService(
+                QWEN2_5_OMNI.thinker(),
                 model,
                 ThinkerConfig(engine=ThinkerEngineConfig(**engine)),
                 self._events["thinker"].push,
                 talker.push,
             ),
             "talker": TalkerService(
+                QWEN2_5_OMNI.talker(),
                 model,
                 TalkerConfig(engine=EngineConfig(**engine)),
                 self._events["talker"].push,
                 token2wav.push,
             ),
             "token2wav": Token2WavService(
+                QWEN2_5_OMNI.token2wav(),
                 model,
                 Token2WavConfig(
                     engine=SynthesisEngineConfig(max_num_seqs=2, gpu_memory_utilization=0.3),

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from omnirelay.errors import OmniRelayError
+from services.families.qwen2_5_omni.talker.family import TALKER
 from services.talker.scheduler import TalkerScheduler
 from services.talker.service import TalkerService
 from shared.config import EngineConfig, TalkerConfig
@@ -84,7 +85,7 @@ class TalkerRig:
         self._gateway: Edge[StageEvent] = make_edge(StageEvent)
         self._token2wav: Edge[Token2WavInput] = make_edge(Token2WavInput)
         config = TalkerConfig(engine=EngineConfig(**values))
-        self.service = TalkerService(model, config, self._gateway.push, self._token2wav.push)
+        self.service = TalkerService(TALKER, model, config, self._gateway.push, self._token2wav.push)
         self.engine = self.service._engine
         self.forget()
 

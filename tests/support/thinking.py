@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from omnirelay.errors import OmniRelayError, RequestError
+from services.families.qwen2_5_omni.thinker.family import THINKER
 from services.thinker.scheduler import ThinkerScheduler
 from services.thinker.service import ThinkerService
 from shared.config import MediaConfig, ThinkerConfig, ThinkerEngineConfig
@@ -73,7 +74,7 @@ class ThinkerRig:
         self._gateway: Edge[StageEvent] = make_edge(StageEvent)
         self._talker: Edge[TalkerInput] = make_edge(TalkerInput)
         config = ThinkerConfig(engine=ThinkerEngineConfig(**values))
-        self.service = ThinkerService(model, config, self._gateway.push, self._talker.push, media)
+        self.service = ThinkerService(THINKER, model, config, self._gateway.push, self._talker.push, media)
         self.engine = self.service._engine
         self.forget()
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from omnirelay.errors import RepeatedMessageError, SequenceError
 from services.talker.track import ConditioningTrack
+from shared.vllm.tensors import pack_rows
 
 WIDTH = 3
 
@@ -20,7 +21,8 @@ def rows_at(start: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def add(track: ConditioningTrack, seq: int, count: int, last: bool = False) -> None:
     track.expect(seq, track.length)
-    track.append(*rows_at(track.length, count), last)
+    rows, positions = rows_at(track.length, count)
+    track.append(pack_rows(rows.to(track.read(0, 0)[0].dtype)), positions, last)
 
 
 @given(
@@ -119,3 +121,14 @@ def test_growth_is_rare() -> None:
         sizes.add(track.nbytes)
     assert len(sizes) <= 5
     assert torch.equal(track.read(0, 2000)[0], rows_at(0, 2000)[0])
+
+
+def test_rows_are_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    track = ConditioningTrack(8, WIDTH, torch.float32)
+    rows, positions = rows_at(0, 8)
+    payload = pack_rows(rows)
+    with monkeypatch.context() as patched:
+        # No tensor between the received frame and the track.
+        patched.setattr(torch, "empty", None)
+        track.append(payload, positions, last=True)
+    assert torch.equal(track.read(0, 8)[0], rows)

@@ -8,9 +8,9 @@ import torch
 from transformers import Qwen2_5OmniProcessor
 
 from omnirelay.errors import MediaError
+from services.families.qwen2_5_omni.thinker.features import FeatureExtractor
+from services.families.qwen2_5_omni.thinker.marks import Marks
 from services.thinker.media.decoded import DecodedAudio, DecodedImage, DecodedVideo
-from services.thinker.media.features import FeatureExtractor
-from services.thinker.media.marks import Marks
 from tests.support.media import drawing, motion, speech
 from tests.support.thinking import ThinkerRig
 

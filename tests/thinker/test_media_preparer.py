@@ -14,9 +14,8 @@ import psutil
 import pytest
 
 from omnirelay.errors import InvalidRequestError, MediaError, RepeatedMessageError, StageFailedError
+from services.families.qwen2_5_omni.thinker.media import QwenMedia
 from services.thinker.media.decode.decoder import MediaDecoder
-from services.thinker.media.features import FeatureExtractor
-from services.thinker.media.marks import Marks
 from services.thinker.media.preparer import MediaPreparer, Outcome
 from shared.config import MediaConfig
 from shared.messages import ThinkRequest
@@ -41,9 +40,8 @@ def request_of(name: str, conversation: Conversation, processor: Processor, **op
 @contextmanager
 def preparer_of(rig: ThinkerRig, **limits: Any) -> Iterator[MediaPreparer]:
     """A preparer of its own, with the rig's engine to make features."""
-    marks = Marks.of(rig.engine.model_config.hf_config.thinker_config)
-    extractor = FeatureExtractor(rig.engine, marks)
-    preparer = MediaPreparer(extractor, marks, MediaConfig(**limits), rig.service.limits.max_positions)
+    rules = QwenMedia.of(rig.engine)
+    preparer = MediaPreparer(rules, MediaConfig(**limits), rig.service.limits.max_positions)
     try:
         yield preparer
     finally:

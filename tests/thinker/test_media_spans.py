@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from vllm.multimodal.inputs import MultiModalKwargsItem
 
 from omnirelay.errors import InvalidRequestError
-from services.thinker.media.features import Features
-from services.thinker.media.layout import PreparedItem, check_placeholders, lay_out
-from services.thinker.media.marks import Marks
-from services.thinker.media.spans import Clock, Grid, VisualSpan, mrope_positions
+from services.families.qwen2_5_omni.thinker.features import Features
+from services.families.qwen2_5_omni.thinker.layout import PreparedItem, lay_out
+from services.families.qwen2_5_omni.thinker.marks import Marks
+from services.families.qwen2_5_omni.thinker.spans import Clock, Grid, VisualSpan, mrope_positions
+from services.thinker.media.rules import check_placeholders
 from shared.messages import MediaItem, MediaKind
 from shared.messages.payloads import Blob
 from tests.support.answers import Reference
@@ -174,4 +175,4 @@ def test_places_that_are_not_the_items_are_refused(
     prompt = [1, *(marks.placeholders[kind] for kind in found), 2]
     items = [MediaItem(kind=kind, data=Blob(b"x")) for kind in given]
     with pytest.raises(InvalidRequestError, match=message):
-        check_placeholders(prompt, items, marks)
+        check_placeholders(prompt, items, marks.placeholders)

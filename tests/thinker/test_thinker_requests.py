@@ -20,7 +20,9 @@ from omnirelay.errors import (
     StageFailedError,
     UnknownSpeakerError,
 )
-from services.thinker.engine import end_token_ids, read_speech_embeddings
+from services.families.qwen2_5_omni.thinker.family import THINKER
+from services.families.qwen2_5_omni.thinker.speech import end_token_ids
+from services.thinker.engine import read_embeddings
 from shared.messages import ThinkRequest
 from tests.support.answers import Reference, random_prompt
 from tests.support.thinking import ThinkerRig, speech_of, thinker_request
@@ -204,7 +206,7 @@ def test_a_voice_whose_token_has_no_embedding_is_refused(thinker: ThinkerRig, tm
     voice = {"cond": torch.zeros(1, 4), "ref_mel": torch.zeros(1, 4, 80), "bos_token": 1600}
     torch.save({"Nobody": voice}, tmp_path / "spk_dict.pt")
     with pytest.raises(CheckpointError, match=r"\[1600\].*outside the vocabulary of 1600"):
-        read_speech_embeddings(thinker.engine, tmp_path)
+        read_embeddings(THINKER, thinker.engine, tmp_path)
 
 
 def test_a_closing_token_without_an_embedding_is_refused(
@@ -213,4 +215,4 @@ def test_a_closing_token_without_an_embedding_is_refused(
     talker = thinker.engine.model_config.hf_config.talker_config
     monkeypatch.setattr(talker, "tts_text_pad_token_id", 151859)
     with pytest.raises(CheckpointError, match=r"\[151859\]"):
-        read_speech_embeddings(thinker.engine, tiny_checkpoint)
+        read_embeddings(THINKER, thinker.engine, tiny_checkpoint)

@@ -4,8 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from services.families.qwen2_5_omni.token2wav.family import TOKEN2WAV
+from services.families.qwen2_5_omni.token2wav.synthesizer import SolverSynthesizer
 from services.token2wav.engine import SynthesisEngine, build_token2wav
-from services.token2wav.qwen2_5_omni.pooler import SolverPooler
+from services.token2wav.pooler import SynthesisPooler
 from tests.token2wav.support import (
     MAX_BATCH_FRAMES,
     MAX_VOCODER_FRAMES,
@@ -30,21 +32,20 @@ def other_oracle(tmp_path_factory) -> Oracle:
 
 @pytest.fixture(scope="session")
 def engine(oracle) -> SynthesisEngine:
-    llm_engine = build_token2wav(
+    return build_token2wav(
+        TOKEN2WAV,
         oracle.path,
         max_batch_frames=MAX_BATCH_FRAMES,
         max_vocoder_frames=MAX_VOCODER_FRAMES,
         max_num_seqs=8,
     )
-    return SynthesisEngine(llm_engine)
 
 
 @pytest.fixture(scope="session")
 def other_engine(other_oracle) -> SynthesisEngine:
-    llm_engine = build_token2wav(
-        other_oracle.path, max_batch_frames=100_000, max_vocoder_frames=7, max_num_seqs=8
+    return build_token2wav(
+        TOKEN2WAV, other_oracle.path, max_batch_frames=100_000, max_vocoder_frames=7, max_num_seqs=8
     )
-    return SynthesisEngine(llm_engine)
 
 
 @pytest.fixture
@@ -57,5 +58,10 @@ def idle(engine) -> Iterator[SynthesisEngine]:
 
 
 @pytest.fixture
-def pooler(idle) -> SolverPooler:
+def pooler(idle) -> SynthesisPooler:
     return idle._engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner.model.pooler
+
+
+@pytest.fixture
+def synthesizer(pooler) -> SolverSynthesizer:
+    return pooler.synthesizer

@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import save_file
 from transformers import Qwen2_5OmniConfig, Qwen2_5OmniToken2WavConfig, Qwen2_5OmniToken2WavModel
 
+from services.families.qwen2_5_omni.token2wav.noise import initial_noise
 from services.token2wav.engine import SynthesisEngine
-from services.token2wav.qwen2_5_omni.noise import initial_noise
-from services.token2wav.qwen2_5_omni.synthesis import SynthesisChunk
+from services.token2wav.synthesis import SynthesisChunk
 
 NUM_EMBEDS = 64
 MAX_BATCH_FRAMES = 500

@@ -13,16 +13,14 @@ from omnirelay.errors import (
     StateTransitionError,
     UnknownSpeakerError,
 )
+from services.families.qwen2_5_omni.token2wav.conditioning import check_speakers
+from services.families.qwen2_5_omni.token2wav.family import TOKEN2WAV
+from services.families.qwen2_5_omni.token2wav.model import Token2WavForSynthesis
+from services.families.qwen2_5_omni.token2wav.synthesis import geometry_of, validate_chunk
+from services.families.qwen2_5_omni.voices import load_speakers
+from services.token2wav.chunks import CodecGeometry
 from services.token2wav.engine import build_token2wav
-from services.token2wav.qwen2_5_omni.conditioning import check_speakers
-from services.token2wav.qwen2_5_omni.model import Token2WavForSynthesis
-from services.token2wav.qwen2_5_omni.synthesis import (
-    pack_failure,
-    pack_waveform,
-    unpack_waveform,
-    validate_chunk,
-)
-from shared.vllm.speakers import load_speakers
+from services.token2wav.synthesis import pack_failure, pack_waveform, unpack_waveform
 
 
 def test_speakers_are_read_in_order(oracle):
@@ -99,19 +97,16 @@ def test_weights_are_loaded_strictly(oracle, engine):
 
 def test_engine_needs_a_checkpoint_and_bounds(tmp_path, oracle):
     with pytest.raises(CheckpointError, match=r"config\.json"):
-        build_token2wav(tmp_path, max_batch_frames=1, max_num_seqs=1)
+        build_token2wav(TOKEN2WAV, tmp_path, max_batch_frames=1, max_num_seqs=1)
     with pytest.raises(ConfigError, match="max_batch_frames 0"):
-        build_token2wav(oracle.path, max_batch_frames=0, max_num_seqs=1)
+        build_token2wav(TOKEN2WAV, oracle.path, max_batch_frames=0, max_num_seqs=1)
     with pytest.raises(ConfigError, match="max_vocoder_frames 0"):
-        build_token2wav(oracle.path, max_batch_frames=1, max_num_seqs=1, max_vocoder_frames=0)
+        build_token2wav(TOKEN2WAV, oracle.path, max_batch_frames=1, max_num_seqs=1, max_vocoder_frames=0)
 
 
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"codes": (1, 65)}, r"codes\[1\]: codec id 65 is not in 0..64"),
-        ({"codes": (-1,)}, r"codes\[0\]: codec id -1"),
-        ({"codes": (True,)}, r"codes\[0\]: codec id True"),
         ({"codes": ()}, "empty or not within"),
         ({"codes": (0,) * 201}, "402 mel frames exceeds the 400"),
         ({"start": 12, "target_end": 14}, "block border"),
@@ -128,11 +123,30 @@ def test_engine_needs_a_checkpoint_and_bounds(tmp_path, oracle):
 )
 def test_bad_chunks_are_refused(oracle, changes, problem):
     with pytest.raises(InvalidRequestError, match=problem):
-        validate_chunk(oracle.chunk(5, **changes), oracle.model.config.dit_config)
+        validate_chunk(oracle.chunk(5, **changes), geometry_of(oracle.model.config.dit_config))
+
+
+@pytest.mark.parametrize(
+    ("codes", "problem"),
+    [
+        ((1, 65), r"codes\[1\]: codec id 65 is not in 0..64"),
+        ((-1,), r"codes\[0\]: codec id -1"),
+    ],
+)
+def test_bad_codes_are_refused(oracle, codes, problem):
+    with pytest.raises(InvalidRequestError, match=problem):
+        geometry_of(oracle.model.config.dit_config).check_codes(codes)
+
+
+def test_codes_that_are_no_whole_frames_are_refused():
+    geometry = CodecGeometry(block_size=2, repeats=1, max_frames=10, groups=2, ids=8)
+    geometry.check_codes((0, 7, 3, 3))
+    with pytest.raises(InvalidRequestError, match="3 ids are no whole frames of 2"):
+        geometry.check_codes((0, 7, 3))
 
 
 def test_the_longest_window_is_accepted(oracle):
-    validate_chunk(oracle.chunk(200), oracle.model.config.dit_config)
+    validate_chunk(oracle.chunk(200), geometry_of(oracle.model.config.dit_config))
 
 
 def test_samples_survive_packing():

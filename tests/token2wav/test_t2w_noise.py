@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omnirelay.errors import InvalidRequestError
-from services.token2wav.qwen2_5_omni.noise import initial_noise
+from services.families.qwen2_5_omni.token2wav.noise import initial_noise
 
 seeds = st.integers(0, 2**64 - 1)
 

@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 from vllm import PoolingParams
 from vllm.v1.pool.metadata import PoolingMetadata, PoolingStates
 
+from services.families.qwen2_5_omni.token2wav.carry import StreamPast, past_of
+from services.families.qwen2_5_omni.token2wav.synthesis import steps_of
+from services.families.qwen2_5_omni.token2wav.vocoder import samples_per_frame
 from services.token2wav.chunks import ChunkingConfig
-from services.token2wav.qwen2_5_omni.carry import StreamState
-from services.token2wav.qwen2_5_omni.synthesis import CHUNK_KEY, unpack_waveform
 from services.token2wav.stream import AudioStream, VoiceSettings
+from services.token2wav.synthesis import CHUNK_KEY, StreamState, unpack_waveform
 from tests.token2wav.support import run_all
 
 TOLERANCE = 1e-4
@@ -61,7 +63,8 @@ def test_offline_waveform_equals_the_reference(request, name):
         result = run_all(engine)["alone"]
         assert expected.std() > 0.02
         assert result.shape == expected.shape
-        assert result.shape[0] == length * oracle.model.config.dit_config.repeats * engine.samples_per_frame
+        samples = samples_per_frame(oracle.model.config.bigvgan_config)
+        assert result.shape[0] == length * oracle.model.config.dit_config.repeats * samples
         assert (result - expected).abs().max() < TOLERANCE, length
 
 
@@ -183,19 +186,19 @@ def test_the_past_of_a_stream_matters(oracle, engine):
         start=2 * frames,
     )
     heard = []
-    for state in (stream, StreamState(mel=stream.mel)):
+    for state in (stream, StreamState(StreamPast(mel=past_of(stream).mel))):
         engine.submit_chunk("second", replace(second, stream=state))
         heard.append(run_all(engine)["second"])
     assert (heard[0] - heard[1]).abs().max() > 50 * TOLERANCE
 
 
 @torch.inference_mode()
-def test_a_window_has_the_noise_positions_and_conditions_of_the_stream(oracle, pooler):
+def test_a_window_has_the_noise_positions_and_conditions_of_the_stream(oracle, synthesizer):
     block, frames = oracle.block_codes, 24
-    whole = pooler._conditioner.prepare(oracle.chunk(5 * block + 3, seed=9))
+    whole = synthesizer._conditioner.prepare(oracle.chunk(5 * block + 3, seed=9))
     codes = whole.chunk.codes[2 * block :]
     start = 2 * frames
-    window = pooler._conditioner.prepare(oracle.chunk(len(codes), seed=9, codes=codes, start=start))
+    window = synthesizer._conditioner.prepare(oracle.chunk(len(codes), seed=9, codes=codes, start=start))
     for name in ("mel", "rotation"):
         assert torch.equal(getattr(window, name), getattr(whole, name)[2:]), name
     assert torch.allclose(window.conditioned, whole.conditioned[2:], atol=1e-5)
@@ -206,7 +209,7 @@ def test_requests_may_take_different_numbers_of_steps_at_once(oracle, pooler):
     """vLLM's scheduler does not do so now; the pooler must not depend on that."""
     chunks = [oracle.chunk(14, seed=1), oracle.chunk(3, seed=2, time_points=6), oracle.chunk(30, seed=3)]
     metadata = PoolingMetadata(
-        prompt_lens=torch.tensor([chunk.steps for chunk in chunks]),
+        prompt_lens=torch.tensor([steps_of(chunk) for chunk in chunks]),
         prompt_token_ids=None,
         prompt_token_ids_cpu=None,
         pooling_params=[PoolingParams(task="plugin", extra_kwargs={CHUNK_KEY: chunk}) for chunk in chunks],

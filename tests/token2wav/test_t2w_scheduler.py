@@ -11,7 +11,8 @@ from vllm import PoolingParams
 
 from omnirelay.errors import InvalidRequestError, StageFailedError, UnknownSpeakerError
 from services.token2wav.engine import ChunkOutcome
-from services.token2wav.qwen2_5_omni.synthesis import CHUNK_KEY
+from services.token2wav.family import Budget
+from services.token2wav.synthesis import CHUNK_KEY
 from tests.token2wav.support import MAX_BATCH_FRAMES, MAX_VOCODER_FRAMES, counting, run_all
 
 TOLERANCE = 1e-4
@@ -29,10 +30,10 @@ def waiting(engine) -> int:
     return engine.scheduler.get_request_counts()[1]
 
 
-def test_all_advance_one_step_and_a_newcomer_joins_at_once(oracle, idle, pooler):
+def test_all_advance_one_step_and_a_newcomer_joins_at_once(oracle, idle, synthesizer):
     idle.submit_chunk("a", oracle.chunk(3, seed=1))
     idle.submit_chunk("b", oracle.chunk(30, seed=2))
-    with counting(pooler, "_step") as calls:
+    with counting(synthesizer, "_step") as calls:
         idle.step()
         idle.step()
         assert progress(idle) == {"a": 2, "b": 2}
@@ -46,21 +47,24 @@ def test_all_advance_one_step_and_a_newcomer_joins_at_once(oracle, idle, pooler)
         assert (results[name] - oracle.waveform(chunk)).abs().max() < TOLERANCE
 
 
-def test_a_lone_request_takes_all_its_steps_at_once(oracle, idle, pooler):
+def test_a_lone_request_takes_all_its_steps_at_once(oracle, idle, synthesizer):
     idle.submit_chunk("lone", oracle.chunk(3))
-    with counting(pooler, "_step") as calls:
+    with counting(synthesizer, "_step") as calls:
         outcomes = idle.step()
     assert [outcome.request_id for outcome in outcomes] == ["lone"]
     assert len(calls) == 9
 
 
-def test_a_lone_request_takes_no_more_steps_at_once_than_the_budgets_allow(oracle, idle, pooler):
+def test_a_lone_request_takes_no_more_steps_at_once_than_the_budgets_allow(oracle, idle, synthesizer):
     chunk = oracle.chunk(120, seed=6)
     idle.submit_chunk("lone", chunk)
     steps, pieces = [], []
     outcomes: list[ChunkOutcome] = []
     while not outcomes:
-        with counting(pooler, "_step") as solved, counting(pooler, "_vocode") as vocoded:
+        with (
+            counting(synthesizer, "_step") as solved,
+            counting(synthesizer, "_vocode") as vocoded,
+        ):
             outcomes = idle.step()
         steps.append(len(solved))
         pieces.append(len(vocoded))
@@ -70,11 +74,11 @@ def test_a_lone_request_takes_no_more_steps_at_once_than_the_budgets_allow(oracl
     assert (outcomes[0].waveform - oracle.waveform(chunk)).abs().max() < TOLERANCE
 
 
-def audio_of_steps(engine, pooler, results) -> list[dict[int, int]]:
+def audio_of_steps(engine, synthesizer, results) -> list[dict[int, int]]:
     """Step until idle; gives the mel frames that each step made audio, by the seed of their chunk."""
     made = []
     while engine.has_work:
-        with counting(pooler, "_vocode") as vocoded:
+        with counting(synthesizer, "_vocode") as vocoded:
             results |= {outcome.request_id: outcome.waveform for outcome in engine.step()}
         made.append({state.chunk.seed: frames_of_piece(state, pieces) for state, _, pieces in vocoded})
     return made
@@ -84,7 +88,7 @@ def frames_of_piece(state, pieces: int) -> int:
     return -(-state.chunk.target_frames // pieces)
 
 
-def test_no_step_makes_more_audio_than_the_budget_and_all_take_turns(oracle, idle, pooler):
+def test_no_step_makes_more_audio_than_the_budget_and_all_take_turns(oracle, idle, synthesizer):
     now = time.monotonic()
     # Of two pieces of 50 frames, and of one of 80, 10 and 80.
     long, soon, small, late = range(4)
@@ -92,34 +96,34 @@ def test_no_step_makes_more_audio_than_the_budget_and_all_take_turns(oracle, idl
     for chunk in chunks:
         idle.submit_chunk(str(chunk.seed), chunk)
     results: dict[str, torch.Tensor] = {}
-    made = audio_of_steps(idle, pooler, results)
+    made = audio_of_steps(idle, synthesizer, results)
     assert made[:8] == [{}] * 8
     assert [set(frames) for frames in made[8:12]] == [{long, small}, {soon}, {late}, {long}]
     for chunk in chunks:
         assert (results[str(chunk.seed)] - oracle.waveform(chunk)).abs().max() < TOLERANCE
 
 
-def test_a_newcomer_does_not_wait_for_all_pieces_of_a_long_chunk(oracle, idle, pooler):
+def test_a_newcomer_does_not_wait_for_all_pieces_of_a_long_chunk(oracle, idle, synthesizer):
     idle.submit_chunk("long", oracle.chunk(180, seed=1, due=0.0))
     idle.submit_chunk("new", oracle.chunk(5, seed=2, due=time.monotonic() + 5))
     results: dict[str, torch.Tensor] = {}
-    made = [set(frames) for frames in audio_of_steps(idle, pooler, results) if frames]
+    made = [set(frames) for frames in audio_of_steps(idle, synthesizer, results) if frames]
     # 360 frames are four pieces of 90, which leave no room beside them.
     assert made == [{1}, {2}, {1}, {1}, {1}]
 
 
-def test_what_begins_with_audio_is_held_to_the_budget_as_it_joins(oracle, idle, pooler):
+def test_what_begins_with_audio_is_held_to_the_budget_as_it_joins(oracle, idle, synthesizer):
     for seed in range(5):
         idle.submit_chunk(str(seed), oracle.chunk(20, seed=seed, time_points=2))
     results: dict[str, torch.Tensor] = {}
-    made = audio_of_steps(idle, pooler, results)
+    made = audio_of_steps(idle, synthesizer, results)
     # 40 frames each.
     assert [len(frames) for frames in made if frames] == [2, 2, 1]
     assert results.keys() == set("01234")
 
 
 def test_a_chunk_larger_than_the_budget_and_the_others_take_turns(oracle, idle, monkeypatch):
-    monkeypatch.setattr(idle.scheduler, "_max_batch_frames", 20)
+    monkeypatch.setattr(idle.scheduler, "_budget", Budget(20, MAX_VOCODER_FRAMES))
     idle.submit_chunk("large", oracle.chunk(30, seed=1, due=0.0))
     idle.submit_chunk("a", oracle.chunk(2, seed=2, due=1.0))
     idle.submit_chunk("b", oracle.chunk(3, seed=3, due=2.0))
@@ -139,7 +143,9 @@ def test_a_chunk_larger_than_the_budget_and_the_others_take_turns(oracle, idle, 
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_no_step_exceeds_a_budget_and_nobody_waits_longer_than_all_others_take(oracle, idle, pooler, seed):
+def test_no_step_exceeds_a_budget_and_nobody_waits_longer_than_all_others_take(
+    oracle, idle, synthesizer, seed
+):
     chance = random.Random(seed)
     now = time.monotonic()
     scheduler, total = idle.scheduler, 12
@@ -152,7 +158,10 @@ def test_no_step_exceeds_a_budget_and_nobody_waits_longer_than_all_others_take(o
         before = {request.request_id: request.num_computed_tokens for request in scheduler.running}
         if len(before) < scheduler.max_num_running_reqs and scheduler.waiting:
             before[scheduler.waiting.peek_request().request_id] = 0
-        with counting(pooler, "_step") as solved, counting(pooler, "_vocode") as vocoded:
+        with (
+            counting(synthesizer, "_step") as solved,
+            counting(synthesizer, "_vocode") as vocoded,
+        ):
             ended += [outcome.request_id for outcome in idle.step()]
         assert sum(state.frames for active, _ in solved for state, _ in active) <= MAX_BATCH_FRAMES
         assert sum(frames_of_piece(state, pieces) for state, _, pieces in vocoded) <= MAX_VOCODER_FRAMES
@@ -177,10 +186,10 @@ def test_one_that_can_wait_does_not_join_before_those_that_are_due(oracle, idle,
     assert run_all(idle).keys() == {"later"}
 
 
-def test_abort_between_two_pieces_of_audio_frees_the_state(oracle, idle, pooler):
+def test_abort_between_two_pieces_of_audio_frees_the_state(oracle, idle, pooler, synthesizer):
     idle.submit_chunk("aborted", oracle.chunk(120, seed=7))
     while True:
-        with counting(pooler, "_vocode") as vocoded:
+        with counting(synthesizer, "_vocode") as vocoded:
             assert idle.step() == []
         if vocoded:
             break
@@ -205,7 +214,7 @@ def test_what_does_not_fit_the_budget_waits_and_is_not_overtaken(oracle, idle):
 
 
 def test_a_chunk_larger_than_the_budget_runs_alone(oracle, idle, monkeypatch):
-    monkeypatch.setattr(idle.scheduler, "_max_batch_frames", 20)
+    monkeypatch.setattr(idle.scheduler, "_budget", Budget(20, MAX_VOCODER_FRAMES))
     idle.submit_chunk("a", oracle.chunk(30))
     idle.submit_chunk("b", oracle.chunk(2))
     idle.step()
@@ -278,8 +287,7 @@ def raw(engine, request_id: str, tokens: int, extra) -> None:
     [
         (9, None, "holds no SynthesisChunk"),
         (9, {CHUNK_KEY: "text"}, "holds no SynthesisChunk"),
-        (8, {}, "8 tokens for 9 solver steps"),
-        (9, {"codes": (1, 999)}, r"codes\[1\]: codec id 999"),
+        (8, {}, "8 tokens for 9 advances"),
         (9, {"codes": None}, "could not be scheduled"),
         (9, {"target_end": 0}, "empty or not within"),
     ],
@@ -331,8 +339,10 @@ def test_an_unknown_voice_fails_in_the_model_at_once_and_alone(oracle, idle, poo
     assert idle.scheduler.take_failures() == {}
 
 
-def test_an_exception_while_preparing_or_vocoding_fails_one_request(oracle, idle, pooler, monkeypatch):
-    prepare, vocode = pooler._conditioner.prepare, pooler._vocode
+def test_an_exception_while_preparing_or_vocoding_fails_one_request(
+    oracle, idle, pooler, synthesizer, monkeypatch
+):
+    prepare, vocode = synthesizer._conditioner.prepare, synthesizer._vocode
 
     def prepare_or_break(chunk):
         if chunk.seed == 13:
@@ -344,8 +354,8 @@ def test_an_exception_while_preparing_or_vocoding_fails_one_request(oracle, idle
             raise RuntimeError(f"broken at piece {piece}")
         return vocode(state, piece, pieces)
 
-    monkeypatch.setattr(pooler._conditioner, "prepare", prepare_or_break)
-    monkeypatch.setattr(pooler, "_vocode", vocode_or_break)
+    monkeypatch.setattr(synthesizer._conditioner, "prepare", prepare_or_break)
+    monkeypatch.setattr(synthesizer, "_vocode", vocode_or_break)
     for seed in (12, 13, 14, 15):
         idle.submit_chunk(f"seed-{seed}", oracle.chunk(TWO_PIECES, seed=seed))
     outcomes = {outcome.request_id: outcome for outcome in collect(idle)}
@@ -359,8 +369,8 @@ def test_an_exception_while_preparing_or_vocoding_fails_one_request(oracle, idle
 
 
 def test_submit_refuses_before_anything_is_queued(oracle, idle):
-    with pytest.raises(InvalidRequestError, match="codec id 65"):
-        idle.submit_chunk("bad", oracle.chunk(1, codes=(65,)))
+    with pytest.raises(InvalidRequestError, match="start 2 is not on a block border"):
+        idle.submit_chunk("bad", oracle.chunk(1, start=2))
     assert not idle.has_work
 
 

@@ -15,6 +15,7 @@ from omnirelay.errors import (
     StageFailedError,
     UnknownSpeakerError,
 )
+from services.families.qwen2_5_omni.token2wav.family import TOKEN2WAV
 from services.token2wav.engine import SynthesisEngine
 from services.token2wav.service import Token2WavService
 from shared.config import SynthesisConfig, SynthesisEngineConfig, Token2WavConfig
@@ -40,7 +41,7 @@ class Rig:
         config = Token2WavConfig(
             engine=SynthesisEngineConfig(max_num_seqs=8, gpu_memory_utilization=0.3), synthesis=synthesis
         )
-        self.service = Token2WavService(oracle.path, config, self._gateway.push)
+        self.service = Token2WavService(TOKEN2WAV, oracle.path, config, self._gateway.push)
         self.forget()
 
     def forget(self) -> None:

@@ -9,8 +9,13 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
 )
 
 from omnirelay.errors import CheckpointError
-from services.token2wav.qwen2_5_omni.ode import EVALUATIONS_PER_STEP, advance, evaluation_times, time_points
-from services.token2wav.qwen2_5_omni.vocoder import (
+from services.families.qwen2_5_omni.token2wav.ode import (
+    EVALUATIONS_PER_STEP,
+    advance,
+    evaluation_times,
+    time_points,
+)
+from services.families.qwen2_5_omni.token2wav.vocoder import (
     AntiAliasedActivation,
     Context,
     Vocoder,

@@ -22,11 +22,9 @@ from omnirelay.errors import (
     StageFailedError,
 )
 from services.thinker.media.decode.decoder import MediaDecoder
-from services.thinker.media.features import FeatureExtractor
-from services.thinker.media.layout import PreparedItem, lay_out
 from services.thinker.media.limits import DecodeLimits
-from services.thinker.media.marks import Marks
 from services.thinker.media.metrics import MediaMetrics
+from services.thinker.media.rules import MediaRules, PreparedItem
 from shared.config import MediaConfig
 from shared.log import of_request
 from shared.messages import MediaItem, MediaKind, ThinkRequest
@@ -60,8 +58,7 @@ class MediaPreparer:
     eventfd, is written to when there is something to :meth:`take`.
 
     Args:
-        extractor: Makes features.
-        marks: The checkpoint's tokens for media.
+        rules: The checkpoint's.
         config: The limits.
         max_positions: Of a request, in the thinker.
 
@@ -69,17 +66,14 @@ class MediaPreparer:
         metrics: What was prepared, and how long it took.
     """
 
-    def __init__(
-        self, extractor: FeatureExtractor, marks: Marks, config: MediaConfig, max_positions: int
-    ) -> None:
-        self._extractor = extractor
-        self._marks = marks
+    def __init__(self, rules: MediaRules, config: MediaConfig, max_positions: int) -> None:
+        self._rules = rules
         self._max_positions = max_positions
         self._closed = False
         self.metrics: Final = MediaMetrics()
         self._budget: Final = _ByteBudget(config.max_held_bytes)
         self._cache = _ItemCache(config.cache_bytes)
-        self._limits = _decode_limits(config, extractor)
+        self._limits = _decode_limits(config, rules)
         self._threads = ThreadPoolExecutor(config.decoders, "media", self._start_thread)
         self._own = threading.local()
         self._lock = threading.Lock()
@@ -87,8 +81,9 @@ class MediaPreparer:
         self._waiting: set[str] = set()
         self._outcomes: deque[Outcome] = deque()
         self.wake_fd: Final = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        # The first file should not have to wait until a process has started; the others start when needed.
-        self._threads.submit(self._start_decoder)
+        if rules.placeholders:
+            # The first file should not wait until a process has started; the others start when needed.
+            self._threads.submit(self._start_decoder)
 
     @property
     def has_outcomes(self) -> bool:
@@ -180,7 +175,7 @@ class MediaPreparer:
                     f"the prompt has {length} tokens up to {item.kind} {numbers[item.kind]}, "
                     f"the thinker takes at most {self._max_positions - 1}"
                 )
-        return lay_out(request.prompt_token_ids, items, self._marks, self._extractor.clock)
+        return self._rules.lay_out(request.prompt_token_ids, items)
 
     def _item(self, item: MediaItem, name: str, with_audio: bool) -> PreparedItem:
         hasher = hashlib.sha256(item.data.view)
@@ -195,7 +190,7 @@ class MediaPreparer:
                 decoded = self._own.decoder.decode(
                     item.kind, item.data.view, name=name, with_audio=with_audio
                 )
-            prepared = PreparedItem(digest, self._extractor.extract(decoded, name))
+            prepared = self._rules.prepare(digest, decoded, name)
         self.metrics.items(item.kind, "decoded").inc()
         self._cache.put(prepared)
         return prepared
@@ -259,18 +254,18 @@ class _ByteBudget:
         still_wanted()
 
 
-def _decode_limits(config: MediaConfig, extractor: FeatureExtractor) -> DecodeLimits:
+def _decode_limits(config: MediaConfig, rules: MediaRules) -> DecodeLimits:
     """What may be decoded: the operator's limits, and what the checkpoint can take."""
-    sampling = extractor.sampling
+    sampling = rules.sampling
     return DecodeLimits(
-        max_audio_seconds=min(config.max_audio_seconds, extractor.longest_audio_s),
+        max_audio_seconds=min(config.max_audio_seconds, rules.longest_audio_s),
         min_image_side=config.min_image_side,
         max_image_pixels=config.max_image_pixels,
         max_video_seconds=config.max_video_seconds,
         max_video_frames=min(config.max_video_frames, sampling.max_frames),
         max_decoded_bytes=config.max_decoded_bytes,
         timeout_s=config.decode_timeout_s,
-        sampling_rate=extractor.sampling_rate,
+        sampling_rate=rules.sampling_rate,
         frames_per_second=sampling.frames_per_second,
         min_frames=sampling.min_frames,
         temporal_patch_size=sampling.temporal_patch_size,

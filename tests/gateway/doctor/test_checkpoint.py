@@ -15,7 +15,7 @@ import torch
 
 from ops.doctor import checkpoint
 from ops.doctor.finding import Finding
-from ops.doctor.weights import Paged
+from services.families.family import Paged
 from shared.config import DEFAULT_CHECKPOINT, Config
 from tests.gateway.doctor.model_files import CONFIG, INDEX, SHARDS, write_model, write_weights
 
@@ -169,7 +169,7 @@ from ops.doctor import checkpoint
 from shared.checkpoints import resolve_model
 from shared.config import Config
 from omnirelay.errors import CheckpointAccessError
-from shared.model_files import require_model_files
+from services.families.known import require_family
 if os.geteuid() == 0:
     os.setgroups([])
     os.setgid(65534)
@@ -177,7 +177,7 @@ if os.geteuid() == 0:
 config = Config(model=sys.argv[1])
 _, (finding,) = checkpoint.examine(config)
 try:
-    require_model_files(resolve_model(config))
+    require_family(resolve_model(config))
     told = None
 except CheckpointAccessError as error:
     told = str(error)

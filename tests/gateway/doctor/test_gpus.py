@@ -7,7 +7,7 @@ import pytest
 from ops.doctor import gpus
 from ops.doctor.checkpoint import Model
 from ops.doctor.finding import Finding
-from ops.doctor.weights import Paged
+from services.families.family import Paged
 from shared.config import Config
 from shared.devices import EngineReport, Gpu
 from shared.model_files import Weights

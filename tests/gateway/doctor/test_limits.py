@@ -7,7 +7,7 @@ import pytest
 from ops.doctor import demand, limits
 from ops.doctor.checkpoint import Model
 from ops.doctor.finding import Finding
-from ops.doctor.weights import Paged
+from services.families.family import Paged
 from shared.config import Config
 from shared.model_files import Weights
 

@@ -11,24 +11,29 @@ from dataclasses import dataclass
 
 import torch
 
+from services.token2wav.synthesis import StreamState
+
 
 @dataclass(eq=False)
-class StreamState:
-    """The past of a stream; a stream's chunks share it and go through the engine one after the other.
+class StreamPast:
+    """What the chunks of a stream so far leave.
 
     Attributes:
         mel: log-mel frames made audio last, float32 [frames, mel_dim]; None where there are none.
-        past: keys and values of the last block made audio, float32
+        attention: keys and values of the last block made audio, float32
             [evaluations, layers that look back, 2, branches, heads, block_size, head_dim]; None where
             they are not known.
     """
 
     mel: torch.Tensor | None = None
-    past: torch.Tensor | None = None
+    attention: torch.Tensor | None = None
 
-    def __deepcopy__(self, memo: dict[int, object]) -> "StreamState":
-        """Return itself: vLLM copies a request's parameters, and this is not a value but a place."""
-        return self
+
+def past_of(stream: StreamState) -> StreamPast:
+    """What a stream's chunks left; made with the first of them."""
+    if not isinstance(stream.left, StreamPast):
+        stream.left = StreamPast()
+    return stream.left
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +41,7 @@ class CarriedChunk:
     """Where in a batch one chunk takes over and leaves keys and values.
 
     Attributes:
-        past: see :class:`StreamState`.
+        past: the ``attention`` of :class:`StreamPast`.
         request: the chunk's number in the batch.
         continues: whether ``past`` holds what the chunk before left.
         last_rows: rows of the last block of the chunk's target, one a branch, int64 [branches]; None

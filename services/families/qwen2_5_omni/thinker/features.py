@@ -12,9 +12,10 @@ from vllm.multimodal.processing.context import TimingContext
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from omnirelay.errors import MediaError
+from services.families.qwen2_5_omni.thinker.marks import Marks
+from services.families.qwen2_5_omni.thinker.spans import Clock, Grid
 from services.thinker.media.decoded import DecodedAudio, DecodedImage, DecodedVideo, Samples
-from services.thinker.media.marks import Marks
-from services.thinker.media.spans import Clock, Grid
+from services.thinker.media.rules import FrameSampling
 from shared.messages import MediaKind
 
 _NO_TIMING: Final = TimingContext(enabled=False)
@@ -41,23 +42,6 @@ class Features:
         """Bytes held."""
         tensors = (element.data for element in self.data.values())
         return sum(tensor.nbytes for tensor in tensors if isinstance(tensor, torch.Tensor))
-
-
-@dataclass(frozen=True)
-class FrameSampling:
-    """How many frames of a video the checkpoint looks at.
-
-    Attributes:
-        frames_per_second: Of the video.
-        min_frames: At least, if there are as many.
-        max_frames: At most.
-        temporal_patch_size: Frames of a temporal patch; the number is a multiple of it.
-    """
-
-    frames_per_second: float
-    min_frames: int
-    max_frames: int
-    temporal_patch_size: int
 
 
 class FeatureExtractor:

@@ -10,9 +10,8 @@ from itertools import zip_longest
 from typing import Any, Literal, Self
 
 import numpy as np
-import numpy.typing as npt
 
-Positions = npt.NDArray[np.int64]
+from services.thinker.media.rules import Positions
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,8 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
 )
 from vllm.model_executor.layers.linear import ReplicatedLinear
 
-from services.token2wav.qwen2_5_omni.blocks import BlockLayout
-from services.token2wav.qwen2_5_omni.carry import Carry
+from services.families.qwen2_5_omni.token2wav.blocks import BlockLayout
+from services.families.qwen2_5_omni.token2wav.carry import Carry
 
 _NORM_EPSILON = 1e-6
 _GELU_CUBIC = 0.044715

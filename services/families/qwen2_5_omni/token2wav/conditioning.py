@@ -12,13 +12,14 @@ import torch
 from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniDiTConfig
 
 from omnirelay.errors import CheckpointError, UnknownSpeakerError
-from services.token2wav.qwen2_5_omni.blocks import BlockLayout, build_layout, to_blocks
-from services.token2wav.qwen2_5_omni.carry import CarriedChunk, Carry
-from services.token2wav.qwen2_5_omni.dit import DiffusionTransformer, DiTBatch, layers_looking_back
-from services.token2wav.qwen2_5_omni.noise import initial_noise
-from services.token2wav.qwen2_5_omni.ode import EVALUATIONS_PER_STEP, evaluation_times, time_points
-from services.token2wav.qwen2_5_omni.synthesis import SynthesisChunk
-from shared.vllm.speakers import Speaker
+from services.families.qwen2_5_omni.token2wav.blocks import BlockLayout, build_layout, to_blocks
+from services.families.qwen2_5_omni.token2wav.carry import CarriedChunk, Carry, StreamPast, past_of
+from services.families.qwen2_5_omni.token2wav.dit import DiffusionTransformer, DiTBatch, layers_looking_back
+from services.families.qwen2_5_omni.token2wav.noise import initial_noise
+from services.families.qwen2_5_omni.token2wav.ode import EVALUATIONS_PER_STEP, evaluation_times, time_points
+from services.families.qwen2_5_omni.token2wav.synthesis import steps_of
+from services.families.qwen2_5_omni.voices import Speaker
+from services.token2wav.synthesis import SynthesisChunk
 
 _NO_GUIDANCE_BELOW = 1e-5
 
@@ -50,6 +51,7 @@ class SolverState:
 
     Attributes:
         chunk: what was asked for.
+        past: what the chunks before it left, and where it leaves what the next will need.
         continues: whether the chunk before left its keys and values.
         frames: mel frames in the window.
         mel: the noisy mel, float32 [blocks, block_size, mel_dim].
@@ -57,10 +59,12 @@ class SolverState:
         conditioned: constant input of the conditioned branch, float32 [blocks, block_size, hidden].
         unconditioned: the same of the other branch, float32 [hidden]; None without guidance.
         rotation: rotary table, complex64 [blocks, block_size, head_dim / 2].
+        due_pieces: numbers of the pieces that are to become audio now.
         audio: the pieces that became audio, float32 [samples] each.
     """
 
     chunk: SynthesisChunk
+    past: StreamPast
     continues: bool
     frames: int
     mel: torch.Tensor
@@ -68,18 +72,19 @@ class SolverState:
     conditioned: torch.Tensor
     unconditioned: torch.Tensor | None
     rotation: torch.Tensor
+    due_pieces: list[int] = field(default_factory=list)
     audio: list[torch.Tensor] = field(default_factory=list)
 
     def split_mel(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return the frames before the target, the target and the frames after it, [frames, mel_dim] each."""
         mel = self.mel.flatten(0, 1)[: self.frames]
-        before = mel[:0] if self.chunk.stream.mel is None else self.chunk.stream.mel
+        before = mel[:0] if self.past.mel is None else self.past.mel
         return before, mel[: self.chunk.target_frames], mel[self.chunk.target_frames :]
 
     def leave_mel(self, frames: int) -> None:
         """Leave the stream's next chunk the last so many mel frames before its target."""
         before, target, _ = self.split_mel()
-        self.chunk.stream.mel = torch.cat([before, target])[-frames:]
+        self.past.mel = torch.cat([before, target])[-frames:]
 
 
 class Conditioner:
@@ -137,13 +142,15 @@ class Conditioner:
         codes = torch.tensor(chunk.codes, device=self._device)
         embedded = self._dit.text_embed.codec_embed(codes)
         constant = self._dit.input_embed.project_codes(embedded) + voice.conditioned
-        frames = chunk.window_frames(config.repeats)
+        frames = len(chunk.codes) * config.repeats
         noise = initial_noise(chunk.seed, frames, config.mel_dim, start=chunk.start)
-        continues = chunk.stream.past is not None
+        past = past_of(chunk.stream)
+        continues = past.attention is not None
         if not (continues or chunk.is_last):
-            chunk.stream.past = self._room_for_past(chunk)
+            past.attention = self._room_for_past(chunk)
         return SolverState(
             chunk=chunk,
+            past=past,
             continues=continues,
             frames=frames,
             mel=to_blocks(noise.to(self._device), config.block_size),
@@ -171,7 +178,7 @@ class Conditioner:
     def _room_for_past(self, chunk: SynthesisChunk) -> torch.Tensor:
         config = self._dit.config
         return torch.empty(
-            chunk.steps * EVALUATIONS_PER_STEP,
+            steps_of(chunk) * EVALUATIONS_PER_STEP,
             len(layers_looking_back(config)),
             2,
             1 + _is_guided(chunk),
@@ -216,10 +223,10 @@ def _carry(states: Sequence[SolverState], layout: BlockLayout, block_size: int) 
     chunks = []
     for request, (state, first_rows) in enumerate(zip(states, layout.first_rows, strict=True)):
         chunk = state.chunk
-        if chunk.stream.past is not None:
+        if state.past.attention is not None:
             last_block = chunk.target_frames // block_size - 1
             last_rows = None if chunk.is_last else first_rows + last_block
-            chunks.append(CarriedChunk(chunk.stream.past, request, state.continues, last_rows))
+            chunks.append(CarriedChunk(state.past.attention, request, state.continues, last_rows))
     return Carry(chunks)
 
 

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from vllm.multimodal.inputs import MultiModalFeatureSpec
 
 from omnirelay.errors import StageFailedError
-from services.thinker.media.spans import Clock, Grid, Positions, VisualSpan, mrope_positions
+from services.families.qwen2_5_omni.thinker.spans import Clock, Grid, VisualSpan, mrope_positions
+from services.thinker.media.rules import Positions
 
 
 def prompt_positions(length: int, features: Sequence[MultiModalFeatureSpec], clock: Clock) -> Positions:

@@ -1,6 +1,6 @@
 """The prompt with every placeholder replaced by the tokens of its item."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -8,10 +8,9 @@ from vllm.inputs import MultiModalInput, mm_input
 from vllm.multimodal.inputs import MultiModalKwargsItem, MultiModalKwargsItems, PlaceholderRange
 
 from omnirelay.errors import InvalidRequestError
-from services.thinker.media.features import Features
-from services.thinker.media.marks import Marks
-from services.thinker.media.spans import Clock, interleave
-from shared.messages import MediaItem
+from services.families.qwen2_5_omni.thinker.features import Features
+from services.families.qwen2_5_omni.thinker.marks import Marks
+from services.families.qwen2_5_omni.thinker.spans import Clock, interleave
 
 
 @dataclass(frozen=True)
@@ -35,21 +34,6 @@ class PreparedItem:
     def nbytes(self) -> int:
         """Bytes held."""
         return sum(features.nbytes for features in self.features)
-
-
-def check_placeholders(prompt: Sequence[int], items: Sequence[MediaItem], marks: Marks) -> None:
-    """Refuse a prompt whose placeholders are not those of its items.
-
-    Raises:
-        InvalidRequestError: They differ in number, kind or order.
-    """
-    kind_of = {token: kind for kind, token in marks.placeholders.items()}
-    found = [kind_of[token] for token in prompt if token in kind_of]
-    given = [item.kind for item in items]
-    if found != given:
-        raise InvalidRequestError(
-            f"the prompt has places for {_listed(found)}, but {_listed(given)} came with it"
-        )
 
 
 def lay_out(
@@ -117,7 +101,3 @@ class _Layout:
         self.data.setdefault(features.kind, []).append(features.data)
         self.hashes.setdefault(features.kind, []).append(digest)
         self.ranges.setdefault(features.kind, []).append(place)
-
-
-def _listed(kinds: Iterable[str]) -> str:
-    return ", ".join(kinds) or "none"

@@ -17,7 +17,7 @@ from vllm.model_executor.models.qwen2 import Qwen2DecoderLayer, Qwen2MLP, Qwen2M
 from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper
 from vllm.sequence import IntermediateTensors
 
-from services.talker.rotary import StepRotary
+from services.families.qwen2_5_omni.talker.rotary import StepRotary
 from shared.vllm.conditioning import ConditioningStore
 
 MROPE_SECTION = "talker_mrope_section"

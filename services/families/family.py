@@ -1,0 +1,60 @@
+"""What a model family is."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shared.messages import StageName
+
+if TYPE_CHECKING:
+    from services.talker.family import TalkerFamily
+    from services.thinker.family import ThinkerFamily
+    from services.token2wav.family import SynthesisFamily
+
+
+@dataclass(frozen=True)
+class Paged:
+    """What a stage's KV cache holds for each position; see ``docs/operations.md``.
+
+    Attributes:
+        positions: Most positions of one request, as the checkpoint has it.
+        elements: Numbers a position: keys and values of all layers, and a conditioning row.
+    """
+
+    positions: int
+    elements: int
+
+
+@dataclass(frozen=True)
+class Family:
+    """A model family, found by the ``model_type`` of a checkpoint's ``config.json``.
+
+    The parts of the stages load PyTorch and vLLM, so they are functions, called in the stage's process once
+    its environment is prepared.
+
+    Attributes:
+        model_type: As in ``config.json``.
+        files: Files that the stages read besides the weights and the tokenizer.
+        check_files: Checks what can be checked of them without loading a model; raises
+            :class:`omnirelay.errors.CheckpointError`.
+        weights: The prefix of each stage's tensors, up to the first dot.
+        paged: What the KV caches hold, by the content of ``config.json``; raises
+            :class:`omnirelay.errors.CheckpointError`.
+        thinker: Loads what the thinker needs.
+        talker: Loads what the talker needs.
+        token2wav: Loads what token2wav needs.
+    """
+
+    model_type: str
+    files: tuple[str, ...]
+    check_files: Callable[[Path], None]
+    weights: Mapping[StageName, str]
+    paged: Callable[[Mapping[str, Any]], dict[StageName, Paged]]
+    thinker: "Callable[[], ThinkerFamily]"
+    talker: "Callable[[], TalkerFamily]"
+    token2wav: "Callable[[], SynthesisFamily]"
+
+
+Families = Mapping[str, Family]
+"""Families by their ``model_type``."""

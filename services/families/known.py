@@ -1,0 +1,62 @@
+"""The families that are served."""
+
+import json
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+from omnirelay.errors import CheckpointError
+from services.families.family import Families, Family
+from services.families.qwen2_5_omni import QWEN2_5_OMNI
+from shared.model_files import require_model_files
+
+FAMILIES: Final[Families] = MappingProxyType({each.model_type: each for each in (QWEN2_5_OMNI,)})
+"""By the ``model_type`` of a checkpoint's ``config.json``: a new family is entered here."""
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """Read a checkpoint's ``config.json``.
+
+    Raises:
+        CheckpointError: It cannot be read.
+    """
+    path = directory / "config.json"
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path.name} cannot be read: {error}") from error
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{path.name} cannot be read: it holds no object")
+    return values
+
+
+def family_of(config: dict[str, Any], families: Families = FAMILIES) -> Family:
+    """Find the family of a checkpoint.
+
+    Args:
+        config: The content of its ``config.json``.
+        families: Those to choose from.
+
+    Raises:
+        CheckpointError: It is of none of them.
+    """
+    kind = config.get("model_type")
+    family = families.get(kind) if isinstance(kind, str) else None
+    if family is None:
+        known = ", ".join(map(repr, families))
+        raise CheckpointError(f"config.json is of a model of type {kind!r}; known: {known}")
+    return family
+
+
+def require_family(directory: Path, families: Families = FAMILIES) -> Family:
+    """Find the family of a checkpoint, and check that its files are there and whole.
+
+    Raises:
+        CheckpointError: It is of no known family, a file is missing, or one is damaged.
+    """
+    try:
+        family = family_of(read_config(directory), families)
+    except CheckpointError as error:
+        raise CheckpointError(f"the checkpoint in {directory}: {error}") from None
+    require_model_files(directory, family.files, family.check_files)
+    return family

@@ -1,0 +1,56 @@
+"""The files of a Qwen2.5-Omni checkpoint, as far as they can be judged without loading a model."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from omnirelay.errors import CheckpointError
+from services.families.family import Paged
+from shared.messages import StageName
+from shared.model_files import check_torch_file
+
+SPEAKER_FILE: Final = "spk_dict.pt"
+FILES: Final = ("config.json", "preprocessor_config.json", SPEAKER_FILE)
+WEIGHTS: Final[Mapping[StageName, str]] = {
+    "thinker": "thinker",
+    "talker": "talker",
+    "token2wav": "token2wav",
+}
+
+
+def check_files(directory: Path) -> None:
+    """Check that the file of the voices is whole.
+
+    Raises:
+        CheckpointError: It is not.
+    """
+    check_torch_file(directory / SPEAKER_FILE)
+
+
+def paged(config: Mapping[str, Any]) -> dict[StageName, Paged]:
+    """What the thinker and the talker keep in their KV caches.
+
+    Args:
+        config: The content of ``config.json``.
+
+    Raises:
+        CheckpointError: ``config.json`` lacks a value.
+    """
+    try:
+        thinker = config["thinker_config"]["text_config"]
+        talker = config["talker_config"]
+        width = int(thinker["hidden_size"])
+        heads = int(thinker["num_attention_heads"])
+        return {
+            "thinker": _paged(thinker, thinker.get("head_dim") or width // heads, width),
+            "talker": _paged(talker, talker["head_dim"], talker["embedding_size"]),
+        }
+    except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
+        raise CheckpointError(f"config.json lacks a value, or has a strange one: {error!r}") from error
+
+
+def _paged(config: Mapping[str, Any], head_dim: int, row: int) -> Paged:
+    keys_and_values = (
+        2 * int(config["num_hidden_layers"]) * int(config["num_key_value_heads"]) * int(head_dim)
+    )
+    return Paged(int(config["max_position_embeddings"]), keys_and_values + int(row))

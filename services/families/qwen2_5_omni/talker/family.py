@@ -1,0 +1,76 @@
+"""Qwen2.5-Omni's talker, as the stage takes it."""
+
+from typing import Any, Final
+
+from omnirelay.errors import CheckpointError
+from omnirelay.status import CodecDefaults
+from services.families.qwen2_5_omni.talker.model import CODES, MROPE_SECTION, ConditionedTalker, end_tokens
+from services.talker.family import CodecSpec, SpeechRules, TalkerFamily
+
+ARCHITECTURE: Final = "OmniRelayConditionedTalker"
+CODEC_RATE: Final = 50
+START_POSITIONS: Final = 2
+"""The voice's start token, and the first token of the reply."""
+DEFAULTS: Final = CodecDefaults(temperature=0.9, top_k=40, top_p=0.8, repetition_penalty=1.05)
+"""Of the released model."""
+_CODES_PER_BLOCK: Final = "codes_per_block"
+"""Codec tokens in an attention block of token2wav's DiT, in the configuration that the engine keeps."""
+
+
+def talker_config(config: Any) -> Any:
+    """The talker's part of a whole model's configuration, as vLLM is to see it.
+
+    Raises:
+        CheckpointError: Its position ids are none of M-RoPE's.
+    """
+    talker = getattr(config, "talker_config", None)
+    if talker is None:
+        return config
+    dit = config.token2wav_config.dit_config
+    setattr(talker, _CODES_PER_BLOCK, max(1, dit.block_size // dit.repeats))
+    # The table has a row more than num_embeds says (reference: DiTCodecEmbedding).
+    setattr(talker, CODES, dit.num_embeds + 1)
+    rope = dict(talker.rope_parameters or {})
+    if "mrope_section" not in rope:
+        raise CheckpointError("config.json: talker_config names no mrope_section in its rope parameters")
+    if rope.get("rope_type", "default") != "default":
+        raise CheckpointError(
+            f"config.json: the rope_type of talker_config is {rope.get('rope_type')!r}, not 'default'"
+        )
+    setattr(talker, MROPE_SECTION, rope.pop("mrope_section"))
+    talker.rope_parameters = rope
+    talker.architectures = [ARCHITECTURE]
+    return talker
+
+
+def speech_rules(config: Any) -> SpeechRules:
+    """How the checkpoint speaks.
+
+    Args:
+        config: What :func:`talker_config` returned.
+    """
+    mask, starts = (
+        config.tts_codec_mask_token_id,
+        [
+            config.tts_codec_pad_token_id,
+            config.tts_codec_start_token_id,
+        ],
+    )
+    return SpeechRules(
+        row_width=config.embedding_size,
+        start_positions=START_POSITIONS,
+        prompt=lambda length: [mask] * length + starts,
+        end_tokens=end_tokens(config),
+        codec=CodecSpec(
+            rate=CODEC_RATE,
+            groups=1,
+            ids=getattr(config, CODES),
+            codes_per_message=getattr(config, _CODES_PER_BLOCK),
+        ),
+        defaults=DEFAULTS,
+    )
+
+
+TALKER: Final = TalkerFamily(
+    architecture=ARCHITECTURE, model=ConditionedTalker, config=talker_config, speech=speech_rules
+)

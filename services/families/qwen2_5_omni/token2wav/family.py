@@ -1,0 +1,46 @@
+"""Qwen2.5-Omni's token2wav, as the stage takes it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniToken2WavConfig
+
+from services.families.qwen2_5_omni.token2wav.checkpoint import component_configs
+from services.families.qwen2_5_omni.token2wav.model import Token2WavForSynthesis
+from services.families.qwen2_5_omni.token2wav.synthesis import SolverWork, geometry_of
+from services.families.qwen2_5_omni.voices import load_speakers
+from services.token2wav.chunks import CodecGeometry
+from services.token2wav.family import Budget, SynthesisFamily
+
+
+def token2wav_config(config: Any) -> Any:
+    """Token2wav's part of a whole model's configuration; none if it is of another family."""
+    narrowed = getattr(config, "token2wav_config", config)
+    return narrowed if isinstance(narrowed, Qwen2_5OmniToken2WavConfig) else None
+
+
+def geometry(config: Any) -> CodecGeometry:
+    """How codec ids, mel frames and attention blocks relate."""
+    dit, _ = component_configs(config)
+    return geometry_of(dit)
+
+
+def solver_work(config: Any, budget: Budget) -> SolverWork:
+    """What chunks take."""
+    return SolverWork(geometry(config), budget)
+
+
+def voices(directory: Path) -> Sequence[str]:
+    """Names of the voices of a checkpoint."""
+    return list(load_speakers(directory))
+
+
+TOKEN2WAV: Final = SynthesisFamily(
+    architecture="OmniRelayToken2Wav",
+    model=Token2WavForSynthesis,
+    config=token2wav_config,
+    geometry=geometry,
+    work=solver_work,
+    voices=voices,
+)

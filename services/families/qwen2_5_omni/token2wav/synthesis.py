@@ -1,0 +1,100 @@
+"""What a chunk costs in solver steps and pieces of audio, and which chunks are none."""
+
+import math
+from dataclasses import dataclass
+
+from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniDiTConfig
+
+from omnirelay.errors import InvalidRequestError
+from services.token2wav.chunks import CodecGeometry
+from services.token2wav.family import Budget, Cost
+from services.token2wav.synthesis import MAX_TIME_POINTS, SynthesisChunk
+
+
+def geometry_of(config: Qwen2_5OmniDiTConfig) -> CodecGeometry:
+    """How codec ids, mel frames and attention blocks relate."""
+    return CodecGeometry(
+        block_size=config.block_size,
+        repeats=config.repeats,
+        max_frames=config.max_position_embeddings,
+        # The table has a row more than num_embeds says (reference: DiTCodecEmbedding).
+        ids=config.num_embeds + 1,
+    )
+
+
+@dataclass(frozen=True)
+class SolverWork:
+    """See :class:`services.token2wav.family.Work`.
+
+    A chunk takes solver steps, the last of which makes the first piece of audio, and then further pieces.
+
+    Attributes:
+        geometry: Of the checkpoint.
+        budget: Of a step.
+    """
+
+    geometry: CodecGeometry
+    budget: Budget
+
+    def advances(self, chunk: SynthesisChunk) -> int:
+        """Its solver steps, the last of which makes audio, and further pieces of audio."""
+        return steps_of(chunk) - 1 + self.pieces(chunk)
+
+    def cost(self, chunk: SynthesisChunk, done: int) -> Cost:
+        """The whole window for a solver step, and a piece of the target for audio."""
+        steps = steps_of(chunk)
+        solved = self.geometry.window_frames(chunk.codes) if done < steps else 0
+        if done < steps - 1 or chunk.silent:
+            return Cost(solved, 0)
+        return Cost(solved, -(-chunk.target_frames // self.pieces(chunk)))
+
+    def check(self, chunk: SynthesisChunk) -> None:
+        """Refuse a chunk that the model would fail on, or worse, answer wrongly."""
+        validate_chunk(chunk, self.geometry)
+
+    def pieces(self, chunk: SynthesisChunk) -> int:
+        """In how many pieces a chunk becomes audio."""
+        return 1 if chunk.silent else -(-chunk.target_frames // self.budget.vocoder)
+
+
+def steps_of(chunk: SynthesisChunk) -> int:
+    """Number of solver steps."""
+    return chunk.time_points - 1
+
+
+def validate_chunk(chunk: SynthesisChunk, geometry: CodecGeometry) -> None:
+    """Refuse a chunk that the model would fail on, or worse, answer wrongly.
+
+    Its codec ids were checked when they came (:meth:`CodecGeometry.check_codes`).
+
+    Raises:
+        InvalidRequestError: naming the field.
+    """
+    _validate_window(chunk, geometry)
+    if not 2 <= chunk.time_points <= MAX_TIME_POINTS:
+        raise InvalidRequestError(f"time_points {chunk.time_points} is not in 2..{MAX_TIME_POINTS}")
+    if not 0 <= chunk.seed < 2**64:
+        raise InvalidRequestError(f"seed {chunk.seed} is not an unsigned 64-bit integer")
+    for name in ("guidance_scale", "sway_coefficient", "due"):
+        value = getattr(chunk, name)
+        if value is not None and not math.isfinite(value):
+            raise InvalidRequestError(f"{name} {value} is not finite")
+
+
+def _validate_window(chunk: SynthesisChunk, geometry: CodecGeometry) -> None:
+    end = chunk.start + geometry.window_frames(chunk.codes)
+    if chunk.start < 0 or chunk.start % geometry.block_size:
+        raise InvalidRequestError(f"start {chunk.start} is not on a block border")
+    if not chunk.start < chunk.target_end <= end:
+        raise InvalidRequestError(
+            f"target {chunk.start}..{chunk.target_end} is empty or not within the window {chunk.start}..{end}"
+        )
+    if end - chunk.start > geometry.max_frames:
+        raise InvalidRequestError(
+            f"codes: a window of {end - chunk.start} mel frames exceeds the "
+            f"{geometry.max_frames} of dit_config.max_position_embeddings"
+        )
+    if chunk.is_last and chunk.target_end != end:
+        raise InvalidRequestError(f"target_end {chunk.target_end} is not the end {end} of the last window")
+    if not chunk.is_last and chunk.target_end % geometry.block_size:
+        raise InvalidRequestError(f"target_end {chunk.target_end} of a chunk before others cuts a block")

@@ -1,0 +1,94 @@
+"""Advances chunks by the solver steps that they are given, and makes solved ones audio."""
+
+from collections.abc import Sequence
+
+import torch
+
+from omnirelay.errors import StageFailedError
+from services.families.qwen2_5_omni.token2wav.conditioning import Conditioner, SolverState
+from services.families.qwen2_5_omni.token2wav.dit import DiffusionTransformer, DiTBatch
+from services.families.qwen2_5_omni.token2wav.ode import EVALUATIONS_PER_STEP, advance
+from services.families.qwen2_5_omni.token2wav.synthesis import SolverWork, steps_of
+from services.families.qwen2_5_omni.token2wav.vocoder import Vocoder
+from services.token2wav.synthesis import SynthesisChunk
+
+
+class SolverSynthesizer:
+    """See :class:`services.token2wav.family.Synthesizer`.
+
+    An advance of a chunk is a solver step or a piece of audio; the last step makes the first piece too.
+
+    Args:
+        dit: The transformer.
+        vocoder: Makes audio of mel frames.
+        conditioner: Prepares chunks for the transformer.
+        work: What chunks take.
+    """
+
+    def __init__(
+        self, dit: DiffusionTransformer, vocoder: Vocoder, conditioner: Conditioner, work: SolverWork
+    ) -> None:
+        self._dit = dit
+        self._vocoder = vocoder
+        self._conditioner = conditioner
+        self._work = work
+
+    def prepare(self, chunk: SynthesisChunk) -> SolverState:
+        """Compute everything of a chunk that does not change over the solver's steps."""
+        return self._conditioner.prepare(chunk)
+
+    def advance(self, states: Sequence[SolverState], advances: Sequence[range]) -> None:
+        """Take one step after the other, each of all chunks that still have one to take."""
+        steps = []
+        for state, taken in zip(states, advances, strict=True):
+            count = steps_of(state.chunk)
+            steps.append([(state, step) for step in taken if step < count])
+            state.due_pieces += [step - (count - 1) for step in taken if step >= count - 1]
+        batch: DiTBatch | None = None
+        size = 0
+        for offset in range(max(map(len, steps), default=0)):
+            active = [of_one[offset] for of_one in steps if offset < len(of_one)]
+            if batch is None or len(active) != size:
+                batch, size = self._conditioner.batch([state for state, _ in active]), len(active)
+            self._step(active, batch)
+
+    def finished(self, state: SolverState) -> torch.Tensor | None:
+        """Make the pieces of audio that are due; gives the whole after the last one."""
+        pieces = self._work.pieces(state.chunk)
+        due, state.due_pieces = state.due_pieces, []
+        state.audio += [self._vocode(state, piece, pieces) for piece in due]
+        if len(state.audio) < pieces:
+            return None
+        state.leave_mel(self._vocoder.context.left)
+        return torch.cat(state.audio)
+
+    def _step(self, active: Sequence[tuple[SolverState, int]], batch: DiTBatch) -> None:
+        def velocity(value: torch.Tensor, evaluation: int) -> torch.Tensor:
+            done = [step * EVALUATIONS_PER_STEP + evaluation for _, step in active]
+            output: torch.Tensor = self._dit(value, batch, done)
+            return output
+
+        mel = advance(
+            velocity,
+            value=torch.cat([state.mel for state, _ in active]),
+            length=torch.stack([state.schedule.lengths[step] for state, step in active]),
+            rows=batch.layout.source_request,
+        )
+        sizes = [state.mel.shape[0] for state, _ in active]
+        for (state, _), advanced in zip(active, torch.split(mel, sizes), strict=True):
+            state.mel = advanced
+
+    def _vocode(self, state: SolverState, piece: int, pieces: int) -> torch.Tensor:
+        """Make one of so many pieces audio, float32 [samples]; of a silent chunk there are none."""
+        if state.chunk.silent:
+            return state.mel.new_empty(0)
+        before, target, after = state.split_mel()
+        frames = target.shape[0]
+        start, end = frames * piece // pieces, frames * (piece + 1) // pieces
+        # Of what is more than the context on either side the vocoder takes no notice.
+        left = torch.cat([before, target[max(0, start - self._vocoder.context.left) : start]])
+        right = torch.cat([target[end : end + self._vocoder.context.right], after])
+        waveform = self._vocoder(left, target[start:end], right).float()
+        if not bool(torch.isfinite(waveform).all()):
+            raise StageFailedError("the vocoder's waveform is not finite")
+        return waveform

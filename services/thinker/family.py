@@ -1,0 +1,73 @@
+"""What a model family gives the thinker."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from vllm.v1.engine.llm_engine import LLMEngine
+
+from services.thinker.media.rules import MediaRules
+from services.thinker.speaking import SpeakingModel
+from shared.messages import ConditioningRows
+
+
+@dataclass(frozen=True)
+class SpeechEmbeddings:
+    """Rows of a track that are not computed in a step, read once.
+
+    Attributes:
+        voices: Row ``[width]`` of each voice, by name.
+        closing: Rows ``[n, width]`` behind the last one of a reply.
+    """
+
+    voices: dict[str, torch.Tensor]
+    closing: torch.Tensor
+
+
+class TrackWriter(Protocol):
+    """Turns the thinker's rows of one request into the rows that the talker is conditioned on.
+
+    Attributes:
+        request_id: The request.
+    """
+
+    request_id: str
+
+    def rows(self, start: int, rows: torch.Tensor, positions: torch.Tensor) -> ConditioningRows:
+        """Make the message for the next rows; it has at most one row more than they.
+
+        Args:
+            start: The thinker's position of the first row; rows come in order, without gap.
+            rows: ``[m, width]``.
+            positions: The thinker's position ids, ``[3, m]``.
+        """
+        ...
+
+    def close(self) -> ConditioningRows:
+        """Make the last message."""
+        ...
+
+
+@dataclass(frozen=True)
+class ThinkerFamily:
+    """A family's thinker.
+
+    Attributes:
+        architecture: The name by which vLLM finds the model.
+        model: Its class.
+        end_tokens: Token ids that end a reply, by the engine's Hugging Face configuration.
+        read_embeddings: Reads the rows for voices and for the end of a reply.  Takes that configuration, the
+            checkpoint's directory, and what embeds token ids as ``[n, hidden]``.
+        track: Makes the writer of a request's track: its id, the prompt's tokens, the row of its voice, and
+            the closing rows.
+        media: Makes the rules of media, by the engine.
+    """
+
+    architecture: str
+    model: type[SpeakingModel]
+    end_tokens: Callable[[Any], list[int]]
+    read_embeddings: Callable[[Any, Path, Callable[[list[int]], torch.Tensor]], SpeechEmbeddings]
+    track: Callable[[str, int, torch.Tensor, torch.Tensor], TrackWriter]
+    media: Callable[[LLMEngine], MediaRules]

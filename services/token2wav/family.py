@@ -1,0 +1,106 @@
+"""What a model family gives token2wav."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import nn
+
+from services.token2wav.chunks import CodecGeometry
+from services.token2wav.synthesis import SynthesisChunk
+
+
+class Cost(NamedTuple):
+    """What one advance of a chunk takes, in units of :class:`services.token2wav.chunks.CodecGeometry`.
+
+    Attributes:
+        solver: Units that a solver advances; 0 for a synthesizer that has none.
+        vocoder: Units that become audio.
+    """
+
+    solver: int
+    vocoder: int
+
+
+Budget = Cost
+"""What one step of the engine may take; a chunk that takes more is advanced alone."""
+
+
+class Work(Protocol):
+    """What chunks take, known without the model: the scheduler asks it."""
+
+    def advances(self, chunk: SynthesisChunk) -> int:
+        """How often a chunk has to be advanced until it is audio, at most the engine's positions."""
+        ...
+
+    def cost(self, chunk: SynthesisChunk, done: int) -> Cost:
+        """What the next advance takes, where so many are done."""
+        ...
+
+    def check(self, chunk: SynthesisChunk) -> None:
+        """Refuse a chunk that the model would fail on.
+
+        Raises:
+            InvalidRequestError: Naming the field.
+        """
+        ...
+
+
+class Synthesizer(Protocol):
+    """Makes audio of chunks, many at a time.
+
+    An error of :meth:`prepare` or :meth:`finished` ends one chunk, one of :meth:`advance` the engine.
+    """
+
+    def prepare(self, chunk: SynthesisChunk) -> Any:
+        """Begin with a chunk.
+
+        Returns:
+            Its state, which is kept for as long as the chunk is in work.
+
+        Raises:
+            OmniRelayError: The chunk cannot be synthesized.
+        """
+        ...
+
+    def advance(self, states: Sequence[Any], advances: Sequence[range]) -> None:
+        """Advance chunks.
+
+        Args:
+            states: What :meth:`prepare` returned for each.
+            advances: Which advances each of them takes, of those that :meth:`Work.advances` counts.
+        """
+        ...
+
+    def finished(self, state: Any) -> torch.Tensor | None:
+        """Ask for the samples of a chunk that was just advanced.
+
+        Returns:
+            float32 ``[samples]`` at :data:`omnirelay.values.SAMPLE_RATE`, none of them for a silent chunk;
+            None while there is more to be done.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class SynthesisFamily:
+    """A family's token2wav.
+
+    Attributes:
+        architecture: The name by which vLLM finds the model.
+        model: Its class, a :class:`services.token2wav.model.SynthesisModel`.
+        config: Narrows a whole model's Hugging Face configuration to token2wav's; none where it is not the
+            family's.  vLLM calls it on its own result again, and on an empty configuration.
+        geometry: Of the codes, by the narrowed configuration.
+        work: What chunks take, by the narrowed configuration and the budget of a step.
+        voices: Names of the voices of the checkpoint in a directory.
+    """
+
+    architecture: str
+    model: type[nn.Module]
+    config: Callable[[Any], Any]
+    geometry: Callable[[Any], CodecGeometry]
+    work: Callable[[Any, Budget], Work]
+    voices: Callable[[Path], Sequence[str]]

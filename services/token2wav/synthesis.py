@@ -1,0 +1,126 @@
+"""What goes into the token2wav engine and what comes out: one chunk of one audio stream.
+
+A chunk rides in ``PoolingParams.extra_kwargs``; its result, or the error that ended it, comes back as
+the engine's pooler output, which can only be one tensor, hence the packing at the end of this file.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+
+from omnirelay.errors import (
+    CheckpointError,
+    InvalidRequestError,
+    OmniRelayError,
+    StageFailedError,
+    UnknownSpeakerError,
+)
+
+CHUNK_KEY: Final = "synthesis_chunk"
+MAX_TIME_POINTS: Final = 257
+"""Of a solver; more than the steps of any chunk."""
+
+_WAVEFORM, _FAILURE = 0, 1
+_HEADER_WORDS = 2
+_RESTORABLE: Mapping[str, type[OmniRelayError]] = {
+    error.code: error for error in (InvalidRequestError, UnknownSpeakerError, CheckpointError)
+}
+
+
+@dataclass(eq=False)
+class StreamState:
+    """The past of a stream; a stream's chunks share it and go through the engine one after the other.
+
+    Attributes:
+        left: What the family's synthesizer keeps of the chunks so far; none before the first.
+    """
+
+    left: Any = None
+
+    def __deepcopy__(self, memo: dict[int, object]) -> "StreamState":
+        """Return itself: vLLM copies a request's parameters, and this is not a value but a place."""
+        return self
+
+
+@dataclass(frozen=True, eq=False)
+class SynthesisChunk:
+    """Everything needed to turn one window of codec ids into audio.
+
+    Attributes:
+        codes: codec ids of the window, target and look-ahead: frame by frame.
+        start: index in the stream of the first unit of window and target; on a block border.  What a unit is
+            the family says, see :class:`services.token2wav.chunks.CodecGeometry`.
+        target_end: index in the stream after the last such unit.
+        seed: of the stream's noise, unsigned 64-bit; equal for all chunks of a stream.
+        speaker: name of the voice.
+        time_points: points in time at which a solver stops; its steps are one fewer.
+        guidance_scale: of classifier-free guidance; below 1e-5 there is none (and half the work).
+        sway_coefficient: of sway sampling, or None for evenly spaced time points.
+        stream: what the chunk before left, and where this one leaves what the next will need.
+        is_last: whether the stream ends with this target.
+        silent: whether it is wanted only for what it leaves: it is not made audio.
+        due: when its audio is wanted, in seconds of ``time.monotonic``.
+    """
+
+    codes: tuple[int, ...]
+    start: int
+    target_end: int
+    seed: int
+    speaker: str
+    time_points: int = 10
+    guidance_scale: float = 0.5
+    sway_coefficient: float | None = -1.0
+    stream: StreamState = field(default_factory=StreamState)
+    is_last: bool = False
+    silent: bool = False
+    due: float = 0.0
+
+    @property
+    def target_frames(self) -> int:
+        """Number of units of the target."""
+        return self.target_end - self.start
+
+
+def pack_waveform(waveform: torch.Tensor) -> torch.Tensor:
+    """Put a chunk's samples, float32 [samples], behind a header that says what they are.
+
+    The header's integers are stored as bits, for a float32 counts exactly only up to 2**24.
+    """
+    header = torch.tensor([_WAVEFORM, waveform.numel()], dtype=torch.int32)
+    return torch.cat([header.view(torch.float32).to(waveform.device), waveform])
+
+
+def pack_failure(error: OmniRelayError) -> torch.Tensor:
+    """Put an error's code and message into one flat float32 tensor, as bits."""
+    text = f"{error.code}\n{error}".encode()
+    header = torch.tensor([_FAILURE, len(text)], dtype=torch.int32)
+    padded = torch.frombuffer(bytearray(text.ljust(-(-len(text) // 4) * 4, b"\0")), dtype=torch.float32)
+    return torch.cat([header.view(torch.float32), padded])
+
+
+def unpack_waveform(packed: torch.Tensor) -> torch.Tensor:
+    """Take a chunk's samples, float32 [samples], out of a pooler output.
+
+    Raises:
+        OmniRelayError: the error that was packed in their place: an
+            :class:`InvalidRequestError`, :class:`UnknownSpeakerError`, :class:`CheckpointError` or
+            :class:`StageFailedError`.
+        StageFailedError: the tensor is no pooler output of this engine.
+    """
+    if packed.ndim != 1 or packed.numel() < _HEADER_WORDS or packed.dtype != torch.float32:
+        raise StageFailedError(f"token2wav returned {packed.dtype} {list(packed.shape)}, not samples")
+    kind, size = packed[:_HEADER_WORDS].view(torch.int32).tolist()
+    body = packed[_HEADER_WORDS:]
+    if kind == _FAILURE:
+        raise _restore(body, size)
+    if kind != _WAVEFORM or body.numel() != size:
+        raise StageFailedError(f"token2wav returned {packed.numel()} values that are not {size} samples")
+    return body
+
+
+def _restore(body: torch.Tensor, size: int) -> OmniRelayError:
+    text = body.contiguous().view(torch.uint8)[:size].numpy().tobytes().decode()
+    code, _, message = text.partition("\n")
+    return _RESTORABLE.get(code, StageFailedError)(message)
