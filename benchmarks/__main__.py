@@ -14,16 +14,16 @@ import msgspec
 from benchmarks.adapters.base import Adapter
 from benchmarks.adapters.omnirelay import Changes, OmniRelay
 from benchmarks.adapters.transformers import Transformers
-from benchmarks.checkpoints import SIZES, ensure, parameters
-from benchmarks.floor import measure_floor
-from benchmarks.hops import measure_hops
-from benchmarks.machine import this_machine
-from benchmarks.output import tell
-from benchmarks.plots import draw
-from benchmarks.report import report
-from benchmarks.results import Result, write
-from benchmarks.scenarios import Compared, Plan, choose_threads, concurrency, first_audio, warm_up
-from benchmarks.synthesis import measure_synthesis
+from benchmarks.measure.checkpoints import SIZES, ensure, parameters
+from benchmarks.measure.machine import this_machine
+from benchmarks.measure.output import tell
+from benchmarks.measure.results import Result, write
+from benchmarks.parts.floor import measure_floor
+from benchmarks.parts.hops import measure_hops
+from benchmarks.parts.scenarios import Compared, Plan, choose_threads, concurrency, first_audio, warm_up
+from benchmarks.parts.synthesis import measure_synthesis
+from benchmarks.report.plots import draw
+from benchmarks.report.tables import report
 from omnirelay.errors import OmniRelayError
 from shared.real_time import set_realtime_priority
 

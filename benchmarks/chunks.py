@@ -16,8 +16,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.checkpoints import ensure
-from benchmarks.results import mean
+from benchmarks.measure.checkpoints import ensure
+from benchmarks.measure.results import mean
 
 SECONDS: Final = 10.0
 STREAMS: Final = 8

@@ -15,13 +15,13 @@ from typing import Final
 import msgspec
 
 from benchmarks.adapters.omnirelay import Changes, OmniRelay
-from benchmarks.answer import Timing, timing
-from benchmarks.checkpoints import ensure
-from benchmarks.load import run_load
-from benchmarks.machine import this_machine
-from benchmarks.output import tell
-from benchmarks.results import mean, percentile
-from benchmarks.workload import answer_of
+from benchmarks.measure.answer import Timing, timing
+from benchmarks.measure.checkpoints import ensure
+from benchmarks.measure.load import run_load
+from benchmarks.measure.machine import this_machine
+from benchmarks.measure.output import tell
+from benchmarks.measure.results import mean, percentile
+from benchmarks.measure.workload import answer_of
 from omnirelay.errors import OmniRelayError
 
 REQUESTS: Final = 24

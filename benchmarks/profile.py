@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.__main__ import RESULTS, SECONDS, Settings, measure
-from benchmarks.checkpoints import SIZES
-from benchmarks.plots import profile
-from benchmarks.report import stages
-from benchmarks.scenarios import Plan
+from benchmarks.measure.checkpoints import SIZES
+from benchmarks.parts.scenarios import Plan
+from benchmarks.report.plots import profile
+from benchmarks.report.tables import stages
 from omnirelay.errors import OmniRelayError
 
 

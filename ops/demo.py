@@ -39,7 +39,7 @@ DESCRIBED: Final = {
 
 
 @dataclass(frozen=True)
-class Question:
+class DemoQuestion:
     """One question of the demonstration.
 
     Attributes:
@@ -90,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if ended else INTERRUPTED
 
 
-def questions(model: Path | None) -> list[Question]:
+def questions(model: Path | None) -> list[DemoQuestion]:
     """Return what is asked: a typed, a spoken and a seen question that the checkpoint brings, or one of ours.
 
     Args:
@@ -108,7 +108,7 @@ def questions(model: Path | None) -> list[Question]:
     return [_brought(model, starter) for starter in chosen]
 
 
-def _brought(model: Path, starter: Starter) -> Question:
+def _brought(model: Path, starter: Starter) -> DemoQuestion:
     """Make a question of a starter.
 
     Raises:
@@ -120,7 +120,7 @@ def _brought(model: Path, starter: Starter) -> Question:
     if starter.image is not None:
         lines.append(f"image:  {starter.image}")
     lines.append(f"prompt: {printable(starter.text)}")
-    return Question(lines, starter.text, _media(model, starter.audio), _media(model, starter.image))
+    return DemoQuestion(lines, starter.text, _media(model, starter.audio), _media(model, starter.image))
 
 
 def _media(model: Path, name: str | None) -> bytes | None:
@@ -130,20 +130,20 @@ def _media(model: Path, name: str | None) -> bytes | None:
         raise CheckpointError(f"{name} of {model} cannot be used: {error}") from error
 
 
-def _bundled() -> Question:
+def _bundled() -> DemoQuestion:
     files = {name: _read(name) for name in DESCRIBED}
     lines = [
         f"{label} {name}, {DESCRIBED[name]}, {len(files[name]):,} bytes"
         for label, name in (("audio: ", QUESTION), ("image: ", PICTURE))
     ]
-    return Question([*lines, f"prompt: {PROMPT}"], PROMPT, files[QUESTION], files[PICTURE])
+    return DemoQuestion([*lines, f"prompt: {PROMPT}"], PROMPT, files[QUESTION], files[PICTURE])
 
 
 def _place(out: Path, number: int, of: int) -> Path:
     return out if of == 1 else out.with_name(f"{out.stem}-{number}{out.suffix}")
 
 
-async def _demonstrate(stack: Stack, target: Target, asked: Sequence[Question], out: Path) -> None:
+async def _demonstrate(stack: Stack, target: Target, asked: Sequence[DemoQuestion], out: Path) -> None:
     async with running(stack):
         talk = asyncio.create_task(_ask_all(target, asked, out))
         watch = asyncio.create_task(stack.watch())
@@ -156,7 +156,7 @@ async def _demonstrate(stack: Stack, target: Target, asked: Sequence[Question], 
         say("stopping the four processes ...")
 
 
-async def _ask_all(target: Target, asked: Sequence[Question], out: Path) -> None:
+async def _ask_all(target: Target, asked: Sequence[DemoQuestion], out: Path) -> None:
     for number, question in enumerate(asked, 1):
         say("")
         for line in question.lines:

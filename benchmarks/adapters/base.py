@@ -3,9 +3,9 @@
 import asyncio
 from typing import Protocol, Self
 
-from benchmarks.answer import Answer
-from benchmarks.counters import Counters
-from benchmarks.workload import Workload
+from benchmarks.measure.answer import Answer
+from benchmarks.measure.counters import Counters
+from benchmarks.measure.workload import Workload
 
 
 class Adapter(Protocol):

@@ -11,9 +11,9 @@ from typing import Any, Final, Self
 import yaml
 
 from benchmarks.adapters.stamps import Stamps
-from benchmarks.answer import Answer
-from benchmarks.counters import Counters, scrape
-from benchmarks.workload import SEED, SPEAKER, Workload
+from benchmarks.measure.answer import Answer
+from benchmarks.measure.counters import Counters, scrape
+from benchmarks.measure.workload import SEED, SPEAKER, Workload
 from omnirelay import (
     AsyncAnswer,
     AsyncClient,

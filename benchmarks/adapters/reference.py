@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.oracle import keep_talker_mask
+from benchmarks.measure.oracle import keep_talker_mask
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,9 +10,9 @@ from typing import Final, Self
 import msgspec
 
 from benchmarks.adapters.reference import Ask, Told
-from benchmarks.answer import Answer
-from benchmarks.counters import Counters
-from benchmarks.workload import SPEAKER, Workload
+from benchmarks.measure.answer import Answer
+from benchmarks.measure.counters import Counters
+from benchmarks.measure.workload import SPEAKER, Workload
 from omnirelay.errors import OmniRelayError
 
 STAGE_SECONDS: Final = "reference_stage_seconds_total"

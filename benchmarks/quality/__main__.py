@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from benchmarks.output import tell
+from benchmarks.measure.output import tell
 from benchmarks.quality.answers import Reply, Samples, ask_all, serving
 from benchmarks.quality.figures import Figure, answer_figures, speech_figures
 from benchmarks.quality.reference import Reference

@@ -7,7 +7,7 @@ from typing import Any
 
 import soundfile
 
-from benchmarks.oracle import keep_talker_mask
+from benchmarks.measure.oracle import keep_talker_mask
 from benchmarks.quality.answers import MOST_CODES, MOST_WORDS, Reply
 from benchmarks.quality.requests import Asked
 from omnirelay import AudioPart, ChatMessage, ImagePart

@@ -20,7 +20,7 @@ _ID: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 """Valid ids; they name files too."""
 
 
-class Turn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PromptTurn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One message of a conversation."""
 
     role: Literal["system", "user", "assistant"]
@@ -55,7 +55,7 @@ class PromptLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     id: str | None = None
     text: str = ""
-    messages: list[Turn] | None = None
+    messages: list[PromptTurn] | None = None
     system: str | None = None
     audio: list[str] = []
     images: list[str] = []
@@ -70,7 +70,7 @@ class PromptLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
 
 @dataclass(frozen=True)
-class Job:
+class BatchJob:
     """A line of the input.
 
     Attributes:
@@ -116,7 +116,7 @@ class Job:
         )
 
 
-def read_jobs(path: Path) -> Iterator[Job]:
+def read_jobs(path: Path) -> Iterator[BatchJob]:
     """Give the jobs of a file, in its order; empty lines and a byte order mark are skipped.
 
     Raises:
@@ -136,7 +136,7 @@ def read_jobs(path: Path) -> Iterator[Job]:
         raise OutputError(f"cannot read {path}: {error.strerror}") from error
 
 
-def _job(decoder: "msgspec.json.Decoder[PromptLine]", raw: bytes, number: int, seen: set[str]) -> Job:
+def _job(decoder: "msgspec.json.Decoder[PromptLine]", raw: bytes, number: int, seen: set[str]) -> BatchJob:
     digest = hashlib.sha256(raw).hexdigest()
     try:
         line = decoder.decode(raw)
@@ -146,15 +146,15 @@ def _job(decoder: "msgspec.json.Decoder[PromptLine]", raw: bytes, number: int, s
                 "messages cannot be combined with text, audio, images and videos", "messages"
             )
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        return Job(
+        return BatchJob(
             number, _readable_id(raw, number), digest, InvalidRequestError(f"line {number}: {said(error)}")
         )
     except InvalidRequestError as error:
         invalid = InvalidRequestError(f"line {number}: {error}", error.param)
     else:
         seen.add(name)
-        return Job(number, name, digest, line)
-    return Job(number, _readable_id(raw, number), digest, invalid)
+        return BatchJob(number, name, digest, line)
+    return BatchJob(number, _readable_id(raw, number), digest, invalid)
 
 
 def _readable_id(raw: bytes, number: int) -> str:

@@ -12,7 +12,7 @@ import msgspec
 from omnirelay.client.types import ChatResult
 from omnirelay.client.wav import write_wav
 from omnirelay.errors import OmniRelayError, OutputError
-from ops.batch.prompts import Job
+from ops.batch.prompts import BatchJob
 
 RESULTS: Final = "results.jsonl"
 FAILURES: Final = "failures.jsonl"
@@ -105,11 +105,11 @@ class ResultFolder:
         for file in (self._results, self._failures):
             self._write(file.close)
 
-    def has(self, job: Job) -> bool:
+    def has(self, job: BatchJob) -> bool:
         """Whether an earlier run has answered this exact line."""
         return (job.id, job.digest) in self._done
 
-    def add(self, job: Job, answer: ChatResult) -> None:
+    def add(self, job: BatchJob, answer: ChatResult) -> None:
         """Write an answer: its speech first, then its line.
 
         Raises:
@@ -135,7 +135,7 @@ class ResultFolder:
         )
         self._append(self._results, result)
 
-    def add_failure(self, job: Job, error: OmniRelayError) -> None:
+    def add_failure(self, job: BatchJob, error: OmniRelayError) -> None:
         """Write the reason why a prompt has no answer.
 
         Raises:

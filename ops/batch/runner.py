@@ -16,7 +16,7 @@ from omnirelay.errors import (
     StageUnavailableError,
     StoppingError,
 )
-from ops.batch.prompts import Job
+from ops.batch.prompts import BatchJob
 from ops.batch.results import ResultFolder
 
 STAGE_WAIT_S: Final = 120.0
@@ -81,7 +81,7 @@ class BatchRunner:
         self._text_only = text_only
         self._tally = tally
 
-    async def run(self, jobs: Iterator[Job], concurrency: int) -> None:
+    async def run(self, jobs: Iterator[BatchJob], concurrency: int) -> None:
         """Answer all that have no result yet.
 
         Raises:
@@ -96,7 +96,7 @@ class BatchRunner:
                 worker.cancel()
             await asyncio.gather(*workers, return_exceptions=True)
 
-    async def _work(self, jobs: Iterator[Job]) -> None:
+    async def _work(self, jobs: Iterator[BatchJob]) -> None:
         for job in jobs:
             if self._results.has(job):
                 self._tally.resumed += 1
@@ -114,7 +114,7 @@ class BatchRunner:
                 self._results.add(job, answer)
                 self._tally.answered += 1
 
-    async def _answer(self, job: Job) -> ChatResult:
+    async def _answer(self, job: BatchJob) -> ChatResult:
         request = job.request(self._folder, self._text_only)
         late = time.monotonic() + STAGE_WAIT_S
         while True:

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.answer import Answer, play
-from benchmarks.counters import Counters
-from benchmarks.results import mean, percentile
-from benchmarks.scenarios import Compared
-from benchmarks.workload import answer_of
+from benchmarks.measure.answer import Answer, play
+from benchmarks.measure.counters import Counters
+from benchmarks.measure.results import mean, percentile
+from benchmarks.measure.workload import answer_of
+from benchmarks.parts.scenarios import Compared
 from shared.messages import SAMPLE_RATE
 
 WORKLOAD = answer_of(0.1)

@@ -12,9 +12,9 @@ import pytest
 
 from benchmarks import profile
 from benchmarks.__main__ import main
-from benchmarks.figures import figures, levels_of, loads_of
-from benchmarks.load import Load
-from benchmarks.results import Agreement, Result, read
+from benchmarks.measure.load import Load
+from benchmarks.measure.results import Agreement, Result, read
+from benchmarks.report.figures import figures, levels_of, loads_of
 from shared.messages import SAMPLE_RATE, STAGES
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from benchmarks.machine import this_machine
+from benchmarks.measure.machine import this_machine
 from tests.chaos.cells import MATRIX, STATES, Outcome
 from tests.chaos.faults import MEANING
 

@@ -8,7 +8,7 @@ from unittest import mock
 import torch
 from transformers import Qwen2_5OmniForConditionalGeneration
 
-from benchmarks.oracle import keep_talker_mask
+from benchmarks.measure.oracle import keep_talker_mask
 from services.families.qwen2_5_omni.token2wav.noise import initial_noise
 
 CODEC_ENDS = (8292, 8294)
@@ -45,7 +45,7 @@ class Answer:
 class Reference:
     """``Qwen2_5OmniForConditionalGeneration`` with a checkpoint's weights, asked greedily.
 
-    Its talker keeps its attention mask, as the released weights were trained (``benchmarks.oracle``).
+    Its talker keeps its attention mask, as the released weights were trained (``benchmarks.measure.oracle``).
 
     Attributes:
         undrawable: Codec ids that it may not draw, besides the start token, which ``generate`` suppresses.

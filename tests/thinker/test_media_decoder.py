@@ -21,7 +21,7 @@ from PIL import Image
 
 from omnirelay.errors import MediaError, MediaTooLargeError
 from services.thinker.media.decode.decoder import MediaDecoder
-from services.thinker.media.decode.pipe import MAX_HEADER_BYTES, STARTS, Job, Pipe
+from services.thinker.media.decode.pipe import MAX_HEADER_BYTES, STARTS, DecodeJob, Pipe
 from services.thinker.media.decode.process import WORKER
 from services.thinker.media.decoded import DecodedAudio, DecodedImage
 from services.thinker.media.limits import DecodeLimits
@@ -432,7 +432,7 @@ def test_a_child_whose_parent_does_not_end_it_ends_itself():
         pipe.send(limits(timeout_s=0.1))
         pipe.receive(STARTS)
         # It has more to say than fits in the socket, and nobody reads.
-        pipe.send(Job("image", len(slow_picture())), slow_picture())
+        pipe.send(DecodeJob("image", len(slow_picture())), slow_picture())
         assert child.wait(DEADLINE_S) == -signal.SIGALRM
 
 

@@ -12,7 +12,7 @@ from vllm.multimodal.inputs import MultiModalKwargsItem
 
 from omnirelay.errors import InvalidRequestError
 from services.families.qwen2_5_omni.thinker.features import Features
-from services.families.qwen2_5_omni.thinker.layout import PreparedItem, lay_out
+from services.families.qwen2_5_omni.thinker.layout import QwenMediaItem, lay_out
 from services.families.qwen2_5_omni.thinker.marks import Marks
 from services.families.qwen2_5_omni.thinker.spans import Clock, Grid, VisualSpan, mrope_positions
 from services.thinker.media.rules import check_placeholders
@@ -49,14 +49,14 @@ class Medium:
     def audio_tokens(self) -> int:
         return ((self.frames - 1) // 2 + 1 - 2) // 2 + 1
 
-    def prepared(self, heard: bool) -> PreparedItem:
+    def prepared(self, heard: bool) -> QwenMediaItem:
         features = []
         if self.kind != "audio":
             grid = Grid.of(self.patches, self.seconds, CLOCK)
             features.append(Features(self.kind, MultiModalKwargsItem({}), grid.tokens, grid))
         if self.kind == "audio" or (self.kind == "video" and heard):
             features.append(Features("audio", MultiModalKwargsItem({}), self.audio_tokens))
-        return PreparedItem("digest", tuple(features))
+        return QwenMediaItem("digest", tuple(features))
 
 
 sides = st.integers(1, 6).map(lambda side: 2 * side)

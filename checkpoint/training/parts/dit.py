@@ -30,21 +30,21 @@ _SEED = 0
 
 
 @dataclass(frozen=True)
-class Speaker:
+class SpeakerCondition:
     """What ``spk_dict.pt`` holds of a voice: ``cond`` ``[speaker_size]``, ``ref_mel`` ``[frames, 80]``."""
 
     cond: torch.Tensor
     ref_mel: torch.Tensor
 
 
-def speakers(corpus: SpeechCorpus, shape: CheckpointShape = SPEAKING) -> dict[str, Speaker]:
+def speakers(corpus: SpeechCorpus, shape: CheckpointShape = SPEAKING) -> dict[str, SpeakerCondition]:
     """Return the voices: a vector that names each, and some of its speech."""
     generator = torch.Generator().manual_seed(_SEED)
     found = {}
     for voice in VOICES:
         mels = np.concatenate([corpus.mel(item) for item in corpus.of(voice)[:20]])
         reference = torch.from_numpy(mels[: shape.dit.reference_frames])
-        found[voice] = Speaker(torch.randn(shape.dit.speaker_size, generator=generator), reference)
+        found[voice] = SpeakerCondition(torch.randn(shape.dit.speaker_size, generator=generator), reference)
     return found
 
 
@@ -61,7 +61,7 @@ def build(shape: CheckpointShape = SPEAKING) -> Any:
     return model
 
 
-class _Speech:
+class _CodedSpeech:
     """All training speech of one voice in a row, and where sentences start in it."""
 
     def __init__(self, corpus: SpeechCorpus, voice: str, codes: npt.NDArray[np.int64]) -> None:
@@ -97,7 +97,7 @@ def train(
     """Train the DiT, resuming the state in ``directory``."""
     place = device()
     model = build()
-    speech = {voice: _Speech(corpus, voice, codes) for voice in VOICES}
+    speech = {voice: _CodedSpeech(corpus, voice, codes) for voice in VOICES}
     mean = np.mean([ours.mels.astype(np.float32).mean(0) for ours in speech.values()], axis=0)
     with torch.no_grad():
         model.proj_out.bias.copy_(torch.from_numpy(mean))
@@ -114,7 +114,7 @@ def train(
 
 
 def _batch(
-    speech: Mapping[str, _Speech], names: Mapping[str, Speaker], draw: np.random.Generator
+    speech: Mapping[str, _CodedSpeech], names: Mapping[str, SpeakerCondition], draw: np.random.Generator
 ) -> dict[str, torch.Tensor]:
     mels, codes, conds, references = [], [], [], []
     for _ in range(_BATCH):

@@ -24,7 +24,17 @@ from gateway.input.urls import HttpsUrl, decode_data_url, is_data_url, parse_hos
 from omnirelay.errors import ConfigError, MediaError, MessageError
 from omnirelay.protocol import parse_address
 from services.thinker.media.decode.decoder import MediaDecoder
-from services.thinker.media.decode.pipe import ANSWERS, JOBS, LIMITS, STARTS, Done, Job, Pipe, Ready, Refused
+from services.thinker.media.decode.pipe import (
+    ANSWERS,
+    JOBS,
+    LIMITS,
+    STARTS,
+    DecodeJob,
+    Done,
+    Pipe,
+    Ready,
+    Refused,
+)
 from services.thinker.media.decoded import DecodedAudio
 from services.thinker.media.files.complete import check_complete
 from services.thinker.media.files.durations import frame_durations
@@ -163,7 +173,7 @@ def _receive(pipe: Pipe, decoder: msgspec.msgpack.Decoder[Any]) -> None:
     if isinstance(header, Done):
         kinds: tuple[MediaKind, ...] = MEDIA_KINDS
         kind = kinds[0 if header.pixels is None else len(header.pixels) - 2]
-        job = Job(kind, 1, with_audio=kind == "video" and header.samples is not None)
+        job = DecodeJob(kind, 1, with_audio=kind == "video" and header.samples is not None)
         decoded = _DECODER._receive(pipe, job, header)
         assert decoded.nbytes <= BOUNDS.max_decoded_bytes + 4 * (BOUNDS.sampling_rate + 1)
         assert isinstance(decoded, DecodedAudio) == (kind == "audio")
@@ -255,7 +265,7 @@ def seeds() -> Iterator[bytes]:
         yield b"f" + file
     for message in (
         Ready(),
-        Job("video", 5, True),
+        DecodeJob("video", 5, True),
         Done((2, 2, 3)),
         Done((2, 2, 2, 3), 3),
         Done(None, 3),

@@ -5,7 +5,7 @@ from typing import Final
 from services.families.qwen2_5_omni.thinker.media import QwenMedia
 from services.families.qwen2_5_omni.thinker.model import SpeakingThinker
 from services.families.qwen2_5_omni.thinker.speech import end_token_ids, read_speech_embeddings
-from services.families.qwen2_5_omni.thinker.track import TrackWriter
+from services.families.qwen2_5_omni.thinker.track import QwenTrackWriter
 from services.thinker.family import ThinkerFamily
 
 THINKER: Final = ThinkerFamily(
@@ -13,6 +13,6 @@ THINKER: Final = ThinkerFamily(
     model=SpeakingThinker,
     end_tokens=end_token_ids,
     read_embeddings=read_speech_embeddings,
-    track=TrackWriter,
+    track=QwenTrackWriter,
     media=QwenMedia.of,
 )

@@ -14,7 +14,7 @@ from services.families.qwen2_5_omni.thinker.spans import Clock, interleave
 
 
 @dataclass(frozen=True)
-class PreparedItem:
+class QwenMediaItem:
     """An item of a request.
 
     Attributes:
@@ -37,7 +37,7 @@ class PreparedItem:
 
 
 def lay_out(
-    prompt: Sequence[int], items: Sequence[PreparedItem], marks: Marks, clock: Clock
+    prompt: Sequence[int], items: Sequence[QwenMediaItem], marks: Marks, clock: Clock
 ) -> MultiModalInput:
     """The engine's input for a prompt with media.
 

@@ -8,7 +8,7 @@ from vllm.multimodal.inputs import MultiModalFeatureSpec
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from services.families.qwen2_5_omni.thinker.features import FeatureExtractor
-from services.families.qwen2_5_omni.thinker.layout import PreparedItem, lay_out
+from services.families.qwen2_5_omni.thinker.layout import QwenMediaItem, lay_out
 from services.families.qwen2_5_omni.thinker.marks import Marks
 from services.families.qwen2_5_omni.thinker.positions import prompt_positions
 from services.thinker.media.rules import Decoded, FrameSampling, Positions
@@ -38,11 +38,11 @@ class QwenMedia:
         marks = Marks.of(engine.model_config.hf_config.thinker_config)
         return cls(FeatureExtractor(engine, marks), marks)
 
-    def prepare(self, digest: str, decoded: Decoded, name: str) -> PreparedItem:
+    def prepare(self, digest: str, decoded: Decoded, name: str) -> QwenMediaItem:
         """Compute the encoders' input of an item."""
-        return PreparedItem(digest, self._extractor.extract(decoded, name))
+        return QwenMediaItem(digest, self._extractor.extract(decoded, name))
 
-    def lay_out(self, prompt: Sequence[int], items: Sequence[PreparedItem]) -> MultiModalInput:
+    def lay_out(self, prompt: Sequence[int], items: Sequence[QwenMediaItem]) -> MultiModalInput:
         """Replace each placeholder of a prompt by the tokens of its item."""
         return lay_out(prompt, items, self._marks, self.clock)
 

@@ -6,7 +6,7 @@ from shared.messages import ConditioningRows
 from shared.vllm.tensors import pack_positions, pack_rows
 
 
-class TrackWriter:
+class QwenTrackWriter:
     """One request's conditioning track, as transformers builds it in ``generate``.
 
     The talker's positions are: the prompt's n tokens, the voice's start token, then the reply's tokens

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from omnirelay.errors import MediaError, MediaTooLargeError, MessageError
-from services.thinker.media.decode.pipe import ANSWERS, Done, Job, Pipe
+from services.thinker.media.decode.pipe import ANSWERS, DecodeJob, Done, Pipe
 from services.thinker.media.decode.process import WORKER, DecoderProcess
 from services.thinker.media.decoded import Decoded, DecodedAudio, DecodedImage, DecodedVideo
 from services.thinker.media.limits import DecodeLimits
@@ -69,7 +69,7 @@ class MediaDecoder:
             MediaError: The file cannot be used; the message begins with ``name``.
             MediaTooLargeError: It is larger or longer than allowed.
         """
-        job = Job(kind, len(data), with_audio and kind == "video")
+        job = DecodeJob(kind, len(data), with_audio and kind == "video")
         with self._turn:
             try:
                 return self._decode(job, data)
@@ -87,7 +87,7 @@ class MediaDecoder:
                 self._child.end()
                 self._child = None
 
-    def _decode(self, job: Job, data: memoryview | bytes) -> Decoded:
+    def _decode(self, job: DecodeJob, data: memoryview | bytes) -> Decoded:
         while True:
             child = self._current_child()
             used = child.ready
@@ -107,7 +107,7 @@ class MediaDecoder:
                 if not used:
                     raise _failure(error, child.ending) from error
 
-    def _ask(self, child: DecoderProcess, job: Job, data: memoryview | bytes) -> Decoded:
+    def _ask(self, child: DecoderProcess, job: DecodeJob, data: memoryview | bytes) -> Decoded:
         if not child.ready:
             child.wait_until_ready(self._limits)
         child.pipe.set_deadline(self._limits.timeout_s)
@@ -137,7 +137,7 @@ class MediaDecoder:
         self._child = None
         logger.warning("decoder %d %s; the next file gets a new one", child.pid, child.ending)
 
-    def _receive(self, pipe: Pipe, job: Job, done: Done) -> Decoded:
+    def _receive(self, pipe: Pipe, job: DecodeJob, done: Done) -> Decoded:
         """Read what the child decoded, once it is sure that it can be that."""
         _check(job, done, self._limits)
         pixels = np.empty(done.pixels or (0,), np.uint8)
@@ -162,7 +162,7 @@ def _failure(error: Exception, ending: str) -> MediaError:
     return MediaError(f"its decoder {ending}")
 
 
-def _check(job: Job, done: Done, limits: DecodeLimits) -> None:
+def _check(job: DecodeJob, done: Done, limits: DecodeLimits) -> None:
     """Refuse shapes that no such file can have.
 
     Raises:

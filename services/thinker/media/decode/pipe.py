@@ -27,7 +27,7 @@ class Ready(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="ready"
     """Decoder to thinker: started, and nothing but files is waited for."""
 
 
-class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="job"):
+class DecodeJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="job"):
     """Thinker to decoder: decode this file, whose bytes follow.
 
     Attributes:
@@ -69,7 +69,7 @@ Answer = Done | Refused
 
 LIMITS: Final = msgspec.msgpack.Decoder(DecodeLimits)
 STARTS: Final = msgspec.msgpack.Decoder(Ready)
-JOBS: Final = msgspec.msgpack.Decoder(Job)
+JOBS: Final = msgspec.msgpack.Decoder(DecodeJob)
 ANSWERS: Final[msgspec.msgpack.Decoder[Answer]] = msgspec.msgpack.Decoder(Answer)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from omnirelay.errors import MediaError, MediaTooLargeError
-from services.thinker.media.decode.pipe import JOBS, LIMITS, Done, Job, Pipe, Ready, Refused
+from services.thinker.media.decode.pipe import JOBS, LIMITS, DecodeJob, Done, Pipe, Ready, Refused
 from services.thinker.media.decoded import Pixels, Samples
 from services.thinker.media.files.animation import decode_animation
 from services.thinker.media.files.audio import decode_audio, decode_sound_track
@@ -30,7 +30,7 @@ _MEMORY_PER_PIXEL: Final = 24
 _MEMORY_PER_DECODED_BYTE: Final = 2
 
 
-def decode(data: bytes, job: Job, limits: DecodeLimits) -> tuple[Pixels | None, Samples | None]:
+def decode(data: bytes, job: DecodeJob, limits: DecodeLimits) -> tuple[Pixels | None, Samples | None]:
     """Decode a file.
 
     Returns:
@@ -73,7 +73,7 @@ def serve(pipe: Pipe) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def _work(pipe: Pipe, job: Job, limits: DecodeLimits) -> None:
+def _work(pipe: Pipe, job: DecodeJob, limits: DecodeLimits) -> None:
     data = bytearray(job.size)
     pipe.receive_into(memoryview(data))
     try:

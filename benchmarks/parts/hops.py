@@ -1,7 +1,7 @@
 """A message's way between two processes, through the queues that the stages use.
 
-``python -m benchmarks.hops ADDRESS ADDRESS ADDRESS [KEYS]`` is the receiving process, and
-``python -m benchmarks.hops compute`` one that computes beside it.
+``python -m benchmarks.parts.hops ADDRESS ADDRESS ADDRESS [KEYS]`` is the receiving process, and
+``python -m benchmarks.parts.hops compute`` one that computes beside it.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import zmq
 
-from benchmarks.results import Hop
+from benchmarks.measure.results import Hop
 from omnirelay.errors import OmniRelayError
 from shared.config import Config, StageConfig
 from shared.messages import STAGES, ConditioningRows, ControlToGateway, Credit, TalkerInput
@@ -87,7 +87,7 @@ async def measure_hops(repeats: int) -> list[Hop]:
 async def _compute() -> asyncio.subprocess.Process:
     # In a session of its own, as the launcher starts stages.
     return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "benchmarks.hops", "compute"), start_new_session=True
+        *(sys.executable, "-m", "benchmarks.parts.hops", "compute"), start_new_session=True
     )
 
 
@@ -100,7 +100,7 @@ def compute() -> None:
 
 async def _between_processes(messages: Messages, keys: str | None = None) -> list[Hop]:
     addresses = _free_addresses()
-    command = [sys.executable, "-m", "benchmarks.hops", *addresses, *([keys] if keys else [])]
+    command = [sys.executable, "-m", "benchmarks.parts.hops", *addresses, *([keys] if keys else [])]
     process = await asyncio.create_subprocess_exec(*command)
     try:
         return await asyncio.to_thread(_measure, addresses, messages, keys)

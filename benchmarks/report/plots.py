@@ -10,9 +10,9 @@ mpl.use("Agg")
 
 import matplotlib.pyplot as plt
 
-from benchmarks.figures import levels_of, loads_of, throughput
-from benchmarks.load import Load
-from benchmarks.results import Result, mean
+from benchmarks.measure.load import Load
+from benchmarks.measure.results import Result, mean
+from benchmarks.report.figures import levels_of, loads_of, throughput
 
 COLOURS = {"model": "#1f77b4", "engine": "#ff7f0e", "take": "#9467bd", "send": "#2ca02c", "wait": "#d9d9d9"}
 MEANING = {

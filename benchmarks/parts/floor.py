@@ -1,6 +1,6 @@
 """What a decoding step costs beside the model: the talker's, and that of vLLM with nothing of ours in it.
 
-``python -m benchmarks.floor SERVER MODEL TOKENS`` measures one, in a process of its own, and writes JSON.
+``python -m benchmarks.parts.floor SERVER MODEL TOKENS`` measures one in its own process, and writes JSON.
 Bare vLLM runs a language model of the talker's sizes with random weights, one request, the same sampling.
 """
 
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from benchmarks.results import Floor
-from benchmarks.workload import SEED, SPEAKER
+from benchmarks.measure.results import Floor
+from benchmarks.measure.workload import SEED, SPEAKER
 from omnirelay.errors import OmniRelayError
 from shared.messages import ConditioningRows, Sampling, SpeechSettings, SpeechStart
 
@@ -40,7 +40,7 @@ async def measure_floor(model: Path, tokens: int, repeats: int) -> list[Floor]:
     for _ in range(repeats):
         for each in found:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "benchmarks.floor", each.server, str(model), str(tokens)),
+                *(sys.executable, "-m", "benchmarks.parts.floor", each.server, str(model), str(tokens)),
                 stdout=asyncio.subprocess.PIPE,
             )
             told, _ = await process.communicate()

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from benchmarks.figures import figures, levels_of, loads_of, throughput
-from benchmarks.load import Load
-from benchmarks.results import Result, mean, percentile
-from benchmarks.stages import ACTIVITIES
+from benchmarks.measure.load import Load
+from benchmarks.measure.results import Result, mean, percentile
+from benchmarks.measure.stages import ACTIVITIES
+from benchmarks.report.figures import figures, levels_of, loads_of, throughput
 
 _SERVERS = ("transformers", "omnirelay")
 

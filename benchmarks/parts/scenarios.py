@@ -9,11 +9,11 @@ import msgspec
 
 from benchmarks.adapters.base import Adapter
 from benchmarks.adapters.transformers import Transformers
-from benchmarks.answer import Answer
-from benchmarks.load import Load, run_load
-from benchmarks.output import tell
-from benchmarks.results import Agreement, FirstAudio
-from benchmarks.workload import Workload, answer_of
+from benchmarks.measure.answer import Answer
+from benchmarks.measure.load import Load, run_load
+from benchmarks.measure.output import tell
+from benchmarks.measure.results import Agreement, FirstAudio
+from benchmarks.measure.workload import Workload, answer_of
 from omnirelay.errors import OmniRelayError
 
 CONCURRENCY = "concurrency"

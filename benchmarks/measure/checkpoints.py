@@ -1,6 +1,6 @@
 """The random checkpoints that are measured, made when they are missing or of another shape.
 
-``python -m benchmarks.checkpoints SIZE DIR`` makes one, if needed.
+``python -m benchmarks.measure.checkpoints SIZE DIR`` makes one, if needed.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ async def ensure(size: str) -> Path:
     """
     directory = DIRECTORY / size
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "benchmarks.checkpoints", size, str(directory))
+        *(sys.executable, "-m", "benchmarks.measure.checkpoints", size, str(directory))
     )
     if await process.wait() != 0:
         raise CheckpointError(f"the checkpoint {directory} could not be made; its maker's words are above")

@@ -5,7 +5,7 @@ from typing import Final
 import msgspec
 
 from benchmarks.adapters.transformers import STAGE_SECONDS
-from benchmarks.counters import Counters
+from benchmarks.measure.counters import Counters
 from shared.messages import STAGES
 
 ACTIVITIES: Final = ("wait", "take", "model", "engine", "send")

@@ -8,9 +8,9 @@ from typing import Final
 
 import msgspec
 
-from benchmarks.load import Load
-from benchmarks.results import Result, mean, percentile
-from benchmarks.scenarios import ALONE, AMONG, CONCURRENCY, LONG, SHORT
+from benchmarks.measure.load import Load
+from benchmarks.measure.results import Result, mean, percentile
+from benchmarks.parts.scenarios import ALONE, AMONG, CONCURRENCY, LONG, SHORT
 
 OVERHEAD: Final = ("take", "engine", "send")
 """What a stage's loop does that is neither waiting nor the model's."""

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import msgspec
 
 from benchmarks.adapters.base import Adapter
-from benchmarks.answer import Answer, Timing, timing
-from benchmarks.machine import Cpu, forget_peak, peak_memory
-from benchmarks.stages import Edge, Stage, edges_of, parts_of, stages_of
-from benchmarks.workload import Workload
+from benchmarks.measure.answer import Answer, Timing, timing
+from benchmarks.measure.machine import Cpu, forget_peak, peak_memory
+from benchmarks.measure.stages import Edge, Stage, edges_of, parts_of, stages_of
+from benchmarks.measure.workload import Workload
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):

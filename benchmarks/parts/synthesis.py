@@ -1,6 +1,6 @@
 """Token2wav alone: what a second of speech costs in streams of different lengths.
 
-``python -m benchmarks.synthesis MODEL SECONDS…`` measures, in a process of its own, and writes JSON.
+``python -m benchmarks.parts.synthesis MODEL SECONDS…`` measures, in a process of its own, and writes JSON.
 """
 
 import asyncio
@@ -14,9 +14,9 @@ from typing import Any, Final
 
 import msgspec
 
-from benchmarks.machine import forget_peak, peak_memory
-from benchmarks.results import Synthesis
-from benchmarks.workload import CODEC_RATE, SEED, SPEAKER
+from benchmarks.measure.machine import forget_peak, peak_memory
+from benchmarks.measure.results import Synthesis
+from benchmarks.measure.workload import CODEC_RATE, SEED, SPEAKER
 from omnirelay.errors import OmniRelayError
 from shared.messages import CodecTokens, Sampling, SpeechSettings, SynthesisStart
 
@@ -27,7 +27,7 @@ CODES: Final = 8192
 async def measure_synthesis(model: Path, lengths: Sequence[float], repeats: int) -> list[Synthesis]:
     """Make speech of each length in a process with token2wav's service alone."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "benchmarks.synthesis", str(model), str(repeats)),
+        *(sys.executable, "-m", "benchmarks.parts.synthesis", str(model), str(repeats)),
         *map(str, lengths),
         stdout=asyncio.subprocess.PIPE,
     )

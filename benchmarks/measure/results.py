@@ -6,8 +6,8 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.load import Load
-from benchmarks.machine import Machine
+from benchmarks.measure.load import Load
+from benchmarks.measure.machine import Machine
 
 
 class FirstAudio(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,1 @@
+"""What every part of a run uses: loads, answers, counters, checkpoints, results."""

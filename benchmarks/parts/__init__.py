@@ -1,0 +1,1 @@
+"""What a run consists of: the scenarios, and single parts measured alone."""
