@@ -17,7 +17,7 @@ from benchmarks.adapters.transformers import Transformers
 from benchmarks.measure.checkpoints import SIZES, ensure, parameters
 from benchmarks.measure.machine import this_machine
 from benchmarks.measure.output import tell
-from benchmarks.measure.results import Result, write
+from benchmarks.measure.results import RunResult, write
 from benchmarks.parts.floor import measure_floor
 from benchmarks.parts.hops import measure_hops
 from benchmarks.parts.scenarios import Compared, Plan, choose_threads, concurrency, first_audio, warm_up
@@ -38,7 +38,7 @@ ALONE_SCENARIOS: Final = {"bench": SCENARIOS, "small": SCENARIOS[:2], "tiny": SC
 STREAMS_S: Final = (1.0, 10.0, 30.0, 120.0)
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
+class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What to measure on one checkpoint.
 
     Attributes:
@@ -62,7 +62,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     steps: int = 200
 
 
-async def measure(settings: Settings) -> Result:
+async def measure(settings: RunSettings) -> RunResult:
     """Do one run on one checkpoint.
 
     Raises:
@@ -99,7 +99,7 @@ async def measure(settings: Settings) -> Result:
             loads = await concurrency(adapters, plan, compared)
         if "first-audio" in settings.scenarios and "omnirelay" in served:
             heard = await first_audio(adapters[0], plan)
-    return Result(
+    return RunResult(
         checkpoint=settings.size,
         parameters=parameters(model) / 1e6,
         machine=machine,
@@ -113,7 +113,7 @@ async def measure(settings: Settings) -> Result:
     )
 
 
-def keep(result: Result, directory: Path, name: str) -> None:
+def keep(result: RunResult, directory: Path, name: str) -> None:
     """Write a run's figures, tables and pictures."""
     directory.mkdir(parents=True, exist_ok=True)
     write(result, directory / f"{name}.json")
@@ -143,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if differ else 0
 
 
-def _settings(size: str, options: argparse.Namespace) -> Settings:
+def _settings(size: str, options: argparse.Namespace) -> RunSettings:
     if options.quick:
         plan = Plan(
             seconds=options.seconds or 0.6,
@@ -152,7 +152,7 @@ def _settings(size: str, options: argparse.Namespace) -> Settings:
             references=1,
             probes=1,
         )
-        return Settings(
+        return RunSettings(
             size=size,
             plan=msgspec.structs.replace(plan, long_s=6.0, short_s=1.0),
             scenarios=options.scenarios or SCENARIOS,
@@ -170,7 +170,7 @@ def _settings(size: str, options: argparse.Namespace) -> Settings:
         references=REFERENCES[size],
     )
     scenarios = options.scenarios or ALONE_SCENARIOS[size]
-    return Settings(
+    return RunSettings(
         size=size,
         plan=plan,
         scenarios=scenarios,

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.__main__ import RESULTS, SECONDS, Settings, measure
+from benchmarks.__main__ import RESULTS, SECONDS, RunSettings, measure
 from benchmarks.measure.checkpoints import SIZES
 from benchmarks.parts.scenarios import Plan
 from benchmarks.report.plots import profile
@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, metavar="FILE.png", help=f"default: in {RESULTS}")
     options = parser.parse_args(arguments)
     plan = Plan(seconds=options.seconds or SECONDS[options.size], levels=options.clients, repeats=1)
-    settings = Settings(size=options.size, plan=plan, scenarios=["concurrency"], servers=["omnirelay"])
+    settings = RunSettings(size=options.size, plan=plan, scenarios=["concurrency"], servers=["omnirelay"])
     try:
         result = asyncio.run(measure(settings))
     except OmniRelayError as error:

@@ -3,7 +3,7 @@
 import asyncio
 from typing import Protocol, Self
 
-from benchmarks.measure.answer import Answer
+from benchmarks.measure.answer import MeasuredAnswer
 from benchmarks.measure.counters import Counters
 from benchmarks.measure.workload import Workload
 
@@ -27,7 +27,7 @@ class Adapter(Protocol):
 
     async def answer(
         self, workload: Workload, index: int, heard: asyncio.Future[float] | None = None
-    ) -> Answer:
+    ) -> MeasuredAnswer:
         """Send a request and wait for the whole answer; any number may be under way at once.
 
         Args:

@@ -11,7 +11,7 @@ from typing import Any, Final, Self
 import yaml
 
 from benchmarks.adapters.stamps import Stamps
-from benchmarks.measure.answer import Answer
+from benchmarks.measure.answer import MeasuredAnswer
 from benchmarks.measure.counters import Counters, scrape
 from benchmarks.measure.workload import SEED, SPEAKER, Workload
 from omnirelay import (
@@ -75,7 +75,7 @@ class OmniRelay:
 
     async def answer(
         self, workload: Workload, index: int, heard: asyncio.Future[float] | None = None
-    ) -> Answer:
+    ) -> MeasuredAnswer:
         """Ask over a connection of its own; if the caller is cancelled, so is the request.
 
         Raises:
@@ -94,7 +94,7 @@ class OmniRelay:
 
     async def _read(
         self, events: AsyncAnswer, index: int, sent: float, heard: asyncio.Future[float] | None
-    ) -> Answer:
+    ) -> MeasuredAnswer:
         """Note when each event comes."""
         first_text = 0.0
         came: list[tuple[int, float, int]] = []
@@ -109,7 +109,7 @@ class OmniRelay:
                         heard.set_result(now - sent)
                 elif isinstance(event, DoneEvent):
                     made = self._stamps.of(event.request_id)
-                    return Answer(
+                    return MeasuredAnswer(
                         index=index,
                         sent=sent,
                         first_text=first_text,

@@ -10,7 +10,7 @@ from typing import Final, Self
 import msgspec
 
 from benchmarks.adapters.reference import Ask, Told
-from benchmarks.measure.answer import Answer
+from benchmarks.measure.answer import MeasuredAnswer
 from benchmarks.measure.counters import Counters
 from benchmarks.measure.workload import SPEAKER, Workload
 from omnirelay.errors import OmniRelayError
@@ -71,7 +71,7 @@ class Transformers:
 
     async def answer(
         self, workload: Workload, index: int, heard: asyncio.Future[float] | None = None
-    ) -> Answer:
+    ) -> MeasuredAnswer:
         """Ask, once those who asked before have their answers."""
         ask = Ask(
             prompt=workload.prompt(index),
@@ -91,7 +91,7 @@ class Transformers:
             heard.set_result(done - sent)
         for stage, seconds in told.seconds.items():
             self._seconds[stage] = self._seconds.get(stage, 0.0) + seconds
-        return Answer(
+        return MeasuredAnswer(
             index=index,
             sent=sent,
             first_text=done,

@@ -8,7 +8,7 @@ import msgspec
 from shared.messages import SAMPLE_RATE
 
 
-class Answer(msgspec.Struct, kw_only=True):
+class MeasuredAnswer(msgspec.Struct, kw_only=True):
     """What came, and when; times are seconds on the client's clock, which is ``time.monotonic``.
 
     Attributes:
@@ -72,7 +72,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     codec_digest: str
 
 
-def timing(answer: Answer) -> Timing:
+def timing(answer: MeasuredAnswer) -> Timing:
     """Reduce an answer to its figures."""
     audio_s = answer.samples / SAMPLE_RATE
     completion_s = answer.done - answer.sent

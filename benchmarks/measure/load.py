@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from benchmarks.adapters.base import Adapter
-from benchmarks.measure.answer import Answer, Timing, timing
+from benchmarks.measure.answer import MeasuredAnswer, Timing, timing
 from benchmarks.measure.machine import Cpu, forget_peak, peak_memory
 from benchmarks.measure.stages import Edge, Stage, edges_of, parts_of, stages_of
 from benchmarks.measure.workload import Workload
@@ -65,7 +65,7 @@ async def run_load(
     *,
     scenario: str,
     repeat: int = 0,
-) -> tuple[Load, list[Answer]]:
+) -> tuple[Load, list[MeasuredAnswer]]:
     """Let clients ask, each its next request when it has the answer to the one before.
 
     Args:
@@ -80,7 +80,7 @@ async def run_load(
         The figures, and the answers themselves in the order of ``indices``.
     """
     waiting = list(reversed(indices))
-    answers: dict[int, Answer] = {}
+    answers: dict[int, MeasuredAnswer] = {}
 
     async def ask() -> None:
         while waiting:

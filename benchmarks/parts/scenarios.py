@@ -9,7 +9,7 @@ import msgspec
 
 from benchmarks.adapters.base import Adapter
 from benchmarks.adapters.transformers import Transformers
-from benchmarks.measure.answer import Answer
+from benchmarks.measure.answer import MeasuredAnswer
 from benchmarks.measure.load import Load, run_load
 from benchmarks.measure.output import tell
 from benchmarks.measure.results import Agreement, FirstAudio
@@ -60,10 +60,10 @@ class Compared:
 
     def __init__(self, workload: Workload) -> None:
         self._workload = workload
-        self._references: dict[int, Answer] = {}
-        self._others: list[tuple[str, Answer]] = []
+        self._references: dict[int, MeasuredAnswer] = {}
+        self._others: list[tuple[str, MeasuredAnswer]] = []
 
-    def add(self, adapter: str, where: str, answers: Iterable[Answer]) -> None:
+    def add(self, adapter: str, where: str, answers: Iterable[MeasuredAnswer]) -> None:
         """Note answers; those of transformers are what the others are held against."""
         if adapter == Transformers.name:
             self._references |= {answer.index: answer for answer in answers}
@@ -89,7 +89,7 @@ class Compared:
         return Agreement(compared=len(pairs), unequal=unequal)
 
 
-def _difference(what: str, answer: Answer, reference: Answer) -> str:
+def _difference(what: str, answer: MeasuredAnswer, reference: MeasuredAnswer) -> str:
     if what == "samples":
         return f"{answer.samples} samples, transformers {reference.samples}"
     ours: Sequence[int] = getattr(answer, what)
@@ -214,11 +214,11 @@ async def _first_audio(adapter: Adapter, workload: Workload, index: int) -> floa
 
 def _begin(
     adapter: Adapter, workload: Workload, index: int
-) -> tuple[asyncio.Task[Answer], asyncio.Future[float]]:
+) -> tuple[asyncio.Task[MeasuredAnswer], asyncio.Future[float]]:
     """Ask; gives the request, and its time to first audio when it is known."""
     heard: asyncio.Future[float] = asyncio.get_running_loop().create_future()
 
-    def ended(task: asyncio.Task[Answer]) -> None:
+    def ended(task: asyncio.Task[MeasuredAnswer]) -> None:
         if not heard.done():
             error = None if task.cancelled() else task.exception()
             heard.set_exception(error or OmniRelayError("the answer ended before anything was heard"))
@@ -228,7 +228,7 @@ def _begin(
     return task, heard
 
 
-async def _hang_up(tasks: Iterable[asyncio.Task[Answer]]) -> None:
+async def _hang_up(tasks: Iterable[asyncio.Task[MeasuredAnswer]]) -> None:
     """Cancel requests, and wait until nothing is left of them here."""
     waiting = list(tasks)
     for task in waiting:

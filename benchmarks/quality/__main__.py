@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.measure.output import tell
-from benchmarks.quality.answers import Reply, Samples, ask_all, serving
-from benchmarks.quality.figures import Figure, answer_figures, speech_figures
-from benchmarks.quality.reference import Reference
+from benchmarks.quality.answers import Samples, SpokenReply, ask_all, serving
+from benchmarks.quality.figures import Score, answer_figures, speech_figures
+from benchmarks.quality.reference import Oracle
 from benchmarks.quality.report import as_json, missed, table
 from benchmarks.quality.requests import Asked, held_out_requests
 from checkpoint.training.data.corpus import SENTENCES, VOICES
@@ -39,7 +39,9 @@ class Listening:
         return synthesize(VOICES[speaker], text, SAMPLE_RATE)
 
 
-def figures(streamed: Sequence[Reply], offline: Sequence[Reply], listening: Listening) -> list[Figure]:
+def figures(
+    streamed: Sequence[SpokenReply], offline: Sequence[SpokenReply], listening: Listening
+) -> list[Score]:
     """Return all figures of some replies."""
     voices = list(VOICES)
     return [
@@ -48,7 +50,7 @@ def figures(streamed: Sequence[Reply], offline: Sequence[Reply], listening: List
     ]
 
 
-async def measure(model: Path, requests: Sequence[Asked], clients: int, listening: Listening) -> list[Figure]:
+async def measure(model: Path, requests: Sequence[Asked], clients: int, listening: Listening) -> list[Score]:
     """Ask the stack on a checkpoint, streamed, and a part again in one piece.
 
     Raises:
@@ -84,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         columns = {"omnirelay": found}
         if options.reference:
             tell("transformers")
-            columns["transformers"] = figures(Reference(options.model).answers(requests), [], listening)
+            columns["transformers"] = figures(Oracle(options.model).answers(requests), [], listening)
     except OmniRelayError as error:
         sys.stderr.write(f"error: {error}\n")
         return 1

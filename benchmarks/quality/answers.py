@@ -25,7 +25,7 @@ Samples = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class Reply:
+class SpokenReply:
     """What came of a request.
 
     Attributes:
@@ -63,7 +63,7 @@ async def serving(model: Path, directory: Path) -> AsyncIterator[str]:
 
 async def ask_all(
     address: str, requests: Sequence[Asked], clients: int, *, streaming: bool = True
-) -> list[Reply]:
+) -> list[SpokenReply]:
     """Ask everything, ``clients`` requests at once; the replies are in the order of the requests.
 
     Raises:
@@ -72,7 +72,7 @@ async def ask_all(
     free = asyncio.Semaphore(clients)
     async with AsyncClient(address) as client, asyncio.TaskGroup() as group:
 
-        async def one(asked: Asked) -> Reply:
+        async def one(asked: Asked) -> SpokenReply:
             async with free:
                 return await _ask(client, asked, streaming)
 
@@ -80,7 +80,7 @@ async def ask_all(
     return [reply.result() for reply in replies]
 
 
-async def _ask(client: AsyncClient, asked: Asked, streaming: bool) -> Reply:
+async def _ask(client: AsyncClient, asked: Asked, streaming: bool) -> SpokenReply:
     pieces: list[Samples] = []
     request = build_request(
         asked.messages,
@@ -95,5 +95,5 @@ async def _ask(client: AsyncClient, asked: Asked, streaming: bool) -> Reply:
             pieces.append(event.samples)
         elif isinstance(event, DoneEvent):
             samples = np.concatenate([np.zeros(0, np.float32), *pieces])
-            return Reply(asked, event.text.strip(), samples, event.codec_finish_reason == "stop")
+            return SpokenReply(asked, event.text.strip(), samples, event.codec_finish_reason == "stop")
     raise OmniRelayError("the answer had no end")

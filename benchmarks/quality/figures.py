@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.quality.answers import Reply, Samples
+from benchmarks.quality.answers import Samples, SpokenReply
 from benchmarks.quality.sound import ends_right, pitch
 from checkpoint.training.measure.recognizer import word_errors
 from omnirelay.values import SAMPLE_RATE
@@ -22,7 +22,7 @@ _DEVIATIONS = 3.0
 
 
 @dataclass(frozen=True)
-class Figure:
+class Score:
     """A row of the table: ``count`` of ``of``, and the bound that it has to keep, if any."""
 
     name: str
@@ -55,22 +55,22 @@ class Figure:
         return True
 
 
-def answer_figures(replies: Sequence[Reply]) -> list[Figure]:
+def answer_figures(replies: Sequence[SpokenReply]) -> list[Score]:
     """Return how many answers are right: of each group, which has a bound, and of each kind in it."""
     found = []
     for group, least in LEAST_RIGHT.items():
         ours = [reply for reply in replies if _group(reply.asked.kind) == group]
         if not ours:
             continue
-        found.append(Figure(f"right: {group}", sum(reply.right for reply in ours), len(ours), least=least))
+        found.append(Score(f"right: {group}", sum(reply.right for reply in ours), len(ours), least=least))
         kinds = list(dict.fromkeys(reply.asked.kind for reply in ours))
         found += [_right(kind, ours) for kind in kinds if kinds != [group]]
     return found
 
 
-def _right(kind: str, replies: Sequence[Reply]) -> Figure:
+def _right(kind: str, replies: Sequence[SpokenReply]) -> Score:
     ours = [reply for reply in replies if reply.asked.kind == kind]
-    return Figure(f"- {kind}", sum(reply.right for reply in ours), len(ours))
+    return Score(f"- {kind}", sum(reply.right for reply in ours), len(ours))
 
 
 def _group(kind: str) -> str:
@@ -81,8 +81,12 @@ def _group(kind: str) -> str:
 
 
 def speech_figures(
-    streamed: Sequence[Reply], offline: Sequence[Reply], speakers: Sequence[str], hear: Hear, say: Say
-) -> list[Figure]:
+    streamed: Sequence[SpokenReply],
+    offline: Sequence[SpokenReply],
+    speakers: Sequence[str],
+    hear: Hear,
+    say: Say,
+) -> list[Score]:
     """Return how well the speech of replies is understood, ends, and is told apart.
 
     Args:
@@ -117,22 +121,22 @@ def speech_figures(
         )
         for reply in streamed
     )
-    found.append(Figure("speech ends by itself, at the right place", ended, len(streamed), least=LEAST_ENDED))
+    found.append(Score("speech ends by itself, at the right place", ended, len(streamed), least=LEAST_ENDED))
     return [*found, *_told_apart(streamed, natural, speakers)]
 
 
-def _said(replies: Sequence[Reply]) -> list[tuple[str, Samples]]:
+def _said(replies: Sequence[SpokenReply]) -> list[tuple[str, Samples]]:
     return [(reply.text, reply.samples) for reply in replies]
 
 
-def _errors(name: str, said: Sequence[tuple[str, Samples]], hear: Hear, most: float | None) -> Figure:
+def _errors(name: str, said: Sequence[tuple[str, Samples]], hear: Hear, most: float | None) -> Score:
     errors = sum(word_errors(text, hear(samples) if len(samples) else "") for text, samples in said)
-    return Figure(name, errors, sum(len(text.split()) for text, _ in said), most=most)
+    return Score(name, errors, sum(len(text.split()) for text, _ in said), most=most)
 
 
 def _told_apart(
-    replies: Sequence[Reply], natural: Mapping[tuple[str, str], Samples], speakers: Sequence[str]
-) -> list[Figure]:
+    replies: Sequence[SpokenReply], natural: Mapping[tuple[str, str], Samples], speakers: Sequence[str]
+) -> list[Score]:
     """Return how many replies have the pitch of their own voice rather than of the other."""
     usual = {
         speaker: sorted(pitch(wave) for (who, _), wave in natural.items() if who == speaker)
@@ -146,4 +150,4 @@ def _told_apart(
         heard = pitch(reply.samples)
         nearest = min(middle, key=lambda speaker: abs(heard / max(1.0, middle[speaker]) - 1))
         right += nearest == reply.asked.speaker
-    return [Figure("voices told apart by pitch", right, len(replies), least=LEAST_TOLD_APART)]
+    return [Score("voices told apart by pitch", right, len(replies), least=LEAST_TOLD_APART)]

@@ -8,7 +8,7 @@ from typing import Any
 import soundfile
 
 from benchmarks.measure.oracle import keep_talker_mask
-from benchmarks.quality.answers import MOST_CODES, MOST_WORDS, Reply
+from benchmarks.quality.answers import MOST_CODES, MOST_WORDS, SpokenReply
 from benchmarks.quality.requests import Asked
 from omnirelay import AudioPart, ChatMessage, ImagePart
 from omnirelay.content import parts_of
@@ -17,7 +17,7 @@ from shared.config.gateway import SPEECH_SYSTEM_PROMPT
 _SAMPLES_A_CODE = 480
 
 
-class Reference:
+class Oracle:
     """``Qwen2_5OmniForConditionalGeneration`` with the weights of a checkpoint.
 
     Args:
@@ -37,11 +37,11 @@ class Reference:
         keep_talker_mask(self._model)
         _draw_only_codes(self._model)
 
-    def answers(self, requests: Sequence[Asked]) -> list[Reply]:
+    def answers(self, requests: Sequence[Asked]) -> list[SpokenReply]:
         """Answer one request after the other, text greedily and speech by the released defaults."""
         return [self._answer(asked) for asked in requests]
 
-    def _answer(self, asked: Asked) -> Reply:
+    def _answer(self, asked: Asked) -> SpokenReply:
         import torch  # noqa: PLC0415 - loaded by then
 
         inputs = self._inputs([ChatMessage("system", SPEECH_SYSTEM_PROMPT), *asked.messages])
@@ -62,7 +62,7 @@ class Reference:
         written = text[0, inputs["input_ids"].shape[1] :]
         said = self._processor.tokenizer.decode(written, skip_special_tokens=True).strip()
         samples = wave.reshape(-1).numpy()
-        return Reply(asked, said, samples, len(samples) < MOST_CODES * _SAMPLES_A_CODE)
+        return SpokenReply(asked, said, samples, len(samples) < MOST_CODES * _SAMPLES_A_CODE)
 
     def _inputs(self, messages: Sequence[ChatMessage]) -> Any:
         from PIL import Image  # noqa: PLC0415 - as the others

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from benchmarks.quality.figures import Figure
+from benchmarks.quality.figures import Score
 
-Columns = Mapping[str, Sequence[Figure]]
+Columns = Mapping[str, Sequence[Score]]
 """The figures of each server, the measured one first."""
 
 
@@ -25,7 +25,7 @@ def table(columns: Columns) -> str:
     return "\n".join(lines) + "\n"
 
 
-def missed(figures: Sequence[Figure], *, few: bool = False) -> list[str]:
+def missed(figures: Sequence[Score], *, few: bool = False) -> list[str]:
     """Return a line for each figure that does not keep its bound.
 
     Args:
@@ -50,23 +50,23 @@ def as_json(columns: Columns) -> bytes:
     return msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n"
 
 
-def _fields(figure: Figure) -> dict[str, object]:
+def _fields(figure: Score) -> dict[str, object]:
     return dict(msgspec.to_builtins(figure))
 
 
-def _shown(figure: Figure | None) -> str:
+def _shown(figure: Score | None) -> str:
     if figure is None:
         return "-"
     return f"{figure.value:.1%} ({figure.count} of {figure.of})"
 
 
-def _bound(figure: Figure) -> str:
+def _bound(figure: Score) -> str:
     if figure.least is not None:
         return f"at least {figure.least:.0%}"
     return "" if figure.most is None else f"at most {figure.most:.1%}"
 
 
-def _verdict(figure: Figure) -> str:
+def _verdict(figure: Score) -> str:
     if figure.least is None and figure.most is None:
         return ""
     return "kept" if figure.kept else "**missed**"

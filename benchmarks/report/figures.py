@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from benchmarks.measure.load import Load
-from benchmarks.measure.results import Result, mean, percentile
+from benchmarks.measure.results import RunResult, mean, percentile
 from benchmarks.parts.scenarios import ALONE, AMONG, CONCURRENCY, LONG, SHORT
 
 OVERHEAD: Final = ("take", "engine", "send")
@@ -42,7 +42,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
         return "reached" if reached else "missed"
 
 
-def loads_of(result: Result, adapter: str, clients: int | None = None) -> list[Load]:
+def loads_of(result: RunResult, adapter: str, clients: int | None = None) -> list[Load]:
     """The loads that are compared, of one server; at all numbers of clients, or at one."""
     return [
         load
@@ -51,7 +51,7 @@ def loads_of(result: Result, adapter: str, clients: int | None = None) -> list[L
     ]
 
 
-def levels_of(result: Result, adapter: str) -> list[int]:
+def levels_of(result: RunResult, adapter: str) -> list[int]:
     """Numbers of clients at which a server was measured."""
     return sorted({load.clients for load in loads_of(result, adapter)})
 
@@ -67,7 +67,7 @@ def overhead(load: Load) -> float:
     return stages + load.cpu_s.get("gateway", 0.0)
 
 
-def figures(result: Result) -> list[Figure]:
+def figures(result: RunResult) -> list[Figure]:
     """All figures that the run allows."""
     return [*_latency(result), *_throughput(result), *_costs(result)]
 
@@ -76,7 +76,7 @@ def _completion(loads: list[Load]) -> float:
     return percentile([answer.completion_s for load in loads for answer in load.answers], 0.5)
 
 
-def _latency(result: Result) -> Iterator[Figure]:
+def _latency(result: RunResult) -> Iterator[Figure]:
     alone, reference = loads_of(result, "omnirelay", 1), loads_of(result, "transformers", 1)
     goals = result.checkpoint == "bench"
     if alone and reference:
@@ -102,7 +102,7 @@ def _latency(result: Result) -> Iterator[Figure]:
         )
 
 
-def _throughput(result: Result) -> Iterator[Figure]:
+def _throughput(result: RunResult) -> Iterator[Figure]:
     reference = loads_of(result, "transformers", 1)
     rates = {
         level: percentile([load.requests_per_s for load in loads_of(result, "omnirelay", level)], 0.5)
@@ -122,7 +122,7 @@ def _throughput(result: Result) -> Iterator[Figure]:
         )
 
 
-def _costs(result: Result) -> Iterator[Figure]:
+def _costs(result: RunResult) -> Iterator[Figure]:
     if result.synthesis:
         costs = [mean(each.seconds) / each.audio_s for each in result.synthesis]
         yield Figure(

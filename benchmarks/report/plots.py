@@ -11,7 +11,7 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 
 from benchmarks.measure.load import Load
-from benchmarks.measure.results import Result, mean
+from benchmarks.measure.results import RunResult, mean
 from benchmarks.report.figures import levels_of, loads_of, throughput
 
 COLOURS = {"model": "#1f77b4", "engine": "#ff7f0e", "take": "#9467bd", "send": "#2ca02c", "wait": "#d9d9d9"}
@@ -24,9 +24,9 @@ MEANING = {
 }
 
 
-def draw(result: Result, directory: Path, name: str) -> list[Path]:
+def draw(result: RunResult, directory: Path, name: str) -> list[Path]:
     """Draw what the run allows; gives the files."""
-    pictures: list[tuple[str, Callable[[Result, Any], None]]] = []
+    pictures: list[tuple[str, Callable[[RunResult, Any], None]]] = []
     if loads_of(result, "omnirelay"):
         pictures += [("requests", _requests), ("latency", _latency)]
     if result.synthesis:
@@ -37,7 +37,7 @@ def draw(result: Result, directory: Path, name: str) -> list[Path]:
     return files
 
 
-def profile(result: Result, path: Path) -> Path:
+def profile(result: RunResult, path: Path) -> Path:
     """Where a request's time goes, per stage, at each number of clients."""
     levels = levels_of(result, "omnirelay")
     figure, axes = plt.subplots(len(levels), 1, figsize=(9, 1 + 1.7 * len(levels)), squeeze=False)
@@ -67,7 +67,7 @@ def _bars(axis: Any, loads: list[Load]) -> None:
     axis.invert_yaxis()
 
 
-def _requests(result: Result, axis: Any) -> None:
+def _requests(result: RunResult, axis: Any) -> None:
     levels = levels_of(result, "omnirelay")
     rates = [throughput(loads_of(result, "omnirelay", level)) for level in levels]
     axis.bar([str(level) for level in levels], rates, color=COLOURS["model"], label="OmniRelay")
@@ -78,7 +78,7 @@ def _requests(result: Result, axis: Any) -> None:
     axis.legend(frameon=False)
 
 
-def _latency(result: Result, axis: Any) -> None:
+def _latency(result: RunResult, axis: Any) -> None:
     levels = levels_of(result, "omnirelay")
     by_level = [
         [answer for load in loads_of(result, "omnirelay", level) for answer in load.answers]
@@ -97,7 +97,7 @@ def _latency(result: Result, axis: Any) -> None:
     axis.legend(frameon=False)
 
 
-def _synthesis(result: Result, axis: Any) -> None:
+def _synthesis(result: RunResult, axis: Any) -> None:
     lengths = [each.audio_s for each in result.synthesis]
     axis.plot(lengths, [mean(each.seconds) / each.audio_s for each in result.synthesis], "o-")
     axis.set_xscale("log")
@@ -106,7 +106,7 @@ def _synthesis(result: Result, axis: Any) -> None:
     axis.set_ylabel("token2wav's seconds for each")
 
 
-def _save(result: Result, path: Path, picture: Callable[[Result, Any], None]) -> Path:
+def _save(result: RunResult, path: Path, picture: Callable[[RunResult, Any], None]) -> Path:
     figure, axis = plt.subplots(figsize=(6, 4))
     picture(result, axis)
     figure.suptitle(_title(result), fontsize=8)
@@ -120,7 +120,7 @@ def _write(figure: Any, path: Path) -> Path:
     return path
 
 
-def _title(result: Result) -> str:
+def _title(result: RunResult) -> str:
     machine = result.machine
     seconds = result.loads[-1].workload.seconds if result.loads else 0.0
     return f"checkpoint {result.checkpoint}, answers of {seconds:g} s; {machine.cpu}, {machine.cores} cores"

@@ -3,20 +3,20 @@
 from collections.abc import Iterable, Iterator, Sequence
 
 from benchmarks.measure.load import Load
-from benchmarks.measure.results import Result, mean, percentile
+from benchmarks.measure.results import RunResult, mean, percentile
 from benchmarks.measure.stages import ACTIVITIES
 from benchmarks.report.figures import figures, levels_of, loads_of, throughput
 
 _SERVERS = ("transformers", "omnirelay")
 
 
-def report(result: Result) -> str:
+def report(result: RunResult) -> str:
     """The whole run."""
     sections = [_head(result), _agreement(result), *_tables(result)]
     return "\n\n".join(sections) + "\n"
 
 
-def _head(result: Result) -> str:
+def _head(result: RunResult) -> str:
     machine = result.machine
     versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
     lines = [f"# {result.checkpoint}", ""]
@@ -41,7 +41,7 @@ def _head(result: Result) -> str:
     return "\n".join(lines)
 
 
-def _agreement(result: Result) -> str:
+def _agreement(result: RunResult) -> str:
     agreement = result.agreement
     if agreement.unequal:
         return "\n".join(["**ANSWERS DIFFER:**", "", *(f"- {each}" for each in agreement.unequal)])
@@ -51,7 +51,7 @@ def _agreement(result: Result) -> str:
     )
 
 
-def _tables(result: Result) -> Iterator[str]:
+def _tables(result: RunResult) -> Iterator[str]:
     yield _figures(result)
     if any(loads_of(result, server) for server in _SERVERS):
         yield "## Requests\n\n" + _requests(result)
@@ -92,7 +92,7 @@ def _tables(result: Result) -> Iterator[str]:
         yield "## token2wav alone\n\n" + _synthesis(result)
 
 
-def _figures(result: Result) -> str:
+def _figures(result: RunResult) -> str:
     rows = [
         (
             figure.name,
@@ -105,7 +105,7 @@ def _figures(result: Result) -> str:
     return _table(("figure", "value", "goal", ""), rows)
 
 
-def _requests(result: Result) -> str:
+def _requests(result: RunResult) -> str:
     head = (
         *("server", "clients", "n", "TTFT", "TTFA", "P95", "completion", "P50", "P95", "RTF"),
         *("requests/s", "least to most", "audio s/s", "underruns", "silent s", "others' CPU"),
@@ -143,7 +143,7 @@ def _request_row(server: str, level: int, loads: list[Load]) -> tuple[object, ..
     )
 
 
-def _memory(result: Result) -> str:
+def _memory(result: RunResult) -> str:
     """The largest of all loads."""
     rows = []
     for server in _SERVERS:
@@ -163,7 +163,7 @@ def _parts(loads: list[Load]) -> str:
     return _table(("part", "seconds", "of the completion"), rows)
 
 
-def stages(result: Result) -> str:
+def stages(result: RunResult) -> str:
     """What the time of each stage's loop goes to, for each request."""
     rows = []
     for level in levels_of(result, "omnirelay"):
@@ -178,7 +178,7 @@ def stages(result: Result) -> str:
     return _table(("clients", "stage", *ACTIVITIES, "steps", "mean batch"), rows)
 
 
-def _edges(result: Result) -> str:
+def _edges(result: RunResult) -> str:
     load = loads_of(result, "omnirelay", levels_of(result, "omnirelay")[-1])[-1]
     requests = len(load.answers)
     rows = [
@@ -197,7 +197,7 @@ def _edges(result: Result) -> str:
     )
 
 
-def _hops(result: Result) -> str:
+def _hops(result: RunResult) -> str:
     rows = [
         (
             hop.message,
@@ -210,7 +210,7 @@ def _hops(result: Result) -> str:
     return _table(("message", "bytes", "encode P50", "wire P50", "decode P50", "all P50", "all P95"), rows)
 
 
-def _synthesis(result: Result) -> str:
+def _synthesis(result: RunResult) -> str:
     rows = [
         (
             f"{each.audio_s:g} s",

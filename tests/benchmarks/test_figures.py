@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.measure.answer import Answer, play
+from benchmarks.measure.answer import MeasuredAnswer, play
 from benchmarks.measure.counters import Counters
 from benchmarks.measure.results import mean, percentile
 from benchmarks.measure.workload import answer_of
@@ -16,8 +16,8 @@ from shared.messages import SAMPLE_RATE
 WORKLOAD = answer_of(0.1)
 
 
-def answer(index: int = 0, text: list[int] | None = None, samples: int = 2400) -> Answer:
-    return Answer(
+def answer(index: int = 0, text: list[int] | None = None, samples: int = 2400) -> MeasuredAnswer:
+    return MeasuredAnswer(
         index=index,
         sent=0.0,
         first_text=1.0,

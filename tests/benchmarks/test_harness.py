@@ -13,7 +13,7 @@ import pytest
 from benchmarks import profile
 from benchmarks.__main__ import main
 from benchmarks.measure.load import Load
-from benchmarks.measure.results import Agreement, Result, read
+from benchmarks.measure.results import Agreement, RunResult, read
 from benchmarks.report.figures import figures, levels_of, loads_of
 from shared.messages import SAMPLE_RATE, STAGES
 
@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def result(folder: Path) -> Result:
+def result(folder: Path) -> RunResult:
     return read(folder / "quick-tiny.json")
 
 
@@ -55,7 +55,7 @@ def test_tables_and_pictures_are_written(folder: Path) -> None:
     assert len(rows) > 30
 
 
-def test_the_machine_is_named_but_not_whose_it_is(folder: Path, result: Result) -> None:
+def test_the_machine_is_named_but_not_whose_it_is(folder: Path, result: RunResult) -> None:
     assert result.machine.cpu
     assert result.machine.cores >= 1
     assert {"python", "torch", "transformers"} <= result.machine.versions.keys()
@@ -66,7 +66,7 @@ def test_the_machine_is_named_but_not_whose_it_is(folder: Path, result: Result) 
         assert str(Path.cwd()) not in text
 
 
-def test_both_servers_answered_all_requests_equally(result: Result) -> None:
+def test_both_servers_answered_all_requests_equally(result: RunResult) -> None:
     assert result.agreement.unequal == []
     assert result.agreement.compared == 2
     assert levels_of(result, "omnirelay") == [1, 2]
@@ -78,7 +78,7 @@ def test_both_servers_answered_all_requests_equally(result: Result) -> None:
     ]
 
 
-def test_answers_have_the_forced_lengths(result: Result) -> None:
+def test_answers_have_the_forced_lengths(result: RunResult) -> None:
     for load in result.loads:
         for answer in load.answers:
             assert answer.text_tokens == load.workload.text_tokens
@@ -91,7 +91,7 @@ def test_answers_have_the_forced_lengths(result: Result) -> None:
     assert len(digests) == len({answer.index for load in result.loads for answer in load.answers})
 
 
-def test_a_loops_activities_make_up_its_time(result: Result) -> None:
+def test_a_loops_activities_make_up_its_time(result: RunResult) -> None:
     for load in loads_of(result, "omnirelay"):
         assert [stage.name for stage in load.stages] == list(STAGES)
         for stage in load.stages:
@@ -105,7 +105,7 @@ def test_a_loops_activities_make_up_its_time(result: Result) -> None:
         assert talker.steps * talker.mean_batch >= codecs
 
 
-def test_edges_carried_what_the_answers_are_made_of(result: Result) -> None:
+def test_edges_carried_what_the_answers_are_made_of(result: RunResult) -> None:
     for load in loads_of(result, "omnirelay"):
         edges = {(edge.sender, edge.receiver): edge for edge in load.edges}
         assert edges.keys() == EDGES
@@ -118,7 +118,7 @@ def test_edges_carried_what_the_answers_are_made_of(result: Result) -> None:
         assert all(each > 0 for answer in load.answers for each in answer.delivery_s)
 
 
-def test_memory_of_every_process_is_told(result: Result) -> None:
+def test_memory_of_every_process_is_told(result: RunResult) -> None:
     def processes(load: Load) -> set[str]:
         assert set(load.cpu_s) == set(load.peak_memory)
         assert sum(load.cpu_s.values()) > 0
@@ -134,13 +134,13 @@ def test_memory_of_every_process_is_told(result: Result) -> None:
     }
 
 
-def test_parts_of_transformers_make_up_its_time(result: Result) -> None:
+def test_parts_of_transformers_make_up_its_time(result: RunResult) -> None:
     for load in loads_of(result, "transformers"):
         assert set(load.parts) == {"thinker", "talker", "token2wav, DiT", "token2wav, vocoder"}
         assert 0.5 < sum(load.parts.values()) / sum(each.completion_s for each in load.answers) <= 1
 
 
-def test_a_hop_is_the_sum_of_its_parts(result: Result) -> None:
+def test_a_hop_is_the_sum_of_its_parts(result: RunResult) -> None:
     plain, busy = ["one row", "a prompt of 21 MB"], "a chunk while 3 processes compute"
     assert [hop.message for hop in result.hops] == [*plain, *(f"{message}, CURVE" for message in plain), busy]
     for hop in result.hops:
@@ -149,29 +149,29 @@ def test_a_hop_is_the_sum_of_its_parts(result: Result) -> None:
     assert result.hops[1].bytes > 21_000_000
 
 
-def test_token2wav_is_measured_alone(result: Result) -> None:
+def test_token2wav_is_measured_alone(result: RunResult) -> None:
     assert [each.audio_s for each in result.synthesis] == [1.0, 2.0]
     assert all(min(each.seconds) > 0 and each.peak_memory > 0 for each in result.synthesis)
 
 
-def test_every_figure_is_a_number(result: Result) -> None:
+def test_every_figure_is_a_number(result: RunResult) -> None:
     told = figures(result)
     assert len({figure.name for figure in told}) == len(told) > 10
     assert all(math.isfinite(figure.value) and figure.value > 0 for figure in told)
     assert {figure.verdict for figure in told} <= {"", "reached", "missed"}
 
 
-def give(result: Result) -> Callable[[object], Coroutine[Any, Any, Result]]:
+def give(result: RunResult) -> Callable[[object], Coroutine[Any, Any, RunResult]]:
     """A measurement that has been made."""
 
-    async def measure(_: object) -> Result:
+    async def measure(_: object) -> RunResult:
         return result
 
     return measure
 
 
 def test_answers_that_differ_are_told_loudly(
-    result: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    result: RunResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     differing = Agreement(compared=2, unequal=["omnirelay, 1 at once, prompt 0: codec_ids differ"])
     monkeypatch.setattr(
@@ -185,7 +185,7 @@ def test_answers_that_differ_are_told_loudly(
 
 
 def test_the_profile_is_a_picture_and_a_table(
-    result: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    result: RunResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("benchmarks.profile.measure", give(result))
     assert profile.main(["--size", "tiny", "--out", str(tmp_path / "new" / "profile.png")]) == 0

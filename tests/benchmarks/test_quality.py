@@ -6,8 +6,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from benchmarks.quality.answers import Reply, Samples
-from benchmarks.quality.figures import Figure, answer_figures, speech_figures
+from benchmarks.quality.answers import Samples, SpokenReply
+from benchmarks.quality.figures import Score, answer_figures, speech_figures
 from benchmarks.quality.report import as_json, missed, table
 from benchmarks.quality.requests import Asked, held_out_requests
 from benchmarks.quality.sound import ends_right, pitch
@@ -33,11 +33,13 @@ def say(speaker: str, text: str) -> Samples:
     return voice(HERTZ[speaker], 0.3 * len(text.split()))
 
 
-def reply(text: str, wanted: str | None = None, **changes: object) -> Reply:
+def reply(text: str, wanted: str | None = None, **changes: object) -> SpokenReply:
     kind, speaker = str(changes.get("kind", "text, sums")), str(changes.get("speaker", "Ethan"))
     samples = changes.get("samples", say(speaker, text) if text else np.zeros(0, np.float32))
     assert isinstance(samples, np.ndarray)
-    return Reply(Asked(kind, [], wanted or text, speaker), text, samples, bool(changes.get("ended", True)))
+    return SpokenReply(
+        Asked(kind, [], wanted or text, speaker), text, samples, bool(changes.get("ended", True))
+    )
 
 
 @pytest.mark.parametrize("hertz", [85.0, 110.0, 190.0, 260.0])
@@ -83,7 +85,7 @@ def test_answers_are_counted_by_kind_and_group() -> None:
 def test_speech_is_heard_compared_and_told_apart() -> None:
     texts = ["one two three", "good night", "two plus two is four", "hello"]
     streamed = [reply(text, speaker=who) for text in texts for who in SPEAKERS]
-    offline = [Reply(each.asked, each.text, each.samples, each.ended) for each in streamed[:4]]
+    offline = [SpokenReply(each.asked, each.text, each.samples, each.ended) for each in streamed[:4]]
     babble = voice(HERTZ["Chelsie"], 4.0)
     streamed.append(reply("my name is omni", speaker="Ethan", samples=babble))
     streamed.append(reply("", "lost", speaker="Ethan"))
@@ -104,8 +106,12 @@ def test_speech_is_heard_compared_and_told_apart() -> None:
 
 
 def test_the_table_shows_each_server_and_what_missed_its_bound() -> None:
-    ours = [Figure("right", 97, 100, least=0.97), Figure("error", 6, 100, most=0.05), Figure("said", 1, 2)]
-    columns = {"omnirelay": ours, "transformers": [Figure("right", 50, 100, least=0.97)]}
+    ours = [
+        Score("right", 97, 100, least=0.97),
+        Score("error", 6, 100, most=0.05),
+        Score("said", 1, 2),
+    ]
+    columns = {"omnirelay": ours, "transformers": [Score("right", 50, 100, least=0.97)]}
     lines = table(columns).splitlines()
     assert lines[0] == "| held-out cases | omnirelay | transformers | bound | |"
     assert lines[2] == "| right | 97.0% (97 of 100) | 50.0% (50 of 100) | at least 97% | kept |"
@@ -126,11 +132,11 @@ def test_the_table_shows_each_server_and_what_missed_its_bound() -> None:
 
 
 def test_few_cases_miss_a_bound_only_where_chance_does_not_explain_it() -> None:
-    assert Figure("right", 34, 40, least=0.97).kept is False
-    assert Figure("right", 37, 40, least=0.97).plausible
-    assert not Figure("right", 30, 40, least=0.97).plausible
-    assert Figure("error", 12, 140, most=0.05).plausible
-    assert not Figure("error", 40, 140, most=0.05).plausible
+    assert Score("right", 34, 40, least=0.97).kept is False
+    assert Score("right", 37, 40, least=0.97).plausible
+    assert not Score("right", 30, 40, least=0.97).plausible
+    assert Score("error", 12, 140, most=0.05).plausible
+    assert not Score("error", 40, 140, most=0.05).plausible
 
 
 def test_requests_are_of_every_kind_and_hold_nothing_that_was_trained() -> None:
