@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from tests.support.answers import Reference
     from tests.support.conversations import Processor
 
+# A shell that runs the tests in the background, or nohup, has these ignored, and so would their children.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # How long an example takes says something of the machine, and nothing of the code.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")

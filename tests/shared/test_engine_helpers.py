@@ -247,7 +247,7 @@ def test_a_model_that_is_neither_directory_nor_hub_id_is_named(model):
 def test_a_model_that_the_hub_does_not_give_is_named():
     """The tests are offline, as the hub's library is told by the environment."""
     assert os.environ["HF_HUB_OFFLINE"] == "1"
-    with pytest.raises(CheckpointError, match="cannot get nobody/nothing from the Hugging Face hub"):
+    with pytest.raises(CheckpointError, match="cannot download nobody/nothing from the Hugging Face hub"):
         resolve_model(Config(model="nobody/nothing"))
 
 

@@ -23,7 +23,12 @@ def collector() -> Iterator[Collector]:
 def stack(
     tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory, collector: Collector
 ) -> Iterator[RunningStack]:
-    config = make_config(tiny_checkpoint, tracing={"endpoint": collector.url})
+    config = make_config(
+        tiny_checkpoint,
+        tracing={"endpoint": collector.url},
+        # Other workers may take the cores for longer than the default; losses have stacks of their own.
+        gateway={"heartbeat_timeout_s": 10.0},
+    )
     directory = tmp_path_factory.mktemp("stack")
     with RunningStack(config, directory, OTEL_BSP_SCHEDULE_DELAY="100") as running:
         yield running

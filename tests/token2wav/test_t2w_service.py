@@ -350,15 +350,15 @@ def test_a_chunk_that_breaks_fails_its_request_with_the_reason(
 ) -> None:
     codes = rig.oracle.codes(24, seed=12)
     runner = rig.service._engine._engine.engine_core.engine_core.model_executor.driver_worker.worker
-    conditioner = runner.model_runner.model.pooler._conditioner
-    prepare = conditioner.prepare
+    synthesizer = runner.model_runner.model.pooler.synthesizer
+    prepare = synthesizer.prepare
 
     def break_one(chunk: object) -> object:
         if getattr(chunk, "seed", None) == 13:
             raise RuntimeError("broken on purpose")
         return prepare(chunk)
 
-    monkeypatch.setattr(conditioner, "prepare", break_one)
+    monkeypatch.setattr(synthesizer, "prepare", break_one)
     for seed in (12, 13):
         rig.start(f"s{seed}", seed=seed)
         rig.give(f"s{seed}", 0, codes, last=True)
