@@ -24,6 +24,7 @@ STATE = f"{ANSWER}?.dataset.state"
 TURNS = "[...document.querySelectorAll('.turn .words')].map(each => each.textContent.trim())"
 NOTICE = "document.getElementById('notice').textContent"
 LONG_ENOUGH = "parseFloat(document.getElementById('clock').textContent) >= 0.5"
+END = f"{ANSWER}.getBoundingClientRect().bottom"
 RECORDING = "!document.getElementById('recording').hidden"
 PLAYS = "[...document.querySelectorAll('.play')].map(each => each.ariaLabel)"
 
@@ -85,7 +86,13 @@ def test_a_conversation_survives_a_reload_and_new_forgets_it(before: Before, pic
             await page.until("document.querySelectorAll('.assistant').length === 2")
             await page.until(f"{DONE} && {IDLE}")
             assert len(b.stages.requests[-1].media) == 1
+            # What is attached makes the message field taller; the last answer stays above it.
+            await page.resize(1200, 500)
+            await page.js("scrollTo(0, 1e6)")
             await drop(page, picture)
+            await page.until(
+                f"{ANSWER}.getBoundingClientRect().bottom <= {FIELD}.getBoundingClientRect().top"
+            )
             await page.click("#reset")
             await page.until("document.querySelectorAll('.turn, #files li').length === 0")
             await page.open(b.url)
