@@ -90,9 +90,7 @@ def test_a_conversation_survives_a_reload_and_new_forgets_it(before: Before, pic
             await page.resize(1200, 500)
             await page.js("scrollTo(0, 1e6)")
             await drop(page, picture)
-            await page.until(
-                f"{ANSWER}.getBoundingClientRect().bottom <= {FIELD}.getBoundingClientRect().top"
-            )
+            await page.until(f"{END} <= document.querySelector('.row').getBoundingClientRect().top")
             await page.click("#reset")
             await page.until("document.querySelectorAll('.turn, #files li').length === 0")
             await page.open(b.url)
