@@ -1,6 +1,7 @@
 """What a user does on the page, in a real Chromium, before a gateway with imitated stages."""
 
 import asyncio
+import wave
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -284,6 +285,48 @@ def test_markdown_is_rendered_and_nothing_else(before: Before) -> None:
             assert 'rel="noopener noreferrer"' in html
             assert "&lt;img src=x onerror=alert(1)&gt;" in html
             assert "javascript:" not in html
+
+    run(scenario())
+
+
+def test_an_answer_can_be_downloaded_and_copied(before: Before, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with before() as (b, page), speaking(b, "Hello", [melody(0.5)]):
+            await page.call("Page.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
+            await ask(page, "Say it")
+            await page.until(f"{DONE} && {IDLE}")
+            await page.click(".actions a")
+            file = tmp_path / "answer.wav"
+            async with asyncio.timeout(20):
+                while not file.exists() or file.stat().st_size < 44 + SAMPLE_RATE:
+                    await asyncio.sleep(0.05)
+            with wave.open(str(file)) as speech:
+                assert (speech.getframerate(), speech.getnframes()) == (SAMPLE_RATE, SAMPLE_RATE // 2)
+            await page.js("navigator.clipboard.writeText = async (text) => { window.copied = text; }")
+            await page.js("document.querySelector('.actions button').click()")
+            await page.until("window.copied === 'Hello'")
+
+    run(scenario())
+
+
+def test_files_are_pasted_anywhere_and_phones_keep_their_keyboard_down(before: Before) -> None:
+    paste = """(() => {
+        const data = new DataTransfer();
+        data.items.add(new File([new Uint8Array(8)], 'tone.wav', { type: 'audio/wav' }));
+        document.body.dispatchEvent(new ClipboardEvent('paste', { clipboardData: data, bubbles: true }));
+    })()"""
+
+    async def scenario() -> None:
+        async with before() as (b, page), speaking(b, "Hello", [melody(0.2)]):
+            await page.js("document.activeElement.blur()")
+            await page.js(paste)
+            await page.until("document.querySelector('#files .name')?.textContent === 'tone.wav'")
+            await page.click("#files button")
+            await page.resize(390, 844, phone=True)
+            await page.js("document.activeElement.blur()")
+            await page.js("document.querySelector('.idea').click()")
+            await page.until(f"{DONE} && {IDLE}")
+            assert await page.js("document.activeElement.id") != "text"
 
     run(scenario())
 
