@@ -400,15 +400,15 @@ def test_what_a_child_sends_is_what_comes_out():
 
 PARENT = """
 import os, signal
+from omnirelay.errors import MediaError
 from services.thinker.media.decode.decoder import MediaDecoder
 from shared.messages import MediaKind
 from tests.support.decoding import LIMITS
 decoder = MediaDecoder(LIMITS)
 try:
     decoder.decode("audio", b"no sound", name="audio 1")
-except Exception:
-    pass
-print(decoder._child.pid, flush=True)
+except MediaError:
+    print(decoder._child.pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
