@@ -41,7 +41,7 @@ test: export COVERAGE_FILE := $(CURDIR)/.coverage
 test: env zsh fish ## run the suite, with coverage, that of a whole stack's processes included; WORKERS=0 for one test at a time
 	@$(BIN)/python -m pytest --numprocesses=$(WORKERS) --max-worker-restart=0 --cov --cov-report=term
 
-test-long: env ## a whole benchmark, 500 requests in a row, and parity on checkpoints of other sizes
+test-long: env ## a whole benchmark, stacks that lose processes, 500 requests in a row, checkpoints of other sizes
 	@$(BIN)/python -m pytest -m long tests/benchmarks tests/stack
 
 test-chaos: env ## kill, freeze and fail processes under eight streams: the short form of chaos

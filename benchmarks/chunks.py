@@ -90,9 +90,14 @@ def measure(engine: Any, streams: Sequence[Sequence[int]]) -> Iterator[Point]:
     for max_blocks in MAX_BLOCKS:
         for look_ahead in LOOK_AHEADS:
             chunking = ChunkingConfig(look_ahead_blocks=look_ahead, max_blocks=max_blocks)
+            # Doubling from one block, so that the borders are the same in every run.
+            sizes = [
+                min(2**index, max_blocks) * engine.geometry.codes_per_block
+                for index in range(max_blocks.bit_length())
+            ]
             distances, at_borders, clicks, clicks_offline = [], [], [], []
             for codes, whole, spectrum in zip(streams, offline, spectra, strict=True):
-                parts = _speak(engine, codes, chunking)
+                parts = _speak(engine, codes, chunking, sizes)
                 borders = np.cumsum([len(part) for part in parts])[:-1].tolist()
                 difference = np.abs(log_mel(_joined(parts)) - spectrum).mean(axis=0)
                 distances.append(float(difference.mean()))
@@ -114,11 +119,11 @@ def _joined(parts: Sequence[Samples]) -> Samples:
     return np.concatenate(parts)
 
 
-def _speak(engine: Any, codes: Sequence[int], chunking: Any) -> list[Samples]:
+def _speak(engine: Any, codes: Sequence[int], chunking: Any, sizes: Sequence[int] = ()) -> list[Samples]:
     """The chunks of one stream."""
     from services.token2wav.stream import AudioStream, VoiceSettings  # noqa: PLC0415 - as above
 
-    stream = AudioStream(VoiceSettings(seed=1, speaker="Chelsie"), chunking, engine.geometry)
+    stream = AudioStream(VoiceSettings(seed=1, speaker="Chelsie"), chunking, engine.geometry, sizes)
     stream.extend(codes)
     stream.end()
     parts = []

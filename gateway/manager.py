@@ -11,6 +11,7 @@ import msgspec
 
 from gateway.access.account import ClientAccount
 from gateway.dispatch.dispatcher import Dispatcher
+from gateway.dispatch.prefills import MAX_BYTES, Outcome, Prefills
 from gateway.dispatch.registry import StageRegistry
 from gateway.dispatch.replica_monitor import ReplicaMonitor
 from gateway.dispatch.stage_port import StagePort
@@ -19,17 +20,20 @@ from gateway.fairness.memory_budget import Hold, MemoryBudget
 from gateway.input.executor import PromptExecutor
 from gateway.input.media import Fetch, MediaIntake
 from gateway.input.prompt import PromptBuilder
+from gateway.input.urls import HttpsUrl
 from gateway.requests.active import ActiveRequest
 from gateway.requests.history import RequestHistory, RequestReport, report_of
 from gateway.requests.lifecycle import Lifecycle, RequestState, StateCounts
 from gateway.requests.metrics import GatewayMetrics, RequestMeter
 from gateway.requests.record import Delta, RequestRecord, stage_of
 from gateway.requests.response_stream import ResponseStream
+from gateway.requests.start_delay import AnswerPace, SpeechHistory
 from gateway.requests.tracing import GatewayTraces, RequestTrace
 from gateway.validation import SEED_BITS, Validator
 from omnirelay import error_codes
 from omnirelay.content import media_of
 from omnirelay.errors import (
+    BusyError,
     CancelledRequestError,
     DeadlineError,
     OmniRelayError,
@@ -46,6 +50,8 @@ from shared.messages import (
     SAMPLE_RATE,
     AudioChunk,
     ControlToGateway,
+    PrefillDone,
+    PrefillRequest,
     RequestFailed,
     StageEvent,
     TextDelta,
@@ -91,6 +97,9 @@ class Gateway:
         self.dispatcher: Final = Dispatcher(
             config.gateway, self.registry, self.metrics, stages, self._close_failed, clock
         )
+        self.prefills: Final = Prefills(
+            self.registry, stages, self.dispatcher.aborts, self.metrics, limits.early_prompt_tokens
+        )
         self._monitor = ReplicaMonitor(
             self.name, config, self.registry, self.metrics, stages, self.dispatcher
         )
@@ -104,13 +113,21 @@ class Gateway:
         self._media = MediaIntake(config.media, fetch, self._thread.run)
         self._active: dict[str, ActiveRequest] = {}
         self._history = RequestHistory()
+        self._spoken = SpeechHistory()
+        self._max_start_delay_s = config.gateway.max_start_delay_s
         self._clock = clock
         self._ends_at = 0.0
         self.stopping = False
         self._closed = False
 
-    async def submit(self, request: GenerateRequest, account: ClientAccount) -> ResponseStream:
-        """Take a request, or raise a RequestError; the caller must close the stream of its events."""
+    async def submit(
+        self, request: GenerateRequest, account: ClientAccount, near: str | None = None
+    ) -> ResponseStream:
+        """Take a request, or raise a RequestError; the caller must close the stream of its events.
+
+        Args:
+            near: The thinker that has computed the beginning of its prompt.
+        """
         lifecycle = Lifecycle(self.counts)
         trace = self._traces.begin(request.traceparent, lifecycle) if self._traces is not None else None
         hold = Hold(self.held.of(account.share))
@@ -119,7 +136,7 @@ class Gateway:
             self._require_open()
             account.open()
             account_open = True
-            return await self._admit(account.allowed(request), account, lifecycle, hold, trace)
+            return await self._admit(account.allowed(request), account, lifecycle, hold, trace, near)
         except BaseException as error:
             hold.release()
             if account_open:
@@ -133,9 +150,43 @@ class Gateway:
             limited(log).info("refused %s of %s: %s", what, account.name, why)
             raise
 
+    async def compute_early(
+        self, request: GenerateRequest, account: ClientAccount, client: str, thinker: str, goes_on: bool
+    ) -> Outcome:
+        """Have a thinker compute the prompt of a request that may come.
+
+        Args:
+            client: Whose allowance is used.
+            thinker: As :attr:`prefills` told.
+            goes_on: The last item is a recording that goes on.
+        """
+        if self.stopping or not account.client.known or self._admission.has_queued:
+            return self.prefills.counted("skipped")
+        hold = Hold(self.held.of(account.share))
+        try:
+            begun = await self._begin_early(request, hold, goes_on)
+            return await self.prefills.compute(begun, client, thinker)
+        except BusyError as error:
+            log.debug("a beginning was not computed: %s", error)
+            return self.prefills.counted("skipped")
+        except OmniRelayError as error:
+            # A request like it would be told.
+            log.debug("a beginning was not computed: %s", error)
+            return self.prefills.counted("failed")
+        finally:
+            hold.release()
+
     def check_speaker(self, request: GenerateRequest) -> None:
         """Raise UnknownSpeakerError if the speaker is unknown."""
         self._validator.speaker(request)
+
+    def voice_aliases(self) -> dict[str, str]:
+        """The speaker that each alias stands for."""
+        return self._validator.voice_aliases()
+
+    def token_bytes(self, token_id: int) -> bytes | None:
+        """The bytes of a text token; none for a special one."""
+        return self._prompts.token_bytes(token_id)
 
     def cancel(self, request_id: str, reason: str = "the client cancelled the request") -> None:
         """Cancel a request, unless it has ended."""
@@ -152,6 +203,12 @@ class Gateway:
 
     def on_event(self, event: StageEvent) -> None:
         """Take a stage's message about a request."""
+        if isinstance(event, RequestFailed) and event.request_id in self.prefills:
+            self.prefills.failed(event)
+            return
+        if isinstance(event, PrefillDone):
+            self.prefills.done(event)
+            return
         active = self.dispatcher.of(event.request_id)
         if active is None:
             # Normal after an abort: the stage had already sent it.
@@ -176,6 +233,7 @@ class Gateway:
     def check_stages(self) -> None:
         """Detect lost replicas and retry their requests; call it periodically."""
         self._monitor.check()
+        self.prefills.check()
         self.dispatcher.begin_waiting()
 
     def drain(self, grace_s: float) -> None:
@@ -207,6 +265,7 @@ class Gateway:
         lifecycle: Lifecycle,
         hold: Hold,
         trace: RequestTrace | None,
+        near: str | None,
     ) -> ResponseStream:
         self._validator.check_stages(request)
         speaker = self._validator.speaker(request)
@@ -227,15 +286,22 @@ class Gateway:
         active = ActiveRequest(
             RequestRecord(think, lifecycle),
             ResponseStream(request_id, account, self.cancel),
-            self._prompts.detokenizer(),
+            self._prompts.detokenizer(request.stop),
             loop.call_at(due, self._expire, request_id, deadline_s),
             hold,
-            RequestMeter(self.metrics, lifecycle),
+            RequestMeter(self.metrics, lifecycle, pace=self._pace(think)),
             trace,
+            near=near,
         )
         self._active[request_id] = active
         self.start_waiting()
         return active.stream
+
+    def _pace(self, think: ThinkRequest) -> AnswerPace | None:
+        if think.speech is None or not think.speech.streaming:
+            return None
+        codec = self.registry.codec()
+        return AnswerPace(self._spoken, codec.rate, codec.groups, self._max_start_delay_s)
 
     async def _prepare(
         self, request: GenerateRequest, speaker: str | None, hold: Hold, trace: RequestTrace | None
@@ -249,6 +315,31 @@ class Gateway:
         media = await self._media.load(items, hold)
         traceparent = trace.traceparent if trace is not None else None
         return msgspec.structs.replace(think, media=media, traceparent=traceparent)
+
+    async def _begin_early(self, request: GenerateRequest, hold: Hold, goes_on: bool) -> PrefillRequest:
+        """Build the beginning of a prompt; media by URL are not fetched for it.
+
+        Raises:
+            RequestError: It is invalid or too large.
+        """
+        items = self._media.check(media_of(request.messages), hold)
+        if any(isinstance(item.source, HttpsUrl) for item in items):
+            raise BusyError("media by URL are fetched with the request", MIN_RETRY_STOPPING_MS)
+        if hold.size > MAX_BYTES:
+            raise BusyError(
+                f"{hold.size} bytes of media are sent with the request only", MIN_RETRY_STOPPING_MS
+            )
+        prompt: list[int] = await self._thread.run(hold.client, self._validator.prompt, request)
+        if goes_on:
+            while prompt and prompt[-1] not in self._prompts.placeholders:
+                prompt.pop()
+        media = await self._media.load(items, hold)
+        return PrefillRequest(
+            request_id=f"{self.name}{secrets.token_hex(8)}",
+            prompt_token_ids=prompt,
+            media=media,
+            recording_continues=goes_on,
+        )
 
     def _take(self, active: ActiveRequest, delta: Delta) -> None:
         record = active.record
@@ -270,10 +361,15 @@ class Gateway:
     def _forward(self, active: ActiveRequest, delta: Delta) -> None:
         if isinstance(delta, TextDelta):
             text = active.detokenizer.push(delta.token_ids, last=delta.finish_reason is not None)
+            if active.detokenizer.stopped:
+                active.record.text.finish_reason = "stop"
             if delta.token_ids or text:
-                active.stream.push(TextEvent(token_ids=delta.token_ids, text=text))
+                event = TextEvent(token_ids=delta.token_ids, text=text, logprobs=delta.logprobs)
+                active.stream.push(event)
         elif isinstance(delta, AudioChunk):
-            active.stream.push(AudioEvent(seq=active.record.audio.chunks - 1, pcm=bytes(delta.data.view)))
+            number = active.record.audio.chunks - 1
+            delay_ms = round(1000 * active.meter.start_delay_s) if number == 0 else 0
+            active.stream.push(AudioEvent(seq=number, pcm=bytes(delta.data.view), start_delay_ms=delay_ms))
 
     def _complete(self, active: ActiveRequest) -> None:
         record = active.record
@@ -301,7 +397,8 @@ class Gateway:
             extra=of_request(record.request_id),
         )
         served_s = seconds["completed"] - seconds["thinking"]
-        self.dispatcher.end(active, completed=True)
+        # The thinker does not know of a stop.
+        self.dispatcher.end(active, completed=not active.detokenizer.stopped)
         self._remove(active, served_s, None)
         active.stream.finish(done)
 

@@ -7,7 +7,13 @@ import msgspec
 
 from gateway.dispatch.registry import StageRegistry
 from omnirelay.content import ChatMessage, MediaPart, parts_of
-from omnirelay.errors import EmptyPromptError, InvalidRequestError, PromptTooLongError, UnknownSpeakerError
+from omnirelay.errors import (
+    EmptyPromptError,
+    InvalidRequestError,
+    PromptTooLongError,
+    UnknownSpeakerError,
+    UnsupportedError,
+)
 from omnirelay.protocol import GenerateRequest, SamplingOverrides
 from shared.config import GatewayConfig
 from shared.messages import STAGES, MediaKind, StageName, ThinkRequest
@@ -37,6 +43,10 @@ class Prompts(Protocol):
         """The prompt of a conversation."""
         ...
 
+    def encode(self, text: str) -> list[int]:
+        """A text as it is."""
+        ...
+
 
 def stages_for(request: GenerateRequest) -> tuple[StageName, ...]:
     """The stages that a request needs."""
@@ -49,11 +59,16 @@ class Validator:
     def __init__(self, config: GatewayConfig, registry: StageRegistry, prompts: Prompts) -> None:
         self._limits = config.limits
         self._speech_system_prompt = config.speech_system_prompt
+        self._aliases = config.voice_aliases
         self._registry = registry
         self._prompts = prompts
 
     def check_stages(self, request: GenerateRequest) -> None:
         """Reject a request whose stages are not ready, or that asks for speech from a text-only gateway."""
+        if request.speech and request.stop:
+            raise UnsupportedError(
+                "stop is for answers in text only: what is spoken cannot be taken back", "stop"
+            )
         if request.speech and "talker" not in self._registry.stages:
             raise InvalidRequestError(
                 "this gateway is text-only (text_only is set): request an answer without speech"
@@ -64,14 +79,31 @@ class Validator:
         """The speaker of a request, none without speech; UnknownSpeakerError lists the known ones."""
         if not request.speech:
             return None
-        known = self._registry.speakers()
-        if request.speaker is None:
-            return DEFAULT_SPEAKER if DEFAULT_SPEAKER in known or not known else known[0]
-        if known and request.speaker not in known:
+        known, asked = self._registry.speakers(), request.speaker
+        if asked is None:
+            return self._default_speaker(known)
+        if asked in known:
+            return asked
+        if known and asked not in self._aliases:
+            aliases = f" (and the aliases {', '.join(self._aliases)})" if self._aliases else ""
             raise UnknownSpeakerError(
-                f"there is no speaker {request.speaker[:128]!r}; this checkpoint has {', '.join(known)}"
+                f"there is no speaker {asked[:128]!r}; this checkpoint has {', '.join(known)}{aliases}"
             )
-        return request.speaker
+        return self.voice_aliases().get(asked, asked)
+
+    def voice_aliases(self) -> dict[str, str]:
+        """The speaker of each alias; the default one for an alias of a speaker that the checkpoint lacks."""
+        known = self._registry.speakers()
+        default = self._default_speaker(known)
+        return {
+            alias: voice if voice in known or not known else default
+            for alias, voice in self._aliases.items()
+            if alias not in known
+        }
+
+    @staticmethod
+    def _default_speaker(known: list[str]) -> str:
+        return DEFAULT_SPEAKER if DEFAULT_SPEAKER in known or not known else known[0]
 
     def prompt(self, request: GenerateRequest) -> list[int]:
         """Build the prompt's token ids; slow if it is long.
@@ -83,6 +115,8 @@ class Validator:
         """
         if request.prompt_token_ids is not None:
             return self._given_prompt(request)
+        if request.prompt_text is not None:
+            return self._text_prompt(request, request.prompt_text)
         asked = [message for message in request.messages if message.role != "system"]
         if not any(_has_content(message) for message in asked):
             raise EmptyPromptError("the prompt has no text, audio, image or video")
@@ -113,6 +147,8 @@ class Validator:
             InvalidRequestError: Names the value that is out of range.
         """
         self._check_length(len(prompt), request.speech)
+        if request.chunk_frames and not request.streaming:
+            raise InvalidRequestError("chunk_frames needs streaming: true", "chunk_frames")
         seed = drawn_seed if request.seed is None else request.seed
         # Checked without speech too: a value out of range is an error in either case.
         speech: dict[str, Any] = {
@@ -120,6 +156,7 @@ class Validator:
             "sampling": self._codec_sampling(request, len(prompt)),
             "seed": seed,
             "streaming": request.streaming,
+            "chunk_frames": request.chunk_frames,
         }
         fields = {
             "request_id": request_id,
@@ -173,6 +210,17 @@ class Validator:
             )
         return prompt
 
+    def _text_prompt(self, request: GenerateRequest, text: str) -> list[int]:
+        if request.messages:
+            raise InvalidRequestError("give either messages or prompt_text, not both", "messages")
+        if not text:
+            raise EmptyPromptError("the prompt has no text", "prompt_text")
+        if len(text) > MAX_TEXT_CHARACTERS:
+            raise PromptTooLongError(
+                f"the prompt has {len(text)} characters, at most {MAX_TEXT_CHARACTERS} are allowed"
+            )
+        return self._prompts.encode(text)
+
     def _check_length(self, length: int, speech: bool) -> None:
         bounds: list[tuple[int | None, str]] = [
             (self._limits.max_prompt_tokens, "this gateway takes"),
@@ -191,6 +239,11 @@ class Validator:
         return None if positions is None else positions - used
 
     def _text_sampling(self, changes: SamplingOverrides, prompt: int) -> dict[str, Any]:
+        if changes.json_schema is not None and changes.min_tokens:
+            raise InvalidRequestError(
+                "the schema says where the answer ends: leave out min_tokens and ignore_eos",
+                "text_sampling.min_tokens",
+            )
         room = self._room("thinker", prompt)
         return _merge("text_sampling", {}, changes, self._limits.max_text_tokens, room)
 
@@ -221,7 +274,11 @@ def _merge(
 def _invalid(error: msgspec.ValidationError) -> InvalidRequestError:
     """Name the parameter as clients do, not as the thinker does."""
     problem, _, place = str(error).rstrip("`").partition(" - at `$.")
-    for ours, theirs in (("sampling.", "text_sampling."), ("speech.sampling.", "codec_sampling.")):
+    for ours, theirs in (
+        ("sampling.", "text_sampling."),
+        ("speech.sampling.", "codec_sampling."),
+        ("speech.chunk_frames", "chunk_frames"),
+    ):
         if place.startswith(ours):
             place = theirs + place.removeprefix(ours)
     return InvalidRequestError(f"the request is not valid: {place}: {problem}", place)

@@ -67,6 +67,12 @@ class MissingPackageError(OmniRelayError):
         super().__init__(f"needs {package}, which is not installed: pip install 'omnirelay[{extra}]'")
 
 
+class PlayerError(OmniRelayError):
+    """There is no player for speech, or it failed."""
+
+    code = "player_failed"
+
+
 class AddressInUseError(OmniRelayError):
     """Another process already listens on a configured address."""
 

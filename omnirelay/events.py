@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from omnirelay.errors import MissingPackageError
-from omnirelay.values import SAMPLE_BYTES, FinishReason
+from omnirelay.values import MAX_LOGPROBS, MAX_START_DELAY_S, SAMPLE_BYTES, FinishReason, TokenId
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,28 +25,44 @@ class AcceptedEvent(msgspec.Struct, frozen=True, kw_only=True, tag="accepted"):
     request_id: str
 
 
-class TextEvent(msgspec.Struct, frozen=True, kw_only=True, tag="text"):
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log probabilities at one token of an answer, before penalties and temperature.
+
+    Attributes:
+        logprob: Of the token.
+        top: The likeliest tokens and theirs, as many as were asked for.
+    """
+
+    logprob: float
+    top: Annotated[list[tuple[TokenId, float]], Meta(max_length=MAX_LOGPROBS)] = []
+
+
+class TextEvent(msgspec.Struct, frozen=True, kw_only=True, tag="text", omit_defaults=True):
     """The next piece of the text.
 
     Attributes:
         token_ids: The tokens, the end token included.
-        text: What they add to the text; empty while a character is incomplete.
+        text: What they add to the text; empty while a character, or what may be a ``stop``, is incomplete.
+        logprobs: Of each token, if they were asked for.
     """
 
     token_ids: list[int]
     text: str
+    logprobs: list[TokenLogprobs] = []
 
 
-class AudioEvent(msgspec.Struct, frozen=True, tag="audio"):
+class AudioEvent(msgspec.Struct, frozen=True, tag="audio", omit_defaults=True):
     """The next piece of the speech.
 
     Attributes:
         seq: 0, 1, 2, …
         pcm: float32 in [-1, 1], little-endian, mono, :data:`omnirelay.values.SAMPLE_RATE` a second.
+        start_delay_ms: In the first event: how long to wait before playing it, so that nothing stops later.
     """
 
     seq: int
     pcm: bytes
+    start_delay_ms: Annotated[int, Meta(ge=0, le=1000 * MAX_START_DELAY_S)] = 0
 
     @property
     def sample_count(self) -> int:

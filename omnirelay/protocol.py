@@ -15,6 +15,7 @@ from omnirelay.content import MAX_MESSAGES, ChatMessage
 from omnirelay.errors import ConfigError, MessageError
 from omnirelay.events import Event
 from omnirelay.status import StatusReport
+from omnirelay.values import MAX_BIASES, ChunkFrames, JsonSchema
 
 PROTOCOL_VERSION: Final = 1
 LENGTH_BYTES: Final = 4
@@ -22,6 +23,9 @@ PIECE_BYTES: Final = 2**18
 """How much of a large frame is read or written at once."""
 MAX_PIECE_BYTES: Final = 2**17
 """Most bytes of a request in one :class:`Piece`."""
+MAX_STOPS: Final = 4
+StopText = Annotated[str, Meta(min_length=1, max_length=256)]
+"""The answer ends where it would contain this text."""
 MAX_PROMPT_IDS: Final = 2**20
 """More than any thinker takes."""
 
@@ -30,9 +34,17 @@ ClientId = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
 class SamplingOverrides(
-    msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, repr_omit_defaults=True
+    msgspec.Struct,
+    frozen=True,
+    forbid_unknown_fields=True,
+    kw_only=True,
+    repr_omit_defaults=True,
+    omit_defaults=True,
 ):
-    """Sampling parameters that differ from those of the released model; None keeps the default."""
+    """Sampling parameters that differ from those of the released model; None keeps the default.
+
+    Those after ``repetition_penalty`` are for text only.
+    """
 
     max_tokens: int | None = None
     min_tokens: int | None = None
@@ -40,6 +52,12 @@ class SamplingOverrides(
     top_k: int | None = None
     top_p: float | None = None
     repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    min_p: float | None = None
+    logit_bias: Annotated[dict[int, float], Meta(max_length=MAX_BIASES)] | None = None
+    logprobs: int | None = None
+    json_schema: JsonSchema | None = None
 
 
 DEFAULT_SAMPLING: Final = SamplingOverrides()
@@ -55,12 +73,15 @@ class GenerateRequest(
     """
 
     messages: Annotated[list[ChatMessage], Meta(max_length=MAX_MESSAGES)] = []
+    prompt_text: str | None = None
     prompt_token_ids: Annotated[list[int], Meta(max_length=MAX_PROMPT_IDS)] | None = None
     speech: bool = True
     speaker: str | None = None
     streaming: bool = True
     text_sampling: SamplingOverrides = DEFAULT_SAMPLING
     codec_sampling: SamplingOverrides = DEFAULT_SAMPLING
+    chunk_frames: ChunkFrames = []
+    stop: Annotated[list[StopText], Meta(max_length=MAX_STOPS)] = []
     seed: int | None = None
     priority: int = 0
     deadline_s: float | None = None

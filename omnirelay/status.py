@@ -45,11 +45,19 @@ class CodecLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 class StageLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Limits of a stage's checkpoint and engine; constant while the process runs."""
+    """Limits of a stage's checkpoint and engine; constant while the process runs.
+
+    Attributes:
+        max_positions: Of one request.
+        speakers: Its voices.
+        codec: Of the talker.
+        prefills: Prompts that the thinker computes early at a time; 0 without a prefix cache.
+    """
 
     max_positions: Count = 0
     speakers: Annotated[list[Name], Meta(max_length=1024)] = []
     codec: CodecLimits | None = None
+    prefills: Count = 0
 
 
 class StageLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -10,6 +10,8 @@ SAMPLE_RATE: Final = 24_000
 """Samples per second of every waveform, fixed by the model's vocoder."""
 SAMPLE_BYTES: Final = 4
 """Of a sample on the wire: float32, little-endian."""
+MAX_START_DELAY_S: Final = 60
+"""Longest delay that a gateway may advise before speech is played."""
 StageName = Literal["thinker", "talker", "token2wav"]
 STAGES: Final[tuple[StageName, ...]] = ("thinker", "talker", "token2wav")
 FinishReason = Literal["stop", "length"]
@@ -19,6 +21,8 @@ RequestId = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0
 TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
 Count = Annotated[int, Meta(ge=0, lt=2**31)]
 PositiveCount = Annotated[int, Meta(ge=1, lt=2**31)]
+ChunkFrames = Annotated[list[PositiveCount], Meta(max_length=1024)]
+"""Sizes of the chunks of a stream of speech, in codec frames."""
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Priority = Annotated[int, Meta(ge=-1000, le=1000)]
 Temperature = Annotated[float, Meta(ge=0, le=2)]
@@ -28,6 +32,14 @@ TopK = Annotated[int, Meta(ge=0, le=MAX_TOP_K)]
 TopP = Annotated[float, Meta(gt=0, le=1)]
 RepetitionPenalty = Annotated[float, Meta(ge=0.1, le=10)]
 """Logits are divided and multiplied by it in float32: much smaller numbers would make them infinite."""
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+MinP = Annotated[float, Meta(ge=0, le=1)]
+LogitBias = Annotated[float, Meta(ge=-100, le=100)]
+MAX_BIASES: Final = 1024
+MAX_LOGPROBS: Final = 20
+Logprobs = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
+JsonSchema = Annotated[str, Meta(min_length=2, max_length=2**16)]
+"""A JSON schema as text; its length bounds the cost of compiling it."""
 Name = Annotated[str, Meta(min_length=1, max_length=128)]
 Text = Annotated[str, Meta(max_length=4096)]
 AddressText = Annotated[str, Meta(min_length=1, max_length=1024)]

@@ -146,8 +146,11 @@ class Stack:
     async def _launch(self, child: str) -> Child:
         module = self._modules[child.partition(" ")[0]]
         command = [sys.executable, "-m", module, *self._arguments]
-        # From the command line: it is in no file.
-        common = {f"{ENV_PREFIX}TEXT_ONLY": "true"} if self._config.text_only else {}
+        # All processes are on this machine, so stages on one GPU divide it.
+        common = {f"{ENV_PREFIX}SHARE_GPUS": "true"}
+        if self._config.text_only:
+            # From the command line: it is in no file.
+            common[f"{ENV_PREFIX}TEXT_ONLY"] = "true"
         return await Child.start(child, command, self._show, common | self._changes[child])
 
     def reload(self) -> None:

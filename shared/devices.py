@@ -4,11 +4,16 @@ import msgspec
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU."""
+    """One GPU.
+
+    Attributes:
+        uuid: Names it on this machine; empty if it is not known.
+    """
 
     name: str
     free_bytes: int
     total_bytes: int
+    uuid: str = ""
 
 
 class EngineReport(msgspec.Struct, frozen=True, kw_only=True):

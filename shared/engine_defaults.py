@@ -7,6 +7,8 @@ from shared.config import EngineConfig
 
 CPU_KV_CACHE_BYTES: Final = 256 * 2**20
 """KV cache of a stage on a CPU: vLLM's own default claims most of the machine."""
+ALONE_UTILIZATION: Final = 0.85
+"""Share of a GPU that vLLM may use when a stage has it to itself."""
 CPU_BLOCK_SIZE: Final = 128
 """Positions of a KV block on a CPU, as vLLM chooses it."""
 

@@ -6,7 +6,7 @@ import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,17 +17,8 @@ MODEL_PATTERNS: Final = ("*.safetensors", "*.pt")
 """Files that only a stage reads."""
 MAX_HEADER_BYTES: Final = 100_000_000
 """The limit of the safetensors library."""
-ELEMENT_BYTES: Final = {
-    "F64": 8,
-    "F32": 4,
-    "F16": 2,
-    "BF16": 2,
-    "I64": 8,
-    "I32": 4,
-    "I16": 2,
-    "I8": 1,
-    "U8": 1,
-}
+ELEMENT_BYTES: Final = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+"""Element types that are converted to the dtype of the engine when they are loaded."""
 _LFS_POINTER: Final = b"version https://git-lfs"
 _ZIP: Final = b"PK\x03\x04"
 _OLDER_FORMAT: Final = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
@@ -37,10 +28,18 @@ _BLOCK_BYTES: Final = 2**20
 
 @dataclass(frozen=True)
 class Weights:
-    """Bytes of all weight files, and number of parameters by the first part of their names."""
+    """What the weight files hold.
+
+    Attributes:
+        nbytes: All in all.
+        elements: Number of the parameters that are floating-point numbers of a dtype to compute in, by the
+            first part of their names.
+        packed: Bytes of all others, which stay as they are: those of quantised weights.
+    """
 
     nbytes: int
     elements: Mapping[str, int]
+    packed: Mapping[str, int] = field(default_factory=dict)
 
 
 def require_model_files(directory: Path, files: Sequence[str], check_files: Callable[[Path], None]) -> None:
@@ -76,11 +75,13 @@ def read_weights(directory: Path) -> Weights:
             the index names.
     """
     elements: Counter[str] = Counter()
+    packed: Counter[str] = Counter()
     nbytes = 0
     place: dict[str, str] = {}
     for path in weight_files(directory):
-        for name, count in _read_header(path):
+        for name, count, rest in _read_header(path):
             elements[name.partition(".")[0]] += count
+            packed[name.partition(".")[0]] += rest
             place[name] = path.name
         nbytes += path.stat().st_size
     index = directory / WEIGHT_INDEX
@@ -88,7 +89,7 @@ def read_weights(directory: Path) -> Weights:
     lost = [name for name, file in promised.items() if place.get(name) != file]
     if lost:
         raise CheckpointError(f"{promised[lost[0]]} lacks {lost[0]}, which {WEIGHT_INDEX} places there")
-    return Weights(nbytes, elements)
+    return Weights(nbytes, elements, packed)
 
 
 def check_torch_file(path: Path) -> None:
@@ -136,8 +137,8 @@ def _check_archive(archive: zipfile.ZipFile, path: Path) -> None:
                 pass
 
 
-def _read_header(path: Path) -> Iterator[tuple[str, int]]:
-    """Name and number of elements of every tensor of a file."""
+def _read_header(path: Path) -> Iterator[tuple[str, int, int]]:
+    """Name of every tensor of a file, its elements if they are converted, and its bytes if not."""
     try:
         with path.open("rb") as file:
             start = file.read(8)
@@ -156,7 +157,10 @@ def _read_header(path: Path) -> Iterator[tuple[str, int]]:
             raise CheckpointError(f"{path.name} is cut short: it has {size:,} of {end:,} bytes")
         for name, tensor in header.items():
             first, last = tensor["data_offsets"]
-            yield name, (last - first) // ELEMENT_BYTES.get(tensor["dtype"], 1)
+            if tensor["dtype"] in ELEMENT_BYTES:
+                yield name, (last - first) // ELEMENT_BYTES[tensor["dtype"]], 0
+            else:
+                yield name, 0, last - first
     except OSError as error:
         raise CheckpointError(f"{path.name} cannot be read: {error.strerror}") from error
     except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -184,7 +184,7 @@ class Dispatcher:
             return False
         think = active.record.ask(active.resumes + active.interruptions)
         closed = self._closed_to(active, first) if first is not None else frozenset()
-        route = place(self._registry, think.speech is not None, active.avoid, closed)
+        route = place(self._registry, think.speech is not None, active.avoid, closed, active.near)
         if route is None:
             return False
         try:

@@ -1,10 +1,14 @@
 """Chooses the replicas of an attempt."""
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from functools import partial
+from typing import Final
 
 from gateway.dispatch.registry import Replica, StageRegistry
 from shared.messages import Route, StageName
+
+NEAR: Final = 4
+"""A preferred thinker is used if it has at most so many requests more than another."""
 
 
 def place(
@@ -12,6 +16,7 @@ def place(
     speech: bool,
     avoid: Set[tuple[StageName, str]] = frozenset(),
     closed: Set[tuple[StageName, str]] = frozenset(),
+    near: str | None = None,
 ) -> Route | None:
     """Choose the least loaded replicas that are connected to each other; none if there is no route now.
 
@@ -21,9 +26,10 @@ def place(
         speech: Without it the thinker alone is needed.
         avoid: Used only if there is no other: the request failed there.
         closed: Not used.
+        near: The thinker that has computed the beginning of the prompt.
     """
     candidates = partial(_candidates, registry, avoid, closed)
-    thinkers = candidates("thinker")
+    thinkers = _candidates(registry, avoid, closed, "thinker", thinkers_for(registry, near))
     if not speech:
         return Route(thinker=thinkers[0].name) if thinkers else None
     talkers, last = candidates("talker"), candidates("token2wav")
@@ -35,11 +41,22 @@ def place(
     return None
 
 
+def thinkers_for(registry: StageRegistry, near: str | None) -> list[Replica]:
+    """The ready thinkers, the least loaded first; before them ``near``, unless it is much more loaded."""
+    ready = registry.ready("thinker")
+    if not ready:
+        return []
+    most = ready[0].work[0] + NEAR
+    return sorted(ready, key=lambda each: each.name != near or each.work[0] > most)
+
+
 def _candidates(
     registry: StageRegistry,
     avoid: Set[tuple[StageName, str]],
     closed: Set[tuple[StageName, str]],
     stage: StageName,
+    ready: Sequence[Replica] | None = None,
 ) -> list[Replica]:
-    able = [each for each in registry.ready(stage) if (stage, each.name) not in closed]
+    ready = registry.ready(stage) if ready is None else ready
+    able = [each for each in ready if (stage, each.name) not in closed]
     return sorted(able, key=lambda each: (stage, each.name) in avoid)

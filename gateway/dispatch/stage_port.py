@@ -2,14 +2,14 @@
 
 from typing import Protocol
 
-from shared.messages import Peers, StageName, ThinkRequest
+from shared.messages import Peers, StageName, ThinkerInput
 
 
 class StagePort(Protocol):
     """See :class:`gateway.dispatch.stage_transport.StageTransport`."""
 
-    def think(self, request: ThinkRequest) -> None:
-        """Send a request to the thinker of its route; QueueFullError if its queue is full."""
+    def think(self, request: ThinkerInput) -> None:
+        """Send a request, or the beginning of one, to its thinker; QueueFullError if its queue is full."""
         ...
 
     def abort(self, stage: StageName, replica: str, request_id: str) -> None:

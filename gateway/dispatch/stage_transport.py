@@ -26,11 +26,12 @@ from shared.messages import (
     Heartbeat,
     Mark,
     Peers,
+    PrefillDone,
     RequestFailed,
     StageEvent,
     StageName,
     TextDelta,
-    ThinkRequest,
+    ThinkerInput,
     control_identity,
 )
 from shared.transport.control import MAX_CONTROL_BYTES
@@ -72,7 +73,7 @@ class StageTransport:
         # The largest request must fit, or it would never be sent.
         backlog = max(DEFAULT_MAX_BACKLOG_BYTES, config.media.max_request_bytes + MAX_HEADER_BYTES)
         self._sending = Sending(f"gateway.{secrets.token_hex(8)}", config.window_bytes, backlog)
-        self._thinkers: PeerQueues[ThinkRequest] = PeerQueues(self._context, "thinker", self._sending)
+        self._thinkers: PeerQueues[ThinkerInput] = PeerQueues(self._context, "thinker", self._sending)
         self._on_event: Callable[[StageEvent], None] | None = None
         self._on_control: Callable[[ControlToGateway], None] | None = None
 
@@ -96,7 +97,7 @@ class StageTransport:
         self._read_events()
         self._read_control()
 
-    def think(self, request: ThinkRequest) -> None:
+    def think(self, request: ThinkerInput) -> None:
         """See :class:`gateway.dispatch.stage_port.StagePort`."""
         self._thinkers.put(request)
 
@@ -237,7 +238,7 @@ class StageTransport:
 def _speaker(event: StageEvent | Mark) -> Role:
     """The role whose key an event must come with."""
     match event:
-        case TextDelta():
+        case TextDelta() | PrefillDone():
             return "thinker"
         case CodecDelta():
             return "talker"

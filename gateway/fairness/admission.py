@@ -72,6 +72,11 @@ class Admission:
         first = self._queues[min(self._queues)].first()
         return first[1] if first is not None else None
 
+    @property
+    def has_queued(self) -> bool:
+        """Some request waits."""
+        return bool(self._queued)
+
     def start(self, request_id: str) -> None:
         """Move the next request from the queue to the stages."""
         priority = self._queued.pop(request_id)

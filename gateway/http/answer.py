@@ -62,6 +62,19 @@ class HttpAnswer:
         if self._first.done():
             self._first.result()
 
+    async def begin_audio(self) -> int:
+        """Wait for the first audio, which iteration still returns, without the text before it.
+
+        Returns:
+            How many milliseconds the client should wait before it plays.
+        """
+        event = await (self._first or self._next())
+        while isinstance(event, TextEvent):
+            event = await self._next()
+        self._first = asyncio.get_running_loop().create_future()
+        self._first.set_result(event)
+        return event.start_delay_ms if isinstance(event, AudioEvent) else 0
+
     async def __aiter__(self) -> AsyncIterator[AnswerEvent]:
         """Iterate over the events; the last one is a :class:`omnirelay.events.DoneEvent`."""
         event = await (self._first or self._next())
@@ -131,6 +144,11 @@ def usage_of(done: DoneEvent, prompt: str, output: str, details: str) -> dict[st
         f"{prompt}_{details}": {"cached_tokens": done.cached_prompt_tokens},
         f"{output}_{details}": {"text_tokens": text, "audio_tokens": codec},
     }
+
+
+def start_delay(event: AudioEvent) -> dict[str, int]:
+    """Build the field that tells a client how long to wait before it plays; none if it need not."""
+    return {"start_delay_ms": event.start_delay_ms} if event.start_delay_ms else {}
 
 
 def finish_reason(done: DoneEvent) -> str:

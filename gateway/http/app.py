@@ -21,8 +21,11 @@ from gateway.http.guards.guard import AccessLog, Guard
 from gateway.http.guards.keys import check_key
 from gateway.http.guards.origins import allowed_hosts, check_host, check_origin, is_local
 from gateway.http.openai.chat import ChatApi
+from gateway.http.openai.completions import CompletionsApi
 from gateway.http.openai.models import ModelsApi
-from gateway.http.openai.speech import SpeechApi
+from gateway.http.openai.responses import ResponsesApi
+from gateway.http.openai.speech import START_DELAY, SpeechApi
+from gateway.http.openai.transcription import TranscriptionApi
 from gateway.http.operations import OperationsApi
 from gateway.http.page import PageApi
 from gateway.http.realtime.endpoint import RealtimeApi
@@ -50,7 +53,7 @@ def make_app(context: HttpContext) -> Starlette:
             allow_origins=config.http_origins,
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
-            expose_headers=["X-Request-Id", "Retry-After", "Retry-After-Ms"],
+            expose_headers=["X-Request-Id", "Retry-After", "Retry-After-Ms", START_DELAY],
         )
         middleware.append(cors)
     # After CORS: preflight requests carry no key, and pages of other origins may read why a key is refused.
@@ -65,7 +68,10 @@ def make_app(context: HttpContext) -> Starlette:
         Route("/", page.index),
         Route("/page/{name}", page.file),
         Route("/v1/chat/completions", ChatApi(context).create, methods=["POST"]),
+        Route("/v1/completions", CompletionsApi(context).create, methods=["POST"]),
+        Route("/v1/responses", ResponsesApi(context).create, methods=["POST"]),
         Route("/v1/audio/speech", SpeechApi(context).create, methods=["POST"]),
+        Route("/v1/audio/transcriptions", TranscriptionApi(context).create, methods=["POST"]),
         WebSocketRoute("/v1/realtime", realtime.serve),
         Route("/v1/realtime", realtime.refuse),
         Route("/v1/requests/{request_id}", operations.request),

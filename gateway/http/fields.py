@@ -1,4 +1,7 @@
-"""The fields of a request: honoured, refused, or ignored if they would not change the answer."""
+"""The fields of a request: honoured, ignored if they cannot change the answer, or refused.
+
+docs/api.md has the rule.  Unknown fields are refused too: what a misspelt one would have changed is unknown.
+"""
 
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -11,19 +14,23 @@ from omnirelay.errors import InvalidRequestError, UnsupportedError
 
 IGNORED: Final = frozenset(
     {
+        "include_reasoning",
         "metadata",
-        "parallel_tool_calls",
+        "prediction",
         "prompt_cache_key",
         "prompt_cache_options",
         "prompt_cache_retention",
+        "reasoning",
+        "reasoning_effort",
         "request_id",
         "safety_identifier",
         "service_tier",
         "store",
+        "tracing",
         "user",
     }
 )
-"""Fields without an effect on the answer."""
+"""Fields that cannot change the answer: for OpenAI's accounts, caches and logs, or for models that reason."""
 NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "add_generation_prompt": (True,),
     "add_special_tokens": (False,),
@@ -35,33 +42,20 @@ NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "continue_final_message": (False,),
     "documents": ([],),
     "echo": (False,),
-    "frequency_penalty": (0,),
     "function_call": ("none", "auto"),
     "functions": ([],),
-    "include_reasoning": (True, False),
     "include_stop_str_in_output": (False,),
     "length_penalty": (1,),
-    "logit_bias": ({},),
-    "logprobs": (False,),
-    "min_p": (0,),
     "moderation": (),
     "n": (1,),
-    "prediction": (),
-    "presence_penalty": (0,),
     "prompt_logprobs": (0,),
-    "reasoning_effort": ("none",),
-    "response_format": ({"type": "text"},),
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
-    "stop": ([], ""),
     "stop_token_ids": ([],),
     "structured_outputs": (),
     "thinking_token_budget": (),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
-    "top_logprobs": (0,),
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
     "verbosity": ("medium",),
@@ -87,7 +81,7 @@ def read_fields(
     honoured = {field.encode_name for field in msgspec.structs.fields(kind)}  # type: ignore[arg-type]
     for name, value in values.items():
         if name not in honoured and name not in IGNORED:
-            _require_neutral(name, value, neutral)
+            require_neutral(name, value, neutral)
     given = {name: value for name, value in values.items() if name in honoured and value is not None}
     return convert(given, kind)
 
@@ -135,7 +129,13 @@ def _joined(place: str, inside: str) -> str:
     return place + ("." if place and inside and not inside.startswith("[") else "") + inside
 
 
-def _require_neutral(name: str, value: Any, neutral: Mapping[str, tuple[Any, ...]]) -> None:
+def require_neutral(name: str, value: Any, neutral: Mapping[str, tuple[Any, ...]]) -> None:
+    """Check the value of a field that is not honoured.
+
+    Raises:
+        UnsupportedError: It would change the answer.
+        InvalidRequestError: There is no such field.
+    """
     if name not in neutral:
         raise InvalidRequestError(f"there is no field {name[:64]!r}", name[:64])
     # 1 == True in Python, but not in JSON.

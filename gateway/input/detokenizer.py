@@ -23,14 +23,24 @@ _ALPHABET: Final = _byte_level_alphabet()
 
 
 class Detokenizer:
-    """The text of one token stream; ``special_ids`` have none."""
+    """The text of one token stream; ``special_ids`` have none.
 
-    def __init__(self, tokenizer: Tokenizer, special_ids: frozenset[int]) -> None:
+    Args:
+        stop: The text ends before the first of these.
+
+    Attributes:
+        stopped: It has ended so.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, special_ids: frozenset[int], stop: Sequence[str] = ()) -> None:
         self._tokenizer = tokenizer
         self._special_ids = special_ids
         # "replace" treats invalid UTF-8 as the tokenizer's decoder does.
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._pieces: list[str] = []
+        self._stop = stop
+        self._held = ""
+        self.stopped = False
 
     @property
     def text(self) -> str:
@@ -39,9 +49,25 @@ class Detokenizer:
 
     def push(self, token_ids: Sequence[int], last: bool = False) -> str:
         """The text that tokens add; at the end incomplete characters become replacement characters."""
-        piece = self._decoder.decode(b"".join(map(self._bytes_of, self._textual(token_ids))), last)
+        if self.stopped:
+            return ""
+        piece = self._decoder.decode(b"".join(map(bytes_of, self._textual(token_ids))), last)
+        if self._stop:
+            piece = self._until_stop(self._held + piece, last)
         self._pieces.append(piece)
         return piece
+
+    def _until_stop(self, text: str, last: bool) -> str:
+        """Cut a text before a stop, and hold back what may be the beginning of one."""
+        found = [at for at in map(text.find, self._stop) if at >= 0]
+        self.stopped = bool(found)
+        if found or last:
+            self._held = ""
+            return text[: min(found, default=None)]
+        most = min(len(text), max(map(len, self._stop)) - 1)
+        held = next((n for n in range(most, 0, -1) if any(s.startswith(text[-n:]) for s in self._stop)), 0)
+        self._held = text[len(text) - held :]
+        return text[: len(text) - held]
 
     def _textual(self, token_ids: Iterable[int]) -> Iterable[str]:
         for token_id in token_ids:
@@ -49,10 +75,11 @@ class Detokenizer:
                 # Embedding tables are padded, so ids beyond the vocabulary occur.
                 yield self._tokenizer.id_to_token(token_id) or ""
 
-    @staticmethod
-    def _bytes_of(token: str) -> bytes:
-        try:
-            return bytes(_ALPHABET[character] for character in token)
-        except KeyError:
-            # An added token is its own text.
-            return token.encode()
+
+def bytes_of(token: str) -> bytes:
+    """The bytes that a token stands for."""
+    try:
+        return bytes(_ALPHABET[character] for character in token)
+    except KeyError:
+        # An added token is its own text.
+        return token.encode()

@@ -18,7 +18,7 @@ import jinja2.ext
 import jinja2.sandbox
 from tokenizers import Tokenizer
 
-from gateway.input.detokenizer import Detokenizer
+from gateway.input.detokenizer import Detokenizer, bytes_of
 from omnirelay.content import ChatMessage, ContentPart, MediaPart, TextPart, media_of, parts_of
 from omnirelay.errors import CheckpointError, InvalidRequestError
 from shared.messages import MediaKind
@@ -54,9 +54,15 @@ class PromptBuilder:
         longest_first = sorted(self._id_of, key=len, reverse=True)
         self._special_pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
-    def detokenizer(self) -> Detokenizer:
-        """A detokenizer for a new answer."""
-        return Detokenizer(self._tokenizer, self._special_ids)
+    def detokenizer(self, stop: Sequence[str] = ()) -> Detokenizer:
+        """A detokenizer for a new answer, which ends before a ``stop``."""
+        return Detokenizer(self._tokenizer, self._special_ids, stop)
+
+    def token_bytes(self, token_id: int) -> bytes | None:
+        """The bytes of a token; none for a special one."""
+        if token_id in self._special_ids:
+            return None
+        return bytes_of(self._tokenizer.id_to_token(token_id) or "")
 
     def build(self, messages: Sequence[ChatMessage]) -> list[int]:
         """The prompt of a conversation, up to the assistant's turn.
@@ -76,6 +82,10 @@ class PromptBuilder:
                 "messages",
             )
         return ids
+
+    def encode(self, text: str) -> list[int]:
+        """The token ids of a text, in which special tokens are ordinary text."""
+        return self._encode_guarded(text, [(0, len(text))])
 
     def _encode(self, messages: Sequence[ChatMessage]) -> list[int]:
         prompt = self._render(messages)

@@ -63,6 +63,7 @@ class ActiveRequest:
         not_before: Earliest monotonic time of the next attempt.
         avoid: Replicas where it failed.
         trouble: Why the last attempt ended.
+        near: The thinker that has computed the beginning of the prompt.
     """
 
     record: RequestRecord
@@ -79,6 +80,7 @@ class ActiveRequest:
     not_before: float = 0.0
     avoid: set[tuple[StageName, str]] = field(default_factory=set)
     trouble: OmniRelayError | None = None
+    near: str | None = None
 
     @property
     def name(self) -> str:

@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 
 from gateway.requests.lifecycle import ENDED, Lifecycle, Reason, RequestState, StateCounts
 from gateway.requests.record import Delta
+from gateway.requests.start_delay import AnswerPace
 from omnirelay.errors import (
     BusyError,
     InvalidRequestError,
@@ -35,8 +36,10 @@ LATE_INTERVALS: Final = 2
 LONG_SPEECH_S: Final = 3.0
 """In shorter speech the time to first audio dominates the real-time factor."""
 SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+DELAYS: Final = (0, 0.1, 0.25, 0.5, 1, 1.5, 2, 3, 4, 5, 10)
 FACTORS: Final = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.25, 1.5, 2, 3, 5, 10)
 
+PREFILL_OUTCOMES: Final = ("computed", "aborted", "failed", "skipped")
 TURNED_AWAY: Final[tuple[type[OmniRelayError], ...]] = (
     BusyError,
     StageUnavailableError,
@@ -92,6 +95,9 @@ class GatewayMetrics:
         self.queue = self._histogram("queue_seconds", "Time in the queue.")
         self.first_text = self._histogram("time_to_first_text_seconds", "Time to the first text.")
         self.first_audio = self._histogram("time_to_first_audio_seconds", "Time to the first audio.")
+        self.start_delay = self._histogram(
+            "start_delay_seconds", "Time that a client is advised to wait with the first audio.", DELAYS
+        )
         self.request = self._histogram("request_seconds", "Time to the end of a completed request.")
         self.real_time = self._histogram(
             "real_time_factor",
@@ -101,8 +107,10 @@ class GatewayMetrics:
         )
         self.abort = self._histogram("abort_seconds", "Time until all stages had dropped an aborted request.")
         self.underruns = self._counter("playback_underruns", "Gaps in the playback of streamed speech.")
+        self.silence = self._counter("playback_silence_seconds", "Length of those gaps.")
         self.audio = self._counter("audio_seconds", "Speech sent to clients.")
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens, media included.")
+        self._prefills = self._counter("early_prefills", "Beginnings of prompts that ended.", ["outcome"])
         self.text_tokens = self._counter("text_tokens", "Generated text tokens.")
         self.codec_tokens = self._counter("codec_tokens", "Generated codec tokens.")
         for stage in STAGES:
@@ -110,6 +118,8 @@ class GatewayMetrics:
             self._late.labels(stage)
             for reason in get_args(Reason):
                 self._resumes.labels(stage, reason)
+        for outcome in PREFILL_OUTCOMES:
+            self._prefills.labels(outcome)
         for length in ("short", "long"):
             self.real_time.labels(length)
         for interface, error in product(get_args(Interface), TURNED_AWAY):
@@ -127,6 +137,10 @@ class GatewayMetrics:
     def ended(self, lifecycle: Lifecycle, error: BaseException | None = None) -> None:
         """A request ended or was rejected."""
         self._outcomes.labels(outcome_of(lifecycle, error)).inc()
+
+    def prefilled(self, outcome: str) -> None:
+        """The computation of a beginning of a prompt ended, or was not begun."""
+        self._prefills.labels(outcome).inc()
 
     def restarted(self, stage: StageName) -> None:
         """A process replaced one of a stage."""
@@ -156,14 +170,24 @@ class RequestMeter:
     Attributes:
         first_text: Monotonic time of the first text.
         first_audio: Monotonic time of the first audio.
+        start_delay_s: How long the client is advised to wait with it.
+
+    Args:
+        pace: Estimates that; none for speech that comes in one piece.
     """
 
     def __init__(
-        self, metrics: GatewayMetrics, lifecycle: Lifecycle, clock: Callable[[], float] = time.monotonic
+        self,
+        metrics: GatewayMetrics,
+        lifecycle: Lifecycle,
+        clock: Callable[[], float] = time.monotonic,
+        pace: AnswerPace | None = None,
     ) -> None:
         self._metrics = metrics
         self._lifecycle = lifecycle
         self._clock = clock
+        self._pace = pace
+        self.start_delay_s = 0.0
         self.first_text: float | None = None
         self.first_audio: float | None = None
         self._prompt_counted = False
@@ -183,13 +207,17 @@ class RequestMeter:
                 self._prompt_counted = True
                 metrics.prompt_tokens.inc(delta.prompt.tokens)
             metrics.text_tokens.inc(len(delta.token_ids))
+            if self._pace is not None:
+                self._pace.text(len(delta.token_ids), last=delta.finish_reason is not None)
             if delta.token_ids and self.first_text is None:
                 self.first_text = self._clock()
                 metrics.first_text.observe(self._age(self.first_text))
         elif isinstance(delta, AudioChunk):
-            self._take_audio(delta.samples / SAMPLE_RATE)
+            self._take_audio(delta.samples / SAMPLE_RATE, delta.last)
         else:
             metrics.codec_tokens.inc(len(delta.token_ids))
+            if self._pace is not None:
+                self._pace.codes(len(delta.token_ids))
 
     def ended(self, error: BaseException | None) -> None:
         """The request ended."""
@@ -199,20 +227,26 @@ class RequestMeter:
             entered = lifecycle.entered
             served = entered[RequestState.COMPLETED] - entered[RequestState.THINKING]
             self._metrics.request.observe(self._age(self._clock()))
+            if self._pace is not None:
+                self._pace.ended()
             if self._audio_seconds:
                 length = "long" if self._audio_seconds >= LONG_SPEECH_S else "short"
                 self._metrics.real_time.labels(length).observe(served / self._audio_seconds)
 
-    def _take_audio(self, seconds: float) -> None:
+    def _take_audio(self, seconds: float, last: bool) -> None:
         if not seconds:
             return
         now = self._clock()
+        if self._pace is not None and (delay := self._pace.audio(seconds, last)) is not None:
+            self.start_delay_s = delay
+            self._metrics.start_delay.observe(delay)
         if self._heard_until is None:
             self.first_audio = now
             self._metrics.first_audio.observe(self._age(now))
         elif now > self._heard_until:
             self._metrics.underruns.inc()
-        self._heard_until = max(now, self._heard_until or now) + seconds
+            self._metrics.silence.inc(now - self._heard_until)
+        self._heard_until = max(now, self._heard_until or now + self.start_delay_s) + seconds
         self._audio_seconds += seconds
         self._metrics.audio.inc(seconds)
 

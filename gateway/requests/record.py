@@ -68,19 +68,25 @@ class AudioProgress:
     """Audio received.
 
     Attributes:
+        chunk_samples: Size of each chunk.
         next_seq: Expected sequence number; each attempt starts at 0.
     """
 
     samples: int = 0
-    chunks: int = 0
+    chunk_samples: list[int] = field(default_factory=list)
     ended: bool = False
     next_seq: int = 0
+
+    @property
+    def chunks(self) -> int:
+        """Number of chunks."""
+        return len(self.chunk_samples)
 
     def take(self, chunk: AudioChunk) -> None:
         """Count a chunk; SequenceError if it is not the next one."""
         _check_next("audio", chunk.seq, self.next_seq, self.ended)
         self.next_seq += 1
-        self.chunks += 1
+        self.chunk_samples.append(chunk.samples)
         self.samples += chunk.samples
         self.ended = chunk.last
 
@@ -167,7 +173,7 @@ class RequestRecord:
         resumed = ResumedSpeech(
             codec_token_ids=self.codec.token_ids,
             finish_reason=self.codec.finish_reason,
-            chunks=self.audio.chunks,
+            chunk_samples=self.audio.chunk_samples,
         )
         resume = Resume(
             text_token_ids=self.text.token_ids,

@@ -10,6 +10,7 @@ from omnirelay.events import AcceptedEvent, AudioEvent, DoneEvent, ErrorEvent, E
 
 EVENT_OVERHEAD: Final = 64
 BYTES_PER_ID: Final = 8
+BYTES_PER_LOGPROB: Final = 16
 
 
 def weight(event: Event) -> int:
@@ -17,7 +18,8 @@ def weight(event: Event) -> int:
     if isinstance(event, AudioEvent):
         return EVENT_OVERHEAD + len(event.pcm)
     if isinstance(event, TextEvent):
-        return EVENT_OVERHEAD + len(event.text) + BYTES_PER_ID * len(event.token_ids)
+        logprobs = sum(BYTES_PER_LOGPROB * (1 + len(each.top)) for each in event.logprobs)
+        return EVENT_OVERHEAD + len(event.text) + BYTES_PER_ID * len(event.token_ids) + logprobs
     return EVENT_OVERHEAD
 
 

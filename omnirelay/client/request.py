@@ -44,6 +44,8 @@ def build_request(  # noqa: PLR0913 - the one place that lists the options of a 
     streaming: bool = True,
     text_sampling: SamplingOverrides = DEFAULT_SAMPLING,
     codec_sampling: SamplingOverrides = DEFAULT_SAMPLING,
+    chunk_frames: Sequence[int] = (),
+    stop: Sequence[str] = (),
     seed: int | None = None,
     priority: int = 0,
     deadline_s: float | None = None,
@@ -65,6 +67,9 @@ def build_request(  # noqa: PLR0913 - the one place that lists the options of a 
         streaming: Send audio while it is generated, not in one piece at the end.
         text_sampling: How text is sampled, ``SamplingOverrides(max_tokens=200)``; the default is greedy.
         codec_sampling: How speech is sampled; the default is that of the released model.
+        chunk_frames: Sizes of the pieces of streamed speech in codec frames (whole blocks), for samples that
+            are repeatable too; the last one repeats.  Otherwise each piece is cut when it is needed.
+        stop: Texts before which the reply ends, at most four; without speech only.
         seed: Makes the answer repeatable.
         priority: Smaller is served first.
         deadline_s: The request fails if it has not ended by then.
@@ -82,6 +87,8 @@ def build_request(  # noqa: PLR0913 - the one place that lists the options of a 
         streaming=streaming,
         text_sampling=text_sampling,
         codec_sampling=codec_sampling,
+        chunk_frames=list(chunk_frames),
+        stop=list(stop),
         seed=seed,
         priority=priority,
         deadline_s=deadline_s,

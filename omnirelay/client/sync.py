@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from omnirelay.client.aio import AsyncAnswer, AsyncClient
+from omnirelay.client.player import Playback, require_player
 from omnirelay.client.request import build_request, taking_options_of
 from omnirelay.client.types import DEFAULT_ADDRESS, ChatEvent, ChatResult, collect
-from omnirelay.errors import GatewayUnreachableError
+from omnirelay.errors import GatewayUnreachableError, PlayerError
 from omnirelay.protocol import GenerateRequest
 from omnirelay.status import StatusReport
 
@@ -42,6 +43,23 @@ class Answer:
             GatewayUnreachableError: The connection was lost.
         """
         return collect(self)
+
+    def play(self) -> ChatResult:
+        """Play the speech while it arrives, and wait for the end of both.
+
+        Raises:
+            PlayerError: No player is installed, or it failed; the answer is lost.
+            RequestError: The request failed.
+            GatewayUnreachableError: The connection was lost.
+        """
+        events: list[ChatEvent] = []
+        with self, Playback(require_player()) as playback:
+            for event in self:
+                playback.show(event)
+                events.append(event)
+        if playback.problem is not None:
+            raise PlayerError(playback.problem)
+        return collect(events)
 
     def __enter__(self) -> Self:
         return self

@@ -1,8 +1,6 @@
 """The checkpoint's files: all there, and whole."""
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -10,8 +8,8 @@ from gateway.input.prompt import TEMPLATE_FILES
 from omnirelay.cli.output import mebibytes
 from omnirelay.errors import CheckpointAccessError, CheckpointError
 from ops.doctor.finding import Finding, ok, problem, warning
-from services.families.family import Paged
 from services.families.known import family_of, read_config
+from services.families.sizes import Model, read_model
 from shared.checkpoints import (
     TOKENIZER_FILES,
     find_model,
@@ -20,28 +18,12 @@ from shared.checkpoints import (
     weight_files,
 )
 from shared.config import DEFAULT_CHECKPOINT, Config
-from shared.messages import STAGES, StageName
-from shared.model_files import MODEL_PATTERNS, Weights, read_weights
+from shared.model_files import MODEL_PATTERNS
 
 CHECK: Final = "checkpoint"
 AGAIN: Final = "copy or download the checkpoint again"
 log = logging.getLogger(__name__)
 READABLE: Final = "change the owner or the permissions of the files, or run as another user"
-
-
-@dataclass(frozen=True)
-class Model:
-    """What a checkpoint's files say of the model.
-
-    Attributes:
-        dtype: That its weights are kept in.
-        weights: How many there are.
-        paged: What the KV caches of the thinker and the talker hold for each position.
-    """
-
-    dtype: str
-    weights: Weights
-    paged: Mapping[StageName, Paged]
 
 
 def examine(config: Config) -> tuple[Model | None, list[Finding]]:
@@ -64,23 +46,11 @@ def examine(config: Config) -> tuple[Model | None, list[Finding]]:
     if missing:
         return None, [problem(CHECK, f"{directory} lacks {', '.join(missing)}", AGAIN)]
     try:
-        model = _read(directory)
+        model = read_model(directory)
     except CheckpointError as error:
         return None, [problem(CHECK, f"{directory}: {error}", AGAIN)]
     size = f"{mebibytes(model.weights.nbytes)} of weights, {model.dtype}"
     return model, [ok(CHECK, f"{directory} is complete: {size}")]
-
-
-def _read(directory: Path) -> Model:
-    config = read_config(directory)
-    family = family_of(config)
-    found = read_weights(directory)
-    elements: dict[str, int] = {stage: found.elements.get(family.weights[stage], 0) for stage in STAGES}
-    if absent := [stage for stage in STAGES if not elements[stage]]:
-        raise CheckpointError(f"there are no weights of {', '.join(absent)}")
-    family.check_files(directory)
-    dtype = str(config.get("dtype") or config.get("torch_dtype") or "float32")
-    return Model(dtype, Weights(found.nbytes, elements), family.paged(config))
 
 
 def _absent(config: Config) -> Finding:

@@ -17,6 +17,7 @@ from ops.doctor import access, checkpoint, demand, gpus, limits, machine, networ
 from ops.doctor.finding import Finding, Level, ok, problem, warning
 from shared.config import Config, load_config
 from shared.devices import EngineReport
+from shared.sharing import parallel
 
 COLOURS: Final[dict[Level, int]] = {"ok": 32, "warning": 33, "problem": 31}
 log = logging.getLogger(__name__)
@@ -108,8 +109,8 @@ class Examination:
             self._add("memory", lambda: machine.check_memory(readings, needed, running is not None))
             self._add("memory", lambda: machine.check_address_space(readings, needed))
         self._add("cpu", lambda: machine.check_cpus(config, readings, on_cpu))
-        parallel = any(demand.parallel(config, stage) > 1 for stage in config.served_stages)
-        self._add("shared-memory", lambda: machine.check_shared_memory(readings, parallel))
+        divided = any(parallel(config, stage) > 1 for stage in config.served_stages)
+        self._add("shared-memory", lambda: machine.check_shared_memory(readings, divided))
 
     def _add(self, check: str, make: Callable[[], Iterable[Finding]]) -> None:
         self._findings += self._get(check, lambda: list(make())) or []

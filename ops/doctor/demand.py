@@ -1,44 +1,16 @@
-"""What each stage needs of memory; ``docs/operations.md`` has the formulas."""
+"""What the stages need of a machine without GPUs; ``docs/operations.md`` has the formulas."""
 
 from typing import Final
 
 from omnirelay.cli.output import GIB
-from ops.doctor.checkpoint import Model
-from shared.config import Config, EngineConfig
+from services.families.sizes import Model, weight_bytes
+from shared.config import Config
 from shared.engine_defaults import kv_cache_bytes
 from shared.messages import StageName
+from shared.sharing import engine_of
 
 STAGE_BYTES: Final = 3 * GIB // 4
 """What a stage's process takes beside weights and KV cache, roughly: Python, PyTorch, vLLM."""
-DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
-
-
-def engine_of(config: Config, stage: StageName) -> EngineConfig | None:
-    """The engine's configuration of a stage with a KV cache; none for token2wav."""
-    return {"thinker": config.stages.thinker.engine, "talker": config.stages.talker.engine}.get(stage)
-
-
-def parallel(config: Config, stage: StageName) -> int:
-    """GPUs that a stage computes on."""
-    engine = engine_of(config, stage)
-    return engine.tensor_parallel_size if engine else 1
-
-
-def weight_bytes(config: Config, model: Model, stage: StageName) -> int:
-    """What a stage's weights take when they are loaded."""
-    return model.weights.elements[stage] * _number_bytes(config, model, stage)
-
-
-def position_bytes(config: Config, model: Model, stage: StageName) -> int:
-    """What one position of a request takes in a stage's KV cache."""
-    return model.paged[stage].elements * _number_bytes(config, model, stage)
-
-
-def longest(config: Config, model: Model, stage: StageName) -> int:
-    """Most positions of one request at a stage with a KV cache."""
-    engine = engine_of(config, stage)
-    most = model.paged[stage].positions
-    return most if engine is None or engine.max_model_len is None else engine.max_model_len
 
 
 def kv_bytes_on_cpu(config: Config, stage: StageName) -> int:
@@ -54,11 +26,3 @@ def on_cpu(config: Config, model: Model) -> dict[StageName, int]:
         * (weight_bytes(config, model, stage) + kv_bytes_on_cpu(config, stage) + STAGE_BYTES)
         for stage in config.served_stages
     }
-
-
-def _number_bytes(config: Config, model: Model, stage: StageName) -> int:
-    engine = engine_of(config, stage)
-    if engine is None:
-        # token2wav always computes in float32.
-        return DTYPE_BYTES["float32"]
-    return DTYPE_BYTES.get(model.dtype if engine.dtype == "auto" else engine.dtype, 4)

@@ -1,18 +1,21 @@
 """Check that the configured GPUs exist, and that the stages fit on them together."""
 
 import os
-from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from omnirelay.cli.output import gibibytes
-from ops.doctor.checkpoint import Model
-from ops.doctor.demand import longest, parallel, position_bytes, weight_bytes
+from omnirelay.errors import ConfigError
 from ops.doctor.finding import Finding, Findings, ok, problem, warning
+from services.families.sizes import Model, longest, need_of, position_bytes, weight_bytes
 from shared.config import Config
 from shared.devices import EngineReport, Gpu
+from shared.engine_defaults import ALONE_UTILIZATION
 from shared.messages import StageName
+from shared.sharing import device_names, divide, is_shared, parallel, stages_on, utilization_of
 
 CHECK = "device"
+PLATFORMS = ("cpu", "cuda")
+"""As vLLM calls them; ROCm's is "cuda" too."""
 
 
 def check_devices(config: Config, model: Model | None, report: EngineReport) -> Findings:
@@ -23,6 +26,10 @@ def check_devices(config: Config, model: Model | None, report: EngineReport) -> 
         model: The checkpoint's; None if it cannot be read.
         report: The devices that the stages' libraries see.
     """
+    if report.platform not in PLATFORMS:
+        what = f"vLLM would compute on {report.platform or 'nothing'}: no stage starts"
+        yield problem(CHECK, what, "see docs/deployment.md#platforms; for the CPU: `make env`")
+        return
     if report.platform != "cpu":
         yield from _check_gpus(config, model, report.gpus)
         return
@@ -38,29 +45,54 @@ def check_devices(config: Config, model: Model | None, report: EngineReport) -> 
 
 
 def _check_gpus(config: Config, model: Model | None, gpus: Sequence[Gpu]) -> Findings:
-    shares: Counter[int] = Counter()
+    inherited, count = os.environ.get("CUDA_VISIBLE_DEVICES"), len(gpus)
+    placed: set[StageName] = set()
     for stage in config.served_stages:
-        names = _devices(config, stage, len(gpus))
+        names = device_names(config, stage, count, inherited)
         wanted = parallel(config, stage)
-        unknown = [name for name in names if name.isdecimal() and int(name) >= len(gpus)]
+        unknown = [name for name in names if name.isdecimal() and int(name) >= count]
         if unknown:
-            what = f"the {stage} is given GPU {', '.join(unknown)}; there are {len(gpus)}, counted from 0"
+            what = f"the {stage} is given GPU {', '.join(unknown)}; there are {count}, counted from 0"
             yield problem(CHECK, what, f"correct stages.{stage}.devices, or CUDA_VISIBLE_DEVICES")
         elif len(names) < wanted:
             what = f"the {stage} computes on {wanted} GPUs and is given {len(names)}"
             yield problem(CHECK, what, f"correct stages.{stage}.devices or engine.tensor_parallel_size")
         else:
-            for index in (int(name) for name in names[:wanted] if name.isdecimal()):
-                shares[index] += round(100 * _share(config, stage))
-                yield from _check_room(config, model, stage, gpus[index])
-    for index, percent in sorted(shares.items()):
-        gpu = gpus[index]
-        what = f"GPU {index}, {gpu.name}, {gibibytes(gpu.total_bytes)}: the stages ask for {percent}% of it"
-        if percent > 100:
-            advice = "give each stage a GPU (stages.STAGE.devices), or a share (gpu_memory_utilization)"
-            yield problem(CHECK, what, advice)
+            placed.add(stage)
+    for index, gpu in enumerate(gpus):
+        stages = [stage for stage in stages_on(config, str(index), count, inherited) if stage in placed]
+        if is_shared(config, stages):
+            yield from _check_shared(config, model, stages, index, gpu)
         else:
-            yield ok(CHECK, what)
+            for stage in stages:
+                yield from _check_room(config, model, stage, gpu)
+                share = round(100 * _share(config, stage))
+                yield ok(CHECK, f"{_called(index, gpu)}: the {stage} asks for {share}% of it")
+
+
+def _check_shared(
+    config: Config, model: Model | None, stages: Sequence[StageName], index: int, gpu: Gpu
+) -> Findings:
+    """Divide a GPU as the stages do that ``omnirelay up`` starts."""
+    if model is None:
+        what = f"{_called(index, gpu)}: shared by {', '.join(stages)}"
+        yield warning(CHECK, what, "whether they fit is only known with the checkpoint's files")
+        return
+    try:
+        shares = divide(gpu, [need_of(config, model, stage, gpu) for stage in stages])
+    except ConfigError as error:
+        yield problem(CHECK, f"GPU {index}: {error}", "see docs/models.md#on-gpus")
+        return
+    parts = []
+    for stage, share in shares.items():
+        kv = "" if share.kv_bytes is None else f" ({gibibytes(share.kv_bytes)} for the KV cache)"
+        times = f"{config.stage(stage).replicas} times " if config.stage(stage).replicas > 1 else ""
+        parts.append(f"{stage} {times}{gibibytes(share.nbytes)}{kv}")
+    yield ok(CHECK, f"{_called(index, gpu)} is shared, as estimated: {', '.join(parts)}")
+
+
+def _called(index: int, gpu: Gpu) -> str:
+    return f"GPU {index}, {gpu.name}, {gibibytes(gpu.total_bytes)}"
 
 
 def _check_room(config: Config, model: Model | None, stage: StageName, gpu: Gpu) -> Iterator[Finding]:
@@ -78,15 +110,5 @@ def _check_room(config: Config, model: Model | None, stage: StageName, gpu: Gpu)
 
 
 def _share(config: Config, stage: StageName) -> float:
-    engines = {
-        "thinker": config.stages.thinker.engine,
-        "talker": config.stages.talker.engine,
-        "token2wav": config.stages.token2wav.engine,
-    }
-    return engines[stage].gpu_memory_utilization
-
-
-def _devices(config: Config, stage: StageName, count: int) -> list[str]:
-    """The GPUs that a stage sees: indices or UUIDs."""
-    named = config.stage(stage).devices or os.environ.get("CUDA_VISIBLE_DEVICES")
-    return [str(index) for index in range(count)] if named is None else [n.strip() for n in named.split(",")]
+    """The share of a GPU that a stage asks for when it has it to itself."""
+    return utilization_of(config, stage) or ALONE_UTILIZATION

@@ -3,11 +3,12 @@
 from typing import Final
 
 from omnirelay.cli.output import MIB, mebibytes
-from ops.doctor.checkpoint import Model
-from ops.doctor.demand import engine_of, longest, parallel, position_bytes
+from omnirelay.errors import ConfigError
 from ops.doctor.finding import Findings, ok, problem, warning
+from services.families.sizes import Model, longest, position_bytes, require_one_dtype
 from shared.config import Config
 from shared.engine_defaults import CPU_BLOCK_SIZE, kv_cache_bytes
+from shared.sharing import engine_of, parallel
 
 CHECK: Final = "limits"
 LATE_BEATS: Final = 2
@@ -25,13 +26,17 @@ def check_limits(config: Config) -> Findings:
 
 
 def check_cache(config: Config, model: Model, on_cpu: bool) -> Findings:
-    """Whether the KV caches hold the longest request; vLLM does not start otherwise.
+    """Whether the dtypes fit, and the KV caches hold the longest request; nothing starts otherwise.
 
     Args:
         config: The stack's.
         model: The checkpoint's.
         on_cpu: The stages compute on the CPU.  On a GPU vLLM measures what is left, unless a size is set.
     """
+    try:
+        require_one_dtype(config, model.dtype)
+    except ConfigError as error:
+        yield problem(CHECK, str(error), "see docs/models.md#numbers")
     for stage, paged in model.paged.items():
         engine = engine_of(config, stage)
         if engine is None:

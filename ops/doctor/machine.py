@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from omnirelay.cli.chat.player import PLAYERS, find_player
 from omnirelay.cli.output import GIB, MIB, gibibytes, mebibytes
+from omnirelay.client.player import PLAYERS, find_player
 from ops.doctor.finding import Findings, ok, problem, warning
 from shared.config import DEFAULT_CHECKPOINT, Config
 from shared.engine_defaults import compute_threads

@@ -20,10 +20,12 @@ class Paged:
     Attributes:
         positions: Most positions of one request, as the checkpoint has it.
         elements: Numbers a position: keys and values of all layers, and a conditioning row.
+        row: Those of the row, which keep the model's dtype beside a quantised KV cache.
     """
 
     positions: int
     elements: int
+    row: int = 0
 
 
 @dataclass(frozen=True)

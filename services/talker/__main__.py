@@ -6,6 +6,7 @@ from typing import Any, NoReturn
 
 from services.families.family import Families
 from services.families.known import FAMILIES, family_of, read_config, require_family
+from services.families.placement import placed
 from shared.config import Config
 from shared.messages import StageEvent, TalkerInput, Token2WavInput
 from shared.stage.process import Context, run_stage
@@ -24,10 +25,10 @@ def build(
     """Make the talker's service."""
     from services.talker.service import TalkerService  # noqa: PLC0415 - after the environment is prepared
 
-    stage = config.stages.talker
     family = family_of(read_config(model), families).talker()
     token2wav: PeerQueues[Token2WavInput] = PeerQueues(context, "token2wav", gateway.sending)
-    return TalkerService(family, model, stage, gateway, token2wav), token2wav
+    with placed(config, "talker", config.stages.talker, model, families) as stage:
+        return TalkerService(family, model, stage, gateway, token2wav), token2wav
 
 
 def main(families: Families = FAMILIES) -> NoReturn:

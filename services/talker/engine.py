@@ -39,4 +39,6 @@ def build_talker(family: TalkerFamily, model: Path, config: TalkerConfig) -> tup
         enable_prefix_caching=False,
         additional_config={PLAYBACK_MARGIN_KEY: config.playback_margin_s},
     )
-    return engine, family.speech(engine.model_config.hf_config)
+    rules = family.speech(engine.model_config.hf_config)
+    engine.engine_core.engine_core.scheduler.pieces.heard_s = 1 / rules.codec.rate
+    return engine, rules

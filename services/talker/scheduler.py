@@ -1,5 +1,7 @@
 """The talker's scheduler: autoregressive, but never past the last conditioning row that has arrived."""
 
+import math
+import time
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -13,6 +15,7 @@ from vllm.v1.request import Request
 from services.talker.track import ConditioningTrack
 from shared.stage.playback import PlaybackClock, has_slack
 from shared.vllm.conditioning import SlotMap
+from shared.vllm.pieces import PromptPieces
 from shared.vllm.scheduling import StageScheduler
 
 PLAYBACK_MARGIN_KEY: Final = "playback_margin_s"
@@ -60,7 +63,7 @@ class TalkerScheduler(StageScheduler):
     """vLLM's scheduler, which holds a request until the row of its next position is there.
 
     While some reply's listener has less than ``additional_config["playback_margin_s"]`` left to hear, those
-    with more wait.
+    with more wait, and prompts are computed in pieces.
 
     A held request keeps its place and its KV blocks; if memory runs out it may be preempted like any
     other.  Its rows stay with its track until it ends, so that they can be written again.
@@ -72,6 +75,7 @@ class TalkerScheduler(StageScheduler):
         self._tracks: dict[str, ConditioningTrack] = {}
         self._clocks: dict[str, PlaybackClock] = {}
         self._margin_s = float(self.vllm_config.additional_config[PLAYBACK_MARGIN_KEY])
+        self.pieces = PromptPieces(self)
 
     def attach(self, engine_id: str, track: ConditioningTrack, clock: PlaybackClock) -> None:
         """Say where the rows of a request arrive and when it is due; right after it was added."""
@@ -94,16 +98,22 @@ class TalkerScheduler(StageScheduler):
 
     def schedule(self, throttle_prefills: bool = False) -> TalkerStep:
         """Schedule a step of the requests that have their rows and whose token2wav keeps up."""
-        ready = {request.request_id for request in self.running if self.may_run(request)}
-        ready -= has_slack({name: self._clocks[name].due for name in ready}, self._margin_s)
+        could = {request.request_id: request for request in self.running if self.may_run(request)}
+        ahead = has_slack({name: self._clocks[name].due for name in could}, self._margin_s)
+        ready = {name: request for name, request in could.items() if name not in ahead}
         self.pass_over([request for request in self.running if request.request_id not in ready])
+        soon = time.monotonic() + self._margin_s if self._margin_s else -math.inf
+        due = [request for name, request in ready.items() if self._clocks[name].due <= soon]
+        self.pieces.cut(list(ready.values()), due)
         output = super().schedule(throttle_prefills)
+        self.pieces.begin()
         return TalkerStep(**vars(output), row_writes=self._plan_writes(output))
 
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
         """Take what a step computed; the further ids of its frames are kept with the tracks."""
+        self.pieces.end(scheduler_output)
         if isinstance(model_runner_output, TalkerOutput):
             for engine_id, codes in model_runner_output.further_codes.items():
                 if (track := self._tracks.get(engine_id)) is not None:

@@ -1,5 +1,6 @@
 """The talker's work: conditioning rows in, codec tokens to token2wav and the gateway."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -89,6 +90,7 @@ class TalkerService:
 
     name: StageName = "talker"
     wake_fd: int | None = None
+    wake_at: float = math.inf
 
     def __init__(
         self,
@@ -260,7 +262,7 @@ class TalkerService:
                 priority=message.priority,
                 speech=message.speech,
                 traceparent=message.traceparent,
-                chunks_delivered=resume.chunks,
+                chunk_samples=resume.chunk_samples,
                 route=message.route,
             )
         )

@@ -6,6 +6,7 @@ from typing import Any, NoReturn
 
 from services.families.family import Families
 from services.families.known import FAMILIES, family_of, read_config, require_family
+from services.families.placement import placed
 from shared.config import Config
 from shared.messages import StageEvent, TalkerInput, ThinkerInput
 from shared.stage.process import Context, run_stage
@@ -26,11 +27,11 @@ def build(
     from services.thinker.service import ThinkerService  # noqa: PLC0415 - after the environment is prepared
 
     give_back_large_blocks()
-    stage, receiver = config.stages.thinker, config.stages.talker
+    most_bytes = config.stages.talker.max_payload_bytes
     family = family_of(read_config(model), families).thinker()
     talker: PeerQueues[TalkerInput] = PeerQueues(context, "talker", gateway.sending)
-    service = ThinkerService(family, model, stage, gateway, talker, config.media, receiver.max_payload_bytes)
-    return service, talker
+    with placed(config, "thinker", config.stages.thinker, model, families) as stage:
+        return ThinkerService(family, model, stage, gateway, talker, config.media, most_bytes), talker
 
 
 def main(families: Families = FAMILIES) -> NoReturn:

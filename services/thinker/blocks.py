@@ -15,7 +15,7 @@ from vllm.v1.core.kv_cache_utils import BlockHash
 from vllm.v1.request import Request
 
 from services.thinker.media.rules import Positions
-from services.thinker.worker import PROMPT_TOKENS
+from services.thinker.scheduler import PROMPT_TOKENS
 
 BlockHasher = Callable[[Request], list[BlockHash]]
 """Hashes of the blocks that a request has filled since the last time; each covers those before it."""

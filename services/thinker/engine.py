@@ -9,7 +9,8 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from services.thinker.blocks import hash_replies_apart
 from services.thinker.family import SpeechEmbeddings, ThinkerFamily
 from services.thinker.media.rules import MediaRules
-from services.thinker.scheduler import ThinkerScheduler
+from services.thinker.penalties import AnswerPenalties
+from services.thinker.scheduler import PLAYBACK_MARGIN_KEY, ThinkerScheduler
 from shared.config import MediaConfig, ThinkerConfig
 from shared.vllm.platform import build_engine
 from shared.vllm.sampling.nucleus import NucleusProcessor
@@ -39,8 +40,9 @@ def build_thinker(
         hf_overrides={"architectures": [family.architecture]},
         scheduler_cls=ThinkerScheduler,
         worker_cls="services.thinker.worker.ThinkerWorker",
-        logits_processors=[RepetitionProcessor, NucleusProcessor],
+        logits_processors=[RepetitionProcessor, AnswerPenalties, NucleusProcessor],
         enable_prefix_caching=config.engine.enable_prefix_caching,
+        additional_config={PLAYBACK_MARGIN_KEY: config.playback_margin_s},
         # A video may bring its sound.
         limit_mm_per_prompt={
             "audio": media.max_audios + media.max_videos,
@@ -52,8 +54,9 @@ def build_thinker(
         # There is no memory to be measured on a CPU: its KV cache has the size it is given.
         skip_mm_profiling=current_platform.is_cpu(),
     )
-    rules = family.media(engine)
+    rules = family.media(engine, media)
     core = engine.engine_core.engine_core
+    core.scheduler.pieces.heard_s = 1 / family.rows_per_s
     if core.request_block_hasher is not None:
         core.request_block_hasher = hash_replies_apart(
             core.request_block_hasher, core.scheduler.hash_block_size, rules.positions

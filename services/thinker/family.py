@@ -10,6 +10,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 
 from services.thinker.media.rules import MediaRules
 from services.thinker.speaking import SpeakingModel
+from shared.config import MediaConfig
 from shared.messages import ConditioningRows
 
 
@@ -62,7 +63,8 @@ class ThinkerFamily:
             checkpoint's directory, and what embeds token ids as ``[n, hidden]``.
         track: Makes the writer of a request's track: its id, the prompt's tokens, the row of its voice, and
             the closing rows.
-        media: Makes the rules of media, by the engine.
+        rows_per_s: Rows of a reply that a second of its speech needs while the text is written.
+        media: Makes the rules of media, by the engine and the configuration of media.
     """
 
     architecture: str
@@ -70,4 +72,5 @@ class ThinkerFamily:
     end_tokens: Callable[[Any], list[int]]
     read_embeddings: Callable[[Any, Path, Callable[[list[int]], torch.Tensor]], SpeechEmbeddings]
     track: Callable[[str, int, torch.Tensor, torch.Tensor], TrackWriter]
-    media: Callable[[LLMEngine], MediaRules]
+    rows_per_s: int
+    media: Callable[[LLMEngine, MediaConfig], MediaRules]

@@ -45,18 +45,16 @@ class RowSender:
             track_of: Gives the track of a request by the engine's name; none if nobody wants its rows.
             failures: Gets the requests whose rows cannot be sent.
         """
-        reads = [
-            (read, track) for read in self._scheduler.take_reads() if (track := track_of(read.engine_id))
-        ]
+        reads = self._scheduler.take_reads()
         if not reads:
             return
-        slots = torch.cat([read.slots for read, _ in reads])
-        rows, positions = self._engine.collective_rpc("read_rows", args=(slots,))[0]
+        rows, positions = self._engine.collective_rpc("read_rows")[0]
         first = 0
-        for read, track in reads:
+        for read in reads:
             last = first + read.slots.shape[0]
-            with failures.only(track.request_id):
-                self._send_track(track, read.start, rows[first:last], positions[:, first:last])
+            if track := track_of(read.engine_id):
+                with failures.only(track.request_id):
+                    self._send_track(track, read.start, rows[first:last], positions[:, first:last])
             first = last
 
     def close(self, track: TrackWriter) -> None:

@@ -1,18 +1,30 @@
 """The thinker's scheduler: autoregressive, and it knows which conditioning rows a step computed."""
 
+import time
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import torch
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.request import Request
+from vllm.v1.engine import EngineCoreOutputs
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
 
+from shared.stage.playback import PlaybackClock, has_slack
 from shared.vllm.conditioning import SlotMap
+from shared.vllm.pieces import PromptPieces
 from shared.vllm.scheduling import StageScheduler
 
-SPEECH = "speech"
+SPEECH: Final = "speech"
 """Key of a request's extra sampling arguments: true if its rows are wanted."""
+PROMPT_TOKENS: Final = "prompt_tokens"
+"""Key of them: how many of its tokens are the prompt; the others are a reply that is read again."""
+PLAYBACK_MARGIN_KEY: Final = "playback_margin_s"
+EARLY: Final = "early"
+"""Key of a request's extra sampling arguments: true if its prompt is computed ahead of its request."""
+EARLY_STEP_TOKENS: Final = 512
+"""Most tokens of a step that computes prompts ahead: a request that comes meanwhile waits for no more."""
 
 
 @dataclass(frozen=True)
@@ -30,11 +42,29 @@ class RowRead:
     slots: torch.Tensor
 
 
+@dataclass
+class ThinkerStep(SchedulerOutput):
+    """A step of the thinker.
+
+    Attributes:
+        row_slots: Slots of all rows that become readable with it, request by request as
+            :meth:`ThinkerScheduler.take_reads` has them; none if there are none.
+    """
+
+    row_slots: torch.Tensor | None = None
+
+
 class ThinkerScheduler(StageScheduler):
     """vLLM's scheduler, which notes for each step the rows that became readable.
 
     A row is read once: the first time that its position is computed, or found in the prefix cache.
     After a preemption the rows already read are passed over.
+
+    While some spoken reply is due within ``additional_config["playback_margin_s"]``, requests that are due
+    later wait; and while one of these is written, prompts are computed in pieces.
+
+    Prompts are computed ahead of their requests only in steps in which no request could run, and give their
+    place and their memory to the first that can; what was computed of them stays in the prefix cache.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -42,21 +72,88 @@ class ThinkerScheduler(StageScheduler):
         self._slot_map = SlotMap(self.kv_cache_config, self.kv_cache_manager)
         self._read_until: dict[str, int] = {}
         self._reads: list[RowRead] = []
+        self._clocks: dict[str, PlaybackClock] = {}
+        self._margin_s = float(self.vllm_config.additional_config[PLAYBACK_MARGIN_KEY])
+        self.pieces = PromptPieces(self)
 
-    def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
+    def attach(self, engine_id: str, clock: PlaybackClock) -> None:
+        """Say when a request is due; right after it was added."""
+        self._clocks[engine_id] = clock
+
+    def schedule(self, throttle_prefills: bool = False) -> ThinkerStep:
         """Schedule a step of the requests whose talker keeps up, and note its rows."""
-        self.pass_over([request for request in self.running if self.is_stalled(request)])
+        self._reads = []
+        requests_run = self._requests_can_run()
+        if requests_run:
+            self._preempt_early()
+        ready = [request for request in self.running if not self.is_stalled(request)]
+        spoken = [request for request in ready if _wants_rows(request) and self._is_due(request)]
+        if spoken:
+            ahead = has_slack({each.request_id: self._due(each) for each in ready}, self._margin_s)
+            ready = [request for request in ready if request.request_id not in ahead]
+        scheduled = {request.request_id for request in ready}
+        self.pass_over([request for request in self.running if request.request_id not in scheduled])
+        self.pieces.cut(ready, spoken)
+        if not requests_run:
+            self.max_num_scheduled_tokens: int = min(self.max_num_scheduled_tokens, EARLY_STEP_TOKENS)
         output = super().schedule(throttle_prefills)
         for engine_id in output.num_scheduled_tokens:
             request = self.requests[engine_id]
             if _wants_rows(request):
                 self.prepare(engine_id, partial(self._note, request))
-        return output
+        self.pieces.begin()
+        slots = torch.cat([read.slots for read in self._reads]) if self._reads else None
+        return ThinkerStep(**vars(output), row_slots=slots)
+
+    def may_run(self, request: Request) -> bool:
+        """Whether a request can be worked on now, if there is room for it."""
+        return super().may_run(request) and not (is_early(request) and self._requests_can_run())
+
+    def early_counts(self) -> tuple[int, int]:
+        """How many prompts that are computed ahead run, and how many wait."""
+        early = sum(is_early(request) for request in self.requests.values())
+        running = sum(is_early(request) for request in self.running)
+        return running, early - running
+
+    def _handle_blocked_waiting_request(self, request: Request) -> bool:
+        """Whether a waiting request may start; a grammar that is ready then reads the answer so far."""
+        compiling = request.status == RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
+        if not super()._handle_blocked_waiting_request(request):
+            return False
+        if compiling and not _replay(request):
+            self.grammar_compile_error_reqs.add(request.request_id)
+            return False
+        return True
+
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> dict[int, EngineCoreOutputs]:
+        """Take what a step computed, and how long it took."""
+        self.pieces.end(scheduler_output)
+        outputs: dict[int, EngineCoreOutputs] = super().update_from_output(
+            scheduler_output, model_runner_output
+        )
+        return outputs
 
     def take_reads(self) -> list[RowRead]:
-        """The rows that the last step made readable; to be read before the next one."""
+        """The rows that the last step made readable, which it has read; to be taken before the next one."""
         reads, self._reads = self._reads, []
         return reads
+
+    def _due(self, request: Request) -> float:
+        return self._clocks[request.request_id].due
+
+    def _is_due(self, request: Request) -> bool:
+        return self._margin_s > 0 and self._due(request) <= time.monotonic() + self._margin_s
+
+    def _requests_can_run(self) -> bool:
+        may_run = super().may_run
+        return any(not is_early(request) and may_run(request) for request in self.requests.values())
+
+    def _preempt_early(self) -> None:
+        for request in [request for request in self.running if is_early(request)]:
+            self.running.remove(request)
+            self._preempt_request(request, time.monotonic())
 
     def _note(self, request: Request) -> None:
         start = self._read_until.get(request.request_id, 0)
@@ -69,9 +166,27 @@ class ThinkerScheduler(StageScheduler):
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         self._read_until.pop(request.request_id, None)
+        self._clocks.pop(request.request_id, None)
         return super()._free_request(request, *args, **kwargs)
 
 
+def is_early(request: Request) -> bool:
+    """Whether a prompt is computed ahead of its request."""
+    return _has(request, EARLY)
+
+
 def _wants_rows(request: Request) -> bool:
+    return _has(request, SPEECH)
+
+
+def _has(request: Request, key: str) -> bool:
     params = request.sampling_params
-    return bool(params and params.extra_args and params.extra_args.get(SPEECH))
+    return bool(params and params.extra_args and params.extra_args.get(key))
+
+
+def _replay(request: Request) -> bool:
+    """Give a new grammar the tokens of earlier attempts; false if it does not allow them."""
+    first = request.sampling_params.extra_args[PROMPT_TOKENS]
+    tokens = (request.prompt_token_ids or [])[first:]
+    grammar = request.structured_output_request.grammar
+    return not tokens or bool(grammar.accept_tokens(request.request_id, tokens))

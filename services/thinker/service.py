@@ -1,9 +1,11 @@
 """The thinker's work: prompts in, text tokens to the gateway, conditioning rows to the talker."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 import msgspec
 import torch
@@ -24,15 +26,17 @@ from services.thinker.engine import build_thinker, read_embeddings
 from services.thinker.family import ThinkerFamily, TrackWriter
 from services.thinker.media.preparer import MediaPreparer
 from services.thinker.media.rules import check_placeholders
+from services.thinker.penalties import answer_penalties
+from services.thinker.prefills import Prefills
 from services.thinker.resume import Progress
 from services.thinker.rows import RowSender
-from services.thinker.scheduler import SPEECH, ThinkerScheduler
-from services.thinker.worker import PROMPT_TOKENS
+from services.thinker.scheduler import PROMPT_TOKENS, SPEECH, ThinkerScheduler
+from services.thinker.text_sampling import logprobs_of, vllm_params
 from shared.config import MediaConfig, ThinkerConfig
 from shared.messages import (
     FinishReason,
+    PrefillRequest,
     PromptUsage,
-    Sampling,
     SpeechStart,
     StageEvent,
     StageLimits,
@@ -40,10 +44,13 @@ from shared.messages import (
     StageName,
     TalkerInput,
     TextDelta,
+    TextSampling,
+    ThinkerInput,
     ThinkRequest,
 )
 from shared.messages.bounds import DEFAULT_MAX_PAYLOAD_BYTES
 from shared.metrics import counter
+from shared.stage.playback import PlaybackClock
 from shared.stage.service import Failures
 from shared.tracing.stage import StageTraces
 from shared.transport.queues import PushQueue
@@ -57,6 +64,9 @@ from shared.vllm.sampling.generation import (
     submit,
 )
 
+READ_TOKENS_PER_S: Final = 20
+"""Nobody reads faster.  A reply that is not spoken waits only while it is further ahead than that."""
+
 
 @dataclass
 class _Thought:
@@ -67,6 +77,8 @@ class _Thought:
     prompt_tokens: int
     track: TrackWriter | None
     progress: Progress
+    clock: PlaybackClock
+    logprobs: int
     seq: int = 0
 
 
@@ -84,6 +96,7 @@ class ThinkerService:
     """
 
     name: StageName = "thinker"
+    wake_at: float = math.inf
 
     def __init__(
         self,
@@ -115,17 +128,20 @@ class ThinkerService:
         self._steps = 0
         self._prompt_tokens = 0
         self._cached_tokens = 0
+        self._prefills = Prefills(self._engine, self._media, self._preparer, gateway, self._end_tokens)
         self.limits = StageLimits(
-            max_positions=self._engine.model_config.max_model_len, speakers=sorted(self._embeddings.voices)
+            max_positions=self._engine.model_config.max_model_len,
+            speakers=sorted(self._embeddings.voices),
+            prefills=self._prefills.most,
         )
 
     @property
     def ready(self) -> bool:
         """A step would do something."""
-        return self._scheduler.has_ready or self._preparer.has_outcomes
+        return self._scheduler.has_ready or self._preparer.has_outcomes or self._can_prefill
 
-    def accept(self, message: ThinkRequest) -> None:
-        """Take a prompt.
+    def accept(self, message: ThinkerInput) -> None:
+        """Take a prompt, or the beginning of one.
 
         Raises:
             RepeatedMessageError: A request of that name is in work.
@@ -133,23 +149,20 @@ class ThinkerService:
             PromptTooLongError: The prompt leaves no room for an answer.
             InvalidRequestError: A token has no embedding, vLLM refuses a sampling parameter, the media are
                 not those that the prompt has places for, or no attempt can have given what it resumes from.
+            BusyError: Too many beginnings of prompts are in work.
         """
         if self.holds(message.request_id):
             raise RepeatedMessageError(f"request {message.request_id} is in work already")
+        if isinstance(message, PrefillRequest):
+            self._check_prompt(message)
+            self._prefills.accept(message)
+            return
         self.traces.begin(message.request_id, message.traceparent, "media" if message.media else "queue")
-        self._check_length(len(message.prompt_token_ids))
-        vocabulary = self._engine.model_config.get_vocab_size()
-        # vLLM checks this only where it makes the prompt itself; here the engine would die of it.
-        if (largest := max(message.prompt_token_ids)) >= vocabulary:
-            raise InvalidRequestError(
-                f"token {largest} of the prompt lies outside the vocabulary of {vocabulary}"
-            )
+        self._check_prompt(message)
         self._voice_row(message)
         progress = Progress.of(message)
         most = min(message.sampling.max_tokens, self.limits.max_positions - len(message.prompt_token_ids))
-        progress.check(message, most, self._end_tokens, vocabulary)
-        if message.media:
-            check_placeholders(message.prompt_token_ids, message.media, self._media.placeholders)
+        progress.check(message, most, self._end_tokens, self._engine.model_config.get_vocab_size())
         if not progress.needs_engine:
             self._announce(message, len(message.prompt_token_ids))
             if message.request_id in self.traces:
@@ -162,6 +175,9 @@ class ThinkerService:
 
     def abort(self, request_id: str) -> None:
         """Drop a request, if it is here."""
+        if request_id in self._prefills:
+            self._prefills.drop(request_id)
+            return
         if self._preparing.pop(request_id, None) is not None:
             self._preparer.release(request_id)
         thought = self._forget(request_id)
@@ -172,12 +188,18 @@ class ThinkerService:
         """Compute one step and send what came out of it; gives the requests that failed, with reasons."""
         failures = Failures()
         self._begin_prepared(failures)
+        if self._can_prefill:
+            self._prefills.begin(failures)
         if not self._scheduler.has_requests():
             return failures
         outputs = self._engine.step()
         self._steps += 1
         self._rows.send(self._track_of, failures)
         for output in outputs:
+            if output.request_id in self._prefills and isinstance(output, RequestOutput):
+                with failures.only(output.request_id):
+                    self._prefills.take(output)
+                continue
             thought = self._thoughts.get(output.request_id)
             if thought is None or thought.request_id in failures or not isinstance(output, RequestOutput):
                 continue
@@ -186,20 +208,24 @@ class ThinkerService:
         for engine_id, reason in self._scheduler.take_failures().items():
             if engine_id in self._by_engine_id:
                 failures[self._by_engine_id[engine_id].request_id] = reason
+            elif (early := self._prefills.name_of(engine_id)) is not None:
+                failures[early] = reason
         return failures
 
     def load(self) -> StageLoad:
-        """What the stage holds now."""
+        """What the stage holds now, without prompts that are computed early: they yield to any request."""
         load = engine_load(self._scheduler, self._steps, self._preparer.held_bytes)
-        return msgspec.structs.replace(load, waiting=load.waiting + len(self._preparing))
+        running, waiting = self._scheduler.early_counts()
+        waiting = load.waiting - waiting + len(self._preparing)
+        return msgspec.structs.replace(load, running=load.running - running, waiting=waiting)
 
     def holds(self, request_id: str) -> bool:
         """Whether a request is in work here."""
-        return request_id in self._thoughts or request_id in self._preparing
+        return request_id in self._thoughts or request_id in self._preparing or request_id in self._prefills
 
     def active_requests(self) -> list[str]:
         """The requests in work."""
-        return [*self._preparing, *self._thoughts]
+        return [*self._preparing, *self._thoughts, *self._prefills.ids()]
 
     def close(self) -> None:
         """End the processes that decode media."""
@@ -224,13 +250,20 @@ class ThinkerService:
             "Conditioning rows sent to the talker.",
             [(labels, self._rows.sent)],
         )
+        yield from self._prefills.collect()
         yield from self._preparer.metrics.collect()
 
     def _begin_prepared(self, failures: Failures) -> None:
         """Give the engine the requests whose media are ready."""
         for outcome in self._preparer.take():
-            with failures.only(outcome.request.request_id):
-                self._begin(outcome.request, outcome.prompt)
+            request = outcome.request
+            early = self._prefills.prepared(request.request_id)
+            with failures.only(request.request_id):
+                if isinstance(request, ThinkRequest):
+                    self._begin(request, outcome.prompt)
+                elif early:
+                    self._check_length(len(outcome.prompt["prompt_token_ids"]))
+                    self._prefills.compute(request, outcome.prompt)
 
     def _begin(self, message: ThinkRequest, prompt: TokensInput | MultiModalInput) -> None:
         """Give a request to the engine, and tell the talker of it."""
@@ -244,7 +277,10 @@ class ThinkerService:
         params = self._params(message, progress, length)
         prompt = progress.behind(prompt)
         engine_id = submit(self._engine, message.request_id, prompt, params, message.priority)
-        thought = _Thought(message.request_id, engine_id, length, track, progress)
+        clock = PlaybackClock(message.speech is None or message.speech.streaming)
+        self._scheduler.attach(engine_id, clock)
+        likeliest = message.sampling.logprobs or 0
+        thought = _Thought(message.request_id, engine_id, length, track, progress, clock, likeliest)
         self._scheduler.follow(engine_id, partial(self._talker.stalls, message.request_id))
         self._thoughts[message.request_id] = thought
         self._by_engine_id[engine_id] = thought
@@ -266,6 +302,22 @@ class ThinkerService:
                     route=message.route,
                 )
             )
+
+    @property
+    def _can_prefill(self) -> bool:
+        """A prompt can be begun early: no request waits for its media."""
+        return self._prefills.has_queued and not self._preparing
+
+    def _check_prompt(self, message: ThinkerInput) -> None:
+        self._check_length(len(message.prompt_token_ids))
+        vocabulary = self._engine.model_config.get_vocab_size()
+        # vLLM checks this only where it makes the prompt itself; here the engine would die of it.
+        if (largest := max(message.prompt_token_ids)) >= vocabulary:
+            raise InvalidRequestError(
+                f"token {largest} of the prompt lies outside the vocabulary of {vocabulary}"
+            )
+        if message.media:
+            check_placeholders(message.prompt_token_ids, message.media, self._media.placeholders)
 
     def _check_length(self, length: int) -> None:
         if length >= self.limits.max_positions:
@@ -293,7 +345,7 @@ class ThinkerService:
         sampling, made = message.sampling, len(progress.text)
         if progress.finish_reason is not None:
             # vLLM computes no prompt without drawing a token behind it; this one is thrown away.
-            sampling, made = Sampling(max_tokens=1), 0
+            sampling, made = TextSampling(max_tokens=1), 0
         return sampling_params(
             sampling,
             stage=self.name,
@@ -301,7 +353,8 @@ class ThinkerService:
             stop_token_ids=self._end_tokens,
             room=room,
             made=made,
-            extra_args={SPEECH: progress.needs_rows, PROMPT_TOKENS: length},
+            extra_args={SPEECH: progress.needs_rows, PROMPT_TOKENS: length, **answer_penalties(sampling)},
+            further=vllm_params(sampling),
         )
 
     def _track_of(self, engine_id: str) -> TrackWriter | None:
@@ -310,6 +363,8 @@ class ThinkerService:
 
     def _send_text(self, thought: _Thought, output: RequestOutput) -> None:
         completion = output.outputs[0]
+        rate = self._family.rows_per_s if thought.track is not None else READ_TOKENS_PER_S
+        thought.clock.made(len(completion.token_ids) / rate)
         reason = finish_reason(completion) if output.finished else None
         if thought.progress.finish_reason is not None:
             self._complete(thought, output, thought.progress.finish_reason)
@@ -325,6 +380,7 @@ class ThinkerService:
                 token_ids=list(completion.token_ids),
                 finish_reason=reason,
                 prompt=usage,
+                logprobs=logprobs_of(completion, thought.logprobs),
             )
         )
         thought.seq += 1

@@ -8,6 +8,7 @@ from vllm.config import VllmConfig
 from vllm.sequence import IntermediateTensors
 
 from shared.vllm.conditioning import ConditioningStore
+from shared.vllm.transfer import to_device
 
 # In the classes that derive from it, a vLLM model follows.
 _Model: Any = nn.Module
@@ -74,7 +75,8 @@ class SpeakingModel(_Model):
             self.step_is_text[:count] = 1
         else:
             embeds = super().embed_input_ids(input_ids, multimodal_embeddings, is_multimodal=is_multimodal)
-            self.step_is_text[:count, 0] = ~is_multimodal
+            # vLLM keeps it in pinned memory of the host.
+            self.step_is_text[:count, 0] = ~to_device(is_multimodal, self.step_is_text.device)
         self.step_embeds[:count] = embeds
         return embeds
 

@@ -1,37 +1,44 @@
 """The thinker's worker: what its model must know of a step, and what is read out of the model."""
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.v1.core.sched.output import SchedulerOutput
 
+from services.thinker.scheduler import PROMPT_TOKENS, ThinkerStep
+from shared.vllm.transfer import HostCopy, to_device
 from shared.vllm.worker import StageWorker
 
 if TYPE_CHECKING:
     from services.thinker.speaking import SpeakingModel
 
-PROMPT_TOKENS: Final = "prompt_tokens"
-"""Key of a request's extra sampling arguments: how many of its tokens are the prompt; the others are a reply
-that is read again."""
-
 
 class ThinkerWorker(StageWorker):
-    """The stages' worker, with methods for ``collective_rpc``."""
+    """The stages' worker, with methods for ``collective_rpc``.
+
+    The rows of a step are on their way to the host before its tokens are sampled, so who has waited for
+    these need not wait for rows.
+    """
+
+    _rows: HostCopy
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> Any:
-        """Tell the model which prompts begin, then run it on the step."""
+        """Tell the model which prompts begin, run it on the step, and fetch its rows."""
         self._model().prompt_lengths = {
             id(new.prompt_token_ids): new.sampling_params.extra_args[PROMPT_TOKENS]
             for new in scheduler_output.scheduled_new_reqs
             if new.sampling_params is not None and new.sampling_params.extra_args
         }
-        return super().execute_model(scheduler_output)
+        output = super().execute_model(scheduler_output)
+        if isinstance(scheduler_output, ThinkerStep) and scheduler_output.row_slots is not None:
+            store = self._model().conditioning
+            slots = to_device(scheduler_output.row_slots, store.layer.kv_cache.device)
+            self._rows = HostCopy(*store.gather(slots))
+        return output
 
-    def read_rows(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rows ``[n, hidden]`` and M-RoPE positions int64 ``[3, n]`` at KV slots ``[n]``, on the CPU."""
-        store = self._model().conditioning
-        rows, positions = store.gather(slots.to(store.layer.kv_cache.device))
-        return rows.cpu(), positions.cpu()
+    def read_rows(self) -> tuple[torch.Tensor, ...]:
+        """Rows ``[n, hidden]`` and M-RoPE positions int64 ``[3, n]`` of the last step, on the host."""
+        return self._rows.wait()
 
     def embed_tokens(self, token_ids: list[int]) -> torch.Tensor:
         """Text embeddings ``[n, hidden]`` of token ids, on the CPU."""

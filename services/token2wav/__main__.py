@@ -6,6 +6,7 @@ from typing import Any, NoReturn
 
 from services.families.family import Families
 from services.families.known import FAMILIES, family_of, read_config, require_family
+from services.families.placement import placed
 from shared.config import Config
 from shared.messages import StageEvent, Token2WavInput
 from shared.stage.process import Context, run_stage
@@ -24,7 +25,8 @@ def build(
     from services.token2wav.service import Token2WavService  # noqa: PLC0415 - after the environment is prepared
 
     family = family_of(read_config(model), families).token2wav()
-    return Token2WavService(family, model, config.stages.token2wav, gateway), None
+    with placed(config, "token2wav", config.stages.token2wav, model, families) as stage:
+        return Token2WavService(family, model, stage, gateway), None
 
 
 def main(families: Families = FAMILIES) -> NoReturn:

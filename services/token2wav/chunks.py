@@ -2,16 +2,27 @@
 
 A chunk's *target* is what it adds to the audio; its *window* is what the model computes: the target
 and some blocks after it; of the blocks before it the model has kept what it needs.  Targets tile the
-stream.  Their borders follow from the configuration and the length of the stream alone, never from when
-ids arrived: so a stream that is resumed elsewhere is cut in the same places.  There the chunks that were
-delivered are computed again for what they leave to the next, without their audio.
+stream.  Their sizes are those that the request gives, or else chosen when the chunk is cut
+(:mod:`services.token2wav.pace`).  A stream that is resumed elsewhere is cut there as it was up to the
+last chunk that was delivered; these chunks are computed again for what they leave to the next, without
+their audio.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from omnirelay.errors import CheckpointError, ConfigError, InvalidRequestError
+from omnirelay.values import SAMPLE_RATE
+
+Pick = Callable[[Sequence[int], bool], int]
+"""Chooses a target of the possible numbers of blocks, ascending; or 0, to wait for more, if it may."""
+
+
+def largest(sizes: Sequence[int], may_wait: bool) -> int:
+    """Take all that is there."""
+    del may_wait
+    return sizes[-1]
 
 
 @dataclass(frozen=True)
@@ -20,23 +31,21 @@ class ChunkingConfig:
 
     Attributes:
         first_blocks: target of the first chunk; small, for it decides the time to first audio.
-        growth: factor from one target to the next; larger chunks waste less work on context.
-        max_blocks: the largest target.
+        max_blocks: the largest target; larger chunks waste less work on context.
         look_ahead_blocks: blocks after the target in the window.
         mode: ``stream``, or ``offline``: one chunk with everything, when everything is there.
     """
 
     first_blocks: int = 1
-    growth: int = 2
     max_blocks: int = 8
     look_ahead_blocks: int = 1
     mode: Literal["stream", "offline"] = "stream"
 
     def __post_init__(self) -> None:
-        if self.first_blocks < 1 or self.growth < 1 or self.max_blocks < self.first_blocks:
+        if not 1 <= self.first_blocks <= self.max_blocks:
             raise ConfigError(
-                "chunking: first_blocks and growth must be at least 1 and max_blocks at least first_blocks, "
-                f"got {self.first_blocks}, {self.growth}, {self.max_blocks}"
+                "chunking: first_blocks must be at least 1 and max_blocks at least first_blocks, "
+                f"got {self.first_blocks}, {self.max_blocks}"
             )
         if self.look_ahead_blocks < 0:
             raise ConfigError("chunking: look_ahead_blocks must not be negative")
@@ -54,6 +63,7 @@ class CodecGeometry:
         block_size: units in one block (``dit_config.block_size``).
         repeats: units that one codec frame lasts (``dit_config.repeats``).
         max_frames: longest window in units (``dit_config.max_position_embeddings``).
+        unit_samples: samples that one unit lasts.
         groups: codec ids of a frame.
         ids: codec ids that can be synthesized; they are the smallest ones.
     """
@@ -61,6 +71,7 @@ class CodecGeometry:
     block_size: int
     repeats: int
     max_frames: int
+    unit_samples: int
     groups: int = 1
     ids: int = 2**31
 
@@ -69,11 +80,32 @@ class CodecGeometry:
             raise CheckpointError(
                 f"dit_config: block_size {self.block_size} is not a multiple of repeats {self.repeats}"
             )
+        if self.unit_samples < 1:
+            raise CheckpointError(f"a unit of {self.unit_samples} samples makes no sound")
 
     @property
     def codes_per_block(self) -> int:
         """Codec frames in one block."""
         return self.block_size // self.repeats
+
+    @property
+    def block_s(self) -> float:
+        """Seconds that one block lasts."""
+        return self.block_size * self.unit_samples / SAMPLE_RATE
+
+    def codec_frames(self, chunk_samples: Sequence[int]) -> list[int]:
+        """Sizes of chunks in codec frames.
+
+        Raises:
+            InvalidRequestError: a chunk is no whole number of frames.
+        """
+        each = self.repeats * self.unit_samples
+        for index, samples in enumerate(chunk_samples):
+            if samples % each:
+                raise InvalidRequestError(
+                    f"chunk_samples[{index}]: {samples} is not a multiple of a codec frame's {each}"
+                )
+        return [samples // each for samples in chunk_samples]
 
     def window_frames(self, codes: Sequence[int]) -> int:
         """Number of units that so many codec ids last."""
@@ -120,37 +152,50 @@ class ChunkPlanner:
     Args:
         config: sizes and mode.
         geometry: of the checkpoint.
-        resume_from: number of chunks of this stream that were already delivered.
+        sizes: targets in codec frames, the last of which repeats; if there are none, targets are picked.
+        delivered: targets in codec frames of the chunks of this stream that were already delivered.
+
+    Raises:
+        InvalidRequestError: no stream can be cut into the sizes, or was into those that were delivered.
     """
 
-    def __init__(self, config: ChunkingConfig, geometry: CodecGeometry, resume_from: int = 0) -> None:
+    def __init__(
+        self,
+        config: ChunkingConfig,
+        geometry: CodecGeometry,
+        sizes: Sequence[int] = (),
+        delivered: Sequence[int] = (),
+    ) -> None:
         self._config = config
+        self._block = geometry.codes_per_block
         self._geometry = geometry
+        # Ids wanted beyond a target: the look-ahead, or one id, which proves that another chunk follows.
+        self._margin = max(config.look_ahead_blocks * self._block, 1)
+        self._check_sizes(sizes)
+        self._check_delivered(delivered)
+        self._sizes, self._delivered = sizes, delivered
+        self._resumed_at = sum(delivered)
+        # What ends within a block was the end of its stream.
+        self._was_last = bool(delivered) and (config.mode == "offline" or not self._is_whole(delivered[-1]))
         self._finished = False
-        self._delivered = resume_from
-        if resume_from < 0 or (resume_from > 1 and config.mode == "offline"):
-            raise InvalidRequestError(
-                f"chunks_delivered: a stream of mode {config.mode} has no {resume_from} chunks"
-            )
-        self._last_delivered, _ = self._border(max(0, resume_from - 1))
-        self._resumed_at, _ = self._border(resume_from)
-        self._index = resume_from if config.mode == "offline" else 0
-        self._start, self._blocks = self._border(0)
+        self._index = self._start = 0
 
     @property
     def finished(self) -> bool:
         """Whether no chunk will follow: the last one was planned, or the stream ended empty."""
         return self._finished
 
-    def next_plan(self, received: int, final: bool) -> ChunkPlan | None:
-        """Plan the next chunk if its codec ids are there.
+    def next_plan(self, received: int, final: bool, pick: Pick = largest) -> ChunkPlan | None:
+        """Plan the next chunk if its codec frames are there.
 
         Args:
-            received: number of codec ids of the stream received so far.
+            received: number of codec frames of the stream received so far.
             final: whether no more will come.
+            pick: chooses the target if neither the request nor an earlier attempt did.
 
         Returns:
-            The chunk, or None: wait for more ids or, where ``finished``, there is nothing left.
+            The chunk, or None: wait for more frames, or as long as ``pick`` wants, or, where ``finished``,
+            there is nothing left.
 
         Raises:
             InvalidRequestError: in offline mode the stream is longer than the model can take; or it has ended
@@ -160,88 +205,109 @@ class ChunkPlanner:
             return None
         if final:
             self.check_end(received)
-        if final and self._nothing_left(received):
-            self._finished = True
+            if received == max(self._start, self._resumed_at):
+                self._finished = True
+                return None
+        elif self._was_last:
             return None
         if self._config.mode == "offline":
             return self._plan_all(received) if final else None
-        return self._plan_stream(received, final)
+        target = self._target(received - self._start, final, pick)
+        return self._emit(target, received) if target else None
 
     def check_end(self, received: int) -> None:
         """Check the length of a stream that is there to its end.
 
         Raises:
-            InvalidRequestError: it has ended before the chunks that are said to have been delivered.
+            InvalidRequestError: it does not continue, or end with, the chunks that are said to have been
+                delivered.
         """
-        if self._last_delivered and received < self._last_delivered + self._margin:
+        if not self._delivered or received == self._resumed_at:
+            return
+        if self._was_last or received < self._resumed_at + self._margin:
             raise InvalidRequestError(
-                f"chunks_delivered: a stream of {received} codec ids has no {self._delivered} chunks"
+                f"chunk_samples: a stream of {received} codec frames was not cut into {len(self._delivered)} "
+                f"chunks of {self._resumed_at} together"
             )
 
-    @property
-    def _target_codes(self) -> int:
-        return self._blocks * self._geometry.codes_per_block
+    def _target(self, left: int, final: bool, pick: Pick) -> int:
+        """Codec frames of the next target, of so many that are left; 0 to wait."""
+        if self._index < len(self._delivered):
+            fixed = self._delivered[self._index]
+            return fixed if left >= fixed + self._margin else 0
+        if self._sizes:
+            fixed = self._sizes[min(self._index, len(self._sizes) - 1)]
+        elif self._index == 0:
+            fixed = self._config.first_blocks * self._block
+        else:
+            return self._picked(left, final, pick)
+        if left >= fixed + self._margin:
+            return fixed
+        return left if final else 0
 
-    @property
-    def _look_ahead_codes(self) -> int:
-        return self._config.look_ahead_blocks * self._geometry.codes_per_block
-
-    @property
-    def _margin(self) -> int:
-        """Ids wanted beyond a target: the look-ahead, or one id, which proves that another chunk follows."""
-        return max(self._look_ahead_codes, 1)
-
-    def _nothing_left(self, received: int) -> bool:
-        if self._config.mode == "offline":
-            return self._index > 0 or received == 0
-        if self._delivered == 0 and self._index == 0:
-            return received == 0
-        # Fewer ids than the margin after a border: the chunk before it was the last one and holds them.
-        return received < max(self._start, self._resumed_at) + self._margin
-
-    def _plan_stream(self, received: int, final: bool) -> ChunkPlan | None:
-        end = self._start + self._target_codes
-        look_ahead = self._look_ahead_codes
-        complete = received >= end + self._margin
-        if not complete and not final:
-            return None
-        if not complete:
-            # The stream ends within the look-ahead.  Since a chunk is never cut before its look-ahead is
-            # there, this cannot depend on timing; joining the rest to the target spares a tiny chunk.
-            end = received
-        return self._emit(
-            ChunkPlan(
-                index=self._index,
-                start=self._start,
-                target_end=end,
-                window_end=min(received, end + look_ahead),
-                is_last=not complete,
-                delivered=self._index < self._delivered,
-            )
-        )
+    def _picked(self, left: int, final: bool, pick: Pick) -> int:
+        most = self._config.max_blocks
+        whole = min(most, (left - self._margin) // self._block)
+        sizes = list(range(1, whole + 1))
+        # The stream ends within the look-ahead: joining the rest to the target spares a tiny chunk.
+        rest = -(-left // self._block) if final and left < most * self._block + self._margin else 0
+        if rest:
+            sizes.append(rest)
+        if not sizes:
+            return 0
+        blocks = pick(sizes, not final and whole < most)
+        return left if blocks == rest and rest else blocks * self._block
 
     def _plan_all(self, received: int) -> ChunkPlan:
-        frames = received * self._geometry.repeats
-        if frames > self._geometry.max_frames:
+        units = received * self._geometry.repeats
+        if units > self._geometry.max_frames:
             raise InvalidRequestError(
-                f"{received} codec ids are {frames} mel frames, more than the {self._geometry.max_frames} "
+                f"{received} codec ids are {units} mel frames, more than the {self._geometry.max_frames} "
                 "of dit_config.max_position_embeddings: use stream mode or a shorter answer"
             )
-        return self._emit(ChunkPlan(0, 0, received, received, is_last=True))
+        self._finished = True
+        return ChunkPlan(0, 0, received, received, is_last=True)
 
-    def _border(self, index: int) -> tuple[int, int]:
-        """Where the target of a chunk begins, and how many blocks it has, if it is not the last."""
-        start, blocks = 0, self._config.first_blocks
-        while index and (larger := self._larger(blocks)) != blocks:
-            start, blocks, index = start + blocks, larger, index - 1
-        return (start + index * blocks) * self._geometry.codes_per_block, blocks
-
-    def _larger(self, blocks: int) -> int:
-        return min(self._config.max_blocks, blocks * self._config.growth)
-
-    def _emit(self, plan: ChunkPlan) -> ChunkPlan:
+    def _emit(self, target: int, received: int) -> ChunkPlan:
+        start, end = self._start, self._start + target
+        # Unless it is the last one, all of its look-ahead is there.
+        is_last = received < end + self._margin
+        plan = ChunkPlan(
+            index=self._index,
+            start=start,
+            target_end=end,
+            window_end=min(received, end + self._config.look_ahead_blocks * self._block),
+            is_last=is_last,
+            delivered=self._index < len(self._delivered),
+        )
         self._index += 1
-        self._start = plan.target_end
-        self._blocks = self._larger(self._blocks)
-        self._finished = plan.is_last
+        self._start = end
+        self._finished = is_last
         return plan
+
+    def _is_whole(self, size: int) -> bool:
+        return size > 0 and size % self._block == 0
+
+    def _check_sizes(self, sizes: Sequence[int]) -> None:
+        if sizes and self._config.mode == "offline":
+            raise InvalidRequestError("chunk_frames: an answer in one piece has no sizes of chunks")
+        most = self._config.max_blocks * self._block
+        for index, size in enumerate(sizes):
+            if not self._is_whole(size) or size > most:
+                raise InvalidRequestError(
+                    f"chunk_frames[{index}]: {size} is not a multiple of {self._block} (a block) up to {most}"
+                )
+
+    def _check_delivered(self, delivered: Sequence[int]) -> None:
+        if self._config.mode == "offline" and len(delivered) > 1:
+            raise InvalidRequestError(
+                f"chunk_samples: a stream of mode offline has no {len(delivered)} chunks"
+            )
+        for index, size in enumerate(delivered[:-1]):
+            if not self._is_whole(size):
+                raise InvalidRequestError(
+                    f"chunk_samples[{index}]: a chunk of {size} codec frames before others cuts a block "
+                    f"of {self._block}"
+                )
+        if len(delivered) > 1 and delivered[-1] < 1:
+            raise InvalidRequestError(f"chunk_samples[{len(delivered) - 1}]: the chunk is empty")

@@ -11,6 +11,7 @@ from vllm import PoolingParams
 from vllm.inputs import TokensPrompt
 from vllm.model_executor.models import ModelRegistry
 from vllm.outputs import PoolingRequestOutput
+from vllm.platforms import current_platform
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from omnirelay.errors import CheckpointError, ConfigError, OmniRelayError, StageFailedError
@@ -22,9 +23,10 @@ from services.token2wav.scheduler import (
     SynthesisScheduler,
 )
 from services.token2wav.synthesis import CHUNK_KEY, MAX_TIME_POINTS, SynthesisChunk, unpack_waveform
-from shared.config import EngineConfig
+from shared.config import EngineConfig, Precision
 from shared.vllm.model_time import watch_model
 from shared.vllm.platform import build_engine
+from shared.vllm.precision import set_float32_precision
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +36,7 @@ _STEP_TOKEN = 0
 _NOMINAL_VOCABULARY = 2
 
 
-def build_token2wav(
+def build_token2wav(  # noqa: PLR0913 - a keyword for each setting
     family: SynthesisFamily,
     model_dir: Path,
     *,
@@ -42,7 +44,8 @@ def build_token2wav(
     max_num_seqs: int,
     max_vocoder_frames: int = 512,
     playback_margin_s: float = 0.0,
-    gpu_memory_utilization: float = 0.3,
+    gpu_memory_utilization: float | None = 0.3,
+    precision: Precision = "exact",
     log_stats: bool = False,
 ) -> "SynthesisEngine":
     """Build the vLLM engine of the token2wav stage in this process.
@@ -54,7 +57,9 @@ def build_token2wav(
         max_num_seqs: chunks that may run together.
         max_vocoder_frames: mel frames that may become audio in a step.
         playback_margin_s: chunks due later than that wait while others are not; 0 lets none wait.
-        gpu_memory_utilization: share of the device's memory that vLLM checks for at the start.
+        gpu_memory_utilization: share of the device's memory that vLLM checks for at the start; None for that
+            of a stage alone on its device.
+        precision: of float32 on a GPU; a CPU is always exact.
         log_stats: keep vLLM's own metrics.
 
     Raises:
@@ -94,6 +99,8 @@ def build_token2wav(
             PLAYBACK_MARGIN_KEY: playback_margin_s,
         },
     )
+    if not current_platform.is_cpu():
+        set_float32_precision(precision)
     return SynthesisEngine(engine, family, budget)
 
 

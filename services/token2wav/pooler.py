@@ -7,7 +7,7 @@ scheduled for and how many it has had.  Here a token is an advance of a chunk.
 import logging
 from collections.abc import Callable, Set
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -22,6 +22,7 @@ from services.token2wav.family import Synthesizer
 from services.token2wav.synthesis import CHUNK_KEY, SynthesisChunk, pack_failure, pack_waveform
 
 T = TypeVar("T")
+NOT_FINITE: Final = StageFailedError("the waveform is not finite")
 logger = logging.getLogger(__name__)
 
 
@@ -84,16 +85,27 @@ class SynthesisPooler(Pooler):
                 tokens[index] = range(start, end)
         states = [self._states[keys[index]] for index in tokens]
         self.synthesizer.advance(states, list(tokens.values()))
-        for index, state in zip(tokens, states, strict=True):
-            samples, outputs[index] = _alone(partial(self.synthesizer.finished, state), "made audio")
-            if samples is not None:
-                outputs[index] = pack_waveform(samples)
-            if outputs[index] is not None:
+        for index, output in zip(tokens, self._outputs_of(states), strict=True):
+            outputs[index] = output
+            if output is not None:
                 del self._states[keys[index]]
         for index, output in enumerate(outputs):
             if output is not None and chunks[index] is not None:
                 _end(index, cursor)
         return outputs
+
+    def _outputs_of(self, states: list[Any]) -> list[torch.Tensor | None]:
+        """The packed result or failure of each chunk that was just advanced; None while it has more to do."""
+        ends = [_alone(partial(self.synthesizer.finished, state), "made audio") for state in states]
+        finite = iter(_are_finite([samples for samples, _ in ends if samples is not None]))
+        return [
+            failure
+            if samples is None
+            else pack_waveform(samples)
+            if next(finite)
+            else pack_failure(NOT_FINITE)
+            for samples, failure in ends
+        ]
 
     def _prepare(self, key: PoolingStates, chunk: SynthesisChunk, start: int) -> None:
         """Prepare a chunk before its first advance."""
@@ -101,6 +113,13 @@ class SynthesisPooler(Pooler):
             self._states[key] = self.synthesizer.prepare(chunk)
         elif key not in self._states:
             raise StageFailedError(f"the chunk's state before step {start} is gone")
+
+
+def _are_finite(waveforms: list[torch.Tensor]) -> list[bool]:
+    """Whether each is finite; a device is waited for once."""
+    if not waveforms:
+        return []
+    return torch.stack([torch.isfinite(waveform).all() for waveform in waveforms]).tolist()
 
 
 def _alone(work: Callable[[], T], what: str) -> tuple[T | None, torch.Tensor | None]:

@@ -1,7 +1,10 @@
 """Token2wav's work: codec tokens in, audio chunks to the gateway while the talker still talks."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -18,7 +21,9 @@ from omnirelay.errors import (
 from services.token2wav.chunks import ChunkingConfig
 from services.token2wav.engine import build_token2wav
 from services.token2wav.family import SynthesisFamily
+from services.token2wav.pace import Pace
 from services.token2wav.stream import AudioStream, VoiceSettings
+from services.token2wav.synthesis import SynthesisChunk
 from shared.config import SynthesisConfig, Token2WavConfig
 from shared.messages import (
     SAMPLE_RATE,
@@ -49,13 +54,20 @@ class _Voice:
     """A request in work: its stream, and the numbers of the next messages in and out.
 
     Chunks that an earlier attempt delivered are not among them.
+
+    Attributes:
+        cut_at: When the next chunk must be cut, of those that are there, in seconds of ``time.monotonic``.
+        measured: When the chunk in the engine was submitted, and its blocks; none if its time is not typical.
     """
 
     request_id: str
     priority: int
     stream: AudioStream
     clock: PlaybackClock
-    delivered: int
+    streaming: bool
+    resumed: bool
+    cut_at: float = math.inf
+    measured: tuple[float, int] | None = None
     next_codes: int = 0
     next_audio: int = 0
 
@@ -89,9 +101,13 @@ class Token2WavService:
             max_vocoder_frames=config.synthesis.max_vocoder_frames,
             playback_margin_s=config.playback_margin_s,
             gpu_memory_utilization=config.engine.gpu_memory_utilization,
+            precision=config.synthesis.precision,
             log_stats=config.http is not None,
         )
         self.model_time = self._engine.model_time
+        self._pace = Pace(
+            config.synthesis.look_ahead_blocks, self._engine.geometry.block_s, config.playback_margin_s
+        )
         self._voices: dict[str, _Voice] = {}
         self._steps = 0
         self._chunks = 0
@@ -101,7 +117,12 @@ class Token2WavService:
     @property
     def ready(self) -> bool:
         """A step would compute something."""
-        return self._engine.has_work
+        return self._engine.has_work or self.wake_at <= time.monotonic()
+
+    @property
+    def wake_at(self) -> float:
+        """When the next chunk must be cut."""
+        return min((voice.cut_at for voice in self._voices.values()), default=math.inf)
 
     def accept(self, message: Token2WavInput) -> None:
         """Take a message of the talker.
@@ -109,7 +130,7 @@ class Token2WavService:
         Raises:
             SequenceError: It is not the next one of a request known here.
             InvalidRequestError: A codec token has no embedding, the stream is too long to be made in one
-                piece, or it has not the chunks that are said to have been delivered.
+                piece, or it cannot be cut as asked, or as it is said to have been.
             UnknownSpeakerError: The checkpoint has no such voice.
         """
         if isinstance(message, SynthesisStart):
@@ -125,7 +146,11 @@ class Token2WavService:
     def step(self) -> dict[str, OmniRelayError]:
         """Advance all chunks by a solver step, send those that ended; gives the requests that failed."""
         failures = Failures()
-        outcomes = self._engine.step()
+        now = time.monotonic()
+        for due in [each for each in self._voices.values() if each.cut_at <= now]:
+            with failures.only(due.request_id):
+                self._advance(due)
+        outcomes = self._engine.step() if self._engine.has_work else []
         self._steps += 1
         for outcome in outcomes:
             voice = self._voices.get(outcome.request_id)
@@ -135,6 +160,9 @@ class Token2WavService:
                 if outcome.error is not None:
                     raise outcome.error
                 if outcome.waveform is not None:
+                    if voice.measured is not None:
+                        submitted, blocks = voice.measured
+                        self._pace.observe(blocks, time.monotonic() - submitted)
                     if voice.stream.accept_chunk():
                         self._deliver(voice, outcome.waveform)
                     if not self._advance(voice):
@@ -182,7 +210,7 @@ class Token2WavService:
         if message.request_id in self._voices:
             raise RepeatedMessageError(f"request {message.request_id} is in work already")
         self.traces.begin(message.request_id, message.traceparent, WAIT)
-        speech = message.speech
+        speech, geometry = message.speech, self._engine.geometry
         if speech.speaker not in self.limits.speakers:
             raise UnknownSpeakerError(
                 f"no voice {speech.speaker!r}, this checkpoint has {', '.join(self.limits.speakers)}"
@@ -190,12 +218,13 @@ class Token2WavService:
         stream = AudioStream(
             _voice_settings(self._synthesis, speech),
             _chunking(self._synthesis, speech.streaming),
-            self._engine.geometry,
-            message.chunks_delivered,
+            geometry,
+            speech.chunk_frames,
+            geometry.codec_frames(message.chunk_samples),
         )
-        clock = PlaybackClock(speech.streaming)
+        clock, resumed = PlaybackClock(speech.streaming), bool(message.chunk_samples)
         self._voices[message.request_id] = _Voice(
-            message.request_id, message.priority, stream, clock, message.chunks_delivered
+            message.request_id, message.priority, stream, clock, speech.streaming, resumed
         )
 
     def _take_codes(self, message: CodecTokens) -> None:
@@ -222,17 +251,34 @@ class Token2WavService:
         Returns:
             Whether the engine was given one.
         """
-        chunk = voice.stream.next_chunk(voice.clock.due)
+        voice.cut_at = math.inf
+        chunk = voice.stream.next_chunk(partial(self._pick, voice))
         if chunk is not None:
-            self._engine.submit_chunk(voice.request_id, chunk, voice.priority)
+            self._submit(voice, chunk)
             self.traces.enter(voice.request_id, "chunk")
             return True
         if voice.stream.finished and voice.request_id in self._voices:
-            if voice.delivered:
+            if voice.resumed:
                 self._complete(voice)
             else:
                 self._send(voice, Blob(b""), 0)
         return False
+
+    def _pick(self, voice: _Voice, sizes: Sequence[int], may_wait: bool) -> int:
+        """Choose the blocks of the next chunk, or wait until its listener needs it."""
+        blocks, voice.cut_at = self._pace.choose(sizes, may_wait, voice.clock.due, time.monotonic())
+        return blocks
+
+    def _submit(self, voice: _Voice, chunk: SynthesisChunk) -> None:
+        now, due = time.monotonic(), voice.clock.due
+        voice.measured = None
+        if voice.streaming:
+            blocks = -(-chunk.target_frames // self._engine.geometry.block_size)
+            due -= self._pace.expected(blocks)
+            # One that may be passed over for others takes longer, and a silent one less long.
+            if not chunk.silent and self._pace.is_urgent(due, now):
+                voice.measured = now, blocks
+        self._engine.submit_chunk(voice.request_id, replace(chunk, due=due), voice.priority)
 
     def _deliver(self, voice: _Voice, waveform: torch.Tensor) -> None:
         samples = waveform.numel()
@@ -271,7 +317,6 @@ def _voice_settings(synthesis: SynthesisConfig, speech: SpeechSettings) -> Voice
 def _chunking(synthesis: SynthesisConfig, streaming: bool) -> ChunkingConfig:
     return ChunkingConfig(
         first_blocks=synthesis.first_chunk_blocks,
-        growth=synthesis.chunk_growth,
         max_blocks=max(synthesis.max_chunk_blocks, synthesis.first_chunk_blocks),
         look_ahead_blocks=synthesis.look_ahead_blocks,
         mode="stream" if streaming else "offline",

@@ -1,10 +1,10 @@
 """One audio stream: codec ids in as they come, chunks out as they can be made."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from omnirelay.errors import StateTransitionError
-from services.token2wav.chunks import ChunkingConfig, ChunkPlan, ChunkPlanner, CodecGeometry
+from services.token2wav.chunks import ChunkingConfig, ChunkPlan, ChunkPlanner, CodecGeometry, Pick, largest
 from services.token2wav.synthesis import StreamState, SynthesisChunk
 
 
@@ -26,7 +26,11 @@ class AudioStream:
         settings: of the voice.
         chunking: how to cut.
         geometry: of the checkpoint.
-        resume_from: number of chunks of this stream that were already delivered.
+        sizes: see :class:`services.token2wav.chunks.ChunkPlanner`.
+        delivered: likewise.
+
+    Raises:
+        InvalidRequestError: likewise.
     """
 
     def __init__(
@@ -34,11 +38,12 @@ class AudioStream:
         settings: VoiceSettings,
         chunking: ChunkingConfig,
         geometry: CodecGeometry,
-        resume_from: int = 0,
+        sizes: Sequence[int] = (),
+        delivered: Sequence[int] = (),
     ) -> None:
         self._settings = settings
         self._repeats, self._groups = geometry.repeats, geometry.groups
-        self._planner = ChunkPlanner(chunking, geometry, resume_from)
+        self._planner = ChunkPlanner(chunking, geometry, sizes, delivered)
         self._codes: list[int] = []
         self._ended = False
         self._in_flight: ChunkPlan | None = None
@@ -73,18 +78,18 @@ class AudioStream:
         self._planner.check_end(self._received)
         self._ended = True
 
-    def next_chunk(self, due: float = 0.0) -> SynthesisChunk | None:
-        """Return the next chunk, or None: its ids are missing, one is in flight, or all were made.
+    def next_chunk(self, pick: Pick = largest) -> SynthesisChunk | None:
+        """Return the next chunk, or None: its ids are missing, it waits, one is in flight, or all were made.
 
         Args:
-            due: when its audio is wanted, in seconds of ``time.monotonic``.
+            pick: chooses the target, see :class:`services.token2wav.chunks.ChunkPlanner`.
 
         Raises:
             InvalidRequestError: in offline mode the stream is longer than the model can take.
         """
         if self._in_flight is not None:
             return None
-        plan = self._planner.next_plan(self._received, self._ended)
+        plan = self._planner.next_plan(self._received, self._ended, pick)
         if plan is None:
             return None
         self._in_flight = plan
@@ -100,7 +105,6 @@ class AudioStream:
             stream=self._state,
             is_last=plan.is_last,
             silent=plan.delivered,
-            due=due,
         )
 
     def accept_chunk(self) -> bool:

@@ -17,6 +17,7 @@ from omnirelay.errors import (
     StageFailedError,
     UnknownSpeakerError,
 )
+from shared.vllm.transfer import to_device
 
 CHUNK_KEY: Final = "synthesis_chunk"
 MAX_TIME_POINTS: Final = 257
@@ -61,7 +62,7 @@ class SynthesisChunk:
         stream: what the chunk before left, and where this one leaves what the next will need.
         is_last: whether the stream ends with this target.
         silent: whether it is wanted only for what it leaves: it is not made audio.
-        due: when its audio is wanted, in seconds of ``time.monotonic``.
+        due: when work on it must begin for its audio to be in time, in seconds of ``time.monotonic``.
     """
 
     codes: tuple[int, ...]
@@ -89,7 +90,7 @@ def pack_waveform(waveform: torch.Tensor) -> torch.Tensor:
     The header's integers are stored as bits, for a float32 counts exactly only up to 2**24.
     """
     header = torch.tensor([_WAVEFORM, waveform.numel()], dtype=torch.int32)
-    return torch.cat([header.view(torch.float32).to(waveform.device), waveform])
+    return torch.cat([to_device(header.view(torch.float32), waveform.device), waveform])
 
 
 def pack_failure(error: OmniRelayError) -> torch.Tensor:

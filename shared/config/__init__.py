@@ -6,6 +6,7 @@ from shared.config.media import MediaConfig
 from shared.config.stack import DEFAULT_CHECKPOINT, Config, TracingConfig
 from shared.config.stages import (
     EngineConfig,
+    Precision,
     StageConfig,
     SynthesisConfig,
     SynthesisEngineConfig,
@@ -23,6 +24,7 @@ __all__ = [
     "EngineConfig",
     "GatewayConfig",
     "MediaConfig",
+    "Precision",
     "StageConfig",
     "SynthesisConfig",
     "SynthesisEngineConfig",

@@ -4,6 +4,7 @@ from typing import Annotated, Final, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from omnirelay.values import MAX_START_DELAY_S
 from shared.config.values import Address, Bytes, Host, Network, Origin, Section, TcpAddress, empty_is_none
 
 SPEECH_SYSTEM_PROMPT: Final = (
@@ -12,6 +13,16 @@ SPEECH_SYSTEM_PROMPT: Final = (
 )
 """What the released checkpoints were trained to speak with; their chat template has another one."""
 
+TRANSCRIPTION_PROMPT: Final = "Transcribe the audio."
+"""Follows a recording that is to be transcribed; checkpoints may be trained on exactly this."""
+
+_BRIGHT: Final = ("alloy", "coral", "fable", "marin", "nova", "sage", "shimmer")
+VOICE_ALIASES: Final = dict.fromkeys(_BRIGHT, "Chelsie") | dict.fromkeys(
+    ("ash", "ballad", "cedar", "echo", "onyx", "verse"), "Ethan"
+)
+"""OpenAI's voices, of which many clients have one built in."""
+
+Voice = Annotated[str, Field(min_length=1, max_length=128)]
 FilePath = Annotated[str | None, BeforeValidator(empty_is_none)]
 
 
@@ -22,6 +33,7 @@ class Limits(Section):
     max_queued: Annotated[int, Field(ge=0)] = 64
     max_queued_per_client: Annotated[int, Field(gt=0)] = 64
     max_prompt_tokens: Annotated[int, Field(gt=0)] = 32_768
+    early_prompt_tokens: Annotated[int, Field(ge=0)] = 32_768
     max_text_tokens: Annotated[int, Field(gt=0)] = 1024
     max_codec_tokens: Annotated[int, Field(gt=0)] = 4096
     request_bytes: Bytes = 100 * 2**20
@@ -63,5 +75,7 @@ class GatewayConfig(Section):
     resume_wait_s: Annotated[float, Field(ge=0)] = 30.0
     step_timeout_s: Annotated[float, Field(gt=0)] = 300.0
     drain_s: Annotated[float, Field(ge=0)] = 10.0
+    max_start_delay_s: Annotated[float, Field(ge=0, le=MAX_START_DELAY_S)] = 5.0
     speech_system_prompt: Annotated[str | None, BeforeValidator(empty_is_none)] = SPEECH_SYSTEM_PROMPT
+    voice_aliases: dict[Voice, Voice] = Field(default_factory=lambda: dict(VOICE_ALIASES), max_length=1000)
     limits: Limits = Limits()

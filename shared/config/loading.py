@@ -26,6 +26,9 @@ ENV_PREFIX: Final = "OMNIRELAY_"
 MODEL_VARIABLE: Final = "OMNI_MODEL"
 REMOVED: Final = {
     "stages.talker.prompt_mode": "was removed: every prompt is computed as the released weights were trained",
+    "stages.token2wav.synthesis.chunk_growth": (
+        "was removed: a chunk is cut when its listener needs it; a request's chunk_frames gives fixed sizes"
+    ),
 }
 """Keys of earlier versions, and what replaced them."""
 NOT_YAML: Final = (

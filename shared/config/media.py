@@ -1,11 +1,13 @@
 """The media section of the configuration."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from shared.config.values import Bytes, Section
 from shared.messages import MAX_MEDIA_ITEMS
+
+AudioClamp = Literal["recording", "causal"]
 
 
 class MediaConfig(Section):
@@ -23,6 +25,7 @@ class MediaConfig(Section):
     max_video_frames: Annotated[int, Field(ge=2)] = 600
     max_decoded_bytes: Bytes = 384 * 2**20
     max_held_bytes: Bytes = 2**30
+    audio_clamp: AudioClamp = "recording"
     decoders: Annotated[int, Field(gt=0)] = 2
     decode_timeout_s: Annotated[float, Field(gt=0)] = 60.0
     cache_bytes: Annotated[int, Field(ge=0)] = 64 * 2**20

@@ -32,6 +32,7 @@ class Config(Section):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: LogFormat = "text"
     text_only: bool = False
+    share_gpus: bool = False
     window_bytes: Annotated[int, Field(ge=2**20)] = DEFAULT_WINDOW_BYTES
     gateway: GatewayConfig = GatewayConfig()
     media: MediaConfig = MediaConfig()

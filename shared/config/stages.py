@@ -1,12 +1,15 @@
 """The stages' sections of the configuration.  docs/configuration.md describes every key."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
 from shared.config.values import Bytes, DeviceList, InboxAddress, ReachableAddress, Section, TcpAddress
 from shared.messages import MAX_REPLICAS
 from shared.messages.bounds import DEFAULT_MAX_PAYLOAD_BYTES
+
+Precision: TypeAlias = Literal["exact", "fast"]
+"""Of float32 on a GPU: as written, or as TF32."""
 
 
 class SynthesisEngineConfig(Section):
@@ -16,12 +19,15 @@ class SynthesisEngineConfig(Section):
     """
 
     max_num_seqs: Annotated[int, Field(gt=0)] = 16
-    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.85
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
 
 
 class EngineConfig(SynthesisEngineConfig):
     """The vLLM engine of a stage that generates tokens."""
 
+    quantization: Annotated[str, Field(min_length=1)] | None = None
+    kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3", "fp8_e5m2"] = "auto"
+    load_format: Annotated[str, Field(min_length=1)] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     max_model_len: Annotated[int, Field(gt=0)] | None = None
     max_num_batched_tokens: Annotated[int, Field(gt=0)] = 2048
@@ -60,7 +66,6 @@ class SynthesisConfig(Section):
     """
 
     first_chunk_blocks: Annotated[int, Field(gt=0)] = 1
-    chunk_growth: Annotated[int, Field(gt=0)] = 2
     max_chunk_blocks: Annotated[int, Field(gt=0)] = 8
     look_ahead_blocks: Annotated[int, Field(ge=0)] = 1
     time_points: Annotated[int, Field(ge=2, le=257)] = 10
@@ -68,6 +73,7 @@ class SynthesisConfig(Section):
     sway_coefficient: float | None = -1.0
     max_batch_frames: Annotated[int, Field(gt=0)] = 4096
     max_vocoder_frames: Annotated[int, Field(gt=0)] = 512
+    precision: Precision = "exact"
 
 
 class ThinkerConfig(StageConfig):
@@ -76,6 +82,7 @@ class ThinkerConfig(StageConfig):
     inbox: InboxAddress = "tcp://127.0.0.1:5562"
     http: TcpAddress | None = "tcp://127.0.0.1:5572"
     engine: ThinkerEngineConfig = ThinkerEngineConfig()
+    playback_margin_s: Annotated[float, Field(ge=0)] = 2.0
 
 
 class TalkerConfig(StageConfig):
@@ -94,7 +101,7 @@ class Token2WavConfig(StageConfig):
     inbox: InboxAddress = "tcp://127.0.0.1:5564"
     http: TcpAddress | None = "tcp://127.0.0.1:5574"
     engine: SynthesisEngineConfig = SynthesisEngineConfig()
-    playback_margin_s: Annotated[float, Field(ge=0)] = 1.0
+    playback_margin_s: Annotated[float, Field(ge=0)] = 0.5
     synthesis: SynthesisConfig = SynthesisConfig()
 
 

@@ -6,7 +6,8 @@ frame of its own.
 
 Edges (the direction data flows)::
 
-    gateway   -> thinker    ThinkRequest
+    gateway   -> thinker    ThinkRequest, PrefillRequest
+    thinker   -> gateway    PrefillDone
     thinker   -> talker     SpeechStart, ConditioningRows
     talker    -> token2wav  SynthesisStart, CodecTokens
     any stage -> gateway    TextDelta, CodecDelta, AudioChunk, RequestFailed
@@ -51,16 +52,26 @@ from shared.messages.control import (
     control_identity,
 )
 from shared.messages.credits import Credit, Mark
-from shared.messages.events import AudioChunk, CodecDelta, PromptUsage, RequestFailed, StageEvent, TextDelta
+from shared.messages.events import (
+    AudioChunk,
+    CodecDelta,
+    PrefillDone,
+    PromptUsage,
+    RequestFailed,
+    StageEvent,
+    TextDelta,
+)
 from shared.messages.request import (
     MAX_MEDIA_ITEMS,
     MEDIA_KINDS,
     MediaItem,
+    PrefillRequest,
     Resume,
     ResumedSpeech,
     Route,
     Sampling,
     SpeechSettings,
+    TextSampling,
     ThinkerInput,
     ThinkRequest,
 )
@@ -101,6 +112,8 @@ __all__ = [
     "MediaKind",
     "Peers",
     "PositiveCount",
+    "PrefillDone",
+    "PrefillRequest",
     "Priority",
     "PromptUsage",
     "RepetitionPenalty",
@@ -122,6 +135,7 @@ __all__ = [
     "Temperature",
     "Text",
     "TextDelta",
+    "TextSampling",
     "ThinkRequest",
     "ThinkerInput",
     "Token2WavInput",

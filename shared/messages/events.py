@@ -5,6 +5,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from omnirelay.events import TokenLogprobs
 from omnirelay.values import Count, FinishReason, Name, PositiveCount, RequestId, StageName, Text, TokenId
 from shared.messages.payloads import Blob, check_tensor
 
@@ -30,6 +31,7 @@ class TextDelta(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         token_ids: The tokens.
         finish_reason: Set in the last delta of the request.
         prompt: Set in the first delta of the request.
+        logprobs: Of each token, if they were asked for.
     """
 
     request_id: RequestId
@@ -37,6 +39,7 @@ class TextDelta(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     token_ids: Annotated[list[TokenId], Meta(max_length=65_536)]
     finish_reason: FinishReason | None = None
     prompt: PromptUsage | None = None
+    logprobs: Annotated[list[TokenLogprobs], Meta(max_length=65_536)] = []
 
 
 class CodecDelta(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="codec"):
@@ -99,4 +102,16 @@ class RequestFailed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     message: Text
 
 
-StageEvent = TextDelta | CodecDelta | AudioChunk | RequestFailed
+class PrefillDone(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="prefilled"):
+    """Thinker to gateway: the beginning of a prompt is computed.
+
+    Attributes:
+        request_id: As in :class:`PrefillRequest`.
+        prompt: What it came to.
+    """
+
+    request_id: RequestId
+    prompt: PromptUsage
+
+
+StageEvent = TextDelta | CodecDelta | AudioChunk | PrefillDone | RequestFailed

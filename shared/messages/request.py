@@ -6,10 +6,17 @@ import msgspec
 from msgspec import Meta
 
 from omnirelay.values import (
+    MAX_BIASES,
+    ChunkFrames,
     Count,
     FinishReason,
+    JsonSchema,
+    LogitBias,
+    Logprobs,
     MediaKind,
+    MinP,
     Name,
+    Penalty,
     PositiveCount,
     Priority,
     RepetitionPenalty,
@@ -27,6 +34,10 @@ from shared.messages.payloads import Blob
 MEDIA_KINDS: Final[tuple[MediaKind, ...]] = ("audio", "image", "video")
 MAX_MEDIA_ITEMS: Final = 256
 """Most sounds, pictures and videos of one request, whatever the configuration allows."""
+
+
+ChunkSamples = Annotated[list[Count], Meta(max_length=65_536)]
+"""Samples of the chunks of a stream from its first one on."""
 
 
 class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -50,6 +61,26 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     repetition_penalty: RepetitionPenalty = 1.0
 
 
+class TextSampling(Sampling, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How the next text token is drawn.
+
+    Attributes:
+        presence_penalty: Taken from the logits of tokens that are in the answer.
+        frequency_penalty: Taken from them for each time that they are.
+        min_p: Draw from tokens with at least this share of the likeliest one's probability.
+        logit_bias: Added to the logits of tokens.
+        logprobs: Send the log probability of each token, and so many of the likeliest ones; None sends none.
+        json_schema: The answer is JSON that this schema allows.
+    """
+
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    min_p: MinP = 0.0
+    logit_bias: Annotated[dict[TokenId, LogitBias], Meta(max_length=MAX_BIASES)] = {}
+    logprobs: Logprobs | None = None
+    json_schema: JsonSchema | None = None
+
+
 class SpeechSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What the talker and token2wav need to know of a request.
 
@@ -59,12 +90,15 @@ class SpeechSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         seed: Seeds the talker's draws and the initial noise of token2wav.
         streaming: Send audio in chunks while the talker talks; else in one piece at the end, which
             equals the reference's waveform.
+        chunk_frames: Sizes of the chunks in codec frames, whole blocks; the last one repeats.  None: each is
+            cut when its listener needs it.
     """
 
     speaker: Name
     sampling: Sampling
     seed: Seed
     streaming: bool = True
+    chunk_frames: ChunkFrames = []
 
 
 class MediaItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -85,12 +119,12 @@ class ResumedSpeech(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     Attributes:
         codec_token_ids: The codec tokens that came, as in :class:`CodecTokens`.
         finish_reason: Why they ended; none if more are to be drawn.
-        chunks: Chunks of audio that came; they are not made again.
+        chunk_samples: Sizes of the chunks of audio that came; they are not made again.
     """
 
     codec_token_ids: Annotated[list[TokenId], Meta(max_length=65_536)] = []
     finish_reason: FinishReason | None = None
-    chunks: Count = 0
+    chunk_samples: ChunkSamples = []
 
 
 class Resume(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -146,7 +180,7 @@ class ThinkRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
     request_id: RequestId
     prompt_token_ids: Annotated[list[TokenId], Meta(min_length=1, max_length=2**20)]
-    sampling: Sampling
+    sampling: TextSampling
     seed: Seed
     priority: Priority = 0
     speech: SpeechSettings | None = None
@@ -160,4 +194,30 @@ class ThinkRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """It is the only message of its request to the thinker."""
 
 
-ThinkerInput = ThinkRequest
+class PrefillRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="prefill"):
+    """Gateway to thinker: compute this beginning of a prompt, of which a request may follow.
+
+    Nothing is generated.  What is computed stays in the prefix cache while there is room.
+
+    Attributes:
+        request_id: Chosen by the gateway, as in :class:`ThinkRequest`.
+        prompt_token_ids: As in :class:`ThinkRequest`, as far as it will not change.
+        media: As in :class:`ThinkRequest`.
+        use_audio_in_video: As in :class:`ThinkRequest`.
+        recording_continues: The prompt ends with a recording that goes on: only what further audio does not
+            change is computed.
+        route: The thinker.
+    """
+
+    request_id: RequestId
+    prompt_token_ids: Annotated[list[TokenId], Meta(min_length=1, max_length=2**20)]
+    media: Annotated[list[MediaItem], Meta(max_length=MAX_MEDIA_ITEMS)] = []
+    use_audio_in_video: bool = False
+    recording_continues: bool = False
+    route: Route | None = None
+
+    last: ClassVar[bool] = True
+    """It is the only message of its request to the thinker."""
+
+
+ThinkerInput = ThinkRequest | PrefillRequest

@@ -7,7 +7,7 @@ from msgspec import Meta
 
 from omnirelay.values import Count, PositiveCount, Priority, RequestId, TokenId, TraceParent
 from shared.messages.payloads import AdditionalInformationPayload, PromptEmbedsPayload
-from shared.messages.request import ResumedSpeech, Route, SpeechSettings
+from shared.messages.request import ChunkSamples, ResumedSpeech, Route, SpeechSettings
 
 
 class SpeechStart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="speech_start"):
@@ -76,15 +76,15 @@ class SynthesisStart(
     The fields are those of :class:`SpeechStart`, and
 
     Attributes:
-        chunks_delivered: Chunks of this stream that the client has; the codec tokens come from the start
-            all the same.
+        chunk_samples: Sizes of the chunks of this stream that the client has; the codec tokens come from the
+            start all the same.
     """
 
     request_id: RequestId
     priority: Priority
     speech: SpeechSettings
     traceparent: TraceParent | None = None
-    chunks_delivered: Count = 0
+    chunk_samples: ChunkSamples = []
     route: Route | None = None
 
     last: ClassVar[bool] = False

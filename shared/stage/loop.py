@@ -163,10 +163,14 @@ class StageLoop(Generic[M]):
         return self._service.ready and not self._gateway.backlog_bytes
 
     def _wait(self) -> None:
-        """Block if there is nothing to compute, until a message, credit or room in ZeroMQ."""
+        """Block if there is nothing to compute, until a message, credit, room in ZeroMQ, or `wake_at`."""
         if self._may_step:
             return
-        wait_s = max(0.0, self._next_report - time.monotonic())
+        until = self._next_report
+        # What a ready service computes the gateway would not take.
+        if not self._service.ready:
+            until = min(until, self._service.wake_at)
+        wait_s = max(0.0, until - time.monotonic())
         if any(outbox.backlog_bytes for outbox in self._outboxes):
             wait_s = min(wait_s, MARK_AGAIN_S)
         refusing = [socket for outbox in self._outboxes for socket in outbox.refusing]

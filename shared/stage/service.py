@@ -48,6 +48,8 @@ class StageService(Protocol[M_contra]):
     Attributes:
         wake_fd: An eventfd written to when :attr:`ready` may have become true without a message; None if
             that never happens.
+        wake_at: When :attr:`ready` becomes true without a message, in seconds of ``time.monotonic``; infinite
+            if that is not known to happen.
         traces: Spans of its requests; the service reports phases and completion, the loop the rest.
     """
 
@@ -55,6 +57,11 @@ class StageService(Protocol[M_contra]):
     limits: StageLimits
     wake_fd: int | None
     traces: StageTraces
+
+    @property
+    def wake_at(self) -> float:
+        """See the class."""
+        ...
 
     @property
     def ready(self) -> bool:

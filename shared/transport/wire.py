@@ -15,7 +15,7 @@ from shared.messages import MAX_MEDIA_ITEMS
 from shared.messages.bounds import DEFAULT_MAX_PAYLOAD_BYTES
 from shared.messages.payloads import Blob
 
-WIRE_VERSION: Final = 5
+WIRE_VERSION: Final = 7
 MAX_HEADER_BYTES: Final = 8 * 2**20
 """Largest header; the longest legal prompt needs about 5 MiB."""
 MAX_FRAMES: Final = 1 + MAX_MEDIA_ITEMS

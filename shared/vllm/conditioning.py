@@ -5,15 +5,63 @@ the three M-RoPE position ids.  Both models keep these rows at the position's KV
 caching, chunked prefill and preemption hold for rows as they hold for keys and values.
 """
 
+from dataclasses import replace
+from typing import ClassVar
+
 import torch
 from torch import nn
 from vllm.config import CacheConfig
 from vllm.forward_context import get_forward_context
-from vllm.model_executor.models.extract_hidden_states import CacheOnlyAttentionLayer
+from vllm.model_executor.models.extract_hidden_states import (
+    CacheOnlyAttentionBackend,
+    CacheOnlyAttentionLayer,
+    CacheOnlyAttentionMetadataBuilder,
+)
+from vllm.utils.torch_utils import is_quantized_kv_cache
+from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
+from shared.vllm.transfer import to_device
+
 LAYER_NAME = "conditioning"
+
+
+class RowMetadataBuilder(CacheOnlyAttentionMetadataBuilder):
+    """vLLM's builder, for layers that full CUDA graphs may contain.
+
+    vLLM's own says that they may not, and one such layer keeps full graphs from the whole model.  Here all
+    that a graph reads stays at its address from step to step: the KV cache, the table of ids, and the slots,
+    which vLLM keeps in one buffer.
+    """
+
+    _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.ALWAYS
+
+
+class RowBackend(CacheOnlyAttentionBackend):
+    """vLLM's backend for layers that only keep something, with :class:`RowMetadataBuilder`."""
+
+    @staticmethod
+    def get_builder_cls() -> type[RowMetadataBuilder]:
+        """The builder of the layer's metadata."""
+        return RowMetadataBuilder
+
+
+class RowLayer(CacheOnlyAttentionLayer):
+    """vLLM's layer that only keeps something, with :class:`RowBackend`.
+
+    Args:
+        width: Elements of a row.
+        layer_index: An index no attention layer of the model has; vLLM wants one in the layer's name.
+        cache_config: vLLM's.
+    """
+
+    def __init__(self, width: int, layer_index: int, cache_config: CacheConfig) -> None:
+        if is_quantized_kv_cache(cache_config.cache_dtype):
+            # Rows are the talker's input, not keys and values: they keep the model's dtype.
+            cache_config = replace(cache_config, cache_dtype="auto")
+        super().__init__(1, width, cache_config, f"{LAYER_NAME}.{layer_index}")
+        self.attn_backend = RowBackend
 
 
 class ConditioningStore(nn.Module):
@@ -22,7 +70,7 @@ class ConditioningStore(nn.Module):
     Args:
         width: Elements of a row.
         layer_index: An index no attention layer of the model has; vLLM wants one in the layer's name.
-        cache_config: vLLM's; the rows have the KV cache's dtype, which is the model's.
+        cache_config: vLLM's; the rows have the model's dtype, also beside a quantised KV cache.
         further_ids: Of a slot, behind the position ids: a talker keeps there what a frame of codec tokens
             has besides the token that vLLM knows.
     """
@@ -31,9 +79,7 @@ class ConditioningStore(nn.Module):
         super().__init__()
         self.width = width
         self.further_ids = further_ids
-        self.layer = CacheOnlyAttentionLayer(
-            num_heads=1, head_size=width, cache_config=cache_config, prefix=f"{LAYER_NAME}.{layer_index}"
-        )
+        self.layer = RowLayer(width, layer_index, cache_config)
         self._ids: torch.Tensor | None = None
 
     def write_batch(self, rows: torch.Tensor, positions: torch.Tensor) -> None:
@@ -68,9 +114,9 @@ class ConditioningStore(nn.Module):
     def scatter(self, slots: torch.Tensor, rows: torch.Tensor, ids: torch.Tensor) -> None:
         """Write rows ``[n, width]`` and ids ``[3 + further_ids, n]`` at the given slots (int64 ``[n]``)."""
         table = self._row_table()
-        slots = slots.to(table.device, non_blocking=True)
-        table[slots] = rows.to(table.device, table.dtype, non_blocking=True)
-        self._id_table()[slots] = ids.T.to(table.device, torch.int32, non_blocking=True)
+        slots = to_device(slots, table.device)
+        table[slots] = to_device(rows.to(table.dtype), table.device)
+        self._id_table()[slots] = to_device(ids.T.to(torch.int32), table.device)
 
     def _batch_slots(self, count: int) -> torch.Tensor | None:
         """Slots of the tokens in this pass; padding goes to the null block, which no request owns."""
@@ -89,7 +135,9 @@ class ConditioningStore(nn.Module):
         slots = self._row_table().shape[0]
         if self._ids is None or self._ids.shape[0] != slots:
             width = 3 + self.further_ids
-            self._ids = torch.zeros(slots, width, dtype=torch.int32, device=self.layer.kv_cache.device)
+            # On a GPU the first step is vLLM's warm-up, in inference mode; rows are written outside it.
+            with torch.inference_mode(False):
+                self._ids = torch.zeros(slots, width, dtype=torch.int32, device=self.layer.kv_cache.device)
         return self._ids
 
 

@@ -9,6 +9,7 @@ from shared.config import StageConfig, Token2WavConfig
 from shared.engine_defaults import compute_threads
 from shared.messages import STAGES
 
+_INHERITED: Final = os.environ.get("CUDA_VISIBLE_DEVICES")
 _M_MMAP_THRESHOLD: Final = -3
 _M_ARENA_MAX: Final = -8
 """Of mallopt(3)."""
@@ -49,6 +50,11 @@ def prepare_environment(config: StageConfig, stages: int = len(STAGES)) -> None:
     from shared.vllm.torchvision_compat import declare_missing_operators  # noqa: PLC0415 - imports torch
 
     declare_missing_operators()
+
+
+def inherited_devices() -> str | None:
+    """``CUDA_VISIBLE_DEVICES`` as the process was started with, which stages without ``devices`` have."""
+    return _INHERITED
 
 
 def give_back_large_blocks(threshold: int = 2**20) -> None:

@@ -8,11 +8,30 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 from vllm.v1.engine.llm_engine import LLMEngine
 
-from omnirelay.errors import CheckpointError
+from omnirelay.errors import CheckpointError, StageStartError
 from shared.config import EngineConfig
-from shared.engine_defaults import kv_cache_bytes
+from shared.engine_defaults import ALONE_UTILIZATION, kv_cache_bytes
 from shared.messages import StageName
 from shared.vllm.process_groups import end_groups_of_one
+
+
+def require_platform() -> None:
+    """Check that the stages can compute where vLLM does.
+
+    Raises:
+        StageStartError: They cannot.
+    """
+    if current_platform.is_cpu() or current_platform.is_cuda_alike():
+        return
+    if current_platform.is_unspecified():
+        raise StageStartError(
+            "vLLM finds no device to compute on: its CUDA build needs a GPU and a driver that `nvidia-smi` "
+            "reaches; to compute on the CPU, install its CPU build (`make env`)"
+        )
+    raise StageStartError(
+        f"vLLM would compute on {current_platform.device_type}, which the stages are not made for: they "
+        "derive from its workers for CUDA, ROCm and CPUs (docs/deployment.md#platforms)"
+    )
 
 
 def worker_base() -> type[Any]:
@@ -47,11 +66,14 @@ def build_engine(
         "model": str(model),
         "served_model_name": stage,
         "dtype": _checkpoint_dtype(model) if config.dtype == "auto" else config.dtype,
+        "quantization": config.quantization,
+        "kv_cache_dtype": config.kv_cache_dtype,
+        "load_format": config.load_format,
         "max_model_len": config.max_model_len,
         "max_num_seqs": config.max_num_seqs,
         "max_num_batched_tokens": config.max_num_batched_tokens,
         "kv_cache_memory_bytes": kv_cache_bytes(config, on_cpu),
-        "gpu_memory_utilization": config.gpu_memory_utilization,
+        "gpu_memory_utilization": config.gpu_memory_utilization or ALONE_UTILIZATION,
         "enforce_eager": config.enforce_eager or on_cpu,
         "tensor_parallel_size": config.tensor_parallel_size,
         "block_size": config.block_size,

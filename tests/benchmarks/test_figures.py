@@ -11,6 +11,7 @@ from benchmarks.measure.counters import Counters
 from benchmarks.measure.results import mean, percentile
 from benchmarks.measure.workload import answer_of
 from benchmarks.parts.scenarios import Compared
+from benchmarks.questions import RATE, Point, question, table
 from shared.messages import SAMPLE_RATE
 
 WORKLOAD = answer_of(0.1)
@@ -126,3 +127,21 @@ def test_an_answer_of_another_length_is_told() -> None:
     compared = Compared(WORKLOAD)
     compared.add("omnirelay", "1 at once", [answer(9, text=[1])])
     assert len(compared.agreement().unequal) == 1
+
+
+def test_questions_are_as_long_as_asked_and_all_different() -> None:
+    first, second = question(2.0, 1), question(2.0, 2)
+    assert len(first) == len(second) == 2 * 2 * RATE
+    assert first != second
+    assert question(2.0, 1) == first
+
+
+def test_the_table_of_questions_has_medians() -> None:
+    point = Point(
+        way="after its end",
+        question_s=10.0,
+        first_audio_s=[3.0, 1.0, 2.0],
+        prompt_tokens=[300, 300, 310],
+        cached_tokens=[0, 256, 256],
+    )
+    assert table([point]).splitlines()[-1] == "| after its end | 10 s | 2.00 s | 300 | 54 |"

@@ -104,15 +104,20 @@ def _other_samples(chunks: list[Chunk], others: list[Chunk]) -> list[str]:
 
 
 def request_for(number: int) -> GenerateRequest:
-    """One of the requests: greedy and drawn with a seed in turn, every fourth in one piece at the end."""
+    """One of the requests: greedy and drawn with a seed in turn, every fourth in one piece at the end.
+
+    Streamed ones are cut as told, so that their samples can be compared.
+    """
 
     def draws(tokens: int, greedy: bool) -> SamplingOverrides:
         return SamplingOverrides(max_tokens=tokens, min_tokens=tokens, temperature=0.0 if greedy else 0.9)
 
+    streaming = number % 4 != 3
     return GenerateRequest(
         prompt_token_ids=[number + 1] * (10 + number),
         seed=number,
-        streaming=number % 4 != 3,
+        streaming=streaming,
+        chunk_frames=[12, 24, 48, 96] if streaming else [],
         text_sampling=draws(TEXT_TOKENS, greedy=number % 2 == 0),
         codec_sampling=draws(CODEC_TOKENS, greedy=number // 2 % 2 == 0),
     )

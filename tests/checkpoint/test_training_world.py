@@ -7,6 +7,7 @@ import numpy as np
 from checkpoint.training.data import images, world
 from checkpoint.training.data.dialogues import (
     FOLLOWING,
+    TRANSCRIBE,
     Conversations,
     Dialogue,
     Spoken,
@@ -89,10 +90,26 @@ def test_each_question_over_an_image_has_one_reply_and_every_thing_is_visible() 
             assert thing.radius < min(thing.x, thing.y, 1 - thing.x, 1 - thing.y)
 
 
+def answered(conversations: Conversations, spoken: Spoken, generator: random.Random) -> Dialogue:
+    """One in which the question is answered and not written down."""
+    while (dialogue := conversations.heard(spoken, generator)).turns[-1].instruction:
+        pass
+    return dialogue
+
+
+def test_some_questions_of_known_words_are_to_be_written_down() -> None:
+    generator, conversations = random.Random(4), Conversations()
+    known = [conversations.heard(Spoken("hello", "hello"), generator) for _ in range(200)]
+    written = [dialogue for dialogue in known if dialogue.turns[-1].instruction == TRANSCRIBE]
+    assert 10 < len(written) < 60
+    other = Spoken("what is the weather", "i do not know")
+    assert not any(conversations.heard(other, generator).turns[-1].instruction for _ in range(50))
+
+
 def test_a_spoken_operation_goes_on_from_the_result_before_it() -> None:
     generator, conversations = random.Random(3), Conversations()
     for question, (operation, right) in FOLLOWING.items():
-        dialogue = conversations.heard(Spoken(question), generator)
+        dialogue = answered(conversations, Spoken(question), generator)
         before, last = dialogue.turns
         result = before.reply.partition(" is ")[2]
         assert last.spoken

@@ -6,6 +6,7 @@ from typing import Any, Final, cast
 
 from gateway.access.access import Access
 from gateway.access.account import ClientAccount
+from gateway.dispatch.prefills import Outcome, Prefills
 from gateway.dispatch.registry import StageRegistry
 from gateway.fairness.memory_budget import Hold, MemoryBudget
 from gateway.fairness.uploads import UploadRoom
@@ -18,7 +19,7 @@ from gateway.requests.metrics import GatewayMetrics, Interface
 from gateway.requests.response_stream import ResponseStream
 from gateway.validation import Validator
 from omnirelay.content import ChatMessage, TextPart, media_of, parts_of
-from omnirelay.errors import CancelledRequestError
+from omnirelay.errors import CancelledRequestError, OmniRelayError
 from omnirelay.protocol import GenerateRequest
 from omnirelay.status import GatewayStatus, StatusReport
 from shared.config import Config
@@ -55,6 +56,11 @@ class Prompts:
                 part.text.encode()
         return [1] * len(parts)
 
+    def encode(self, text: str) -> list[int]:
+        """Give a prompt of one token for any text."""
+        text.encode()
+        return [1]
+
 
 class Metrics(GatewayMetrics):
     """The gateway's, which also keep the codes of the errors that clients were told."""
@@ -84,11 +90,16 @@ class Intake:
         self.registry = registry()
         self.held = MemoryBudget(CONFIG.gateway.limits.held_bytes, lambda: 100)
         self.taken: list[GenerateRequest] = []
+        nowhere: Any = None
+        self.prefills = Prefills(self.registry, nowhere, nowhere, self.metrics, 1000)
         self._validator = Validator(CONFIG.gateway, self.registry, Prompts())
         self._media = MediaIntake(CONFIG.media, None, _nowhere)
 
-    async def submit(self, request: GenerateRequest, account: ClientAccount) -> ResponseStream:
+    async def submit(
+        self, request: GenerateRequest, account: ClientAccount, near: str | None = None
+    ) -> ResponseStream:
         """Refuse a request: for what is wrong with it, or because it is taken."""
+        assert near in {None, "thinker"}
         hold = Hold(self.held.of(account.share))
         account.open()
         try:
@@ -99,9 +110,27 @@ class Intake:
         self.taken.append(request)
         raise CancelledRequestError("it was taken")
 
+    async def compute_early(
+        self, request: GenerateRequest, account: ClientAccount, client: str, thinker: str, goes_on: bool
+    ) -> Outcome:
+        """Do what is done before the thinker hears of it."""
+        del client, thinker, goes_on
+        hold = Hold(self.held.of(account.share))
+        try:
+            self._prepare(request, hold)
+        except OmniRelayError:
+            return "failed"
+        finally:
+            hold.release()
+        return "computed"
+
     def check_speaker(self, request: GenerateRequest) -> None:
         """As the gateway's."""
         self._validator.speaker(request)
+
+    def voice_aliases(self) -> dict[str, str]:
+        """As the gateway's."""
+        return self._validator.voice_aliases()
 
     def report(self, _: str) -> None:
         """No request is known."""
@@ -139,7 +168,7 @@ def context() -> tuple[HttpContext, Intake]:
 def registry() -> StageRegistry:
     """Give stages that are ready."""
     found = StageRegistry(1.0, 1.0, "gw", lambda: 0.0)
-    limits = StageLimits(max_positions=4096, speakers=["Chelsie", "Ethan"])
+    limits = StageLimits(max_positions=4096, speakers=["Chelsie", "Ethan"], prefills=8)
     peers: dict[StageName, list[str]] = {"thinker": ["talker"], "talker": ["token2wav"], "token2wav": []}
     for at, (stage, names) in enumerate(peers.items()):
         inbox = f"tcp://127.0.0.1:{7000 + at}"

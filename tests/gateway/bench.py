@@ -40,6 +40,8 @@ def make_config(
                 "resume_attempts": 0,
                 # Gateway and stages share a loop here, which large bodies keep busy.
                 "heartbeat_timeout_s": 10.0,
+                # Imitated stages have no rates.
+                "max_start_delay_s": 0,
                 "limits": limits,
                 **(gateway or {}),
             },

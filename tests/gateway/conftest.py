@@ -64,6 +64,8 @@ def place(tmp_path: Path, checkpoint_dir: Path, monkeypatch: pytest.MonkeyPatch)
         )
     for key, port in zip(KEYS, free_ports(len(KEYS)), strict=True):
         monkeypatch.setenv(f"OMNIRELAY_{key}", f"tcp://127.0.0.1:{port}")
+    # Imitated stages have no rates.
+    monkeypatch.setenv("OMNIRELAY_GATEWAY__MAX_START_DELAY_S", "0")
     monkeypatch.setenv("OMNI_MODEL", str(checkpoint_dir))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.chdir(tmp_path)

@@ -27,12 +27,15 @@ from shared.messages import (
     Mark,
     MediaKind,
     Peers,
+    PrefillDone,
+    PrefillRequest,
     PromptUsage,
     RequestFailed,
     StageLimits,
     StageLoad,
     StageName,
     TextDelta,
+    ThinkerInput,
     ThinkRequest,
     control_identity,
 )
@@ -134,6 +137,7 @@ class FakeReplica:
                 max_positions=stages.max_positions,
                 speakers=SPEAKERS if self.stage == "token2wav" else [],
                 codec=CODEC if self.stage == "talker" else None,
+                prefills=stages.max_prefills if self.stage == "thinker" else 0,
             ),
             load=self.load,
             peak_memory_bytes=2**20,
@@ -184,11 +188,13 @@ class FakeStages:
         self.config = config
         self.context = zmq.asyncio.Context()
         self.requests: list[ThinkRequest] = []
+        self.prefills: list[PrefillRequest] = []
         self.aborts: dict[StageName, list[str]] = {stage: [] for stage in STAGES}
         self.confirm = True
         self.generous = True
         self.pids: dict[StageName, int] = {stage: 100 + index for index, stage in enumerate(STAGES)}
         self.max_positions = 512
+        self.max_prefills = 0
         self.alive: set[StageName] = set(STAGES)
         self.problems: list[str] = []
         self.replicas: list[FakeReplica] = []
@@ -255,6 +261,14 @@ class FakeStages:
             lambda: all(request_id in self.aborts[stage] for stage in stages), f"abort of {request_id}"
         )
 
+    async def prefill(self, index: int) -> PrefillRequest:
+        await until(lambda: len(self.prefills) > index, f"beginning {index}")
+        return self.prefills[index]
+
+    async def prefilled(self, request_id: str, tokens: int, cached: int = 0) -> None:
+        usage = PromptUsage(tokens=tokens, cached_tokens=cached)
+        await self.send(PrefillDone(request_id=request_id, prompt=usage))
+
     async def send(self, message: object) -> None:
         await self.events.send_multipart(encode(message))
 
@@ -315,7 +329,7 @@ class FakeStages:
         return self.replica(stage).heartbeat()
 
     async def _take_requests(self, socket: zmq.asyncio.Socket) -> None:
-        decoder: Decoder[ThinkRequest | Mark] = Decoder(ThinkRequest | Mark)
+        decoder: Decoder[ThinkerInput | Mark] = Decoder(ThinkerInput | Mark)
         while True:
             request = decoder.decode(await socket.recv_multipart())
             if isinstance(request, Mark):
@@ -323,6 +337,9 @@ class FakeStages:
                     continue
                 credit = Credit(sender=request.sender, channel=request.channel, position=request.position)
                 await self.control["thinker"].send_multipart(encode(credit))
+                continue
+            if isinstance(request, PrefillRequest):
+                self.prefills.append(request)
                 continue
             problem = problem_of(request, self._placeholders)
             self.problems += [problem] if problem else []

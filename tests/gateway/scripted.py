@@ -36,7 +36,8 @@ class Script:
         if not (speech is not None and speech.finish_reason):
             codes_from = len(speech.codec_token_ids) if speech is not None else 0
             await self._play(request, "codec", CODES, codes_from, codes)
-        await self._play(request, "audio", CHUNKS, speech.chunks if speech is not None else 0, chunks)
+        chunks_from = len(speech.chunk_samples) if speech is not None else 0
+        await self._play(request, "audio", CHUNKS, chunks_from, chunks)
 
     async def _play(
         self, request: ThinkRequest, stream: str, pieces: list[Any], first: int, share: float

@@ -18,7 +18,9 @@ from gateway.http.encoding.encoders import FORMATS
 from gateway.http.errors import CODES, status_of
 from gateway.http.fields import IGNORED, NEUTRAL
 from gateway.http.openai.chat_request import ChatFields
+from gateway.http.openai.responses import ResponseFields
 from gateway.http.openai.speech import SpeechFields
+from gateway.http.openai.transcription import TranscriptionFields
 from gateway.requests.history import RequestReport
 from gateway.requests.lifecycle import StateCounts
 from gateway.requests.metrics import GatewayMetrics
@@ -69,6 +71,8 @@ def test_fields_of_a_chat() -> None:
 
 def test_fields_of_speech_and_of_reports() -> None:
     assert first_cells(section("Speech")) == names(SpeechFields)
+    assert first_cells(section("Responses")) == names(ResponseFields)
+    assert first_cells(section("Transcriptions")) == names(TranscriptionFields) | {"file"}
     assert first_cells(section("Requests")) == names(RequestReport)
 
 

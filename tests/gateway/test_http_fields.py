@@ -19,6 +19,8 @@ from omnirelay.errors import InvalidRequestError, UnsupportedError, UnsupportedF
 from omnirelay.protocol import GenerateRequest, SamplingOverrides
 
 HI = [{"role": "user", "content": "Hi"}]
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+CALL = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Ulm"}'}}
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
@@ -45,7 +47,9 @@ def refused(**fields: Any) -> InvalidRequestError:
 
 def test_a_plain_chat() -> None:
     options, request = read()
-    assert options == ChatAnswerOptions("m", events=False, include_usage=False, audio=None)
+    assert options == ChatAnswerOptions(
+        "m", events=False, include_usage=False, running_usage=False, logprobs=False, audio=None
+    )
     assert request == GenerateRequest(messages=[ChatMessage("user", "Hi")], speech=False)
 
 
@@ -68,13 +72,23 @@ def test_every_honoured_field() -> None:
         top_p=0.9,
         top_k=-1,
         repetition_penalty=1.1,
+        presence_penalty=0.5,
+        frequency_penalty=-2,
+        min_p=0.1,
+        logit_bias={"5": 1, "6": -100},
+        logprobs=True,
+        top_logprobs=3,
+        stop=["END", "."],
         seed=7,
         priority=-3,
         deadline_s=5,
         mm_processor_kwargs={"use_audio_in_video": True},
         codec_sampling={"temperature": 0},
+        chunk_frames=[12, 24],
     )
-    assert options == ChatAnswerOptions("m", events=True, include_usage=True, audio="flac")
+    assert options == ChatAnswerOptions(
+        "m", events=True, include_usage=True, running_usage=False, logprobs=True, audio="flac"
+    )
     assert request == GenerateRequest(
         messages=[
             ChatMessage("system", "Be brief."),
@@ -84,14 +98,41 @@ def test_every_honoured_field() -> None:
         ],
         speaker="Ethan",
         text_sampling=SamplingOverrides(
-            max_tokens=9, min_tokens=2, temperature=0.5, top_p=0.9, top_k=0, repetition_penalty=1.1
+            max_tokens=9,
+            min_tokens=2,
+            temperature=0.5,
+            top_p=0.9,
+            top_k=0,
+            repetition_penalty=1.1,
+            presence_penalty=0.5,
+            frequency_penalty=-2,
+            min_p=0.1,
+            logit_bias={5: 1, 6: -100},
+            logprobs=3,
         ),
+        stop=["END", "."],
         codec_sampling=SamplingOverrides(temperature=0),
+        chunk_frames=[12, 24],
         seed=7,
         priority=-3,
         deadline_s=5,
         use_audio_in_video=True,
     )
+
+
+@pytest.mark.parametrize(
+    ("form", "schema"),
+    [
+        ({"type": "text"}, None),
+        ({"type": "json_object"}, '{"type":"object"}'),
+        (
+            {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": {"type": "null"}}},
+            '{"type":"null"}',
+        ),
+    ],
+)
+def test_a_schema_of_the_answer(form: dict[str, Any], schema: str | None) -> None:
+    assert read(response_format=form)[1].text_sampling.json_schema == schema
 
 
 def test_parts_of_every_kind() -> None:
@@ -136,6 +177,13 @@ def test_what_changes_nothing_is_passed_over() -> None:
     nothing = {name: None for name in (*NEUTRAL, "temperature", "audio", "modalities", "max_tokens")}
     for fields in (harmless, anything, nothing):
         assert read(**fields) == read()
+    image = {"type": "image_url", "image_url": {"url": "data:,"}}
+    low = {**image, "image_url": {"url": "data:,", "detail": "low"}}
+    plain, named = (
+        read(messages=[{"role": "user", "content": [part], **name}])
+        for part, name in [(image, {}), (low, {"name": "Bob"})]
+    )
+    assert named == plain
 
 
 @pytest.mark.parametrize(
@@ -143,32 +191,13 @@ def test_what_changes_nothing_is_passed_over() -> None:
     [
         ({"n": 2}, "n"),
         ({"n": True}, "n"),
-        ({"stop": ["."]}, "stop"),
-        ({"frequency_penalty": 0.5}, "frequency_penalty"),
-        ({"logprobs": True}, "logprobs"),
-        ({"logit_bias": {"5": 1}}, "logit_bias"),
-        ({"tools": [{"type": "function"}]}, "tools"),
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"tools": [TOOL], "modalities": ["text", "audio"]}, "tools"),
+        ({"tools": [TOOL], "response_format": {"type": "json_object"}}, "response_format"),
         ({"modalities": ["audio"]}, "modalities"),
         ({"modalities": []}, "modalities"),
         ({"modalities": ["text", "image"]}, "modalities"),
         ({"modalities": ["text", "audio"], "audio": {"format": "ogg"}}, "audio.format"),
-        ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, None),
-        ({"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]}, None),
         ({"messages": [{"role": "function", "content": "x"}]}, "messages[0].role"),
-        ({"messages": [{"role": "user", "content": "x", "name": "Bob"}]}, "messages[0].name"),
-        (
-            {
-                "messages": [
-                    {
-                        "role": "user",
-                        "content": [{"type": "image_url", "image_url": {"url": "data:,", "detail": "low"}}],
-                    }
-                ]
-            },
-            "messages[0].content[0].image_url.detail",
-        ),
         (
             {
                 "messages": [
@@ -229,6 +258,34 @@ def test_what_is_not_done_is_refused(fields: dict[str, Any], param: str | None) 
         ({"max_tokens": 0}, "max_tokens"),
         ({"min_tokens": -1}, "min_tokens"),
         ({"max_tokns": 5}, "max_tokns"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+        ({"tools": [TOOL] * 129}, "tools"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "a", "description": "x" * 2**16}}]},
+            "tools",
+        ),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "b"}}}, "tool_choice"),
+        ({"messages": [{"role": "user", "content": "x", "tool_calls": [CALL]}]}, "messages[0].tool_calls"),
+        ({"stop": ["a", "b", "c", "d", "e"]}, "stop"),
+        ({"stop": [""]}, "stop[0]"),
+        ({"stop": ["x" * 257]}, "stop[0]"),
+        ({"stop": ["x" * 2**16]}, "stop"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"const": "x" * 2**16}}}},
+            "response_format",
+        ),
+        ({"frequency_penalty": 2.1}, "frequency_penalty"),
+        ({"presence_penalty": -2.1}, "presence_penalty"),
+        ({"min_p": 1.1}, "min_p"),
+        ({"logit_bias": {"5": 101}}, "logit_bias[...]"),
+        ({"logit_bias": {"five": 1}}, None),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        ({"logit_bias": {str(token): 1 for token in range(1025)}}, "logit_bias"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"top_logprobs": 2}, "top_logprobs"),
     ],
     ids=lambda value: str(value)[:60],
 )

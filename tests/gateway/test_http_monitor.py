@@ -22,6 +22,7 @@ from gateway.requests.metrics import GatewayMetrics, RequestMeter
 from omnirelay.errors import AddressInUseError, ConfigError, PoisonRequestError, StageUnavailableError
 from shared.checkpoints import served_name
 from shared.config import DEFAULT_CHECKPOINT, Config, load_config
+from shared.config.gateway import VOICE_ALIASES
 from shared.messages import SAMPLE_RATE, AudioChunk
 from shared.messages.payloads import Blob
 from tests.gateway.bench import run
@@ -74,6 +75,7 @@ def test_the_served_model(configure: Configure) -> None:
                 "owned_by": "omnirelay",
                 "max_model_len": 512,
                 "voices": SPEAKERS,
+                "voice_aliases": VOICE_ALIASES,
                 "starters": [],
                 "random_weights": False,
             }
@@ -233,6 +235,8 @@ def test_gaps_in_speech_are_counted() -> None:
         data = Blob(np.zeros(samples, np.float32).tobytes())
         meter.take(AudioChunk(request_id="a", seq=seq, samples=samples, data=data))
     assert metrics.registry.get_sample_value("omnirelay_playback_underruns_total") == 1
+    silence = metrics.registry.get_sample_value("omnirelay_playback_silence_seconds_total")
+    assert silence == pytest.approx(0.1)
     assert metrics.registry.get_sample_value("omnirelay_audio_seconds_total") == 2
     assert metrics.registry.get_sample_value("omnirelay_time_to_first_audio_seconds_sum") == 1
 

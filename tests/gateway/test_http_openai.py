@@ -12,7 +12,9 @@ import pytest
 from openai.types.chat import ChatCompletionChunk
 
 from gateway.http.encoding.encoders import FORMATS, AudioFormat
+from omnirelay.events import TokenLogprobs
 from shared.config import Config
+from shared.messages import TextDelta
 from tests.gateway.bench import run
 from tests.gateway.http_bench import (
     HI,
@@ -269,6 +271,9 @@ def test_errors_are_the_clients_own_classes(configure: Configure) -> None:
                 {"temperature": 99},
             )
             few = {"min_tokens": 5}
+            schema = {"name": "long", "schema": {"enum": ["x" * 2**15] * 2}}
+            json_object: Any = {"type": "json_object"}
+            long_schema: Any = {"type": "json_schema", "json_schema": schema}
             for kind, code, param, fields in [
                 (openai.NotFoundError, "model_not_found", "model", {"model": "gpt-4o"}),
                 (bad, "unsupported", "n", {"n": 2}),
@@ -288,6 +293,8 @@ def test_errors_are_the_clients_own_classes(configure: Configure) -> None:
                     {"extra_body": {"codec_sampling": hot}},
                 ),
                 (bad, "invalid_request", "min_tokens", {"max_tokens": 4, "extra_body": few}),
+                (bad, "invalid_request", "min_tokens", {"response_format": json_object, "extra_body": few}),
+                (bad, "invalid_request", "response_format", {"response_format": long_schema}),
                 (bad, "invalid_request", "deadline_s", {"extra_body": {"deadline_s": 0}}),
                 (bad, "media_unreachable", "messages", with_picture("https://a.example/x.png")),
                 (bad, "media_invalid", "messages", with_picture("data:image/png;base64,?")),
@@ -324,6 +331,96 @@ def test_errors_are_the_clients_own_classes(configure: Configure) -> None:
 def with_picture(url: str) -> dict[str, Any]:
     content = [{"type": "image_url", "image_url": {"url": url}}]
     return {"messages": [{"role": "user", "content": content}]}
+
+
+def test_a_stop_ends_the_answer_and_the_thinkers_work(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b:
+            for stream in (False, True):
+                fields: Any = {"model": MODEL, "messages": HI, "stop": ["END", "\n\n"], "stream": stream}
+                asking = asyncio.create_task(b.ai.chat.completions.create(**fields))
+                request = await b.stages.request(len(b.stages.requests))
+                for seq, piece in enumerate(["One", " two E", "N", "x EN", "D of it"]):
+                    await b.stages.text(request.request_id, seq, b.encode(piece))
+                answer: Any = await asking
+                if stream:
+                    chunks = [chunk.choices[0] async for chunk in answer]
+                    text = "".join(chunk.delta.content or "" for chunk in chunks)
+                    reason = chunks[-1].finish_reason
+                else:
+                    [choice] = answer.choices
+                    text, reason = choice.message.content, choice.finish_reason
+                assert (text, reason) == ("One two ENx ", "stop")
+                await b.stages.aborted(request.request_id)
+            assert b.counts["completed"] == 2
+            with pytest.raises(openai.BadRequestError) as raised:
+                await b.ai.chat.completions.create(model=MODEL, messages=HI, stop="END", **BOTH)
+            assert (raised.value.code, raised.value.param) == ("unsupported", "stop")
+
+    run(scenario())
+
+
+def test_log_probabilities(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b:
+            ids = b.encode("Hi 😀")
+            for stream in (False, True):
+                fields: Any = {"model": MODEL, "messages": HI, "logprobs": True, "top_logprobs": 2}
+                asking = asyncio.create_task(b.ai.chat.completions.create(**fields, stream=stream))
+                request = await b.stages.request(len(b.stages.requests))
+                assert request.sampling.logprobs == 2
+                for seq, token in enumerate(ids):
+                    delta = TextDelta(
+                        request_id=request.request_id,
+                        seq=seq,
+                        token_ids=[token],
+                        logprobs=[TokenLogprobs(-0.5, [(ids[0], -0.25), (token, -0.5)])],
+                        finish_reason="stop" if seq == len(ids) - 1 else None,
+                    )
+                    await b.stages.send(delta)
+                answer: Any = await asking
+                if stream:
+                    all_chunks = [chunk.choices[0] async for chunk in answer]
+                    content = [
+                        each for chunk in all_chunks if chunk.logprobs for each in chunk.logprobs.content
+                    ]
+                else:
+                    content = answer.choices[0].logprobs.content
+                assert bytes(byte for each in content for byte in each.bytes).decode() == "Hi 😀"
+                assert len(content) == len(ids)
+                for each in content:
+                    assert each.logprob == -0.5
+                    assert [top.logprob for top in each.top_logprobs] == [-0.25, -0.5]
+                    assert each.top_logprobs[0].token == content[0].token
+            plain = asyncio.create_task(b.ai.chat.completions.create(model=MODEL, messages=HI))
+            request = await b.stages.request(len(b.stages.requests))
+            assert request.sampling.logprobs is None
+            await b.stages.text(request.request_id, 0, ids, "stop")
+            assert (await plain).choices[0].logprobs is None
+
+    run(scenario())
+
+
+def test_each_chunk_counts_the_tokens_so_far(configure: Configure) -> None:
+    """As guidellm asks for, always."""
+
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b, speaking(b, ANSWER, CHUNKS):
+            both = {"include_usage": True, "continuous_usage_stats": True}
+            chunks = await chunks_of(b, extra_body={"stream_options": both})
+            last = chunks[-1].usage
+            assert last is not None
+            for chunk in chunks:
+                assert chunk.usage is not None
+                assert chunk.usage.prompt_tokens == last.prompt_tokens
+                assert chunk.usage.completion_tokens <= last.completion_tokens
+                assert chunk.usage.total_tokens == last.prompt_tokens + chunk.usage.completion_tokens
+            assert chunks[-2].usage is not None
+            assert chunks[-2].usage.completion_tokens == last.completion_tokens
+            alone = await chunks_of(b, extra_body={"stream_options": {"continuous_usage_stats": True}})
+            assert [chunk.usage for chunk in alone] == [None] * len(alone)
+
+    run(scenario())
 
 
 def test_an_error_in_a_stream_is_raised(configure: Configure) -> None:

@@ -236,11 +236,13 @@ def test_errors_are_told_and_the_session_goes_on(configure: Configure) -> None:
         ({"type": "conversation.item.delete", "item_id": "x"}, "invalid_request", "item_id"),
         ({"type": "conversation.item.create", "item": {"type": "function_call"}}, "unsupported", "item.type"),
         ({"type": "response.create", "response": {"tools": [{"type": "function"}]}}, "unsupported", "tools"),
+        (
+            {"type": "response.create", "response": {"turn_detection": {"type": "server_vad"}}},
+            "unsupported",
+            "response.audio.input.turn_detection",
+        ),
     ]
     for session, code, param in [
-        ({"turn_detection": {"type": "server_vad"}}, "unsupported", "session.audio.input.turn_detection"),
-        ({"audio": {"input": {"turn_detection": {"type": "server_vad"}}}}, "unsupported", None),
-        ({"audio": {"input": {"transcription": {"model": "x"}}}}, "unsupported", None),
         (
             {"audio": {"input": {"format": {"type": "audio/pcmu"}}}},
             "invalid_request",
@@ -279,6 +281,54 @@ def test_errors_are_told_and_the_session_goes_on(configure: Configure) -> None:
             assert (await take(c, "session.updated"))[-1].session.output_modalities == ["text"]
             await c.conversation.item.create(item=HELLO)
             assert (await ask(c))[-1].response.output[0].content[0].text == ANSWER
+
+    run(scenario())
+
+
+def test_a_session_gets_what_there_is_and_is_told_what_is_not(configure: Configure) -> None:
+    """As openai-agents and livekit-agents begin every session."""
+    wanted: Any = {
+        "type": "realtime",
+        "instructions": "Be kind.",
+        "tracing": "auto",
+        "tools": [{"type": "function", "name": "weather", "parameters": {"type": "object"}}],
+        "tool_choice": "auto",
+        "audio": {
+            "input": {
+                "format": {"type": "audio/pcm", "rate": 24000},
+                "transcription": {"model": "gpt-4o-mini-transcribe"},
+                "turn_detection": {"type": "semantic_vad"},
+                "noise_reduction": {"type": "near_field"},
+            },
+            "output": {"voice": "ash", "speed": 1.5},
+        },
+    }
+
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b, speaking(b, ANSWER, CHUNKS), talking(b) as c:
+            for session in (wanted, {"turn_detection": {"type": "server_vad"}}):
+                update: Any = {"type": "session.update", "session": session}
+                await c.send(update)
+                updated: Any = (await take(c, "session.updated"))[-1]
+                told = {each["param"] for each in updated.warnings}
+                listening = "session.audio.input"
+                expected = {f"{listening}.turn_detection"}
+                if session is wanted:
+                    expected |= {f"{listening}.transcription", f"{listening}.noise_reduction"}
+                    expected |= {"session.audio.output.speed", "tools"}
+                assert told == expected
+                assert all(each["message"] for each in updated.warnings)
+                assert updated.session.audio.input.turn_detection is None
+                assert updated.session.instructions == "Be kind."
+            await c.conversation.item.create(item=HELLO)
+            assert (await ask(c))[-1].response.status == "completed"
+            [request] = b.stages.requests
+            assert request.speech is not None
+            assert request.speech.speaker == "Ethan"
+            update = {"type": "session.update", "session": {"instructions": "Be brief."}}
+            await c.send(update)
+            updated = (await take(c, "session.updated"))[-1]
+            assert updated.warnings == []
 
     run(scenario())
 

@@ -58,7 +58,7 @@ def test_any_fields(kind: str, fields: dict[str, Any], name: str) -> None:
 @given(st.dictionaries(NAMES | st.sampled_from(["instructions", "temperature", *NEUTRAL]), JSON))
 def test_any_settings(values: dict[str, Any]) -> None:
     try:
-        settings = Settings().changed(values, "session", lambda _: None)
+        settings = Settings().changed(values, "session", lambda _: None, lambda _: None)
     except InvalidRequestError:
         return
     assert isinstance(settings.speech, bool)

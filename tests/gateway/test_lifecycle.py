@@ -18,6 +18,7 @@ from shared.messages import (
     Sampling,
     SpeechSettings,
     TextDelta,
+    TextSampling,
     ThinkRequest,
 )
 from shared.messages.payloads import Blob
@@ -83,7 +84,8 @@ def test_a_request_ends_once_and_is_counted_once(moves: list[RequestState]) -> N
 def new_record(speech: bool) -> RequestRecord:
     sampling = Sampling(max_tokens=8)
     settings = SpeechSettings(speaker="Ethan", sampling=sampling, seed=1) if speech else None
-    think = ThinkRequest(request_id="r", prompt_token_ids=[1], sampling=sampling, seed=1, speech=settings)
+    text = TextSampling(max_tokens=8)
+    think = ThinkRequest(request_id="r", prompt_token_ids=[1], sampling=text, seed=1, speech=settings)
     record = RequestRecord(think, new_lifecycle())
     record.lifecycle.move(RequestState.QUEUED)
     record.lifecycle.move(RequestState.THINKING)

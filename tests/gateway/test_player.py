@@ -1,17 +1,25 @@
 """Playing speech: real programs that read PCM, well and badly."""
 
+import asyncio
+import queue
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from omnirelay import AudioEvent, TextEvent
-from omnirelay.cli.chat import player
-from omnirelay.cli.chat.player import PLAYERS, Playback, find_player
+from omnirelay import AudioEvent, ChatResult, Client, TextEvent
+from omnirelay.client import player
+from omnirelay.client.player import PLAYERS, Playback, find_player
+from omnirelay.errors import PlayerError
+from shared.config import Config
+from tests.gateway.bench import bench, run
+from tests.gateway.http_bench import speaking
 from tests.support.terminal import make_program
 
+DEADLINE_S = 60.0
 RNG = np.random.default_rng(0)
 
 
@@ -142,3 +150,94 @@ def test_an_error_ends_the_playing(programs: Path) -> None:
         fail()
     assert not playback.playing
     assert not [thread for thread in threading.enumerate() if thread.name == "player"]
+
+
+class Waits:
+    """What a playback would wait for; it goes on when a test lets it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = time.monotonic()
+        self.asked: queue.SimpleQueue[float] = queue.SimpleQueue()
+        self.go: queue.SimpleQueue[None] = queue.SimpleQueue()
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(Playback, "_wait_until", self._wait)
+
+    def _wait(self, moment: float) -> None:
+        self.asked.put(moment - self.now)
+        self.go.get(timeout=DEADLINE_S)
+
+
+def wait_for_size(path: Path, size: int) -> None:
+    late = time.perf_counter() + DEADLINE_S
+    while not path.exists() or path.stat().st_size < size:
+        assert time.perf_counter() < late
+        threading.Event().wait(0.005)
+
+
+def test_playing_begins_when_the_gateway_advises(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits, played = Waits(monkeypatch), programs / "played"
+    put(programs, "aplay", f"exec cat > '{played}'")
+    first, second = samples(0.25), samples(0.25)
+    with started() as playback:
+        playback.show(AudioEvent(0, first, start_delay_ms=1500))
+        assert waits.asked.get(timeout=DEADLINE_S) == pytest.approx(1.5)
+        playback.show(AudioEvent(1, second))
+        assert not played.exists() or not played.read_bytes()
+        waits.go.put(None)
+        wait_for_size(played, len(first + second))
+    assert played.read_bytes() == first + second
+    assert waits.asked.empty()
+
+
+def test_after_its_first_gap_it_collects_more(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits, played = Waits(monkeypatch), programs / "played"
+    put(programs, "aplay", f"exec cat > '{played}'")
+    pieces = [samples(0.25) for _ in range(4)]
+    with started() as playback:
+        waits.go.put(None)
+        for number, piece in enumerate(pieces):
+            if number > 0:
+                # The first comes in time, the others after a gap.
+                waits.now += 0.2 if number == 1 else 60
+            playback.show(AudioEvent(number, piece))
+            if number == 2:
+                assert waits.asked.get(timeout=DEADLINE_S) == pytest.approx(0)
+                assert waits.asked.get(timeout=DEADLINE_S) == pytest.approx(player.REBUFFER_S)
+                assert len(played.read_bytes()) == len(pieces[0]) + len(pieces[1])
+                waits.go.put(None)
+            wait_for_size(played, sum(map(len, pieces[: number + 1])))
+    assert played.read_bytes() == b"".join(pieces)
+    assert waits.asked.empty()
+
+
+def test_what_is_there_to_its_end_is_played_at_once(programs: Path) -> None:
+    put(programs, "aplay", f"exec cat > '{programs / 'played'}'")
+    began = time.monotonic()
+    with started() as playback:
+        playback.show(AudioEvent(0, samples(0.1), start_delay_ms=60_000))
+    assert time.monotonic() - began < 30
+    assert (programs / "played").stat().st_size == 4 * 2400
+
+
+def test_the_client_plays_an_answer(programs: Path, configure: Callable[..., Config]) -> None:
+    put(programs, "aplay", f"exec cat > '{programs / 'played'}'")
+    said = [np.frombuffer(samples(seconds), "<f4") for seconds in (0.25, 0.5)]
+
+    async def scenario() -> None:
+        async with bench(configure()) as b, speaking(b, "How are you?", said):
+            result = await asyncio.to_thread(played, b.listen)
+            assert result.text == "How are you?"
+            assert (programs / "played").read_bytes() == result.waveform == b"".join(map(bytes, said))
+            put(programs, "aplay", "echo no such device >&2; exit 1")
+            with pytest.raises(PlayerError, match="no such device"):
+                await asyncio.to_thread(played, b.listen)
+            (programs / "aplay").unlink()
+            with pytest.raises(PlayerError, match="install one of paplay"):
+                await asyncio.to_thread(played, b.listen)
+
+    run(scenario())
+
+
+def played(address: str) -> ChatResult:
+    with Client(address) as client:
+        return client.chat("Hi").play()

@@ -270,6 +270,33 @@ def test_streamed_text_equals_decoding_all_at_once(checkpoint_dir: Path, pieces:
     assert "".join(streamed) == detokenizer.text == expected
 
 
+@given(
+    st.text("ab\U0001f9ec", max_size=30),
+    st.lists(st.text("ab\U0001f9ec", min_size=1, max_size=4), min_size=1, max_size=4),
+    st.integers(1, 3),
+)
+def test_a_text_ends_before_the_first_stop(
+    checkpoint_dir: Path, text: str, stops: list[str], size: int
+) -> None:
+    builder = PromptBuilder(checkpoint_dir)
+    ids = Tokenizer.from_file(str(checkpoint_dir / "tokenizer.json")).encode(text).ids
+    detokenizer = builder.detokenizer(stops)
+    # Whichever comes to its end first, as a stream cannot know what a later token brings.
+    shown = ""
+    for at in range(0, len(ids), size):
+        shown += detokenizer.push(ids[at : at + size])
+        assert text.startswith(shown)
+        assert not any(stop in shown for stop in stops)
+    shown += detokenizer.push([], last=True)
+    stopped = any(stop in text for stop in stops)
+    assert detokenizer.stopped == stopped
+    assert detokenizer.text == shown
+    if stopped:
+        assert any(text[len(shown) :].startswith(stop) for stop in stops)
+    else:
+        assert shown == text
+
+
 def test_characters_come_whole(builder: PromptBuilder, tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("\U0001f9ec!").ids
     assert len(ids) > 2

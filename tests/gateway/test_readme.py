@@ -13,6 +13,7 @@ from omnirelay.cli.main import main
 from shared.config import Config
 from tests.gateway.bench import run
 from tests.gateway.http_bench import HttpBench, http_bench, http_gateway
+from tests.support.media import spoken
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / name for name in ("README.md", "docs/client.md", "docs/cli.md")]
@@ -61,6 +62,7 @@ def test_the_examples_of_the_page_on_http_run(
     configure: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    Path("question.wav").write_bytes(spoken())
 
     async def scenario() -> None:
         async with http_bench(configure(http_gateway())) as b:

@@ -103,8 +103,10 @@ def test_an_answer_goes_on_where_it_was(
             shares = [
                 len(second.resume.text_token_ids) / len(script.text),
                 len(second.resume.speech.codec_token_ids) / len(CODES),
-                second.resume.speech.chunks / len(CHUNKS),
+                len(second.resume.speech.chunk_samples) / len(CHUNKS),
             ]
+            # Four samples each.
+            assert set(second.resume.speech.chunk_samples) <= {4}
             assert shares == pytest.approx(POINTS[point], abs=0.06)
             assert (second.resume.finish_reason is not None) == (POINTS[point][0] == 1)
             assert (second.resume.speech.finish_reason is not None) == (POINTS[point][1] == 1)

@@ -29,12 +29,14 @@ from shared.messages import (
     Farewell,
     Heartbeat,
     Peers,
+    PrefillDone,
     RequestFailed,
     StageEvent,
     StageLimits,
     StageLoad,
     StageName,
     TextDelta,
+    ThinkerInput,
     ThinkRequest,
 )
 from shared.messages.payloads import Blob
@@ -70,7 +72,7 @@ class Try:
         self.at = {
             "text": len(resume.text_token_ids) if resume is not None else 0,
             "codec": len(speech.codec_token_ids) if speech is not None else 0,
-            "audio": speech.chunks if speech is not None else 0,
+            "audio": len(speech.chunk_samples) if speech is not None else 0,
         }
 
     @property
@@ -112,7 +114,8 @@ class Recovery(RuleBasedStateMachine):
 
     # What the gateway asks of the stages.
 
-    def think(self, request: ThinkRequest) -> None:
+    def think(self, request: ThinkerInput) -> None:
+        assert isinstance(request, ThinkRequest)
         assert all(each.request.request_id != request.request_id for each in self.tries), "an id comes twice"
         self.tries.append(Try(request))
 
@@ -253,7 +256,12 @@ class Recovery(RuleBasedStateMachine):
     def a_message_is_out_of_place(self, pick: int, stream: str, off: int) -> None:
         one = self.one_of(pick)
         message = self.message(one, stream)
-        if message is not None and not isinstance(message, RequestFailed) and off and message.seq + off >= 0:
+        if (
+            message is not None
+            and not isinstance(message, RequestFailed | PrefillDone)
+            and off
+            and message.seq + off >= 0
+        ):
             wrong = msgspec.structs.replace(message, seq=message.seq + off)
             self.do(lambda: self.gateway.on_event(wrong))
 

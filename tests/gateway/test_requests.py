@@ -94,12 +94,17 @@ def test_what_the_thinker_is_asked(configure: Configure) -> None:
             assert sampling.repetition_penalty == 1.05
             # What is left of the talker's 512 positions.
             assert sampling.max_tokens == 512 - 2 - len(request.prompt_token_ids)
+            assert speech.chunk_frames == []
             client.chat("Hi", speech=False)
             text_only = await b.stages.request(1)
             assert text_only.speech is None
             assert text_only.sampling.temperature == 0
             assert text_only.sampling.max_tokens == 512 - len(text_only.prompt_token_ids)
             assert text_only.seed != request.seed
+            client.chat("Hi", chunk_frames=(12, 24))
+            cut = await b.stages.request(2)
+            assert cut.speech is not None
+            assert cut.speech.chunk_frames == [12, 24]
 
     run(scenario())
 
@@ -434,6 +439,30 @@ def test_starting_stages_refuse_by_name(configure: Configure) -> None:
     run(scenario())
 
 
+def test_a_voice_may_have_other_names(configure: Configure) -> None:
+    """Those of OpenAI, and those of the configuration; a voice's own name comes first."""
+    aliases = {"Ethan": "Chelsie", "deep": "Ethan", "lost": "Nobody"}
+
+    async def ask(config: Config, name: str) -> str:
+        async with bench(config) as b, b.client() as client:
+            answer = client.chat("Hi", speaker=name)
+            request = await b.stages.request(0)
+            await b.stages.answer(request, [1, 2])
+            await answer.result()
+            assert request.speech is not None
+            return request.speech.speaker
+
+    async def scenario() -> None:
+        assert [await ask(configure(), name) for name in ("alloy", "onyx")] == ["Chelsie", "Ethan"]
+        for name, voice in {"Ethan": "Ethan", "deep": "Ethan", "lost": "Chelsie"}.items():
+            assert await ask(configure({"voice_aliases": aliases}), name) == voice
+        with pytest.raises(errors.UnknownSpeakerError, match=r"Ethan, Chelsie \(and the aliases Ethan, deep"):
+            async with bench(configure({"voice_aliases": aliases})) as b, b.client() as client:
+                await client.chat("Hi", speaker="alloy").result()
+
+    run(scenario())
+
+
 def test_requests_that_are_wrong(configure: Configure) -> None:
     hello = [ChatMessage("user", "Hi")]
     cases: list[tuple[GenerateRequest, type[Exception], str]] = [
@@ -456,6 +485,11 @@ def test_requests_that_are_wrong(configure: Configure) -> None:
         (GenerateRequest(messages=hello, deadline_s=float("nan")), errors.InvalidRequestError, "deadline_s"),
         (GenerateRequest(messages=hello, seed=-1), errors.InvalidRequestError, "seed"),
         (GenerateRequest(messages=hello, priority=1001), errors.InvalidRequestError, "priority"),
+        (
+            GenerateRequest(messages=hello, chunk_frames=[12], streaming=False),
+            errors.InvalidRequestError,
+            "chunk_frames needs streaming",
+        ),
     ]
     samplings: list[dict[str, Any]] = [
         {"temperature": -1.0},
@@ -488,6 +522,10 @@ def test_requests_that_are_wrong(configure: Configure) -> None:
             for request, kind, match in cases:
                 with pytest.raises(kind, match=match):
                     await client.chat(request).result()
+            # Not even a request: the message cannot be decoded.
+            for sizes in ([12, 0], [12] * 1025):
+                with pytest.raises(errors.InvalidRequestError, match="chunk_frames"):
+                    await client.chat(GenerateRequest(messages=hello, chunk_frames=sizes)).result()
             assert b.stages.requests == []
             assert b.counts["failed"] == len(cases)
             client.chat(GenerateRequest(prompt_token_ids=[1] * 397))

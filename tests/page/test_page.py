@@ -115,6 +115,60 @@ def test_pieces_of_all_sizes_are_played_as_one(opened: Open) -> None:
     run(scenario())
 
 
+def test_playing_begins_when_advised_or_when_all_is_there_and_waits_longer_after_one_gap(
+    opened: Open,
+) -> None:
+    play = """(async () => {
+        const { Playback, output } = await import('/page/player.js');
+        const context = output();
+        const leads = [];
+        const start = AudioBufferSourceNode.prototype.start;
+        AudioBufferSourceNode.prototype.start = function (at) {
+            leads.push(Math.round(10 * (at - context.currentTime)) / 10);
+            start.call(this, at);
+        };
+        const until = async (condition) => {
+            while (!condition()) await new Promise((go) => setTimeout(go, 5));
+        };
+        const piece = new Float32Array(240).fill(0.5);
+        const began = performance.now();
+        const advised = new Playback(() => {});
+        advised.wait(700);
+        advised.push(piece);
+        advised.push(piece);
+        const held = advised.scheduled === 0;
+        await until(() => advised.scheduled === 480);
+        const waited = performance.now() - began;
+        advised.stop();
+        const whole = new Playback(() => {});
+        whole.wait(60000);
+        whole.push(piece);
+        whole.end();
+        const atOnce = whole.scheduled === 240;
+        whole.stop();
+        leads.length = 0;
+        const late = new Playback(() => {});
+        for (let each = 1; each <= 4; each++) {
+            late.push(piece);
+            await until(() => late.position() === 240 * each);
+            const heard = context.currentTime;
+            await until(() => context.currentTime > heard + 0.05);
+        }
+        const { gaps } = late;
+        late.stop();
+        AudioBufferSourceNode.prototype.start = start;
+        return [held, waited >= 450, atOnce, leads, gaps];
+    })()"""
+
+    async def scenario() -> None:
+        async with opened() as page:
+            await page.click("#text")
+            await page.js("import('/page/player.js').then(({ output }) => { output(); })")
+            assert await page.js(play) == [True, True, True, [0.2, 1.2, 0.2, 0.2], 3]
+
+    run(scenario())
+
+
 def test_a_typed_question_is_answered_in_writing_and_aloud(opened: Open, url: str) -> None:
     async def scenario() -> None:
         async with opened() as page:

@@ -1,5 +1,6 @@
 """A stage in a thread of its own, with a service in memory, and the gateway's side of its sockets."""
 
+import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -60,6 +61,7 @@ class EchoService:
     name: StageName = STAGE
     limits = StageLimits(max_positions=77, speakers=["Chelsie"])
     wake_fd: int | None = None
+    wake_at = math.inf
 
     def __init__(self) -> None:
         self.traces = StageTraces(STAGE)

@@ -38,6 +38,16 @@ samplings = st.builds(
     top_p=st.floats(0, 1, exclude_min=True),
     repetition_penalty=st.floats(0.1, 10),
 )
+text_samplings = st.builds(
+    messages.TextSampling,
+    max_tokens=positive_counts,
+    presence_penalty=st.floats(-2, 2),
+    frequency_penalty=st.floats(-2, 2),
+    min_p=st.floats(0, 1),
+    logit_bias=st.dictionaries(counts, st.floats(-100, 100), max_size=5),
+    logprobs=st.none() | st.integers(0, 20),
+    json_schema=st.none() | st.text(min_size=2, max_size=10),
+)
 traceparents = st.none() | st.builds(
     "00-{:032x}-{:016x}-{:02x}".format,
     st.integers(1, 2**128 - 1),
@@ -98,7 +108,7 @@ resumed_speech = st.builds(
     messages.ResumedSpeech,
     codec_token_ids=token_lists,
     finish_reason=st.sampled_from([None, "stop", "length"]),
-    chunks=counts,
+    chunk_samples=st.lists(counts, max_size=5),
 )
 resumes = st.none() | st.builds(
     messages.Resume,
@@ -111,12 +121,18 @@ thinker_input: st.SearchStrategy[Any] = st.builds(
     messages.ThinkRequest,
     request_id=request_ids,
     prompt_token_ids=st.lists(counts, min_size=1, max_size=20),
-    sampling=samplings,
+    sampling=text_samplings,
     seed=seeds,
     priority=priorities,
     speech=st.none() | speech_settings,
     traceparent=traceparents,
     resume=resumes,
+    route=routes,
+) | st.builds(
+    messages.PrefillRequest,
+    request_id=request_ids,
+    prompt_token_ids=st.lists(counts, min_size=1, max_size=20),
+    recording_continues=st.booleans(),
     route=routes,
 )
 talker_input: st.SearchStrategy[Any] = st.builds(
@@ -143,7 +159,7 @@ token2wav_input: st.SearchStrategy[Any] = st.builds(
     priority=priorities,
     speech=speech_settings,
     traceparent=traceparents,
-    chunks_delivered=counts,
+    chunk_samples=st.lists(counts, max_size=5),
     route=routes,
 ) | st.builds(
     messages.CodecTokens, request_id=request_ids, seq=counts, token_ids=token_lists, last=st.booleans()
@@ -152,6 +168,11 @@ stage_events: st.SearchStrategy[Any] = st.one_of(
     st.builds(messages.TextDelta, **deltas),
     st.builds(messages.CodecDelta, **deltas, conditioned=st.booleans()),
     audio_chunks(),
+    st.builds(
+        messages.PrefillDone,
+        request_id=request_ids,
+        prompt=st.builds(messages.PromptUsage, tokens=positive_counts, cached_tokens=counts),
+    ),
     st.builds(
         messages.RequestFailed,
         request_id=request_ids,

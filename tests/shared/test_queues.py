@@ -15,7 +15,7 @@ from omnirelay.errors import AddressInUseError, ConfigError, PayloadError, Queue
 from shared.messages import AudioChunk, StageEvent, TextDelta
 from shared.messages.payloads import Blob
 from shared.transport.queues import ZERO_COPY_BYTES, PullQueue, PushQueue
-from shared.transport.wire import VERSION_BYTE, Frame, encode
+from shared.transport.wire import VERSION_BYTE, WIRE_VERSION, Frame, encode
 from tests.shared.support import (
     ANY_PORT,
     DEADLINE_S,
@@ -248,7 +248,7 @@ def test_malformed_messages_are_counted_by_code_and_logged_and_do_not_stop_valid
     good = [bytes(frame) for frame in encode(audio(4))]
     with caplog.at_level(logging.WARNING, logger="shared.transport.queues"):
         raw.send_multipart([b""])
-        raw.send_multipart([b"\x07spam"])
+        raw.send_multipart([bytes([WIRE_VERSION + 1]) + b"spam"])
         raw.send_multipart(good[:1])
         raw.send_multipart([*good, b"extra"])
         raw.send_multipart([VERSION_BYTE + b"spam"])
@@ -256,7 +256,10 @@ def test_malformed_messages_are_counted_by_code_and_logged_and_do_not_stop_valid
         assert take(inbox, 1) == [audio(4)]
     assert inbox.refused == {"message_invalid": 2, "version_unsupported": 1, "payload_invalid": 2}
     assert len(caplog.records) == 5
-    assert f"refused a message on {ANY_PORT}: version_unsupported: message of version 7" in caplog.text
+    assert (
+        f"refused a message on {ANY_PORT}: version_unsupported: message of version {WIRE_VERSION + 1}"
+        in caplog.text
+    )
 
 
 def test_a_refusal_of_the_stage_is_counted_with_the_others(inbox):

@@ -1,6 +1,8 @@
 """The stage loop with real sockets and a service that computes nothing."""
 
+import math
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -37,6 +39,7 @@ class Service:
     name: StageName = "token2wav"
     limits = StageLimits()
     wake_fd: int | None = None
+    wake_at = math.inf
 
     def __init__(self) -> None:
         self.model_time = ModelTime()
@@ -78,8 +81,8 @@ class Service:
 class Bench:
     """A loop, the sockets around it, and a thread that runs it from :meth:`start` on."""
 
-    def __init__(self, context: Context) -> None:
-        self.service = Service()
+    def __init__(self, context: Context, heartbeat_s: float = 0.5, service: Service | None = None) -> None:
+        self.service = service or Service()
         self.events: PullQueue[StageEvent] = PullQueue(context, ANY_PORT, StageEvent)
         self.gateway: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
         self.gateway.bind(ANY_PORT)
@@ -93,7 +96,7 @@ class Bench:
         self._push = context.socket(zmq.PUSH)
         self._push.connect(endpoint(self.inbox.socket))
         control = endpoint(self.gateway)
-        config = ThinkerConfig()
+        config = ThinkerConfig(heartbeat_s=heartbeat_s)
         self._loop: StageLoop[Token2WavInput] = StageLoop(
             self.service,
             config,
@@ -188,3 +191,35 @@ def test_what_still_comes_for_a_failed_request_is_dropped_in_silence(bench: Benc
     wait_until(lambda: ("after", 0) in bench.service.accepted)
     assert bench.service.accepted == [("failing", 0), ("after", 0)]
     assert bench.inbox.refused.total() == 0
+
+
+def test_a_loop_without_messages_steps_when_the_service_said() -> None:
+    """And not only with the next report, half a minute later."""
+
+    class Punctual(Service):
+        """Is ready from a time on, once."""
+
+        wake_at = math.inf
+
+        @property
+        def ready(self) -> bool:
+            return time.monotonic() >= self.wake_at
+
+        @ready.setter
+        def ready(self, _: bool) -> None:
+            self.wake_at = math.inf
+
+    context = Context()
+    bench = Bench(context, heartbeat_s=60.0, service=Punctual())
+    try:
+        bench.start()
+        bench.send("a", 0)
+        wait_until(lambda: ("a", 0) in bench.service.accepted)
+        asked = time.monotonic() + 0.2
+        bench.service.on_accept = lambda _: setattr(bench.service, "wake_at", asked)
+        bench.send("a", 1)
+        wait_until(lambda: bench.service.steps == 1)
+        assert time.monotonic() >= asked
+    finally:
+        bench.stop()
+        context.destroy(linger=0)

@@ -15,10 +15,10 @@ from shared.messages import (
     AudioChunk,
     ConditioningRows,
     RequestFailed,
-    Sampling,
     StageEvent,
     TalkerInput,
     TextDelta,
+    TextSampling,
     ThinkerInput,
     ThinkRequest,
 )
@@ -91,7 +91,7 @@ def test_every_message_type_is_made_by_the_strategies():
     collect()
     union = {kind for union, _ in SOCKETS.values() for kind in getattr(union, "__args__", (union,))}
     assert made == union
-    assert len(union) == 17
+    assert len(union) == 19
 
 
 def test_blobs_are_copied_neither_by_encoding_nor_by_decoding():
@@ -138,8 +138,8 @@ def test_a_value_without_a_place_in_a_message_is_not_encoded():
         ([], MessageError, "without a header"),
         ([b""], MessageError, "without a header"),
         ([VERSION], MessageError, "without a header"),
-        ([b"\x00" + pack(audio_header())[1:], bytes(16)], VersionError, "version 0, this build speaks 5"),
-        ([b"\x01" + pack(audio_header())[1:], bytes(16)], VersionError, "version 1, this build speaks 5"),
+        ([b"\x00" + pack(audio_header())[1:], bytes(16)], VersionError, "version 0, this build speaks 7"),
+        ([b"\x01" + pack(audio_header())[1:], bytes(16)], VersionError, "version 1, this build speaks 7"),
         ([pack(audio_header())[:-1], bytes(16)], MessageError, "truncated"),
         ([pack(audio_header()) + b"\x00", bytes(16)], MessageError, "trailing characters"),
         ([pack(audio_header(type="spam")), bytes(16)], MessageError, "Invalid value 'spam'"),
@@ -255,7 +255,7 @@ def test_the_longest_legal_prompt_fits_in_a_header():
     message = ThinkRequest(
         request_id="a" * 64,
         prompt_token_ids=[2**31 - 1] * 2**20,
-        sampling=Sampling(max_tokens=1),
+        sampling=TextSampling(max_tokens=1),
         seed=0,
     )
     frames = encode(message)

@@ -14,6 +14,8 @@ from shared.messages import STAGES
 from tests.support.processes import Processes, wait_until
 from tests.support.stack import make_config
 
+pytestmark = pytest.mark.long
+
 STREAMS, PLACES = 8, 4
 TEXT_TOKENS, CODEC_TOKENS = 24, 96
 DRAIN_S = 60.0

@@ -27,7 +27,7 @@ HOW: Any = {
     "model": "omnirelay",
     "seed": 5,
     "max_tokens": 12,
-    "extra_body": {"codec_sampling": {"max_tokens": 60, "min_tokens": 60}},
+    "extra_body": {"codec_sampling": {"max_tokens": 60, "min_tokens": 60}, "chunk_frames": [12, 24]},
 }
 SPOKEN: Any = {**HOW, "modalities": ["text", "audio"], "audio": {"voice": "Ethan", "format": "pcm16"}}
 DEADLINE_S = 60.0
@@ -54,6 +54,7 @@ def test_the_answer_is_that_of_the_other_protocol(stack: RunningStack, ai: opena
         messages=[ChatMessage("user", TEXT)],
         speaker="Ethan",
         seed=5,
+        chunk_frames=[12, 24],
         text_sampling=SamplingOverrides(max_tokens=12),
         codec_sampling=SamplingOverrides(max_tokens=60, min_tokens=60),
     )

@@ -5,6 +5,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 import psutil
+import pytest
 import zmq
 
 from omnirelay import Client, SamplingOverrides
@@ -12,6 +13,8 @@ from omnirelay.errors import OmniRelayError
 from shared.transport.keys import ROLES, load_keys, make_keys
 from tests.stack.test_hostile import inboxes
 from tests.support.stack import RunningStack, make_config
+
+pytestmark = pytest.mark.long
 
 MARK = "xyzzyPlugh"
 

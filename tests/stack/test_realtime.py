@@ -10,12 +10,25 @@ import numpy as np
 import openai
 from openai.resources.realtime.realtime import AsyncRealtimeConnection
 
+from omnirelay import AudioPart, ChatMessage, Client, GenerateRequest, SamplingOverrides, TextPart
 from shared.config.gateway import SPEECH_SYSTEM_PROMPT
-from tests.support.media import speech
+from tests.support.answers import Reference
+from tests.support.conversations import Conversation, Item, Processor, Turn
+from tests.support.http import Readings, get
+from tests.support.media import encode_audio, speech
 from tests.support.stack import RunningStack
 
 SCENARIO_S = 120.0
 SAID = (speech("How are you?", 24_000) * 32767).astype("<i2").tobytes()
+
+INSTRUCTIONS = "You listen to a long question, and answer it only when it has ended."
+WORDS = speech(
+    "I would like to know what you think of the weather of tomorrow, and of that after it.", 24_000
+)
+QUESTION = np.tile(WORDS, 3)[: 9 * 24_000]
+# Loudest at its start: what comes later changes no window.
+QUESTION[:2400] = 0.99 * np.sin(np.arange(2400) / 4)
+TEXT_TOKENS = 16
 
 
 def run(scenario: Coroutine[Any, Any, None]) -> None:
@@ -83,3 +96,75 @@ def test_speech_in_speech_out_and_an_interruption(stack: RunningStack) -> None:
             assert last.usage.input_tokens > response.usage.input_tokens
 
     run(scenario())
+
+
+async def computed_early(url: str, count: int) -> None:
+    """Wait until so many beginnings of prompts have been computed."""
+    while True:
+        told = Readings((await asyncio.to_thread(get, url, "/metrics")).metrics.values())
+        if told("omnirelay_early_prefills_total", outcome="computed") >= count:
+            return
+        await asyncio.sleep(0.05)
+
+
+def test_a_question_is_computed_while_it_is_asked_and_the_answer_is_transformers(
+    stack: RunningStack, processor: Processor, reference: Reference
+) -> None:
+    http = stack.config["gateway"]["http"]
+    url = http.replace("tcp:", "http:")
+    pcm = (QUESTION * 32767).astype("<i2")
+    wav = encode_audio(pcm.astype(np.float32) / np.float32(32768), 24_000, "wav")
+
+    async def scenario() -> tuple[str, int]:
+        async with (
+            openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as ai,
+            ai.realtime.connect(model="omnirelay") as connection,
+        ):
+            settings: Any = {"type": "realtime", "instructions": INSTRUCTIONS, "output_modalities": ["text"]}
+            await connection.session.update(session=settings)
+            data = pcm.tobytes()
+            told = Readings((await asyncio.to_thread(get, http, "/metrics")).metrics.values())
+            before = int(told("omnirelay_early_prefills_total", outcome="computed"))
+            for index, seconds in enumerate((2.5, 6.5)):
+                begin = int((0, 2.5)[index] * 48_000)
+                piece = base64.b64encode(data[begin : int(seconds * 48_000)]).decode()
+                await connection.input_audio_buffer.append(audio=piece)
+                await computed_early(http, before + index + 1)
+            await connection.input_audio_buffer.append(
+                audio=base64.b64encode(data[int(6.5 * 48_000) :]).decode()
+            )
+            await connection.input_audio_buffer.commit()
+            await connection.response.create(response={"max_output_tokens": TEXT_TOKENS})
+            response = (await take(connection, "response.done"))[-1].response
+        await nothing_held(url)
+        return response.output[0].content[0].text, response.usage.input_token_details.cached_tokens
+
+    texts: list[tuple[str, int]] = []
+
+    async def note() -> None:
+        texts.append(await scenario())
+
+    run(note())
+    conversation = Conversation((Turn("system", (INSTRUCTIONS,)), Turn("user", (Item("audio", wav),))))
+    (answer,) = reference.answers_to(
+        processor.inputs(conversation),
+        use_audio_in_video=False,
+        thinker_max_new_tokens=TEXT_TOKENS,
+        talker_max_new_tokens=2,
+    )
+    messages = [
+        ChatMessage("system", [TextPart(INSTRUCTIONS)]),
+        ChatMessage("user", [AudioPart(data=memoryview(wav))]),
+    ]
+    sampling = SamplingOverrides(max_tokens=TEXT_TOKENS, temperature=0.0)
+    with Client(stack.config["gateway"]["listen"]) as client:
+        done = (
+            client.chat(GenerateRequest(messages=messages, speech=False, text_sampling=sampling))
+            .result()
+            .done
+        )
+    assert done.text_token_ids == answer.text
+    (text, cached) = texts[0]
+    assert text == done.text
+    # Blocks are of 128 tokens at most: the first of them ends within the recording.
+    assert 100 < cached < len(answer.prompt), (cached, len(answer.prompt))

@@ -18,6 +18,8 @@ from tests.support.http import Readings, get
 from tests.support.processes import Processes, wait_until
 from tests.support.stack import make_config
 
+pytestmark = pytest.mark.long
+
 STREAMS = 8
 TEXT_TOKENS, CODEC_TOKENS = 60, 240
 
@@ -40,6 +42,7 @@ def request_for(number: int) -> GenerateRequest:
     return GenerateRequest(
         prompt_token_ids=[number + 1] * (10 + number),
         seed=number,
+        chunk_frames=[12, 24, 48, 96],
         text_sampling=draws,
         codec_sampling=SamplingOverrides(max_tokens=CODEC_TOKENS, min_tokens=CODEC_TOKENS),
     )

@@ -65,6 +65,7 @@ def test_an_unknown_key_in_the_configuration_is_named(tiny_checkpoint: Path, tmp
     assert "gateway.lisen" in output
 
 
+@pytest.mark.long
 def test_a_second_thinker_on_the_same_address_ends_and_harms_nobody(
     stack: RunningStack, tmp_path: Path
 ) -> None:
@@ -97,6 +98,7 @@ def children_of(running: RunningStack) -> list[psutil.Process]:
     return psutil.Process(running.process.pid).children(recursive=True)
 
 
+@pytest.mark.long
 def test_a_dead_stage_is_started_again_and_its_request_goes_on(own_stack: RunningStack) -> None:
     codec = SamplingOverrides(max_tokens=600, min_tokens=600)
     (talker,) = (child for child in children_of(own_stack) if "services.talker" in child.cmdline())
@@ -124,6 +126,7 @@ def test_the_stack_stops_within_ten_seconds_and_leaves_nothing(own_stack: Runnin
             assert probe.connect_ex(("127.0.0.1", int(address.rpartition(":")[2]))) != 0
 
 
+@pytest.mark.long
 def test_children_do_not_survive_a_killed_launcher(tiny_checkpoint: Path, tmp_path: Path) -> None:
     running = RunningStack(make_config(tiny_checkpoint), tmp_path)
     running.wait_until_ready()

@@ -3,11 +3,12 @@
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.messages import StageName, ThinkRequest
+from shared.messages import SpeechSettings, StageName, ThinkRequest
 from tests.support.answers import random_prompt
 from tests.support.edges import MakeEdge
 from tests.support.pipeline import STAGES, Held, Pipeline
@@ -15,33 +16,41 @@ from tests.support.thinking import speech_of, thinker_request
 
 NUCLEUS: dict[str, Any] = {"temperature": 0.9, "top_k": 40, "top_p": 0.8}
 HOT: dict[str, Any] = {"temperature": 1.3}
+
+
+def streamed(**options: Any) -> SpeechSettings:
+    """Speech that is cut as told: samples depend on cuts, and cuts otherwise on time."""
+    return speech_of(chunk_frames=[12, 24, 48, 96], **options)
+
+
 REQUESTS = {
-    "greedy": thinker_request("greedy", random_prompt(33), speech=speech_of(), max_tokens=20),
+    "greedy": thinker_request("greedy", random_prompt(33), speech=streamed(), max_tokens=20),
     "drawn": thinker_request(
-        "drawn", random_prompt(9), speech=speech_of(seed=5, **NUCLEUS), seed=5, max_tokens=20, **NUCLEUS
+        "drawn", random_prompt(9), speech=streamed(seed=5, **NUCLEUS), seed=5, max_tokens=20, **NUCLEUS
     ),
     "drawn from everything": thinker_request(
         "hot",
         random_prompt(50),
-        speech=speech_of(seed=6, min_tokens=50, **HOT),
+        speech=streamed(seed=6, min_tokens=50, **HOT),
         seed=6,
         max_tokens=20,
         min_tokens=15,
         **HOT,
     ),
     "speech ends early": thinker_request(
-        "early", random_prompt(20), speech=speech_of(max_tokens=14), min_tokens=40
+        "early", random_prompt(20), speech=streamed(max_tokens=14), min_tokens=40
     ),
     "speech ends late": thinker_request(
-        "late", random_prompt(20), speech=speech_of(min_tokens=60), max_tokens=3
+        "late", random_prompt(20), speech=streamed(min_tokens=60), max_tokens=3
     ),
     "one piece": thinker_request(
         "piece", random_prompt(20), speech=speech_of(streaming=False), max_tokens=20
     ),
-    "one token": thinker_request("short", random_prompt(20), speech=speech_of(), max_tokens=1),
+    "one token": thinker_request("short", random_prompt(20), speech=streamed(), max_tokens=1),
     "text only": thinker_request("text", random_prompt(20), **HOT),
 }
 
+BYTES_PER_CODE = 480 * 4
 Move = tuple[Literal["step", "deliver"], StageName]
 moves = st.tuples(st.sampled_from(["step", "step", "step", "deliver"]), st.sampled_from(STAGES))
 """What happens next: messages to the gateway may be late, and are lost with their sender."""
@@ -120,3 +129,26 @@ def test_lost_at_any_moment(
     pipeline: Pipeline, undisturbed: dict[str, Held], name: str, attempts: list[list[Move]]
 ) -> None:
     assert answer(pipeline, REQUESTS[name], attempts) == undisturbed[name]
+
+
+def test_chunks_that_are_cut_in_time(pipeline: Pipeline) -> None:
+    """The ids are those of an undisturbed run, and the samples those of one with the same cuts."""
+    speech = speech_of(seed=6, min_tokens=100, max_tokens=100)
+    request = thinker_request("timed", random_prompt(9), speech=speech, max_tokens=5)
+    held = Held()
+    pipeline.begin(request)
+    while not held.audio:
+        for stage in STAGES:
+            pipeline.step(stage)
+            pipeline.deliver(stage, held)
+    pipeline.lose()
+    assert not held.audio_end
+    pipeline.begin(held.resume(request, "timed.1"))
+    pipeline.finish(held)
+    sizes = [max(12, len(chunk) // BYTES_PER_CODE // 12 * 12) for chunk in held.audio]
+    cut_as_it_was = msgspec.structs.replace(speech, chunk_frames=sizes)
+    undisturbed = Held()
+    pipeline.begin(msgspec.structs.replace(request, request_id="told", speech=cut_as_it_was))
+    pipeline.finish(undisturbed)
+    assert held == undisturbed
+    assert len(held.audio) > 2

@@ -15,6 +15,7 @@ from shared.messages import (
     SpeechStart,
     SynthesisStart,
     TextDelta,
+    TextSampling,
     ThinkRequest,
 )
 from shared.messages.payloads import AdditionalInformationPayload, Blob, PromptEmbedsPayload
@@ -58,7 +59,7 @@ def lies() -> list[list[bytes]]:
         SynthesisStart(request_id="x", priority=0, speech=msgspec.structs.replace(SPEECH, speaker="Nobody")),
         CodecTokens(request_id="nobody", seq=3, token_ids=[1, 2]),
         SpeechStart(request_id="y", prompt_tokens=2**30, priority=0, speech=SPEECH),
-        ThinkRequest(request_id="z", prompt_token_ids=[2**30], sampling=Sampling(max_tokens=5), seed=1),
+        ThinkRequest(request_id="z", prompt_token_ids=[2**30], sampling=TextSampling(max_tokens=5), seed=1),
         AudioChunk(request_id="x", seq=0, samples=9, data=Blob(b"1234")),
         TextDelta(request_id="unknown", seq=0, token_ids=[1]),
         Abort(request_id="x"),

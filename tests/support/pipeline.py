@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
+from omnirelay.values import SAMPLE_BYTES
 from services.families.qwen2_5_omni import QWEN2_5_OMNI
 from services.talker.service import TalkerService
 from services.thinker.service import ThinkerService
@@ -57,7 +58,9 @@ class Held:
     def resume(self, request: ThinkRequest, name: str) -> ThinkRequest:
         """The next attempt."""
         speech = ResumedSpeech(
-            codec_token_ids=self.codes, finish_reason=self.codes_end, chunks=len(self.audio)
+            codec_token_ids=self.codes,
+            finish_reason=self.codes_end,
+            chunk_samples=[len(chunk) // SAMPLE_BYTES for chunk in self.audio],
         )
         resume = Resume(
             text_token_ids=self.text,

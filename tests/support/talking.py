@@ -25,6 +25,7 @@ from shared.messages import (
     SynthesisStart,
     Token2WavInput,
 )
+from shared.vllm.pieces import PieceSize
 from shared.vllm.tensors import pack_positions, pack_rows
 from tests.support.answers import Answer
 from tests.support.edges import Edge, MakeEdge
@@ -93,6 +94,10 @@ class TalkerRig:
         """Start anew: nothing may be in work."""
         assert self.service.active_requests() == []
         assert self.scheduler.held_bytes == 0
+        # Not what the machine's speed has made of it.
+        self.scheduler.pieces.size = PieceSize(
+            self.engine.vllm_config.scheduler_config.max_num_batched_tokens
+        )
         self.steps = StepRecord(self.scheduler)
         self.deltas: dict[str, list[CodecDelta]] = defaultdict(list)
         self.starts: dict[str, SynthesisStart] = {}

@@ -3,6 +3,7 @@
 import os
 import select
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,19 @@ from shared.messages import (
     ConditioningRows,
     FinishReason,
     MediaItem,
+    PrefillDone,
+    PromptUsage,
     Sampling,
     SpeechSettings,
     SpeechStart,
     StageEvent,
     TalkerInput,
     TextDelta,
+    TextSampling,
+    ThinkerInput,
     ThinkRequest,
 )
+from shared.vllm.pieces import PieceSize
 from shared.vllm.tensors import unpack_positions, unpack_rows
 from tests.support.edges import Edge, MakeEdge
 from tests.support.steps import StepRecord
@@ -33,11 +39,22 @@ PREPARED_S = 60.0
 
 
 def speech_of(
-    speaker: str = "Ethan", *, seed: int = 1, streaming: bool = True, **sampling: Any
+    speaker: str = "Ethan",
+    *,
+    seed: int = 1,
+    streaming: bool = True,
+    chunk_frames: Sequence[int] = (),
+    **sampling: Any,
 ) -> SpeechSettings:
     """Speech settings, greedy with the released repetition penalty unless told otherwise."""
     values = {"max_tokens": 60, "repetition_penalty": 1.05} | sampling
-    return SpeechSettings(speaker=speaker, sampling=Sampling(**values), seed=seed, streaming=streaming)
+    return SpeechSettings(
+        speaker=speaker,
+        sampling=Sampling(**values),
+        seed=seed,
+        streaming=streaming,
+        chunk_frames=list(chunk_frames),
+    )
 
 
 def thinker_request(
@@ -55,7 +72,7 @@ def thinker_request(
     return ThinkRequest(
         request_id=request_id,
         prompt_token_ids=prompt,
-        sampling=Sampling(**({"max_tokens": 40} | sampling)),
+        sampling=TextSampling(**({"max_tokens": 40} | sampling)),
         seed=seed,
         priority=priority,
         speech=speech,
@@ -81,11 +98,16 @@ class ThinkerRig:
     def forget(self) -> None:
         """Start anew: nothing may be in work."""
         assert self.service.active_requests() == []
+        # Not what the machine's speed has made of it.
+        self.scheduler.pieces.size = PieceSize(
+            self.engine.vllm_config.scheduler_config.max_num_batched_tokens
+        )
         self.steps = StepRecord(self.scheduler)
         self.texts: dict[str, list[TextDelta]] = defaultdict(list)
         self.starts: dict[str, SpeechStart] = {}
         self.tracks: dict[str, list[ConditioningRows]] = defaultdict(list)
         self.finished: list[str] = []
+        self.prefilled: dict[str, PromptUsage] = {}
 
     @property
     def scheduler(self) -> ThinkerScheduler:
@@ -99,12 +121,12 @@ class ThinkerRig:
     def step(self) -> dict[str, OmniRelayError]:
         """One step, and all that it sent."""
         # Asked during the step, which begins the requests whose media are ready.
-        with self.steps.watch(lambda engine_id: self.service._by_engine_id[engine_id].request_id):
+        with self.steps.watch(self._name_of):
             failures = self.service.step()
         self.collect()
         return failures
 
-    def run(self, *requests: ThinkRequest) -> None:
+    def run(self, *requests: ThinkerInput) -> None:
         """Take requests, wait until all media are prepared, and step until all is done; none may fail."""
         for request in requests:
             self.service.accept(request)
@@ -135,6 +157,10 @@ class ThinkerRig:
     def collect(self) -> None:
         """Sort what was sent; deltas, and rows of a request, must be numbered without gap."""
         for event in self._gateway.take():
+            if isinstance(event, PrefillDone):
+                assert event.request_id not in self.prefilled
+                self.prefilled[event.request_id] = event.prompt
+                continue
             assert isinstance(event, TextDelta)
             assert event.seq == len(self.texts[event.request_id])
             assert event.request_id not in self.finished
@@ -164,6 +190,10 @@ class ThinkerRig:
             unpack_positions(message.additional, message.rows.shape[0]) for message in self.tracks[request_id]
         ]
         return torch.cat(parts, dim=1)
+
+    def _name_of(self, engine_id: str) -> str:
+        early = self.service._prefills.name_of(engine_id)
+        return early if early is not None else self.service._by_engine_id[engine_id].request_id
 
     def _wait_for_media(self) -> None:
         assert self.service.wake_fd is not None

@@ -2,6 +2,7 @@
 
 import time
 
+from shared.vllm.pieces import FIRST_TOKENS
 from tests.support.answers import Reference, random_prompt
 from tests.support.talking import TalkerRig
 
@@ -49,3 +50,38 @@ def test_nobody_waits_when_all_are_far_ahead(talker: TalkerRig, reference: Refer
     assert count(talker, "a") == count(talker, "b") == 2
     talker.run()
     assert talker.codes("a") == talker.codes("b") == answer.codes
+
+
+def test_a_long_prompt_stops_no_reply_that_is_due(talker: TalkerRig, reference: Reference) -> None:
+    spoken, long = (
+        reference.answer(
+            random_prompt(length, seed=length), thinker_max_new_tokens=20, talker_max_new_tokens=60
+        )
+        for length in (9, 900)
+    )
+    talker.take("spoken", spoken)
+    for _ in range(3):
+        talker.step()
+    before = len(talker.steps.scheduled)
+    talker.take("long", long)
+    while not talker.service._speeches["long"].made:
+        # However slow the machine, its listener has something to hear.
+        talker.service._speeches["spoken"].clock.due = time.monotonic() + 0.5
+        talker.step()
+    prompt, *pieces = [step["long"] for step in talker.steps.scheduled[before:]]
+    assert prompt == FIRST_TOKENS
+    assert prompt + sum(pieces) == 900 + 2
+    assert all(step["spoken"] == 1 for step in talker.steps.scheduled[before:])
+    talker.run()
+    assert talker.codes("spoken") == spoken.codes
+    assert talker.codes("long") == long.codes
+
+
+def test_a_prompt_is_computed_at_once_while_no_reply_is_due(talker: TalkerRig, reference: Reference) -> None:
+    answer = reference.answer(
+        random_prompt(900, seed=900), thinker_max_new_tokens=20, talker_max_new_tokens=60
+    )
+    talker.take("long", answer)
+    talker.step()
+    assert talker.steps.of("long") == [900 + 2]
+    talker.run()

@@ -56,12 +56,12 @@ def test_it_goes_on_wherever_it_was_cut(
         codes = talker.codes(whole)
         cuts = {0, 1, 12, 13, 24, len(codes) // 2, len(codes) - 1} & set(range(len(codes)))
         for cut in cuts:
-            there = ResumedSpeech(codec_token_ids=codes[:cut], chunks=cut // 24)
+            there = ResumedSpeech(codec_token_ids=codes[:cut], chunk_samples=[11_520] * (cut // 24))
             attempt(talker, f"{whole}.{cut}", answer, there, seed=length, **sampling)
         talker.run()
         for cut in cuts:
             check(talker, f"{whole}.{cut}", whole)
-            assert talker.starts[f"{whole}.{cut}"].chunks_delivered == cut // 24
+            assert talker.starts[f"{whole}.{cut}"].chunk_samples == [11_520] * (cut // 24)
 
 
 def test_both_endings_are_among_them(talker: TalkerRig, reference: Reference) -> None:
@@ -145,12 +145,12 @@ def test_other_sizes(other_talker: TalkerRig, other_reference: Reference) -> Non
 def test_what_was_spoken_to_its_end_is_passed_on_at_once(
     talker: TalkerRig, reference: Reference, codes: list[int], reason: FinishReason
 ) -> None:
-    there = ResumedSpeech(codec_token_ids=codes, finish_reason=reason, chunks=1)
+    there = ResumedSpeech(codec_token_ids=codes, finish_reason=reason, chunk_samples=[960])
     talker.resume(start_of("a", ask(reference, 7), resume=there))
     assert not talker.service.ready
     talker.collect()
     assert [(message.token_ids, message.last) for message in talker.sent["a"]] == [(codes, True)]
-    assert talker.starts["a"].chunks_delivered == 1
+    assert talker.starts["a"].chunk_samples == [960]
     assert talker.deltas["a"] == []
     talker.check_empty()
 

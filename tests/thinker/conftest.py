@@ -1,7 +1,8 @@
 """Thinkers with real engines, which live as long as the session."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +23,21 @@ def fresh(rig: ThinkerRig) -> Iterator[ThinkerRig]:
         rig.service.abort(request_id)
     while rig.service.ready:
         rig.step()
+
+
+MakeThinker = Callable[..., ThinkerRig]
+
+
+@pytest.fixture(scope="session")
+def make_thinker(make_edge: MakeEdge) -> MakeThinker:
+    """Make thinkers; they are kept, for an engine that is collected takes vLLM's process groups with it."""
+    kept: list[ThinkerRig] = []
+
+    def make(model: Path, **engine: Any) -> ThinkerRig:
+        kept.append(ThinkerRig(model, make_edge, **engine))
+        return kept[-1]
+
+    return make
 
 
 @pytest.fixture(scope="session")

@@ -40,8 +40,9 @@ def request_of(name: str, conversation: Conversation, processor: Processor, **op
 @contextmanager
 def preparer_of(rig: ThinkerRig, **limits: Any) -> Iterator[MediaPreparer]:
     """A preparer of its own, with the rig's engine to make features."""
-    rules = QwenMedia.of(rig.engine)
-    preparer = MediaPreparer(rules, MediaConfig(**limits), rig.service.limits.max_positions)
+    config = MediaConfig(**limits)
+    rules = QwenMedia.of(rig.engine, config)
+    preparer = MediaPreparer(rules, config, rig.service.limits.max_positions)
     try:
         yield preparer
     finally:

@@ -53,9 +53,11 @@ class Medium:
         features = []
         if self.kind != "audio":
             grid = Grid.of(self.patches, self.seconds, CLOCK)
-            features.append(Features(self.kind, MultiModalKwargsItem({}), grid.tokens, grid))
+            features.append(
+                Features(f"digest.{self.kind}", self.kind, MultiModalKwargsItem({}), grid.tokens, grid)
+            )
         if self.kind == "audio" or (self.kind == "video" and heard):
-            features.append(Features("audio", MultiModalKwargsItem({}), self.audio_tokens))
+            features.append(Features("digest.audio", "audio", MultiModalKwargsItem({}), self.audio_tokens))
         return QwenMediaItem("digest", tuple(features))
 
 

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from unittest import mock
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 from vllm.v1.engine import EngineCoreRequest
@@ -13,7 +14,7 @@ from omnirelay.errors import OmniRelayError, StageFailedError
 from shared.messages import Resume, ThinkRequest
 from tests.support.answers import Answer, Reference, random_prompt
 from tests.support.conversations import Conversation, Item, Processor, Turn, asks, examples
-from tests.support.media import clip, picture, spoken
+from tests.support.media import clip, encode_audio, picture, speech, spoken
 from tests.support.thinking import ThinkerRig, speech_of, thinker_request
 from tests.thinker.conftest import BLOCK_SIZE
 
@@ -125,6 +126,26 @@ def test_a_second_turn_computes_only_what_is_new(
     shared = thinker.starts["first"].prompt_tokens - 4
     assert usage.cached_tokens == shared // block * block > 0
     assert sum(thinker.steps.of("second")) < len(answer.prompt) - usage.cached_tokens + len(answer.text)
+
+
+def test_recordings_of_many_windows(
+    chunked_thinker: ThinkerRig, processor: Processor, reference: Reference
+) -> None:
+    # More windows than a request may have recordings, some of them alike, cut by steps and blocks.
+    said = speech("One, two, three, four, five, six, seven, eight, nine, and so on, until nobody counts.")
+    silence = np.zeros(7 * 16_000, np.float32)
+    wav = encode_audio(np.concatenate([said, silence, said, said, silence, said[:20_000]]), 16_000, "wav")
+    conversation = asks(Item("audio", wav), "What do you hear?")
+    answer = expected(conversation, processor, reference)
+    assert (answer.positions.shape[1] - 60) // 50 > 12
+    with encoder_calls(chunked_thinker) as calls:
+        chunked_thinker.run(request_of("a", conversation, processor))
+    check(chunked_thinker, "a", answer)
+    assert calls["audio"] > 2
+    with encoder_calls(chunked_thinker) as calls:
+        chunked_thinker.run(request_of("b", conversation, processor))
+    check(chunked_thinker, "b", answer)
+    assert calls["audio"] == 0
 
 
 @pytest.fixture

@@ -23,6 +23,14 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
     "temperature alone": {"temperature": 1.2},
     "top-k alone": {"temperature": 0.8, "top_k": 7},
     "top-p alone": {"temperature": 0.8, "top_p": 0.7},
+    "presence and frequency": {
+        "presence_penalty": 0.7,
+        "frequency_penalty": 0.9,
+        # Else the tiny model repeats nothing.
+        "logit_bias": {7: 50.0, 8: 49.5, 9: 48.0},
+    },
+    "min-p and biases": {"temperature": 1.0, "min_p": 0.3, "logit_bias": {5: 4.0, 6: -4.0}},
+    "a schema": {"temperature": 1.0, "json_schema": '{"type": "array", "items": {"type": "integer"}}'},
     "no end before the 35th": {"temperature": 1.0, "min_tokens": 35},
 }
 
@@ -189,7 +197,8 @@ def test_preempted_before_and_after(tight_thinker: ThinkerRig, thinker: ThinkerR
 def test_speech_that_ended_wants_no_rows(thinker: ThinkerRig) -> None:
     request = thinker_request("a", random_prompt(34), speech=speech_of())
     thinker.run(request)
-    text, spoken = thinker.text("a"), ResumedSpeech(codec_token_ids=[1, 2], finish_reason="stop", chunks=1)
+    text = thinker.text("a")
+    spoken = ResumedSpeech(codec_token_ids=[1, 2], finish_reason="stop", chunk_samples=[480])
     thinker.run(resumed(request, "b", text[:5], speech=spoken))
     assert thinker.text("b") == text[5:]
     assert thinker.starts["b"].resume == spoken
@@ -198,7 +207,7 @@ def test_speech_that_ended_wants_no_rows(thinker: ThinkerRig) -> None:
 
 def test_what_is_complete_is_passed_on_and_costs_nothing(thinker: ThinkerRig) -> None:
     request = thinker_request("a", random_prompt(34), speech=speech_of())
-    spoken = ResumedSpeech(codec_token_ids=[1, 2], finish_reason="stop", chunks=1)
+    spoken = ResumedSpeech(codec_token_ids=[1, 2], finish_reason="stop", chunk_samples=[480])
     with mock.patch.object(thinker.engine, "add_request") as add_request:
         thinker.service.accept(resumed(request, "b", [5, END], finish_reason="stop", speech=spoken))
     add_request.assert_not_called()

@@ -1,9 +1,11 @@
 """The conditioning rows that leave the thinker are those that transformers hands to its talker."""
 
+from typing import Any
 from unittest import mock
 
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from shared.vllm.tensors import POSITIONS
 from tests.support.answers import Reference, random_prompt
@@ -25,6 +27,32 @@ def check_track(rig: ThinkerRig, name: str, reference: Reference, prompt: list[i
     assert torch.equal(rig.positions(name).to(torch.int64), expected.positions)
     assert [message.last for message in rig.tracks[name]] == [False] * (len(rig.tracks[name]) - 1) + [True]
     return error
+
+
+def test_rows_are_fetched_before_tokens_are_sampled(
+    thinker: ThinkerRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU their copy then ends before that of the tokens; reading them afterwards computes nothing."""
+    worker = thinker.engine.model_executor.driver_worker.worker
+    runner, events = worker.model_runner, list[str]()
+
+    def noted(name: str, work: Any) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
+            events.append(name)
+            with profile(activities=[ProfilerActivity.CPU]) as profiled:
+                result = work(*arguments, **options)
+            if name == "read":
+                assert [each.key for each in profiled.key_averages()] == []
+            return result
+
+        return call
+
+    monkeypatch.setattr(runner, "sample_tokens", noted("sample", runner.sample_tokens))
+    monkeypatch.setattr(worker, "read_rows", noted("read", worker.read_rows))
+    store = thinker.model.conditioning
+    monkeypatch.setattr(store, "gather", noted("gather", store.gather))
+    thinker.run(thinker_request("a", random_prompt(30), speech=speech_of(), max_tokens=3))
+    assert events == ["gather", "sample", "read"] * 3
 
 
 @pytest.mark.parametrize("length", [1, 7, 130, 2000])
@@ -173,9 +201,7 @@ def test_bfloat16_stays_bfloat16(half_thinker: ThinkerRig, reference: Reference)
         assert message.rows.dtype == "bfloat16"
         assert message.rows.data.nbytes == 2 * count * width
         assert message.additional.entries[POSITIONS].tensor_dtype == "int32"
-    assert half_thinker.engine.collective_rpc("read_rows", args=(torch.tensor([0]),))[0][0].dtype == (
-        torch.bfloat16
-    )
+    assert half_thinker.engine.collective_rpc("read_rows")[0][0].dtype == torch.bfloat16
     rows = half_thinker.rows("a")
     assert rows.dtype == torch.bfloat16
     exact = reference.answer(prompt, thinker_max_new_tokens=40, talker_max_new_tokens=2).rows[:130]

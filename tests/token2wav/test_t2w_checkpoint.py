@@ -14,9 +14,9 @@ from omnirelay.errors import (
     UnknownSpeakerError,
 )
 from services.families.qwen2_5_omni.token2wav.conditioning import check_speakers
-from services.families.qwen2_5_omni.token2wav.family import TOKEN2WAV
+from services.families.qwen2_5_omni.token2wav.family import TOKEN2WAV, geometry
 from services.families.qwen2_5_omni.token2wav.model import Token2WavForSynthesis
-from services.families.qwen2_5_omni.token2wav.synthesis import geometry_of, validate_chunk
+from services.families.qwen2_5_omni.token2wav.synthesis import validate_chunk
 from services.families.qwen2_5_omni.voices import load_speakers
 from services.token2wav.chunks import CodecGeometry
 from services.token2wav.engine import build_token2wav
@@ -123,7 +123,10 @@ def test_engine_needs_a_checkpoint_and_bounds(tmp_path, oracle):
 )
 def test_bad_chunks_are_refused(oracle, changes, problem):
     with pytest.raises(InvalidRequestError, match=problem):
-        validate_chunk(oracle.chunk(5, **changes), geometry_of(oracle.model.config.dit_config))
+        validate_chunk(
+            oracle.chunk(5, **changes),
+            geometry(oracle.model.config),
+        )
 
 
 @pytest.mark.parametrize(
@@ -135,18 +138,18 @@ def test_bad_chunks_are_refused(oracle, changes, problem):
 )
 def test_bad_codes_are_refused(oracle, codes, problem):
     with pytest.raises(InvalidRequestError, match=problem):
-        geometry_of(oracle.model.config.dit_config).check_codes(codes)
+        geometry(oracle.model.config).check_codes(codes)
 
 
 def test_codes_that_are_no_whole_frames_are_refused():
-    geometry = CodecGeometry(block_size=2, repeats=1, max_frames=10, groups=2, ids=8)
-    geometry.check_codes((0, 7, 3, 3))
+    two_groups = CodecGeometry(block_size=2, repeats=1, max_frames=10, unit_samples=240, groups=2, ids=8)
+    two_groups.check_codes((0, 7, 3, 3))
     with pytest.raises(InvalidRequestError, match="3 ids are no whole frames of 2"):
-        geometry.check_codes((0, 7, 3))
+        two_groups.check_codes((0, 7, 3))
 
 
 def test_the_longest_window_is_accepted(oracle):
-    validate_chunk(oracle.chunk(200), geometry_of(oracle.model.config.dit_config))
+    validate_chunk(oracle.chunk(200), geometry(oracle.model.config))
 
 
 def test_samples_survive_packing():

@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -5,54 +6,80 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omnirelay.errors import CheckpointError, ConfigError, InvalidRequestError
-from services.token2wav.chunks import ChunkingConfig, ChunkPlan, ChunkPlanner, CodecGeometry
+from services.token2wav.chunks import ChunkingConfig, ChunkPlan, ChunkPlanner, CodecGeometry, Pick, largest
 
-GEOMETRY = CodecGeometry(block_size=24, repeats=2, max_frames=2400)
+GEOMETRY = CodecGeometry(block_size=24, repeats=2, max_frames=2400, unit_samples=240)
 BLOCK = GEOMETRY.codes_per_block
+DOUBLING = [BLOCK, 2 * BLOCK, 4 * BLOCK, 8 * BLOCK]
 
 
 @st.composite
 def configs(draw) -> ChunkingConfig:
     first = draw(st.integers(1, 3))
     return ChunkingConfig(
-        first_blocks=first,
-        growth=draw(st.integers(1, 3)),
-        max_blocks=draw(st.integers(first, 8)),
-        look_ahead_blocks=draw(st.integers(0, 2)),
+        first_blocks=first, max_blocks=draw(st.integers(first, 8)), look_ahead_blocks=draw(st.integers(0, 2))
     )
 
 
+@st.composite
+def picks(draw) -> Pick:
+    """Choose at random among what is there, or wait where that is allowed."""
+    choices = draw(st.lists(st.integers(0, 20), min_size=1, max_size=20))
+    asked = 0
+
+    def pick(sizes: Sequence[int], may_wait: bool) -> int:
+        nonlocal asked
+        assert list(sizes) == sorted(set(sizes))
+        choice = choices[asked % len(choices)]
+        asked += 1
+        return 0 if may_wait and choice % 3 == 0 else sizes[choice % len(sizes)]
+
+    return pick
+
+
 def run(
-    planner: ChunkPlanner, arrivals: list[int], announce_late: bool = False
+    planner: ChunkPlanner, arrivals: list[int], announce_late: bool = False, pick: Pick = largest
 ) -> list[tuple[ChunkPlan, int]]:
-    """All plans, each with the number of ids received when it was made."""
+    """All plans, each with the number of frames received when it was made."""
     plans, received = [], 0
     for index, arrival in enumerate(arrivals):
         received += arrival
         final = index == len(arrivals) - 1 and not announce_late
-        while (plan := planner.next_plan(received, final)) is not None:
+        while (plan := planner.next_plan(received, final, pick)) is not None:
             plans.append((plan, received))
-    while (plan := planner.next_plan(received, True)) is not None:
+    while (plan := planner.next_plan(received, True, pick)) is not None:
         plans.append((plan, received))
     return plans
 
 
+def sizes_of(plans: list[ChunkPlan]) -> list[int]:
+    return [plan.target_end - plan.start for plan in plans]
+
+
 arrival_patterns = st.lists(st.integers(0, 40), max_size=20)
+no_sizes: list[int] = []
+fixed_sizes = st.just(no_sizes) | st.lists(st.integers(1, 3).map(lambda blocks: blocks * BLOCK), max_size=5)
 
 
-@given(config=configs(), arrivals=arrival_patterns, announce_late=st.booleans())
+@given(
+    config=configs(), sizes=fixed_sizes, arrivals=arrival_patterns, announce_late=st.booleans(), pick=picks()
+)
 @settings(deadline=None, max_examples=300)
-def test_targets_tile_the_stream(config, arrivals, announce_late):
-    planner = ChunkPlanner(config, GEOMETRY)
-    plans = run(planner, arrivals, announce_late)
+def test_targets_tile_the_stream(config, sizes, arrivals, announce_late, pick):
+    """Whoever chooses them: the request, or the pick; and whenever ids come."""
+    config = replace(config, max_blocks=max(config.max_blocks, 3))
+    planner = ChunkPlanner(config, GEOMETRY, sizes)
+    plans = run(planner, arrivals, announce_late, pick)
     total = sum(arrivals)
     position = 0
+    margin = max(config.look_ahead_blocks * BLOCK, 1)
     for index, (plan, received) in enumerate(plans):
         assert plan.index == index
         assert plan.start == position < plan.target_end
         assert plan.target_end <= plan.window_end <= received
         assert plan.start % BLOCK == 0
         assert plan.is_last == (index == len(plans) - 1)
+        assert plan.target_end - plan.start < config.max_blocks * BLOCK + margin
         if not plan.is_last:
             assert plan.window_end - plan.target_end == config.look_ahead_blocks * BLOCK
         position = plan.target_end
@@ -61,69 +88,149 @@ def test_targets_tile_the_stream(config, arrivals, announce_late):
     assert (not plans) == (total == 0)
 
 
-@given(config=configs(), arrivals=arrival_patterns, announce_late=st.booleans())
+@given(config=configs(), sizes=fixed_sizes.filter(bool), arrivals=arrival_patterns, pick=picks())
 @settings(deadline=None, max_examples=200)
-def test_cuts_do_not_depend_on_arrival(config, arrivals, announce_late):
-    piecemeal = [plan for plan, _ in run(ChunkPlanner(config, GEOMETRY), arrivals, announce_late)]
-    at_once = [plan for plan, _ in run(ChunkPlanner(config, GEOMETRY), [sum(arrivals)])]
+def test_given_sizes_depend_on_nothing_else(config, sizes, arrivals, pick):
+    config = replace(config, max_blocks=max(config.max_blocks, 3))
+    piecemeal = [plan for plan, _ in run(ChunkPlanner(config, GEOMETRY, sizes), arrivals, pick=pick)]
+    at_once = [plan for plan, _ in run(ChunkPlanner(config, GEOMETRY, sizes), [sum(arrivals)])]
     assert piecemeal == at_once
+    wanted = [sizes[min(index, len(sizes) - 1)] for index in range(len(piecemeal))]
+    assert sizes_of(piecemeal)[:-1] == wanted[:-1]
 
 
-@given(config=configs(), total=st.integers(1, 500), data=st.data())
+@given(config=configs(), total=st.integers(1, 500), pick=picks(), again=picks(), data=st.data())
 @settings(deadline=None, max_examples=200)
-def test_a_resumed_stream_is_cut_as_before(config, total, data):
-    """And makes all chunks again, or none at all if none is left."""
-    plans = [plan for plan, _ in run(ChunkPlanner(config, GEOMETRY), [total])]
+def test_a_resumed_stream_is_cut_as_before_up_to_what_was_delivered(config, total, pick, again, data):
+    """And makes these chunks again, or none at all if none is left."""
+    halves = [total // 2, total - total // 2]
+    plans = [plan for plan, _ in run(ChunkPlanner(config, GEOMETRY), halves, pick=pick)]
     delivered = data.draw(st.integers(0, len(plans)))
-    resumed = ChunkPlanner(config, GEOMETRY, resume_from=delivered)
-    again = [plan for plan, _ in run(resumed, [total])]
+    before = sizes_of(plans[:delivered])
+    resumed = ChunkPlanner(config, GEOMETRY, delivered=before)
+    cut = [plan for plan, _ in run(resumed, [total // 3, total - total // 3], pick=again)]
     assert resumed.finished
-    expected = [replace(plan, delivered=plan.index < delivered) for plan in plans]
-    assert again == (expected if delivered < len(plans) else [])
+    if delivered == len(plans):
+        assert not [plan for plan in cut if not plan.delivered]
+        return
+    assert cut[:delivered] == [replace(plan, delivered=True) for plan in plans[:delivered]]
+    assert not any(plan.delivered for plan in cut[delivered:])
+    assert sum(sizes_of(cut)) == total
+    # The cuts of both, given as sizes, are cut in the same places by a stream that nothing happened to.
+    most = replace(config, max_blocks=max(config.max_blocks, -(-max(sizes_of(cut)) // BLOCK)))
+    whole = [-(-size // BLOCK) * BLOCK for size in sizes_of(cut)]
+    assert sizes_of([plan for plan, _ in run(ChunkPlanner(most, GEOMETRY, whole), [total])]) == sizes_of(cut)
 
 
-@given(config=configs(), total=st.integers(0, 500), more=st.one_of(st.integers(1, 20), st.just(2**31)))
+@given(
+    config=configs(), blocks=st.lists(st.integers(1, 10), min_size=1, max_size=9), total=st.integers(0, 500)
+)
 @settings(deadline=None, max_examples=200)
-def test_a_stream_cannot_have_delivered_more_chunks_than_it_has(config, total, more):
-    # A stream without ids is one empty chunk of audio.
-    chunks = max(1, len(run(ChunkPlanner(config, GEOMETRY), [total])))
-    resumed = ChunkPlanner(config, GEOMETRY, resume_from=chunks + more)
+def test_a_stream_cannot_have_delivered_more_than_it_has(config, blocks, total):
+    delivered = [each * BLOCK for each in blocks]
+    resumed = ChunkPlanner(config, GEOMETRY, delivered=delivered)
+    margin = max(config.look_ahead_blocks * BLOCK, 1)
     while (plan := resumed.next_plan(total, False)) is not None:
-        assert plan.delivered
-    with pytest.raises(InvalidRequestError, match=f"^chunks_delivered: a stream of {total} codec ids"):
+        if plan.index < len(blocks):
+            assert plan.delivered
+    if total == sum(delivered) or total >= sum(delivered) + margin:
+        resumed.check_end(total)
+    else:
+        with pytest.raises(InvalidRequestError, match=f"^chunk_samples: a stream of {total} codec frames"):
+            resumed.next_plan(total, True)
+
+
+@pytest.mark.parametrize("total", [0, 5, 2**31])
+def test_a_chunk_that_ends_in_a_block_ended_its_stream(total):
+    resumed = ChunkPlanner(ChunkingConfig(), GEOMETRY, delivered=[BLOCK, BLOCK + 1])
+    assert resumed.next_plan(total, False) is None
+    with pytest.raises(InvalidRequestError, match=r"was not cut into 2 chunks of 25 together"):
         resumed.next_plan(total, True)
+    resumed = ChunkPlanner(ChunkingConfig(), GEOMETRY, delivered=[BLOCK, BLOCK + 1])
+    assert resumed.next_plan(2 * BLOCK + 1, True) is None
+    assert resumed.finished
+
+
+@pytest.mark.parametrize(
+    ("delivered", "problem"),
+    [
+        ([BLOCK + 1, BLOCK], r"chunk_samples\[0\]: a chunk of 13 codec frames"),
+        ([0, BLOCK], r"chunk_samples\[0\]: a chunk of 0 codec frames"),
+        ([BLOCK, 0], r"chunk_samples\[1\]: the chunk is empty"),
+    ],
+)
+def test_no_stream_was_cut_like_that(delivered, problem):
+    with pytest.raises(InvalidRequestError, match=f"^{problem}"):
+        ChunkPlanner(ChunkingConfig(), GEOMETRY, delivered=delivered)
+
+
+@pytest.mark.parametrize("sizes", [[BLOCK + 1], [BLOCK, 9 * BLOCK], [BLOCK, BLOCK, 0], [2**31 - 8]])
+def test_no_stream_is_cut_like_that(sizes):
+    with pytest.raises(
+        InvalidRequestError, match=rf"^chunk_frames\[{len(sizes) - 1}\]: .* 12 \(a block\) up to 96"
+    ):
+        ChunkPlanner(ChunkingConfig(), GEOMETRY, sizes)
+
+
+def test_sizes_of_chunks_are_whole_codec_frames():
+    assert GEOMETRY.codec_frames([480, 0, 5760]) == [1, 0, 12]
+    with pytest.raises(
+        InvalidRequestError, match=r"^chunk_samples\[1\]: 481 is not a multiple of a codec frame's 480"
+    ):
+        GEOMETRY.codec_frames([480, 481])
 
 
 @pytest.mark.parametrize("total", [0, 100])
 def test_an_offline_stream_was_delivered_or_was_not(total):
     config = ChunkingConfig(mode="offline")
-    delivered = ChunkPlanner(config, GEOMETRY, resume_from=1)
+    delivered = ChunkPlanner(config, GEOMETRY, delivered=[total])
     assert delivered.next_plan(total, False) is None
     assert delivered.next_plan(total, True) is None
     assert delivered.finished
-    with pytest.raises(InvalidRequestError, match=r"^chunks_delivered: a stream of mode offline has no 2"):
-        ChunkPlanner(config, GEOMETRY, resume_from=2)
+    with pytest.raises(InvalidRequestError, match=r"^chunk_samples: a stream of mode offline has no 2"):
+        ChunkPlanner(config, GEOMETRY, delivered=[50, 50])
+    with pytest.raises(InvalidRequestError, match=r"^chunk_samples: a stream of 99 codec frames was not"):
+        ChunkPlanner(config, GEOMETRY, delivered=[total]).next_plan(99, True)
+    with pytest.raises(InvalidRequestError, match=r"^chunk_frames: an answer in one piece"):
+        ChunkPlanner(config, GEOMETRY, [BLOCK])
 
 
-def test_default_starts_small_and_grows():
-    plans = [plan for plan, _ in run(ChunkPlanner(ChunkingConfig(), GEOMETRY), [40 * BLOCK])]
-    sizes = [(plan.target_end - plan.start) // BLOCK for plan in plans]
+def test_the_last_size_repeats():
+    plans = [plan for plan, _ in run(ChunkPlanner(ChunkingConfig(), GEOMETRY, DOUBLING), [40 * BLOCK])]
+    sizes = [size // BLOCK for size in sizes_of(plans)]
     assert sizes[:6] == [1, 2, 4, 8, 8, 8]
     assert sum(sizes) == 40
 
 
 def test_first_chunk_needs_its_block_and_look_ahead_only():
+    """It is never larger, and nobody is asked, however much is there."""
     planner = ChunkPlanner(ChunkingConfig(), GEOMETRY)
     assert planner.next_plan(2 * BLOCK - 1, False) is None
     plan = planner.next_plan(2 * BLOCK, False)
     assert plan is not None
     assert (plan.window_end, plan.target_end, plan.is_last) == (2 * BLOCK, BLOCK, False)
+    plan = ChunkPlanner(ChunkingConfig(), GEOMETRY).next_plan(20 * BLOCK, True)
+    assert plan is not None
+    assert plan.target_end == BLOCK
 
 
 def test_a_short_stream_is_one_chunk_without_context():
     for length in (1, BLOCK, 2 * BLOCK - 1):
         planner = ChunkPlanner(ChunkingConfig(), GEOMETRY)
         assert planner.next_plan(length, True) == ChunkPlan(0, 0, length, length, True)
+
+
+def test_a_stream_may_end_in_the_look_ahead_while_it_waits():
+    """The chunk that could have been cut becomes the last one, with the rest."""
+
+    def wait(sizes: Sequence[int], may_wait: bool) -> int:
+        return 0 if may_wait else sizes[-1]
+
+    planner = ChunkPlanner(ChunkingConfig(), GEOMETRY)
+    assert planner.next_plan(2 * BLOCK, False, wait) is not None
+    assert planner.next_plan(3 * BLOCK + 5, False, wait) is None
+    assert planner.next_plan(3 * BLOCK + 5, True, wait) == ChunkPlan(1, BLOCK, 41, 41, True)
+    assert planner.finished
 
 
 def test_offline_waits_for_the_end_and_refuses_what_is_too_long():
@@ -145,8 +252,7 @@ def test_a_stream_without_codes_ends_without_chunks():
 
 
 @pytest.mark.parametrize(
-    "values",
-    [{"first_blocks": 0}, {"growth": 0}, {"max_blocks": 0}, {"look_ahead_blocks": -1}, {"mode": "x"}],
+    "values", [{"first_blocks": 0}, {"max_blocks": 0}, {"look_ahead_blocks": -1}, {"mode": "x"}]
 )
 def test_refuses_impossible_settings(values):
     with pytest.raises(ConfigError):
@@ -155,4 +261,6 @@ def test_refuses_impossible_settings(values):
 
 def test_refuses_blocks_that_split_a_code():
     with pytest.raises(CheckpointError, match="block_size 25"):
-        CodecGeometry(block_size=25, repeats=2, max_frames=100)
+        CodecGeometry(block_size=25, repeats=2, max_frames=100, unit_samples=240)
+    with pytest.raises(CheckpointError, match="0 samples"):
+        CodecGeometry(block_size=24, repeats=2, max_frames=100, unit_samples=0)

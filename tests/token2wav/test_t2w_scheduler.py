@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
 from vllm import PoolingParams
 
 from omnirelay.errors import InvalidRequestError, StageFailedError, UnknownSpeakerError
@@ -412,3 +413,53 @@ def test_those_due_later_wait_for_one_that_is_due_only_if_it_has_a_place(
     idle.step()
     assert progress(idle) == expected
     assert run_all(idle).keys() == {"a", "b", "due"}
+
+
+def test_a_waveform_that_is_not_finite_fails_its_chunk_alone(oracle, idle, synthesizer, monkeypatch):
+    vocode = synthesizer._vocode
+
+    def broken_for_one(state, piece, pieces):
+        waveform = vocode(state, piece, pieces)
+        if state.chunk.seed == 14 and piece == 1:
+            waveform[-1] = float("nan")
+        return waveform
+
+    monkeypatch.setattr(synthesizer, "_vocode", broken_for_one)
+    for seed in (12, 14):
+        idle.submit_chunk(f"seed-{seed}", oracle.chunk(TWO_PIECES, seed=seed))
+    outcomes = {outcome.request_id: outcome for outcome in collect(idle)}
+    assert outcomes["seed-12"].error is None
+    assert "not finite" in str(outcomes["seed-14"].error)
+
+
+def test_a_step_asks_once_whether_audio_is_finite(oracle, idle, pooler, monkeypatch):
+    """Each question stops the host until a GPU has answered."""
+    made: list[int] = []
+    end = pooler._outputs_of
+
+    def profiled(states):
+        with profile(activities=[ProfilerActivity.CPU]) as profiler:
+            outputs = end(states)
+        counts = Counter({each.key: each.count for each in profiler.key_averages()})
+        # Each would be a truth value asked for by itself; the list of all is one copy.
+        assert counts["aten::_local_scalar_dense"] == 0
+        made.append(sum(output is not None for output in outputs))
+        return outputs
+
+    monkeypatch.setattr(pooler, "_outputs_of", profiled)
+    for seed in range(5):
+        idle.submit_chunk(f"seed-{seed}", oracle.chunk(6, seed=seed))
+    assert len(collect(idle)) == 5
+    assert made[-1] == 5
+
+
+def test_pieces_of_equal_shapes_become_audio_together(oracle, idle, synthesizer, monkeypatch):
+    monkeypatch.setattr(synthesizer, "_together", True)
+    chunks = {f"c{seed}": oracle.chunk(length, seed=seed) for seed, length in enumerate((12, 12, 30, 12))}
+    with counting(synthesizer._vocoder, "forward") as vocoded:
+        for name, chunk in chunks.items():
+            idle.submit_chunk(name, chunk)
+        results = run_all(idle)
+    assert sorted(target.shape[:-2] for _, target, _ in vocoded) == [(), (3,)]
+    for name, chunk in chunks.items():
+        assert (results[name] - oracle.waveform(chunk)).abs().max() < TOLERANCE

@@ -1,8 +1,10 @@
 """The token2wav service: codec ids in, chunks of audio out, one request's trouble its own."""
 
 import gc
+import math
+import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
@@ -55,11 +57,12 @@ class Rig:
         seed: int = 1,
         speaker: str = "Ethan",
         streaming: bool = True,
-        delivered: int = 0,
+        sizes: Sequence[int] = (),
+        delivered: Sequence[int] = (),
     ) -> None:
-        speech = speech_of(speaker, seed=seed, streaming=streaming)
-        start = SynthesisStart(request_id=name, priority=0, speech=speech, chunks_delivered=delivered)
-        self.service.accept(start)
+        speech = speech_of(speaker, seed=seed, streaming=streaming, chunk_frames=sizes)
+        samples = [frames * SAMPLES_PER_CODE for frames in delivered]
+        self.service.accept(SynthesisStart(request_id=name, priority=0, speech=speech, chunk_samples=samples))
 
     def give(self, name: str, seq: int, codes: tuple[int, ...], *, last: bool = False) -> None:
         self.service.accept(CodecTokens(request_id=name, seq=seq, token_ids=list(codes), last=last))
@@ -74,9 +77,16 @@ class Rig:
         while self.service.ready:
             assert self.step() == {}
 
-    def stream(self, name: str, codes: tuple[int, ...], piece: int, seed: int = 1) -> None:
-        """Codes in pieces, with a step after each."""
-        self.start(name, seed=seed)
+    def stream(
+        self,
+        name: str,
+        codes: tuple[int, ...],
+        piece: int,
+        seed: int = 1,
+        sizes: Sequence[int] = (12, 24, 48, 96),
+    ) -> None:
+        """Codes in pieces, with a step after each; cut as told, so that samples can be compared."""
+        self.start(name, seed=seed, sizes=sizes)
         for seq, first in enumerate(range(0, len(codes), piece)):
             self.give(name, seq, codes[first : first + piece], last=first + piece >= len(codes))
             if self.service.ready:
@@ -174,7 +184,7 @@ def test_two_streams_at_once_sound_as_alone(rig: Rig) -> None:
     for name, (codes, seed) in streams.items():
         rig.stream(f"{name}-alone", codes, piece=5, seed=seed)
     for name, (_, seed) in streams.items():
-        rig.start(name, seed=seed)
+        rig.start(name, seed=seed, sizes=(12, 24, 48, 96))
     together = False
     for seq in range(14):
         for name, (codes, _) in streams.items():
@@ -190,27 +200,92 @@ def test_two_streams_at_once_sound_as_alone(rig: Rig) -> None:
     assert rig.audio("a")[:1000].ne(rig.audio("b")[:1000]).any()
 
 
-def test_a_resumed_stream_brings_the_chunks_that_are_missing(rig: Rig) -> None:
-    """One block, two, four, and what is left; the very samples that the stream that was cut had."""
+@pytest.mark.parametrize("sizes", [(12, 24, 48, 96), (36, 12, 24)])
+def test_a_resumed_stream_brings_the_chunks_that_are_missing(rig: Rig, sizes: tuple[int, ...]) -> None:
+    """The very samples that the stream that was cut had, wherever that was."""
     codes = rig.oracle.codes(12 + 24 + 48 + 47, seed=16)
-    rig.stream("a", codes, piece=131)
-    sizes = [chunk.samples for chunk in rig.chunks["a"]]
-    for delivered in range(len(sizes)):
+    rig.stream("a", codes, piece=131, sizes=sizes)
+    samples = [chunk.samples for chunk in rig.chunks["a"]]
+    for delivered in range(len(samples)):
         name = f"a.{delivered}"
-        rig.start(name, delivered=delivered)
+        rig.start(name, sizes=sizes, delivered=[each // SAMPLES_PER_CODE for each in samples[:delivered]])
         rig.give(name, 0, codes[:30])
         rig.run()
         rig.give(name, 1, codes[30:], last=True)
         rig.run()
-        assert [chunk.samples for chunk in rig.chunks[name]] == sizes[delivered:]
+        assert [chunk.samples for chunk in rig.chunks[name]] == samples[delivered:]
         assert torch.equal(rig.audio(name), rig.audio("a")[-rig.audio(name).numel() :])
     assert rig.service.active_requests() == []
+
+
+def test_a_stream_cut_at_its_deadlines_is_that_of_the_same_sizes(rig: Rig) -> None:
+    """And so is one that is resumed at any border of it, and cut there as time wants it."""
+    codes = rig.oracle.codes(140, seed=18)
+
+    def sizes_of(name: str) -> list[int]:
+        return [chunk.samples // SAMPLES_PER_CODE for chunk in rig.chunks[name]]
+
+    rig.start("timed")
+    for seq, first in enumerate(range(0, 140, 20)):
+        rig.give("timed", seq, codes[first : first + 20], last=first == 120)
+        rig.run()
+    cut = sizes_of("timed")
+    assert sum(cut) == 140
+    assert len(cut) > 2
+    for delivered in range(len(cut)):
+        name = f"timed.{delivered}"
+        rig.start(name, delivered=cut[:delivered])
+        rig.give(name, 0, codes, last=True)
+        rig.run()
+        whole = [*cut[:delivered], *sizes_of(name)]
+        assert sum(whole) == 140
+        rig.stream(f"{name}-fixed", codes, piece=20, sizes=[max(12, each // 12 * 12) for each in whole])
+        assert sizes_of(f"{name}-fixed") == whole
+        assert torch.equal(rig.audio(name), rig.audio(f"{name}-fixed")[-rig.audio(name).numel() :])
+
+
+def test_a_chunk_that_can_wait_is_cut_when_its_listener_needs_it(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The service says when, and is ready then, without a message."""
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    codes = rig.oracle.codes(120, seed=19)
+    # Nothing takes any time, so that soon nothing is expected to.
+    for number in range(40):
+        rig.stream(f"before{number}", codes[:30], piece=30)
+    rig.start("a")
+    rig.give("a", 0, codes[:24])
+    rig.run()
+    # It has 0.24 s to play, less than the margin: the second block leaves as soon as it can.
+    rig.give("a", 1, codes[24:48])
+    rig.run()
+    assert [chunk.samples // SAMPLES_PER_CODE for chunk in rig.chunks["a"]] == [12, 24]
+    rig.give("a", 2, codes[48:72])
+    # 0.72 s from now all will have been heard.
+    margin_s = Token2WavConfig().playback_margin_s
+    assert rig.service.wake_at == pytest.approx(now + 0.72 - margin_s, abs=0.02)
+    assert not rig.service.ready
+    rig.give("a", 3, codes[72:84])
+    now = rig.service.wake_at
+    assert rig.service.ready
+    rig.run()
+    # With every block that is there.
+    assert [chunk.samples // SAMPLES_PER_CODE for chunk in rig.chunks["a"]] == [12, 24, 36]
+    rig.give("a", 4, codes[84:107])
+    assert now < rig.service.wake_at < math.inf
+    # Nothing more will come.
+    rig.give("a", 5, (), last=True)
+    assert rig.service.ready
+    rig.run()
+    assert [chunk.samples // SAMPLES_PER_CODE for chunk in rig.chunks["a"]] == [12, 24, 36, 35]
+    assert rig.service.wake_at == math.inf
 
 
 @pytest.mark.parametrize("streaming", [True, False])
 @pytest.mark.parametrize("length", [0, 5, 36])
 def test_of_a_stream_that_was_delivered_nothing_comes(rig: Rig, streaming: bool, length: int) -> None:
-    delivered = 2 if streaming and length == 36 else 1
+    delivered = [12, 24] if streaming and length == 36 else [length]
     rig.start("a", streaming=streaming, delivered=delivered)
     rig.give("a", 0, rig.oracle.codes(length), last=True)
     assert not rig.service.ready
@@ -221,16 +296,31 @@ def test_of_a_stream_that_was_delivered_nothing_comes(rig: Rig, streaming: bool,
 def test_more_chunks_than_the_stream_has_fail_it_alone(rig: Rig) -> None:
     codes = rig.oracle.codes(40, seed=17)
     rig.start("good")
-    rig.start("bad", delivered=3)
-    rig.start("worse", delivered=2**31 - 1)
+    rig.start("bad", delivered=[12, 24])
+    rig.start("worse", delivered=[12, 4_473_924])
     for name in ("good", "bad", "worse"):
         rig.give(name, 0, codes[:30])
     for name in ("bad", "worse"):
-        with pytest.raises(InvalidRequestError, match=r"^chunks_delivered: a stream of 40 codec ids has no"):
+        with pytest.raises(InvalidRequestError, match=r"^chunk_samples: a stream of 40 codec frames was not"):
             rig.give(name, 1, codes[30:], last=True)
         rig.service.abort(name)
-    with pytest.raises(InvalidRequestError, match=r"^chunks_delivered: a stream of mode offline"):
-        rig.start("offline", streaming=False, delivered=2)
+    with pytest.raises(InvalidRequestError, match=r"^chunk_samples: a stream of mode offline"):
+        rig.start("offline", streaming=False, delivered=[20, 20])
+    with pytest.raises(InvalidRequestError, match=r"^chunk_samples\[0\]: a chunk of 13 codec frames before"):
+        rig.start("cut", delivered=[13, 12])
+    with pytest.raises(
+        InvalidRequestError, match=r"^chunk_samples\[1\]: 481 is not a multiple of a codec frame's 480"
+    ):
+        rig.service.accept(
+            SynthesisStart(request_id="odd", priority=0, speech=speech_of(), chunk_samples=[5760, 481])
+        )
+    with pytest.raises(InvalidRequestError, match=r"^chunk_frames\[1\]: 108 is not a multiple of 12 "):
+        rig.start("long", sizes=[12, 108])
+    # Longer than the model can take: what no replica can have made.
+    rig.start("huge", delivered=[204, 12])
+    with pytest.raises(InvalidRequestError, match="max_position_embeddings"):
+        rig.give("huge", 0, rig.oracle.codes(230))
+    rig.service.abort("huge")
     rig.give("good", 1, codes[30:], last=True)
     rig.run()
     assert rig.audio("good").numel() == 40 * SAMPLES_PER_CODE
@@ -261,7 +351,7 @@ def test_an_end_without_codes_ends_the_stream(rig: Rig) -> None:
 def test_a_code_out_of_range_fails_only_its_request(rig: Rig) -> None:
     codes = rig.oracle.codes(50, seed=8)
     for name in ("bad", "good"):
-        rig.start(name, seed=3)
+        rig.start(name, seed=3, sizes=(12, 24, 48, 96))
         rig.give(name, 0, codes[:30])
     rig.step()
     with pytest.raises(InvalidRequestError, match="codec id 65"):
@@ -400,7 +490,7 @@ def test_an_error_with_one_waveform_that_nobody_expected_fails_its_request_alone
 def test_one_chunk_of_a_stream_is_in_the_engine_at_a_time(rig: Rig) -> None:
     codes = rig.oracle.codes(131, seed=14)
     with counting(rig.service._engine, "submit_chunk") as submitted:
-        rig.start("a")
+        rig.start("a", sizes=(12, 24, 48, 96))
         rig.give("a", 0, codes, last=True)
         assert len(submitted) == 1
         while rig.service.ready:

@@ -36,7 +36,7 @@ def test_both_clients_take_the_options_of_a_request_and_show_them() -> None:
         text = pydoc.plain(pydoc.render_doc(client.chat))
         assert "**" not in text
         assert all(f"{option.name}: " in text for option in options)
-    fields = set(GenerateRequest.__struct_fields__) - {"messages", "prompt_token_ids"}
+    fields = set(GenerateRequest.__struct_fields__) - {"messages", "prompt_text", "prompt_token_ids"}
     assert fields < {option.name for option in options}
 
 

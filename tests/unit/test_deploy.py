@@ -18,6 +18,7 @@ import yaml
 
 from shared.config import Config, load_config
 from shared.messages import STAGES
+from shared.sharing import stages_on
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))
@@ -200,6 +201,28 @@ def test_a_service_is_told_where_traces_go_if_the_operators_environment_says_so(
     # Without a value, Compose takes the one of its own environment, and sets nothing where there is none.
     assert environment["OTEL_EXPORTER_OTLP_ENDPOINT"] is None
     assert environment["OTEL_EXPORTER_OTLP_HEADERS"] is None
+
+
+@pytest.mark.parametrize("service", OURS)
+def test_stages_on_one_gpu_know_of_each_other(service: str) -> None:
+    """By default all compute on the first; for others only their numbers have to be given."""
+    environment = GPU["services"][service]["environment"]
+    config = config_of(service, COMPOSE, {"services": {service: {"environment": resolved(environment)}}})
+    assert config.share_gpus
+    assert stages_on(config, "0", 1, None) == list(STAGES)
+    apart = resolved(environment, TALKER_GPU="1", TOKEN2WAV_GPU="2")
+    config = config_of(service, COMPOSE, {"services": {service: {"environment": apart}}})
+    assert [stages_on(config, device, 3, None) for device in "012"] == [[stage] for stage in STAGES]
+
+
+def resolved(environment: dict[str, Any], **chosen: str) -> dict[str, Any]:
+    """An environment as Compose makes it of its variables."""
+    variable = re.compile(r"\$\{([A-Z0-9_]+):-([^}]*)\}")
+    return {
+        name: variable.sub(lambda found: chosen.get(found[1], found[2]), str(value))
+        for name, value in environment.items()
+        if value is not None
+    }
 
 
 @pytest.mark.parametrize("service", OURS)

@@ -11,16 +11,22 @@ from checkpoint.training.data.world import Fact, FactSampler, number
 _SIGNS = {"plus": ("+",), "minus": ("-",), "times": ("*", "x")}
 _DIGITS, _NOT_SPELT, _CAPITAL, _MARK = 0.25, 0.15, 0.4, 0.4
 _LARGEST_ADDED = 20
+TRANSCRIBE = "Transcribe the audio."
+_TRANSCRIBED = 0.15
 
 
 @dataclass(frozen=True)
 class Turn:
-    """One question and its reply; a spoken one is heard instead of read."""
+    """One question and its reply; a spoken one is heard instead of read.
+
+    ``instruction`` is text that follows what is spoken.
+    """
 
     question: str
     reply: str
     spoken: bool = False
     scene: Scene | None = None
+    instruction: str = ""
 
 
 @dataclass(frozen=True)
@@ -89,6 +95,12 @@ def _is_known(question: str) -> bool:
     return question in _KNOWN
 
 
+def written_down(spoken: str) -> Dialogue:
+    """Return a dialogue that asks for the words that are spoken."""
+    return Dialogue((Turn(spoken, spoken, spoken=True, instruction=TRANSCRIBE),))
+
+
+_WORDS = set(world.vocabulary())
 _KNOWN = {question for question, _ in (*talk_exchanges(), *talk_exchanges(held_out=True))}
 
 
@@ -147,7 +159,9 @@ class Conversations:
         return Dialogue(tuple(self._as_typed(turn, generator) for turn in turns))
 
     def heard(self, spoken: Spoken, generator: random.Random) -> Dialogue:
-        """Return a dialogue whose last question is ``spoken``."""
+        """Return a dialogue whose last question is ``spoken``: answered, or sometimes written down."""
+        if set(spoken.question.split()) <= _WORDS and generator.random() < _TRANSCRIBED:
+            return written_down(spoken.question)
         if spoken.reply:
             before = [Turn(*self.exchange(generator))] if generator.random() < 0.15 else []
             last = Turn(spoken.question, spoken.reply, spoken=True)

@@ -14,7 +14,8 @@ from checkpoint.training.data.synthesis import Wave
 from checkpoint.training.parts.vocabulary import SYSTEM_PROMPT
 from shared.config.gateway import SPEECH_SYSTEM_PROMPT
 
-_LONGEST_SECONDS = 10
+# Of silence, so that the last frame's window reaches into it, as in a longer padding.
+_MARGIN = RATE // 10
 _END = "<|im_end|>"
 # By how often: the second is what the gateway puts before a request that speaks.
 _SYSTEM_PROMPTS = {SYSTEM_PROMPT: 1, SPEECH_SYSTEM_PROMPT: 8, "Be brief.": 1}
@@ -30,27 +31,29 @@ class Batch:
         prompts: tokens of each prompt, its media included.
         replies: tokens of each reply, its end included; they follow the prompt.
         texts: each reply.
+        spoken: the words of each recording.
     """
 
     inputs: dict[str, torch.Tensor]
     prompts: list[int]
     replies: list[int]
     texts: list[str]
+    spoken: list[str]
 
     def to(self, device: torch.device) -> dict[str, torch.Tensor]:
         """Return the inputs on a device."""
         return {name: value.to(device) for name, value in self.inputs.items()}
 
+    def audio(self, device: torch.device) -> dict[str, torch.Tensor]:
+        """Return the audio encoder's inputs on a device."""
+        return {name: self.inputs[name].to(device) for name in ("input_features", "feature_attention_mask")}
+
 
 class Batcher:
-    """Makes batches; audio is padded to ten seconds instead of the processor's own length, for speed."""
+    """Makes batches; audio is padded to its longest instead of the processor's own length, for speed."""
 
     def __init__(self, processor: Any) -> None:
         self._processor = processor
-        features = processor.feature_extractor
-        features.chunk_length = _LONGEST_SECONDS
-        features.n_samples = _LONGEST_SECONDS * RATE
-        features.nb_max_frames = features.n_samples // features.hop_length
 
     def __call__(
         self,
@@ -70,6 +73,7 @@ class Batcher:
             prompts.append(prompt)
             texts.append(prompt + reply)
             replies.append(len(self._processor.tokenizer(reply)["input_ids"]))
+        self._pad_audio_to(max(map(len, waves), default=0) + _MARGIN)
         inputs = self._processor(
             text=texts,
             images=images or None,
@@ -80,7 +84,18 @@ class Batcher:
         )
         lengths = inputs["attention_mask"].sum(-1).tolist()
         starts = [length - reply for length, reply in zip(lengths, replies, strict=True)]
-        return Batch(dict(inputs), starts, replies, [dialogue.turns[-1].reply for dialogue in dialogues])
+        return Batch(
+            dict(inputs),
+            starts,
+            replies,
+            texts=[dialogue.turns[-1].reply for dialogue in dialogues],
+            spoken=[turn.question for dialogue in dialogues for turn in dialogue.turns if turn.spoken],
+        )
+
+    def _pad_audio_to(self, samples: int) -> None:
+        features = self._processor.feature_extractor
+        features.n_samples = samples
+        features.nb_max_frames = samples // features.hop_length
 
 
 def _system(generator: random.Random) -> dict[str, Any]:
@@ -103,6 +118,8 @@ def _messages(
 
 def _content(turn: Turn, images: list[Image.Image], generator: random.Random) -> list[dict[str, Any]]:
     asked = {"type": "audio", "audio": ""} if turn.spoken else {"type": "text", "text": turn.question}
+    if turn.instruction:
+        return [asked, {"type": "text", "text": turn.instruction}]
     if turn.scene is None:
         return [asked]
     images.append(turn.scene.draw(generator))

@@ -173,7 +173,7 @@ class _Report:
     def __init__(self, training: Training) -> None:
         self._training = training
         self._values: dict[str, list[torch.Tensor]] = {}
-        self._seconds = training.seconds
+        self._steps, self._seconds = training.steps, training.seconds
 
     def add(self, losses: Losses) -> None:
         for name, value in losses.items():
@@ -182,7 +182,7 @@ class _Report:
         if training.steps % _REPORT_STEPS:
             return
         means = " ".join(f"{name} {torch.stack(found).mean():.4f}" for name, found in self._values.items())
-        speed = max(map(len, self._values.values())) / (training.seconds - self._seconds)
+        speed = (training.steps - self._steps) / (training.seconds - self._seconds)
         _logger.info(
             "%s: step %d of %d, %.0f s, %.2f steps/s, %s",
             training.name,
@@ -193,7 +193,7 @@ class _Report:
             means,
         )
         self._values.clear()
-        self._seconds = training.seconds
+        self._steps, self._seconds = training.steps, training.seconds
 
 
 def weights_file(directory: Path, name: str) -> Path:
@@ -212,3 +212,9 @@ def load_average(directory: Path, name: str, model: nn.Module) -> None:
 def device() -> torch.device:
     """Return the GPU if there is one, else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def in_16_bits(place: torch.device) -> torch.autocast:
+    """Compute matrix products in bfloat16 where ``place`` has instructions for them."""
+    able = place.type != "cpu" or torch.cpu._is_avx512_bf16_supported()
+    return torch.autocast(place.type, torch.bfloat16, enabled=able)

@@ -25,7 +25,16 @@ from checkpoint.training.data.corpus import VOICES, SpeechCorpus, Utterance
 from checkpoint.training.data.hearing import Hearing
 from checkpoint.training.parts import thinker, vocabulary
 from checkpoint.training.parts.batches import Batch
-from checkpoint.training.parts.loop import Losses, Recipe, Step, Stop, Training, device, load_average
+from checkpoint.training.parts.loop import (
+    Losses,
+    Recipe,
+    Step,
+    Stop,
+    Training,
+    device,
+    in_16_bits,
+    load_average,
+)
 
 NAME = "talker"
 RECIPE = Recipe(steps=5_000, rate=1.5e-3, weight_decay=0.05)
@@ -106,7 +115,8 @@ def train(
     def losses_of(step: Step) -> Losses:
         batch = examples.draw(_KINDS[step.number % len(_KINDS)], step.seed, _SIZE)
         speech = _speech(batch, spoken, codes, random.Random(step.seed))
-        return {"codes": predicted(model, frozen, batch, speech)[0]}
+        with in_16_bits(place):
+            return {"codes": predicted(model, frozen, batch, speech)[0]}
 
     training.run(losses_of, stop)
     return training

@@ -12,19 +12,22 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniTh
 
 from checkpoint.shape import SPEAKING, CheckpointShape
 from checkpoint.training.data import augmentation
-from checkpoint.training.data.dialogues import Conversations, Dialogue
+from checkpoint.training.data.dialogues import Conversations, Dialogue, written_down
 from checkpoint.training.data.hearing import Hearing
 from checkpoint.training.data.synthesis import Wave
 from checkpoint.training.parts import vocabulary
+from checkpoint.training.parts.alignment import heard, words_loss
 from checkpoint.training.parts.batches import Batch, Batcher
-from checkpoint.training.parts.loop import Losses, Recipe, Step, Stop, Training, device
+from checkpoint.training.parts.loop import Losses, Recipe, Step, Stop, Training, device, in_16_bits
 
 NAME = "thinker"
-RECIPE = Recipe(steps=12_000, rate=1e-3, warmup=400, weight_decay=0.05)
-# Text alone first, which is cheap; then all kinds by turns.
+RECIPE = Recipe(steps=14_000, rate=1e-3, warmup=400, weight_decay=0.05)
+# Text alone first, which is cheap; then the audio encoder alone; then all kinds by turns.
 _TEXT_STEPS = 1000
-_KINDS = ("audio", "image", "text", "audio", "image", "text")
-_SIZES = {"text": 48, "audio": 12, "image": 16}
+_WORDS_STEPS = 1200
+_KINDS = ("audio", "text", "audio", "image")
+_SIZES = {"text": 48, "words": 24, "audio": 12, "image": 16}
+_WORDS_WEIGHT = 0.3
 _SEED = 0
 
 
@@ -57,7 +60,7 @@ class Examples:
         self._replies = replies
 
     def draw(self, kind: str, seed: int, size: int | None = None) -> Batch:
-        """Return a batch of ``text``, ``audio`` or ``image``."""
+        """Return a batch of ``text``, ``words`` (recordings to be written down), ``audio`` or ``image``."""
         generator, noise = random.Random(seed), np.random.default_rng(seed)
         dialogues: list[Dialogue] = []
         waves: list[Wave] = []
@@ -69,7 +72,11 @@ class Examples:
                 dialogue = self._conversations.seen(generator)
             else:
                 clip = generator.choice(self._hearing.clips)
-                dialogue = self._conversations.heard(clip.spoken, generator)
+                dialogue = (
+                    written_down(clip.question)
+                    if kind == "words"
+                    else self._conversations.heard(clip.spoken, generator)
+                )
             if self._replies is not None and dialogue.turns[-1].reply not in self._replies:
                 continue
             dialogues.append(dialogue)
@@ -80,7 +87,9 @@ class Examples:
 
 def kind_of(step: int) -> str:
     """Return which kind of batch a step of the training takes."""
-    return "text" if step < _TEXT_STEPS else _KINDS[step % len(_KINDS)]
+    if step < _TEXT_STEPS:
+        return "text"
+    return "words" if step < _TEXT_STEPS + _WORDS_STEPS else _KINDS[step % len(_KINDS)]
 
 
 def train(hearing: Hearing, directory: Path, stop: Stop, recipe: Recipe = RECIPE) -> Training:
@@ -92,7 +101,15 @@ def train(hearing: Hearing, directory: Path, stop: Stop, recipe: Recipe = RECIPE
 
     def losses_of(step: Step) -> Losses:
         kind = kind_of(step.number)
-        return {kind: reply_loss(model, examples.draw(kind, step.seed))}
+        batch = examples.draw(kind, step.seed)
+        with in_16_bits(place), heard(model) as outputs:
+            if kind == "words":
+                model.get_audio_features(**batch.audio(place))
+                return {kind: words_loss(model, outputs[0], batch)}
+            losses = {kind: reply_loss(model, batch)}
+        if kind == "audio":
+            losses["words"] = _WORDS_WEIGHT * words_loss(model, outputs[0], batch)
+        return losses
 
     training.run(losses_of, stop)
     return training

@@ -1,22 +1,32 @@
 """``/v1/chat/completions``."""
 
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from functools import partial
+from itertools import count
 from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.http.answer import HttpAnswer, begin, finish_reason, usage_of
+from gateway.http.answer import HttpAnswer, begin, finish_reason, start_delay, usage_of
 from gateway.http.connection import while_connected
 from gateway.http.context import HttpContext
 from gateway.http.errors import json_response
 from gateway.http.openai.chat_request import ChatAnswerOptions, read_chat
+from gateway.http.openai.tools import Call, call_object
 from gateway.http.streams import EventStream
 from omnirelay.events import AudioEvent, DoneEvent, TextEvent
 
-NAMES: Final[Mapping[str, str | None]] = {"speaker": "audio.voice", "text_sampling.min_tokens": "min_tokens"}
+NAMES: Final[Mapping[str, str | None]] = {
+    "speaker": "audio.voice",
+    **{
+        f"text_sampling.{name}": name
+        for name in ("min_tokens", "presence_penalty", "frequency_penalty", "min_p", "logit_bias")
+    },
+    "text_sampling.logprobs": "top_logprobs",
+    "text_sampling.json_schema": "response_format",
+}
 """Names here of fields of a :class:`omnirelay.protocol.GenerateRequest`, where they differ."""
 
 
@@ -47,6 +57,9 @@ class Completion:
 
     def __init__(self, context: HttpContext, options: ChatAnswerOptions, answer: HttpAnswer) -> None:
         self._answer = answer
+        self._calls = options.call_parser()
+        self._token_bytes = context.gateway.token_bytes
+        self._report = partial(context.gateway.report, answer.request_id)
         self._options = options
         self._model = context.model
         self._created = int(time.time())
@@ -59,51 +72,137 @@ class Completion:
     async def whole(self) -> dict[str, Any]:
         """Wait for the end of the answer, and return it as one object."""
         pieces: list[bytes] = []
+        logprobs: list[dict[str, Any]] = []
         async for event in self._answer:
+            if isinstance(event, TextEvent):
+                logprobs += self._logprobs(event)
             if isinstance(event, AudioEvent) and self._audio is not None:
                 pieces.append(await self._audio.push(event.pcm))
             elif isinstance(event, DoneEvent):
                 done = event
-        message: dict[str, Any] = {"role": "assistant", "content": done.text, "refusal": None}
+        text, calls = self._split(done.text)
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        if calls:
+            message |= {"content": text or None, "tool_calls": calls}
         if self._audio is not None:
             pieces.append(await self._audio.finish())
             audio = {**self._audio_end(), "data": b"".join(pieces).decode(), "transcript": done.text}
             message |= {"content": None, "audio": audio}
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish_reason(done)}
-        return {**self._head("chat.completion"), "choices": [choice], "usage": _usage(done)}
+        choice = {
+            "index": 0,
+            "message": message,
+            "logprobs": self._content(logprobs),
+            "finish_reason": self._finish_reason(done),
+        }
+        return {**self._head("chat.completion"), "choices": [choice], "usage": usage_of_chat(done)}
 
     async def chunks(self) -> AsyncGenerator[dict[str, Any], None]:
         """Yield the answer in chunks, the first one when there is something of it."""
         await self._answer.begin()
         yield self._chunk({"role": "assistant", "content": None if self._audio else "", "refusal": None})
+        delay: dict[str, Any] = {}
         async for event in self._answer:
             if isinstance(event, TextEvent):
-                if event.text:
-                    yield self._chunk(
-                        self._audio_delta(transcript=event.text) if self._audio else {"content": event.text}
-                    )
+                logprobs = self._logprobs(event)
+                for delta in self._text_deltas(event.text, bool(logprobs)):
+                    yield self._chunk(delta, logprobs=logprobs)
+                    logprobs = []
             elif not isinstance(event, AudioEvent):
                 done = event
-            elif self._audio is not None and (data := await self._audio.push(event.pcm)):
-                yield self._chunk(self._audio_delta(data=data.decode()))
-        if self._audio is not None:
-            if data := await self._audio.finish():
-                yield self._chunk(self._audio_delta(data=data.decode()))
-            yield self._chunk({"audio": self._audio_end()})
-        yield self._chunk({}, finish_reason(done))
+            elif self._audio is not None:
+                delay |= start_delay(event)
+                if data := await self._audio.push(event.pcm):
+                    yield self._chunk(self._audio_delta(data=data.decode(), **delay))
+                    delay = {}
+        for delta in [*await self._last_audio(), *self._text_deltas("", last=True)]:
+            yield self._chunk(delta)
+        yield self._chunk({}, self._finish_reason(done))
         if self._options.include_usage:
-            yield {**self._head("chat.completion.chunk"), "choices": [], "usage": _usage(done)}
+            yield {**self._head("chat.completion.chunk"), "choices": [], "usage": usage_of_chat(done)}
+
+    async def _last_audio(self) -> list[dict[str, Any]]:
+        if self._audio is None:
+            return []
+        data = await self._audio.finish()
+        ending = {"audio": self._audio_end()}
+        return [self._audio_delta(data=data.decode()), ending] if data else [ending]
 
     def _head(self, kind: str) -> dict[str, Any]:
         name = f"chatcmpl-{self._answer.request_id}"
         return {"id": name, "object": kind, "created": self._created, "model": self._model}
 
-    def _chunk(self, delta: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
-        chunk = {**self._head("chat.completion.chunk"), "choices": [choice]}
-        return {**chunk, "usage": None} if self._options.include_usage else chunk
+    def _logprobs(self, event: TextEvent) -> list[dict[str, Any]]:
+        """Describe the tokens of an event that have a text."""
+        if not self._options.logprobs:
+            return []
+        pairs = zip(event.token_ids, event.logprobs, strict=False)
+        found = [
+            (self._token(token_id, each.logprob), [self._token(*likely) for likely in each.top])
+            for token_id, each in pairs
+        ]
+        return [{**token, "top_logprobs": [each for each in top if each]} for token, top in found if token]
 
-    def _audio_delta(self, **fields: str) -> dict[str, Any]:
+    def _token(self, token_id: int, logprob: float) -> dict[str, Any] | None:
+        data = self._token_bytes(token_id)
+        if data is None:
+            return None
+        return {"token": data.decode(errors="replace"), "logprob": logprob, "bytes": list(data)}
+
+    def _content(self, logprobs: list[dict[str, Any]]) -> dict[str, Any] | None:
+        return {"content": logprobs, "refusal": None} if self._options.logprobs else None
+
+    def _chunk(
+        self, delta: dict[str, Any], reason: str | None = None, logprobs: Sequence[dict[str, Any]] = ()
+    ) -> dict[str, Any]:
+        content = self._content(list(logprobs)) if logprobs else None
+        choice = {"index": 0, "delta": delta, "logprobs": content, "finish_reason": reason}
+        chunk = {**self._head("chat.completion.chunk"), "choices": [choice]}
+        if not self._options.include_usage:
+            return chunk
+        return {**chunk, "usage": self._usage_so_far() if self._options.running_usage else None}
+
+    def _usage_so_far(self) -> dict[str, int] | None:
+        """Count the tokens that the stages have sent; none if the request is not remembered any more."""
+        report = self._report()
+        if report is None:
+            return None
+        written = report.text_tokens + report.codec_tokens
+        total = report.prompt_tokens + written
+        return {"prompt_tokens": report.prompt_tokens, "completion_tokens": written, "total_tokens": total}
+
+    def _text_deltas(self, text: str, always: bool = False, last: bool = False) -> list[dict[str, Any]]:
+        """Return what a piece of the text brings; ``always`` something."""
+        if self._audio is not None:
+            return [self._audio_delta(transcript=text)] if text or always else []
+        if self._calls is None:
+            return [{"content": text}] if text or always else []
+        before = self._calls.calls
+        deltas = [
+            {"content": each} if isinstance(each, str) else each for each in self._calls.push(text, last)
+        ]
+        calls = count(before)
+        return [
+            each if isinstance(each, dict) else {"tool_calls": [self._call_delta(next(calls), each)]}
+            for each in deltas
+        ] or ([{"content": ""}] if always else [])
+
+    def _call_delta(self, number: int, call: Call) -> dict[str, Any]:
+        return {"index": number, **call_object(self._answer.request_id, number, call)}
+
+    def _split(self, text: str) -> tuple[str, list[dict[str, Any]]]:
+        """Return a whole answer's text, and its calls."""
+        if self._calls is None:
+            return text, []
+        found = self._calls.push(text, last=True)
+        calls = [each for each in found if isinstance(each, Call)]
+        said = "".join(each for each in found if isinstance(each, str))
+        return said, [call_object(self._answer.request_id, *each) for each in enumerate(calls)]
+
+    def _finish_reason(self, done: DoneEvent) -> str:
+        reason = finish_reason(done)
+        return "tool_calls" if reason == "stop" and self._calls is not None and self._calls.calls else reason
+
+    def _audio_delta(self, **fields: Any) -> dict[str, Any]:
         return {"audio": {"id": f"audio_{self._answer.request_id}", **fields}}
 
     def _audio_end(self) -> dict[str, Any]:
@@ -111,5 +210,6 @@ class Completion:
         return {"id": f"audio_{self._answer.request_id}", "expires_at": self._created}
 
 
-def _usage(done: DoneEvent) -> dict[str, Any]:
+def usage_of_chat(done: DoneEvent) -> dict[str, Any]:
+    """Build ``usage`` with a chat's names."""
     return usage_of(done, "prompt", "completion", "tokens_details")

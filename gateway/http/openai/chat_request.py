@@ -1,7 +1,8 @@
 """The body of ``/v1/chat/completions``, converted to a request of the gateway."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -10,14 +11,20 @@ from gateway.http.answer import AnswerOptions
 from gateway.http.body import read_object
 from gateway.http.encoding.encoders import FORMATS, AudioFormat, require_format
 from gateway.http.fields import convert, read_fields, require_one_of
-from gateway.http.openai.messages import Message, read_message
-from gateway.http.openai.strings import LongStrings
+from gateway.http.openai.messages import Message, joined_results, read_message
+from gateway.http.openai.strings import MIN_LENGTH, LongStrings
+from gateway.http.openai.tools import CallParser, Choice, Tools, explained, forced_schema
 from omnirelay.content import MAX_MESSAGES
 from omnirelay.errors import InvalidRequestError, UnsupportedError
-from omnirelay.protocol import GenerateRequest, SamplingOverrides
+from omnirelay.protocol import MAX_STOPS, GenerateRequest, SamplingOverrides, StopText
+from omnirelay.values import MAX_BIASES, ChunkFrames, LogitBias, Logprobs, MinP, Penalty
 from shared.messages import MAX_TOP_K, Priority, RepetitionPenalty, Seed, Temperature, TopP
 
 DEFAULT_FORMAT: Final[AudioFormat] = "wav"
+
+
+TokenText = Annotated[str, Meta(pattern=r"^[0-9]{1,9}\Z")]
+"""A token id as a key of JSON."""
 
 
 class VoiceId(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -44,6 +51,22 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     continuous_usage_stats: bool = False
 
 
+class SchemaFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A schema of the answer; ``strict`` is ignored, because it is always obeyed."""
+
+    name: str = ""
+    schema: dict[str, Any] = {}
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """OpenAI's form of structured outputs."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: SchemaFormat | None = None
+
+
 class ProcessorOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """vLLM's options for media."""
 
@@ -67,11 +90,23 @@ class ChatFields(msgspec.Struct, frozen=True, kw_only=True):
     top_p: TopP | None = None
     top_k: Annotated[int, Meta(ge=-1, le=MAX_TOP_K)] | None = None
     repetition_penalty: RepetitionPenalty | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    min_p: MinP | None = None
+    logit_bias: Annotated[dict[TokenText, LogitBias], Meta(max_length=MAX_BIASES)] | None = None
+    logprobs: bool = False
+    top_logprobs: Logprobs | None = None
+    response_format: ResponseFormat | None = None
+    tools: Tools = []
+    tool_choice: Choice | None = None
+    parallel_tool_calls: bool = True
+    stop: StopText | Literal[""] | Annotated[list[StopText], Meta(max_length=MAX_STOPS)] = []
     seed: Seed | None = None
     priority: Priority = 0
     deadline_s: float | None = None
     mm_processor_kwargs: ProcessorOptions = ProcessorOptions()
     codec_sampling: SamplingOverrides = SamplingOverrides()
+    chunk_frames: ChunkFrames = []
 
 
 @dataclass(frozen=True)
@@ -80,52 +115,101 @@ class ChatAnswerOptions(AnswerOptions):
 
     Attributes:
         include_usage: End the stream with the numbers of tokens.
+        logprobs: The answer has the log probabilities of its tokens.
+        running_usage: Each chunk has the numbers of tokens so far.
         audio: The format of the speech; none for text only.
+        tools: Names of the functions that the model may call.
+        forced: It must call one.
+        parallel: It may call several.
     """
 
     include_usage: bool
+    running_usage: bool
+    logprobs: bool
     audio: AudioFormat | None
+    tools: frozenset[str] = frozenset()
+    forced: bool = False
+    parallel: bool = True
+
+    def call_parser(self) -> CallParser | None:
+        """A parser of the answer; none if nothing can be called."""
+        return CallParser(self.tools, self.forced, self.parallel) if self.tools else None
 
 
 def read_chat(
-    body: bytearray, max_text_tokens: int, max_item_bytes: int
+    body: bytearray,
+    max_text_tokens: int,
+    max_item_bytes: int,
+    as_chat: Callable[[dict[str, Any]], dict[str, Any]] = lambda values: values,
 ) -> tuple[ChatAnswerOptions, GenerateRequest]:
     """Parse and check a body; ``ignore_eos`` asks for ``max_text_tokens``.
+
+    Args:
+        as_chat: Converts the body of another API to a chat's.
 
     Raises:
         InvalidRequestError: It is invalid, or asks for something that is not supported.
     """
     strings = LongStrings(max_item_bytes)
-    fields = read_fields(read_object(strings.cut(body)), ChatFields)
+    fields = read_fields(as_chat(read_object(strings.cut(body))), ChatFields)
     audio = _audio_format(fields)
     if fields.stream_options is not None and not fields.stream:
         raise InvalidRequestError("stream_options need stream: true", "stream_options")
     usage = fields.stream_options or StreamOptions()
-    if usage.continuous_usage_stats:
-        raise UnsupportedError(
-            "usage is sent once, at the end of a stream", "stream_options.continuous_usage_stats"
-        )
     places = [f"messages[{at}]" for at in range(len(fields.messages))]
     try:
-        messages = [
-            read_message(convert(each, Message, place), strings, place)
-            for each, place in zip(fields.messages, places, strict=True)
-        ]
+        given = [convert(each, Message, place) for each, place in zip(fields.messages, places, strict=True)]
+        read = [read_message(each, strings, place) for each, place in zip(given, places, strict=True)]
     except UnicodeDecodeError as error:
         raise InvalidRequestError(f"the body is not UTF-8: {error}", "messages") from error
+    messages = joined_results(given, read)
+    tools = fields.tools if fields.tool_choice != "none" else []
+    forced = forced_schema(tools, fields.tool_choice)
+    if tools and audio is not None:
+        raise UnsupportedError("tools are for answers in text only: calls would be spoken", "tools")
+    text_sampling = _text_sampling(fields, max_text_tokens)
+    if tools and text_sampling.json_schema is not None:
+        raise UnsupportedError("response_format does not go together with tools", "response_format")
+    if forced is not None:
+        text_sampling = msgspec.structs.replace(text_sampling, json_schema=forced)
+    if tools:
+        messages = explained(messages, tools)
+    stop = [fields.stop] if isinstance(fields.stop, str) and fields.stop else list(fields.stop)
+    described = msgspec.json.encode(tools).decode()
+    for name, texts in (
+        ("tools", [described]),
+        ("stop", stop),
+        ("response_format", [text_sampling.json_schema or ""]),
+    ):
+        if any(map(strings.has_word, texts)):
+            raise InvalidRequestError(f"{name} has a string of more than {MIN_LENGTH} bytes", name)
     voice = fields.audio.voice if fields.audio else None
     request = GenerateRequest(
         messages=messages,
         speech=audio is not None,
         speaker=voice_name(voice),
-        text_sampling=_text_sampling(fields, max_text_tokens),
+        text_sampling=text_sampling,
         codec_sampling=fields.codec_sampling,
+        chunk_frames=fields.chunk_frames,
+        stop=stop,
         seed=fields.seed,
         priority=fields.priority,
         deadline_s=fields.deadline_s,
         use_audio_in_video=fields.mm_processor_kwargs.use_audio_in_video,
     )
-    return ChatAnswerOptions(fields.model, fields.stream, usage.include_usage, audio), request
+    running = usage.include_usage and usage.continuous_usage_stats
+    options = ChatAnswerOptions(
+        fields.model,
+        fields.stream,
+        usage.include_usage,
+        running,
+        fields.logprobs,
+        audio,
+        frozenset(tool.function.name for tool in tools),
+        forced is not None,
+        fields.parallel_tool_calls,
+    )
+    return options, request
 
 
 def voice_name(voice: Voice | None) -> str | None:
@@ -149,6 +233,19 @@ def _audio_format(fields: ChatFields) -> AudioFormat | None:
     return found
 
 
+def _json_schema(form: ResponseFormat | None) -> str | None:
+    """Return the schema that an answer must obey."""
+    if form is None or form.type == "text":
+        return None
+    if form.type == "json_object":
+        return '{"type":"object"}'
+    if form.json_schema is None:
+        raise InvalidRequestError(
+            "response_format.json_schema is missing: give the schema", "response_format.json_schema"
+        )
+    return msgspec.json.encode(form.json_schema.schema).decode()
+
+
 def _text_sampling(fields: ChatFields, max_text_tokens: int) -> SamplingOverrides:
     most = fields.max_tokens if fields.max_completion_tokens is None else fields.max_completion_tokens
     if fields.max_tokens not in (None, most):
@@ -156,6 +253,9 @@ def _text_sampling(fields: ChatFields, max_text_tokens: int) -> SamplingOverride
             f"max_tokens is {fields.max_tokens} and max_completion_tokens {most}: give one of them",
             "max_tokens",
         )
+    if fields.top_logprobs and not fields.logprobs:
+        raise InvalidRequestError("top_logprobs need logprobs: true", "top_logprobs")
+    biases = fields.logit_bias
     return SamplingOverrides(
         max_tokens=most,
         # The most possible, so that no end token is drawn.
@@ -164,4 +264,10 @@ def _text_sampling(fields: ChatFields, max_text_tokens: int) -> SamplingOverride
         top_k=0 if fields.top_k == -1 else fields.top_k,
         top_p=fields.top_p,
         repetition_penalty=fields.repetition_penalty,
+        presence_penalty=fields.presence_penalty,
+        frequency_penalty=fields.frequency_penalty,
+        min_p=fields.min_p,
+        logit_bias={int(token): bias for token, bias in biases.items()} if biases else None,
+        logprobs=(fields.top_logprobs or 0) if fields.logprobs else None,
+        json_schema=_json_schema(fields.response_format),
     )

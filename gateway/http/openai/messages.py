@@ -1,12 +1,14 @@
 """Messages of a chat in OpenAI's and vLLM's form, converted to the gateway's."""
 
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Final
 
 import msgspec
+from msgspec import Meta
 
-from gateway.http.fields import convert, require_one_of
+from gateway.http.fields import convert
 from gateway.http.openai.strings import LongStrings
+from gateway.http.openai.tools import MAX_TOOLS, PastCall, result_text
 from omnirelay.content import AudioPart, ChatMessage, ContentPart, ImagePart, Role, TextPart, VideoPart
 from omnirelay.errors import InvalidRequestError, UnsupportedError
 
@@ -29,7 +31,7 @@ class SpokenAnswer(msgspec.Struct, frozen=True):
 
 
 class Message(_StrictStruct, frozen=True, kw_only=True):
-    """OpenAI's message; the fields for tools are parsed to be refused."""
+    """OpenAI's message; ``name`` and ``annotations`` are ignored."""
 
     role: str
     content: str | list[dict[str, Any]] | None = None
@@ -37,9 +39,9 @@ class Message(_StrictStruct, frozen=True, kw_only=True):
     refusal: str | None = None
     annotations: Any = None
     name: Any = None
-    tool_calls: Any = None
+    tool_calls: Annotated[list[PastCall], Meta(max_length=MAX_TOOLS)] | None = None
     function_call: Any = None
-    tool_call_id: Any = None
+    tool_call_id: str | None = None
 
 
 class _Url(_StrictStruct, frozen=True):
@@ -84,17 +86,48 @@ def read_message(message: Message, strings: LongStrings, where: str) -> ChatMess
     """Convert a message, found at ``where`` in the request.
 
     Raises:
-        UnsupportedError: It asks for tools, or for something else that is not supported.
+        UnsupportedError: It has something that is not supported.
         InvalidRequestError: It is invalid.
     """
-    for name in ("name", "tool_calls", "function_call", "tool_call_id"):
-        if getattr(message, name) not in (None, []):
-            raise UnsupportedError(f"{where}.{name} is not supported", f"{where}.{name}")
-    if message.role in {"tool", "function"}:
-        raise UnsupportedError(f"{where}: tools are not supported", f"{where}.role")
+    if message.function_call is not None or message.role == "function":
+        name = "role" if message.role == "function" else "function_call"
+        raise UnsupportedError(f"{where}: send tool_calls and the role tool instead", f"{where}.{name}")
+    if message.role == "tool":
+        texts = "".join(_only_text(part, where) for part in _parts(message, strings, where))
+        return ChatMessage("user", result_text(texts))
     if message.role not in ROLES:
         raise InvalidRequestError(f"{where}: there is no role {message.role[:64]!r}", f"{where}.role")
-    return ChatMessage(ROLES[message.role], _content(message, strings, where))
+    if not message.tool_calls:
+        return ChatMessage(ROLES[message.role], _content(message, strings, where))
+    if message.role != "assistant":
+        raise InvalidRequestError(f"{where}: only the assistant calls tools", f"{where}.tool_calls")
+    said = [] if message.content in (None, "", []) else _parts(message, strings, where)
+    calls = "\n".join(call.text for call in message.tool_calls)
+    return ChatMessage("assistant", [*said, TextPart(f"\n{calls}" if said else calls)])
+
+
+def joined_results(messages: Sequence[Message], read: Sequence[ChatMessage]) -> list[ChatMessage]:
+    """Join the results of tools that follow each other to one turn."""
+    joined: list[ChatMessage] = []
+    after_result = False
+    for message, each in zip(messages, read, strict=True):
+        if after_result and message.role == "tool":
+            joined[-1] = ChatMessage("user", f"{joined[-1].content}\n{each.content}")
+        else:
+            joined.append(each)
+        after_result = message.role == "tool"
+    return joined
+
+
+def _parts(message: Message, strings: LongStrings, where: str) -> Sequence[ContentPart]:
+    content = _content(message, strings, where)
+    return [TextPart(content)] if isinstance(content, str) else content
+
+
+def _only_text(part: ContentPart, where: str) -> str:
+    if not isinstance(part, TextPart):
+        raise UnsupportedError(f"{where}: a tool's result can only be text", f"{where}.content")
+    return part.text
 
 
 def _content(message: Message, strings: LongStrings, where: str) -> str | list[ContentPart]:
@@ -141,10 +174,8 @@ def _audio_url(part: dict[str, Any], strings: LongStrings, where: str) -> Conten
 
 
 def _image_url(part: dict[str, Any], strings: LongStrings, where: str) -> ContentPart:
-    url = convert(part, _ImageUrlPart, where).image_url
-    # The model always gets the full resolution.
-    require_one_of(f"{where}.image_url.detail", url.detail, {"auto", "high"})
-    return strings.media(ImagePart, url.url)
+    # ``detail`` is ignored: the model always gets the full resolution.
+    return strings.media(ImagePart, convert(part, _ImageUrlPart, where).image_url.url)
 
 
 def _video_url(part: dict[str, Any], strings: LongStrings, where: str) -> ContentPart:

@@ -38,6 +38,7 @@ class ModelsApi:
             "owned_by": "omnirelay",
             "max_model_len": registry.max_positions("thinker"),
             "voices": registry.speakers(),
+            "voice_aliases": self._context.gateway.voice_aliases(),
             "starters": list(self._context.starters),
             "random_weights": self._context.random_weights,
             "limits": {

@@ -10,8 +10,9 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.http.answer import AnswerOptions, HttpAnswer, begin, usage_of
+from gateway.http.answer import AnswerOptions, HttpAnswer, begin, start_delay, usage_of
 from gateway.http.body import read_object
+from gateway.http.connection import while_connected
 from gateway.http.context import HttpContext
 from gateway.http.encoding.encoders import CONTENT_TYPES, AudioFormat, require_format
 from gateway.http.fields import read_fields, require_one_of
@@ -21,10 +22,13 @@ from omnirelay.content import ChatMessage
 from omnirelay.errors import UnsupportedError
 from omnirelay.events import AudioEvent, DoneEvent
 from omnirelay.protocol import GenerateRequest
+from omnirelay.values import ChunkFrames
 from shared.messages import Seed
 
 MAX_CHARACTERS: Final = 4096
 """As in OpenAI's API."""
+START_DELAY: Final = "X-Start-Delay-Ms"
+"""Header of a file: how long to wait before playing it."""
 REPEAT: Final = (
     "Repeat the user's message word for word, in its own language. Do not answer it, do not comment on it, "
     "and add nothing."
@@ -52,6 +56,7 @@ class SpeechFields(msgspec.Struct, frozen=True, kw_only=True):
     response_format: str = "mp3"
     stream_format: Literal["audio", "sse"] = "audio"
     speed: float = 1.0
+    chunk_frames: ChunkFrames = []
     seed: Seed | None = None
 
 
@@ -78,6 +83,7 @@ def read_speech(body: bytearray, system_prompt: str | None) -> tuple[SpeechAnswe
     request = GenerateRequest(
         messages=[ChatMessage("system", system), ChatMessage("user", fields.input)],
         speaker=voice_name(fields.voice),
+        chunk_frames=fields.chunk_frames,
         seed=fields.seed,
     )
     return SpeechAnswerOptions(fields.model, fields.stream_format == "sse", name), request
@@ -96,8 +102,17 @@ class SpeechApi:
         options, answer = await begin(context, request, read, NAMES)
         if options.events:
             return EventStream(self._events(options, answer), answer, context.told)
-        pieces = self._pieces(options, answer)
-        return ByteStream(pieces, answer, context.told, CONTENT_TYPES[options.format])
+        try:
+            async with while_connected(request.receive):
+                delay_ms = await answer.begin_audio()
+        except BaseException:
+            answer.close()
+            raise
+        stream = ByteStream(
+            self._pieces(options, answer), answer, context.told, CONTENT_TYPES[options.format]
+        )
+        stream.headers[START_DELAY] = str(delay_ms)
+        return stream
 
     async def _pieces(self, options: SpeechAnswerOptions, answer: HttpAnswer) -> AsyncGenerator[bytes, None]:
         audio = self._context.audio.start(options.format, streamed=True)
@@ -110,9 +125,13 @@ class SpeechApi:
         self, options: SpeechAnswerOptions, answer: HttpAnswer
     ) -> AsyncGenerator[dict[str, Any], None]:
         audio = self._context.audio.start(options.format, streamed=True, base64=True)
+        delay: dict[str, int] = {}
         async for event in answer:
-            if isinstance(event, AudioEvent) and (data := await audio.push(event.pcm)):
-                yield _delta(data)
+            if isinstance(event, AudioEvent):
+                delay |= start_delay(event)
+                if data := await audio.push(event.pcm):
+                    yield _delta(data) | delay
+                    delay = {}
             if isinstance(event, DoneEvent):
                 done = event
         if data := await audio.finish():
@@ -122,5 +141,5 @@ class SpeechApi:
         yield {"type": "speech.audio.done", "usage": counts}
 
 
-def _delta(data: bytes) -> dict[str, str]:
+def _delta(data: bytes) -> dict[str, Any]:
     return {"type": "speech.audio.delta", "audio": data.decode()}

@@ -44,6 +44,10 @@ class LongStrings:
         short += view[done:]
         return short
 
+    def has_word(self, value: str) -> bool:
+        """Whether a string that is short now was cut out, or a part of it."""
+        return self._word in value
+
     def text(self, value: str) -> str:
         """Return the string that a word replaces, or any other string as it is.
 

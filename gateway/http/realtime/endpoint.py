@@ -89,7 +89,7 @@ class RealtimeApi:
                 # Starlette raises RuntimeError if this side has closed the connection meanwhile.
                 raise ClientGoneError from error
 
-        session = Session(self._context, self._context.account(socket), send)
+        session = Session(self._context, self._context.account(socket), send, self._context.share(socket))
         reading = asyncio.create_task(self._read(socket, session))
         slow = asyncio.create_task(session.too_slow.wait())
         try:

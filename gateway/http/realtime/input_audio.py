@@ -27,7 +27,7 @@ class InputAudio:
             MediaTooLargeError: The limit is exceeded; the buffer is unchanged.
             BusyError: Memory is short.
         """
-        size = len(self._file) - HEADER_BYTES + len(samples)
+        size = self.size + len(samples)
         if size > self._limit:
             raise MediaTooLargeError(
                 f"the input audio buffer is limited to {self._limit / BYTES_PER_S:.1f} s "
@@ -37,13 +37,23 @@ class InputAudio:
         self._hold.grow(len(samples))
         self._file += samples
 
+    @property
+    def size(self) -> int:
+        """Bytes of the samples."""
+        return len(self._file) - HEADER_BYTES
+
+    def so_far(self) -> bytes:
+        """Return a copy of the file, of whole samples."""
+        size = self.size // 2 * 2
+        return bytes(wav_header(size)) + bytes(memoryview(self._file)[HEADER_BYTES : HEADER_BYTES + size])
+
     def commit(self) -> tuple[bytearray, Hold]:
         """Empty the buffer, and return its file and reserved memory.
 
         Raises:
             InvalidRequestError: It is empty, or ends within a sample.
         """
-        size = len(self._file) - HEADER_BYTES
+        size = self.size
         if not size:
             raise InvalidRequestError("the input audio buffer is empty: append audio first")
         if size % 2:

@@ -8,12 +8,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
 from gateway.access.account import ClientAccount
-from gateway.http.answer import HttpAnswer, finish_reason, usage_of
+from gateway.http.answer import HttpAnswer, finish_reason, start_delay, usage_of
 from gateway.http.connection import ClientGoneError
 from gateway.http.context import HttpContext
 from gateway.http.errors import body_of
 from gateway.http.fields import named
 from gateway.http.realtime.conversation import RealtimeConversation
+from gateway.http.realtime.early import EarlyPrompt
 from gateway.http.realtime.items import Item
 from gateway.http.realtime.settings import PCM, Settings
 from omnirelay.content import ChatMessage, TextPart
@@ -30,7 +31,10 @@ log = logging.getLogger(__name__)
 
 
 class Response:
-    """A response to ``messages``; its answer is added to the conversation, if one is given."""
+    """A response to ``messages``; its answer is added to the conversation, if one is given.
+
+    ``early`` has had the beginning of the prompt computed.
+    """
 
     def __init__(
         self,
@@ -41,6 +45,7 @@ class Response:
         messages: Sequence[ChatMessage],
         conversation: RealtimeConversation | None,
         metadata: dict[str, str] | None,
+        early: EarlyPrompt,
     ) -> None:
         self.id: Final = f"resp_{secrets.token_hex(10)}"
         self.error: OmniRelayError | None = None
@@ -51,6 +56,7 @@ class Response:
         self._messages = messages
         self._conversation = conversation
         self._metadata = metadata
+        self._early = early
         self._item = Item("assistant", [], [], status="in_progress")
         self._texts: list[str] = []
         self._request_id: str | None = None
@@ -115,7 +121,9 @@ class Response:
             text_sampling=sampling,
         )
         with named(NAMES):
-            answer = HttpAnswer(await self._context.gateway.submit(request, self._account), NAMES)
+            stream = await self._context.gateway.submit(request, self._account, self._early.thinker)
+            self._early.renew()
+            answer = HttpAnswer(stream, NAMES)
         self._request_id = answer.request_id
         try:
             await self._begin_item()
@@ -132,6 +140,8 @@ class Response:
                     self._texts.append(event.text)
                     await self._send(f"response.{kind}.delta", {**self._place(), "delta": event.text})
             elif isinstance(event, AudioEvent):
+                if delay := start_delay(event):
+                    await self._send("response.output_audio.start_delay", {**self._place(), **delay})
                 data = await audio.push(event.pcm)
                 # Whole samples: each delta can be decoded by itself.
                 delta = binascii.b2a_base64(data, newline=False).decode()

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import secrets
+from collections.abc import Callable
 from typing import Any, Final
 
 from gateway.access.account import ClientAccount
@@ -12,12 +13,13 @@ from gateway.http.errors import body_of
 from gateway.http.fields import named
 from gateway.http.realtime import events
 from gateway.http.realtime.conversation import RealtimeConversation
+from gateway.http.realtime.early import EarlyPrompt
 from gateway.http.realtime.input_audio import InputAudio
 from gateway.http.realtime.items import Item, read_item, sound_item
 from gateway.http.realtime.response import Response, Send
-from gateway.http.realtime.settings import Settings, read_options, split
-from omnirelay.content import ChatMessage
-from omnirelay.errors import InvalidRequestError, OmniRelayError, SlowClientError
+from gateway.http.realtime.settings import Settings, read_options, refuse, split
+from omnirelay.content import AudioPart, ChatMessage
+from omnirelay.errors import InvalidRequestError, OmniRelayError, SlowClientError, UnsupportedError
 from omnirelay.protocol import GenerateRequest
 from shared.config import MediaConfig
 
@@ -27,7 +29,7 @@ log = logging.getLogger(__name__)
 class Session:
     """One client's session.  Must be closed."""
 
-    def __init__(self, context: HttpContext, account: ClientAccount, send: Send) -> None:
+    def __init__(self, context: HttpContext, account: ClientAccount, send: Send, client: str) -> None:
         self.id: Final = f"sess_{secrets.token_hex(10)}"
         self.too_slow: Final = asyncio.Event()
         """Set when the connection must be closed because the client reads too slowly."""
@@ -38,6 +40,7 @@ class Session:
         media, held = _media_of(account, context.config.media), context.gateway.held.of(account.share)
         self._conversation = RealtimeConversation(media, held)
         self._audio = InputAudio(media, held)
+        self._early = EarlyPrompt(context.gateway, account, client)
         self._response: Response | None = None
         self._answering: asyncio.Task[None] | None = None
 
@@ -60,18 +63,24 @@ class Session:
         match event:
             case events.AppendAudio():
                 self._audio.append(event.audio)
+                # An answer that is still spoken may yet be cut short.
+                if not self.answering:
+                    self._early.heard(self._audio.size, self._heard_so_far)
             case events.CommitAudio():
                 await self._commit()
             case events.ClearAudio():
                 self._audio.clear()
+                self._early.stop()
                 await self._send("input_audio_buffer.cleared", {})
             case events.CreateResponse():
                 await self._respond(event.response or {})
             case events.CancelResponse():
                 await self._cancel(event.response_id)
             case events.SessionUpdate():
-                self._settings = self._changed(event.session, "session")
-                await self._send("session.updated", {"session": self._shown()})
+                warnings: list[UnsupportedError] = []
+                self._settings = self._changed(event.session, "session", warnings.append)
+                told = [{"param": each.param, "message": str(each)} for each in warnings]
+                await self._send("session.updated", {"session": self._shown(), "warnings": told})
             case _:
                 await self._edit(event)
 
@@ -85,6 +94,7 @@ class Session:
         if self._answering is not None:
             self._answering.cancel()
             await asyncio.gather(self._answering, return_exceptions=True)
+        self._early.stop()
         self._audio.clear()
         self._conversation.clear()
 
@@ -105,6 +115,7 @@ class Session:
     async def _commit(self) -> None:
         """Make an item of the input audio; it interrupts a response."""
         wav, hold = self._audio.commit()
+        self._early.stop()
         await self._interrupt()
         item = sound_item(wav)
         try:
@@ -121,6 +132,8 @@ class Session:
         told = {"previous_item_id": before, "item": item.shown()}
         await self._send("conversation.item.added", told)
         await self._send("conversation.item.done", told)
+        if not self.answering:
+            self._early.added(self._prompt)
 
     async def _make_room(self) -> None:
         for deleted in self._conversation.make_room():
@@ -129,16 +142,22 @@ class Session:
     async def _respond(self, values: dict[str, Any]) -> None:
         own, changes = split(values, events.ResponseOptions.__struct_fields__)
         options: events.ResponseOptions = read_options(own, events.ResponseOptions, "response")
-        settings = self._changed(changes, "response")
+        settings = self._changed(changes, "response", refuse)
         given = None if options.input is None else await self._given(options.input)
         await self._interrupt()
         await self._make_room()
-        messages = self._conversation.messages() if given is None else given
-        if settings.instructions:
-            messages.insert(0, ChatMessage("system", settings.instructions))
+        self._early.stop()
+        messages = _instructed(self._conversation.messages() if given is None else given, settings)
         added = self._conversation if options.conversation == "auto" else None
         response = Response(
-            self._context, self._account, self._send, settings, messages, added, options.metadata
+            self._context,
+            self._account,
+            self._send,
+            settings,
+            messages,
+            added,
+            options.metadata,
+            self._early,
         )
         self._response = response
         self._answering = asyncio.create_task(self._answer(response))
@@ -175,8 +194,20 @@ class Session:
             messages.append(item.message())
         return messages
 
-    def _changed(self, values: dict[str, Any], where: str) -> Settings:
-        settings = self._settings.changed(values, where, self._context.require_model)
+    def _prompt(self) -> GenerateRequest:
+        """Return what a response would ask now."""
+        messages = _instructed(self._conversation.messages(), self._settings)
+        return GenerateRequest(messages=messages, speech=self._settings.speech)
+
+    def _heard_so_far(self) -> GenerateRequest:
+        request = self._prompt()
+        request.messages.append(ChatMessage("user", [AudioPart(data=memoryview(self._audio.so_far()))]))
+        return request
+
+    def _changed(
+        self, values: dict[str, Any], where: str, unavailable: Callable[[UnsupportedError], None]
+    ) -> Settings:
+        settings = self._settings.changed(values, where, self._context.require_model, unavailable)
         if settings.voice != self._settings.voice:
             with named({"speaker": f"{where}.audio.output.voice"}):
                 self._context.gateway.check_speaker(GenerateRequest(speech=True, speaker=settings.voice))
@@ -184,6 +215,11 @@ class Session:
 
     def _shown(self) -> dict[str, Any]:
         return self._settings.shown(self.id, self._context.model)
+
+
+def _instructed(messages: list[ChatMessage], settings: Settings) -> list[ChatMessage]:
+    """Return the messages, after the instructions if there are any."""
+    return [ChatMessage("system", settings.instructions), *messages] if settings.instructions else messages
 
 
 def _media_of(account: ClientAccount, media: MediaConfig) -> MediaConfig:

@@ -6,7 +6,7 @@ from typing import Any, Final, Literal
 import msgspec
 from msgspec.structs import replace
 
-from gateway.http.fields import convert, read_fields
+from gateway.http.fields import convert, read_fields, require_neutral
 from gateway.http.openai.chat_request import Voice, voice_name
 from omnirelay.errors import InvalidRequestError, UnsupportedError
 from shared.messages import SAMPLE_RATE, Temperature
@@ -19,11 +19,9 @@ NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "input_audio_noise_reduction": (),
     "input_audio_transcription": (),
     "prompt": (),
-    "reasoning": (),
     "speed": (1,),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
-    "tracing": (),
     "truncation": ("auto",),
 }
 """Fields that are accepted with these values or null only."""
@@ -98,19 +96,26 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return "inf" if self.max_output_tokens is None else self.max_output_tokens
 
     def changed(
-        self, values: Mapping[str, Any], where: str, require_model: Callable[[str], None]
+        self,
+        values: Mapping[str, Any],
+        where: str,
+        require_model: Callable[[str], None],
+        unavailable: Callable[[UnsupportedError], None],
     ) -> "Settings":
         """Return the settings with an event's changes, found at ``where`` in it.
 
+        Args:
+            unavailable: Called with what this gateway does not do; the other changes are made if it returns.
+
         Raises:
-            UnsupportedError: A change is not supported.
+            UnsupportedError: A change is not supported, or from ``unavailable``.
             InvalidRequestError: A change is invalid.
             UnknownModelError: From ``require_model``.
         """
-        fields = read_fields(values, _Fields, NEUTRAL)
+        fields = read_fields(_available(values, unavailable), _Fields, NEUTRAL)
         if fields.model is not None:
             require_model(fields.model)
-        _refuse_detection(fields, where)
+        _check_input(fields, where, unavailable)
         changes: dict[str, Any] = {}
         asked = fields.modalities if fields.output_modalities is None else fields.output_modalities
         if asked is not None:
@@ -166,21 +171,43 @@ def read_options(values: Mapping[str, Any], kind: type[Any], where: str) -> Any:
     return convert({name: value for name, value in values.items() if value is not None}, kind, where)
 
 
-def _refuse_detection(fields: _Fields, where: str) -> None:
+def refuse(error: UnsupportedError) -> None:
+    """Refuse a change with all others.
+
+    Raises:
+        UnsupportedError: Always.
+    """
+    raise error
+
+
+def _available(values: Mapping[str, Any], unavailable: Callable[[UnsupportedError], None]) -> dict[str, Any]:
+    """Return the fields without those that this gateway does not honour."""
+    kept = {}
+    for name, value in values.items():
+        try:
+            if name in NEUTRAL:
+                require_neutral(name, value, NEUTRAL)
+            kept[name] = value
+        except UnsupportedError as error:
+            unavailable(error)
+    return kept
+
+
+def _check_input(fields: _Fields, where: str, unavailable: Callable[[UnsupportedError], None]) -> None:
     listening = fields.audio.input
     if fields.turn_detection or listening.turn_detection:
-        raise UnsupportedError(
+        problem = (
             "turn detection is not supported: set it to null, commit the input audio buffer when the user "
-            "has finished, and create the response",
-            f"{where}.audio.input.turn_detection",
+            "has finished, and create the response"
         )
+        unavailable(UnsupportedError(problem, f"{where}.audio.input.turn_detection"))
     for name in ("transcription", "noise_reduction"):
         if getattr(listening, name):
-            raise UnsupportedError(
-                f"{name} of the input is not supported: set it to null", f"{where}.audio.input.{name}"
-            )
+            problem = f"{name} of the input is not supported: set it to null"
+            unavailable(UnsupportedError(problem, f"{where}.audio.input.{name}"))
     if fields.audio.output.speed != 1:
-        raise UnsupportedError("speed is not supported: leave it out", f"{where}.audio.output.speed")
+        problem = "speed is not supported: leave it out"
+        unavailable(UnsupportedError(problem, f"{where}.audio.output.speed"))
 
 
 def _speech(asked: list[str], where: str) -> bool:

@@ -65,7 +65,8 @@ class JsonPrinter:
         if isinstance(event, TextEvent):
             say_json(event="text", text=event.text, token_ids=event.token_ids)
         elif isinstance(event, AudioEvent):
-            say_json(event="audio", seq=event.seq, samples=event.sample_count)
+            delay = {"start_delay_ms": event.start_delay_ms} if event.start_delay_ms else {}
+            say_json(event="audio", seq=event.seq, samples=event.sample_count, **delay)
         else:
             say_json(event="done", **msgspec.to_builtins(event))
 

@@ -9,9 +9,9 @@ from contextlib import ExitStack
 
 from omnirelay.cli.chat import terminal
 from omnirelay.cli.chat.answer import FiguresPrinter, JsonPrinter, Listener, TextPrinter, WavWriter, stream
-from omnirelay.cli.chat.player import PLAYERS, Playback, Player, find_player
 from omnirelay.cli.output import note
 from omnirelay.cli.target import target_of
+from omnirelay.client.player import PLAYER_NAMES, Playback, Player, find_player
 from omnirelay.client.request import Prompt, build_request
 from omnirelay.client.wav import require_wav
 from omnirelay.protocol import GenerateRequest, SamplingOverrides
@@ -83,13 +83,12 @@ def _choose_player(arguments: argparse.Namespace) -> Player | None:
         return None
     player = find_player()
     if player is None:
-        known = ", ".join(each.program for each in PLAYERS)
         if arguments.play:
-            arguments.refuse_usage(f"--play needs one of {known} on PATH")
+            arguments.refuse_usage(f"--play needs one of {PLAYER_NAMES} on PATH")
         if arguments.out is None:
             # Nobody would hear it, and the prompt would wait for its end.
             arguments.text_only = True
-            note(f"no audio player ({known}): text only; --no-play generates the speech all the same")
+            note(f"no audio player ({PLAYER_NAMES}): text only; --no-play generates the speech all the same")
     return player
 
 

@@ -9,10 +9,10 @@ from typing import Final
 from msgspec.structs import replace
 
 from omnirelay.cli.chat.answer import Listener, Recorder, stream
-from omnirelay.cli.chat.player import Playback, Player
 from omnirelay.cli.output import note
 from omnirelay.cli.target import Target
 from omnirelay.client.media import audio, image, video
+from omnirelay.client.player import Playback, Player
 from omnirelay.client.wav import write_wav
 from omnirelay.content import AudioPart, ChatMessage, ContentPart, ImagePart, TextPart, VideoPart
 from omnirelay.errors import InvalidRequestError, OmniRelayError, PromptTooLongError, UnknownSpeakerError

@@ -11,10 +11,10 @@ from typing import Final
 
 from omnirelay.cli.chat.answer import FiguresPrinter, JsonPrinter, Listener, TextPrinter
 from omnirelay.cli.chat.conversation import ChatSession
-from omnirelay.cli.chat.player import Player
 from omnirelay.cli.chat.slash import COMMANDS, Leave, perform
 from omnirelay.cli.output import fail, note
 from omnirelay.cli.target import target_of
+from omnirelay.client.player import Player
 from omnirelay.errors import OmniRelayError, OutputError, StandardOutputError
 from omnirelay.protocol import GenerateRequest
 

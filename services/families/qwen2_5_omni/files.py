@@ -18,6 +18,11 @@ WEIGHTS: Final[Mapping[StageName, str]] = {
 }
 
 
+def is_of_another(stage: StageName, name: str) -> bool:
+    """Whether a tensor of a checkpoint belongs to another stage; files of nothing else are not loaded."""
+    return name.startswith(tuple(f"{prefix}." for other, prefix in WEIGHTS.items() if other != stage))
+
+
 def check_files(directory: Path) -> None:
     """Check that the file of the voices is whole.
 
@@ -53,4 +58,4 @@ def _paged(config: Mapping[str, Any], head_dim: int, row: int) -> Paged:
     keys_and_values = (
         2 * int(config["num_hidden_layers"]) * int(config["num_key_value_heads"]) * int(head_dim)
     )
-    return Paged(int(config["max_position_embeddings"]), keys_and_values + int(row))
+    return Paged(int(config["max_position_embeddings"]), keys_and_values + int(row), int(row))

@@ -15,6 +15,7 @@ from cachetools import LRUCache
 from vllm.inputs import MultiModalInput
 
 from omnirelay.errors import (
+    BusyError,
     CancelledRequestError,
     MediaError,
     PromptTooLongError,
@@ -27,8 +28,9 @@ from services.thinker.media.metrics import MediaMetrics
 from services.thinker.media.rules import MediaRules, PreparedItem
 from shared.config import MediaConfig
 from shared.log import of_request
-from shared.messages import MediaItem, MediaKind, ThinkRequest
+from shared.messages import MediaItem, MediaKind, PrefillRequest, ThinkerInput
 
+EARLY_RETRY_MS: Final = 1000
 log = logging.getLogger(__name__)
 
 
@@ -36,7 +38,7 @@ log = logging.getLogger(__name__)
 class Outcome:
     """What became of a request's media: the engine's input, or why there is none."""
 
-    request: ThinkRequest
+    request: ThinkerInput
     result: MultiModalInput | RequestError
 
     @property
@@ -95,7 +97,7 @@ class MediaPreparer:
         """Bytes of features held for requests."""
         return self._budget.held_bytes
 
-    def submit(self, request: ThinkRequest) -> None:
+    def submit(self, request: ThinkerInput) -> None:
         """Begin with a request; its outcome will be there to take, unless it is released before."""
         self._waiting.add(request.request_id)
         self._threads.submit(self._prepare, request, perf_counter())
@@ -138,7 +140,7 @@ class MediaPreparer:
         except MediaError as error:
             log.warning("%s; it is tried again with the first file", error)
 
-    def _prepare(self, request: ThinkRequest, since: float) -> None:
+    def _prepare(self, request: ThinkerInput, since: float) -> None:
         """The body of a thread for one request; whatever happens, there is an outcome."""
         try:
             outcome = Outcome(request, self._lay_out(request))
@@ -157,16 +159,25 @@ class MediaPreparer:
                 self._outcomes.append(outcome)
                 os.eventfd_write(self.wake_fd, 1)
 
-    def _lay_out(self, request: ThinkRequest) -> MultiModalInput:
-        self._budget.wait_for_room(lambda: self._require_wanted(request))
+    def _lay_out(self, request: ThinkerInput) -> MultiModalInput:
+        early = isinstance(request, PrefillRequest)
+        goes_on = isinstance(request, PrefillRequest) and request.recording_continues
+        if not early:
+            self._budget.wait_for_room(lambda: self._require_wanted(request))
         numbers: Counter[MediaKind] = Counter()
         items: list[PreparedItem] = []
         length = len(request.prompt_token_ids) - len(request.media)
-        for item in request.media:
+        for index, item in enumerate(request.media, 1):
             self._require_wanted(request)
             numbers[item.kind] += 1
             with_audio = request.use_audio_in_video and item.kind == "video"
-            prepared = self._item(item, f"{item.kind} {numbers[item.kind]}", with_audio)
+            partial = goes_on and index == len(request.media)
+            prepared = self._item(item, f"{item.kind} {numbers[item.kind]}", with_audio, keep=not partial)
+            if partial:
+                prepared = self._rules.settled(prepared)
+            if early:
+                # It takes neither a thread nor memory from the requests that wait for room.
+                self._budget.require_half(prepared.nbytes)
             self._budget.charge(request.request_id, prepared.nbytes)
             items.append(prepared)
             length += prepared.tokens
@@ -177,7 +188,7 @@ class MediaPreparer:
                 )
         return self._rules.lay_out(request.prompt_token_ids, items)
 
-    def _item(self, item: MediaItem, name: str, with_audio: bool) -> PreparedItem:
+    def _item(self, item: MediaItem, name: str, with_audio: bool, keep: bool) -> PreparedItem:
         hasher = hashlib.sha256(item.data.view)
         hasher.update(f"{item.kind} {with_audio}".encode())
         digest = hasher.hexdigest()
@@ -192,10 +203,11 @@ class MediaPreparer:
                 )
             prepared = self._rules.prepare(digest, decoded, name)
         self.metrics.items(item.kind, "decoded").inc()
-        self._cache.put(prepared)
+        if keep:
+            self._cache.put(prepared)
         return prepared
 
-    def _require_wanted(self, request: ThinkRequest) -> None:
+    def _require_wanted(self, request: ThinkerInput) -> None:
         """Stop the work for a request that was released."""
         if request.request_id not in self._waiting:
             raise CancelledRequestError("the request was released")
@@ -230,6 +242,16 @@ class _ByteBudget:
     @property
     def held_bytes(self) -> int:
         return sum(self._held.values())
+
+    def require_half(self, size: int) -> None:
+        """Refuse more bytes if half of what may be held would be exceeded.
+
+        Raises:
+            BusyError: It would.
+        """
+        with self._changed:
+            if 2 * (self.held_bytes + size) > self._max_bytes:
+                raise BusyError("too much memory is held to compute a prompt early", EARLY_RETRY_MS)
 
     def charge(self, request_id: str, size: int) -> None:
         with self._changed:

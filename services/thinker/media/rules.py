@@ -81,6 +81,14 @@ class MediaRules(Protocol):
         """
         ...
 
+    def settled(self, item: Any) -> PreparedItem:
+        """The part of a recording that goes on which further audio does not change, unless it is louder.
+
+        Args:
+            item: What :meth:`prepare` returned for the recording so far.
+        """
+        ...
+
     def lay_out(self, prompt: Sequence[int], items: Sequence[Any]) -> MultiModalInput:
         """Replace each placeholder of a prompt by the tokens of its item.
 
@@ -112,6 +120,10 @@ class NoMedia:
     def prepare(self, digest: str, decoded: Decoded, name: str) -> PreparedItem:  # noqa: ARG002 - the protocol's
         """Refuse an item."""
         raise InvalidRequestError(f"{name}: this model takes text alone")
+
+    def settled(self, item: Any) -> PreparedItem:  # noqa: ARG002 - as above
+        """Refuse an item."""
+        raise InvalidRequestError("this model takes text alone")
 
     def lay_out(self, prompt: Sequence[int], items: Sequence[Any]) -> MultiModalInput:  # noqa: ARG002 - as above
         """Refuse a prompt."""

@@ -1,5 +1,7 @@
 """What the two autoregressive stages share in driving their vLLM engine."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 from vllm import SamplingParams
@@ -30,6 +32,7 @@ def sampling_params(
     room: int,
     made: int = 0,
     extra_args: dict[str, Any] | None = None,
+    further: Mapping[str, Any] = MappingProxyType({}),
 ) -> SamplingParams:
     """A message's sampling as vLLM's, with the tokens delivered as they come.
 
@@ -41,6 +44,7 @@ def sampling_params(
         room: Most tokens that fit behind the prompt.
         made: Tokens that an earlier attempt drew; fewer than may be drawn in all.
         extra_args: What the stage's scheduler wants to know of the request.
+        further: Parameters of vLLM's that only this stage has.
 
     Raises:
         PromptTooLongError: There is no room for a single token.
@@ -62,6 +66,7 @@ def sampling_params(
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
             extra_args=extra_args,
+            **further,
         )
     except REFUSALS as error:
         raise InvalidRequestError(f"sampling: {error}") from error

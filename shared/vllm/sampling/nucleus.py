@@ -13,6 +13,8 @@ from vllm import SamplingParams
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 
+from shared.vllm.transfer import to_device
+
 MAX_CANDIDATES: Final = 1024
 """Above it a request's top-k is left to vLLM."""
 
@@ -61,10 +63,12 @@ class NucleusProcessor(LogitsProcessor):
         self._most = max(top_k)
         # All rows need not be picked, and so not copied.
         everybody = len(rows) == batch_update.batch_size
-        picked = torch.tensor(rows, dtype=torch.int64, device=self._device)
-        self._rows = slice(None) if everybody else picked
-        self._top_k = torch.tensor(top_k, dtype=torch.int64, device=self._device)[:, None]
-        self._top_p = torch.tensor(top_p, dtype=torch.float32, device=self._device)[:, None]
+        self._rows = slice(None) if everybody else self._there(rows, torch.int64)
+        self._top_k = self._there(top_k, torch.int64)[:, None]
+        self._top_p = self._there(top_p, torch.float32)[:, None]
+
+    def _there(self, values: list[Any], dtype: torch.dtype) -> torch.Tensor:
+        return to_device(torch.tensor(values, dtype=dtype), self._device)
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
         """Mask in place.

@@ -14,6 +14,8 @@ from vllm import SamplingParams
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 
+from shared.vllm.transfer import to_device
+
 _KEY: Final = "repetition"
 _SEEN: Final = "repetition_seen"
 _ROOM: Final = 256
@@ -110,11 +112,11 @@ class RepetitionProcessor(LogitsProcessor):
         penalties = torch.ones(1 + max(self._seen), dtype=torch.float32)
         for row, seen in self._seen.items():
             penalties[row] = seen.penalty
-        self._penalties = penalties.to(self._device)
+        self._penalties = to_device(penalties, self._device)
 
     def _append(self, places: torch.Tensor) -> None:
         end = self._count + places.shape[1]
-        self._places[:, self._count : end] = places
+        self._places[:, self._count : end] = to_device(places, self._device)
         self._count = end
 
 

@@ -13,7 +13,7 @@ from services.thinker.media.rules import NoMedia
 from services.thinker.speaking import SpeakingModel
 from shared.messages import ConditioningRows
 from shared.vllm.tensors import pack_positions, pack_rows
-from tests.family.small.config import VOICES, SmallOmniConfig
+from tests.family.small.config import RATE, VOICES, SmallOmniConfig
 
 
 class SmallThinker(SpeakingModel, Qwen2ForCausalLM):
@@ -88,5 +88,6 @@ THINKER: Final = ThinkerFamily(
     end_tokens=end_tokens,
     read_embeddings=read_embeddings,
     track=SmallTrack,
-    media=lambda _: NoMedia(),
+    rows_per_s=RATE,
+    media=lambda *_: NoMedia(),
 )

@@ -24,7 +24,9 @@ from tests.family.small.config import (
     SmallVocoderConfig,
 )
 
-GEOMETRY: Final = CodecGeometry(block_size=BLOCK_FRAMES, repeats=1, max_frames=400, groups=2, ids=CODES)
+GEOMETRY: Final = CodecGeometry(
+    block_size=BLOCK_FRAMES, repeats=1, max_frames=400, unit_samples=SAMPLES_PER_FRAME, groups=2, ids=CODES
+)
 
 
 class Vocoder(nn.Module):

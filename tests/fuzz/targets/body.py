@@ -126,7 +126,7 @@ async def _converse(lines: list[bytes]) -> None:
     async def send(kind: str, fields: dict[str, Any]) -> None:
         sent.append((kind, msgspec.json.decode(msgspec.json.encode(fields))))
 
-    session = Session(api, account, send)
+    session = Session(api, account, send, "fuzz")
     async with asyncio.timeout(5):
         await session.begin()
         for line in lines[:16]:

@@ -19,7 +19,7 @@ from gateway.requests.record import RequestRecord
 from omnirelay.errors import InvalidRequestError, MessageError, OmniRelayError, SequenceError
 from shared import messages
 from shared.config import Config
-from shared.messages import ResumedSpeech, Sampling, SpeechSettings
+from shared.messages import ResumedSpeech, Sampling, SpeechSettings, TextSampling
 from shared.messages.payloads import (
     AdditionalInformationEntry,
     AdditionalInformationPayload,
@@ -139,7 +139,7 @@ def seeds() -> Iterator[bytes]:
 
 def _think(**more: Any) -> messages.ThinkRequest:
     return messages.ThinkRequest(
-        request_id="gw.1", prompt_token_ids=[1, 2], sampling=Sampling(max_tokens=9), seed=3, **more
+        request_id="gw.1", prompt_token_ids=[1, 2], sampling=TextSampling(max_tokens=9), seed=3, **more
     )
 
 
@@ -147,13 +147,19 @@ def _messages() -> Iterator[tuple[int, Any]]:
     sampling = Sampling(max_tokens=5, min_tokens=1, temperature=0.9, top_k=40, top_p=0.8)
     speech = SpeechSettings(speaker="Chelsie", sampling=sampling, seed=3)
     route = messages.Route(thinker="t0", talker="k0", token2wav="w0")
-    spoken = ResumedSpeech(codec_token_ids=[1, 2, 3], chunks=1)
+    spoken = ResumedSpeech(codec_token_ids=[1, 2, 3], chunk_samples=[480])
     span = f"00-{'1' * 32}-{'2' * 16}-01"
     both: dict[str, Any] = {"request_id": "gw.1", "speech": speech, "priority": 0}
     both |= {"traceparent": span, "route": route}
     items = [messages.MediaItem(kind=kind, data=Blob(kind.encode())) for kind in messages.MEDIA_KINDS]
     resume = messages.Resume(text_token_ids=[5, 7], finish_reason="stop", speech=spoken)
     yield 0, _think(speech=speech, media=items, use_audio_in_video=True, resume=resume, route=route)
+    yield (
+        0,
+        messages.PrefillRequest(
+            request_id="gw.1", prompt_token_ids=[1], media=items[:1], recording_continues=True, route=route
+        ),
+    )
     yield 1, messages.SpeechStart(**both, prompt_tokens=4, resume=spoken)
     for dtype in ("float32", "bfloat16"):
         size = 2 * WIDTH * (4 if dtype == "float32" else 2)
@@ -175,10 +181,11 @@ def _messages() -> Iterator[tuple[int, Any]]:
                 last=True,
             ),
         )
-    yield 2, messages.SynthesisStart(**both, chunks_delivered=2)
+    yield 2, messages.SynthesisStart(**both, chunk_samples=[480, 480])
     yield 2, messages.CodecTokens(request_id="gw.1", seq=1, token_ids=[4, 5], last=True)
     usage = messages.PromptUsage(tokens=7, cached_tokens=3)
     yield 3, messages.TextDelta(request_id="gw.1", seq=0, token_ids=[9], finish_reason="stop", prompt=usage)
+    yield 3, messages.PrefillDone(request_id="gw.1", prompt=usage)
     yield 3, messages.CodecDelta(request_id="gw.1", seq=0, token_ids=[9], conditioned=True)
     yield 3, messages.AudioChunk(request_id="gw.1", seq=0, samples=2, data=Blob(bytes(8)), last=True)
     mark: dict[str, Any] = {"sender": "talker.k0", "channel": "0123456789abcdef", "position": 1 << 40}

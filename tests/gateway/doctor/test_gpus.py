@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from ops.doctor import gpus
-from ops.doctor.checkpoint import Model
 from ops.doctor.finding import Finding
 from services.families.family import Paged
+from services.families.sizes import Model
 from shared.config import Config
 from shared.devices import EngineReport, Gpu
 from shared.model_files import Weights
@@ -42,18 +42,31 @@ def _all_visible(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_gpu_for_each_stage() -> None:
     findings = look([BIG, BIG, BIG], **apart())
     assert [finding.level for finding in findings] == ["ok"] * 3
-    assert findings[0].what == "GPU 0, Big, 80.0 GiB: the stages ask for 85% of it"
+    assert findings[0].what == "GPU 0, Big, 80.0 GiB: the thinker asks for 85% of it"
 
 
-def test_stages_that_ask_for_more_of_a_gpu_than_there_is() -> None:
-    """What the defaults do on a machine with one GPU."""
+def test_stages_divide_one_gpu() -> None:
     (finding,) = look([BIG])
-    assert finding.level == "problem"
-    assert "255%" in finding.what
-    assert "gpu_memory_utilization" in finding.advice
-    share = {"engine": {"gpu_memory_utilization": 0.3}}
-    (finding,) = look([BIG], thinker=share, talker=share, token2wav=share)
     assert finding.level == "ok"
+    assert "is shared" in finding.what
+    assert "thinker" in finding.what
+    assert "for the KV cache" in finding.what
+    (finding,) = look([SMALL])
+    assert finding.level == "problem"
+    assert "Small has 8.0 GiB" in finding.what
+    assert "devices" in finding.what
+    (finding,) = look([BIG], model=None)
+    assert finding.level == "warning"
+
+
+def test_stages_that_name_their_shares_of_one_gpu() -> None:
+    def shares(ratio: float) -> dict[str, Any]:
+        return {
+            name: {"engine": {"gpu_memory_utilization": ratio}} for name in ("thinker", "talker", "token2wav")
+        }
+
+    assert [finding.level for finding in look([BIG], **shares(0.25))] == ["ok"]
+    assert [finding.level for finding in look([BIG], **shares(0.4))] == ["problem"]
 
 
 def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +97,15 @@ def test_a_stage_that_does_not_fit_its_share() -> None:
     others = {"devices": "4", "engine": {"gpu_memory_utilization": 0.4}}
     fits = look([SMALL] * 4 + [BIG], thinker=parallel, talker=others, token2wav=others)
     assert [finding.level for finding in fits] == ["ok"] * 5
+    assert "is shared" in fits[4].what
     assert all(finding.level == "ok" for finding in look([SMALL] * 3, model=None, **apart()))
+
+
+@pytest.mark.parametrize("platform", ["xpu", ""])
+def test_platforms_without_stages(platform: str) -> None:
+    (finding,) = look([], platform=platform)
+    assert finding.level == "problem"
+    assert "no stage starts" in finding.what
 
 
 def test_machines_whose_gpus_are_not_used() -> None:

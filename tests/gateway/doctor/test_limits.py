@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from ops.doctor import demand, limits
-from ops.doctor.checkpoint import Model
 from ops.doctor.finding import Finding
 from services.families.family import Paged
+from services.families.sizes import Model
 from shared.config import Config
 from shared.model_files import Weights
 

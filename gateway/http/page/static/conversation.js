@@ -128,7 +128,7 @@ export class Conversation {
       const delta = choices[0]?.delta ?? {};
       const words = delta.content ?? delta.audio?.transcript;
       if (words) turn.addText(words);
-      if (delta.audio?.data) turn.addSamples(reader.read(delta.audio.data));
+      if (delta.audio?.data) turn.addSamples(reader.read(delta.audio.data), delta.audio.start_delay_ms);
       this.page.follow();
     }
   }

@@ -2,8 +2,8 @@
 
 import { RATE } from "./pcm.js";
 
-const LEAD_S = 0.2; // how much later than it could the first piece begins, so that the next ones are in time
-const MOST_LEAD_S = 1.2;
+const LEAD_S = 0.2; // how much later than it could a piece begins that follows none, so that the next ones are in time
+const GROWN_LEAD_S = 1.2; // the same after the first gap
 
 let context = null;
 let current = null; // the playback that is heard: one at a time
@@ -33,7 +33,8 @@ export class Playback {
   #sources = new Set();
   #spans = []; // when which samples are heard: [time, first sample, samples]
   #next = 0;
-  #lead = LEAD_S;
+  #held = null; // pieces, until it begins
+  #timer = 0;
   #ended = false;
   #samples = new Float32Array(1024);
 
@@ -53,8 +54,19 @@ export class Playback {
     current = this;
   }
 
+  /** Begin so long after now, or when all is there; to be called before the first samples. */
+  wait(ms) {
+    if (ms <= 1000 * LEAD_S || this.#ended) return;
+    this.#held = [];
+    this.#timer = setTimeout(() => this.#release(), ms - 1000 * LEAD_S);
+  }
+
   push(samples) {
     if (this.#ended || !samples.length) return;
+    if (this.#held) {
+      this.#held.push(samples);
+      return;
+    }
     const buffer = this.#context.createBuffer(1, samples.length, RATE);
     buffer.copyToChannel(samples, 0);
     const source = this.#context.createBufferSource();
@@ -74,6 +86,7 @@ export class Playback {
 
   /** Nothing more will come. */
   end() {
+    this.#release();
     this.#ended = true;
     this.#finish();
   }
@@ -90,6 +103,8 @@ export class Playback {
   }
 
   stop() {
+    clearTimeout(this.#timer);
+    this.#held = null;
     this.#ended = true;
     for (const source of this.#sources) {
       source.onended = null;
@@ -119,12 +134,18 @@ export class Playback {
 
   #time() {
     const now = this.#context.currentTime;
-    if (this.#next === 0) return Math.round((now + this.#lead) * RATE) / RATE;
-    if (this.#next >= now) return this.#next;
-    // Heard as a pause.  Waiting longer now makes another one less likely.
-    this.gaps += 1;
-    this.#lead = Math.min(2 * this.#lead, MOST_LEAD_S);
-    return Math.round((now + this.#lead) * RATE) / RATE;
+    if (this.#next >= now && this.#next > 0) return this.#next;
+    if (this.#next > 0) this.gaps += 1;
+    // A gap is heard as a pause.  Waiting longer at the first one makes another less likely.
+    const lead = this.gaps === 1 ? GROWN_LEAD_S : LEAD_S;
+    return Math.round((now + lead) * RATE) / RATE;
+  }
+
+  #release() {
+    clearTimeout(this.#timer);
+    const held = this.#held ?? [];
+    this.#held = null;
+    for (const samples of held) this.push(samples);
   }
 
   #finish() {

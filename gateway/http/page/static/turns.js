@@ -93,9 +93,11 @@ export class AnswerTurn {
     this.#drawn = false;
   }
 
-  addSamples(samples) {
+  /** @param {number} delay how many milliseconds to wait before the first ones are played */
+  addSamples(samples, delay = 0) {
     if (!samples.length) return;
     if (!this.#pieces.length) {
+      this.#playback?.wait(delay);
       this.#firstAudio = performance.now() - this.#asked;
       this.#addSound();
     }

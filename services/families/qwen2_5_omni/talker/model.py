@@ -17,6 +17,7 @@ from vllm.model_executor.models.qwen2 import Qwen2DecoderLayer, Qwen2MLP, Qwen2M
 from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper
 from vllm.sequence import IntermediateTensors
 
+from services.families.qwen2_5_omni.files import is_of_another
 from services.families.qwen2_5_omni.talker.rotary import StepRotary
 from shared.vllm.conditioning import ConditioningStore
 
@@ -162,6 +163,11 @@ class ConditionedTalker(nn.Module):
         if logits is not None:
             logits.masked_fill_(self.undrawable, float("-inf"))
         return logits
+
+    @staticmethod
+    def is_unused_checkpoint_weight(name: str) -> bool:
+        """Whether vLLM's loader may leave out a file that has nothing but such tensors."""
+        return is_of_another("talker", name)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Load the talker's part of the checkpoint."""

@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from services.families.qwen2_5_omni.codec import CODEC_RATE
 from services.families.qwen2_5_omni.thinker.media import QwenMedia
 from services.families.qwen2_5_omni.thinker.model import SpeakingThinker
 from services.families.qwen2_5_omni.thinker.speech import end_token_ids, read_speech_embeddings
@@ -14,5 +15,6 @@ THINKER: Final = ThinkerFamily(
     end_tokens=end_token_ids,
     read_embeddings=read_speech_embeddings,
     track=QwenTrackWriter,
+    rows_per_s=CODEC_RATE,
     media=QwenMedia.of,
 )

@@ -1,7 +1,11 @@
 """Decoded media to what the encoders take, by vLLM's multimodal processor."""
 
+import hashlib
+import math
 import threading
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any, Final
 
 import torch
@@ -12,26 +16,34 @@ from vllm.multimodal.processing.context import TimingContext
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from omnirelay.errors import MediaError
+from services.families.qwen2_5_omni.thinker.clamp import clamp_by_window, log_mel_of
 from services.families.qwen2_5_omni.thinker.marks import Marks
 from services.families.qwen2_5_omni.thinker.spans import Clock, Grid
 from services.thinker.media.decoded import DecodedAudio, DecodedImage, DecodedVideo, Samples
 from services.thinker.media.rules import FrameSampling
+from shared.config.media import AudioClamp
 from shared.messages import MediaKind
 
 _NO_TIMING: Final = TimingContext(enabled=False)
+_FRAMES: Final = "input_audio_features"
+_LENGTH: Final = "audio_feature_lengths"
+_LOOK_AHEAD_TOKENS: Final = 3
+"""So much of a recording, 0.12 s, follows a settled window: resampling and mel frames look ahead."""
 
 
 @dataclass(frozen=True)
 class Features:
-    """One item, ready for its encoder.
+    """One item for an encoder: an image, a video's frames or sound, or a window of a recording.
 
     Attributes:
+        digest: Names the features in the prefix cache and the encoder cache.
         kind: Which encoder.
         data: The encoder's input, as vLLM names it.
         tokens: Tokens that it is in the prompt.
         grid: How they are laid out; none for sound.
     """
 
+    digest: str
     kind: MediaKind
     data: MultiModalKwargsItem
     tokens: int
@@ -50,14 +62,18 @@ class FeatureExtractor:
     Args:
         engine: The thinker's engine.
         marks: The checkpoint's tokens for media.
+        clamp: ``causal``: the features of a recording depend on nothing that comes later.
     """
 
-    def __init__(self, engine: LLMEngine, marks: Marks) -> None:
+    def __init__(self, engine: LLMEngine, marks: Marks, clamp: AudioClamp = "recording") -> None:
         self._marks = marks
         self._processor: Any = engine.input_processor.renderer.get_mm_processor()
         self._one_at_a_time = threading.Lock()
-        self.clock: Final = Clock.of(engine.model_config.hf_config.thinker_config)
-        extractor = self._processor.info.get_feature_extractor()
+        thinker = engine.model_config.hf_config.thinker_config
+        self.clock: Final = Clock.of(thinker)
+        self.window_frames: Final = window_frames(int(thinker.audio_config.n_window))
+        self._clamp: Final = clamp
+        extractor = self._extractor = self._processor.info.get_feature_extractor()
         self.sampling_rate: Final = int(extractor.sampling_rate)
         self.longest_audio_s: Final = float(extractor.chunk_length)
         videos = self._processor.info.get_hf_processor().video_processor
@@ -69,10 +85,15 @@ class FeatureExtractor:
             temporal_patch_size=int(videos.temporal_patch_size),
         )
 
-    def extract(self, decoded: DecodedAudio | DecodedImage | DecodedVideo, name: str) -> tuple[Features, ...]:
-        """The features of an item; two for a video whose sound is heard, the pictures first.
+    def extract(
+        self, digest: str, decoded: DecodedAudio | DecodedImage | DecodedVideo, name: str
+    ) -> tuple[Features, ...]:
+        """The features of an item.
+
+        Those of a recording are cut into windows.  A video whose sound is heard has two, the pictures first.
 
         Args:
+            digest: Names the file and how it was read.
             decoded: The item.
             name: What to call it in an error.
 
@@ -80,26 +101,38 @@ class FeatureExtractor:
             MediaError: The checkpoint's processor refuses it.
         """
         if isinstance(decoded, DecodedAudio):
-            return (self._audio(decoded.samples, name),)
+            data, tokens = self._audio(decoded.samples, name)
+            if self._clamp == "causal":
+                data = self._causal(decoded.samples, data)
+            windows = tuple(cut_windows(data, self.window_frames))
+            if sum(window.tokens for window in windows) != tokens:
+                raise MediaError(f"{name}: its windows do not have the {tokens} tokens of the whole")
+            return windows
         if isinstance(decoded, DecodedImage):
-            return (self._visual("image", Image.fromarray(decoded.pixels), name),)
-        pictures = self._visual("video", decoded.frames, name)
+            return (self._visual(digest, "image", Image.fromarray(decoded.pixels), name),)
         if decoded.audio is None:
-            return (pictures,)
-        return pictures, self._audio(decoded.audio, f"{name}'s sound")
+            return (self._visual(digest, "video", decoded.frames, name),)
+        pictures = self._visual(f"{digest}.video", "video", decoded.frames, name)
+        data, tokens = self._audio(decoded.audio, f"{name}'s sound")
+        return pictures, Features(f"{digest}.audio", "audio", data, tokens)
 
-    def _audio(self, samples: Samples, name: str) -> Features:
+    def _audio(self, samples: Samples, name: str) -> tuple[MultiModalKwargsItem, int]:
         # The reference pads to its whole window of minutes, and throws the padding's frames away.  A second
         # of silence behind the end gives the same frames to the last bit.
         longest = {"audio_kwargs": {"max_length": len(samples) + self.sampling_rate}}
-        data, tokens = self._process("audio", (samples, self.sampling_rate), longest, name)
-        return Features("audio", data, tokens)
+        return self._process("audio", (samples, self.sampling_rate), longest, name)
 
-    def _visual(self, kind: MediaKind, pictures: Any, name: str) -> Features:
+    def _causal(self, samples: Samples, data: MultiModalKwargsItem) -> MultiModalKwargsItem:
+        """The encoder's input with mel frames that are clamped by what came before them."""
+        log_mel = log_mel_of(samples, self._extractor)[:, : data[_FRAMES].data.shape[1]]
+        mel = clamp_by_window(log_mel, self.window_frames)
+        return MultiModalKwargsItem({**data, _FRAMES: replace(data[_FRAMES], data=mel)})
+
+    def _visual(self, digest: str, kind: MediaKind, pictures: Any, name: str) -> Features:
         data, tokens = self._process(kind, pictures, {}, name)
         patches = data[f"{kind}_grid_thw"].data.tolist()
         seconds = float(data["second_per_grid_ts"].data) if kind == "video" else 0.0
-        return Features(kind, data, tokens, Grid.of(patches, seconds, self.clock))
+        return Features(digest, kind, data, tokens, Grid.of(patches, seconds, self.clock))
 
     def _process(
         self, kind: MediaKind, item: Any, options: dict[str, Any], name: str
@@ -118,3 +151,60 @@ class FeatureExtractor:
             reason = str(error.__cause__)[:200] if error.__cause__ else "it is too short"
             raise MediaError(f"{name}: the model cannot take it: {reason}") from error
         return result["mm_kwargs"][kind][0], len(result["prompt_token_ids"])
+
+
+def window_frames(n_window: int) -> int:
+    """Mel frames of a window: of as few of the encoder's attention windows as make whole tokens.
+
+    Args:
+        n_window: Half of an attention window, in frames, as the checkpoint has it.
+    """
+    return math.lcm(2 * n_window, 4)
+
+
+def audio_tokens(frames: int) -> int:
+    """Tokens of so many mel frames: a convolution and a pooling, each of stride 2."""
+    return (frames + 1) // 2 // 2
+
+
+def cut_windows(data: MultiModalKwargsItem, frames: int) -> Iterator[Features]:
+    """Cut a recording into windows, each named by its features.
+
+    The encoder convolves and attends within each of them, so it gives the same for them as for the whole.
+    Frames at the end that make no token are left out.
+
+    Args:
+        data: The encoder's input for the whole recording.
+        frames: Of a window.
+    """
+    for piece in data[_FRAMES].data.split(frames, dim=1):
+        if tokens := audio_tokens(piece.shape[1]):
+            mel = piece.contiguous()
+            changed = {_FRAMES: mel, _LENGTH: torch.full_like(data[_LENGTH].data, mel.shape[1])}
+            elements = {name: replace(data[name], data=tensor) for name, tensor in changed.items()}
+            yield Features(
+                f"audio.{_digest(mel)}", "audio", MultiModalKwargsItem({**data, **elements}), tokens
+            )
+
+
+def settled(windows: Sequence[Features], frames: int) -> tuple[Features, ...]:
+    """The first windows of a recording, which further audio does not change, unless it is louder.
+
+    Args:
+        windows: Of the recording so far.
+        frames: Of a window.
+    """
+    whole = [window.tokens == audio_tokens(frames) for window in windows]
+    behind = accumulate((window.tokens for window in reversed(windows)), initial=0)
+    tokens_behind = list(behind)[-2::-1]
+    return tuple(
+        window
+        for window, complete, more in zip(windows, whole, tokens_behind, strict=True)
+        if complete and more >= _LOOK_AHEAD_TOKENS
+    )
+
+
+def _digest(mel: torch.Tensor) -> str:
+    hasher = hashlib.sha256(repr(tuple(mel.shape)).encode())
+    hasher.update(mel.numpy().tobytes())
+    return hasher.hexdigest()

@@ -19,7 +19,8 @@ class QwenMediaItem:
 
     Attributes:
         digest: Names the file and how it was read: equal digests have equal features.
-        features: Of the item; two for a video whose sound is heard, the pictures first.
+        features: As :meth:`FeatureExtractor.extract` returned them: windows of a recording, the frames and
+            the sound of a video, or one.
     """
 
     digest: str
@@ -55,13 +56,14 @@ def lay_out(
             laid.token_ids.append(token)
             continue
         item = next(waiting)
-        if len(item.features) == 1:
-            laid.add(item.digest, item.features[0], token)
-        else:
+        if token == marks.placeholders["video"] and len(item.features) == 2:
             pictures, sound = item.features
             laid.token_ids.append(marks.audio_begin)
-            laid.add_alternating(item.digest, pictures, sound, marks, clock)
+            laid.add_alternating(pictures, sound, marks, clock)
             laid.token_ids.append(marks.audio_end)
+        else:
+            for features in item.features:
+                laid.add(features, token)
     return laid.as_input()
 
 
@@ -74,14 +76,11 @@ class _Layout:
     hashes: dict[str, list[str]] = field(default_factory=dict)
     ranges: dict[str, list[PlaceholderRange]] = field(default_factory=dict)
 
-    def add(self, digest: str, features: Features, token: int) -> None:
-        place = PlaceholderRange(offset=len(self.token_ids), length=features.tokens)
-        self._note(features, digest, place)
+    def add(self, features: Features, token: int) -> None:
+        self._note(features, PlaceholderRange(offset=len(self.token_ids), length=features.tokens))
         self.token_ids += [token] * features.tokens
 
-    def add_alternating(
-        self, digest: str, pictures: Features, sound: Features, marks: Marks, clock: Clock
-    ) -> None:
+    def add_alternating(self, pictures: Features, sound: Features, marks: Marks, clock: Clock) -> None:
         """Both items have one range, and say which of its tokens are theirs, as vLLM has it."""
         if pictures.grid is None:
             raise InvalidRequestError("a video has no pictures")
@@ -91,13 +90,12 @@ class _Layout:
         tokens = torch.tensor(self.token_ids[offset:])
         for features in (pictures, sound):
             own = tokens == marks.placeholders[features.kind]
-            place = PlaceholderRange(offset=offset, length=len(tokens), is_embed=own)
-            self._note(features, f"{digest}.{features.kind}", place)
+            self._note(features, PlaceholderRange(offset=offset, length=len(tokens), is_embed=own))
 
     def as_input(self) -> MultiModalInput:
         return mm_input(self.token_ids, MultiModalKwargsItems(self.data), self.hashes, self.ranges)
 
-    def _note(self, features: Features, digest: str, place: PlaceholderRange) -> None:
+    def _note(self, features: Features, place: PlaceholderRange) -> None:
         self.data.setdefault(features.kind, []).append(features.data)
-        self.hashes.setdefault(features.kind, []).append(digest)
+        self.hashes.setdefault(features.kind, []).append(features.digest)
         self.ranges.setdefault(features.kind, []).append(place)

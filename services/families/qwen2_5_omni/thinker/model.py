@@ -13,6 +13,7 @@ from vllm.model_executor.models.qwen2_5_omni_thinker import (
 from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.inputs import MultiModalFeatureSpec
 
+from services.families.qwen2_5_omni.files import is_of_another
 from services.families.qwen2_5_omni.thinker.positions import prompt_positions
 from services.families.qwen2_5_omni.thinker.spans import Clock
 from services.thinker.speaking import SpeakingModel
@@ -57,6 +58,11 @@ class SpeakingThinker(SpeakingModel, InterleavingThinker):
     at image, audio and video tokens: what transformers'
     ``Qwen2_5OmniForConditionalGeneration.generate`` hands to the talker.
     """
+
+    @staticmethod
+    def is_unused_checkpoint_weight(name: str) -> bool:
+        """Whether vLLM's loader may leave out a file that has nothing but such tensors."""
+        return is_of_another("thinker", name)
 
     @staticmethod
     def row_of(hidden: torch.Tensor, embeds: torch.Tensor, is_text: torch.Tensor) -> torch.Tensor:

@@ -8,11 +8,13 @@ last block of a sequence is padded, cost is linear in length, and no mask over a
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch.nn import functional
 
 from omnirelay.errors import ConfigError
+from shared.vllm.transfer import all_to_device
 
 
 def to_blocks(frames: torch.Tensor, block_size: int) -> torch.Tensor:
@@ -46,7 +48,7 @@ class BlockLayout:
         following: row of the block after; itself where there is none.
         has_previous: bool [rows].
         has_following: bool [rows].
-        first_rows: rows of each request's first blocks, one a branch, int64 [branches] each.
+        first_rows: rows of each request's first blocks, one a branch, int64 [branches] each, on the CPU.
         continued: those of them before which a block stands that is not in the batch, request by
             request, int64 [continued].
         valid: whether each frame is one, and not padding; bool [rows, block_size].
@@ -149,7 +151,7 @@ def build_layout(
     lengths = blocks[branches]
     request = torch.repeat_interleave(branches, lengths)
     branch_starts = torch.cumsum(lengths, 0) - lengths
-    first_rows = [branch_starts[branches == index].to(device) for index in range(len(frames))]
+    first_rows = [branch_starts[branches == index] for index in range(len(frames))]
     starts = torch.repeat_interleave(branch_starts, lengths)
     rows = torch.arange(int(lengths.sum()))
     within = rows - starts
@@ -157,16 +159,16 @@ def build_layout(
     has_following = within + 1 < blocks[request]
     remaining = torch.tensor(frames)[request] - within * block_size
     valid = torch.arange(block_size)[None, :] < remaining[:, None]
-    return BlockLayout(
-        source=source.to(device),
-        request=request.to(device),
-        guided=source[int(blocks.sum()) :].to(device),
-        previous=torch.where(within > 0, rows - 1, rows).to(device),
-        following=torch.where(has_following, rows + 1, rows).to(device),
-        has_previous=(within > 0).to(device),
-        has_following=has_following.to(device),
-        first_rows=first_rows,
-        continued=torch.cat([rows[:0].to(device), *itertools.compress(first_rows, continued)]),
-        valid=valid.to(device),
-        padded=not bool(valid.all()),
-    )
+    tensors = {
+        "source": source,
+        "request": request,
+        "guided": source[int(blocks.sum()) :],
+        "previous": torch.where(within > 0, rows - 1, rows),
+        "following": torch.where(has_following, rows + 1, rows),
+        "has_previous": within > 0,
+        "has_following": has_following,
+        "continued": torch.cat([rows[:0], *itertools.compress(first_rows, continued)]),
+        "valid": valid,
+    }
+    there: dict[str, Any] = dict(zip(tensors, all_to_device(list(tensors.values()), device), strict=True))
+    return BlockLayout(**there, first_rows=first_rows, padded=not bool(valid.all()))

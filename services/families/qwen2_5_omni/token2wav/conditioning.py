@@ -20,6 +20,7 @@ from services.families.qwen2_5_omni.token2wav.ode import EVALUATIONS_PER_STEP, e
 from services.families.qwen2_5_omni.token2wav.synthesis import steps_of
 from services.families.qwen2_5_omni.voices import Speaker
 from services.token2wav.synthesis import SynthesisChunk
+from shared.vllm.transfer import all_to_device, to_device
 
 _NO_GUIDANCE_BELOW = 1e-5
 
@@ -61,6 +62,7 @@ class SolverState:
         rotation: rotary table, complex64 [blocks, block_size, head_dim / 2].
         due_pieces: numbers of the pieces that are to become audio now.
         audio: the pieces that became audio, float32 [samples] each.
+        early_audio: due pieces that became audio together with others, by their numbers.
     """
 
     chunk: SynthesisChunk
@@ -74,6 +76,7 @@ class SolverState:
     rotation: torch.Tensor
     due_pieces: list[int] = field(default_factory=list)
     audio: list[torch.Tensor] = field(default_factory=list)
+    early_audio: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def split_mel(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return the frames before the target, the target and the frames after it, [frames, mel_dim] each."""
@@ -139,7 +142,7 @@ class Conditioner:
         """
         config = self._dit.config
         voice = self.voice(chunk.speaker)
-        codes = torch.tensor(chunk.codes, device=self._device)
+        codes = to_device(torch.tensor(chunk.codes), self._device)
         embedded = self._dit.text_embed.codec_embed(codes)
         constant = self._dit.input_embed.project_codes(embedded) + voice.conditioned
         frames = len(chunk.codes) * config.repeats
@@ -153,7 +156,7 @@ class Conditioner:
             past=past,
             continues=continues,
             frames=frames,
-            mel=to_blocks(noise.to(self._device), config.block_size),
+            mel=to_blocks(to_device(noise, self._device), config.block_size),
             schedule=self._schedule(chunk.time_points, chunk.sway_coefficient),
             conditioned=to_blocks(constant.repeat_interleave(config.repeats, dim=0), config.block_size),
             unconditioned=voice.unconditioned if _is_guided(chunk) else None,
@@ -211,7 +214,7 @@ class Conditioner:
             carry=_carry(states, layout, self._dit.config.block_size),
             constant=torch.cat(constants),
             rotation=torch.cat([state.rotation for state in states])[layout.source],
-            guidance=torch.tensor(scales, dtype=torch.float32, device=self._device).view(-1, 1, 1),
+            guidance=to_device(torch.tensor(scales, dtype=torch.float32), self._device).view(-1, 1, 1),
         )
 
 
@@ -220,14 +223,23 @@ def _is_guided(chunk: SynthesisChunk) -> bool:
 
 
 def _carry(states: Sequence[SolverState], layout: BlockLayout, block_size: int) -> Carry:
-    chunks = []
-    for request, (state, first_rows) in enumerate(zip(states, layout.first_rows, strict=True)):
-        chunk = state.chunk
-        if state.past.attention is not None:
-            last_block = chunk.target_frames // block_size - 1
-            last_rows = None if chunk.is_last else first_rows + last_block
-            chunks.append(CarriedChunk(state.past.attention, request, state.continues, last_rows))
-    return Carry(chunks)
+    # Rows of the last blocks of the targets that another chunk follows.
+    last_rows = {
+        request: first_rows + state.chunk.target_frames // block_size - 1
+        for request, (state, first_rows) in enumerate(zip(states, layout.first_rows, strict=True))
+        if state.past.attention is not None and not state.chunk.is_last
+    }
+    if last_rows:
+        last_rows = dict(
+            zip(last_rows, all_to_device(list(last_rows.values()), layout.source.device), strict=True)
+        )
+    return Carry(
+        [
+            CarriedChunk(state.past.attention, request, state.continues, last_rows.get(request))
+            for request, state in enumerate(states)
+            if state.past.attention is not None
+        ]
+    )
 
 
 def check_speakers(speakers: Mapping[str, Speaker], config: Qwen2_5OmniDiTConfig, path: Path) -> None:

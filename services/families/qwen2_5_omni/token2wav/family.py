@@ -21,9 +21,8 @@ def token2wav_config(config: Any) -> Any:
 
 
 def geometry(config: Any) -> CodecGeometry:
-    """How codec ids, mel frames and attention blocks relate."""
-    dit, _ = component_configs(config)
-    return geometry_of(dit)
+    """How codec ids, mel frames, attention blocks and samples relate."""
+    return geometry_of(*component_configs(config))
 
 
 def solver_work(config: Any, budget: Budget) -> SolverWork:

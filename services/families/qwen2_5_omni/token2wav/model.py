@@ -6,9 +6,10 @@ from pathlib import Path
 import torch
 from vllm.config import VllmConfig
 from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper
+from vllm.platforms import current_platform
 
 from omnirelay.errors import CheckpointError
-from services.families.qwen2_5_omni.files import SPEAKER_FILE
+from services.families.qwen2_5_omni.files import SPEAKER_FILE, is_of_another
 from services.families.qwen2_5_omni.token2wav.checkpoint import component_configs
 from services.families.qwen2_5_omni.token2wav.conditioning import Conditioner, check_speakers
 from services.families.qwen2_5_omni.token2wav.dit import DiffusionTransformer
@@ -52,8 +53,15 @@ class Token2WavForSynthesis(SynthesisModel):
         check_speakers(speakers, dit_config, self._model_dir / SPEAKER_FILE)
         self.dit = DiffusionTransformer(dit_config).float()
         self.vocoder = Vocoder(bigvgan_config).float()
-        work = SolverWork(geometry_of(dit_config), budget_of(vllm_config.additional_config))
-        self.synthesize_with(SolverSynthesizer(self.dit, self.vocoder, Conditioner(self.dit, speakers), work))
+        work = SolverWork(geometry_of(dit_config, bigvgan_config), budget_of(vllm_config.additional_config))
+        conditioner = Conditioner(self.dit, speakers)
+        together = not current_platform.is_cpu()
+        self.synthesize_with(SolverSynthesizer(self.dit, self.vocoder, conditioner, work, together))
+
+    @staticmethod
+    def is_unused_checkpoint_weight(name: str) -> bool:
+        """Whether vLLM's loader may leave out a file that has nothing but such tensors."""
+        return is_of_another("token2wav", name)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Load every tensor of token2wav, and skip those of the other stages.

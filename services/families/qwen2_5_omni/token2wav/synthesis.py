@@ -3,20 +3,25 @@
 import math
 from dataclasses import dataclass
 
-from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniDiTConfig
+from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import (
+    Qwen2_5OmniBigVGANConfig,
+    Qwen2_5OmniDiTConfig,
+)
 
 from omnirelay.errors import InvalidRequestError
+from services.families.qwen2_5_omni.token2wav.vocoder import samples_per_frame
 from services.token2wav.chunks import CodecGeometry
 from services.token2wav.family import Budget, Cost
 from services.token2wav.synthesis import MAX_TIME_POINTS, SynthesisChunk
 
 
-def geometry_of(config: Qwen2_5OmniDiTConfig) -> CodecGeometry:
-    """How codec ids, mel frames and attention blocks relate."""
+def geometry_of(config: Qwen2_5OmniDiTConfig, vocoder: Qwen2_5OmniBigVGANConfig) -> CodecGeometry:
+    """How codec ids, mel frames, attention blocks and samples relate."""
     return CodecGeometry(
         block_size=config.block_size,
         repeats=config.repeats,
         max_frames=config.max_position_embeddings,
+        unit_samples=samples_per_frame(vocoder),
         # The table has a row more than num_embeds says (reference: DiTCodecEmbedding).
         ids=config.num_embeds + 1,
     )

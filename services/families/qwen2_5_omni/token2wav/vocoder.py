@@ -110,26 +110,26 @@ class AntiAliasedActivation(Qwen2_5OmniAntiAliasedActivation1d):
         self._down_taps = [*down[1::2], *down[::2]]
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """[1, channels, time] -> the same."""
+        """[pieces, channels, time] -> the same."""
         if not hidden_states.is_cpu:
             output: torch.Tensor = super().forward(hidden_states)
             return output
-        channels, time = hidden_states.shape[1:]
-        padded = functional.pad(hidden_states, (_REACH, _REACH), mode="replicate")[0]
-        shifted = padded.unfold(1, time, 1).unbind(1)
+        time = hidden_states.shape[2]
+        padded = functional.pad(hidden_states, (_REACH, _REACH), mode="replicate")
+        shifted = padded.unfold(2, time, 1).unbind(2)
         # Even and odd samples of the upsampled signal, with room for its padding.
-        phases = hidden_states.new_empty(2, channels, time + 2 * _REACH)
-        signal = phases[:, :, _REACH:-_REACH]
+        phases = hidden_states.new_empty(2, *hidden_states.shape[:2], time + 2 * _REACH)
+        signal = phases[..., _REACH:-_REACH]
         _filter(shifted[:-1], self._even_taps, signal[0])
         _filter(shifted[1:], self._odd_taps, signal[1])
         self._snake(signal)
-        phases[:, :, :_REACH] = signal[0, :, :1]
-        phases[:, :, -_REACH:] = signal[1, :, -1:]
-        even, odd = (phase.unfold(1, time, 1).unbind(1) for phase in phases)
-        return _filter([*even[1:], *odd[:-1]], self._down_taps).unsqueeze(0)
+        phases[..., :_REACH] = signal[0, ..., :1]
+        phases[..., -_REACH:] = signal[1, ..., -1:]
+        even, odd = (phase.unfold(2, time, 1).unbind(2) for phase in phases)
+        return _filter([*even[1:], *odd[:-1]], self._down_taps)
 
     def _snake(self, values: torch.Tensor) -> None:
-        """Apply ``x + sin(alpha x)^2 / beta`` in place, [phases, channels, time]."""
+        """Apply ``x + sin(alpha x)^2 / beta`` in place, [phases, pieces, channels, time]."""
         alpha = torch.exp(self.act.alpha)[:, None]
         beta = torch.exp(self.act.beta)[:, None] + self.act.no_div_by_zero
         wave = (values * alpha).sin_().square_()
@@ -171,17 +171,20 @@ class Vocoder(nn.Module):
         be ``context.left`` frames long for the samples to be those of the whole, and ``right`` likewise.
         Later layers need less context; the rest is cut off on the way.
 
+        Several targets of the same shapes may be made audio at once.
+
         Args:
-            left: frames before the target, float32 [frames, mel_dim]; more than needed is cut off.
-            target: float32 [frames, mel_dim], at least one frame.
-            right: frames after it, float32 [frames, mel_dim]; more than needed is cut off.
+            left: frames before the target, float32 [..., frames, mel_dim]; more than needed is cut off.
+            target: float32 [..., frames, mel_dim], at least one frame.
+            right: frames after it, float32 [..., frames, mel_dim]; more than needed is cut off.
 
         Returns:
-            float32 [target frames * hop], in [-1, 1].
+            float32 [..., target frames * hop], in [-1, 1].
         """
         bigvgan = self.bigvgan
-        mel = torch.cat([left, target, right]).transpose(0, 1).unsqueeze(0)
-        before, after = left.shape[0], right.shape[0]
+        whole = torch.cat([left, target, right], dim=-2)
+        mel = whole.view(-1, *whole.shape[-2:]).transpose(1, 2)
+        before, after = left.shape[-2], right.shape[-2]
         mel, before, after = _crop(mel, before, after, self.context)
         hidden_states = bigvgan.conv_pre(bigvgan.process_mel_spectrogram(mel))
         count = bigvgan.num_residual_blocks
@@ -192,8 +195,9 @@ class Vocoder(nn.Module):
             before, after = before * rate, after * rate
             blocks = bigvgan.resblocks[layer * count : (layer + 1) * count]
             hidden_states = sum(block(hidden_states) for block in blocks) / count
-        waveform = bigvgan.conv_post(bigvgan.activation_post(hidden_states)).clamp(-1.0, 1.0).flatten()
-        return waveform[before : waveform.shape[0] - after]
+        waveform = bigvgan.conv_post(bigvgan.activation_post(hidden_states)).clamp(-1.0, 1.0)
+        waveform = waveform.view(*whole.shape[:-2], -1)
+        return waveform[..., before : waveform.shape[-1] - after]
 
 
 def _crop(values: torch.Tensor, before: int, after: int, needed: Context) -> tuple[torch.Tensor, int, int]:

@@ -7,14 +7,18 @@ import shutil
 import subprocess
 import tempfile
 import threading
+import time
 from dataclasses import dataclass
 from typing import IO, Final, Self
 
 from omnirelay.client.types import ChatEvent
+from omnirelay.errors import PlayerError
 from omnirelay.events import AudioEvent
-from omnirelay.values import SAMPLE_RATE
+from omnirelay.values import SAMPLE_BYTES, SAMPLE_RATE
 
 _RATE: Final = str(SAMPLE_RATE)
+REBUFFER_S: Final = 1.2
+"""How much is collected after a gap, once in an answer."""
 GRACE_S: Final = 10.0
 """A player may take this much longer than the speech."""
 HELP_S: Final = 5.0
@@ -62,6 +66,7 @@ PLAYERS: Final = (
     Player("play", ("-q", "-t", "raw", "-e", "floating-point", "-b", "32", "-r", _RATE, "-c", "1", "-")),
 )
 """In order of preference."""
+PLAYER_NAMES: Final = ", ".join(player.program for player in PLAYERS)
 
 
 def find_player() -> Player | None:
@@ -69,8 +74,22 @@ def find_player() -> Player | None:
     return next((player for player in PLAYERS if player.present()), None)
 
 
+def require_player() -> Player:
+    """The first player that is installed.
+
+    Raises:
+        PlayerError: None is.
+    """
+    player = find_player()
+    if player is None:
+        raise PlayerError(f"speech cannot be played: install one of {PLAYER_NAMES}")
+    return player
+
+
 class Playback:
     """Plays the speech of one answer on its own thread: a crashed or hung player disturbs nothing else.
+
+    It begins when the gateway advises, or as soon as all is there.  After a gap it collects more, once.
 
     Leaving a ``with`` block plays the rest; after an error it stops.
 
@@ -83,8 +102,11 @@ class Playback:
         self._player = player
         self._pieces: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._seconds = 0.0
+        self._begin_at = 0.0
         self._process: subprocess.Popen[bytes] | None = None
         self._stopped = threading.Event()
+        # Nothing follows.
+        self._complete = threading.Event()
         self._thread = threading.Thread(target=self._run, name="player", daemon=True)
 
     def __enter__(self) -> Self:
@@ -105,6 +127,7 @@ class Playback:
         """Queue the audio of an event."""
         if isinstance(event, AudioEvent) and event.pcm:
             if not self._seconds:
+                self._begin_at = time.monotonic() + event.start_delay_ms / 1000
                 self._thread.start()
             self._seconds += event.sample_count / SAMPLE_RATE
             self._pieces.put(event.pcm)
@@ -112,6 +135,7 @@ class Playback:
     def end(self) -> None:
         """Nothing follows; play what is queued."""
         self._pieces.put(None)
+        self._complete.set()
 
     def wait(self) -> None:
         """Wait until everything has been played."""
@@ -159,14 +183,26 @@ class Playback:
         """Write everything to the player; False if it stopped reading."""
         if process.stdin is None:
             return False
+        heard_until = self._begin_at
+        self._wait_until(self._begin_at)
+        rebuffered = False
         try:
             with process.stdin as pipe:
                 while not self._stopped.is_set() and (piece := self._pieces.get()) is not None:
+                    now = time.monotonic()
+                    if now > heard_until > self._begin_at and not rebuffered:
+                        rebuffered = True
+                        self._wait_until(now + REBUFFER_S)
+                    heard_until = max(heard_until, time.monotonic()) + len(piece) / SAMPLE_BYTES / SAMPLE_RATE
                     pipe.write(piece)
         except OSError as error:
             log.debug("%s stopped reading: %s", self._player.program, error)
             return False
         return True
+
+    def _wait_until(self, moment: float) -> None:
+        """Let pieces collect, until then or until all are there."""
+        self._complete.wait(max(0.0, moment - time.monotonic()))
 
 
 def _last_line(file: IO[bytes]) -> list[str]:

@@ -1,0 +1,117 @@
+"""``/v1/completions``: the text that continues a text, without a chat template."""
+
+import time
+from collections.abc import AsyncGenerator, Mapping
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.http.answer import HttpAnswer, begin, finish_reason
+from gateway.http.connection import while_connected
+from gateway.http.context import HttpContext
+from gateway.http.errors import json_response
+from gateway.http.fields import convert
+from gateway.http.openai.chat import NAMES as CHAT_NAMES
+from gateway.http.openai.chat import usage_of_chat
+from gateway.http.openai.chat_request import ChatAnswerOptions, read_chat
+from gateway.http.streams import EventStream
+from omnirelay.errors import InvalidRequestError, UnsupportedError
+from omnirelay.events import DoneEvent, TextEvent
+from omnirelay.protocol import GenerateRequest
+
+MAX_TOKENS: Final = 16
+"""Of an answer, unless more are asked for: as in OpenAI's API."""
+OF_CHATS: Final = (
+    "messages",
+    "modalities",
+    "audio",
+    "tools",
+    "tool_choice",
+    "logprobs",
+    "top_logprobs",
+    "suffix",
+)
+"""Fields that are for chats only, or that OpenAI has in another form here."""
+NAMES: Final[Mapping[str, str | None]] = {
+    **CHAT_NAMES,
+    "messages": "prompt",
+    "prompt_text": "prompt",
+    "prompt_token_ids": "prompt",
+}
+
+
+def read_completion(
+    body: bytearray, max_text_tokens: int, max_item_bytes: int
+) -> tuple[ChatAnswerOptions, GenerateRequest]:
+    """Parse and check a body.
+
+    Raises:
+        InvalidRequestError: It is invalid, or asks for something that is not supported.
+    """
+    ids: list[int] | None = None
+
+    def as_chat(values: dict[str, Any]) -> dict[str, Any]:
+        nonlocal ids
+        for name in OF_CHATS:
+            if values.pop(name, None) is not None:
+                raise UnsupportedError(f"{name} is not supported here", name)
+        prompt = values.pop("prompt", None)
+        if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
+            prompt = prompt[0]
+        if isinstance(prompt, list):
+            ids = convert(prompt, list[int], "prompt")
+        elif not isinstance(prompt, str):
+            raise InvalidRequestError("prompt must be a text, or a list of token ids", "prompt")
+        if values.get("max_tokens") is None:
+            values["max_tokens"] = MAX_TOKENS
+        return {**values, "messages": [{"role": "user", "content": prompt if ids is None else ""}]}
+
+    options, request = read_chat(body, max_text_tokens, max_item_bytes, as_chat)
+    text = request.messages[0].content if ids is None else None
+    return options, msgspec.structs.replace(request, messages=[], prompt_text=text, prompt_token_ids=ids)
+
+
+class CompletionsApi:
+    """The endpoint."""
+
+    def __init__(self, context: HttpContext) -> None:
+        self._context = context
+
+    async def create(self, request: Request) -> Response:
+        """Continue a text; errors are those of :func:`gateway.http.answer.begin`."""
+        context = self._context
+        limits, media = context.config.gateway.limits, context.config.media
+        read = partial(
+            read_completion, max_text_tokens=limits.max_text_tokens, max_item_bytes=media.max_item_bytes
+        )
+        options, answer = await begin(context, request, read, NAMES)
+        if options.events:
+            return EventStream(self._events(options, answer), answer, context.told)
+        try:
+            async with while_connected(request.receive):
+                async for event in answer:
+                    if isinstance(event, DoneEvent):
+                        done = event
+        finally:
+            answer.close()
+        whole = self._object(answer, done.text, finish_reason(done))
+        return json_response({**whole, "usage": usage_of_chat(done)}, headers=answer.headers)
+
+    async def _events(
+        self, options: ChatAnswerOptions, answer: HttpAnswer
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        async for event in answer:
+            if isinstance(event, TextEvent) and event.text:
+                yield self._object(answer, event.text, None)
+            elif isinstance(event, DoneEvent):
+                yield self._object(answer, "", finish_reason(event))
+                if options.include_usage:
+                    yield {**self._object(answer, "", None), "choices": [], "usage": usage_of_chat(event)}
+
+    def _object(self, answer: HttpAnswer, text: str, reason: str | None) -> dict[str, Any]:
+        choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": reason}
+        head = {"id": f"cmpl-{answer.request_id}", "object": "text_completion", "created": int(time.time())}
+        return {**head, "model": self._context.model, "choices": [choice]}

@@ -1,0 +1,222 @@
+"""Functions that the model may call, in Hermes' format, which Qwen2.5 was trained on.
+
+The functions are described in the system message; a call is JSON between two marks in the text.  A call that
+cannot be read stays text.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+from omnirelay.content import ChatMessage, TextPart, parts_of
+from omnirelay.errors import InvalidRequestError
+
+MAX_TOOLS: Final = 128
+BEGIN: Final = "<tool_call>"
+END: Final = "</tool_call>"
+EXPLANATION: Final = """# Tools
+
+You may call one or more functions to assist with the user query.
+
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>
+{}
+</tools>
+
+For each function call, return a json object with function name and arguments within \
+<tool_call></tool_call> XML tags:
+<tool_call>
+{{"name": <function-name>, "arguments": <args-json-object>}}
+</tool_call>"""
+"""As in the chat templates of Qwen2.5."""
+
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}\Z")]
+
+
+class Function(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A function; ``strict`` is ignored, because arguments are never checked."""
+
+    name: Name
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """OpenAI's form of a function."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class ChosenFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The name of a function."""
+
+    name: Name
+
+
+class ChosenTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The function that must be called."""
+
+    type: Literal["function"]
+    function: ChosenFunction
+
+
+Tools = Annotated[list[Tool], Meta(max_length=MAX_TOOLS)]
+Choice = Literal["none", "auto", "required"] | ChosenTool
+
+
+class PastFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A function that was called."""
+
+    name: str
+    arguments: str
+
+
+class PastCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A call in an earlier message."""
+
+    function: PastFunction
+    id: str = ""
+    type: Literal["function"] = "function"
+
+    @property
+    def text(self) -> str:
+        """The call as the model wrote it."""
+        try:
+            arguments: Any = msgspec.Raw(msgspec.json.encode(msgspec.json.decode(self.function.arguments)))
+        except msgspec.DecodeError:
+            arguments = self.function.arguments
+        call = msgspec.json.encode({"name": self.function.name, "arguments": arguments}).decode()
+        return f"{BEGIN}\n{call}\n{END}"
+
+
+def result_text(content: str) -> str:
+    """What a function returned, as the model reads it."""
+    return f"<tool_response>\n{content}\n</tool_response>"
+
+
+def explained(messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> list[ChatMessage]:
+    """Describe the functions at the end of the system message, or in a new one."""
+    listed = "\n".join(msgspec.json.encode(tool).decode() for tool in tools)
+    text = EXPLANATION.format(listed)
+    if messages and messages[0].role == "system":
+        parts = [*parts_of(messages[0]), TextPart(f"\n\n{text}")]
+        return [ChatMessage("system", parts), *messages[1:]]
+    return [ChatMessage("system", text), *messages]
+
+
+def forced_schema(tools: Sequence[Tool], choice: Choice | None) -> str | None:
+    """Return the schema of an answer that must be a call; none if it need not.
+
+    Raises:
+        InvalidRequestError: The chosen function is not among the tools.
+    """
+    if choice in (None, "auto", "none"):
+        return None
+    wanted = [tool.function for tool in tools]
+    if isinstance(choice, ChosenTool):
+        wanted = [function for function in wanted if function.name == choice.function.name]
+    if not wanted:
+        raise InvalidRequestError("tool_choice needs a function that is among the tools", "tool_choice")
+    calls = [
+        {
+            "type": "object",
+            "properties": {
+                "name": {"const": function.name},
+                "arguments": function.parameters or {"type": "object"},
+            },
+            "required": ["name", "arguments"],
+            "additionalProperties": False,
+        }
+        for function in wanted
+    ]
+    return msgspec.json.encode(calls[0] if len(calls) == 1 else {"anyOf": calls}).decode()
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call in an answer, with its arguments as JSON."""
+
+    name: str
+    arguments: str
+
+
+@dataclass
+class CallParser:
+    """Finds the calls in an answer that arrives in pieces.
+
+    Attributes:
+        names: The functions that may be called.
+        forced: The whole answer is a call, without marks.
+        several: More than one call may be made; else further ones are dropped.
+        calls: How many there were.
+    """
+
+    names: frozenset[str]
+    forced: bool = False
+    several: bool = True
+    calls: int = 0
+    _held: str = field(default="", init=False)
+
+    def push(self, text: str, last: bool = False) -> list[str | Call]:
+        """Return the next texts and calls."""
+        self._held += text
+        found: list[str | Call] = []
+        if self.forced:
+            if last:
+                self._take(self._held, self._held, found)
+                self._held = ""
+            return found
+        while (begin := self._held.find(BEGIN)) >= 0:
+            end = self._held.find(END, begin)
+            if end < 0 and not last:
+                break
+            before = self._held[:begin]
+            # White space before a call is not shown.
+            said = before.rstrip()
+            if said:
+                found.append(said)
+            size = len(self._held) if end < 0 else end + len(END)
+            inside = self._held[begin + len(BEGIN) : size if end < 0 else end]
+            self._take(inside, self._held[len(said) : size], found)
+            self._held = self._held[size:]
+        shown = len(self._held) if last else self._open(begin)
+        if shown and not (last and self.calls and not self._held.strip()):
+            found.append(self._held[:shown])
+        self._held = self._held[shown:]
+        return found
+
+    def _open(self, begin: int) -> int:
+        """How much of the text that is held is not a part of a call, nor of white space before one."""
+        if begin < 0:
+            sizes = range(min(len(BEGIN) - 1, len(self._held)), 0, -1)
+            begin = len(self._held) - next((n for n in sizes if BEGIN.startswith(self._held[-n:])), 0)
+        return len(self._held[:begin].rstrip())
+
+    def _take(self, inside: str, whole: str, found: list[str | Call]) -> None:
+        call = self._read(inside)
+        if call is None:
+            found.append(whole)
+        elif self.several or not self.calls:
+            self.calls += 1
+            found.append(call)
+
+    def _read(self, text: str) -> Call | None:
+        try:
+            value = msgspec.json.decode(text.strip(), type=dict[str, Any])
+        except (msgspec.DecodeError, RecursionError):
+            return None
+        name, arguments = value.get("name"), value.get("arguments")
+        if not isinstance(name, str) or name not in self.names or not isinstance(arguments, dict):
+            return None
+        return Call(name, msgspec.json.encode(arguments).decode())
+
+
+def call_object(request_id: str, number: int, call: Call) -> dict[str, Any]:
+    """Build OpenAI's form of a call, the first of which has number 0."""
+    function: Mapping[str, str] = {"name": call.name, "arguments": call.arguments}
+    return {"id": f"call_{request_id}_{number}", "type": "function", "function": function}

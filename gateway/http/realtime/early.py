@@ -1,0 +1,96 @@
+"""The conversation of a session, computed by the thinker while the user speaks."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from gateway.access.account import ClientAccount
+from gateway.http.realtime.items import BYTES_PER_S
+from gateway.manager import Gateway
+from omnirelay.protocol import GenerateRequest
+
+WINDOW_BYTES: Final = 2 * BYTES_PER_S
+"""The audio encoder's window."""
+AHEAD_BYTES: Final = BYTES_PER_S * 15 // 100
+"""What the thinker needs of the audio behind a window."""
+PARTS: Final = 8
+"""A recording is sent again when it has grown by a part of it, so that all together are few times as long."""
+PAUSE_S: Final = 0.1
+"""A request that follows within this time needs nothing computed before it."""
+
+log = logging.getLogger(__name__)
+
+
+class EarlyPrompt:
+    """At most one beginning at a time.
+
+    Args:
+        client: Whose allowance of tokens is used.
+
+    Attributes:
+        thinker: The one that computed the last beginning.
+    """
+
+    def __init__(self, gateway: Gateway, account: ClientAccount, client: str) -> None:
+        self.thinker: str | None = None
+        self._gateway = gateway
+        self._account = account
+        self._client = client
+        self._work: asyncio.Task[None] | None = None
+        self._next_bytes = WINDOW_BYTES + AHEAD_BYTES
+        self._failed = False
+
+    def heard(self, size: int, prompt: Callable[[], GenerateRequest]) -> None:
+        """Audio was appended: have what is sure of the prompt computed, once another window is complete.
+
+        Args:
+            size: Bytes in the input audio buffer.
+            prompt: Makes the request as it would be now.
+        """
+        if size < self._next_bytes or self._busy:
+            return
+        windows = (size - AHEAD_BYTES) // WINDOW_BYTES
+        self._next_bytes = (windows + 1 + windows // PARTS) * WINDOW_BYTES + AHEAD_BYTES
+        thinker = self._room()
+        if thinker is not None:
+            self._work = asyncio.create_task(self._compute(prompt(), thinker, goes_on=True))
+
+    def added(self, prompt: Callable[[], GenerateRequest]) -> None:
+        """An item was added: have the whole prompt computed, unless a request follows at once."""
+        self.stop()
+        self._work = asyncio.create_task(self._compute_after_pause(prompt))
+
+    def renew(self) -> None:
+        """A request was taken: as much may be computed early as before."""
+        self._gateway.prefills.renew(self._client)
+
+    def stop(self) -> None:
+        """Compute nothing more of the recording so far."""
+        self._next_bytes = WINDOW_BYTES + AHEAD_BYTES
+        if self._work is not None:
+            self._work.cancel()
+            self._work = None
+
+    @property
+    def _busy(self) -> bool:
+        return self._work is not None and not self._work.done()
+
+    def _room(self) -> str | None:
+        return None if self._failed else self._gateway.prefills.thinker_for(self._client, self.thinker)
+
+    async def _compute_after_pause(self, prompt: Callable[[], GenerateRequest]) -> None:
+        await asyncio.sleep(PAUSE_S)
+        thinker = self._room()
+        if thinker is not None:
+            await self._compute(prompt(), thinker, goes_on=False)
+
+    async def _compute(self, request: GenerateRequest, thinker: str, goes_on: bool) -> None:
+        gateway = self._gateway
+        outcome = await gateway.compute_early(request, self._account, self._client, thinker, goes_on)
+        if outcome == "computed":
+            self.thinker = thinker
+        elif outcome == "failed":
+            # It might end an engine: it is not repeated in this session.
+            log.info("nothing more is computed early for %s", self._account.name)
+            self._failed = True

@@ -1,0 +1,85 @@
+"""Presence and frequency penalty, which count the tokens of an answer over all its attempts.
+
+vLLM's own count what this engine drew.  To it, the tokens of an earlier attempt are a part of the prompt.
+"""
+
+from collections import Counter
+from typing import Any, Final
+
+import torch
+from vllm.sampling_params import SamplingParams
+from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor
+from vllm.v1.sample.logits_processor.builtin import process_dict_updates
+
+from services.thinker.scheduler import PROMPT_TOKENS
+from shared.messages import TextSampling
+
+_KEY: Final = "answer_penalties"
+
+
+def answer_penalties(sampling: TextSampling) -> dict[str, Any]:
+    """A request's extra sampling arguments for :class:`AnswerPenalties`."""
+    penalties = (sampling.presence_penalty, sampling.frequency_penalty)
+    return {_KEY: penalties} if any(penalties) else {}
+
+
+class _Counts:
+    """How often each token is in a request's answer."""
+
+    __slots__ = ("_counts", "_read", "answer", "frequency", "presence")
+
+    def __init__(self, presence: float, frequency: float, replayed: list[int], answer: list[int]) -> None:
+        self.presence = presence
+        self.frequency = frequency
+        # vLLM's own list, which only grows.
+        self.answer = answer
+        self._counts = Counter(replayed)
+        self._read = 0
+
+    def penalties(self) -> tuple[list[int], list[float]]:
+        """The tokens, and what is taken from the logit of each."""
+        self._counts.update(self.answer[self._read :])
+        self._read = len(self.answer)
+        return list(self._counts), [self.presence + self.frequency * n for n in self._counts.values()]
+
+
+class AnswerPenalties(LogitsProcessor):
+    """Makes tokens of a request's answer less likely, where :func:`answer_penalties` was used.
+
+    As in OpenAI's API: the presence penalty once, the frequency penalty for each occurrence.
+    """
+
+    def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
+        del vllm_config, is_pin_memory
+        self._device = device
+        self._counts: dict[int, _Counts] = {}
+
+    def is_argmax_invariant(self) -> bool:
+        """The largest logit may become less than another one."""
+        return False
+
+    def update_state(self, batch_update: BatchUpdate | None) -> None:
+        """Follow requests as they join, leave and move within the batch."""
+        process_dict_updates(self._counts, batch_update, _counts_of)
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        """Penalize in place.
+
+        Args:
+            logits: Before temperature, float32 [requests, vocabulary].
+        """
+        for row, counts in self._counts.items():
+            tokens, penalties = counts.penalties()
+            if tokens:
+                logits[row, torch.tensor(tokens, device=self._device)] -= torch.tensor(
+                    penalties, device=self._device
+                )
+        return logits
+
+
+def _counts_of(params: SamplingParams, prompt: list[int] | None, answer: list[int]) -> _Counts | None:
+    extra = params.extra_args or {}
+    if _KEY not in extra:
+        return None
+    presence, frequency = extra[_KEY]
+    return _Counts(presence, frequency, (prompt or [])[extra[PROMPT_TOKENS] :], answer)

@@ -1,0 +1,83 @@
+"""The GPUs of this process, and loading one engine at a time on each."""
+
+import fcntl
+import hashlib
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from vllm.platforms import current_platform
+
+from shared.devices import Gpu
+from shared.vllm.platform import require_platform
+
+log = logging.getLogger(__name__)
+
+
+def visible_gpus() -> list[Gpu]:
+    """The devices that this process sees, in their order; none on a CPU.
+
+    They are asked through vLLM's platform, which makes no context on them.
+
+    Raises:
+        StageStartError: The stages cannot compute on them.
+    """
+    require_platform()
+    if current_platform.is_cpu():
+        return []
+    return [_read(index) for index in range(current_platform.device_count())]
+
+
+def _read(index: int) -> Gpu:
+    total = current_platform.get_device_total_memory(index)
+    name = current_platform.get_device_name(index)
+    return Gpu(name=name, free_bytes=total, total_bytes=total, uuid=_uuid(index))
+
+
+def _uuid(index: int) -> str:
+    try:
+        return str(current_platform.get_device_uuid(index))
+    except NotImplementedError:
+        # Not every platform names its devices; the index tells those of one machine apart.
+        return f"{current_platform.device_type}-{current_platform.device_id_to_physical_device_id(index)}"
+
+
+@contextmanager
+def loading_alone(gpus: Sequence[Gpu]) -> Iterator[None]:
+    """Load an engine while no other process of this user loads one on these GPUs.
+
+    vLLM compares a GPU's free memory before and after; another engine that loads meanwhile would change it.
+    """
+    with ExitStack() as stack:
+        for uuid in sorted({gpu.uuid for gpu in gpus}):
+            stack.enter_context(_locked(uuid))
+        yield
+
+
+@contextmanager
+def _locked(uuid: str) -> Iterator[None]:
+    """Hold the lock of a GPU, as long as it takes to get it."""
+    path = lock_folder() / f"gpu-{hashlib.sha256(uuid.encode()).hexdigest()[:16]}.lock"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        log.warning("%s cannot be locked (%s): another engine may load on the GPU meanwhile", path, error)
+        yield
+        return
+    try:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            log.info("waiting for another engine to load on the same GPU")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(file)
+
+
+def lock_folder() -> Path:
+    """Where the locks are: stages that share a GPU share it, in containers by a volume."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "omnirelay"

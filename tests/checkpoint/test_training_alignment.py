@@ -1,0 +1,89 @@
+"""What the audio encoder hears is compared with the words that were said, in the text's own embedding."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from checkpoint.training.data.hearing import make_hearing
+from checkpoint.training.parts import thinker, vocabulary
+from checkpoint.training.parts.alignment import heard, words_at, words_loss
+from checkpoint.training.parts.batches import Batch
+from tests.support.training import hum
+
+LENGTHS = [15, 3]
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return thinker.build()
+
+
+def ids_of(text: str) -> list[int]:
+    return vocabulary.tokenizer().encode(text, add_special_tokens=False).ids
+
+
+def batch_of(model: Any, spoken: list[str], lengths: list[int]) -> Batch:
+    """A batch of recordings that have so many audio tokens each."""
+    audio, other = model.config.audio_token_index, ids_of(" what")[0]
+    ids = [[audio] * length + [other] * (max(lengths) + 1 - length) for length in lengths]
+    return Batch({"input_ids": torch.tensor(ids)}, [], [], [], spoken)
+
+
+def outputs_for(model: Any, texts: list[str]) -> torch.Tensor:
+    """Outputs of an encoder that hears each word for as long as it is thought to last."""
+    embedding = model.model.embed_tokens
+    ids = torch.cat([words_at(text, length) for text, length in zip(texts, LENGTHS, strict=True)])
+    return embedding.weight.detach()[embedding.index[ids]]
+
+
+def test_a_word_lasts_as_long_as_it_has_letters() -> None:
+    decode = vocabulary.tokenizer().decode
+    heard_at = [decode([index]).strip() for index in words_at("what is zero", 13).tolist()]
+    assert heard_at == ["what"] * 5 + ["is"] * 3 + ["zero"] * 5
+    assert set(words_at("hello", 7).tolist()) == set(ids_of(" hello"))
+    assert len(words_at("what is two", 2)) == 2
+
+
+def test_outputs_like_the_words_said_have_little_loss_and_others_more(model: Any) -> None:
+    spoken = ["what is two plus two", "hello"]
+    batch = batch_of(model, spoken, LENGTHS)
+    right = words_loss(model, outputs_for(model, spoken), batch)
+    wrong = words_loss(model, outputs_for(model, ["what is two plus three", "hello"]), batch)
+    swapped = words_loss(model, outputs_for(model, ["hello", "two"]), batch)
+    assert right < 0.05
+    assert right + 0.5 < wrong < swapped
+
+
+def test_outputs_much_larger_than_text_are_pulled_towards_its_size(model: Any) -> None:
+    batch = batch_of(model, ["hello", "hello"], LENGTHS)
+    outputs = outputs_for(model, ["hello", "hello"])
+    assert words_loss(model, outputs, batch) < words_loss(model, 40 * outputs, batch) - 1
+
+
+def test_the_loss_trains_the_encoder_and_leaves_the_text_embedding_alone(tmp_path: Path) -> None:
+    model = thinker.build().train()
+    hearing = make_hearing(tmp_path / "hearing", 4, hum)
+    examples = thinker.Examples(vocabulary.load_processor(tmp_path / "processor"), hearing)
+    batch = examples.draw("words", 1, 3)
+    optimizer = torch.optim.AdamW(model.audio_tower.parameters(), 1e-3)
+    losses = []
+    for _ in range(4):
+        optimizer.zero_grad()
+        with heard(model) as outputs:
+            model.get_audio_features(**batch.audio(torch.device("cpu")))
+        assert len(outputs[0]) == (batch.inputs["input_ids"] == model.config.audio_token_index).sum()
+        loss = words_loss(model, outputs[0], batch)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    assert model.model.embed_tokens.weight.grad is None
+    assert model.audio_tower.proj.weight.grad.norm() > 0
+
+
+def test_the_encoder_is_listened_to_no_longer_than_asked(model: Any) -> None:
+    with pytest.raises(ZeroDivisionError), heard(model):
+        raise ZeroDivisionError
+    assert not model.audio_tower._forward_hooks

@@ -1,0 +1,138 @@
+"""Tools: what the model is told, and what becomes of its calls."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.http.openai.tools import Call, CallParser
+from omnirelay.content import ChatMessage, TextPart
+from shared.config import Config
+from tests.gateway.bench import run
+from tests.gateway.fake_stages import until
+from tests.gateway.http_bench import HI, MODEL, http_bench, http_gateway, speaking
+from tests.gateway.test_http_fields import CALL, TOOL, read
+
+Configure = Callable[..., Config]
+WEATHER = '<tool_call>\n{"name": "weather", "arguments": {"city": "Ulm"}}\n</tool_call>'
+ULM = Call("weather", '{"city":"Ulm"}')
+
+
+def parsed(text: str, size: int = 1, **how: Any) -> list[str | Call]:
+    """An answer that arrives in pieces, its texts joined."""
+    parser = CallParser(frozenset({"weather"}), **how)
+    found = [each for at in range(0, len(text), size) for each in parser.push(text[at : at + size])]
+    joined: list[str | Call] = []
+    for each in [*found, *parser.push("", last=True)]:
+        if isinstance(each, str) and joined and isinstance(joined[-1], str):
+            joined[-1] += each
+        else:
+            joined.append(each)
+    assert parser.calls == sum(isinstance(each, Call) for each in joined)
+    return joined
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("Hello there \n", ["Hello there \n"]),
+        (WEATHER, [ULM]),
+        (f"Let me see.\n{WEATHER}\n{WEATHER}\n", ["Let me see.", ULM, ULM]),
+        (WEATHER.removesuffix("</tool_call>"), [ULM]),
+        (WEATHER.replace("weather", "rockets"), [WEATHER.replace("weather", "rockets")]),
+        ("<tool_call>{no JSON}</tool_call>", ["<tool_call>{no JSON}</tool_call>"]),
+        ('<tool_call>{"name": ["weather"]}</tool_call>', ['<tool_call>{"name": ["weather"]}</tool_call>']),
+        ("<tool_call>" + "[" * 10_000, ["<tool_call>" + "[" * 10_000]),
+        ("a <tool_ b", ["a <tool_ b"]),
+        ("a <tool_call", ["a <tool_call"]),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+@pytest.mark.parametrize("size", [1, 7, 10**6])
+def test_calls_are_found_and_all_else_is_text(text: str, found: list[str | Call], size: int) -> None:
+    if len(text) > 1000:
+        size = max(size, 1000)
+    assert parsed(text, size) == found
+
+
+@given(st.lists(st.sampled_from([WEATHER, "<tool_call>", "</tool_call>", "{", "}", "a", " "]), max_size=8))
+@settings(deadline=None)
+def test_pieces_do_not_matter(pieces: list[str]) -> None:
+    text = "".join(pieces)
+    assert parsed(text, 1) == parsed(text, 5) == parsed(text, 10**6)
+
+
+def test_one_call_and_forced_calls() -> None:
+    assert parsed(WEATHER * 2, several=False) == [ULM]
+    assert parsed('{"name": "weather", "arguments": {"city": "Ulm"}}', forced=True) == [ULM]
+    assert parsed('{"name": "weather", "argum', forced=True) == ['{"name": "weather", "argum']
+
+
+def test_what_the_model_is_told() -> None:
+    asked = [
+        {"role": "system", "content": "Be kind."},
+        *HI,
+        {"role": "assistant", "content": None, "tool_calls": [CALL, CALL]},
+        {"role": "tool", "tool_call_id": "1", "content": "rain"},
+        {"role": "tool", "tool_call_id": "2", "content": [{"type": "text", "text": "sun"}]},
+    ]
+    options, request = read(messages=asked, tools=[TOOL])
+    system, _, called, results = request.messages
+    assert isinstance(system.content, list)
+    assert system.content[0] == TextPart("Be kind.")
+    assert isinstance(system.content[1], TextPart)
+    assert (
+        '{"type":"function","function":{"name":"weather","parameters":{"type":"object"}}}'
+        in system.content[1].text
+    )
+    call = WEATHER.replace(": ", ":").replace(", ", ",")
+    assert called == ChatMessage("assistant", [TextPart(f"{call}\n{call}")])
+    told = "<tool_response>\nrain\n</tool_response>\n<tool_response>\nsun\n</tool_response>"
+    assert results == ChatMessage("user", told)
+    assert (options.tools, options.forced) == (frozenset({"weather"}), False)
+    unused, plain = read(tools=[TOOL], tool_choice="none"), read()
+    assert unused == plain
+    assert read(tools=[TOOL])[1].messages[0].role == "system"
+
+
+def test_a_call_that_must_be_made_is_a_schema() -> None:
+    for choice in ("required", {"type": "function", "function": {"name": "weather"}}):
+        options, request = read(tools=[TOOL], tool_choice=choice)
+        schema = json.loads(request.text_sampling.json_schema or "")
+        assert schema["properties"] == {"name": {"const": "weather"}, "arguments": {"type": "object"}}
+        assert options.forced
+
+
+def test_openais_client_gets_calls(configure: Configure) -> None:
+    async def scenario() -> None:
+        answer = f"Let me see.\n{WEATHER}"
+        async with http_bench(configure(http_gateway())) as b, speaking(b, answer, []):
+            b.stages.max_positions = 4096
+            await until(lambda: b.process.gateway.registry.max_positions("thinker") == 4096)
+            fields: Any = {"model": MODEL, "messages": HI, "tools": [TOOL]}
+            whole: Any = (await b.ai.chat.completions.create(**fields)).choices[0]
+            assert (whole.finish_reason, whole.message.content) == ("tool_calls", "Let me see.")
+            [call] = whole.message.tool_calls or []
+            assert (call.function.name, json.loads(call.function.arguments)) == ("weather", {"city": "Ulm"})
+            stream: Any = await b.ai.chat.completions.create(**fields, stream=True)
+            chunks = [chunk.choices[0] async for chunk in stream]
+            assert "".join(chunk.delta.content or "" for chunk in chunks) == "Let me see."
+            [delta] = [each for chunk in chunks for each in chunk.delta.tool_calls or []]
+            assert (delta.index, delta.function.name, delta.function.arguments) == (
+                0,
+                "weather",
+                ULM.arguments,
+            )
+            assert delta.id
+            assert chunks[-1].finish_reason == "tool_calls"
+            again = [
+                *HI,
+                whole.message.model_dump(exclude_none=True),
+                {"role": "tool", "tool_call_id": call.id, "content": "rain"},
+            ]
+            await b.ai.chat.completions.create(**{**fields, "messages": again})
+
+    run(scenario())

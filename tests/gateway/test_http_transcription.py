@@ -1,0 +1,155 @@
+"""Speech to text: OpenAI's client, and forms that are wrong."""
+
+import io
+import wave
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.http import multipart
+from gateway.http.multipart import Form, read_form
+from gateway.http.openai.transcription import read_transcription
+from omnirelay.content import AudioPart, ChatMessage, TextPart
+from omnirelay.errors import InvalidRequestError, MediaTooLargeError, UnsupportedError
+from shared.config import Config
+from shared.config.gateway import TRANSCRIPTION_PROMPT
+from tests.gateway.bench import run
+from tests.gateway.http_bench import MODEL, http_bench, http_gateway, speaking
+
+Configure = Callable[..., Config]
+SAID = "Good morning 😀"
+
+
+def recording(seconds: float = 0.5) -> bytes:
+    file = io.BytesIO()
+    with wave.open(file, "wb") as written:
+        written.setnchannels(1)
+        written.setsampwidth(2)
+        written.setframerate(16_000)
+        written.writeframes(bytes(round(seconds * 32_000)))
+    return file.getvalue()
+
+
+def form(**fields: Any) -> tuple[str, bytearray]:
+    """The content type and the body of a form; ``file`` is one."""
+    files: Any = {name: ("a.wav", fields.pop(name)) for name in ("file", "mask") if name in fields}
+    request = httpx.Request("POST", "http://a.example", data=fields, files=files)
+    return request.headers["content-type"], bytearray(request.read())
+
+
+def test_a_recording_becomes_text(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b, speaking(b, SAID, []):
+            create = b.ai.audio.transcriptions.create
+            fields: Any = {"model": MODEL, "file": ("a.wav", recording())}
+            answer: Any = await create(**fields, temperature=0.2, prompt="Names: Qwen")
+            assert answer.text == SAID
+            request = b.stages.requests[0]
+            assert [bytes(item.data.view) for item in request.media] == [recording()]
+            assert (request.sampling.temperature, request.speech) == (0.2, None)
+            assert await create(**fields, response_format="text") == SAID + "\n"
+            told: Any = await create(**fields, response_format="verbose_json", language="en")
+            assert (told.text, told.language, told.duration) == (SAID, "en", 0.5)
+            stream: Any = await create(**fields, stream=True)
+            events = [event async for event in stream]
+            assert "".join(event.delta for event in events[:-1]) == SAID
+            assert events[-1].type == "transcript.text.done"
+            assert events[-1].text == SAID
+            with pytest.raises(openai.BadRequestError) as raised:
+                await create(**fields, response_format="srt")
+            assert (raised.value.code, raised.value.param) == ("unsupported", "response_format")
+            with pytest.raises(openai.NotFoundError):
+                await create(model="whisper-9", file=("a.wav", recording()))
+
+    run(scenario())
+
+
+def test_what_the_thinker_is_asked() -> None:
+    kind, body = form(model="m", file=b"sound", language="en", prompt="Qwen", temperature="0.5", seed="3")
+    options, request = read_transcription(kind, 100, body)
+    assert request.messages == [
+        ChatMessage("system", "Qwen"),
+        ChatMessage("user", [AudioPart(data=memoryview(b"sound")), TextPart(TRANSCRIPTION_PROMPT)]),
+    ]
+    assert (request.speech, request.seed, request.text_sampling.temperature) == (False, 3, 0.5)
+    assert (options.model, options.format, options.events, options.duration) == ("m", "json", False, None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "param"),
+    [
+        ({"file": b"x"}, InvalidRequestError, "model"),
+        ({"model": "m"}, InvalidRequestError, "file"),
+        ({"model": "m", "mask": b"x"}, InvalidRequestError, "file"),
+        ({"model": "m", "file": b"x" * 101}, MediaTooLargeError, None),
+        ({"model": "m", "file": b"x", "temperature": "hot"}, InvalidRequestError, "temperature"),
+        ({"model": "m", "file": b"x", "temperature": "3"}, InvalidRequestError, "temperature"),
+        ({"model": "m", "file": b"x", "response_format": "vtt"}, UnsupportedError, "response_format"),
+        ({"model": "m", "file": b"x", "response_format": "xml"}, InvalidRequestError, "response_format"),
+        (
+            {"model": "m", "file": b"x", "timestamp_granularities[]": ["word"]},
+            UnsupportedError,
+            "timestamp_granularities[]",
+        ),
+        ({"model": "m", "file": b"x", "mood": "good"}, InvalidRequestError, "mood"),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_forms_that_are_refused(fields: dict[str, Any], kind: type[Exception], param: str | None) -> None:
+    if "file" not in fields and "mask" not in fields:
+        fields = {**fields, "mask": b""}
+    kind_of_form, body = form(**fields)
+    with pytest.raises(InvalidRequestError) as raised:
+        read_transcription(kind_of_form, 100, body)
+    assert type(raised.value) is kind
+    assert param is None or raised.value.param == param
+
+
+@given(st.binary(max_size=300), st.integers(1, 40))
+@settings(max_examples=50, deadline=None)
+def test_a_file_arrives_whole(data: bytes, piece: int) -> None:
+    """Wherever it is cut to be searched."""
+    kind, body = form(model="m", **{"x[]": ["1", "2"]}, file=data)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(multipart, "PIECE", piece)
+        assert read_form(kind, body) == Form({"model": "m", "x[]": ["1", "2"]}, {"file": data})
+
+
+TYPE = "multipart/form-data; boundary=x"
+HEAD = b'--x\r\nContent-Disposition: form-data; name="a"\r\n\r\n'
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "problem"),
+    [
+        ("", b"", "send the file as multipart"),
+        ("application/json", b"{}", "send the file as multipart"),
+        ("multipart/form-data", b"", "with its boundary"),
+        (TYPE + "y" * 70, b"", "1 to 70"),
+        (TYPE, b"", "before its last boundary"),
+        (TYPE, HEAD + b"1", "before its last boundary"),
+        (TYPE, HEAD + b"1\r\n--x", "no headers"),
+        (TYPE, b"--x\r\n" + b"y" * 5000 + b"\r\n\r\n1\r\n--x--", "no headers within"),
+        (TYPE, b"--x\r\nA: b\r\n\r\n1\r\n--x--", "has no name"),
+        (TYPE, (HEAD + b"1\r\n") * 2 + b"--x--", "'a' twice"),
+        (TYPE, HEAD + b"\xff\r\n--x--", "not UTF-8"),
+        (TYPE, HEAD + b"y" * 70_000 + b"\r\n--x--", "more than 65536"),
+        (TYPE, (HEAD.replace(b'"a"', b'"a[]"') + b"1\r\n") * 66, "64 parts"),
+    ],
+)
+def test_what_is_no_form_is_refused(kind: str, body: bytes, problem: str) -> None:
+    with pytest.raises(InvalidRequestError, match=problem):
+        read_form(kind, bytearray(body))
+
+
+@given(st.lists(st.sampled_from([b"--x", b"\r\n", b"--", b"a", HEAD, b"\r\n\r\n", b"\xff"]), max_size=12))
+@settings(max_examples=100, deadline=None)
+def test_anything_is_a_form_or_refused(pieces: list[bytes]) -> None:
+    with suppress(InvalidRequestError):
+        read_form(TYPE, bytearray(b"".join(pieces)))

@@ -1,0 +1,305 @@
+"""The start delay in simulated time: long enough that nothing stops later, and hardly longer."""
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gateway.requests.start_delay import IGNORED_S, AnswerPace, Outlook, SpeechHistory
+from omnirelay import AudioEvent
+from shared.config import Config
+from shared.messages import SAMPLE_RATE
+from tests.gateway.bench import run
+from tests.gateway.http_bench import HI, MODEL, HttpBench, http_bench, http_gateway, speaking
+
+RATE = 50
+BLOCK = 12
+BLOCK_S = BLOCK / RATE
+MAX_BLOCKS = 8
+
+
+@dataclass
+class Machine:
+    """Three stages with constant rates.
+
+    Attributes:
+        text: Text tokens a second.
+        codes: Codec tokens a second, if the text does not limit them.
+        synthesis: Real-time factor of token2wav, which takes all whole blocks that are there, up to eight.
+    """
+
+    text: float
+    codes: float
+    synthesis: float
+
+    def events(self, tokens: int, seconds: float) -> Iterator[tuple[float, str, float, bool]]:
+        """What the gateway gets, in order: time, kind, amount, whether it is the last."""
+        total = round(seconds * RATE)
+        yield from sorted([*self._texts(tokens), *self._codes(tokens, total), *self._audio(tokens, total)])
+
+    def _texts(self, tokens: int) -> list[tuple[float, str, float, bool]]:
+        return [(each / self.text, "a text", 1, each == tokens - 1) for each in range(tokens)]
+
+    def _code_times(self, tokens: int, total: int) -> list[float]:
+        times: list[float] = []
+        for each in range(total):
+            row = min(each + 1, tokens - 1) / self.text
+            times.append(max(row, times[-1] if times else 0.0) + 1 / self.codes)
+        return times
+
+    def _codes(self, tokens: int, total: int) -> list[tuple[float, str, float, bool]]:
+        times = self._code_times(tokens, total)
+        ends = [*range(BLOCK, total, BLOCK), total]
+        return [
+            (times[end - 1], "b codes", end - start, end == total)
+            for start, end in zip([0, *ends], ends, strict=False)
+        ]
+
+    def _audio(self, tokens: int, total: int) -> list[tuple[float, str, float, bool]]:
+        times = self._code_times(tokens, total)
+        audio, start, free = [], 0, 0.0
+        while start < total:
+            end = start + BLOCK
+            begin = max(free, times[min(end + BLOCK, total) - 1])
+            while (
+                end - start < MAX_BLOCKS * BLOCK
+                and end + 2 * BLOCK <= total
+                and times[end + 2 * BLOCK - 1] <= begin
+            ):
+                end += BLOCK
+            if end + BLOCK > total and times[-1] <= begin:
+                end = total
+            end = min(end, total)
+            free = begin + self.synthesis * (end - start) / RATE
+            audio.append((free, "c audio", (end - start) / RATE, end == total))
+            start = end
+        return audio
+
+
+class Gateway:
+    """Sees answers arrive."""
+
+    def __init__(self, most_s: float = 1000.0) -> None:
+        self.history = SpeechHistory()
+        self.now = 0.0
+        self._most_s = most_s
+
+    def answer(self, machine: Machine, tokens: int, seconds: float) -> tuple[float, float]:
+        """The delay that was advised, and the least one without a gap."""
+        pace = AnswerPace(self.history, RATE, 1, self._most_s, lambda: self.now)
+        advised = first = heard = least = 0.0
+        for self.now, kind, amount, last in machine.events(tokens, seconds):
+            if kind == "a text":
+                pace.text(1, last)
+            elif kind == "b codes":
+                pace.codes(int(amount))
+            else:
+                delay = pace.audio(amount, last)
+                assert (delay is None) == (heard > 0)
+                if delay is not None:
+                    advised, first = delay, self.now
+                least = max(least, self.now - first - heard if heard else 0.0)
+                heard += amount
+        pace.ended()
+        return advised, least
+
+
+machines = st.builds(
+    Machine, text=st.floats(15, 200), codes=st.floats(20, 200), synthesis=st.floats(0.05, 1.5)
+)
+
+
+@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+@given(machine=machines, tokens=st.integers(4, 150), ratio=st.floats(0.1, 0.4))
+def test_with_the_advised_delay_nothing_stops(machine: Machine, tokens: int, ratio: float) -> None:
+    gateway = Gateway()
+    seconds = max(1.0, tokens * ratio)
+    gateway.answer(machine, tokens, seconds)
+    advised, least = gateway.answer(machine, tokens, seconds)
+    # Players have a fifth of a second; a block is as exact as pieces are.
+    assert advised >= least - IGNORED_S
+    assert advised <= 1.2 * least + BLOCK_S
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    text=st.floats(55, 200),
+    codes=st.floats(60, 200),
+    synthesis=st.floats(0.02, 0.5),
+    tokens=st.integers(2, 100),
+    answers=st.integers(0, 3),
+)
+def test_who_is_faster_than_playback_waits_for_nothing(
+    text: float, codes: float, synthesis: float, tokens: int, answers: int
+) -> None:
+    gateway, machine = Gateway(), Machine(text, codes, synthesis)
+    for _ in range(answers):
+        gateway.answer(machine, tokens, tokens / 4)
+    advised, least = gateway.answer(machine, tokens, tokens / 4)
+    assert advised == 0
+    assert least < IGNORED_S
+
+
+def test_only_the_text_is_waited_for_where_the_talker_is_fast() -> None:
+    # 100 tokens at 25 a second: half of real time, for the 1.5 s behind the first piece and its look-ahead.
+    gateway, machine = Gateway(), Machine(text=25, codes=150, synthesis=0.1)
+    gateway.answer(machine, 100, 25)
+    advised, least = gateway.answer(machine, 100, 25)
+    assert least == pytest.approx(1.5, abs=0.1)
+    assert least <= advised <= 1.2 * least
+
+
+def test_the_first_answer_is_judged_by_its_own_rates_and_a_usual_length() -> None:
+    usual = Outlook(rest_s=16 - BLOCK_S, unwritten_s=0, writing=0, speaking=1.25)
+    advised, _ = Gateway().answer(Machine(text=200, codes=40, synthesis=0.1), 64, 16)
+    assert advised == pytest.approx(1.1 * usual.least_delay, rel=0.05)
+
+
+def test_a_delay_is_bounded_and_can_be_switched_off() -> None:
+    slow = Machine(text=15, codes=20, synthesis=1.5)
+    for most_s in (5.0, 0.0):
+        gateway = Gateway(most_s)
+        gateway.answer(slow, 100, 25)
+        advised, least = gateway.answer(slow, 100, 25)
+        assert least > 5
+        assert advised == most_s
+
+
+def test_one_disturbed_answer_delays_none_after_it() -> None:
+    gateway, fast = Gateway(), Machine(text=100, codes=100, synthesis=0.2)
+    for _ in range(3):
+        gateway.answer(fast, 40, 10)
+    gateway.answer(Machine(text=100, codes=5, synthesis=0.2), 40, 10)
+    assert gateway.answer(fast, 40, 10)[0] == 0
+
+
+def test_an_answer_is_expected_to_be_as_long_as_those_that_were_not_shorter() -> None:
+    history = SpeechHistory()
+    assert history.expect(4, written=True) == (4, 1.0)
+    for tokens in range(10, 110, 10):
+        history.ended(tokens, tokens / 5, 0)
+    assert history.expect(0, written=False) == pytest.approx((80, 16))
+    assert history.expect(50, written=False) == pytest.approx((90, 18))
+    assert history.expect(200, written=False) == pytest.approx((250, 50))
+    assert history.expect(50, written=True) == pytest.approx((50, 10))
+
+
+def test_an_answer_of_one_piece_is_not_delayed() -> None:
+    assert Gateway().answer(Machine(text=20, codes=20, synthesis=1.5), 3, 0.3) == (0.0, 0.0)
+
+
+SAID = [np.full(samples, 0.25, np.float32) for samples in (SAMPLE_RATE // 4, SAMPLE_RATE)]
+ANSWER = "How are you today?"
+
+
+@pytest.fixture
+def slow(configure: Callable[..., Config]) -> Config:
+    """A gateway that advises delays."""
+    return configure(http_gateway(max_start_delay_s=5))
+
+
+def advised_ms(b: HttpBench) -> int:
+    """Let an earlier answer have been spoken at half of real time; what follows from it for the next ones."""
+    b.process.gateway._spoken.spoke(2.0)
+    seconds = len(b.encode(ANSWER)) / 4
+    return round(1000 * min(5, 1.1 * (seconds - 0.5)))
+
+
+def test_the_first_audio_event_says_how_long_to_wait(slow: Config) -> None:
+    async def scenario() -> None:
+        async with http_bench(slow) as b, speaking(b, ANSWER, SAID), b.client() as client:
+            expected = advised_ms(b)
+            assert expected > 0
+            events = [event async for event in client.chat("Hi")]
+            delays = [event.start_delay_ms for event in events if isinstance(event, AudioEvent)]
+            assert delays == [expected, 0]
+            whole = [event async for event in client.chat("Hi", streaming=False)]
+            assert not any(event.start_delay_ms for event in whole if isinstance(event, AudioEvent))
+            assert await b.metric("omnirelay_start_delay_seconds_count") == 1
+            total = await b.metric("omnirelay_start_delay_seconds_sum")
+            assert total == pytest.approx(expected / 1000, abs=1e-3)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("chat/completions", {"messages": HI, "modalities": ["text", "audio"], "audio": {"format": "opus"}}),
+        ("audio/speech", {"input": "Hi", "response_format": "pcm", "stream_format": "sse"}),
+    ],
+)
+def test_event_streams_have_it_in_their_first_audio(slow: Config, path: str, fields: dict[str, Any]) -> None:
+    async def scenario() -> None:
+        async with http_bench(slow) as b, speaking(b, ANSWER, SAID):
+            expected = advised_ms(b)
+            asked = {"model": MODEL, **fields, **({"stream": True} if "messages" in fields else {})}
+            answer = await b.http.post(f"/v1/{path}", json=asked)
+            events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+            if path == "chat/completions":
+                audios = [each["choices"][0]["delta"].get("audio", {}) for each in events]
+            else:
+                audios = [{**each, "data": each["audio"]} for each in events if "audio" in each]
+            delays = [each.get("start_delay_ms") for each in audios if "data" in each]
+            assert delays == [expected, *[None] * (len(delays) - 1)]
+            assert len(delays) > 1
+
+    run(scenario())
+
+
+def test_a_file_has_it_in_a_header(slow: Config) -> None:
+    async def scenario() -> None:
+        speech = {"model": MODEL, "input": "Hi", "response_format": "wav"}
+        async with http_bench(slow) as b, speaking(b, ANSWER, SAID):
+            expected = advised_ms(b)
+            for delay_ms in (expected, 0):
+                answer = await b.http.post("/v1/audio/speech", json=speech)
+                assert answer.headers["X-Start-Delay-Ms"] == str(delay_ms)
+                # The next one is after answers that were fast.
+                for _ in range(3):
+                    b.process.gateway._spoken.spoke(0.5)
+
+    run(scenario())
+
+
+def test_a_failure_before_the_first_audio_of_a_file_has_its_own_status(slow: Config) -> None:
+    async def scenario() -> None:
+        async with http_bench(slow) as b:
+            speech = {"model": MODEL, "input": "Hi", "response_format": "wav"}
+            asking = asyncio.create_task(b.http.post("/v1/audio/speech", json=speech))
+            request = await b.stages.request(0)
+            await b.stages.text(request.request_id, 0, b.encode(ANSWER))
+            await b.stages.fail(request.request_id, "talker", "stage_failed", "broken")
+            assert (await asking).status_code == 500
+
+    run(scenario())
+
+
+def test_a_realtime_session_has_an_event_of_its_own_before_the_first_audio(slow: Config) -> None:
+    async def scenario() -> None:
+        async with (
+            http_bench(slow) as b,
+            speaking(b, ANSWER, SAID),
+            b.ai.realtime.connect(model=MODEL) as session,
+        ):
+            expected = advised_ms(b)
+            item: Any = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi"}]}
+            await session.conversation.item.create(item=item)
+            await session.response.create()
+            events: list[Any] = []
+            while not events or events[-1].type != "response.done":
+                events.append(await session.recv())
+            kinds = [event.type for event in events]
+            first = kinds.index("response.output_audio.delta")
+            assert kinds.count("response.output_audio.start_delay") == 1
+            assert kinds[first - 1] == "response.output_audio.start_delay"
+            assert events[first - 1].start_delay_ms == expected
+            assert events[first - 1].item_id == events[first].item_id
+
+    run(scenario())

@@ -1,0 +1,192 @@
+"""How the stages divide the memory of one GPU."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from omnirelay.errors import ConfigError
+from services.families.family import Paged
+from services.families.placement import placed, share_of
+from services.families.sizes import Model, longest, position_bytes, read_model, require_one_dtype
+from shared.config import Config
+from shared.devices import Gpu
+from shared.messages import STAGES
+from shared.model_files import Weights
+from shared.sharing import USABLE, Need, divide, stages_on
+from shared.vllm import gpus as gpus_module
+from shared.vllm.gpus import loading_alone
+
+GIB = 2**30
+SEVEN = Model(
+    dtype="bfloat16",
+    weights=Weights(
+        22 * 10**9, {"thinker": 8_930_000_000, "talker": 1_350_000_000, "token2wav": 450_000_000}
+    ),
+    paged={"thinker": Paged(32_768, 32_256, 3584), "talker": Paged(32_768, 15_872, 3584)},
+)
+
+
+def gpu(gib: float, uuid: str = "GPU-a") -> Gpu:
+    return Gpu(name="Stand-in", free_bytes=int(gib * GIB), total_bytes=int(gib * GIB), uuid=uuid)
+
+
+def configured(**stages: Any) -> Config:
+    return Config.model_validate({"share_gpus": True, "stages": stages})
+
+
+needs = st.lists(
+    st.builds(
+        Need,
+        stage=st.just("thinker"),
+        processes=st.integers(1, 3),
+        fixed=st.integers(0, 20 * GIB),
+        position=st.integers(0, 70_000),
+        longest=st.integers(1, 40_000),
+        most=st.integers(40_000, 600_000),
+    ),
+    min_size=1,
+    max_size=3,
+)
+
+
+@given(st.integers(GIB, 200 * GIB), needs)
+def test_shares_never_exceed_the_gpu_and_hold_the_longest_request(total: int, found: list[Need]):
+    whole = Gpu(name="Stand-in", free_bytes=total, total_bytes=total)
+    named = [
+        Need(stage, need.processes, need.fixed, need.position, need.longest, need.most)
+        for stage, need in zip(STAGES, found, strict=False)
+    ]
+    try:
+        shares = divide(whole, named)
+    except ConfigError:
+        assert sum(n.processes * (n.fixed + n.position * n.longest) for n in named) > int(USABLE * total)
+        return
+    assert sum(need.processes * shares[need.stage].nbytes for need in named) <= USABLE * total
+    for need in named:
+        share = shares[need.stage]
+        assert share.nbytes == need.fixed + (share.kv_bytes or 0)
+        if need.position:
+            assert share.kv_bytes is not None
+            assert need.longest * need.position <= share.kv_bytes <= need.most * need.position
+
+
+def test_caches_have_as_many_positions_each():
+    config = configured()
+    shares = {stage: share_of(config, stage, SEVEN, [gpu(80)]) for stage in STAGES}
+    counts = {}
+    for stage in ("thinker", "talker"):
+        share = shares[stage]
+        assert share is not None
+        assert share.kv_bytes is not None
+        counts[stage] = share.kv_bytes // position_bytes(config, SEVEN, stage)
+        assert counts[stage] > longest(config, SEVEN, stage)
+    assert counts["thinker"] == counts["talker"]
+    assert shares["token2wav"] is not None
+    assert shares["token2wav"].kv_bytes is None
+
+
+def test_a_gpu_that_is_too_small_is_refused_with_the_sum():
+    with pytest.raises(ConfigError, match=r"has 24.0 GiB.*may use 21.6.*they need .*thinker .*max_model_len"):
+        share_of(configured(), "talker", SEVEN, [gpu(24)])
+
+
+def test_a_stage_alone_gets_no_share():
+    apart = {stage: {"devices": index} for index, stage in enumerate(STAGES)}
+    assert share_of(configured(**apart), "thinker", SEVEN, [gpu(24)]) is None
+    # Two replicas of it are not alone.
+    apart["thinker"]["replicas"] = 2
+    assert share_of(configured(**apart), "thinker", SEVEN, [gpu(80)]) is not None
+    own = {"engine": {"gpu_memory_utilization": 0.5}}
+    assert share_of(configured(thinker=own), "thinker", SEVEN, [gpu(80)]) is None
+    other = share_of(configured(thinker=own), "talker", SEVEN, [gpu(80)])
+    assert other is not None
+    assert other.nbytes < 0.4 * 80 * GIB
+
+
+def test_a_configured_cache_is_kept():
+    config = configured(thinker={"engine": {"kv_cache_memory_bytes": 4 * GIB}})
+    share = share_of(config, "thinker", SEVEN, [gpu(80)])
+    assert share is not None
+    assert share.kv_bytes is None
+    assert share.nbytes > 4 * GIB
+
+
+def test_a_quantised_cache_takes_half_but_for_its_rows():
+    plain = configured()
+    quantised = configured(thinker={"engine": {"kv_cache_dtype": "fp8"}})
+    rows = 3584 * 2
+    whole = position_bytes(plain, SEVEN, "thinker")
+    assert position_bytes(quantised, SEVEN, "thinker") == (whole - rows) // 2 + rows
+
+
+def test_stages_are_found_by_their_devices():
+    config = configured(
+        thinker={"devices": "1,0", "engine": {"tensor_parallel_size": 2}}, talker={"devices": 0}
+    )
+    assert stages_on(config, "0", 2, None) == ["thinker", "talker", "token2wav"]
+    assert stages_on(config, "1", 2, None) == ["thinker"]
+    assert stages_on(config, "1", 2, "1") == ["thinker", "token2wav"]
+
+
+def test_a_stage_is_placed_before_it_loads(tiny_checkpoint: Path, monkeypatch, tmp_path: Path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(gpus_module, "visible_gpus", lambda: [gpu(139)])
+    config = configured()
+    with placed(config, "talker", config.stages.talker, tiny_checkpoint) as talker:
+        engine = talker.engine
+        share = share_of(config, "talker", read_model(tiny_checkpoint), [gpu(139)])
+        assert share is not None
+        assert engine.kv_cache_memory_bytes == share.kv_bytes
+        assert engine.gpu_memory_utilization == pytest.approx(share.nbytes / (139 * GIB))
+    monkeypatch.setattr(gpus_module, "visible_gpus", lambda: [gpu(2)])
+    with pytest.raises(ConfigError, match="they need"):
+        placed(config, "talker", config.stages.talker, tiny_checkpoint).__enter__()
+    # Who shares is known to `omnirelay up` and in Compose; a process by itself has its GPU to itself.
+    alone = Config()
+    with placed(alone, "talker", alone.stages.talker, tiny_checkpoint) as talker:
+        assert talker is alone.stages.talker
+
+
+def test_unequal_dtypes_are_refused_before_anything_is_loaded(tiny_checkpoint: Path):
+    values: dict[str, Any] = {"stages": {"thinker": {"engine": {"dtype": "bfloat16"}}}}
+    config = Config.model_validate(values)
+    told = "thinker computes in bfloat16, the talker in float32.*stages.talker.engine.dtype"
+    with pytest.raises(ConfigError, match=told):
+        placed(config, "talker", config.stages.talker, tiny_checkpoint).__enter__()
+    values["text_only"] = True
+    alone = Config.model_validate(values)
+    with placed(alone, "thinker", alone.stages.thinker, tiny_checkpoint) as thinker:
+        assert thinker is alone.stages.thinker
+    same = configured(thinker={"engine": {"dtype": "float32"}})
+    require_one_dtype(same, "float32")
+
+
+def test_engines_load_one_after_the_other_on_a_gpu(monkeypatch, tmp_path: Path, caplog):
+    caplog.set_level("INFO", logger="shared.vllm.gpus")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    order: list[str] = []
+    waits = threading.Event()
+    info = gpus_module.log.info
+
+    def noted(*arguments: Any) -> None:
+        info(*arguments)
+        waits.set()
+
+    monkeypatch.setattr(gpus_module.log, "info", noted)
+
+    def second() -> None:
+        with loading_alone([gpu(80)]):
+            order.append("second")
+
+    thread = threading.Thread(target=second)
+    with loading_alone([gpu(80)]), loading_alone([gpu(80, "GPU-b")]):
+        thread.start()
+        assert waits.wait(60)
+        order.append("first")
+    thread.join(60)
+    assert order == ["first", "second"]
+    assert "waiting for another engine" in caplog.text

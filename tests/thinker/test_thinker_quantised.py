@@ -1,0 +1,103 @@
+"""A thinker of quantised weights, and one with a quantised KV cache, beside plain ones."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.support.answers import random_prompt
+from tests.support.thinking import ThinkerRig, speech_of, thinker_request
+from tests.thinker.conftest import MakeThinker
+
+GROUP = 32
+ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+"""In which AWQ packs eight numbers of four bits into one of 32."""
+QUANTISED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+def quantise(weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """Quantise a weight ``[out, in]`` to four bits, as AWQ's files have it.
+
+    Returns:
+        The tensors that take its place, and what they stand for.
+    """
+    values = weight.float().T.unflatten(0, (-1, GROUP))
+    low, high = values.amin(dim=1), values.amax(dim=1)
+    scales = ((high - low) / 15).clamp_min(1e-6).to(torch.float16)
+    zeros = (-low / scales.float()).round().clamp(0, 15)
+    numbers = (values / scales.float()[:, None] + zeros[:, None]).round().clamp(0, 15)
+    plain = ((numbers - zeros[:, None]) * scales.float()[:, None]).flatten(0, 1).T
+    tensors = {"qweight": pack(numbers.flatten(0, 1)), "qzeros": pack(zeros), "scales": scales}
+    return tensors, plain
+
+
+def pack(numbers: torch.Tensor) -> torch.Tensor:
+    """Pack numbers of four bits ``[n, 8 * m]`` as int32 ``[n, m]``."""
+    eights = numbers.to(torch.int64).unflatten(1, (-1, 8))[:, :, list(ORDER)]
+    packed = (eights << (4 * torch.arange(8))).sum(dim=2)
+    return torch.where(packed >= 2**31, packed - 2**32, packed).to(torch.int32)
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The tiny checkpoint with a thinker of four bits, and with the weights that these stand for."""
+    weights = load_file(tiny_checkpoint / "model.safetensors")
+    packed, plain = dict(weights), dict(weights)
+    for name in weights:
+        if name.startswith("thinker.model.layers.") and name.endswith(
+            tuple(f"{q}.weight" for q in QUANTISED)
+        ):
+            tensors, plain[name] = quantise(packed.pop(name))
+            packed |= {name.replace("weight", kind): tensor for kind, tensor in tensors.items()}
+    assert len(packed) > len(plain)
+    directories = []
+    for kind, tensors in (("packed", packed), ("plain", plain)):
+        directory = tmp_path_factory.mktemp("quantised") / kind
+        shutil.copytree(tiny_checkpoint, directory)
+        contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        save_file(contiguous, directory / "model.safetensors", metadata={"format": "pt"})
+        directories.append(directory)
+    config = json.loads((directories[0] / "config.json").read_text(encoding="utf-8"))
+    config["quantization_config"] = {
+        "quant_method": "awq",
+        "bits": 4,
+        "group_size": GROUP,
+        "zero_point": True,
+        "version": "gemm",
+        "modules_to_not_convert": ["visual"],
+    }
+    (directories[0] / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return directories[0], directories[1]
+
+
+def rows_of(rig: ThinkerRig, length: int) -> torch.Tensor:
+    """The rows of a prompt that is answered."""
+    rig.run(thinker_request("a", random_prompt(length), speech=speech_of(), max_tokens=4))
+    return rig.rows("a")[:length].float()
+
+
+def difference(rows: torch.Tensor, others: torch.Tensor) -> float:
+    """How far rows are from others, as a share of these."""
+    return float((rows - others).norm() / others.norm())
+
+
+def test_four_bits_answer_as_the_weights_they_stand_for(
+    checkpoints: tuple[Path, Path], tiny_checkpoint: Path, make_thinker: MakeThinker
+) -> None:
+    packed, plain, whole = (
+        rows_of(make_thinker(model, dtype="bfloat16"), 130) for model in (*checkpoints, tiny_checkpoint)
+    )
+    assert difference(packed, plain) < 0.01
+    # The weights before they were quantised are further off, so the test sees what was loaded.
+    assert difference(whole, plain) > 2 * difference(packed, plain)
+
+
+def test_a_quantised_cache_changes_rows_little(tiny_checkpoint: Path, make_thinker: MakeThinker) -> None:
+    plain, quantised = (
+        make_thinker(tiny_checkpoint, dtype="bfloat16", kv_cache_dtype=dtype) for dtype in ("auto", "fp8")
+    )
+    assert quantised.model.conditioning.layer.kv_cache.dtype is torch.bfloat16
+    assert 0 < difference(rows_of(quantised, 130), rows_of(plain, 130)) < 0.1
