@@ -66,8 +66,10 @@ export class Conversation {
   async reset() {
     this.stop();
     await this.#last.catch(() => {});
-    for (const exchange of this.#exchanges.splice(0)) remove(exchange);
+    const forgotten = this.#exchanges.splice(0);
+    // First in the browser: what the user saw go does not come back with a reload.
     await this.#store?.clear();
+    for (const exchange of forgotten) remove(exchange);
   }
 
   #add(order, words, files) {
@@ -105,10 +107,10 @@ export class Conversation {
       this.#failed(exchange, turn, error);
     } finally {
       clearInterval(stall.timer);
+      await this.#store?.save(this.#record(exchange));
       this.#abort = null;
       this.page.changed();
       this.page.follow();
-      await this.#store?.save(this.#record(exchange));
     }
   }
 

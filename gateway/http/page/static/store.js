@@ -32,14 +32,14 @@ export class Store {
 
   /** @returns {Promise<object[]>} what was saved, in its order */
   load() {
-    return finished(this.#objects("readonly").getAll(this.#own()));
+    return finished(this.#database.transaction(EXCHANGES).objectStore(EXCHANGES).getAll(this.#own()));
   }
 
   /** Keep an exchange, `{order, ...}`, in the place of the one of that order. */
   async save(exchange) {
     try {
       const record = { ...exchange, saved: Date.now() };
-      await finished(this.#objects("readwrite").put(record, [this.#conversation, exchange.order]));
+      await this.#change((objects) => objects.put(record, [this.#conversation, exchange.order]));
     } catch (error) {
       // No room: what is on the page is still there until it is closed.
       console.info(`an exchange is not kept: ${error}`);
@@ -47,33 +47,36 @@ export class Store {
   }
 
   delete(order) {
-    return finished(this.#objects("readwrite").delete([this.#conversation, order]));
+    return this.#change((objects) => objects.delete([this.#conversation, order]));
   }
 
   clear() {
-    return finished(this.#objects("readwrite").delete(this.#own()));
+    return this.#change((objects) => objects.delete(this.#own()));
   }
 
   #own() {
     return IDBKeyRange.bound([this.#conversation, 0], [this.#conversation, Infinity]);
   }
 
-  #objects(mode) {
-    return this.#database.transaction(EXCHANGES, mode).objectStore(EXCHANGES);
-  }
-
-  async #forgetOld() {
-    const objects = this.#objects("readwrite");
-    const walk = objects.openCursor();
-    await new Promise((resolve, reject) => {
-      walk.onerror = () => reject(walk.error);
-      walk.onsuccess = () => {
-        const cursor = walk.result;
-        if (!cursor) return resolve();
+  #forgetOld() {
+    return this.#change((objects) => {
+      objects.openCursor().onsuccess = (event) => {
+        const cursor = event.target.result;
+        if (!cursor) return;
         const [conversation] = cursor.key;
         if (conversation !== this.#conversation && cursor.value.saved < Date.now() - KEPT_MS) cursor.delete();
         cursor.continue();
       };
+    });
+  }
+
+  /** @returns {Promise<void>} resolves once the change is committed: a reload right after it does not undo it */
+  #change(make) {
+    const transaction = this.#database.transaction(EXCHANGES, "readwrite");
+    make(transaction.objectStore(EXCHANGES));
+    return new Promise((resolve, reject) => {
+      transaction.oncomplete = () => resolve();
+      transaction.onabort = () => reject(transaction.error);
     });
   }
 }
