@@ -6,6 +6,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from gateway.dispatch.registry import StageRegistry
+from gateway.input.json_schema import require_feasible
 from omnirelay.content import ChatMessage, MediaPart, parts_of
 from omnirelay.errors import (
     EmptyPromptError,
@@ -244,6 +245,8 @@ class Validator:
                 "the schema says where the answer ends: leave out min_tokens and ignore_eos",
                 "text_sampling.min_tokens",
             )
+        if changes.json_schema is not None:
+            require_feasible(changes.json_schema)
         room = self._room("thinker", prompt)
         return _merge("text_sampling", {}, changes, self._limits.max_text_tokens, room)
 

@@ -274,6 +274,8 @@ def test_errors_are_the_clients_own_classes(configure: Configure) -> None:
             schema = {"name": "long", "schema": {"enum": ["x" * 2**15] * 2}}
             json_object: Any = {"type": "json_object"}
             long_schema: Any = {"type": "json_schema", "json_schema": schema}
+            wide = {"properties": {str(number): {} for number in range(1000)}}
+            wide_schema: Any = {"type": "json_schema", "json_schema": {"name": "wide", "schema": wide}}
             for kind, code, param, fields in [
                 (openai.NotFoundError, "model_not_found", "model", {"model": "gpt-4o"}),
                 (bad, "unsupported", "n", {"n": 2}),
@@ -295,6 +297,7 @@ def test_errors_are_the_clients_own_classes(configure: Configure) -> None:
                 (bad, "invalid_request", "min_tokens", {"max_tokens": 4, "extra_body": few}),
                 (bad, "invalid_request", "min_tokens", {"response_format": json_object, "extra_body": few}),
                 (bad, "invalid_request", "response_format", {"response_format": long_schema}),
+                (bad, "invalid_request", "response_format", {"response_format": wide_schema}),
                 (bad, "invalid_request", "deadline_s", {"extra_body": {"deadline_s": 0}}),
                 (bad, "media_unreachable", "messages", with_picture("https://a.example/x.png")),
                 (bad, "media_invalid", "messages", with_picture("data:image/png;base64,?")),

@@ -1,0 +1,60 @@
+"""Schemas that would keep the thinker busy are refused, others are taken."""
+
+import json
+from typing import Any
+
+import pytest
+
+from gateway.input.json_schema import MAX_DEPTH, MAX_OBJECTS, MAX_PATTERN, MAX_PROPERTIES, require_feasible
+from omnirelay.errors import InvalidRequestError
+
+
+def properties(count: int) -> dict[str, Any]:
+    return {"type": "object", "properties": {f"p{number}": {"type": "string"} for number in range(count)}}
+
+
+def nested(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(levels):
+        schema = {"type": "object", "properties": {"a": schema}}
+    return schema
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {},
+        True,
+        properties(MAX_PROPERTIES),
+        nested(MAX_DEPTH // 2 - 1),
+        {"anyOf": [{"type": "integer"}] * (MAX_OBJECTS - 1)},
+        {"type": "string", "pattern": "a" * MAX_PATTERN},
+        {"enum": [f"v{number}" for number in range(5000)]},
+        # A property of that name is not a regular expression, nor a list of properties.
+        {"type": "object", "properties": {"pattern": {"type": "string"}, "properties": {"type": "object"}}},
+    ],
+)
+def test_ordinary_schemas_are_taken(schema: Any) -> None:
+    require_feasible(json.dumps(schema))
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        (properties(MAX_PROPERTIES + 1), "257 properties"),
+        ({"anyOf": [properties(MAX_PROPERTIES + 1)]}, "257 properties"),
+        (nested(MAX_DEPTH // 2), "128 levels"),
+        ({"anyOf": [{"type": "integer"}] * MAX_OBJECTS}, "2000 objects"),
+        ({"items": {"pattern": "a" * (MAX_PATTERN + 1)}}, "1001 characters"),
+    ],
+)
+def test_schemas_that_take_minutes_to_compile_are_refused(schema: Any, message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=message) as error:
+        require_feasible(json.dumps(schema))
+    assert error.value.param == "text_sampling.json_schema"
+
+
+@pytest.mark.parametrize("text", ["{", "no", "[" * 65_000, '{"a":' * 10_000])
+def test_what_is_not_json_is_refused(text: str) -> None:
+    with pytest.raises(InvalidRequestError, match=r"not JSON|levels deep"):
+        require_feasible(text)
