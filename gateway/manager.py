@@ -7,20 +7,17 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-import msgspec
-
 from gateway.access.account import ClientAccount
 from gateway.dispatch.dispatcher import Dispatcher
-from gateway.dispatch.prefills import MAX_BYTES, Outcome, Prefills
+from gateway.dispatch.prefills import Outcome, Prefills
 from gateway.dispatch.registry import StageRegistry
 from gateway.dispatch.replica_monitor import ReplicaMonitor
 from gateway.dispatch.stage_port import StagePort
 from gateway.fairness.admission import Admission
 from gateway.fairness.memory_budget import Hold, MemoryBudget
-from gateway.input.executor import PromptExecutor
-from gateway.input.media import Fetch, MediaIntake
+from gateway.input.media import Fetch
 from gateway.input.prompt import PromptBuilder
-from gateway.input.urls import HttpsUrl
+from gateway.intake import RequestIntake
 from gateway.requests.active import ActiveRequest
 from gateway.requests.history import RequestHistory, RequestReport, report_of
 from gateway.requests.lifecycle import Lifecycle, RequestState, StateCounts
@@ -29,9 +26,8 @@ from gateway.requests.record import Delta, RequestRecord, stage_of
 from gateway.requests.response_stream import ResponseStream
 from gateway.requests.start_delay import AnswerPace, SpeechHistory
 from gateway.requests.tracing import GatewayTraces, RequestTrace
-from gateway.validation import SEED_BITS, Validator
+from gateway.validation import Validator
 from omnirelay import error_codes
-from omnirelay.content import media_of
 from omnirelay.errors import (
     BusyError,
     CancelledRequestError,
@@ -51,7 +47,6 @@ from shared.messages import (
     AudioChunk,
     ControlToGateway,
     PrefillDone,
-    PrefillRequest,
     RequestFailed,
     StageEvent,
     TextDelta,
@@ -109,8 +104,7 @@ class Gateway:
         self._validator = Validator(config.gateway, self.registry, prompts)
         self._admission = Admission(limits.max_active, limits.max_queued)
         self.held: Final = MemoryBudget(limits.held_bytes, self._admission.retry_after_ms)
-        self._thread = PromptExecutor()
-        self._media = MediaIntake(config.media, fetch, self._thread.run)
+        self._intake = RequestIntake(self.name, self._validator, prompts, config.media, fetch)
         self._active: dict[str, ActiveRequest] = {}
         self._history = RequestHistory()
         self._spoken = SpeechHistory()
@@ -164,7 +158,7 @@ class Gateway:
             return self.prefills.counted("skipped")
         hold = Hold(self.held.of(account.share))
         try:
-            begun = await self._begin_early(request, hold, goes_on)
+            begun = await self._intake.beginning(request, hold, goes_on)
             return await self.prefills.compute(begun, client, thinker)
         except BusyError as error:
             log.debug("a beginning was not computed: %s", error)
@@ -248,7 +242,7 @@ class Gateway:
         for active in list(self._active.values()):
             self._end(active, RequestState.CANCELLED, CancelledRequestError("the gateway is shutting down"))
         self._monitor.close()
-        self._thread.close()
+        self._intake.close()
 
     def _require_open(self) -> None:
         if self.stopping:
@@ -270,12 +264,13 @@ class Gateway:
         self._validator.check_stages(request)
         speaker = self._validator.speaker(request)
         deadline_s = self._validator.deadline_s(request)
+        traceparent = trace.traceparent if trace is not None else None
         loop = asyncio.get_running_loop()
         due = loop.time() + deadline_s
         with self._admission.preparing(account.share):
             try:
                 async with asyncio.timeout_at(due):
-                    think = await self._prepare(request, speaker, hold, trace)
+                    think = await self._intake.request(request, speaker, hold, traceparent)
             except TimeoutError as error:
                 raise _late(lifecycle.state, deadline_s) from error
         if self._closed:
@@ -302,44 +297,6 @@ class Gateway:
             return None
         codec = self.registry.codec()
         return AnswerPace(self._spoken, codec.rate, codec.groups, self._max_start_delay_s)
-
-    async def _prepare(
-        self, request: GenerateRequest, speaker: str | None, hold: Hold, trace: RequestTrace | None
-    ) -> ThinkRequest:
-        """Build the thinker's request; everything is validated before media are fetched."""
-        items = self._media.check(media_of(request.messages), hold)
-        prompt = await self._thread.run(hold.client, self._validator.prompt, request)
-        drawn_seed = secrets.randbits(SEED_BITS)
-        request_id = f"{self.name}{secrets.token_hex(8)}"
-        think = self._validator.think_request(request_id, request, prompt, speaker, drawn_seed)
-        media = await self._media.load(items, hold)
-        traceparent = trace.traceparent if trace is not None else None
-        return msgspec.structs.replace(think, media=media, traceparent=traceparent)
-
-    async def _begin_early(self, request: GenerateRequest, hold: Hold, goes_on: bool) -> PrefillRequest:
-        """Build the beginning of a prompt; media by URL are not fetched for it.
-
-        Raises:
-            RequestError: It is invalid or too large.
-        """
-        items = self._media.check(media_of(request.messages), hold)
-        if any(isinstance(item.source, HttpsUrl) for item in items):
-            raise BusyError("media by URL are fetched with the request", MIN_RETRY_STOPPING_MS)
-        if hold.size > MAX_BYTES:
-            raise BusyError(
-                f"{hold.size} bytes of media are sent with the request only", MIN_RETRY_STOPPING_MS
-            )
-        prompt: list[int] = await self._thread.run(hold.client, self._validator.prompt, request)
-        if goes_on:
-            while prompt and prompt[-1] not in self._prompts.placeholders:
-                prompt.pop()
-        media = await self._media.load(items, hold)
-        return PrefillRequest(
-            request_id=f"{self.name}{secrets.token_hex(8)}",
-            prompt_token_ids=prompt,
-            media=media,
-            recording_continues=goes_on,
-        )
 
     def _take(self, active: ActiveRequest, delta: Delta) -> None:
         record = active.record

@@ -1,7 +1,7 @@
 """Refuses JSON schemas whose compilation would keep a core of the thinker busy for a minute or longer.
 
-With a vocabulary of 150,000 tokens, schemas within these bounds were compiled in 15 s at most.  1,500 optional
-properties of one object or 2,000 nested objects took more than 60 s, in less than the 64 KiB a schema may have.
+With a vocabulary of 150,000 tokens, schemas within these bounds took at most 15 s; 1,500 optional properties
+of one object, or 2,000 nested objects, took more than 60 s, in less than the 64 KiB that are allowed.
 """
 
 from collections.abc import Iterator

@@ -2,10 +2,8 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final
 
 import msgspec
 import torch
@@ -31,19 +29,18 @@ from services.thinker.prefills import Prefills
 from services.thinker.resume import Progress
 from services.thinker.rows import RowSender
 from services.thinker.scheduler import PROMPT_TOKENS, SPEECH, ThinkerScheduler
-from services.thinker.text_sampling import logprobs_of, vllm_params
+from services.thinker.text_sampling import vllm_params
+from services.thinker.text_sender import Generation, TextSender
 from shared.config import MediaConfig, ThinkerConfig
 from shared.messages import (
     FinishReason,
     PrefillRequest,
-    PromptUsage,
     SpeechStart,
     StageEvent,
     StageLimits,
     StageLoad,
     StageName,
     TalkerInput,
-    TextDelta,
     TextSampling,
     ThinkerInput,
     ThinkRequest,
@@ -57,29 +54,10 @@ from shared.transport.queues import PushQueue
 from shared.transport.routing import Outlet
 from shared.vllm.model_time import watch_model
 from shared.vllm.sampling.generation import (
-    begin_of_decoding,
     engine_load,
-    finish_reason,
     sampling_params,
     submit,
 )
-
-READ_TOKENS_PER_S: Final = 20
-"""Nobody reads faster.  A reply that is not spoken waits only while it is further ahead than that."""
-
-
-@dataclass
-class _Thought:
-    """A request in the engine."""
-
-    request_id: str
-    engine_id: str
-    prompt_tokens: int
-    track: TrackWriter | None
-    progress: Progress
-    clock: PlaybackClock
-    logprobs: int
-    seq: int = 0
 
 
 class ThinkerService:
@@ -110,7 +88,6 @@ class ThinkerService:
     ) -> None:
         media = media or MediaConfig()
         self.traces = StageTraces(self.name)
-        self._gateway = gateway
         self._talker = talker
         self._family = family
         self._engine: LLMEngine
@@ -123,11 +100,10 @@ class ThinkerService:
         self._preparer = MediaPreparer(self._media, media, self._engine.model_config.max_model_len)
         self.wake_fd: int | None = self._preparer.wake_fd
         self._preparing: dict[str, ThinkRequest] = {}
-        self._thoughts: dict[str, _Thought] = {}
-        self._by_engine_id: dict[str, _Thought] = {}
+        self._generations: dict[str, Generation] = {}
+        self._by_engine_id: dict[str, Generation] = {}
         self._steps = 0
-        self._prompt_tokens = 0
-        self._cached_tokens = 0
+        self._text = TextSender(gateway, self.traces, family.rows_per_s)
         self._prefills = Prefills(self._engine, self._media, self._preparer, gateway, self._end_tokens)
         self.limits = StageLimits(
             max_positions=self._engine.model_config.max_model_len,
@@ -180,9 +156,9 @@ class ThinkerService:
             return
         if self._preparing.pop(request_id, None) is not None:
             self._preparer.release(request_id)
-        thought = self._forget(request_id)
-        if thought is not None:
-            self._engine.abort_request([thought.engine_id], internal=True)
+        generation = self._forget(request_id)
+        if generation is not None:
+            self._engine.abort_request([generation.engine_id], internal=True)
 
     def step(self) -> dict[str, OmniRelayError]:
         """Compute one step and send what came out of it; gives the requests that failed, with reasons."""
@@ -200,11 +176,16 @@ class ThinkerService:
                 with failures.only(output.request_id):
                     self._prefills.take(output)
                 continue
-            thought = self._thoughts.get(output.request_id)
-            if thought is None or thought.request_id in failures or not isinstance(output, RequestOutput):
+            generation = self._generations.get(output.request_id)
+            if (
+                generation is None
+                or generation.request_id in failures
+                or not isinstance(output, RequestOutput)
+            ):
                 continue
-            with failures.only(thought.request_id):
-                self._send_text(thought, output)
+            with failures.only(generation.request_id):
+                if (ended := self._text.send(generation, output)) is not None:
+                    self._complete(generation, output, ended)
         for engine_id, reason in self._scheduler.take_failures().items():
             if engine_id in self._by_engine_id:
                 failures[self._by_engine_id[engine_id].request_id] = reason
@@ -221,11 +202,13 @@ class ThinkerService:
 
     def holds(self, request_id: str) -> bool:
         """Whether a request is in work here."""
-        return request_id in self._thoughts or request_id in self._preparing or request_id in self._prefills
+        return (
+            request_id in self._generations or request_id in self._preparing or request_id in self._prefills
+        )
 
     def active_requests(self) -> list[str]:
         """The requests in work."""
-        return [*self._preparing, *self._thoughts, *self._prefills.ids()]
+        return [*self._preparing, *self._generations, *self._prefills.ids()]
 
     def close(self) -> None:
         """End the processes that decode media."""
@@ -233,22 +216,12 @@ class ThinkerService:
 
     def collect(self) -> Iterator[Metric]:
         """What the thinker tells Prometheus besides what all stages do."""
-        labels = {"stage": self.name}
         yield from self._scheduler.collect(self.name)
-        yield counter(
-            "omnirelay_prefix_cache_queried_tokens_total",
-            "Tokens of the prompts whose answers began: what the prefix cache could have held.",
-            [(labels, self._prompt_tokens)],
-        )
-        yield counter(
-            "omnirelay_prefix_cache_hit_tokens_total",
-            "Those of them that were found in the prefix cache and not computed.",
-            [(labels, self._cached_tokens)],
-        )
+        yield from self._text.collect()
         yield counter(
             "omnirelay_conditioning_rows_sent_total",
             "Conditioning rows sent to the talker.",
-            [(labels, self._rows.sent)],
+            [({"stage": self.name}, self._rows.sent)],
         )
         yield from self._prefills.collect()
         yield from self._preparer.metrics.collect()
@@ -280,10 +253,10 @@ class ThinkerService:
         clock = PlaybackClock(message.speech is None or message.speech.streaming)
         self._scheduler.attach(engine_id, clock)
         likeliest = message.sampling.logprobs or 0
-        thought = _Thought(message.request_id, engine_id, length, track, progress, clock, likeliest)
+        generation = Generation(message.request_id, engine_id, length, track, progress, clock, likeliest)
         self._scheduler.follow(engine_id, partial(self._talker.stalls, message.request_id))
-        self._thoughts[message.request_id] = thought
-        self._by_engine_id[engine_id] = thought
+        self._generations[message.request_id] = generation
+        self._by_engine_id[engine_id] = generation
         if self._preparing.pop(message.request_id, None) is not None:
             self.traces.enter(message.request_id, "queue")
         self._announce(message, length)
@@ -358,58 +331,26 @@ class ThinkerService:
         )
 
     def _track_of(self, engine_id: str) -> TrackWriter | None:
-        thought = self._by_engine_id.get(engine_id)
-        return thought.track if thought is not None else None
+        generation = self._by_engine_id.get(engine_id)
+        return generation.track if generation is not None else None
 
-    def _send_text(self, thought: _Thought, output: RequestOutput) -> None:
-        completion = output.outputs[0]
-        rate = self._family.rows_per_s if thought.track is not None else READ_TOKENS_PER_S
-        thought.clock.made(len(completion.token_ids) / rate)
-        reason = finish_reason(completion) if output.finished else None
-        if thought.progress.finish_reason is not None:
-            self._complete(thought, output, thought.progress.finish_reason)
-            return
-        usage = None
-        if thought.seq == 0:
-            usage = self._usage(thought, output)
-            begin_of_decoding(self.traces, thought.request_id, output)
-        self._gateway.put(
-            TextDelta(
-                request_id=thought.request_id,
-                seq=thought.seq,
-                token_ids=list(completion.token_ids),
-                finish_reason=reason,
-                prompt=usage,
-                logprobs=logprobs_of(completion, thought.logprobs),
-            )
-        )
-        thought.seq += 1
-        if reason is not None:
-            self._complete(thought, output, reason)
-
-    def _complete(self, thought: _Thought, output: RequestOutput, reason: FinishReason) -> None:
+    def _complete(self, generation: Generation, output: RequestOutput, reason: FinishReason) -> None:
         """Close the rows of a request, and forget it."""
-        if thought.track is not None:
-            self._rows.close(thought.track)
-        self._forget(thought.request_id)
-        if thought.request_id not in self.traces:
+        if generation.track is not None:
+            self._rows.close(generation.track)
+        self._forget(generation.request_id)
+        if generation.request_id not in self.traces:
             return
         told = {
-            "gen_ai.usage.input_tokens": thought.prompt_tokens,
+            "gen_ai.usage.input_tokens": generation.prompt_tokens,
             "gen_ai.usage.cache_read.input_tokens": output.num_cached_tokens or 0,
             "gen_ai.response.finish_reasons": [reason],
         }
-        self.traces.completed(thought.request_id, told)
+        self.traces.completed(generation.request_id, told)
 
-    def _usage(self, thought: _Thought, output: RequestOutput) -> PromptUsage:
-        cached = min(output.num_cached_tokens or 0, thought.prompt_tokens)
-        self._prompt_tokens += thought.prompt_tokens
-        self._cached_tokens += cached
-        return PromptUsage(tokens=thought.prompt_tokens, cached_tokens=cached)
-
-    def _forget(self, request_id: str) -> _Thought | None:
-        thought = self._thoughts.pop(request_id, None)
-        if thought is not None:
+    def _forget(self, request_id: str) -> Generation | None:
+        generation = self._generations.pop(request_id, None)
+        if generation is not None:
             self._preparer.release(request_id)
-            del self._by_engine_id[thought.engine_id]
-        return thought
+            del self._by_engine_id[generation.engine_id]
+        return generation

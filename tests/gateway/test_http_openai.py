@@ -274,7 +274,7 @@ def test_errors_are_the_clients_own_classes(configure: Configure) -> None:
             schema = {"name": "long", "schema": {"enum": ["x" * 2**15] * 2}}
             json_object: Any = {"type": "json_object"}
             long_schema: Any = {"type": "json_schema", "json_schema": schema}
-            wide = {"properties": {str(number): {} for number in range(1000)}}
+            wide: Any = {"properties": {str(number): {} for number in range(1000)}}
             wide_schema: Any = {"type": "json_schema", "json_schema": {"name": "wide", "schema": wide}}
             for kind, code, param, fields in [
                 (openai.NotFoundError, "model_not_found", "model", {"model": "gpt-4o"}),

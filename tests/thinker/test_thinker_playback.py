@@ -2,7 +2,7 @@
 
 import time
 
-from services.thinker.service import READ_TOKENS_PER_S
+from services.thinker.text_sender import READ_TOKENS_PER_S
 from shared.vllm.pieces import FIRST_TOKENS
 from tests.support.answers import random_prompt
 from tests.support.thinking import ThinkerRig, speech_of, thinker_request
@@ -12,7 +12,7 @@ LONG = 1500
 
 def due(rig: ThinkerRig, request_id: str, in_s: float) -> None:
     """Set a request's clock."""
-    rig.service._thoughts[request_id].clock.due = time.monotonic() + in_s
+    rig.service._generations[request_id].clock.due = time.monotonic() + in_s
 
 
 def test_a_long_prompt_stops_no_reply_that_is_spoken(thinker: ThinkerRig) -> None:
@@ -72,7 +72,7 @@ def test_replies_with_time_to_spare_wait_for_a_spoken_one_that_is_due(thinker: T
     due(thinker, "text", 0)
     thinker.step()
     assert thinker.steps.scheduled[-1] == {"due": 1, "text": 1}
-    clock, moment = thinker.service._thoughts["text"].clock, time.monotonic()
+    clock, moment = thinker.service._generations["text"].clock, time.monotonic()
     assert moment <= clock.due <= moment + 1 / READ_TOKENS_PER_S
     thinker.run()
     together = {name: thinker.text(name) for name in requests}

@@ -156,7 +156,7 @@ def test_an_exception_while_preparing_one_request_fails_that_one(
     for name, prompt in others.items():
         thinker.service.accept(thinker_request(name, prompt, speech=speech_of()))
     thinker.step()
-    broken = thinker.service._thoughts["broken"].engine_id
+    broken = thinker.service._generations["broken"].engine_id
     slots = thinker.scheduler._slot_map.slots
 
     def break_one(engine_id: str, start: int, stop: int) -> torch.Tensor:

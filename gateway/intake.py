@@ -1,0 +1,91 @@
+"""Turns clients' requests into the thinker's: validated, their prompts built, their media loaded."""
+
+import secrets
+from typing import Final
+
+import msgspec
+
+from gateway.dispatch.prefills import MAX_BYTES
+from gateway.fairness.memory_budget import Hold
+from gateway.input.executor import PromptExecutor
+from gateway.input.media import Fetch, MediaIntake
+from gateway.input.prompt import PromptBuilder
+from gateway.input.urls import HttpsUrl
+from gateway.validation import SEED_BITS, Validator
+from omnirelay.content import media_of
+from omnirelay.errors import BusyError
+from omnirelay.protocol import GenerateRequest
+from shared.config import MediaConfig
+from shared.messages import PrefillRequest, ThinkRequest
+
+RETRY_WITH_REQUEST_MS: Final = 1000
+
+
+class RequestIntake:
+    """Builds prompts on a thread of its own, and loads media.
+
+    Args:
+        name: Of the gateway; prefix of request ids.
+        fetch: None if no host is allowed.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        validator: Validator,
+        prompts: PromptBuilder,
+        media: MediaConfig,
+        fetch: Fetch | None,
+    ) -> None:
+        self._name = name
+        self._validator = validator
+        self._placeholders = prompts.placeholders
+        self._thread = PromptExecutor()
+        self._media = MediaIntake(media, fetch, self._thread.run)
+
+    async def request(
+        self, request: GenerateRequest, speaker: str | None, hold: Hold, traceparent: str | None
+    ) -> ThinkRequest:
+        """Build the thinker's request; everything is validated before media are fetched.
+
+        Raises:
+            RequestError: It is invalid or too large.
+        """
+        items = self._media.check(media_of(request.messages), hold)
+        prompt = await self._thread.run(hold.client, self._validator.prompt, request)
+        drawn_seed = secrets.randbits(SEED_BITS)
+        think = self._validator.think_request(self._new_id(), request, prompt, speaker, drawn_seed)
+        media = await self._media.load(items, hold)
+        return msgspec.structs.replace(think, media=media, traceparent=traceparent)
+
+    async def beginning(self, request: GenerateRequest, hold: Hold, goes_on: bool) -> PrefillRequest:
+        """Build the beginning of a prompt; media by URL are not fetched for it.
+
+        Args:
+            goes_on: The last item is a recording that goes on.
+
+        Raises:
+            RequestError: It is invalid or too large.
+        """
+        items = self._media.check(media_of(request.messages), hold)
+        if any(isinstance(item.source, HttpsUrl) for item in items):
+            raise BusyError("media by URL are fetched with the request", RETRY_WITH_REQUEST_MS)
+        if hold.size > MAX_BYTES:
+            raise BusyError(
+                f"{hold.size} bytes of media are sent with the request only", RETRY_WITH_REQUEST_MS
+            )
+        prompt: list[int] = await self._thread.run(hold.client, self._validator.prompt, request)
+        if goes_on:
+            while prompt and prompt[-1] not in self._placeholders:
+                prompt.pop()
+        media = await self._media.load(items, hold)
+        return PrefillRequest(
+            request_id=self._new_id(), prompt_token_ids=prompt, media=media, recording_continues=goes_on
+        )
+
+    def close(self) -> None:
+        """End the thread."""
+        self._thread.close()
+
+    def _new_id(self) -> str:
+        return f"{self._name}{secrets.token_hex(8)}"

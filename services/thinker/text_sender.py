@@ -1,0 +1,98 @@
+"""What goes to the gateway: the text of each reply as it is generated."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from prometheus_client.core import Metric
+from vllm.outputs import RequestOutput
+
+from services.thinker.family import TrackWriter
+from services.thinker.resume import Progress
+from services.thinker.text_sampling import logprobs_of
+from shared.messages import FinishReason, PromptUsage, StageEvent, TextDelta
+from shared.metrics import counter
+from shared.stage.playback import PlaybackClock
+from shared.tracing.stage import StageTraces
+from shared.transport.queues import PushQueue
+from shared.vllm.sampling.generation import begin_of_decoding, finish_reason
+
+READ_TOKENS_PER_S: Final = 20
+"""Nobody reads faster.  A reply that is not spoken waits only while it is further ahead than that."""
+
+
+@dataclass
+class Generation:
+    """A request in the engine; ``seq`` is the number of its next text delta."""
+
+    request_id: str
+    engine_id: str
+    prompt_tokens: int
+    track: TrackWriter | None
+    progress: Progress
+    clock: PlaybackClock
+    logprobs: int
+    seq: int = 0
+
+
+class TextSender:
+    """Sends text deltas, advances playback clocks, and counts prompts' tokens.
+
+    Args:
+        gateway: Where text goes.
+        traces: Of the stage.
+        rows_per_s: Text tokens that a voice speaks in a second.
+    """
+
+    def __init__(self, gateway: PushQueue[StageEvent], traces: StageTraces, rows_per_s: float) -> None:
+        self._gateway = gateway
+        self._traces = traces
+        self._rows_per_s = rows_per_s
+        self._prompt_tokens = 0
+        self._cached_tokens = 0
+
+    def send(self, generation: Generation, output: RequestOutput) -> FinishReason | None:
+        """Send what was generated; gives why the text has ended, once it has."""
+        completion = output.outputs[0]
+        rate = self._rows_per_s if generation.track is not None else READ_TOKENS_PER_S
+        generation.clock.made(len(completion.token_ids) / rate)
+        if generation.progress.finish_reason is not None:
+            # The whole text was sent before the resume.
+            return generation.progress.finish_reason
+        reason = finish_reason(completion) if output.finished else None
+        usage = None
+        if generation.seq == 0:
+            usage = self._usage(generation, output)
+            begin_of_decoding(self._traces, generation.request_id, output)
+        self._gateway.put(
+            TextDelta(
+                request_id=generation.request_id,
+                seq=generation.seq,
+                token_ids=list(completion.token_ids),
+                finish_reason=reason,
+                prompt=usage,
+                logprobs=logprobs_of(completion, generation.logprobs),
+            )
+        )
+        generation.seq += 1
+        return reason
+
+    def collect(self) -> Iterator[Metric]:
+        """The counters of prompts' tokens."""
+        labels = {"stage": "thinker"}
+        yield counter(
+            "omnirelay_prefix_cache_queried_tokens_total",
+            "Tokens of the prompts whose answers began: what the prefix cache could have held.",
+            [(labels, self._prompt_tokens)],
+        )
+        yield counter(
+            "omnirelay_prefix_cache_hit_tokens_total",
+            "Those of them that were found in the prefix cache and not computed.",
+            [(labels, self._cached_tokens)],
+        )
+
+    def _usage(self, generation: Generation, output: RequestOutput) -> PromptUsage:
+        cached = min(output.num_cached_tokens or 0, generation.prompt_tokens)
+        self._prompt_tokens += generation.prompt_tokens
+        self._cached_tokens += cached
+        return PromptUsage(tokens=generation.prompt_tokens, cached_tokens=cached)
