@@ -1,7 +1,7 @@
 """Asks a running stack, and keeps what it says and how it sounds."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,15 @@ import yaml
 
 from benchmarks.adapters.omnirelay import configuration
 from benchmarks.quality.requests import Asked
-from omnirelay import AsyncClient, AudioEvent, DoneEvent, SamplingOverrides, build_request
+from omnirelay import (
+    AsyncClient,
+    AudioEvent,
+    DoneEvent,
+    GenerateRequest,
+    SamplingOverrides,
+    TextEvent,
+    build_request,
+)
 from omnirelay.errors import OmniRelayError
 from ops.launcher import Stack, running
 from shared.config import Config
@@ -74,15 +82,15 @@ async def ask_all(
 
         async def one(asked: Asked) -> SpokenReply:
             async with free:
-                return await _ask(client, asked, streaming)
+                return await collected(asked, client.chat(request(asked, streaming=streaming)))
 
         replies = [group.create_task(one(asked)) for asked in requests]
     return [reply.result() for reply in replies]
 
 
-async def _ask(client: AsyncClient, asked: Asked, streaming: bool) -> SpokenReply:
-    pieces: list[Samples] = []
-    request = build_request(
+def request(asked: Asked, *, streaming: bool = True) -> GenerateRequest:
+    """Return a question as the client sends it."""
+    return build_request(
         asked.messages,
         speaker=asked.speaker,
         seed=asked.seed,
@@ -90,7 +98,16 @@ async def _ask(client: AsyncClient, asked: Asked, streaming: bool) -> SpokenRepl
         text_sampling=SamplingOverrides(max_tokens=MOST_WORDS),
         codec_sampling=SamplingOverrides(max_tokens=MOST_CODES),
     )
-    async for event in client.chat(request):
+
+
+async def collected(asked: Asked, events: AsyncIterable[TextEvent | AudioEvent | DoneEvent]) -> SpokenReply:
+    """Return what came of a request.
+
+    Raises:
+        OmniRelayError: It failed.
+    """
+    pieces: list[Samples] = []
+    async for event in events:
         if isinstance(event, AudioEvent):
             pieces.append(event.samples)
         elif isinstance(event, DoneEvent):

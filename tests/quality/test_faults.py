@@ -1,0 +1,59 @@
+"""What a listener hears of a stage that is killed in the middle of its work: nothing."""
+
+import asyncio
+import signal
+from collections.abc import AsyncIterable, AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.quality.__main__ import Listening
+from benchmarks.quality.answers import ask_all, collected, request
+from benchmarks.quality.requests import held_out_requests
+from checkpoint.training.data.corpus import VOICES
+from checkpoint.training.measure.recognizer import word_error_rate
+from omnirelay import AsyncClient, AudioEvent, DoneEvent, TextEvent
+from tests.chaos.stack import ChaosStack
+from tests.support.processes import wait_until
+
+pytestmark = [pytest.mark.quality, pytest.mark.timeout(600)]
+
+COUNT = 2
+WORD_ERRORS = 0.1
+
+Events = AsyncIterable[TextEvent | AudioEvent | DoneEvent]
+
+
+@pytest.fixture(scope="module")
+def stack(speaking: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChaosStack]:
+    with ChaosStack(speaking, tmp_path_factory.mktemp("faults")) as stack:
+        yield stack
+
+
+@pytest.mark.parametrize("victim", ["talker", "token2wav"])
+async def test_a_killed_stage_is_not_heard(stack: ChaosStack, victim: str) -> None:
+    asked = [each for each in held_out_requests(COUNT, list(VOICES)) if each.kind.startswith("text")]
+    undisturbed = await ask_all(stack.address, asked, clients=len(asked))
+    deaths = len(stack.deaths)
+    speaking = asyncio.Event()
+
+    async def until_speech(events: Events) -> AsyncIterator[TextEvent | AudioEvent | DoneEvent]:
+        async for event in events:
+            if isinstance(event, AudioEvent):
+                speaking.set()
+            yield event
+
+    async with AsyncClient(stack.address) as client, asyncio.TaskGroup() as group:
+        answers = [
+            group.create_task(collected(each, until_speech(client.chat(request(each))))) for each in asked
+        ]
+        await speaking.wait()
+        stack.signal(victim, signal.SIGKILL)
+    replies = [answer.result() for answer in answers]
+
+    wait_until(lambda: [death.name for death in stack.deaths[deaths:]] == [victim], "the death is seen")
+    wait_until(stack.all_ready, "all replicas are ready again")
+    assert [reply.text for reply in replies] == [reply.text for reply in undisturbed]
+    assert [reply.ended for reply in replies] == [reply.ended for reply in undisturbed]
+    hear = Listening().hear
+    assert word_error_rate([(reply.text, hear(reply.samples)) for reply in replies]) <= WORD_ERRORS
