@@ -1,4 +1,7 @@
-"""The gateway's report about itself and the stages; docs/protocol.md describes every field."""
+"""The gateway's report about itself and the stages; docs/protocol.md describes every field.
+
+Unknown fields are ignored, so that older clients read the reports of newer gateways.
+"""
 
 from typing import Annotated, Literal
 
@@ -19,7 +22,7 @@ from omnirelay.values import (
 StageState = Literal["starting", "ready", "draining", "down"]
 
 
-class CodecDefaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class CodecDefaults(msgspec.Struct, frozen=True, kw_only=True):
     """How codec tokens are sampled, unless a request says so; as in :class:`SamplingOverrides`."""
 
     temperature: Temperature = 0.0
@@ -28,7 +31,7 @@ class CodecDefaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     repetition_penalty: RepetitionPenalty = 1.0
 
 
-class CodecLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class CodecLimits(msgspec.Struct, frozen=True, kw_only=True):
     """The codec of a checkpoint's talker.
 
     Attributes:
@@ -44,7 +47,7 @@ class CodecLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     defaults: CodecDefaults = CodecDefaults()
 
 
-class StageLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class StageLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of a stage's checkpoint and engine; constant while the process runs.
 
     Attributes:
@@ -60,7 +63,7 @@ class StageLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     prefills: Count = 0
 
 
-class StageLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class StageLoad(msgspec.Struct, frozen=True, kw_only=True):
     """Load of a stage at one moment."""
 
     running: Count = 0
