@@ -4,8 +4,8 @@
     make up                                  # in another terminal
     .venv/bin/python scripts/make_sample.py
 
-``docs/images/answer.mp3`` has one question answered in both voices, half a second apart; ``docs/images/answer.png``
-shows it: frequency on the mel scale up to 8 kHz, 60 dB from black to white.
+``docs/images/answer.mp3`` has one question answered in both voices, half a second apart;
+``docs/images/answer.png`` shows it: frequency on the mel scale up to 8 kHz, 60 dB from black to white.
 """
 
 from __future__ import annotations
