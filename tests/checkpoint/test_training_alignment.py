@@ -1,5 +1,6 @@
-"""What the audio encoder hears is compared with the words that were said, in the text's own embedding."""
+"""What the encoders hear and see is compared with what was said and drawn, in the text's own embedding."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -7,12 +8,17 @@ import pytest
 import torch
 
 from checkpoint.training.data.hearing import make_hearing
+from checkpoint.training.data.images import Scene, Thing
 from checkpoint.training.parts import thinker, vocabulary
-from checkpoint.training.parts.alignment import heard, words_at, words_loss
+from checkpoint.training.parts.alignment import encoded, things_at, things_loss, words_at, words_loss
 from checkpoint.training.parts.batches import Batch
 from tests.support.training import hum
 
 LENGTHS = [15, 3]
+SCENE = Scene(
+    (Thing("red", "circle", 0.1, 0.1, 0.1), Thing("blue", "square", 0.75, 0.75, 0.25)),
+    (),
+)
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +34,7 @@ def batch_of(model: Any, spoken: list[str], lengths: list[int]) -> Batch:
     """A batch of recordings that have so many audio tokens each."""
     audio, other = model.config.audio_token_index, ids_of(" what")[0]
     ids = [[audio] * length + [other] * (max(lengths) + 1 - length) for length in lengths]
-    return Batch({"input_ids": torch.tensor(ids)}, [], [], [], spoken)
+    return Batch({"input_ids": torch.tensor(ids)}, [], [], [], spoken, [])
 
 
 def outputs_for(model: Any, texts: list[str]) -> torch.Tensor:
@@ -71,10 +77,10 @@ def test_the_loss_trains_the_encoder_and_leaves_the_text_embedding_alone(tmp_pat
     losses = []
     for _ in range(4):
         optimizer.zero_grad()
-        with heard(model) as outputs:
+        with encoded(model) as outputs:
             model.get_audio_features(**batch.audio(torch.device("cpu")))
-        assert len(outputs[0]) == (batch.inputs["input_ids"] == model.config.audio_token_index).sum()
-        loss = words_loss(model, outputs[0], batch)
+        assert len(outputs["audio"]) == (batch.inputs["input_ids"] == model.config.audio_token_index).sum()
+        loss = words_loss(model, outputs["audio"], batch)
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
@@ -83,7 +89,67 @@ def test_the_loss_trains_the_encoder_and_leaves_the_text_embedding_alone(tmp_pat
     assert model.audio_tower.proj.weight.grad.norm() > 0
 
 
-def test_the_encoder_is_listened_to_no_longer_than_asked(model: Any) -> None:
-    with pytest.raises(ZeroDivisionError), heard(model):
+def test_a_thing_is_seen_where_it_was_drawn() -> None:
+    cells = [thing and thing.colour for thing in things_at(SCENE, 4, 4)]
+    assert cells == [
+        "red", None, None, None,
+        None, None, None, None,
+        None, None, "blue", "blue",
+        None, None, "blue", "blue",
+    ]  # fmt: skip
+    assert [thing and thing.colour for thing in things_at(SCENE, 1, 2)] == ["red", "blue"]
+
+
+def test_outputs_like_the_things_drawn_have_little_loss_and_others_more(model: Any) -> None:
+    embedding = model.model.embed_tokens
+    rows = embedding.weight.detach()
+
+    def outputs(first: Scene) -> torch.Tensor:
+        return torch.stack(
+            [
+                sum(rows[embedding.index[ids_of(f" {word}")[0]]] for word in (each.colour, each.shape))
+                if each is not None
+                else rows[embedding.index[ids_of(" what")[0]]]
+                for each in things_at(first, 4, 4)
+            ]
+        )
+
+    grid = torch.tensor([[1, 8, 8]])
+    batch = Batch({"image_grid_thw": grid}, [], [], [], [], [SCENE])
+    right = things_loss(model, outputs(SCENE), batch)
+    other = Scene((dataclasses.replace(SCENE.things[0], colour="green"), SCENE.things[1]), ())
+    neither = Scene(
+        tuple(dataclasses.replace(each, colour="white", shape="star") for each in SCENE.things), ()
+    )
+    assert right < 0.1
+    assert (
+        right + 0.5 < things_loss(model, outputs(other), batch) < things_loss(model, outputs(neither), batch)
+    )
+    assert things_loss(model, 40 * outputs(SCENE), batch) > right + 1
+
+
+def test_the_loss_trains_the_image_encoder(tmp_path: Path) -> None:
+    model = thinker.build().train()
+    hearing = make_hearing(tmp_path / "hearing", 1, hum)
+    examples = thinker.Examples(vocabulary.load_processor(tmp_path / "processor"), hearing)
+    batch = examples.draw("things", 1, 3)
+    optimizer = torch.optim.AdamW(model.visual.parameters(), 1e-3)
+    losses = []
+    for _ in range(4):
+        optimizer.zero_grad()
+        with encoded(model) as outputs:
+            model.get_image_features(**batch.images(torch.device("cpu")))
+        assert len(outputs["image"]) == (batch.inputs["input_ids"] == model.config.image_token_id).sum()
+        loss = things_loss(model, outputs["image"], batch)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    assert model.model.embed_tokens.weight.grad is None
+
+
+def test_the_encoders_are_followed_no_longer_than_asked(model: Any) -> None:
+    with pytest.raises(ZeroDivisionError), encoded(model):
         raise ZeroDivisionError
     assert not model.audio_tower._forward_hooks
+    assert not model.visual._forward_hooks

@@ -10,6 +10,7 @@ from PIL import Image
 
 from checkpoint.training.data.augmentation import RATE
 from checkpoint.training.data.dialogues import Dialogue, Turn
+from checkpoint.training.data.images import Scene
 from checkpoint.training.data.synthesis import Wave
 from checkpoint.training.parts.vocabulary import SYSTEM_PROMPT
 from shared.config.gateway import SPEECH_SYSTEM_PROMPT
@@ -32,6 +33,7 @@ class Batch:
         replies: tokens of each reply, its end included; they follow the prompt.
         texts: each reply.
         spoken: the words of each recording.
+        scenes: what each image shows.
     """
 
     inputs: dict[str, torch.Tensor]
@@ -39,6 +41,7 @@ class Batch:
     replies: list[int]
     texts: list[str]
     spoken: list[str]
+    scenes: list[Scene]
 
     def to(self, device: torch.device) -> dict[str, torch.Tensor]:
         """Return the inputs on a device."""
@@ -47,6 +50,10 @@ class Batch:
     def audio(self, device: torch.device) -> dict[str, torch.Tensor]:
         """Return the audio encoder's inputs on a device."""
         return {name: self.inputs[name].to(device) for name in ("input_features", "feature_attention_mask")}
+
+    def images(self, device: torch.device) -> dict[str, torch.Tensor]:
+        """Return the image encoder's inputs on a device."""
+        return {name: self.inputs[name].to(device) for name in ("pixel_values", "image_grid_thw")}
 
 
 class Batcher:
@@ -90,6 +97,9 @@ class Batcher:
             replies,
             texts=[dialogue.turns[-1].reply for dialogue in dialogues],
             spoken=[turn.question for dialogue in dialogues for turn in dialogue.turns if turn.spoken],
+            scenes=[
+                turn.scene for dialogue in dialogues for turn in dialogue.turns if turn.scene is not None
+            ],
         )
 
     def _pad_audio_to(self, samples: int) -> None:

@@ -16,18 +16,19 @@ from checkpoint.training.data.dialogues import Conversations, Dialogue, written_
 from checkpoint.training.data.hearing import Hearing
 from checkpoint.training.data.synthesis import Wave
 from checkpoint.training.parts import vocabulary
-from checkpoint.training.parts.alignment import heard, words_loss
+from checkpoint.training.parts.alignment import encoded, things_loss, words_loss
 from checkpoint.training.parts.batches import Batch, Batcher
 from checkpoint.training.parts.loop import Losses, Recipe, Step, Stop, Training, device, in_16_bits
 
 NAME = "thinker"
 RECIPE = Recipe(steps=14_000, rate=1e-3, warmup=400, weight_decay=0.05)
-# Text alone first, which is cheap; then the audio encoder alone; then all kinds by turns.
+# Text alone first, which is cheap; then the encoders alone; then all kinds by turns.
 _TEXT_STEPS = 1000
 _WORDS_STEPS = 1200
-_KINDS = ("audio", "text", "audio", "image")
-_SIZES = {"text": 48, "words": 24, "audio": 12, "image": 16}
-_WORDS_WEIGHT = 0.3
+_THINGS_STEPS = 600
+_KINDS = ("audio", "image", "audio", "text", "image")
+_SIZES = {"text": 48, "words": 24, "things": 24, "audio": 12, "image": 16}
+_ALIGNMENT_WEIGHT = 0.3
 _SEED = 0
 
 
@@ -60,7 +61,7 @@ class Examples:
         self._replies = replies
 
     def draw(self, kind: str, seed: int, size: int | None = None) -> Batch:
-        """Return a batch of ``text``, ``words`` (recordings to be written down), ``audio`` or ``image``."""
+        """Return a batch of ``text``, ``words`` (recordings alone), ``audio``, ``things`` or ``image``."""
         generator, noise = random.Random(seed), np.random.default_rng(seed)
         dialogues: list[Dialogue] = []
         waves: list[Wave] = []
@@ -68,7 +69,7 @@ class Examples:
             clip = None
             if kind == "text":
                 dialogue = self._conversations.typed(generator)
-            elif kind == "image":
+            elif kind in {"things", "image"}:
                 dialogue = self._conversations.seen(generator)
             else:
                 clip = generator.choice(self._hearing.clips)
@@ -89,7 +90,9 @@ def kind_of(step: int) -> str:
     """Return which kind of batch a step of the training takes."""
     if step < _TEXT_STEPS:
         return "text"
-    return "words" if step < _TEXT_STEPS + _WORDS_STEPS else _KINDS[step % len(_KINDS)]
+    if step < _TEXT_STEPS + _WORDS_STEPS:
+        return "words"
+    return "things" if step < _TEXT_STEPS + _WORDS_STEPS + _THINGS_STEPS else _KINDS[step % len(_KINDS)]
 
 
 def train(hearing: Hearing, directory: Path, stop: Stop, recipe: Recipe = RECIPE) -> Training:
@@ -102,13 +105,18 @@ def train(hearing: Hearing, directory: Path, stop: Stop, recipe: Recipe = RECIPE
     def losses_of(step: Step) -> Losses:
         kind = kind_of(step.number)
         batch = examples.draw(kind, step.seed)
-        with in_16_bits(place), heard(model) as outputs:
+        with in_16_bits(place), encoded(model) as outputs:
             if kind == "words":
                 model.get_audio_features(**batch.audio(place))
-                return {kind: words_loss(model, outputs[0], batch)}
+                return {kind: words_loss(model, outputs["audio"], batch)}
+            if kind == "things":
+                model.get_image_features(**batch.images(place))
+                return {kind: things_loss(model, outputs["image"], batch)}
             losses = {kind: reply_loss(model, batch)}
         if kind == "audio":
-            losses["words"] = _WORDS_WEIGHT * words_loss(model, outputs[0], batch)
+            losses["words"] = _ALIGNMENT_WEIGHT * words_loss(model, outputs["audio"], batch)
+        if kind == "image":
+            losses["things"] = _ALIGNMENT_WEIGHT * things_loss(model, outputs["image"], batch)
         return losses
 
     training.run(losses_of, stop)
