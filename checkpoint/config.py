@@ -31,6 +31,8 @@ def model_config(shape: CheckpointShape, user_token: int) -> transformers.Qwen2_
         token2wav_config={"dit_config": dit_config(shape), "bigvgan_config": bigvgan_config(shape)},
     )
     config.architectures = ["Qwen2_5OmniModel"]
+    # What the weights are written in; without it vLLM would compute in half of it.
+    config.dtype = "float32"
     return config
 
 

@@ -147,11 +147,14 @@ async def _demonstrate(stack: Stack, target: Target, asked: Sequence[DemoQuestio
     async with running(stack):
         talk = asyncio.create_task(_ask_all(target, asked, out))
         watch = asyncio.create_task(stack.watch())
-        done, _ = await asyncio.wait([talk, watch], return_when=asyncio.FIRST_COMPLETED)
-        # If a process died, that is why the request failed, and what is to be told.
-        await (watch if watch in done else talk)
-        talk.cancel()
-        watch.cancel()
+        try:
+            done, _ = await asyncio.wait([talk, watch], return_when=asyncio.FIRST_COMPLETED)
+            # If a process died, that is why the request failed, and what is to be told.
+            await (watch if watch in done else talk)
+        finally:
+            # Before the stack stops, which the other one would take for a failure.
+            talk.cancel()
+            watch.cancel()
         await _show_memory(target)
         say("stopping the four processes ...")
 

@@ -74,6 +74,8 @@ def test_the_trained_checkpoint_answers_in_transformers(exported: Path, model: A
     _, wave = model.generate(**inputs, speaker="Ethan", **lengths)
     assert len(wave) % 480 == 0
     assert "106 English words" in (exported / "README.md").read_text()
+    # Else a stage would compute in another one than that of the weights.
+    assert json.loads((exported / "config.json").read_text())["dtype"] == "float32"
 
 
 def test_parts_reach_the_checkpoint_unchanged(state: Path, model: Any) -> None:

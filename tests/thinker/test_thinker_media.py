@@ -67,6 +67,20 @@ def test_text_and_rows_are_transformers(
     check(thinker, "a", answers[name])
 
 
+@pytest.mark.parametrize("name", ["two audios", "everything, with two videos' sound"])
+def test_media_in_bfloat16(
+    half_thinker: ThinkerRig, processor: Processor, answers: dict[str, Answer], name: str
+) -> None:
+    half_thinker.run(request_of("a", examples()[name], processor))
+    answer = answers[name]
+    assert torch.equal(
+        half_thinker.positions("a")[:, : len(answer.prompt)].to(torch.int64),
+        answer.positions[:, : len(answer.prompt)],
+    )
+    rows, exact = half_thinker.rows("a")[: len(answer.prompt)].float(), answer.rows[: len(answer.prompt)]
+    assert (rows - exact).norm() / exact.norm() < 0.05
+
+
 def test_what_is_seen_and_heard_changes_the_answer(answers: dict[str, Answer]) -> None:
     # The oracle itself: else the comparisons above would hold for a model that is blind and deaf.
     kinds = ["audio", "image", "video", "two audios", "two images", "image, audio and text"]

@@ -206,5 +206,6 @@ def settled(windows: Sequence[Features], frames: int) -> tuple[Features, ...]:
 
 def _digest(mel: torch.Tensor) -> str:
     hasher = hashlib.sha256(repr(tuple(mel.shape)).encode())
-    hasher.update(mel.numpy().tobytes())
+    # As bytes: NumPy has no bfloat16.
+    hasher.update(mel.contiguous().view(torch.uint8).numpy().data)
     return hasher.hexdigest()
