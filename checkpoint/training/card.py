@@ -8,6 +8,8 @@ from checkpoint.training.data.corpus import VOICES
 from checkpoint.training.data.hearing import UNHEARD
 
 FIGURES_FILE = "figures.json"
+NOTES_FILE = "notes.md"
+"""What was done otherwise than the recipe says, in the state's directory; need not be there."""
 
 _CARD = """\
 # A very small speaking checkpoint
@@ -45,7 +47,7 @@ espeak-ng. No weights and no data sets of others were used. Voices never trained
 trained by multi-resolution spectra; the DiT by flow matching; the thinker by cross-entropy, its encoders
 also on the words that are said and the things that are shown; the talker on the frozen thinker's
 conditioning rows. Seeds are fixed; about six core-hours on a CPU.
-
+{notes}
 ## Figures
 
 {figures}
@@ -61,7 +63,12 @@ def model_card(state: Path) -> str:
         voices=", ".join(VOICES),
         unheard=", ".join(f"{voice.name} ({voice.program})" for voice in UNHEARD),
         figures=_table(state / FIGURES_FILE),
+        notes=_notes(state / NOTES_FILE),
     )
+
+
+def _notes(path: Path) -> str:
+    return f"\n{path.read_text(encoding='utf-8').strip()}\n" if path.is_file() else ""
 
 
 def _table(path: Path) -> str:

@@ -50,4 +50,7 @@ def test_the_card_says_what_it_knows_and_how_well(tmp_path: Path) -> None:
     assert "Not measured yet." in text
     assert all(word in text for word in world.vocabulary())
     (tmp_path / card.FIGURES_FILE).write_text('{"word error, vocoder, Ethan": "2.0%"}')
-    assert "| word error, vocoder, Ethan | 2.0% |" in card.model_card(tmp_path)
+    (tmp_path / card.NOTES_FILE).write_text("Trained in another order.\n")
+    text = card.model_card(tmp_path)
+    assert "| word error, vocoder, Ethan | 2.0% |" in text
+    assert "on a CPU.\n\nTrained in another order.\n\n## Figures" in text
