@@ -28,7 +28,7 @@ $(LISTENER): requirements/quality.lock $(READY)
 	@$(BIN)/python -m pip install --quiet --no-input --no-deps --require-hashes -r requirements/quality.lock
 	@touch $@
 
-demo: env ## start the stack on the tiny checkpoint and send one real request
+demo: env ## start the stack on the trained checkpoint and ask it three questions
 	@$(BIN)/omnirelay demo
 
 up: env ## run the stack in the foreground until Ctrl-C
@@ -59,7 +59,7 @@ chaos: env ## every process x fault x state under eight streams; or a soak; a ta
 fuzz: env ## let a fuzzer look for faults in every decoder, ten minutes each; what it finds is in out/fuzz
 	@$(BIN)/python -m tests.fuzz $(ARGS)
 
-test-compose: env ## test docker compose up for real: build, start, send, crash, stop
+test-compose: env $(LISTENER) ## test docker compose up for real: build, start, send, crash, stop
 	@$(BIN)/python -m pytest --capture=no -m compose tests/compose
 
 # PICTURE=docs/images/dashboard.png keeps a picture of the dashboard: look at it before it is committed.
@@ -72,8 +72,7 @@ test-page: export PAGE_PICTURE := $(PICTURE)
 test-page: env chromium ## test the web page in Chromium, which is installed if it can be
 	@$(BIN)/python -m pytest -m page tests/page
 
-# It needs a trained checkpoint in checkpoint/speaking.
-test-quality: env flite espeak-ng $(LISTENER) ## ask a trained checkpoint held-out questions, and listen: the short form of quality
+test-quality: env flite espeak-ng $(LISTENER) ## ask the trained checkpoint held-out questions, and listen: the short form of quality
 	@$(BIN)/python -m pytest --capture=no -m quality tests/quality
 
 # ARGS="DIR --count 20 --reference": see `python -m benchmarks.quality --help`.

@@ -1,6 +1,6 @@
 """See that there is a complete checkpoint before anything that reads it starts: ``python prepare.py``.
 
-Makes the small random checkpoint if no model is configured and it is missing; fetches a model that is named
+Writes the small trained checkpoint if no model is configured and it is missing; fetches a model that is named
 by its Hugging Face hub id; only looks at one that is a directory.  It may be run again at any time.
 """
 

@@ -119,7 +119,8 @@ def _brought(model: Path, starter: Starter) -> DemoQuestion:
         lines.append(f'audio:  {printable(starter.audio)}, "{printable(starter.says)}"')
     if starter.image is not None:
         lines.append(f"image:  {starter.image}")
-    lines.append(f"prompt: {printable(starter.text)}")
+    if starter.text:
+        lines.append(f"prompt: {printable(starter.text)}")
     return DemoQuestion(lines, starter.text, _media(model, starter.audio), _media(model, starter.image))
 
 

@@ -13,7 +13,9 @@ import torch
 import zmq
 from hypothesis import HealthCheck, settings
 
+import checkpoint
 from checkpoint import CheckpointShape, write_checkpoint
+from checkpoint.compact import expand
 from checkpoint.shape import TalkerShape, ThinkerShape
 from shared.config import ThinkerConfig
 from shared.vllm.environment import prepare_environment
@@ -72,6 +74,14 @@ def other_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Directory of a checkpoint of other sizes, with another seed; tests must not write into it."""
     directory = tmp_path_factory.mktemp("checkpoint") / "other"
     write_checkpoint(directory, OTHER_SHAPE, seed=7)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def speaking_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Directory of the trained checkpoint that the package brings; tests must not write into it."""
+    directory = tmp_path_factory.mktemp("checkpoint") / "speaking"
+    expand(Path(checkpoint.__file__).parent / "speaking", directory)
     return directory
 
 

@@ -20,9 +20,9 @@ from checkpoint.training.data.world import spoken_sentences
 from checkpoint.training.measure.recognizer import Recognizer
 from omnirelay.errors import OmniRelayError
 from omnirelay.values import SAMPLE_RATE
+from shared.config import DEFAULT_CHECKPOINT
 
 RESULTS: Final = Path("benchmarks/results")
-MODEL: Final = Path(".cache/omnirelay/speaking")
 EVERY: Final = 3
 """Of the requests, which part is asked again to be spoken in one piece."""
 
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure; return the exit status, 1 if a bound was missed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.quality", description=__doc__)
     parser.add_argument(
-        "model", type=Path, nargs="?", default=MODEL, metavar="DIR", help="a speaking checkpoint"
+        "model", type=Path, nargs="?", default=DEFAULT_CHECKPOINT, metavar="DIR", help="a speaking checkpoint"
     )
     parser.add_argument("--count", type=int, default=100, help="questions of each kind (default: 100)")
     parser.add_argument("--clients", type=int, default=4, metavar="N", help="requests at once (default: 4)")

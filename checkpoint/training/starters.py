@@ -21,13 +21,13 @@ def write_starters(directory: Path, speak: Speak) -> None:
     facts = [fact for fact in world.FACTS if fact.is_held_out and world.is_easy(fact) and fact.result > 9]
     generator = random.Random(_SEED)
     typed, heard = generator.sample([fact for fact in facts if fact.operation == "plus"], 2)
-    product = generator.choice([fact for fact in facts if fact.operation == "times"])
+    difference = generator.choice([fact for fact in facts if fact.operation == "minus"])
     spoken = f"what is {heard.question}"
     soundfile.write(directory / _AUDIO, speak(VOICES["Ethan"], spoken, RATE), RATE, subtype="PCM_16")
     images.one_thing(generator).draw(generator).save(directory / _IMAGE)
     starters = [
         {"text": f"What is {typed.question}?"},
-        {"text": f"What is {product.question}?"},
+        {"text": f"What is {difference.question}?"},
         {"text": "What can you do?"},
         {"audio": _AUDIO, "says": spoken},
         {"text": "What do you see?", "image": _IMAGE},

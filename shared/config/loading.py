@@ -10,7 +10,7 @@ import os
 from collections.abc import Hashable, Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import yaml
 from pydantic import ValidationError
@@ -73,6 +73,9 @@ def tell_ignored(environment: Mapping[str, str] = os.environ) -> None:
 
 class _Loader(yaml.SafeLoader):
     """PyYAML's safe loader, except that a repeated key is an error: PyYAML keeps the last one."""
+
+    # A copy: lmformatenforcer, which vLLM imports, changes PyYAML's own, and then dates are text.
+    yaml_constructors: ClassVar = dict(yaml.SafeLoader.yaml_constructors)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         lines: dict[tuple[str, str], int] = {}

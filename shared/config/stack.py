@@ -14,8 +14,8 @@ from shared.log import LogFormat
 from shared.messages import STAGES, StageName
 from shared.messages.bounds import DEFAULT_WINDOW_BYTES
 
-DEFAULT_CHECKPOINT: Final = Path(".cache/omnirelay/tiny")
-"""The small random checkpoint that is served when no model is set."""
+DEFAULT_CHECKPOINT: Final = Path(".cache/omnirelay/speaking")
+"""The small trained checkpoint that is served when no model is set."""
 
 
 class TracingConfig(Section):

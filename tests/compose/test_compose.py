@@ -3,6 +3,7 @@
 The tests run in their order: the last one stops the stack.
 """
 
+import itertools
 import json
 import os
 import re
@@ -17,6 +18,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.quality.__main__ import Listening
+from checkpoint.training.data.corpus import VOICES
+from checkpoint.training.measure.recognizer import word_error_rate
 from omnirelay import Client, SamplingOverrides
 from omnirelay.errors import UnauthenticatedError
 from shared.config import DEFAULT_CHECKPOINT
@@ -26,6 +30,12 @@ pytestmark = [pytest.mark.compose, pytest.mark.timeout(1800)]
 
 GATEWAY_MB = 200
 METRICS_PORTS = {"gateway": 5571, "thinker": 5572, "talker": 5573, "token2wav": 5574}
+ANSWERS = {
+    "what is six plus nine": "six plus nine is fifteen",
+    "what is eight minus three": "eight minus three is five",
+    "how are you": "i am good thank you",
+}
+WORD_ERRORS = 0.1
 UNHEALTHY_S = 60.0
 HEALTHY_S = 180.0
 
@@ -60,6 +70,19 @@ def ask(project: Project) -> None:
     assert result.text
     assert result.audio.size > 0
     say(f"{result.text!r} and {result.audio.size / 24_000:.2f} s of speech in {result.done.wall_s:.2f} s")
+
+
+def ask_and_listen(project: Project) -> None:
+    """Send questions whose answers are known, and listen to what is said."""
+    hear = Listening().hear
+    said = []
+    with Client(f"tcp://127.0.0.1:{project.ports['TCP_PORT']}") as client:
+        for speaker, (question, answer) in itertools.product(VOICES, ANSWERS.items()):
+            result = client.chat(question, speaker=speaker, seed=1).result()
+            assert result.text == answer
+            said.append((answer, hear(result.audio)))
+    say("; ".join(heard for _, heard in said))
+    assert word_error_rate(said) <= WORD_ERRORS
 
 
 def test_the_gateways_image_is_small_and_has_no_pytorch(built: Project) -> None:
@@ -134,6 +157,7 @@ def test_it_answers_text_sound_and_a_picture(running: Project) -> None:
     assert get(running, "/readyz")[0] == 200
     assert "<html" in get(running, "/", "localhost")[1]
     ask(running)
+    ask_and_listen(running)
 
 
 def test_a_page_of_elsewhere_cannot_pose_as_this_machine(running: Project) -> None:
@@ -193,7 +217,7 @@ def test_a_stage_that_hangs_is_seen_and_one_that_is_killed_comes_back(running: P
     running.wait_for("talker", "healthy", HEALTHY_S)
     running.wait_for("gateway", "healthy", UNHEALTHY_S)
     assert running.inspect("talker")["RestartCount"] == 1
-    ask(running)
+    ask_and_listen(running)
 
 
 def test_keys_tls_and_a_second_talker_as_the_documentation_has_them(running: Project, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,7 +15,6 @@ from tests.page.browser import Page, browser
 pytestmark = pytest.mark.page
 
 SCENARIO_S = 120.0
-PICTURE = os.environ.get("PAGE_PICTURE")
 ANSWER = "document.querySelector('.assistant:last-of-type')"
 IDLE = "document.getElementById('stop').hidden"
 READY = "document.getElementById('stack').dataset.state === 'ready'"
@@ -221,11 +219,6 @@ def test_a_dropped_picture_and_speech_are_sent_and_shown(opened: Open, url: str,
             await page.until("document.querySelector('.user audio.media').duration > 1")
             await page.js("scrollTo(0, 1e6)")
             assert await sideways(page) == 0
-            if PICTURE:
-                await page.resize(1100, 920)
-                await page.js("scrollTo(0, 1e6)")
-                await page.pointer("mouseMoved", 5, 300)
-                await page.picture(Path(PICTURE))
             for width in (390, 320):
                 await page.resize(width, 844, phone=True)
                 assert await sideways(page) == 0

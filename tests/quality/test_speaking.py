@@ -17,9 +17,9 @@ COUNT = 8
 pytestmark = [pytest.mark.quality, pytest.mark.timeout(900)]
 
 
-async def test_answers_are_right_and_intelligible(speaking: Path) -> None:
+async def test_answers_are_right_and_intelligible(speaking_checkpoint: Path) -> None:
     requests = held_out_requests(COUNT, list(VOICES))
-    found = await measure(speaking, requests, clients=4, listening=Listening())
+    found = await measure(speaking_checkpoint, requests, clients=4, listening=Listening())
     print(table({"omnirelay": found}))
     names = {figure.name for figure in found}
     assert {f"word error: streamed, {voice}" for voice in VOICES} <= names

@@ -37,7 +37,7 @@ from checkpoint.training.parts.loop import (
 )
 
 NAME = "talker"
-RECIPE = Recipe(steps=5_000, rate=1.5e-3, weight_decay=0.05)
+RECIPE = Recipe(steps=7_000, rate=1.5e-3, weight_decay=0.05)
 _KINDS = ("text", "text", "image", "text", "text", "audio")
 _SIZE = 14
 # Share of input codes that are replaced, so that the talker recovers from its own errors.

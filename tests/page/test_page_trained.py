@@ -1,0 +1,55 @@
+"""A conversation on the page with the checkpoint that comes with the package, as a newcomer has it."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.page.browser import browser
+from tests.page.test_page import READY, run, said
+from tests.support.stack import RunningStack, make_config
+
+pytestmark = pytest.mark.page
+
+PICTURE = os.environ.get("PAGE_PICTURE")
+ANSWERS = ["six plus nine is fifteen", "fifteen plus one is sixteen"]
+IDEAS = "[...document.querySelectorAll('.idea')].map(each => each.textContent)"
+
+
+@pytest.fixture(scope="module")
+def trained_url(speaking_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    config = make_config(speaking_checkpoint)
+    with RunningStack(config, tmp_path_factory.mktemp("stack")):
+        yield config["gateway"]["http"].replace("tcp:", "http:")
+
+
+def test_it_answers_what_it_is_asked(
+    trained_url: str, speaking_checkpoint: Path, microphone: Path, tmp_path: Path
+) -> None:
+    starters = json.loads((speaking_checkpoint / "starters.json").read_text(encoding="utf-8"))
+    typed = [each["text"] for each in starters if set(each) == {"text"}]
+
+    async def scenario() -> None:
+        async with browser(tmp_path, microphone) as page:
+            await page.resize(1100, 920)
+            await page.open(trained_url)
+            await page.until(READY)
+            assert await page.js("document.getElementById('random').hidden")
+            assert await page.js(IDEAS) == typed
+            answers = []
+            for question in ("What is six plus nine?", "And plus one?"):
+                await page.click("#text")
+                await page.write(question)
+                await page.press("Enter")
+                answers.append(await said(page))
+            assert [each["state"] for each in answers] == ["done"] * 2
+            assert [each["text"] for each in answers] == ANSWERS
+            assert page.problems == []
+            if PICTURE:
+                await page.js("scrollTo(0, 1e6)")
+                await page.pointer("mouseMoved", 5, 300)
+                await page.picture(Path(PICTURE))
+
+    run(scenario())
