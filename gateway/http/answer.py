@@ -2,11 +2,13 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import msgspec
 from starlette.requests import Request
+from starlette.types import Receive
 
 from gateway.http.body import read_body
 from gateway.http.connection import while_connected
@@ -83,6 +85,31 @@ class HttpAnswer:
             if isinstance(event, DoneEvent):
                 return
             event = await self._next()
+
+    @asynccontextmanager
+    async def reading(self, receive: Receive) -> AsyncIterator[None]:
+        """Cancel the block if the client disconnects, and close the answer behind it.
+
+        Raises:
+            ClientGoneError: The client disconnected.
+        """
+        try:
+            async with while_connected(receive):
+                yield
+        finally:
+            self.close()
+
+    async def end(self, receive: Receive) -> DoneEvent:
+        """Wait for the last event, without those before it, and close the answer.
+
+        Raises:
+            ClientGoneError: The client disconnected.
+        """
+        async with self.reading(receive):
+            async for event in self:
+                if isinstance(event, DoneEvent):
+                    done = event
+        return done
 
     def close(self) -> None:
         """Release the request, and cancel it if it has not ended."""

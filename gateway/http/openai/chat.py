@@ -10,7 +10,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.http.answer import HttpAnswer, begin, finish_reason, start_delay, usage_of
-from gateway.http.connection import while_connected
 from gateway.http.context import HttpContext
 from gateway.http.errors import json_response
 from gateway.http.openai.chat_request import ChatAnswerOptions, read_chat
@@ -45,11 +44,8 @@ class ChatApi:
         completion = Completion(context, options, answer)
         if options.events:
             return EventStream(completion.chunks(), answer, context.told)
-        try:
-            async with while_connected(request.receive):
-                return json_response(await completion.whole(), headers=answer.headers)
-        finally:
-            answer.close()
+        async with answer.reading(request.receive):
+            return json_response(await completion.whole(), headers=answer.headers)
 
 
 class Completion:

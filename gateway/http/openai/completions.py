@@ -10,7 +10,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.http.answer import HttpAnswer, begin, finish_reason
-from gateway.http.connection import while_connected
 from gateway.http.context import HttpContext
 from gateway.http.errors import json_response
 from gateway.http.fields import convert
@@ -90,13 +89,7 @@ class CompletionsApi:
         options, answer = await begin(context, request, read, NAMES)
         if options.events:
             return EventStream(self._events(options, answer), answer, context.told)
-        try:
-            async with while_connected(request.receive):
-                async for event in answer:
-                    if isinstance(event, DoneEvent):
-                        done = event
-        finally:
-            answer.close()
+        done = await answer.end(request.receive)
         whole = self._object(answer, done.text, finish_reason(done))
         return json_response({**whole, "usage": usage_of_chat(done)}, headers=answer.headers)
 

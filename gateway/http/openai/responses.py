@@ -13,7 +13,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.http.answer import HttpAnswer, begin, finish_reason, usage_of
-from gateway.http.connection import while_connected
 from gateway.http.context import HttpContext
 from gateway.http.errors import json_response
 from gateway.http.fields import read_fields
@@ -112,13 +111,10 @@ class ResponsesApi:
         writer = ResponseWriter(context.model, answer, options)
         if options.events:
             return EventStream(writer.events(), answer, context.told)
-        try:
-            async with while_connected(request.receive):
-                async for event in writer.events():
-                    last = event
-            return json_response(last["response"], headers=answer.headers)
-        finally:
-            answer.close()
+        async with answer.reading(request.receive):
+            async for event in writer.events():
+                last = event
+        return json_response(last["response"], headers=answer.headers)
 
 
 class ResponseWriter:

@@ -12,7 +12,6 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from gateway.http.answer import AnswerOptions, HttpAnswer, begin, usage_of
-from gateway.http.connection import while_connected
 from gateway.http.context import HttpContext
 from gateway.http.errors import json_response
 from gateway.http.fields import read_fields
@@ -117,13 +116,7 @@ class TranscriptionApi:
         options, answer = await begin(context, request, read, NAMES)
         if options.events:
             return EventStream(_events(answer), answer, context.told)
-        try:
-            async with while_connected(request.receive):
-                async for event in answer:
-                    if isinstance(event, DoneEvent):
-                        done = event
-        finally:
-            answer.close()
+        done = await answer.end(request.receive)
         if options.format == "text":
             return PlainTextResponse(done.text + "\n", headers=answer.headers)
         return json_response(_transcript(options, done), headers=answer.headers)
