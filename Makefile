@@ -38,8 +38,8 @@ up: env ## run the stack in the foreground until Ctrl-C
 WORKERS ?= 2
 # The absolute path reaches children of measured processes that work in another folder.
 test: export COVERAGE_FILE := $(CURDIR)/.coverage
-test: env zsh fish ## run the suite, with coverage, that of a whole stack's processes included; WORKERS=0 for one test at a time
-	@$(BIN)/python -m pytest --numprocesses=$(WORKERS) --max-worker-restart=0 --cov --cov-report=term
+test: env zsh fish ## run the suite; WORKERS=0 for one test at a time, COVER=1 with coverage, a third slower
+	@$(BIN)/python -m pytest --numprocesses=$(WORKERS) --max-worker-restart=0 $(if $(COVER),--cov --cov-report=term)
 
 test-long: env ## a whole benchmark, stacks that lose processes, 500 requests in a row, checkpoints of other sizes
 	@$(BIN)/python -m pytest -m long tests/benchmarks tests/stack
