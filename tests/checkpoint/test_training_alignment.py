@@ -33,7 +33,7 @@ def ids_of(text: str) -> list[int]:
 def batch_of(model: Any, spoken: list[str], lengths: list[int]) -> Batch:
     """A batch of recordings that have so many audio tokens each."""
     audio, other = model.config.audio_token_index, ids_of(" what")[0]
-    ids = [[audio] * length + [other] * (max(lengths) + 1 - length) for length in lengths]
+    ids = [[other] + [audio] * length + [other] * (max(lengths) + 1 - length) for length in lengths]
     return Batch({"input_ids": torch.tensor(ids)}, [], [], [], spoken, [])
 
 
@@ -68,6 +68,15 @@ def test_outputs_like_the_words_said_have_little_loss_and_others_more(model: Any
     swapped = words_loss(model, outputs_for(model, ["hello", "two"]), batch)
     assert right < 0.05
     assert right + 0.5 < wrong < swapped
+
+
+def test_two_recordings_of_one_dialogue_are_two(model: Any) -> None:
+    spoken = ["what is two plus two", "hello"]
+    audio, other = model.config.audio_token_index, ids_of(" what")[0]
+    ids = [other, *[audio] * LENGTHS[0], other, *[audio] * LENGTHS[1], other]
+    together = Batch({"input_ids": torch.tensor([ids])}, [], [], [], spoken, [])
+    outputs, apart = outputs_for(model, spoken), batch_of(model, spoken, LENGTHS)
+    assert words_loss(model, outputs, together) == words_loss(model, outputs, apart)
 
 
 def test_outputs_much_larger_than_text_are_pulled_towards_its_size(model: Any) -> None:

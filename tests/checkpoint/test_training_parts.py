@@ -100,8 +100,8 @@ def test_the_thinker_trained_is_the_thinker_that_answers(state: Path, model: Any
     examples = thinker.Examples(
         vocabulary.load_processor(state / "processor"), make_hearing(state / "hearing", 8)
     )
-    for kind in ("text", "audio", "image"):
-        batch = examples.draw(kind, 3, 3)
+    batches = [examples.draw(kind, 3, 3) for kind in ("text", "audio", "image")]
+    for batch in [*batches, examples.saying(["star two red", "it is big"], 3)]:
         with torch.no_grad():
             expected = model.thinker(**batch.inputs, use_cache=False).logits[:, :-1]
             loss = thinker.reply_loss(ours, batch)

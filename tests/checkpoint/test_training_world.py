@@ -12,6 +12,7 @@ from checkpoint.training.data.dialogues import (
     Dialogue,
     Spoken,
     SpokenQuestions,
+    Turn,
     as_typed,
     talk_exchanges,
 )
@@ -26,6 +27,7 @@ def dialogues(count: int) -> list[Dialogue]:
     spoken = SpokenQuestions(conversations)
     found = [conversations.typed(generator) for _ in range(count)]
     found += [conversations.seen(generator) for _ in range(count)]
+    found += [conversations.mixed(generator) for _ in range(count)]
     return found + [conversations.heard(spoken.draw(generator), generator) for _ in range(count)]
 
 
@@ -36,6 +38,7 @@ def test_every_reply_is_made_of_about_a_hundred_words() -> None:
             assert set(turn.reply.split()) <= WORDS
     trained, held_out = world.spoken_sentences(400)
     assert {word for text in (*trained, *held_out) for word in text.split()} <= WORDS
+    assert {word for text in world.word_sequences(400) for word in text.split()} == WORDS
 
 
 def test_each_number_has_its_words() -> None:
@@ -114,6 +117,21 @@ def test_a_spoken_operation_goes_on_from_the_result_before_it() -> None:
         result = before.reply.partition(" is ")[2]
         assert last.spoken
         assert last.reply.startswith(f"{result} {operation} {world.number(right)} is ")
+
+
+def test_an_image_comes_before_or_after_something_else() -> None:
+    generator, conversations = random.Random(6), Conversations()
+    drawn = [conversations.mixed(generator).turns for _ in range(100)]
+    assert all(any(turn.scene is not None for turn in turns) for turns in drawn)
+    assert {turns[0].scene is None for turns in drawn} == {True, False}
+    assert {turns[-1].scene is None for turns in drawn} == {True, False}
+
+
+def test_another_reply_takes_the_place_of_the_last() -> None:
+    asked = Dialogue((Turn("hello", "hello"), Turn("what is one plus one", "one plus one is two")))
+    other = asked.replying("it is red")
+    assert [turn.reply for turn in other.turns] == ["hello", "it is red"]
+    assert [turn.question for turn in other.turns] == [turn.question for turn in asked.turns]
 
 
 def test_typing_changes_the_form_and_not_the_question() -> None:

@@ -20,7 +20,8 @@ from omnirelay.errors import CheckpointError
 VOICES = {"Chelsie": SynthesizerVoice("flite", "slt"), "Ethan": SynthesizerVoice("flite", "rms")}
 """The synthesizer voices that the checkpoint's voices are trained on."""
 FRAMES_PER_CODE = 2
-SENTENCES = 2400
+SENTENCES = 6400
+_SEQUENCES = 1600
 _LOUDNESS = 0.08
 _CODE_SAMPLES = FRAMES_PER_CODE * mel.HOP
 _WORKERS = 2
@@ -85,8 +86,13 @@ def make_corpus(
     """
     if not (directory / "index.json").is_file():
         directory.mkdir(parents=True, exist_ok=True)
-        _write(directory, sentences or world.spoken_sentences(SENTENCES), speak)
+        _write(directory, sentences or _sentences(), speak)
     return SpeechCorpus(directory)
+
+
+def _sentences() -> Sentences:
+    trained, held_out = world.spoken_sentences(SENTENCES)
+    return [*trained, *world.word_sequences(_SEQUENCES)], held_out
 
 
 def _write(directory: Path, sentences: Sentences, speak: Speak) -> None:

@@ -1,7 +1,7 @@
 """Dialogues of the closed world: questions as people type and speak them, and their replies."""
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from checkpoint.corpus import COMMON_WORDS
 from checkpoint.training.data import images, world
@@ -34,6 +34,14 @@ class Dialogue:
     """Turns in order; the last one's reply is to be learnt."""
 
     turns: tuple[Turn, ...]
+
+    def replying(self, text: str) -> "Dialogue":
+        """Return the same dialogue with another last reply."""
+        return Dialogue((*self.turns[:-1], replace(self.turns[-1], reply=text)))
+
+    def after(self, *earlier: Turn) -> "Dialogue":
+        """Return the same dialogue behind earlier turns."""
+        return Dialogue((*earlier, *self.turns))
 
 
 @dataclass(frozen=True)
@@ -163,19 +171,28 @@ class Conversations:
         if set(spoken.question.split()) <= _WORDS and generator.random() < _TRANSCRIBED:
             return written_down(spoken.question)
         if spoken.reply:
-            before = [Turn(*self.exchange(generator))] if generator.random() < 0.15 else []
-            last = Turn(spoken.question, spoken.reply, spoken=True)
-            return Dialogue((*(self._as_typed(turn, generator) for turn in before), last))
+            before = self._unrelated(generator) if generator.random() < 0.2 else ()
+            return Dialogue((*before, Turn(spoken.question, spoken.reply, spoken=True)))
         if spoken.question in FOLLOWING:
             first, second = self._two_facts(generator, FOLLOWING[spoken.question])
-            before = [Turn(f"what is {first.question}", first.reply)]
-            last = Turn(spoken.question, second.reply, spoken=True)
-            return Dialogue((*(self._as_typed(turn, generator) for turn in before), last))
+            asked = self._as_typed(Turn(f"what is {first.question}", first.reply), generator)
+            return Dialogue((asked, Turn(spoken.question, second.reply, spoken=True)))
         return self._over_image(generator, spoken.question)
 
     def seen(self, generator: random.Random) -> Dialogue:
         """Draw a dialogue over an image."""
         return self._over_image(generator, None)
+
+    def mixed(self, generator: random.Random) -> Dialogue:
+        """Draw a dialogue over an image, and something else that is asked before it or after it."""
+        seen = self.seen(generator)
+        other = self._as_typed(Turn(*self.exchange(generator)), generator)
+        return Dialogue((*seen.turns, other)) if generator.random() < 0.5 else seen.after(other)
+
+    def _unrelated(self, generator: random.Random) -> tuple[Turn, ...]:
+        if generator.random() < 0.5:
+            return self.seen(generator).turns
+        return (self._as_typed(Turn(*self.exchange(generator)), generator),)
 
     def _over_image(self, generator: random.Random, spoken: str | None) -> Dialogue:
         while True:
@@ -209,7 +226,7 @@ class Conversations:
             first = self._facts.draw(generator)
             operation, right = following or (
                 generator.choice(world.OPERATIONS),
-                generator.randint(0, generator.choice((5, 10, _LARGEST_ADDED))),
+                generator.randint(0, generator.choice((5, 10, _LARGEST_ADDED, 100))),
             )
             second = Fact(first.result, operation, right)
             if second in self._trained:

@@ -221,6 +221,12 @@ def spoken_sentences(count: int) -> tuple[list[str], list[str]]:
     return list(seen), list(held_out)
 
 
+def word_sequences(count: int) -> list[str]:
+    """Return words in any order, so that speech follows each word and not the kind of sentence."""
+    generator, words = random.Random(1), vocabulary()
+    return [" ".join(generator.choices(words, k=generator.randint(3, 8))) for _ in range(count)]
+
+
 def vocabulary() -> list[str]:
     """Return every word of the world, in the order of the alphabet."""
     words = set(_UNITS) | set(_TENS) | {"hundred"} | set(OPERATIONS) | set(_QUESTION_WORDS.split())

@@ -13,8 +13,9 @@ import torch
 
 from checkpoint.training import export
 from checkpoint.training.card import FIGURES_FILE
+from checkpoint.training.data import world
 from checkpoint.training.data.augmentation import RATE
-from checkpoint.training.data.corpus import VOICES, SpeechCorpus, Utterance
+from checkpoint.training.data.corpus import SENTENCES, VOICES, SpeechCorpus, Utterance
 from checkpoint.training.data.dialogues import Dialogue
 from checkpoint.training.data.questions import Question, seen_questions, spoken_questions, typed_questions
 from checkpoint.training.data.synthesis import Speak, Wave, synthesize
@@ -49,8 +50,7 @@ def evaluate(state: Path, corpus: SpeechCorpus, codes: npt.NDArray[np.int64], co
 
 def speech_figures(state: Path, corpus: SpeechCorpus, codes: npt.NDArray[np.int64], count: int) -> Figures:
     """Return pocketsphinx's word error on held-out sentences, as made by the vocoder and by token2wav."""
-    sentences = [item.text for item in corpus.of(next(iter(VOICES)))]
-    listener = Recognizer(sentences)
+    listener = Recognizer(world.spoken_sentences(SENTENCES)[0])
     model = export.trained_token2wav(state)
     names = dit.speakers(corpus)
 

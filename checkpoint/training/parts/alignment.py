@@ -55,10 +55,17 @@ def words_loss(model: Any, outputs: torch.Tensor, batch: Batch) -> torch.Tensor:
     """
     embedding = model.model.embed_tokens
     outputs, rows = outputs.float(), embedding.weight.detach().float()
-    lengths = (batch.inputs["input_ids"] == model.config.audio_token_index).sum(-1).tolist()
+    lengths = _runs(batch.inputs["input_ids"] == model.config.audio_token_index)
     words = [words_at(text, length) for text, length in zip(batch.spoken, lengths, strict=True)]
     said = functional.cross_entropy(_scores(outputs, rows), embedding.index[torch.cat(words)])
     return said + _excess(outputs, rows)
+
+
+def _runs(marked: torch.Tensor) -> list[int]:
+    """Return the length of each run of true values in the rows of ``marked``; none begins or ends a row."""
+    begins = marked[:, 1:] & ~marked[:, :-1]
+    lengths: list[int] = torch.bincount(begins.flatten().cumsum(0)[marked[:, 1:].flatten()])[1:].tolist()
+    return lengths
 
 
 def things_loss(model: Any, outputs: torch.Tensor, batch: Batch) -> torch.Tensor:

@@ -38,7 +38,8 @@ from checkpoint.training.parts.loop import (
 
 NAME = "talker"
 RECIPE = Recipe(steps=7_000, rate=1.5e-3, weight_decay=0.05)
-_KINDS = ("text", "text", "image", "text", "text", "audio")
+# "said" is any sentence of the corpus, as the reply to a question that it does not answer.
+_KINDS = ("said", "text", "said", "image", "said", "audio")
 _SIZE = 14
 # Share of input codes that are replaced, so that the talker recovers from its own errors.
 _REPLACED = 0.1
@@ -108,12 +109,17 @@ def train(
     model = Talker().to(place)
     training = Training(NAME, model, recipe, directory)
     spoken = {voice: {item.text: item for item in corpus.of(voice)} for voice in VOICES}
+    sentences = list(spoken[next(iter(VOICES))])
     examples = thinker.Examples(
-        vocabulary.load_processor(directory / "processor"), hearing, replies=set(spoken[next(iter(VOICES))])
+        vocabulary.load_processor(directory / "processor"), hearing, replies=set(sentences)
     )
 
     def losses_of(step: Step) -> Losses:
-        batch = examples.draw(_KINDS[step.number % len(_KINDS)], step.seed, _SIZE)
+        kind = _KINDS[step.number % len(_KINDS)]
+        if kind == "said":
+            batch = examples.saying(random.Random(step.seed).choices(sentences, k=_SIZE), step.seed)
+        else:
+            batch = examples.draw(kind, step.seed, _SIZE)
         speech = _speech(batch, spoken, codes, random.Random(step.seed))
         with in_16_bits(place):
             return {"codes": predicted(model, frozen, batch, speech)[0]}

@@ -1,7 +1,7 @@
 """Trains the thinker: from text, audio and images to the text of the reply."""
 
 import random
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,8 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniTh
 
 from checkpoint.shape import SPEAKING, CheckpointShape
 from checkpoint.training.data import augmentation
-from checkpoint.training.data.dialogues import Conversations, Dialogue, written_down
-from checkpoint.training.data.hearing import Hearing
+from checkpoint.training.data.dialogues import Conversations, Dialogue, Turn, written_down
+from checkpoint.training.data.hearing import Clip, Hearing
 from checkpoint.training.data.synthesis import Wave
 from checkpoint.training.parts import vocabulary
 from checkpoint.training.parts.alignment import encoded, things_loss, words_loss
@@ -29,6 +29,8 @@ _THINGS_STEPS = 2000
 _KINDS = ("image", "audio", "image", "text")
 _SIZES = {"text": 48, "words": 24, "things": 24, "audio": 12, "image": 16}
 _ALIGNMENT_WEIGHT = 0.3
+# Share of the dialogues in which something that has nothing to do with it was said before or is asked after.
+_MIXED = 0.2
 _SEED = 0
 
 
@@ -66,24 +68,35 @@ class Examples:
         dialogues: list[Dialogue] = []
         waves: list[Wave] = []
         while len(dialogues) < (size or _SIZES[kind]):
-            clip = None
-            if kind == "text":
-                dialogue = self._conversations.typed(generator)
-            elif kind in {"things", "image"}:
-                dialogue = self._conversations.seen(generator)
-            else:
-                clip = generator.choice(self._hearing.clips)
-                dialogue = (
-                    written_down(clip.question)
-                    if kind == "words"
-                    else self._conversations.heard(clip.spoken, generator)
-                )
+            dialogue, clips = self._dialogue(kind, generator)
             if self._replies is not None and dialogue.turns[-1].reply not in self._replies:
                 continue
             dialogues.append(dialogue)
-            if clip is not None:
-                waves.append(augmentation.vary(self._hearing.wave(clip), noise))
+            waves += [augmentation.vary(self._hearing.wave(clip), noise) for clip in clips]
         return self._batcher(dialogues, generator, waves)
+
+    def _dialogue(self, kind: str, generator: random.Random) -> tuple[Dialogue, list[Clip]]:
+        """Return a dialogue, and the recordings of its spoken turns."""
+        if kind == "text":
+            return self._conversations.typed(generator), []
+        if kind == "things":
+            return self._conversations.seen(generator), []
+        if kind == "image":
+            mixed = generator.random() < _MIXED
+            return (self._conversations.mixed if mixed else self._conversations.seen)(generator), []
+        clip, earlier = generator.choices(self._hearing.clips, k=2)
+        if kind == "words":
+            return written_down(clip.question), [clip]
+        dialogue = self._conversations.heard(clip.spoken, generator)
+        if earlier.reply and generator.random() < _MIXED:
+            return dialogue.after(Turn(earlier.question, earlier.reply, spoken=True)), [earlier, clip]
+        return dialogue, [clip]
+
+    def saying(self, replies: Sequence[str], seed: int) -> Batch:
+        """Return a batch of questions in writing, each with one of ``replies`` instead of its own."""
+        generator = random.Random(seed)
+        dialogues = [self._conversations.typed(generator).replying(text) for text in replies]
+        return self._batcher(dialogues, generator)
 
 
 def kind_of(step: int) -> str:
