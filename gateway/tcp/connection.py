@@ -54,6 +54,8 @@ from shared.log import LIMITED, limited
 Reading = Callable[[], Awaitable[GenerateRequest]]
 """Awaits the complete request."""
 HELLO_TIMEOUT_S: Final = 10.0
+STALL_S: Final = 60.0
+"""How long a client may read nothing while something is to be sent, as over HTTP."""
 FAREWELL_S: Final = 1.0
 """How long a connection that is being closed may take its last events."""
 MAX_ENDED_EARLY: Final = 1000
@@ -343,8 +345,18 @@ class Connection:
             raise InvalidRequestError(f"the request is not valid: {said(error)}") from error
 
     async def _send(self, message: ServerMessage) -> None:
-        """Write a frame; one at a time, so that waiting frames are counted in their response streams."""
+        """Write a frame; one at a time, so that waiting frames are counted in their response streams.
+
+        Raises:
+            ConnectionError: The client is gone, or was hung up on because it reads nothing.
+        """
         frame = pack(message)
         async with self._sending:
             self._writer.write(frame)
-            await self._writer.drain()
+            try:
+                async with asyncio.timeout(STALL_S):
+                    await self._writer.drain()
+            except TimeoutError:
+                self.hang_up(abort=True)
+                limited(log).info("hung up on %s, which reads nothing", self._account.name)
+                raise ConnectionAbortedError(f"nothing was read for {STALL_S:.0f} s") from None

@@ -200,6 +200,27 @@ def test_slow_client_loses_its_requests_only(configure: Configure) -> None:
     run(scenario())
 
 
+def test_client_that_reads_nothing_is_hung_up_on(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.tcp.connection.STALL_S", 0.2)
+
+    async def scenario() -> None:
+        async with bench(configure()) as b:
+            raw = await RawClient.connect(b)
+            raw.say(submit(1, HI))
+            request = await b.stages.request(0)
+            for seq in range(64):
+                await b.stages.audio(request.request_id, seq, bytes(2**18))
+            await b.stages.aborted(request.request_id)
+            await until(lambda: b.counts["cancelled"] == 1)
+            assert len(await raw.reader.read()) < 64 * 2**18
+            raw.writer.transport.abort()
+            await serves(b)
+
+    run(scenario())
+
+
 def test_client_that_only_writes_is_not_read_without_end(configure: Configure) -> None:
     async def scenario() -> None:
         async with bench(configure(max_queued_per_client=2)) as b:
