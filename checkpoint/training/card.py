@@ -46,7 +46,7 @@ espeak-ng. No weights and no data sets of others were used. Voices never trained
 `python -m checkpoint.training --state DIR`: codec ids by k-means over pairs of mel frames; a BigVGAN
 trained by multi-resolution spectra; the DiT by flow matching; the thinker by cross-entropy, its encoders
 also on the words that are said and the things that are shown; the talker on the frozen thinker's
-conditioning rows. Seeds are fixed; about six core-hours on a CPU.
+conditioning rows. Seeds are fixed; about ten core-hours on a CPU.
 {notes}
 ## Figures
 

@@ -37,7 +37,7 @@ from checkpoint.training.parts.loop import (
 )
 
 NAME = "talker"
-RECIPE = Recipe(steps=7_000, rate=1.5e-3, weight_decay=0.05)
+RECIPE = Recipe(steps=16_000, rate=1.5e-3, weight_decay=0.05)
 # "said" is any sentence of the corpus, as the reply to a question that it does not answer.
 _KINDS = ("said", "text", "said", "image", "said", "audio")
 _SIZE = 14

@@ -21,12 +21,12 @@ from checkpoint.training.parts.batches import Batch, Batcher
 from checkpoint.training.parts.loop import Losses, Recipe, Step, Stop, Training, device, in_16_bits
 
 NAME = "thinker"
-RECIPE = Recipe(steps=19_000, rate=1e-3, warmup=400, weight_decay=0.05)
+RECIPE = Recipe(steps=27_000, rate=1e-3, warmup=400, weight_decay=0.05)
 # Text alone first, which is cheap; then the encoders alone; then all kinds by turns.
 _TEXT_STEPS = 1000
 _WORDS_STEPS = 1200
 _THINGS_STEPS = 2000
-_KINDS = ("image", "audio", "image", "text")
+_KINDS = ("image", "audio", "text")
 _SIZES = {"text": 48, "words": 24, "things": 24, "audio": 12, "image": 16}
 _ALIGNMENT_WEIGHT = 0.3
 # Share of the dialogues in which something that has nothing to do with it was said before or is asked after.
