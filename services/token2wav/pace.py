@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Final
 
 SMOOTHING: Final = 1 / 8
-"""Weight of the newest chunk in the averages."""
+"""Weight of the newest chunk in the averages, once there were so many."""
 DOUBT: Final = 0.25
 """Squared blocks: sizes that differ by less than about its root say nothing about the cost of size."""
 
@@ -29,13 +29,14 @@ class Pace:
         self._block_s = block_s
         self._margin_s = margin_s
         self._window = self._seconds = self._square = self._product = 0.0
-        self._known = False
+        self._chunks = 0
         self._average(1.0, 1 + look_ahead, (1 + look_ahead) * block_s)
 
     def observe(self, blocks: int, seconds: float) -> None:
         """Note how long a chunk took."""
-        self._average(SMOOTHING if self._known else 1.0, blocks + self._look_ahead, seconds)
-        self._known = True
+        self._chunks += 1
+        # The first chunks count alike: a new process is slow at first.
+        self._average(max(SMOOTHING, 1 / self._chunks), blocks + self._look_ahead, seconds)
 
     def expected(self, blocks: int) -> float:
         """Seconds that a chunk with such a target will take."""

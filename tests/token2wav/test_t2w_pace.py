@@ -169,3 +169,16 @@ def test_streams_are_tiled_whatever_the_look_ahead(look_ahead, frames, rate, cos
     made = simulate(steady(frames * FRAME_S, rate), cost, config=config)
     assert sum(size for _, size in made) == frames
     assert all(size % BLOCK == 0 for _, size in made[:-1])
+
+
+def test_one_slow_chunk_at_first_is_soon_made_up_for() -> None:
+    """As the first of a new process is."""
+    pace, cost = new_pace(), cost_of(0.05, 0.05)
+    pace.observe(1, 1.0)
+    assert pace.expected(1) == pytest.approx(1.0)
+    for _ in range(4):
+        pace.observe(1, cost(BLOCK))
+    assert pace.expected(1) == pytest.approx((1.0 + 4 * cost(BLOCK)) / 5)
+    for _ in range(25):
+        pace.observe(1, cost(BLOCK))
+    assert pace.expected(1) == pytest.approx(cost(BLOCK), rel=0.05)
