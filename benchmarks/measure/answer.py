@@ -101,7 +101,7 @@ def play(pieces: Iterable[tuple[float, int]]) -> tuple[int, float]:
         pieces: When each came, in seconds, and its samples.
 
     Returns:
-        How often there was nothing to play before the end, and for how many seconds in all.
+        How often nothing was there to play before the end, for a sample or longer, and for how many seconds.
     """
     heard_until: float | None = None
     underruns, stalled_s = 0, 0.0
@@ -110,7 +110,7 @@ def play(pieces: Iterable[tuple[float, int]]) -> tuple[int, float]:
             continue
         if heard_until is None:
             heard_until = at
-        elif at > heard_until:
+        elif at >= heard_until + 1 / SAMPLE_RATE:
             underruns += 1
             stalled_s += at - heard_until
             heard_until = at
