@@ -120,7 +120,10 @@ def _write(path: Path, text: str, mode: int) -> None:
 
 
 def _key(path: Path, pattern: re.Pattern[str], private: bool = False) -> bytes:
-    """Read the key of a file; with ``private``, only its owner may be able to read it."""
+    """Read the key of a file; with ``private``, only its owner may be able to read it.
+
+    A group may read one of root's: so a mounted secret reaches a process that is not root.
+    """
     try:
         # A pipe of that name must not block.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -128,7 +131,8 @@ def _key(path: Path, pattern: re.Pattern[str], private: bool = False) -> bytes:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
                 raise ConfigError(f"{path} is no file: security.keys needs the files of `omnirelay keys`")
-            if private and status.st_mode & 0o077:
+            group = stat.S_IRGRP if status.st_uid == 0 and os.geteuid() != 0 else 0
+            if private and status.st_mode & 0o077 & ~group:
                 raise ConfigError(
                     f"{path} may be read by others (mode {stat.S_IMODE(status.st_mode):04o}): "
                     f"`chmod 600 {path}`, and new keys if somebody may have read it"

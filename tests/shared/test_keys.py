@@ -111,6 +111,39 @@ def test_a_secret_that_others_may_read_is_refused(directory: Path, others: int) 
     assert load_keys(directory, "gateway")
 
 
+@pytest.mark.parametrize(
+    ("owner", "user", "permissions", "taken"),
+    [
+        (0, 10001, 0o440, True),
+        (0, 10001, 0o640, True),
+        (0, 10001, 0o460, False),
+        (0, 10001, 0o444, False),
+        (0, 0, 0o440, False),
+        (10001, 10001, 0o440, False),
+    ],
+)
+def test_a_group_may_read_a_secret_of_roots(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, owner: int, user: int, permissions: int, taken: bool
+) -> None:
+    """As orchestrators mount secrets for a process that is not root."""
+    path = secret_file(directory, "gateway")
+    path.chmod(permissions)
+    real = os.fstat
+
+    def owned(descriptor: int) -> os.stat_result:
+        found = list(real(descriptor))
+        found[stat.ST_UID] = owner
+        return os.stat_result(found)
+
+    monkeypatch.setattr(os, "fstat", owned)
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    if taken:
+        assert load_keys(directory, "gateway")
+    else:
+        with pytest.raises(ConfigError, match="may be read by others"):
+            load_keys(directory, "gateway")
+
+
 def test_two_roles_with_one_key_are_refused(directory: Path) -> None:
     """Else the talker could come where only the thinker may."""
     public_file(directory, "talker").write_bytes(public_file(directory, "thinker").read_bytes())
