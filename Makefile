@@ -9,7 +9,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 .DEFAULT_GOAL := help
 .PHONY: help env demo up test test-long test-chaos test-apart test-compose test-monitoring test-page prometheus chromium
 .PHONY: ip iptables zsh fish chaos fuzz bench profile train check format wheels clean sbom audit
-.PHONY: test-quality quality flite espeak-ng
+.PHONY: test-quality quality flite espeak-ng kustomize
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,7 +38,7 @@ up: env ## run the stack in the foreground until Ctrl-C
 WORKERS ?= 2
 # The absolute path reaches children of measured processes that work in another folder.
 test: export COVERAGE_FILE := $(CURDIR)/.coverage
-test: env zsh fish ## run the suite; WORKERS=0 for one test at a time, COVER=1 with coverage, a third slower
+test: env zsh fish kustomize ## run the suite; WORKERS=0 for one test at a time, COVER=1 with coverage, a third slower
 	@$(BIN)/python -m pytest --numprocesses=$(WORKERS) --max-worker-restart=0 $(if $(COVER),--cov --cov-report=term)
 
 test-long: env ## a whole benchmark, stacks that lose processes, 500 requests in a row, checkpoints of other sizes
@@ -102,6 +102,10 @@ prometheus chromium ip iptables zsh fish flite espeak-ng:
 			echo "$@ is missing: run this as root on Debian, or install what Debian calls $(PACKAGES)."; exit 1; }; \
 		export RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive; \
 		apt-get update -qq && apt-get install -y -qq --no-install-recommends $(PACKAGES); }
+
+# Debian 12 has none.  Debian 13's runs there, too, and stays in a folder of this repository.
+kustomize:
+	@command -v $@ >/dev/null || [ -x .cache/debian-13/usr/bin/$@ ] || .ci/from-debian-13 .cache/debian-13 $@
 
 AUDIT := .venv-audit/bin/python
 
