@@ -5,6 +5,7 @@ Whether Kubernetes takes them is in ``test_kubernetes_schemas.py``; who reaches 
 """
 
 import re
+import subprocess
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -15,7 +16,16 @@ from shared.config import DEFAULT_CHECKPOINT, Config, load_config
 from shared.ending import END_S
 from shared.messages import STAGES
 from shared.transport.keys import ROLES, public_file, secret_file
-from tests.support.kubernetes import COMPONENT, PROCESSES, ROOT, VARIANTS, Rendered, Resource, memory
+from tests.support.kubernetes import (
+    COMPONENT,
+    PROCESSES,
+    ROOT,
+    VARIANTS,
+    Rendered,
+    Resource,
+    kustomize,
+    memory,
+)
 
 COMPOSE, GPU = (
     yaml.safe_load((ROOT / name).read_text(encoding="utf-8"))["services"]
@@ -315,3 +325,28 @@ def test_the_page_works_under_the_host_of_the_ingress(stack: Rendered) -> None:
     (path,) = rule["http"]["paths"]
     service = stack.of_kind("Service")[path["backend"]["service"]["name"]]
     assert path["backend"]["service"]["port"]["name"] in {each["name"] for each in service["spec"]["ports"]}
+
+
+def test_the_overlay_on_the_page_changes_what_it_says(tmp_path: Path) -> None:
+    page = (ROOT / "docs/kubernetes.md").read_text(encoding="utf-8")
+    (overlay,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "kustomization.yaml").write_text(overlay, encoding="utf-8")
+    (tmp_path / "omnirelay").symlink_to(ROOT)
+    done = subprocess.run([kustomize(), "build", tmp_path], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    resources = list(yaml.safe_load_all(done.stdout))
+    assert {each["metadata"]["namespace"] for each in resources} == {"omnirelay"}
+    by_kind = {each["kind"]: each for each in resources}
+    config = load_config(environment=by_kind["ConfigMap"]["data"])
+    assert config.gateway.http_origins == ["https://chat.example.com"]
+    assert [str(each) for each in config.gateway.trusted_proxies] == ["10.244.0.0/16"]
+    assert config.gateway.limits.max_active == 64
+    assert by_kind["Ingress"]["spec"]["rules"][0]["host"] == "chat.example.com"
+    assert by_kind["Ingress"]["spec"]["tls"][0]["hosts"] == ["chat.example.com"]
+    images = set(re.findall(r"image: (\S+)", done.stdout))
+    registry = "registry.example.com"
+    assert images == {f"{registry}/{GPU['thinker']['image']}", f"{registry}/{COMPOSE['gateway']['image']}"}
+    # The pods read the ConfigMap that was merged.
+    assert set(re.findall(r"configMapRef:\s+name: (\S+)", done.stdout)) == {
+        by_kind["ConfigMap"]["metadata"]["name"]
+    }
