@@ -8,8 +8,10 @@ import re
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 import zmq
 from PIL import Image
 
@@ -30,6 +32,8 @@ WINDOW = "15s"
 """What stands for Grafana's ``$__rate_interval``: several scrapes."""
 PANELS = list(panel_queries())
 PICTURE = os.environ.get("DASHBOARD_PICTURE")
+SCALING = Path(__file__).parents[2] / "deploy/kubernetes/components/keda/scaling.yaml"
+SCALED: list[dict[str, Any]] = list(yaml.safe_load_all(SCALING.read_text(encoding="utf-8")))
 SHOWN_S = 180.0
 """How long the load on the picture lasts, if one is asked for."""
 
@@ -68,6 +72,12 @@ def test_every_process_is_read_without_an_error(prometheus: Prometheus) -> None:
     wait_until(lambda: {target["health"] for target in prometheus.targets()} == {"up"})
     assert [target["lastError"] for target in prometheus.targets() if target["lastError"]] == []
     assert prometheus.values('sum(up{job="omnirelay"})') == [4]
+
+
+@pytest.mark.parametrize("scaled", SCALED, ids=lambda scaled: str(scaled["metadata"]["name"]))
+def test_what_a_stage_is_scaled_by_is_one_number(prometheus: Prometheus, scaled: dict[str, Any]) -> None:
+    (trigger,) = scaled["spec"]["triggers"]
+    wait_until(lambda: len(prometheus.values(trigger["metadata"]["query"])) == 1)
 
 
 def test_every_rule_is_evaluated_without_an_error(prometheus: Prometheus) -> None:
