@@ -41,6 +41,9 @@ class Family:
         check_files: Checks what can be checked of them without loading a model; raises
             :class:`omnirelay.errors.CheckpointError`.
         weights: The prefix of each stage's tensors, up to the first dot.
+        models: Where vLLM's worker processes find the models, ``module:class``, by the architectures of
+            ``thinker`` and ``talker``.  A program that brings a family of its own needs an entry point of its
+            own for that, as :mod:`services.plugin` is one.
         paged: What the KV caches hold, by the content of ``config.json``; raises
             :class:`omnirelay.errors.CheckpointError`.
         thinker: Loads what the thinker needs.
@@ -52,6 +55,7 @@ class Family:
     files: tuple[str, ...]
     check_files: Callable[[Path], None]
     weights: Mapping[StageName, str]
+    models: Mapping[str, str]
     paged: Callable[[Mapping[str, Any]], dict[StageName, Paged]]
     thinker: "Callable[[], ThinkerFamily]"
     talker: "Callable[[], TalkerFamily]"

@@ -55,6 +55,7 @@ from shared.vllm.sampling.generation import (
     submit,
 )
 from shared.vllm.tensors import DTYPE_NAMES, unpack_positions
+from shared.vllm.workers import Workers
 
 
 @dataclass
@@ -109,6 +110,7 @@ class TalkerService:
         self._engine, self._rules = build_talker(family, model, config)
         self._codec: CodecSpec = self._rules.codec
         self.model_time = watch_model(self._engine)
+        self._workers = Workers(self._engine)
         self._scheduler: TalkerScheduler = self._engine.engine_core.engine_core.scheduler
         self._dtype = self._engine.model_config.dtype
         self._speeches: dict[str, _Speech] = {}
@@ -128,7 +130,7 @@ class TalkerService:
     @property
     def ready(self) -> bool:
         """A step would compute something."""
-        return self._scheduler.has_ready
+        return self._scheduler.has_ready or self._workers.lost
 
     def accept(self, message: TalkerInput) -> None:
         """Take a message of the thinker.
@@ -152,6 +154,7 @@ class TalkerService:
 
     def step(self) -> dict[str, OmniRelayError]:
         """Compute one step and send what came out of it; gives the requests that failed, with reasons."""
+        self._workers.check()
         outputs = self._engine.step()
         self._steps += 1
         failures = Failures()
@@ -180,7 +183,8 @@ class TalkerService:
         return [*self._speeches, *self._awaiting_last_rows]
 
     def close(self) -> None:
-        """Nothing outlives the process."""
+        """End the processes of the engine."""
+        self._workers.close()
 
     def collect(self) -> Iterator[Metric]:
         """What the talker tells Prometheus besides what all stages do."""

@@ -58,6 +58,7 @@ from shared.vllm.sampling.generation import (
     sampling_params,
     submit,
 )
+from shared.vllm.workers import Workers
 
 
 class ThinkerService:
@@ -93,6 +94,7 @@ class ThinkerService:
         self._engine: LLMEngine
         self._engine, self._media = build_thinker(family, model, config, media)
         self.model_time = watch_model(self._engine)
+        self._workers = Workers(self._engine)
         self._scheduler: ThinkerScheduler = self._engine.engine_core.engine_core.scheduler
         self._rows = RowSender(self._engine, self._scheduler, talker, max_payload_bytes)
         self._embeddings = read_embeddings(family, self._engine, model)
@@ -114,7 +116,12 @@ class ThinkerService:
     @property
     def ready(self) -> bool:
         """A step would do something."""
-        return self._scheduler.has_ready or self._preparer.has_outcomes or self._can_prefill
+        return (
+            self._scheduler.has_ready
+            or self._preparer.has_outcomes
+            or self._can_prefill
+            or self._workers.lost
+        )
 
     def accept(self, message: ThinkerInput) -> None:
         """Take a prompt, or the beginning of one.
@@ -162,6 +169,7 @@ class ThinkerService:
 
     def step(self) -> dict[str, OmniRelayError]:
         """Compute one step and send what came out of it; gives the requests that failed, with reasons."""
+        self._workers.check()
         failures = Failures()
         self._begin_prepared(failures)
         if self._can_prefill:
@@ -211,8 +219,9 @@ class ThinkerService:
         return [*self._preparing, *self._generations, *self._prefills.ids()]
 
     def close(self) -> None:
-        """End the processes that decode media."""
+        """End the processes that decode media, and those of the engine."""
         self._preparer.close()
+        self._workers.close()
 
     def collect(self) -> Iterator[Metric]:
         """What the thinker tells Prometheus besides what all stages do."""

@@ -17,10 +17,10 @@ class ThinkerWorker(StageWorker):
     """The stages' worker, with methods for ``collective_rpc``.
 
     The rows of a step are on their way to the host before its tokens are sampled, so who has waited for
-    these need not wait for rows.
+    these need not wait for rows.  Several workers all have the same rows; the first hands them over.
     """
 
-    _rows: HostCopy
+    _rows: HostCopy | None = None
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> Any:
         """Tell the model which prompts begin, run it on the step, and fetch its rows."""
@@ -30,15 +30,19 @@ class ThinkerWorker(StageWorker):
             if new.sampling_params is not None and new.sampling_params.extra_args
         }
         output = super().execute_model(scheduler_output)
-        if isinstance(scheduler_output, ThinkerStep) and scheduler_output.row_slots is not None:
+        wanted = isinstance(scheduler_output, ThinkerStep) and scheduler_output.row_slots is not None
+        if wanted and self.rank == 0:
             store = self._model().conditioning
             slots = to_device(scheduler_output.row_slots, store.layer.kv_cache.device)
             self._rows = HostCopy(*store.gather(slots))
         return output
 
     def read_rows(self) -> tuple[torch.Tensor, ...]:
-        """Rows ``[n, hidden]`` and M-RoPE positions int64 ``[3, n]`` of the last step, on the host."""
-        return self._rows.wait()
+        """Rows ``[n, hidden]`` and M-RoPE positions int64 ``[3, n]`` of the last step, on the host.
+
+        Workers but the first have none.
+        """
+        return () if self._rows is None else self._rows.wait()
 
     def embed_tokens(self, token_ids: list[int]) -> torch.Tensor:
         """Text embeddings ``[n, hidden]`` of token ids, on the CPU."""

@@ -24,13 +24,17 @@ from shared.config.values import Section
 
 ENV_PREFIX: Final = "OMNIRELAY_"
 MODEL_VARIABLE: Final = "OMNI_MODEL"
-REMOVED: Final = {
+REFUSED: Final = {
     "stages.talker.prompt_mode": "was removed: every prompt is computed as the released weights were trained",
     "stages.token2wav.synthesis.chunk_growth": (
         "was removed: a chunk is cut when its listener needs it; a request's chunk_frames gives fixed sizes"
     ),
+    "stages.token2wav.engine.tensor_parallel_size": (
+        "does not exist: token2wav's model is small and computes on one device; stages.token2wav.replicas "
+        "adds processes that share its requests"
+    ),
 }
-"""Keys of earlier versions, and what replaced them."""
+"""Keys of earlier versions and what replaced them; keys that other stages have, and why one does not."""
 NOT_YAML: Final = (
     yaml.YAMLError,
     ValueError,
@@ -135,8 +139,8 @@ def _apply_overrides(values: dict[str, Any], environment: dict[str, str]) -> Non
 def _describe(problem: ErrorDetails) -> str:
     """What is wrong with one key."""
     key = ".".join(map(str, problem["loc"]))
-    if key in REMOVED:
-        return f"{key} {REMOVED[key]}"
+    if key in REFUSED:
+        return f"{key} {REFUSED[key]}"
     if problem["type"] != "extra_forbidden":
         return f"{key}: {problem['msg']}"
     nearest = _nearest(key)

@@ -22,6 +22,7 @@ __all__ = [
     "configure_logging",
     "dropped_lines",
     "limited",
+    "logging_configuration",
     "of_request",
 ]
 
@@ -45,6 +46,8 @@ log = logging.getLogger(__name__)
 
 class _Handler(logging.Handler):
     """Passes records to the writer thread; rate-limits records of libraries and those of :func:`limited`."""
+
+    configured: tuple[str, str, LogFormat]
 
     def __init__(self, formatter: TextFormatter) -> None:
         super().__init__()
@@ -122,6 +125,7 @@ def configure_logging(process: str, level: str, form: LogFormat = "text") -> Non
         handler = _Handler(formatter)
         unblock(_STDOUT, _STDERR)
     handler.setFormatter(formatter)
+    handler.configured = process, level, form
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(logging.INFO if level == "debug" else logging.ERROR)
@@ -143,6 +147,12 @@ def dropped_lines() -> int:
     """Lines that this process could not write."""
     handler = _the_handler()
     return handler.dropped if handler is not None else 0
+
+
+def logging_configuration() -> tuple[str, str, LogFormat] | None:
+    """With what :func:`configure_logging` was called last, for a process that is to log as this one does."""
+    handler = _the_handler()
+    return None if handler is None else handler.configured
 
 
 def _the_handler() -> _Handler | None:

@@ -5,7 +5,7 @@ import logging
 import os
 from typing import Final
 
-from shared.config import StageConfig, Token2WavConfig
+from shared.config import StageConfig, TalkerConfig, ThinkerConfig, Token2WavConfig
 from shared.engine_defaults import compute_threads
 from shared.messages import STAGES
 
@@ -43,13 +43,29 @@ def prepare_environment(config: StageConfig, stages: int = len(STAGES)) -> None:
     # each length of a chunk, compiles them all anew every time.
     shapes = 512 if isinstance(config, Token2WavConfig) else 64
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(shapes))
-    if config.threads is not None or not os.environ.get("OMP_NUM_THREADS"):
-        os.environ["OMP_NUM_THREADS"] = str(compute_threads(config.threads, stages))
+    workers = config.engine.tensor_parallel_size if isinstance(config, ThinkerConfig | TalkerConfig) else 1
+    if config.threads is not None or workers > 1 or not os.environ.get("OMP_NUM_THREADS"):
+        threads = compute_threads(config.threads, stages)
+        os.environ["OMP_NUM_THREADS"] = str(max(1, threads // workers))
+    if workers > 1:
+        _prepare_workers()
     if config.devices is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = config.devices
     from shared.vllm.torchvision_compat import declare_missing_operators  # noqa: PLC0415 - imports torch
 
     declare_missing_operators()
+
+
+def _prepare_workers() -> None:
+    """Set what vLLM's worker processes of one engine read."""
+    # A forked one would have ZeroMQ's sockets without their threads.
+    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
+    # On a CPU vLLM binds each to a NUMA node of its own, and refuses to start where there are fewer.
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    # They are all on this machine, and take what comes from each other without asking who it is.
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    # If one is lost, the others wait for it; no longer than this, in seconds.
+    os.environ.setdefault("VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS", "1")
 
 
 def inherited_devices() -> str | None:

@@ -13,6 +13,7 @@ from shared.config import EngineConfig
 from shared.engine_defaults import ALONE_UTILIZATION, kv_cache_bytes
 from shared.messages import StageName
 from shared.vllm.process_groups import end_groups_of_one
+from shared.vllm.workers import prepared_workers
 
 
 def require_platform() -> None:
@@ -82,7 +83,8 @@ def build_engine(
         "disable_log_stats": not log_stats,
         "use_tqdm_on_load": False,
     }
-    engine = LLMEngine.from_engine_args(EngineArgs(**(arguments | specific)))
+    with prepared_workers():
+        engine = LLMEngine.from_engine_args(EngineArgs(**(arguments | specific)))
     if on_cpu:
         # The cores are the model's; beside a GPU there are others.
         end_groups_of_one()

@@ -2,8 +2,10 @@
 
 from typing import Any
 
+from shared.ending import end_process
 from shared.vllm.platform import worker_base
 from shared.vllm.sampling.generators import seed_of_draw
+from shared.vllm.workers import in_worker, leave_ending_to_the_stage, unlink_shared_memory
 
 _Worker: Any = worker_base()
 
@@ -15,6 +17,23 @@ class StageWorker(_Worker):
     request's generator back.  A generator of the CPU cannot be turned back, and the step dies of it; so
     here such tokens are drawn without it.
     """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if in_worker():
+            leave_ending_to_the_stage()
+
+    def init_device(self) -> None:
+        """Find the other workers."""
+        super().init_device()
+        if in_worker():
+            unlink_shared_memory()
+
+    def shutdown(self) -> None:
+        """End; a worker process does at once, for vLLM would collect its garbage first, for seconds."""
+        if in_worker():
+            end_process(0)
+        super().shutdown()
 
     def sample_tokens(self, grammar_output: Any) -> Any:
         """Draw the tokens of the step that was just computed."""

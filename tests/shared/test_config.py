@@ -142,6 +142,11 @@ def test_an_unknown_key_is_refused_with_the_nearest_known_one(write, text, neare
     assert f": no such key, did you mean {nearest}?" in str(caught.value)
 
 
+def test_a_stage_without_tensor_parallelism_says_why(write):
+    with pytest.raises(ConfigError, match=r"engine\.tensor_parallel_size does not exist: .*\.replicas"):
+        load_config(write("stages: {token2wav: {engine: {tensor_parallel_size: 2}}}"), {})
+
+
 def test_a_removed_key_is_refused_with_what_became_of_it(write):
     path = write("stages: {talker: {prompt_mode: padded, threads: 0}}")
     for file, environment in ((path, {}), (None, {"OMNIRELAY_STAGES__TALKER__PROMPT_MODE": "padded"})):

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Final
 
 from services.families.family import Family
-from services.families.qwen2_5_omni.files import FILES, WEIGHTS, check_files, paged
+from services.families.qwen2_5_omni.files import FILES, MODELS, WEIGHTS, check_files, paged
 
 if TYPE_CHECKING:
     from services.talker.family import TalkerFamily
@@ -34,6 +34,7 @@ QWEN2_5_OMNI: Final = Family(
     files=FILES,
     check_files=check_files,
     weights=WEIGHTS,
+    models=MODELS,
     paged=paged,
     thinker=_thinker,
     talker=_talker,

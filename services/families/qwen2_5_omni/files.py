@@ -11,6 +11,13 @@ from shared.model_files import check_torch_file
 
 SPEAKER_FILE: Final = "spk_dict.pt"
 FILES: Final = ("config.json", "preprocessor_config.json", SPEAKER_FILE)
+THINKER: Final = "OmniRelaySpeakingThinker"
+TALKER: Final = "OmniRelayConditionedTalker"
+"""Architectures: the names by which vLLM knows the models."""
+MODELS: Final = {
+    THINKER: "services.families.qwen2_5_omni.thinker.model:SpeakingThinker",
+    TALKER: "services.families.qwen2_5_omni.talker.model:ConditionedTalker",
+}
 WEIGHTS: Final[Mapping[StageName, str]] = {
     "thinker": "thinker",
     "talker": "talker",

@@ -48,6 +48,7 @@ SMALL: Final = Family(
     files=("config.json",),
     check_files=_check_files,
     weights={"thinker": "thinker", "talker": "talker", "token2wav": "vocoder"},
+    models={},
     paged=_paged,
     thinker=_thinker,
     talker=_talker,

@@ -4,11 +4,11 @@ from typing import Any, Final
 
 from omnirelay.errors import CheckpointError
 from omnirelay.status import CodecDefaults
+from services.families.qwen2_5_omni import files
 from services.families.qwen2_5_omni.codec import CODEC_RATE
 from services.families.qwen2_5_omni.talker.model import CODES, MROPE_SECTION, ConditionedTalker, end_tokens
 from services.talker.family import CodecSpec, SpeechRules, TalkerFamily
 
-ARCHITECTURE: Final = "OmniRelayConditionedTalker"
 START_POSITIONS: Final = 2
 """The voice's start token, and the first token of the reply."""
 DEFAULTS: Final = CodecDefaults(temperature=0.9, top_k=40, top_p=0.8, repetition_penalty=1.05)
@@ -39,7 +39,7 @@ def talker_config(config: Any) -> Any:
         )
     setattr(talker, MROPE_SECTION, rope.pop("mrope_section"))
     talker.rope_parameters = rope
-    talker.architectures = [ARCHITECTURE]
+    talker.architectures = [files.TALKER]
     return talker
 
 
@@ -72,5 +72,5 @@ def speech_rules(config: Any) -> SpeechRules:
 
 
 TALKER: Final = TalkerFamily(
-    architecture=ARCHITECTURE, model=ConditionedTalker, config=talker_config, speech=speech_rules
+    architecture=files.TALKER, model=ConditionedTalker, config=talker_config, speech=speech_rules
 )

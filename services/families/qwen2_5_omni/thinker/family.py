@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from services.families.qwen2_5_omni import files
 from services.families.qwen2_5_omni.codec import CODEC_RATE
 from services.families.qwen2_5_omni.thinker.media import QwenMedia
 from services.families.qwen2_5_omni.thinker.model import SpeakingThinker
@@ -10,7 +11,7 @@ from services.families.qwen2_5_omni.thinker.track import QwenTrackWriter
 from services.thinker.family import ThinkerFamily
 
 THINKER: Final = ThinkerFamily(
-    architecture="OmniRelaySpeakingThinker",
+    architecture=files.THINKER,
     model=SpeakingThinker,
     end_tokens=end_token_ids,
     read_embeddings=read_speech_embeddings,
