@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 from vllm.v1.engine.llm_engine import LLMEngine
@@ -35,6 +36,25 @@ def require_platform() -> None:
     )
 
 
+def require_quantization(stage: StageName, model: Path, config: EngineConfig) -> None:
+    """Check that this machine can compute with the weights as they are quantised.
+
+    Raises:
+        StageStartError: It cannot; vLLM would fail over a missing operator.
+        CheckpointError: config.json cannot be read.
+    """
+    values = _read_config(model)
+    of_thinker = (values.get("thinker_config") or {}).get("text_config") or {}
+    told = values.get("quantization_config") or of_thinker.get("quantization_config") or {}
+    # What config.json says is of the thinker's weights alone.
+    method = config.quantization or (told.get("quant_method") if stage == "thinker" else None)
+    if method == "fp8" and current_platform.is_cpu() and not torch.cpu._is_amx_tile_supported():
+        raise StageStartError(
+            "weights of FP8 cannot be computed here: vLLM's CPU build needs a processor with AMX for them; "
+            "take a checkpoint of plain weights, or of four bits (AWQ, GPTQ)"
+        )
+
+
 def worker_base() -> type[Any]:
     """The vLLM worker class of this platform; the other one's module need not load here."""
     if current_platform.is_cpu():
@@ -61,7 +81,12 @@ def build_engine(
     Returns:
         The engine, ready to step.  Steps are synchronous: what was computed in a step can be read
         right after it.
+
+    Raises:
+        StageStartError: This machine cannot compute with weights that are quantised so.
+        CheckpointError: config.json cannot be read.
     """
+    require_quantization(stage, model, config)
     on_cpu = current_platform.is_cpu()
     arguments: dict[str, Any] = {
         "model": str(model),
@@ -100,10 +125,15 @@ def _checkpoint_dtype(model: Path) -> str:
     Raises:
         CheckpointError: config.json is missing or is not JSON.
     """
-    path = model / "config.json"
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    values = _read_config(model)
     dtype = values.get("dtype") or values.get("torch_dtype")
     return str(dtype) if dtype else "auto"
+
+
+def _read_config(model: Path) -> dict[str, Any]:
+    path = model / "config.json"
+    try:
+        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    return values

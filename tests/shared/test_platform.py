@@ -1,10 +1,17 @@
 """Where the stages compute, and where they refuse to."""
 
+import json
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
 import pytest
+import torch
 from vllm.platforms.cpu import CpuPlatform
 from vllm.platforms.interface import Platform, PlatformEnum, UnspecifiedPlatform
 
 from omnirelay.errors import StageStartError
+from shared.config import EngineConfig
 from shared.vllm import gpus, platform
 
 
@@ -45,3 +52,31 @@ def test_a_cpu_has_no_gpus(monkeypatch):
 def test_rocm_is_taken_like_cuda(monkeypatch):
     on(monkeypatch, Rocm())
     platform.require_platform()
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "config", "refused"),
+    [
+        ({"quantization_config": {"quant_method": "fp8"}}, {}, True),
+        ({"thinker_config": {"text_config": {"quantization_config": {"quant_method": "fp8"}}}}, {}, True),
+        ({}, {"quantization": "fp8"}, True),
+        ({"quantization_config": {"quant_method": "awq"}}, {}, False),
+        ({}, {}, False),
+    ],
+)
+def test_fp8_is_refused_on_a_processor_that_cannot_compute_it(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    checkpoint: dict[str, Any],
+    config: dict[str, Any],
+    refused: bool,
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(checkpoint), encoding="utf-8")
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    engine = EngineConfig(**config)
+    with pytest.raises(StageStartError, match="needs a processor with AMX") if refused else nullcontext():
+        platform.require_quantization("thinker", tmp_path, engine)
+    if not config:
+        platform.require_quantization("talker", tmp_path, engine)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
+    platform.require_quantization("thinker", tmp_path, engine)

@@ -2,23 +2,50 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.support.answers import random_prompt
+from tests.support.answers import Reference, random_prompt
 from tests.support.thinking import ThinkerRig, speech_of, thinker_request
 from tests.thinker.conftest import MakeThinker
 
 GROUP = 32
-ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """In which AWQ packs eight numbers of four bits into one of 32."""
+IN_ORDER = tuple(range(8))
 QUANTISED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
-def quantise(weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+Quantised = tuple[dict[str, torch.Tensor], torch.Tensor]
+
+
+def gptq(weight: torch.Tensor) -> Quantised:
+    """Quantise a weight ``[out, in]`` to four bits, as GPTQ's files have it: symmetric, zero is 8.
+
+    Returns:
+        The tensors that take its place, and what they stand for.
+    """
+    values = weight.float().T.unflatten(0, (-1, GROUP))
+    scales = (values.abs().amax(dim=1) / 7).clamp_min(1e-6).to(torch.float16)
+    numbers = (values / scales.float()[:, None] + 8).round().clamp(0, 15)
+    plain = ((numbers - 8) * scales.float()[:, None]).flatten(0, 1).T
+    inputs, zeros = weight.shape[1], torch.full_like(scales, 7)
+    tensors = {
+        "qweight": pack(numbers.flatten(0, 1).T, IN_ORDER).T,
+        # One less than they are.
+        "qzeros": pack(zeros, IN_ORDER),
+        "scales": scales,
+        "g_idx": torch.arange(inputs, dtype=torch.int32) // GROUP,
+    }
+    return tensors, plain
+
+
+def awq(weight: torch.Tensor) -> Quantised:
     """Quantise a weight ``[out, in]`` to four bits, as AWQ's files have it.
 
     Returns:
@@ -30,20 +57,36 @@ def quantise(weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tenso
     zeros = (-low / scales.float()).round().clamp(0, 15)
     numbers = (values / scales.float()[:, None] + zeros[:, None]).round().clamp(0, 15)
     plain = ((numbers - zeros[:, None]) * scales.float()[:, None]).flatten(0, 1).T
-    tensors = {"qweight": pack(numbers.flatten(0, 1)), "qzeros": pack(zeros), "scales": scales}
+    tensors = {
+        "qweight": pack(numbers.flatten(0, 1), AWQ_ORDER),
+        "qzeros": pack(zeros, AWQ_ORDER),
+        "scales": scales,
+    }
     return tensors, plain
 
 
-def pack(numbers: torch.Tensor) -> torch.Tensor:
+def pack(numbers: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
     """Pack numbers of four bits ``[n, 8 * m]`` as int32 ``[n, m]``."""
-    eights = numbers.to(torch.int64).unflatten(1, (-1, 8))[:, :, list(ORDER)]
+    eights = numbers.to(torch.int64).unflatten(1, (-1, 8))[:, :, list(order)]
     packed = (eights << (4 * torch.arange(8))).sum(dim=2)
     return torch.where(packed >= 2**31, packed - 2**32, packed).to(torch.int32)
 
 
-@pytest.fixture(scope="module")
-def checkpoints(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+FORMATS: dict[str, tuple[Callable[[torch.Tensor], Quantised], dict[str, Any]]] = {
+    "awq": (awq, {"zero_point": True, "version": "gemm", "modules_to_not_convert": ["visual"]}),
+    "gptq": (
+        gptq,
+        {"desc_act": False, "sym": True, "dynamic": {"-:.*visual.*": {}, "-:.*audio_tower.*": {}}},
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=FORMATS)
+def checkpoints(
+    request: pytest.FixtureRequest, tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Path]:
     """The tiny checkpoint with a thinker of four bits, and with the weights that these stand for."""
+    quantise, options = FORMATS[request.param]
     weights = load_file(tiny_checkpoint / "model.safetensors")
     packed, plain = dict(weights), dict(weights)
     for name in weights:
@@ -62,12 +105,10 @@ def checkpoints(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory)
         directories.append(directory)
     config = json.loads((directories[0] / "config.json").read_text(encoding="utf-8"))
     config["quantization_config"] = {
-        "quant_method": "awq",
+        "quant_method": request.param,
         "bits": 4,
         "group_size": GROUP,
-        "zero_point": True,
-        "version": "gemm",
-        "modules_to_not_convert": ["visual"],
+        **options,
     }
     (directories[0] / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return directories[0], directories[1]
@@ -84,15 +125,18 @@ def difference(rows: torch.Tensor, others: torch.Tensor) -> float:
     return float((rows - others).norm() / others.norm())
 
 
-def test_four_bits_answer_as_the_weights_they_stand_for(
+def test_four_bits_answer_as_the_weights_they_stand_for_in_transformers(
     checkpoints: tuple[Path, Path], tiny_checkpoint: Path, make_thinker: MakeThinker
 ) -> None:
-    packed, plain, whole = (
-        rows_of(make_thinker(model, dtype="bfloat16"), 130) for model in (*checkpoints, tiny_checkpoint)
+    directory, plain = checkpoints
+    packed, whole = (
+        rows_of(make_thinker(each, dtype="bfloat16"), 130) for each in (directory, tiny_checkpoint)
     )
-    assert difference(packed, plain) < 0.01
+    expected = Reference(plain).answer(random_prompt(130), thinker_max_new_tokens=4, talker_max_new_tokens=2)
+    rows = expected.rows[:130]
     # The weights before they were quantised are further off, so the test sees what was loaded.
-    assert difference(whole, plain) > 2 * difference(packed, plain)
+    assert difference(packed, rows) < 0.01
+    assert difference(whole, rows) > 2 * difference(packed, rows)
 
 
 def test_a_quantised_cache_changes_rows_little(tiny_checkpoint: Path, make_thinker: MakeThinker) -> None:
