@@ -3,8 +3,13 @@
 import argparse
 import asyncio
 import logging
+import os
 import signal
 from pathlib import Path
+
+# Read when NumPy is loaded.  The matrices of the network that finds speech are small: further threads would
+# cost more than they gain.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from gateway.process import run
 from omnirelay.errors import OmniRelayError

@@ -1,0 +1,1 @@
+"""Turn detection: when the user of a realtime session begins and stops to speak."""
