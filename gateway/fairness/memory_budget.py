@@ -61,6 +61,18 @@ class Hold:
         self._budget.take(self.client, size, self.size)
         self.size += size
 
+    def shrink(self, size: int) -> None:
+        """Return some of the bytes."""
+        self._budget.give(self.client, size)
+        self.size -= size
+
+    def split(self, size: int) -> "Hold":
+        """Move some of the bytes to a hold of their own."""
+        rest = Hold(self._budget.of(self.client))
+        rest.size = size
+        self.size -= size
+        return rest
+
     def release(self) -> None:
         """Return all bytes; may be called again."""
         self._budget.give(self.client, self.size)

@@ -30,6 +30,7 @@ from omnirelay.status import StageState
 from shared.messages import SAMPLE_RATE, STAGES, AudioChunk, StageName, TextDelta
 
 Interface = Literal["tcp", "http"]
+TurnEvent = Literal["started", "stopped", "interrupted", "timed_out"]
 
 LATE_INTERVALS: Final = 2
 """A heartbeat is late after this many intervals."""
@@ -111,6 +112,12 @@ class GatewayMetrics:
         self.audio = self._counter("audio_seconds", "Speech sent to clients.")
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens, media included.")
         self._prefills = self._counter("early_prefills", "Beginnings of prompts that ended.", ["outcome"])
+        self._turns = self._counter(
+            "realtime_turns", "Turns of realtime sessions that were detected.", ["event"]
+        )
+        self.turn_detection = self._counter(
+            "turn_detection_seconds", "Time of a core that the detection of turns took."
+        )
         self.text_tokens = self._counter("text_tokens", "Generated text tokens.")
         self.codec_tokens = self._counter("codec_tokens", "Generated codec tokens.")
         for stage in STAGES:
@@ -120,6 +127,8 @@ class GatewayMetrics:
                 self._resumes.labels(stage, reason)
         for outcome in PREFILL_OUTCOMES:
             self._prefills.labels(outcome)
+        for event in get_args(TurnEvent):
+            self._turns.labels(event)
         for length in ("short", "long"):
             self.real_time.labels(length)
         for interface, error in product(get_args(Interface), TURNED_AWAY):
@@ -141,6 +150,10 @@ class GatewayMetrics:
     def prefilled(self, outcome: str) -> None:
         """The computation of a beginning of a prompt ended, or was not begun."""
         self._prefills.labels(outcome).inc()
+
+    def turn(self, event: TurnEvent) -> None:
+        """A turn of a realtime session began, ended, interrupted an answer, or was missing for too long."""
+        self._turns.labels(event).inc()
 
     def restarted(self, stage: StageName) -> None:
         """A process replaced one of a stage."""

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import to_builtins
 
 from gateway.fairness.memory_budget import ClientBudget, MemoryBudget
 from gateway.http.realtime.conversation import MAX_ITEMS, RealtimeConversation
@@ -62,7 +63,8 @@ def test_any_settings(values: dict[str, Any]) -> None:
     except InvalidRequestError:
         return
     assert isinstance(settings.speech, bool)
-    assert settings.shown("sess_1", "model")["audio"]["input"]["turn_detection"] is None
+    listening = settings.shown("sess_1", "model")["audio"]["input"]
+    assert listening["turn_detection"] == to_builtins(settings.turns)
 
 
 @given(st.dictionaries(NAMES, JSON), st.sampled_from(["user", "assistant", "system"]))

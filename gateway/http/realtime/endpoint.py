@@ -16,6 +16,7 @@ from gateway.http.context import HttpContext
 from gateway.http.errors import response_of
 from gateway.http.realtime.events import EventError, read_event
 from gateway.http.realtime.session import Session
+from gateway.http.realtime.turns.pool import VoicePool
 from omnirelay.errors import BusyError, InvalidRequestError, OmniRelayError
 from omnirelay.protocol import PIECE_BYTES
 
@@ -38,6 +39,7 @@ class RealtimeApi:
         self._context = context
         self._idle_s = idle_s
         self._open = Quota(MAX_SESSIONS)
+        self._voices = VoicePool()
         self._events = 0
 
     async def refuse(self, request: Request) -> Response:
@@ -89,7 +91,8 @@ class RealtimeApi:
                 # Starlette raises RuntimeError if this side has closed the connection meanwhile.
                 raise ClientGoneError from error
 
-        session = Session(self._context, self._context.account(socket), send, self._context.share(socket))
+        account, client = self._context.account(socket), self._context.share(socket)
+        session = Session(self._context, account, send, client, self._voices)
         reading = asyncio.create_task(self._read(socket, session))
         slow = asyncio.create_task(session.too_slow.wait())
         try:

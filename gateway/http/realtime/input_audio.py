@@ -10,13 +10,21 @@ from shared.config import MediaConfig
 
 
 class InputAudio:
-    """Appended audio, kept as a WAV file whose header is written at the end."""
+    """Appended audio, kept as a WAV file whose header is written at the end.
+
+    Positions are in bytes, from the first that was appended in the session.
+
+    Attributes:
+        begin: Position of the first byte in the buffer.
+        limit: Most bytes of it.
+    """
 
     def __init__(self, media: MediaConfig, held: ClientBudget) -> None:
         self._held = held
-        self._limit: Final = min(
+        self.limit: Final = min(
             int(media.max_audio_seconds * BYTES_PER_S), media.max_item_bytes - HEADER_BYTES
         )
+        self.begin = 0
         self._file = bytearray(HEADER_BYTES)
         self._hold = Hold(held)
 
@@ -28,9 +36,9 @@ class InputAudio:
             BusyError: Memory is short.
         """
         size = self.size + len(samples)
-        if size > self._limit:
+        if size > self.limit:
             raise MediaTooLargeError(
-                f"the input audio buffer is limited to {self._limit / BYTES_PER_S:.1f} s "
+                f"the input audio buffer is limited to {self.limit / BYTES_PER_S:.1f} s "
                 "(media.max_audio_seconds)",
                 "audio",
             )
@@ -42,28 +50,50 @@ class InputAudio:
         """Bytes of the samples."""
         return len(self._file) - HEADER_BYTES
 
+    @property
+    def end(self) -> int:
+        """Position behind the last byte."""
+        return self.begin + self.size
+
     def so_far(self) -> bytes:
         """Return a copy of the file, of whole samples."""
         size = self.size // 2 * 2
         return bytes(wav_header(size)) + bytes(memoryview(self._file)[HEADER_BYTES : HEADER_BYTES + size])
 
-    def commit(self) -> tuple[bytearray, Hold]:
-        """Empty the buffer, and return its file and reserved memory.
+    def read(self, position: int, size: int) -> bytes:
+        """Return a copy of samples that are in the buffer."""
+        at = HEADER_BYTES + position - self.begin
+        return bytes(memoryview(self._file)[at : at + size])
+
+    def drop(self, position: int) -> None:
+        """Forget what is before a position in the buffer."""
+        size = position - self.begin
+        del self._file[HEADER_BYTES : HEADER_BYTES + size]
+        self._hold.shrink(size)
+        self.begin = position
+
+    def commit(self, end: int | None = None) -> tuple[bytearray, Hold]:
+        """Take the samples, or those before a position, from the buffer: their file and reserved memory.
 
         Raises:
             InvalidRequestError: It is empty, or ends within a sample.
         """
-        size = self.size
+        size = self.size if end is None else end - self.begin
         if not size:
             raise InvalidRequestError("the input audio buffer is empty: append audio first")
         if size % 2:
             raise InvalidRequestError("the input audio buffer ends within a sample: samples have 16 bits")
         file, hold = self._file, self._hold
-        self._file, self._hold = bytearray(HEADER_BYTES), Hold(self._held)
+        rest = file[HEADER_BYTES + size :]
+        del file[HEADER_BYTES + size :]
+        self._file, self._hold = bytearray(HEADER_BYTES) + rest, hold.split(len(rest))
+        self.begin += size
         file[:HEADER_BYTES] = wav_header(size)
         return file, hold
 
     def clear(self) -> None:
         """Empty the buffer."""
+        self.begin += self.size
         self._hold.release()
+        self._hold = Hold(self._held)
         self._file = bytearray(HEADER_BYTES)

@@ -40,6 +40,16 @@ class _ItemFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     status: str | None = None
 
 
+def milliseconds(size: int) -> int:
+    """Return the length of so many bytes of audio."""
+    return 1000 * size // BYTES_PER_S
+
+
+def new_item_id() -> str:
+    """Return an id that no item has."""
+    return f"item_{secrets.token_hex(10)}"
+
+
 @dataclass(eq=False)
 class Item:
     """One message of the conversation.
@@ -54,7 +64,7 @@ class Item:
     role: Role
     parts: Sequence[ContentPart]
     content: list[dict[str, Any]]
-    id: str = field(default_factory=lambda: f"item_{secrets.token_hex(10)}")
+    id: str = field(default_factory=new_item_id)
     status: Status = "completed"
     audio_bytes: int = 0
     hold: Hold | None = None
@@ -106,7 +116,7 @@ class Item:
             raise InvalidRequestError(
                 f"{self.id} has no speech at content_index {content_index}", "content_index"
             )
-        length_ms = 1000 * self.audio_bytes // BYTES_PER_S
+        length_ms = milliseconds(self.audio_bytes)
         if not 0 <= audio_end_ms <= length_ms:
             raise InvalidRequestError(
                 f"audio_end_ms is {audio_end_ms}, the speech of {self.id} has {length_ms} ms", "audio_end_ms"
@@ -142,10 +152,10 @@ def read_item(values: Mapping[str, Any], where: str) -> Item:
     return item
 
 
-def sound_item(wav: bytearray) -> Item:
+def sound_item(wav: bytearray, item_id: str) -> Item:
     """Build an item of what the user said."""
     content = [{"type": "input_audio", "transcript": None}]
-    return Item("user", [AudioPart(data=memoryview(wav))], content)
+    return Item("user", [AudioPart(data=memoryview(wav))], content, id=item_id)
 
 
 def _part(role: Role, content: _Content, where: str) -> ContentPart:

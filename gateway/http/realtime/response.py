@@ -5,7 +5,7 @@ import binascii
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from gateway.access.account import ClientAccount
 from gateway.http.answer import HttpAnswer, finish_reason, start_delay, usage_of
@@ -16,6 +16,7 @@ from gateway.http.fields import named
 from gateway.http.realtime.conversation import RealtimeConversation
 from gateway.http.realtime.early import EarlyPrompt
 from gateway.http.realtime.items import Item
+from gateway.http.realtime.playback import Playback
 from gateway.http.realtime.settings import PCM, Settings
 from omnirelay.content import ChatMessage, TextPart
 from omnirelay.errors import OmniRelayError
@@ -25,6 +26,8 @@ from shared.log import limited
 
 Send = Callable[[str, dict[str, Any]], Awaitable[None]]
 """Sends an event of a type with fields."""
+CancelReason = Literal["client_cancelled", "turn_detected"]
+"""OpenAI's reasons of a cancelled response."""
 NAMES: Final[Mapping[str, str | None]] = {"speaker": "audio.output.voice", "messages": None}
 """Names here of fields of a :class:`omnirelay.protocol.GenerateRequest`, where they differ."""
 log = logging.getLogger(__name__)
@@ -58,10 +61,12 @@ class Response:
         self._metadata = metadata
         self._early = early
         self._item = Item("assistant", [], [], status="in_progress")
+        self._playback = Playback()
         self._texts: list[str] = []
         self._request_id: str | None = None
         self._begun = False
         self._cancelled = False
+        self._reason: CancelReason = "client_cancelled"
         self._done: DoneEvent | None = None
         self._work: asyncio.Task[None] | None = None
 
@@ -70,9 +75,25 @@ class Response:
         """The id of the answer's item."""
         return self._item.id
 
-    def cancel(self) -> None:
+    @property
+    def completed(self) -> bool:
+        """Whether it was generated to its end."""
+        return self._done is not None and self.error is None
+
+    @property
+    def in_conversation(self) -> bool:
+        """Whether the answer is added to the conversation."""
+        return self._conversation is not None
+
+    @property
+    def playback(self) -> Playback:
+        """When the answer's speech is heard, and how loud it is."""
+        return self._playback
+
+    def cancel(self, reason: CancelReason = "client_cancelled") -> None:
         """Stop generating; the events that end the response are still sent."""
         self._cancelled = True
+        self._reason = reason
         if self._work is not None:
             self._work.cancel()
 
@@ -143,6 +164,7 @@ class Response:
                 if delay := start_delay(event):
                     await self._send("response.output_audio.start_delay", {**self._place(), **delay})
                 data = await audio.push(event.pcm)
+                self._playback.sent(data)
                 # Whole samples: each delta can be decoded by itself.
                 delta = binascii.b2a_base64(data, newline=False).decode()
                 self._item.audio_bytes += len(data)
@@ -212,7 +234,7 @@ class Response:
 
     def _details(self, status: str) -> dict[str, Any] | None:
         if status == "cancelled":
-            return {"type": status, "reason": "client_cancelled"}
+            return {"type": status, "reason": self._reason}
         if status == "incomplete":
             return {"type": status, "reason": "max_output_tokens"}
         if self.error is None:

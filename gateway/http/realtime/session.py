@@ -14,22 +14,29 @@ from gateway.http.fields import named
 from gateway.http.realtime import events
 from gateway.http.realtime.conversation import RealtimeConversation
 from gateway.http.realtime.early import EarlyPrompt
+from gateway.http.realtime.idle import IdleTimer
 from gateway.http.realtime.input_audio import InputAudio
-from gateway.http.realtime.items import Item, read_item, sound_item
-from gateway.http.realtime.response import Response, Send
+from gateway.http.realtime.items import Item, milliseconds, new_item_id, read_item, sound_item
+from gateway.http.realtime.response import CancelReason, Response, Send
 from gateway.http.realtime.settings import Settings, read_options, refuse, split
+from gateway.http.realtime.turns.listener import Turn, TurnListener
+from gateway.http.realtime.turns.pool import VoicePool
 from omnirelay.content import AudioPart, ChatMessage
 from omnirelay.errors import InvalidRequestError, OmniRelayError, SlowClientError, UnsupportedError
 from omnirelay.protocol import GenerateRequest
 from shared.config import MediaConfig
 
+IDLE_UNIT_S: Final = 0.001
+"""Of ``idle_timeout_ms``; shorter in tests."""
 log = logging.getLogger(__name__)
 
 
 class Session:
     """One client's session.  Must be closed."""
 
-    def __init__(self, context: HttpContext, account: ClientAccount, send: Send, client: str) -> None:
+    def __init__(
+        self, context: HttpContext, account: ClientAccount, send: Send, client: str, voices: VoicePool
+    ) -> None:
         self.id: Final = f"sess_{secrets.token_hex(10)}"
         self.too_slow: Final = asyncio.Event()
         """Set when the connection must be closed because the client reads too slowly."""
@@ -43,6 +50,12 @@ class Session:
         self._early = EarlyPrompt(context.gateway, account, client)
         self._response: Response | None = None
         self._answering: asyncio.Task[None] | None = None
+        self._client = client
+        self._voices = voices
+        self._listener: TurnListener | None = None
+        self._idle = IdleTimer()
+        # Events of the client, and the time without any, change the session one after the other.
+        self._changing = asyncio.Lock()
 
     @property
     def answering(self) -> bool:
@@ -60,17 +73,21 @@ class Session:
             OmniRelayError: It is refused; the session goes on.
             ClientGoneError: The client disconnected.
         """
+        async with self._changing:
+            await self._handle(event)
+
+    async def _handle(self, event: events.ClientEvent) -> None:
         match event:
             case events.AppendAudio():
                 self._audio.append(event.audio)
-                # An answer that is still spoken may yet be cut short.
-                if not self.answering:
-                    self._early.heard(self._audio.size, self._heard_so_far)
+                await self._listen()
             case events.CommitAudio():
                 await self._commit()
             case events.ClearAudio():
                 self._audio.clear()
                 self._early.stop()
+                if self._listener is not None:
+                    self._listener.reset()
                 await self._send("input_audio_buffer.cleared", {})
             case events.CreateResponse():
                 await self._respond(event.response or {})
@@ -79,6 +96,7 @@ class Session:
             case events.SessionUpdate():
                 warnings: list[UnsupportedError] = []
                 self._settings = self._changed(event.session, "session", warnings.append)
+                self._set_listener()
                 told = [{"param": each.param, "message": str(each)} for each in warnings]
                 await self._send("session.updated", {"session": self._shown(), "warnings": told})
             case _:
@@ -91,6 +109,7 @@ class Session:
 
     async def close(self) -> None:
         """Cancel the response, and release all memory."""
+        await self._idle.close()
         if self._answering is not None:
             self._answering.cancel()
             await asyncio.gather(self._answering, return_exceptions=True)
@@ -112,12 +131,88 @@ class Session:
             told = {"content_index": event.content_index, "audio_end_ms": event.audio_end_ms}
             await self._send("conversation.item.truncated", {"item_id": event.item_id, **told})
 
+    def _set_listener(self) -> None:
+        """Detect turns as the settings say."""
+        rules = self._settings.turns
+        if rules is None:
+            self._listener = None
+            self._idle.stop()
+        elif self._listener is not None:
+            self._listener.rules = rules
+        else:
+            spent = self._context.gateway.metrics.turn_detection.inc
+            self._listener = TurnListener(
+                rules, self._audio, self._voices, self._client, spent, self._answer_power
+            )
+
+    def _answer_power(self) -> float:
+        return 0.0 if self._response is None else self._response.playback.power
+
+    async def _listen(self) -> None:
+        """Act on what was appended."""
+        listener = self._listener
+        if listener is not None:
+            async for turn in listener.turns():
+                if turn.change == "started":
+                    await self._turn_started(turn, listener.rules.interrupt_response)
+                else:
+                    await self._turn_stopped(turn, listener.rules.create_response)
+        # Before a turn begins, what is sure of it is nothing; an answer that is spoken may yet be cut short.
+        if (listener is None or listener.speaking) and not self.answering:
+            self._early.heard(self._audio.size, self._heard_so_far)
+
+    async def _turn_started(self, turn: Turn, interrupts: bool) -> None:
+        self._context.gateway.metrics.turn("started")
+        self._idle.spoken()
+        told = {"audio_start_ms": turn.ms, "item_id": turn.item_id}
+        await self._send("input_audio_buffer.speech_started", told)
+        if interrupts and self._response is not None and self._response.in_conversation:
+            if self.answering:
+                self._context.gateway.metrics.turn("interrupted")
+            await self._interrupt("turn_detected")
+
+    async def _turn_stopped(self, turn: Turn, answers: bool) -> None:
+        self._context.gateway.metrics.turn("stopped")
+        told = {"audio_end_ms": turn.ms, "item_id": turn.item_id}
+        await self._send("input_audio_buffer.speech_stopped", told)
+        self._early.stop()
+        await self._add_audio(turn.item_id, turn.position)
+        if answers and not self.answering:
+            await self._respond({})
+
+    async def _idled(self) -> None:
+        """The user has said nothing since the last answer: have the silence answered."""
+        async with self._changing:
+            listener = self._listener
+            if listener is None or listener.speaking or self.answering or not self._audio.size:
+                return
+            self._context.gateway.metrics.turn("timed_out")
+            item_id, begin, end = listener.item_id, self._audio.begin, self._audio.end
+            end -= (end - begin) % 2
+            times = {"audio_start_ms": milliseconds(begin), "audio_end_ms": milliseconds(end)}
+            await self._send("input_audio_buffer.timeout_triggered", {**times, "item_id": item_id})
+            try:
+                await self._add_audio(item_id, end)
+                listener.reset()
+                await self._respond({})
+            except OmniRelayError as error:
+                await self.tell(error, None)
+
     async def _commit(self) -> None:
         """Make an item of the input audio; it interrupts a response."""
-        wav, hold = self._audio.commit()
+        listener = self._listener
+        item_id = new_item_id() if listener is None else listener.item_id
+        await self._add_audio(item_id, interrupts=True)
+        if listener is not None:
+            listener.reset()
+
+    async def _add_audio(self, item_id: str, end: int | None = None, interrupts: bool = False) -> None:
+        """Make an item of the input audio, up to a position."""
+        wav, hold = self._audio.commit(end)
         self._early.stop()
-        await self._interrupt()
-        item = sound_item(wav)
+        if interrupts:
+            await self._interrupt()
+        item = sound_item(wav, item_id)
         try:
             before = self._conversation.add(item, hold=hold)
         except OmniRelayError:
@@ -144,6 +239,7 @@ class Session:
         options: events.ResponseOptions = read_options(own, events.ResponseOptions, "response")
         settings = self._changed(changes, "response", refuse)
         given = None if options.input is None else await self._given(options.input)
+        self._idle.stop()
         await self._interrupt()
         await self._make_room()
         self._early.stop()
@@ -169,6 +265,9 @@ class Session:
             log.debug("the client of %s disconnected", self.id)
         if isinstance(response.error, SlowClientError):
             self.too_slow.set()
+        rules = self._settings.turns
+        if rules is not None and rules.idle_timeout_ms is not None and response.completed:
+            self._idle.start(response.playback.end, rules.idle_timeout_ms * IDLE_UNIT_S, self._idled)
 
     async def _cancel(self, response_id: str | None) -> None:
         response = self._response
@@ -176,10 +275,10 @@ class Session:
             raise InvalidRequestError("there is no such response to cancel")
         await self._interrupt()
 
-    async def _interrupt(self) -> None:
+    async def _interrupt(self, reason: CancelReason = "client_cancelled") -> None:
         """Cancel the current response, if any, and wait for its last event."""
         if self._response is not None and self._answering is not None:
-            self._response.cancel()
+            self._response.cancel(reason)
             await asyncio.wait({self._answering})
             self._response = None
 

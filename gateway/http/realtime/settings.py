@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from gateway.http.fields import convert, read_fields, require_neutral
 from gateway.http.openai.chat_request import Voice, voice_name
+from gateway.http.realtime.turns.rules import TurnRules, read_rules
 from omnirelay.errors import InvalidRequestError, UnsupportedError
 from shared.messages import SAMPLE_RATE, Temperature
 
@@ -34,7 +35,7 @@ class _Format(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class _Input(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: _Format | None = None
-    turn_detection: Any = None
+    turn_detection: Any = msgspec.UNSET
     transcription: Any = None
     noise_reduction: Any = None
 
@@ -64,7 +65,7 @@ class _Fields(msgspec.Struct, frozen=True, kw_only=True):
     voice: Voice | None = None
     input_audio_format: Literal["pcm16"] = "pcm16"
     output_audio_format: Literal["pcm16"] = "pcm16"
-    turn_detection: Any = None
+    turn_detection: Any = msgspec.UNSET
     max_response_output_tokens: int | Literal["inf"] | None = None
 
 
@@ -77,6 +78,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         voice: The speaker.
         max_output_tokens: Limit of text tokens.
         temperature: Of text tokens.
+        turns: How turns are detected; none if the client says when they end.
     """
 
     speech: bool = True
@@ -84,6 +86,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     voice: str | None = None
     max_output_tokens: int | None = None
     temperature: float | None = None
+    turns: TurnRules | None = None
 
     @property
     def modalities(self) -> list[str]:
@@ -129,18 +132,26 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             changes["instructions"] = fields.instructions
         if (voice := voice_name(fields.audio.output.voice or fields.voice)) is not None:
             changes["voice"] = voice
-        most = fields.max_output_tokens
-        if most is None:
-            most = fields.max_response_output_tokens
+        most = (
+            fields.max_response_output_tokens
+            if fields.max_output_tokens is None
+            else fields.max_output_tokens
+        )
         if most is not None:
             changes["max_output_tokens"] = _tokens(most, f"{where}.max_output_tokens")
         if fields.temperature is not None:
             changes["temperature"] = fields.temperature
+        turns = fields.audio.input.turn_detection
+        if turns is msgspec.UNSET:
+            turns = values.get("turn_detection", msgspec.UNSET)
+        # Null is a value here: the client says when turns end.
+        changes["turns"] = self.turns if turns is msgspec.UNSET else _turns(turns, where)
         return replace(self, **changes)
 
     def shown(self, session_id: str, model: str) -> dict[str, Any]:
         """Return the session in OpenAI's form."""
-        listening = {"format": PCM, "turn_detection": None, "transcription": None, "noise_reduction": None}
+        turns = msgspec.to_builtins(self.turns)
+        listening = {"format": PCM, "turn_detection": turns, "transcription": None, "noise_reduction": None}
         return {
             "type": "realtime",
             "object": "realtime.session",
@@ -195,12 +206,6 @@ def _available(values: Mapping[str, Any], unavailable: Callable[[UnsupportedErro
 
 def _check_input(fields: _Fields, where: str, unavailable: Callable[[UnsupportedError], None]) -> None:
     listening = fields.audio.input
-    if fields.turn_detection or listening.turn_detection:
-        problem = (
-            "turn detection is not supported: set it to null, commit the input audio buffer when the user "
-            "has finished, and create the response"
-        )
-        unavailable(UnsupportedError(problem, f"{where}.audio.input.turn_detection"))
     for name in ("transcription", "noise_reduction"):
         if getattr(listening, name):
             problem = f"{name} of the input is not supported: set it to null"
@@ -208,6 +213,15 @@ def _check_input(fields: _Fields, where: str, unavailable: Callable[[Unsupported
     if fields.audio.output.speed != 1:
         problem = "speed is not supported: leave it out"
         unavailable(UnsupportedError(problem, f"{where}.audio.output.speed"))
+
+
+def _turns(values: Any, where: str) -> TurnRules | None:
+    place = f"{where}.audio.input.turn_detection"
+    if values is None:
+        return None
+    if where != "session":
+        raise UnsupportedError("turn detection belongs to the session: set it by session.update", place)
+    return read_rules(values, place)
 
 
 def _speech(asked: list[str], where: str) -> bool:

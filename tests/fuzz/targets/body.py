@@ -17,6 +17,7 @@ from gateway.http.openai.chat_request import read_chat
 from gateway.http.openai.speech import read_speech
 from gateway.http.realtime.events import EventError, read_event
 from gateway.http.realtime.session import Session
+from gateway.http.realtime.turns.pool import VoicePool
 from omnirelay.content import TextPart, parts_of
 from omnirelay.errors import CancelledRequestError, InvalidRequestError, MediaError, OmniRelayError
 from omnirelay.protocol import GenerateRequest
@@ -26,6 +27,7 @@ from tests.fuzz.streams import at_once, cut
 LONG: Final = 16
 """Longer strings count as long here, as those of a file would."""
 LIMITS: Final = CONFIG.gateway.limits
+VOICES: Final = VoicePool()
 _read_chat = partial(
     read_chat, max_text_tokens=LIMITS.max_text_tokens, max_item_bytes=CONFIG.media.max_item_bytes
 )
@@ -126,7 +128,7 @@ async def _converse(lines: list[bytes]) -> None:
     async def send(kind: str, fields: dict[str, Any]) -> None:
         sent.append((kind, msgspec.json.decode(msgspec.json.encode(fields))))
 
-    session = Session(api, account, send, "fuzz")
+    session = Session(api, account, send, "fuzz", VOICES)
     async with asyncio.timeout(5):
         await session.begin()
         for line in lines[:16]:

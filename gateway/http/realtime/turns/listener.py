@@ -1,0 +1,158 @@
+"""The turns in a session's input audio."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from typing import Final, NamedTuple
+
+from gateway.http.realtime.input_audio import InputAudio
+from gateway.http.realtime.items import BYTES_PER_S, milliseconds, new_item_id
+from gateway.http.realtime.turns.pool import VoicePool
+from gateway.http.realtime.turns.rules import TurnRules
+from gateway.http.realtime.turns.stream import WINDOW_BYTES, VoiceStream, Window
+from gateway.http.realtime.turns.tracker import Change, TurnTracker
+
+SLICE_BYTES: Final = 62 * WINDOW_BYTES
+"""Most audio that is listened to in one piece, about two seconds, before other sessions have their turn."""
+BURST_S: Final = 30.0
+"""Audio that a session may send at once; beyond it, it is listened to at :data:`SPEED`."""
+SPEED: Final = 4.0
+LAST_S: Final = 2.0
+"""A turn ends this long before the limit of the buffer."""
+LEAST_KEPT_MS: Final = 100
+"""Silence that stays in the buffer at least."""
+
+
+class Turn(NamedTuple):
+    """A turn that began or ended.
+
+    Attributes:
+        change: Which of them.
+        item_id: The item that it will be.
+        position: In the audio, in bytes: where the item begins or ends.
+    """
+
+    change: Change
+    item_id: str
+    position: int
+
+    @property
+    def ms(self) -> int:
+        """The position in milliseconds."""
+        return milliseconds(self.position)
+
+
+class _Pace:
+    """How much audio may be listened to: a bucket of :data:`BURST_S` that fills at :data:`SPEED`."""
+
+    def __init__(self) -> None:
+        self._left = BURST_S
+        self._at = time.monotonic()
+
+    def take(self, seconds: float) -> float:
+        """Take audio of this length, and return how long to wait first."""
+        now = time.monotonic()
+        self._left = min(BURST_S, self._left + SPEED * (now - self._at)) - seconds
+        self._at = now
+        return max(0.0, -self._left / SPEED)
+
+
+class TurnListener:
+    """Listens to what is appended to a buffer, and keeps only turns in it, with a little before them.
+
+    Args:
+        client: Whose turn at the thread it takes.
+        spent: Called with the seconds of a core that listening took.
+        answer_power: Returns the power of the answer that is being played, 0 if none is.
+    """
+
+    def __init__(
+        self,
+        rules: TurnRules,
+        audio: InputAudio,
+        pool: VoicePool,
+        client: str,
+        spent: Callable[[float], None],
+        answer_power: Callable[[], float],
+    ) -> None:
+        self.item_id = new_item_id()
+        self._audio = audio
+        self._pool = pool
+        self._client = client
+        self._spent = spent
+        self._answer_power = answer_power
+        self._pace = _Pace()
+        self._stream = VoiceStream()
+        self._tracker = TurnTracker(rules)
+        self._read = self._origin = audio.begin
+        self._windows: deque[Window] = deque()
+        self._longest = max(audio.limit - int(LAST_S * BYTES_PER_S), audio.limit // 2)
+
+    @property
+    def rules(self) -> TurnRules:
+        """When turns begin and end; may be set at any time."""
+        return self._tracker.rules
+
+    @rules.setter
+    def rules(self, rules: TurnRules) -> None:
+        self._tracker.rules = rules
+
+    @property
+    def speaking(self) -> bool:
+        """Whether a turn has begun."""
+        return self._tracker.speaking
+
+    def reset(self) -> None:
+        """The buffer was emptied: forget the turn."""
+        self._tracker.reset()
+        self._windows.clear()
+        self._read = self._audio.end
+        self._origin = self._read - self._tracker.count * WINDOW_BYTES
+        self.item_id = new_item_id()
+
+    async def turns(self) -> AsyncIterator[Turn]:
+        """Listen to all that was appended; when a turn has ended, the caller takes it from the buffer."""
+        while True:
+            while self._windows:
+                if turn := self._next():
+                    yield turn
+            self._trim()
+            if self._audio.end - self._read < WINDOW_BYTES:
+                return
+            size = min(SLICE_BYTES, self._audio.end - self._read) // WINDOW_BYTES * WINDOW_BYTES
+            await asyncio.sleep(self._pace.take(size / BYTES_PER_S))
+            pcm = self._audio.read(self._read, size)
+            self._read += size
+            self._windows.extend(await self._pool.windows(self._stream, pcm, self._client, self._spent))
+
+    def _next(self) -> Turn | None:
+        change = self._tracker.hear(self._windows.popleft(), self._answer_power())
+        heard = self._origin + self._tracker.count * WINDOW_BYTES
+        if change is None and self.speaking and heard - self._audio.begin >= self._longest:
+            self._tracker.reset()
+            change = "stopped"
+        if change == "started":
+            begin = self._kept_from()
+            self._audio.drop(begin)
+            return Turn(change, self.item_id, begin)
+        if change == "stopped":
+            turn = Turn(change, self.item_id, heard)
+            self.item_id = new_item_id()
+            return turn
+        return None
+
+    def _trim(self) -> None:
+        """Forget silence, once there is half a second of it."""
+        if not self.speaking and (begin := self._kept_from()) - self._audio.begin >= BYTES_PER_S // 2:
+            self._audio.drop(begin)
+
+    def _kept_from(self) -> int:
+        """Return the position, before speech or else before the end, from which audio is kept."""
+        first = self._tracker.count if self._tracker.first is None else self._tracker.first
+        kept_ms = (
+            self.rules.prefix_padding_ms
+            if self.speaking
+            else max(self.rules.prefix_padding_ms, LEAST_KEPT_MS)
+        )
+        return max(self._audio.begin, self._origin + first * WINDOW_BYTES - kept_ms * BYTES_PER_S // 1000)

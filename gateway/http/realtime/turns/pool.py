@@ -1,0 +1,36 @@
+"""The thread that listens for all sessions."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from gateway.fairness.semaphore import FairSemaphore
+from gateway.http.realtime.turns.stream import VoiceStream, Window
+
+
+class VoicePool:
+    """One thread, so that the event loop never waits for the network; sessions take turns by client."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "turns")
+        self._turn = FairSemaphore(1)
+
+    async def windows(
+        self, stream: VoiceStream, pcm: bytes, client: str, spent: Callable[[float], None]
+    ) -> list[Window]:
+        """Return what is heard; see :meth:`VoiceStream.windows`.
+
+        Args:
+            client: Whose turn it is.
+            spent: Called with the seconds of a core that it took.
+        """
+
+        def work() -> tuple[list[Window], float]:
+            begun = time.thread_time()
+            return stream.windows(pcm), time.thread_time() - begun
+
+        async with self._turn.take(1, client):
+            windows, seconds = await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        spent(seconds)
+        return windows

@@ -1,0 +1,102 @@
+"""What a client may set of turn detection, in the form of OpenAI's API."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+from gateway.http.fields import convert
+
+SHORTEST_SPEECH_MS: Final = 1500
+"""A turn with less speech may be a hesitation."""
+HESITATION: Final = 1.5
+"""Factor of the silence that ends such a turn."""
+LONGER_THAN_PAUSES: Final = 1.4
+"""The silence that ends a turn, as a multiple of its longest pause so far."""
+EAGERNESS: Final[Mapping[str, tuple[int, int]]] = {
+    "low": (1200, 8000),
+    "medium": (700, 4000),
+    "auto": (700, 4000),
+    "high": (400, 2000),
+}
+"""Least and most milliseconds of silence that end a turn."""
+
+
+class _Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="type"):
+    """What both kinds have.
+
+    Attributes:
+        create_response: A turn that has ended is answered.
+        interrupt_response: A turn that begins cancels an answer in progress.
+    """
+
+    create_response: bool = True
+    interrupt_response: bool = True
+
+
+class ServerVad(_Rules, frozen=True, tag="server_vad"):
+    """A turn ends after a silence of a fixed length.
+
+    Attributes:
+        threshold: Probability of speech from which a window is speech.
+        prefix_padding_ms: Audio that a turn has before its speech.
+        silence_duration_ms: Silence that ends it.
+        idle_timeout_ms: Silence after an answer that is answered; none for no limit.
+    """
+
+    threshold: Annotated[float, Meta(ge=0, le=1)] = 0.5
+    prefix_padding_ms: Annotated[int, Meta(ge=0, le=5000)] = 300
+    silence_duration_ms: Annotated[int, Meta(ge=0, le=10_000)] = 500
+    idle_timeout_ms: Annotated[int, Meta(ge=5000, le=30_000)] | None = None
+
+    def silence_ms(self, speech_ms: int, longest_pause_ms: int) -> float:
+        """Return the silence that ends a turn with so much speech and such a pause."""
+        del speech_ms, longest_pause_ms
+        return self.silence_duration_ms
+
+
+class SemanticVad(_Rules, frozen=True, tag="semantic_vad"):
+    """A turn ends after a silence that depends on how the user speaks: no model reads what is said.
+
+    Attributes:
+        eagerness: How soon to take a pause for the end.
+    """
+
+    eagerness: Literal["low", "medium", "high", "auto"] = "auto"
+
+    @property
+    def threshold(self) -> float:
+        """As the default of :class:`ServerVad`."""
+        return 0.5
+
+    @property
+    def prefix_padding_ms(self) -> int:
+        """As the default of :class:`ServerVad`."""
+        return 300
+
+    @property
+    def idle_timeout_ms(self) -> None:
+        """There is no limit."""
+        return
+
+    def silence_ms(self, speech_ms: int, longest_pause_ms: int) -> float:
+        """Return the silence that ends a turn with so much speech and such a pause."""
+        least, most = EAGERNESS[self.eagerness]
+        wanted = least * (HESITATION if speech_ms < SHORTEST_SPEECH_MS else 1.0)
+        return min(max(wanted, LONGER_THAN_PAUSES * longest_pause_ms), most)
+
+
+TurnRules = ServerVad | SemanticVad
+
+
+def read_rules(values: Any, where: str) -> TurnRules:
+    """Read the rules that a client wants, found at ``where`` in its event; null counts as left out.
+
+    Raises:
+        InvalidRequestError: They are invalid.
+    """
+    if isinstance(values, Mapping):
+        values = {name: value for name, value in values.items() if value is not None}
+    rules: TurnRules = convert(values, TurnRules, where)  # type: ignore[arg-type]
+    return rules
