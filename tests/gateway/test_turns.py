@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from shared.config import MediaConfig
 from tests.support.media import speech
 
 RATE = 24_000
+LICENCES = Path(__file__).resolve().parents[2] / "docs" / "licences.md"
 RELEASED = "c59271c284ae9c8335d795d60e0bfdb71aaaceec578d9bd9ffc1b8153c319ea1"
 """SHA-256 of silero_vad/data/silero_vad_16k.safetensors in the wheel of silero-vad 6.2.3."""
 SENTENCES = ("Hello, how are you today?", "What is six plus nine?", "Stop.", "Yes.")
@@ -72,8 +74,13 @@ def reference(samples: NDArray[np.float32]) -> list[float]:
     return found
 
 
-def test_the_network_is_silero_s() -> None:
+def test_the_weights_are_the_released_ones_and_their_licence_is_with_them() -> None:
     assert hashlib.sha256(WEIGHTS.read_bytes()).hexdigest() == RELEASED
+    assert "MIT License" in WEIGHTS.with_name("LICENSE").read_text(encoding="utf-8")
+    assert "`silero-vad` 6.2.3" in LICENCES.read_text(encoding="utf-8")
+
+
+def test_the_network_is_silero_s() -> None:
     samples = speech(SENTENCES[0], 16_000)
     samples = samples[: samples.size // 512 * 512]
     found = silero().probabilities(samples, VoiceState())
