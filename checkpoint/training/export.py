@@ -76,7 +76,7 @@ def assemble(state: Path) -> Any:
 def trained_thinker(state: Path) -> Any:
     """Return transformers' thinker with the averaged weights, a row for every id."""
     trained = thinker.build()
-    load_average(state, thinker.NAME, trained)
+    thinker.load(state, trained)
     with torch.random.fork_rng(devices=[]):
         model = transformers.Qwen2_5OmniThinkerForConditionalGeneration(vocabulary.config().thinker_config)
     _copy(trained, model)

@@ -80,7 +80,7 @@ def test_the_trained_checkpoint_answers_in_transformers(exported: Path, model: A
 
 def test_parts_reach_the_checkpoint_unchanged(state: Path, model: Any) -> None:
     thinks, speaks = thinker.build(), talker.Talker()
-    load_average(state, "thinker", thinks)
+    thinker.load(state, thinks)
     load_average(state, "talker", speaks)
     used = list(vocabulary.used_ids())
     whole = model.thinker.model.embed_tokens.weight
@@ -94,9 +94,22 @@ def test_parts_reach_the_checkpoint_unchanged(state: Path, model: Any) -> None:
     assert (head[1025:8292] == speaks.talker.codec_head.weight[-1]).all()
 
 
+def test_hidden_states_are_as_large_as_embeddings_and_the_logits_are_the_same(state: Path) -> None:
+    as_trained, loaded = thinker.build().eval(), thinker.build().eval()
+    load_average(state, "thinker", as_trained)
+    thinker.load(state, loaded)
+    ids = torch.tensor([list(vocabulary.used_ids())[:20]])
+    with torch.no_grad():
+        before, after = (each(ids, output_hidden_states=True) for each in (as_trained, loaded))
+    torch.testing.assert_close(after.logits, before.logits)
+    embedded, hidden = (after.hidden_states[at].norm(dim=-1).mean() for at in (0, -1))
+    assert 0.5 < hidden / embedded < 2
+    assert before.hidden_states[-1].norm(dim=-1).mean() / embedded > 4
+
+
 def test_the_thinker_trained_is_the_thinker_that_answers(state: Path, model: Any) -> None:
     ours = thinker.build().eval()
-    load_average(state, "thinker", ours)
+    thinker.load(state, ours)
     examples = thinker.Examples(
         vocabulary.load_processor(state / "processor"), make_hearing(state / "hearing", 8)
     )
@@ -167,7 +180,7 @@ def test_the_talker_is_trained_on_the_rows_and_positions_of_the_reference(state:
     )
     ours, frozen = talker.Talker().eval(), thinker.build().eval()
     load_average(state, "talker", ours)
-    load_average(state, "thinker", frozen)
+    thinker.load(state, frozen)
     with torch.no_grad():
         _, logits, _ = talker.predicted(
             ours, frozen, batch, [(1, torch.tensor(codes)) for codes in spoken], replaced=0.0

@@ -33,7 +33,6 @@ from checkpoint.training.parts.loop import (
     Training,
     device,
     in_16_bits,
-    load_average,
 )
 
 NAME = "talker"
@@ -104,7 +103,7 @@ def train(
     """Train the talker on the thinker in ``directory``, resuming the state there."""
     place = device()
     frozen = thinker.build()
-    load_average(directory, thinker.NAME, frozen)
+    thinker.load(directory, frozen)
     frozen.requires_grad_(False).eval().to(place)
     model = Talker().to(place)
     training = Training(NAME, model, recipe, directory)

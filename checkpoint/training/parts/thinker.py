@@ -18,7 +18,16 @@ from checkpoint.training.data.synthesis import Wave
 from checkpoint.training.parts import vocabulary
 from checkpoint.training.parts.alignment import encoded, things_loss, words_loss
 from checkpoint.training.parts.batches import Batch, Batcher
-from checkpoint.training.parts.loop import Losses, Recipe, Step, Stop, Training, device, in_16_bits
+from checkpoint.training.parts.loop import (
+    Losses,
+    Recipe,
+    Step,
+    Stop,
+    Training,
+    device,
+    in_16_bits,
+    load_average,
+)
 
 NAME = "thinker"
 RECIPE = Recipe(steps=27_000, rate=1e-3, warmup=400, weight_decay=0.05)
@@ -45,6 +54,19 @@ def build(shape: CheckpointShape = SPEAKING) -> Any:
         model.model.embed_tokens = vocabulary.SharedEmbedding(vocabulary.used_ids(), *sizes)
         model.lm_head = vocabulary.SharedHead(vocabulary.used_ids(), *sizes)
     return model
+
+
+@torch.no_grad()
+def load(directory: Path, model: Any) -> None:
+    """Put the averaged weights into ``model``, with hidden states about as large as the embeddings.
+
+    A conditioning row is the sum of both.  As they are trained, hidden states are 27 times as large, and the
+    talker would hardly see which word is said.  The logits stay the same.
+    """
+    load_average(directory, NAME, model)
+    ratio = model.model.norm.weight.norm() / model.model.embed_tokens.weight.norm(dim=-1).mean()
+    model.model.norm.weight /= ratio
+    model.lm_head.weight *= ratio
 
 
 class Examples:
