@@ -131,6 +131,12 @@ class QueueFullError(OmniRelayError):
     code = "queue_full"
 
 
+class WorkerLostError(OmniRelayError):
+    """A worker process of a stage's engine has ended; the engine cannot compute any more."""
+
+    code = "worker_lost"
+
+
 class EngineFailedError(OmniRelayError):
     """A stage's engine raised in a step; the stage fails its requests and ends."""
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from omnirelay.errors import WorkerLostError
 from shared.ending import STOP_SIGNALS
 from shared.log import LogFormat, configure_logging, logging_configuration
 from shared.vllm.torchvision_compat import declare_missing_operators
@@ -78,10 +79,10 @@ class Workers:
         """See that none is lost.
 
         Raises:
-            RuntimeError: One is; the engine cannot compute any more.
+            WorkerLostError: One is.
         """
         if self.lost:
-            raise RuntimeError("a worker process of the engine has ended")
+            raise WorkerLostError("a worker process of the engine has ended")
 
     def close(self) -> None:
         """Let them end; those that do not are killed."""

@@ -6,6 +6,7 @@ from typing import Any, Final
 import psutil
 import pytest
 
+from omnirelay.errors import WorkerLostError
 from shared.config import ThinkerConfig, ThinkerEngineConfig
 from shared.vllm.environment import prepare_environment
 from tests.support.processes import wait_until
@@ -53,7 +54,7 @@ def check_loss(rig: Any) -> None:
     first.kill()
     check_gone([first, *others])
     assert rig.service.ready
-    with pytest.raises(RuntimeError, match="worker process"):
+    with pytest.raises(WorkerLostError, match="worker process"):
         rig.service.step()
 
 
