@@ -5,6 +5,7 @@ from typing import Any, Final
 
 import psutil
 import pytest
+from vllm.envs import disable_envs_cache
 
 from omnirelay.errors import WorkerLostError
 from shared.config import ThinkerConfig, ThinkerEngineConfig
@@ -19,6 +20,8 @@ _SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - POSIX's shared memory
 
 def prepare_two() -> None:
     """Set the environment for engines of two workers in this process."""
+    # An engine of earlier tests has let vLLM keep what it read.
+    disable_envs_cache()
     prepare_environment(ThinkerConfig(threads=2, engine=ThinkerEngineConfig(**TWO)))
 
 
