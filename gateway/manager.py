@@ -144,6 +144,10 @@ class Gateway:
             limited(log).info("refused %s of %s: %s", what, account.name, why)
             raise
 
+    def has_room(self, account: ClientAccount) -> bool:
+        """Whether a client's request that may be cancelled soon delays no other."""
+        return not self.stopping and account.client.known and self._admission.has_room
+
     async def compute_early(
         self, request: GenerateRequest, account: ClientAccount, client: str, thinker: str, goes_on: bool
     ) -> Outcome:

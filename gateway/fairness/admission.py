@@ -77,6 +77,11 @@ class Admission:
         """Some request waits."""
         return bool(self._queued)
 
+    @property
+    def has_room(self) -> bool:
+        """No request waits, and the next one finds a place at the stages even if another comes first."""
+        return not self._queued and self._active.free > 1
+
     def start(self, request_id: str) -> None:
         """Move the next request from the queue to the stages."""
         priority = self._queued.pop(request_id)

@@ -30,7 +30,7 @@ from omnirelay.status import StageState
 from shared.messages import SAMPLE_RATE, STAGES, AudioChunk, StageName, TextDelta
 
 Interface = Literal["tcp", "http"]
-TurnEvent = Literal["started", "stopped", "interrupted", "timed_out"]
+TurnEvent = Literal["started", "stopped", "interrupted", "timed_out", "answered_early", "dropped_early"]
 
 LATE_INTERVALS: Final = 2
 """A heartbeat is late after this many intervals."""
@@ -152,7 +152,7 @@ class GatewayMetrics:
         self._prefills.labels(outcome).inc()
 
     def turn(self, event: TurnEvent) -> None:
-        """A turn of a realtime session began, ended, interrupted an answer, or was missing for too long."""
+        """A turn of a realtime session began or ended, or what else followed from turn detection."""
         self._turns.labels(event).inc()
 
     def restarted(self, stage: StageName) -> None:

@@ -15,6 +15,7 @@ from openai.resources.realtime.realtime import AsyncRealtimeConnection
 
 from gateway.http.realtime.idle import MOST_IN_A_ROW
 from gateway.http.realtime.turns import listener
+from omnirelay.errors import BusyError
 from shared.config import Config
 from shared.messages import ThinkRequest
 from tests.gateway.bench import run
@@ -32,11 +33,19 @@ LOUD = [np.full(RATE * 3, 0.1, np.float32) * np.sign(np.sin(np.arange(RATE * 3) 
 
 
 @asynccontextmanager
-async def listening(b: HttpBench, **turns: Any) -> AsyncIterator[AsyncRealtimeConnection]:
-    """A session with turn detection."""
+async def listening(
+    b: HttpBench, early: bool = False, **turns: Any
+) -> AsyncIterator[AsyncRealtimeConnection]:
+    """A session with turn detection.
+
+    Args:
+        early: Begin answers in pauses; these sessions hear in a moment what nobody says so fast.
+    """
+    pause = mock.patch("gateway.http.realtime.session.PAUSE_S", 0.0 if early else 3600.0)
     async with talking(b) as c:
         await detect(c, {"type": "server_vad", **turns})
-        yield c
+        with pause:
+            yield c
 
 
 async def detect(c: AsyncRealtimeConnection, turns: dict[str, Any] | None) -> Any:
@@ -284,5 +293,141 @@ def test_turns_of_many_sessions_at_a_time(configure: Configure) -> None:
         async with http_bench(configure(http_gateway())) as b:
             await asyncio.gather(*(one(b) for _ in range(8)))
         await idle(b)
+
+    run(scenario())
+
+
+def spoken(silence_ms: int) -> bytes:
+    """A sentence, with so much silence behind it as a turn hears."""
+    data = said(SENTENCES[0])
+    speech_ends = max(np.flatnonzero(np.abs(np.frombuffer(data, "<i2")) > 400)) * 2
+    return data[:speech_ends] + bytes(RATE * silence_ms // 1000 * 2)
+
+
+async def early_request(b: HttpBench, index: int) -> ThinkRequest:
+    """A request that nobody has heard of."""
+    request = await b.stages.request(index)
+    await b.stages.text(request.request_id, 0, b.encode("One two"))
+    return request
+
+
+def test_the_answer_is_begun_in_a_pause_and_sent_when_it_was_the_end(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b, listening(b, early=True) as c:
+            data = spoken(350)
+            await say(c, data)
+            started = (await take(c, "input_audio_buffer.speech_started"))[-1]
+            request = await b.stages.request(0)
+            await settle(c)
+            await say(c, bytes(RATE))
+            stopped, committed, _, _, created = await take(c, "response.created")
+            assert stopped.type == "input_audio_buffer.speech_stopped"
+            assert committed.item_id == started.item_id
+            await speak(b, request, ANSWER, CHUNKS)
+            events = await take(c, "response.done")
+            assert events[-1].response.id == created.response.id
+            assert events[-1].response.status == "completed"
+            assert len(b.stages.requests) == 1
+            whole = data + bytes(RATE)
+            assert samples_of(request) == whole[48 * started.audio_start_ms : 48 * stopped.audio_end_ms]
+            assert await b.metric('omnirelay_realtime_turns_total{event="answered_early"}') == 1
+            assert await b.metric('omnirelay_realtime_turns_total{event="dropped_early"}') == 0
+            # The next answer knows of one question and one answer.
+            await c.response.create()
+            again = await b.stages.request(1)
+            assert len(again.media) == 1
+            await speak(b, again, ANSWER, CHUNKS)
+            await take(c, "response.done")
+        await idle(b)
+
+    run(scenario())
+
+
+def test_nobody_hears_of_an_answer_that_was_begun_before_the_user_went_on(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b, listening(b, early=True) as c:
+            await say(c, spoken(350))
+            dropped = await early_request(b, 0)
+            await say(c, spoken(0)[2 * RATE :])
+            await b.stages.aborted(dropped.request_id)
+            await settle(c)
+            await say(c, bytes(2 * RATE))
+            events = await take(c, "response.created")
+            assert [event.type for event in events] == [
+                "input_audio_buffer.speech_stopped",
+                "input_audio_buffer.committed",
+                "conversation.item.added",
+                "conversation.item.done",
+                "response.created",
+            ]
+            longer = len(samples_of(dropped)) + RATE
+            await until(lambda: len(samples_of(b.stages.requests[-1])) > longer, "the request for all of it")
+            last = b.stages.requests[-1]
+            assert len(last.media) == 1
+            assert await b.metric('omnirelay_realtime_turns_total{event="dropped_early"}') >= 1
+            await speak(b, last, ANSWER, CHUNKS)
+            await take(c, "response.done")
+        await idle(b)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("what", ["clear", "commit", "settings", "close"])
+def test_what_ends_or_changes_a_turn_drops_an_answer_begun_early(configure: Configure, what: str) -> None:
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b:
+            async with listening(b, early=True) as c:
+                await say(c, spoken(350))
+                request = await early_request(b, 0)
+                if what == "clear":
+                    await c.input_audio_buffer.clear()
+                    await take(c, "input_audio_buffer.cleared")
+                elif what == "commit":
+                    await c.input_audio_buffer.commit()
+                    await take(c, "conversation.item.done")
+                    await c.response.create()
+                    await speak(b, await b.stages.request(1), ANSWER, CHUNKS)
+                    await take(c, "response.done")
+                elif what == "settings":
+                    await c.session.update(session={"type": "realtime", "instructions": "Be brief."})
+                    await say(c, bytes(RATE))
+                    await speak(b, await b.stages.request(1), ANSWER, CHUNKS)
+                    events = await take(c, "response.done")
+                    assert len(of_type(events, "response.created")) == 1
+                if what != "close":
+                    await b.stages.aborted(request.request_id)
+            await b.stages.aborted(request.request_id)
+            await idle(b)
+
+    run(scenario())
+
+
+def test_an_answer_that_could_not_be_begun_early_is_begun_at_the_end(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b, listening(b, early=True) as c:
+            with mock.patch.object(b.process.gateway, "submit", side_effect=BusyError("full", 10)) as submit:
+                await say(c, spoken(350))
+                await until(lambda: submit.call_count, "the refused request")
+                await settle(c)
+            await say(c, bytes(RATE))
+            await speak(b, await b.stages.request(0), ANSWER, CHUNKS)
+            assert (await take(c, "response.done"))[-1].response.status == "completed"
+        await idle(b)
+
+    run(scenario())
+
+
+def test_nothing_is_begun_early_where_it_delays_others_or_is_not_wanted(configure: Configure) -> None:
+    async def scenario() -> None:
+        config = configure(http_gateway(), max_active=1)
+        async with (
+            http_bench(config) as b,
+            listening(b, early=True) as full,
+            listening(b, early=True, create_response=False) as silent,
+        ):
+            for c in (full, silent):
+                await say(c, spoken(350))
+                await settle(c)
+            assert b.stages.requests == []
 
     run(scenario())

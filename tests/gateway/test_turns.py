@@ -50,7 +50,7 @@ def heard(data: bytes) -> list[Window]:
 def changes(windows: list[Window], rules: TurnRules, answer_power: float = 0.0) -> list[tuple[str, int]]:
     tracker = TurnTracker(rules)
     found = [(tracker.hear(window, answer_power), tracker.count * WINDOW_MS) for window in windows]
-    return [(change, at) for change, at in found if change]
+    return [(change, at) for change, at in found if change in {"started", "stopped"}]
 
 
 def reference(samples: NDArray[np.float32]) -> list[float]:
@@ -152,6 +152,31 @@ def test_turns_alternate(windows: list[Window], rules: TurnRules, power: float) 
     assert times == sorted(set(times))
 
 
+@given(WINDOWS, RULES)
+def test_a_turn_stops_or_is_resumed_after_a_pause_and_ends_where_the_pause_was_found(
+    windows: list[Window], rules: TurnRules
+) -> None:
+    tracker = TurnTracker(rules)
+    paused_at: int | None = None
+    for window in windows:
+        was_speaking = tracker.speaking
+        change = tracker.hear(window)
+        if change == "paused":
+            assert was_speaking
+            assert paused_at is None
+            paused_at = tracker.end
+            assert paused_at == tracker.count
+        elif change == "resumed":
+            assert paused_at is not None
+            paused_at = None
+        elif change == "stopped":
+            assert tracker.end <= tracker.count
+            assert paused_at in (None, tracker.end)
+            # Only a silence that is shorter than a pause ends a turn without one.
+            assert paused_at is not None or tracker.end == tracker.count
+            paused_at = None
+
+
 @given(st.integers(0, 60_000), st.integers(0, 60_000))
 def test_semantic_silence_is_within_its_bounds_and_grows_with_pauses(speech_ms: int, pause_ms: int) -> None:
     for eagerness, (least, most) in EAGERNESS.items():
@@ -213,7 +238,8 @@ async def listened(
     for at in range(0, len(data), piece):
         audio.append(data[at : at + piece])
         async for turn in listener.turns():
-            found.append(turn)
+            if turn.change in {"started", "stopped"}:
+                found.append(turn)
             if turn.change == "stopped":
                 wav, hold = audio.commit(turn.position)
                 assert len(wav) - 44 == hold.size == turn.position - found[-2].position

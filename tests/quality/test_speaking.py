@@ -14,8 +14,8 @@ from benchmarks.quality.requests import held_out_requests
 from checkpoint.training.data.corpus import VOICES
 
 COUNT = 8
-# What this checkpoint's card says.  It misses the bounds of `make quality` here, which is no news to CI; that it
-# answers or speaks worse than it did is.
+# What this checkpoint's card says.  It misses the bounds of `make quality` here, which is no
+# news to CI; that it answers worse than it did is.
 REACHED = {"right: text": 0.94, "right: images": 0.88, "right: speech, trained voices": 0.92}
 
 pytestmark = [pytest.mark.quality, pytest.mark.timeout(900)]

@@ -55,9 +55,9 @@ class InputAudio:
         """Position behind the last byte."""
         return self.begin + self.size
 
-    def so_far(self) -> bytes:
-        """Return a copy of the file, of whole samples."""
-        size = self.size // 2 * 2
+    def so_far(self, end: int | None = None) -> bytes:
+        """Return a copy of the file, of whole samples; of those before a position, if one is given."""
+        size = (self.size if end is None else end - self.begin) // 2 * 2
         return bytes(wav_header(size)) + bytes(memoryview(self._file)[HEADER_BYTES : HEADER_BYTES + size])
 
     def read(self, position: int, size: int) -> bytes:

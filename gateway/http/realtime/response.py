@@ -64,11 +64,13 @@ class Response:
         self._playback = Playback()
         self._texts: list[str] = []
         self._request_id: str | None = None
-        self._begun = False
+        self._item_begun = False
         self._cancelled = False
         self._reason: CancelReason = "client_cancelled"
         self._done: DoneEvent | None = None
         self._work: asyncio.Task[None] | None = None
+        self._begins: asyncio.TimerHandle | None = None
+        self._begun: asyncio.Task[HttpAnswer] | None = None
 
     @property
     def item_id(self) -> str:
@@ -97,17 +99,41 @@ class Response:
         if self._work is not None:
             self._work.cancel()
 
+    def begin(self, after_s: float) -> None:
+        """Have the answer generated in so many seconds; :meth:`run` sends it, or :meth:`drop` cancels it."""
+        self._begins = asyncio.get_running_loop().call_later(after_s, self._begin)
+
+    def same(self, settings: Settings, messages: Sequence[ChatMessage]) -> bool:
+        """Whether its answer is also one to these messages with these settings."""
+        return settings == self._settings and list(messages) == list(self._messages)
+
+    @property
+    def begun(self) -> bool:
+        """Whether :meth:`begin` has begun it."""
+        return self._begun is not None
+
+    def drop(self) -> None:
+        """Cancel what :meth:`begin` began, or will."""
+        if self._begins is not None:
+            self._begins.cancel()
+        if self._begun is not None:
+            self._begun.cancel()
+            self._begun.add_done_callback(_close)
+
     async def run(self) -> None:
         """Generate and send the response.
 
         Raises:
             ClientGoneError: The client disconnected.
         """
-        await self._send("response.created", {"response": self._shown("in_progress")})
-        if not self._cancelled:
-            await self._answer()
+        try:
+            await self._send("response.created", {"response": self._shown("in_progress")})
+            if not self._cancelled:
+                await self._answer()
+        finally:
+            self.drop()
         status = self._status()
-        if self._begun:
+        if self._item_begun:
             await self._end_item("completed" if status == "completed" else "incomplete")
         self._messages = []
         await self._send("response.done", {"response": self._shown(status)})
@@ -133,6 +159,29 @@ class Response:
             self._context.told(self.error)
 
     async def _generate(self) -> None:
+        answer = await self._submitted()
+        self._early.renew()
+        self._request_id = answer.request_id
+        try:
+            await self._begin_item()
+            await self._forward(answer)
+        finally:
+            answer.close()
+
+    def _begin(self) -> None:
+        self._begun = asyncio.create_task(self._submit())
+
+    async def _submitted(self) -> HttpAnswer:
+        if self._begins is not None:
+            self._begins.cancel()
+        if self._begun is not None:
+            try:
+                return await self._begun
+            except OmniRelayError as error:
+                log.debug("response %s could not be begun early: %s", self.id, error.for_log)
+        return await self._submit()
+
+    async def _submit(self) -> HttpAnswer:
         settings = self._settings
         sampling = SamplingOverrides(max_tokens=settings.max_output_tokens, temperature=settings.temperature)
         request = GenerateRequest(
@@ -143,14 +192,7 @@ class Response:
         )
         with named(NAMES):
             stream = await self._context.gateway.submit(request, self._account, self._early.thinker)
-            self._early.renew()
-            answer = HttpAnswer(stream, NAMES)
-        self._request_id = answer.request_id
-        try:
-            await self._begin_item()
-            await self._forward(answer)
-        finally:
-            answer.close()
+        return HttpAnswer(stream, NAMES)
 
     async def _forward(self, answer: HttpAnswer) -> None:
         audio = self._context.audio.start("pcm16", streamed=True)
@@ -173,7 +215,7 @@ class Response:
                 self._done = event
 
     async def _begin_item(self) -> None:
-        self._begun = True
+        self._item_begun = True
         item = {"item": self._item.shown()}
         place = {"response_id": self.id, "output_index": 0}
         await self._send("response.output_item.added", {**place, **item})
@@ -222,7 +264,7 @@ class Response:
             "id": self.id,
             "status": status,
             "status_details": self._details(status),
-            "output": [self._item.shown()] if self._begun else [],
+            "output": [self._item.shown()] if self._item_begun else [],
             "conversation_id": None,
             "output_modalities": settings.modalities,
             "audio": {"output": {"format": PCM, "voice": settings.voice}},
@@ -240,3 +282,9 @@ class Response:
         if self.error is None:
             return None
         return {"type": status, "error": body_of(self.error)["error"]}
+
+
+def _close(begun: asyncio.Task[HttpAnswer]) -> None:
+    """Cancel a request that was submitted before its task could be cancelled."""
+    if not begun.cancelled() and begun.exception() is None:
+        begun.result().close()

@@ -26,6 +26,8 @@ from omnirelay.errors import InvalidRequestError, OmniRelayError, SlowClientErro
 from omnirelay.protocol import GenerateRequest
 from shared.config import MediaConfig
 
+PAUSE_S: Final = 0.03
+"""A client that sends a recording faster than it was spoken goes on within this time."""
 IDLE_UNIT_S: Final = 0.001
 """Of ``idle_timeout_ms``; shorter in tests."""
 log = logging.getLogger(__name__)
@@ -49,6 +51,8 @@ class Session:
         self._audio = InputAudio(media, held)
         self._early = EarlyPrompt(context.gateway, account, client)
         self._response: Response | None = None
+        self._early_response: Response | None = None
+        """Answers the turn as it is if the user's pause is its end; the client does not know of it."""
         self._answering: asyncio.Task[None] | None = None
         self._client = client
         self._voices = voices
@@ -86,6 +90,7 @@ class Session:
             case events.ClearAudio():
                 self._audio.clear()
                 self._early.stop()
+                self._drop_early()
                 if self._listener is not None:
                     self._listener.reset()
                 await self._send("input_audio_buffer.cleared", {})
@@ -114,6 +119,7 @@ class Session:
             self._answering.cancel()
             await asyncio.gather(self._answering, return_exceptions=True)
         self._early.stop()
+        self._drop_early()
         self._audio.clear()
         self._conversation.clear()
 
@@ -153,12 +159,17 @@ class Session:
         listener = self._listener
         if listener is not None:
             async for turn in listener.turns():
-                if turn.change == "started":
-                    await self._turn_started(turn, listener.rules.interrupt_response)
-                else:
-                    await self._turn_stopped(turn, listener.rules.create_response)
+                match turn.change:
+                    case "started":
+                        await self._turn_started(turn, listener.rules.interrupt_response)
+                    case "paused":
+                        self._answer_early(turn, listener.rules.create_response)
+                    case "resumed":
+                        self._drop_early()
+                    case "stopped":
+                        await self._turn_stopped(turn, listener.rules.create_response)
         # Before a turn begins, what is sure of it is nothing; an answer that is spoken may yet be cut short.
-        if (listener is None or listener.speaking) and not self.answering:
+        if (listener is None or listener.speaking) and not self.answering and self._early_response is None:
             self._early.heard(self._audio.size, self._heard_so_far)
 
     async def _turn_started(self, turn: Turn, interrupts: bool) -> None:
@@ -170,6 +181,21 @@ class Session:
             if self.answering:
                 self._context.gateway.metrics.turn("interrupted")
             await self._interrupt("turn_detected")
+
+    def _answer_early(self, turn: Turn, answers: bool) -> None:
+        """Begin to answer a turn that may have ended."""
+        if not answers or self.answering or not self._context.gateway.has_room(self._account):
+            return
+        asked = self._heard_so_far(turn.position)
+        self._early_response = self._response_to(self._settings, asked.messages, self._conversation)
+        self._early_response.begin(PAUSE_S)
+
+    def _drop_early(self) -> None:
+        dropped, self._early_response = self._early_response, None
+        if dropped is not None:
+            if dropped.begun:
+                self._context.gateway.metrics.turn("dropped_early")
+            dropped.drop()
 
     async def _turn_stopped(self, turn: Turn, answers: bool) -> None:
         self._context.gateway.metrics.turn("stopped")
@@ -245,18 +271,26 @@ class Session:
         self._early.stop()
         messages = _instructed(self._conversation.messages() if given is None else given, settings)
         added = self._conversation if options.conversation == "auto" else None
-        response = Response(
-            self._context,
-            self._account,
-            self._send,
-            settings,
-            messages,
-            added,
-            options.metadata,
-            self._early,
-        )
+        response = self._early_response
+        if response is not None and not values and response.same(settings, messages):
+            self._early_response = None
+            if response.begun:
+                self._context.gateway.metrics.turn("answered_early")
+        else:
+            self._drop_early()
+            response = self._response_to(settings, messages, added, options.metadata)
         self._response = response
         self._answering = asyncio.create_task(self._answer(response))
+
+    def _response_to(
+        self,
+        settings: Settings,
+        messages: list[ChatMessage],
+        conversation: RealtimeConversation | None,
+        metadata: dict[str, str] | None = None,
+    ) -> Response:
+        context, send = self._context, self._send
+        return Response(context, self._account, send, settings, messages, conversation, metadata, self._early)
 
     async def _answer(self, response: Response) -> None:
         try:
@@ -298,9 +332,9 @@ class Session:
         messages = _instructed(self._conversation.messages(), self._settings)
         return GenerateRequest(messages=messages, speech=self._settings.speech)
 
-    def _heard_so_far(self) -> GenerateRequest:
+    def _heard_so_far(self, end: int | None = None) -> GenerateRequest:
         request = self._prompt()
-        request.messages.append(ChatMessage("user", [AudioPart(data=memoryview(self._audio.so_far()))]))
+        request.messages.append(ChatMessage("user", [AudioPart(data=memoryview(self._audio.so_far(end)))]))
         return request
 
     def _changed(

@@ -25,12 +25,12 @@ LEAST_KEPT_MS: Final = 100
 
 
 class Turn(NamedTuple):
-    """A turn that began or ended.
+    """A turn that began, paused, was resumed or ended.
 
     Attributes:
         change: Which of them.
         item_id: The item that it will be.
-        position: In the audio, in bytes: where the item begins or ends.
+        position: In the audio, in bytes: where the item begins or, if this is its last pause, ends.
     """
 
     change: Change
@@ -136,11 +136,12 @@ class TurnListener:
             begin = self._kept_from()
             self._audio.drop(begin)
             return Turn(change, self.item_id, begin)
+        if change is None:
+            return None
+        turn = Turn(change, self.item_id, self._origin + self._tracker.end * WINDOW_BYTES)
         if change == "stopped":
-            turn = Turn(change, self.item_id, heard)
             self.item_id = new_item_id()
-            return turn
-        return None
+        return turn
 
     def _trim(self) -> None:
         """Forget silence, once there is half a second of it."""

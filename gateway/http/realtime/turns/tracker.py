@@ -14,10 +14,12 @@ INTERRUPTION_WINDOWS: Final = 9
 """Windows of speech that begin a turn while an answer is played: a cough is shorter."""
 GAP_WINDOWS: Final = 3
 """More windows without speech than this begin the count anew."""
+PAUSE_WINDOWS: Final = 6
+"""Windows without speech that may be the end of a turn: so much silence stays at the end of its recording."""
 ECHO: Final = 10**-1.2
 """Speech with less than this part of the answer's power (-12 dB) is taken for its echo while it is played."""
 
-Change = Literal["started", "stopped"]
+Change = Literal["started", "paused", "resumed", "stopped"]
 
 
 class TurnTracker:
@@ -39,6 +41,11 @@ class TurnTracker:
         self._last = 0
         self._speech = 0
         self._longest_pause = 0
+
+    @property
+    def end(self) -> int:
+        """The window behind the turn, or the last one: a short silence after its speech."""
+        return min(self.count, self._last + 1 + PAUSE_WINDOWS)
 
     @property
     def first(self) -> int | None:
@@ -84,9 +91,9 @@ class TurnTracker:
             self._longest_pause = max(self._longest_pause, pause - 1)
             self._last = at
             self._speech += 1
-            return None
+            return "resumed" if pause > PAUSE_WINDOWS else None
         silence = self.rules.silence_ms(self._speech * WINDOW_MS, self._longest_pause * WINDOW_MS)
         if pause * WINDOW_MS < silence:
-            return None
+            return "paused" if pause == PAUSE_WINDOWS else None
         self.reset()
         return "stopped"
