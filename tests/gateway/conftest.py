@@ -15,7 +15,7 @@ from tests.support.ports import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 KEYS = ["GATEWAY__LISTEN", "GATEWAY__EVENTS", "GATEWAY__CONTROL", "GATEWAY__HTTP", "GATEWAY__MONITOR"]
-KEYS += [f"STAGES__{stage.upper()}__INBOX" for stage in STAGES]
+KEYS += [f"STAGES__{stage.upper()}__{key}" for stage in STAGES for key in ("INBOX", "HTTP")]
 
 
 @pytest.fixture(scope="session")
