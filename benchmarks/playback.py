@@ -1,16 +1,18 @@
-"""``python -m benchmarks.playback [SIZE]``: the playback clock on and off, where requests come one by one.
+"""``python -m benchmarks.playback [SIZE]``: what listeners hear, with the playback clock on and off.
 
-Requests come at random times (a Poisson process), whether those before have ended or not, and ask for speech
-of different lengths.  Both ways get the same requests at the same times.
+First clients that ask again when they have their answer; then requests that come at random times (a Poisson
+process), whether those before have ended or not.  They ask for speech of different lengths; both ways get the
+same requests.
 """
 
 import asyncio
 import random
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Coroutine, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -28,6 +30,7 @@ REQUESTS: Final = 24
 LENGTHS_S: Final = (3.0, 6.0, 12.0, 20.0)
 RATES: Final = {"small": (0.4, 0.6), "tiny": (0.6, 0.9)}
 """Requests a second: about 60 and 90% of what two cores serve."""
+CLIENTS: Final = (1, 4, 8)
 REPEATS: Final = 1
 OFF: Final[Changes] = {"talker": {"playback_margin_s": 0.0}, "token2wav": {"playback_margin_s": 0.0}}
 WAYS: Final[dict[str, Changes]] = {"on": {}, "off": OFF}
@@ -38,12 +41,12 @@ class Heard(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         clock: Whether the playback clock was ``on`` or ``off``.
-        rate: Requests a second.
+        load: How many clients, or how many requests a second.
         answers: Figures of each answer.
     """
 
     clock: str
-    rate: float
+    load: str
     answers: list[Timing]
 
 
@@ -78,11 +81,34 @@ async def measure(size: str) -> list[Heard]:
             with tempfile.TemporaryDirectory() as directory:
                 async with OmniRelay(model, Path(directory), WAYS[clock]) as server:
                     await run_load(server, answer_of(1.0), range(4), 4, scenario="warm-up")
-                    for rate in RATES[size]:
-                        answers = await arrive(server, rate, seed=repeat + 1)
-                        heard.append(Heard(clock=clock, rate=rate, answers=answers))
-                        tell(f"clock {clock}, {rate} requests/s: {row(heard[-1:])}")
+                    for load, answers in loads(server, size, repeat + 1):
+                        heard.append(Heard(clock=clock, load=load, answers=await answers))
+                        tell(f"clock {clock}, {load}: {row(heard[-1:])}")
     return heard
+
+
+def loads(server: OmniRelay, size: str, seed: int) -> Iterator[tuple[str, Coroutine[Any, Any, list[Timing]]]]:
+    """Each load's name, and what puts it on the server."""
+    for clients in CLIENTS:
+        yield f"{clients} client{'s' if clients > 1 else ''}", ask_again(server, clients, seed)
+    for rate in RATES[size]:
+        yield f"{rate} requests/s", arrive(server, rate, seed)
+
+
+async def ask_again(server: OmniRelay, clients: int, seed: int) -> list[Timing]:
+    """Let each client ask for speech of every length; gives the figures of their answers.
+
+    Raises:
+        OmniRelayError: A request failed.
+    """
+
+    async def ask(client: int) -> list[Timing]:
+        lengths = random.Random(client).sample(LENGTHS_S, len(LENGTHS_S))  # noqa: S311 - nothing secret
+        numbers = range(100_000 * seed + 100 * client, 100_000 * (seed + 1))
+        found = zip(numbers, lengths, strict=False)
+        return [timing(await server.answer(answer_of(seconds), number)) for number, seconds in found]
+
+    return list(chain.from_iterable(await asyncio.gather(*map(ask, range(clients)))))
 
 
 def row(loads: Sequence[Heard]) -> str:
@@ -93,9 +119,11 @@ def row(loads: Sequence[Heard]) -> str:
         f"{len(answers)}",
         f"{percentile(heard, 0.5):.2f}",
         f"{percentile(heard, 0.9):.2f}",
-        f"{sum(answer.underruns for answer in answers) / len(answers):.2f}",
-        f"{100 * sum(answer.underruns == 0 for answer in answers) / len(answers):.0f}%",
         f"{mean([answer.stalled_s for answer in answers]):.2f}",
+        f"{percentile([answer.start_s for answer in answers], 0.5):.2f}",
+        f"{percentile([answer.least_start_s for answer in answers], 0.5):.2f}",
+        f"{mean([answer.stalled_after_delay_s for answer in answers]):.2f}",
+        f"{100 * sum(answer.underruns_after_delay == 0 for answer in answers) / len(answers):.0f}%",
         f"{mean([answer.completion_s for answer in answers]):.2f}",
     )
     return " | ".join(cells)
@@ -105,23 +133,24 @@ def table(size: str, heard: Sequence[Heard]) -> str:
     """All figures, in Markdown."""
     machine = this_machine()
     head = (
-        *("requests/s", "clock", "n", "TTFA P50, s", "P90, s", "underruns an answer"),
-        *("answers without", "silent s an answer", "completion, s"),
+        *("load", "clock", "n", "TTFA P50, s", "P90, s", "silent s an answer"),
+        *("advised start P50, s", "least start P50, s"),
+        *("silent s after the advised start", "answers without a gap", "completion, s"),
     )
     lines = [
-        f"# {size}: the playback clock, requests that come at random times",
+        f"# {size}: what listeners hear",
         "",
         f"{machine.cpu}, {machine.cores} cores, {machine.memory_gib} GiB.",
-        f"{REQUESTS} requests a load, {REPEATS} loads each, "
-        f"speech of {', '.join(f'{length:g}' for length in LENGTHS_S)} s.",
+        f"Speech of {', '.join(f'{length:g}' for length in LENGTHS_S)} s; {REQUESTS} requests that come at "
+        "random times. The least start is the earliest after which nothing stops, known afterwards.",
         "",
         f"| {' | '.join(head)} |",
         f"| {' | '.join(['---:'] * len(head))} |",
     ]
-    for rate in RATES[size]:
+    for load in dict.fromkeys(each.load for each in heard):
         for clock in WAYS:
-            same = [load for load in heard if (load.rate, load.clock) == (rate, clock)]
-            lines.append(f"| {rate} | {clock} | {row(same)} |")
+            same = [each for each in heard if (each.load, each.clock) == (load, clock)]
+            lines.append(f"| {load} | {clock} | {row(same)} |")
     return "\n".join(lines) + "\n"
 
 

@@ -68,15 +68,13 @@ async def ask(client: AsyncClient, asked: Asked) -> Spoken:
     if not pieces:
         raise OmniRelayError(f"the answer to {asked.reply!r} has no speech")
     audio_s = sum(samples for _, samples in pieces) / SAMPLE_RATE
-    first = pieces[0][0]
-    later = [(max(at, first + delay_s), samples) for at, samples in pieces]
     return Spoken(
-        ttfa_s=first - sent,
+        ttfa_s=pieces[0][0] - sent,
         audio_s=audio_s,
         real_time_factor=(pieces[-1][0] - sent) / audio_s,
         silent_s=play(pieces)[1],
         delay_s=delay_s,
-        silent_after_delay_s=play(later)[1],
+        silent_after_delay_s=play(pieces, delay_s)[1],
     )
 
 

@@ -97,6 +97,7 @@ class OmniRelay:
     ) -> MeasuredAnswer:
         """Note when each event comes."""
         first_text = 0.0
+        start_delay_s = 0.0
         came: list[tuple[int, float, int]] = []
         try:
             async for event in events:
@@ -104,6 +105,7 @@ class OmniRelay:
                 if isinstance(event, TextEvent):
                     first_text = first_text or now
                 elif isinstance(event, AudioEvent):
+                    start_delay_s = start_delay_s or event.start_delay_ms / 1000
                     came.append((event.seq, now, event.samples.size))
                     if heard is not None and not heard.done() and event.samples.size:
                         heard.set_result(now - sent)
@@ -115,6 +117,7 @@ class OmniRelay:
                         first_text=first_text,
                         pieces=[(at, samples) for _, at, samples in came],
                         made=[made[seq] for seq, _, _ in came],
+                        start_delay_s=start_delay_s,
                         done=now,
                         text_ids=event.text_token_ids,
                         codec_ids=event.codec_token_ids,

@@ -1,6 +1,7 @@
 """One answer as its client saw it."""
 
 import hashlib
+import math
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -17,6 +18,7 @@ class MeasuredAnswer(msgspec.Struct, kw_only=True):
         first_text: When the first text came.
         pieces: When each piece of audio came, and its samples.
         made: When the server had made each piece, if it tells.
+        start_delay_s: How long the server advised to wait with the first piece.
         done: When the answer was complete.
         text_ids: The text's token ids.
         codec_ids: The speech's codec ids.
@@ -27,6 +29,7 @@ class MeasuredAnswer(msgspec.Struct, kw_only=True):
     first_text: float
     pieces: list[tuple[float, int]]
     made: list[float] = []
+    start_delay_s: float = 0.0
     done: float
     text_ids: list[int]
     codec_ids: list[int]
@@ -49,6 +52,10 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
         real_time_factor: Completion time for each second of speech.
         underruns: Times that a client which plays from the first piece on had nothing to play.
         stalled_s: How long it had nothing to play, all together.
+        start_s: From the request until the server advised to play.
+        underruns_after_delay: As ``underruns``, of a client that waits so long.
+        stalled_after_delay_s: As ``stalled_s``, of such a client.
+        least_start_s: From the request until the earliest start after which nothing stops, known afterwards.
         delivery_s: From when the server had made each piece until the client had it; empty if it does not
             tell.
         text_tokens: Tokens of the text.
@@ -65,6 +72,10 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     real_time_factor: float
     underruns: int
     stalled_s: float
+    start_s: float = 0.0
+    underruns_after_delay: int = 0
+    stalled_after_delay_s: float = 0.0
+    least_start_s: float = 0.0
     delivery_s: list[float]
     text_tokens: int
     codec_tokens: int
@@ -77,15 +88,21 @@ def timing(answer: MeasuredAnswer) -> Timing:
     audio_s = answer.samples / SAMPLE_RATE
     completion_s = answer.done - answer.sent
     underruns, stalled_s = play(answer.pieces)
+    underruns_after_delay, stalled_after_delay_s = play(answer.pieces, answer.start_delay_s)
+    ttfa_s = next(at for at, samples in answer.pieces if samples) - answer.sent
     return Timing(
         index=answer.index,
         ttft_s=answer.first_text - answer.sent,
-        ttfa_s=next(at for at, samples in answer.pieces if samples) - answer.sent,
+        ttfa_s=ttfa_s,
         completion_s=completion_s,
         audio_s=audio_s,
         real_time_factor=completion_s / audio_s,
         underruns=underruns,
         stalled_s=stalled_s,
+        start_s=ttfa_s + answer.start_delay_s,
+        underruns_after_delay=underruns_after_delay,
+        stalled_after_delay_s=stalled_after_delay_s,
+        least_start_s=least_start(answer.pieces) - answer.sent,
         delivery_s=[at - made for made, (at, _) in zip(answer.made, answer.pieces, strict=False)],
         text_tokens=len(answer.text_ids),
         codec_tokens=len(answer.codec_ids),
@@ -94,11 +111,26 @@ def timing(answer: MeasuredAnswer) -> Timing:
     )
 
 
-def play(pieces: Iterable[tuple[float, int]]) -> tuple[int, float]:
+def least_start(pieces: Iterable[tuple[float, int]]) -> float:
+    """When to begin to play, so that nothing stops: no policy could begin earlier with pieces that come so.
+
+    Args:
+        pieces: When each came, in seconds, and its samples.
+    """
+    start, samples_before = -math.inf, 0
+    for at, samples in pieces:
+        if samples:
+            start = max(start, at - samples_before / SAMPLE_RATE)
+        samples_before += samples
+    return start
+
+
+def play(pieces: Iterable[tuple[float, int]], delay_s: float = 0.0) -> tuple[int, float]:
     """Play what has come, from the first piece on.
 
     Args:
         pieces: When each came, in seconds, and its samples.
+        delay_s: How long to wait with the first.
 
     Returns:
         How often nothing was there to play before the end, for a sample or longer, and for how many seconds.
@@ -109,7 +141,7 @@ def play(pieces: Iterable[tuple[float, int]]) -> tuple[int, float]:
         if not samples:
             continue
         if heard_until is None:
-            heard_until = at
+            heard_until = at + delay_s
         elif at >= heard_until + 1 / SAMPLE_RATE:
             underruns += 1
             stalled_s += at - heard_until

@@ -1,12 +1,14 @@
 """What is made of measurements: playback, percentiles, differences of counters, comparison of answers."""
 
 import math
+from itertools import accumulate
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.measure.answer import MeasuredAnswer, play
+from benchmarks.measure.answer import MeasuredAnswer, least_start, play, timing
 from benchmarks.measure.counters import Counters
 from benchmarks.measure.results import mean, percentile
 from benchmarks.measure.workload import answer_of
@@ -59,6 +61,25 @@ def test_what_is_heard_and_silent_spans_the_time_until_the_end(pieces: list[tupl
         length = sum(samples for _, samples in heard) / SAMPLE_RATE
         # The last piece begins at the latest when it has come.
         assert heard[0][0] + length + stalled >= heard[-1][0] + heard[-1][1] / SAMPLE_RATE - 1e-9
+
+
+@given(st.lists(st.tuples(st.floats(0, 2), st.integers(1, SAMPLE_RATE)), min_size=1, max_size=20))
+def test_the_least_start_is_the_earliest_without_a_gap(waits: list[tuple[float, int]]) -> None:
+    times = list(accumulate(wait for wait, _ in waits))
+    pieces = [(at, samples) for at, (_, samples) in zip(times, waits, strict=True)]
+    delay = least_start(pieces) - times[0]
+    assert delay >= 0
+    assert play(pieces, delay) == (0, 0.0)
+    if delay > 0.01:
+        assert play(pieces, delay - 0.01)[0] > 0
+
+
+def test_an_answer_is_heard_from_the_advised_start_on() -> None:
+    pieces = [(1.0, SAMPLE_RATE), (2.5, SAMPLE_RATE), (3.25, SAMPLE_RATE)]
+    found = timing(msgspec.structs.replace(answer(), pieces=pieces, start_delay_s=0.25))
+    assert (found.ttfa_s, found.start_s, found.least_start_s) == (1.0, 1.25, 1.5)
+    assert (found.stalled_s, found.stalled_after_delay_s) == (0.5, 0.25)
+    assert found.underruns_after_delay == 1
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=50), st.floats(0.01, 1.0))
