@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.first_audio import PARTS, parts_of
 from benchmarks.measure.answer import MeasuredAnswer, least_start, play, timing
 from benchmarks.measure.counters import Counters
+from benchmarks.measure.otlp import Span, Trace
 from benchmarks.measure.results import mean, percentile
 from benchmarks.measure.workload import answer_of
 from benchmarks.parts.scenarios import Compared
@@ -166,3 +168,35 @@ def test_the_table_of_questions_has_medians() -> None:
         cached_tokens=[0, 256, 256],
     )
     assert table([point]).splitlines()[-1] == "| after its end | 10 s | 2.00 s | 300 | 54 |"
+
+
+def span(name: str, parent: str, begin: int, end: int) -> Span:
+    return Span(
+        service="",
+        name=name,
+        trace_id="t",
+        span_id=f"{parent}/{name}/{begin}",
+        parent_id=parent,
+        server=False,
+        begin=begin,
+        end=end,
+        attributes={},
+        events={},
+        error=None,
+    )
+
+
+def test_the_parts_of_the_way_to_the_first_audio_follow_each_other() -> None:
+    root = span("request", "", 10, 500)
+    stages = [span(name, root.span_id, 30, 490) for name in ("thinker", "talker", "token2wav")]
+    thinker, talker, token2wav = (each.span_id for each in stages)
+    phases = [
+        *(span("prepare", root.span_id, 10, 12), span("queue", root.span_id, 12, 20)),
+        *(span("queue", thinker, 30, 33), span("prefill", thinker, 33, 70), span("decode", thinker, 70, 90)),
+        *(span("queue", talker, 75, 78), span("prefill", talker, 78, 99), span("decode", talker, 99, 300)),
+        *(span("wait_codes", token2wav, 40, 150), span("chunk", token2wav, 150, 240)),
+        *(span("wait_codes", token2wav, 240, 260), span("chunk", token2wav, 260, 490)),
+    ]
+    parts = parts_of(Trace([root, *stages, *phases]), 0, 250)
+    assert len(parts) == len(PARTS)
+    assert [round(1e9 * part) for part in parts] == [10, 10, 13, 37, 8, 21, 51, 90, 10]

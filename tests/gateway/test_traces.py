@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
+from benchmarks.measure.otlp import Collector, Span, Trace
 from omnirelay import GenerateRequest, errors
 from shared.config import Config
 from shared.messages import ThinkRequest
 from tests.gateway.bench import Bench, bench, run
 from tests.gateway.http_bench import HI, HttpBench, http_bench, http_gateway
-from tests.support.otlp import Collector, Span, Trace, wait_for_senders
+from tests.support.otlp import wait_for_senders
 
 Configure = Callable[..., Config]
 TRACE, SPAN = "ab" * 16, "cd" * 8

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import zmq
 
+from benchmarks.measure.otlp import Collector, Span
 from omnirelay.errors import InvalidRequestError, UnknownSpeakerError
 from shared.messages import CodecTokens, SynthesisStart
 from shared.tracing.otel import Tracer
@@ -19,7 +20,7 @@ from tests.shared.support import Context, free_address, sending, wait_until
 from tests.shared.test_process import ECHO, ROOT, environment
 from tests.support.children import Child
 from tests.support.http import get
-from tests.support.otlp import Collector, Span, wait_for_senders
+from tests.support.otlp import wait_for_senders
 from tests.support.thinking import speech_of
 
 TRACE = "ab" * 16

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.measure.otlp import Collector
 from omnirelay.errors import ConfigError
 from shared.config import Config, TracingConfig
 from shared.tracing import otel, timeline
@@ -22,7 +23,7 @@ from shared.tracing.otel import Tracer
 from shared.tracing.setup import open_tracer, traces_url
 from shared.tracing.timeline import Timeline
 from tests.shared.support import wait_until
-from tests.support.otlp import Collector, wait_for_senders
+from tests.support.otlp import wait_for_senders
 
 ROOT = Path(__file__).resolve().parents[2]
 BASE = "OTEL_EXPORTER_OTLP_ENDPOINT"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.otlp import Collector
+from benchmarks.measure.otlp import Collector
 from tests.support.stack import RunningStack, make_config
 
 

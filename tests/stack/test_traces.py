@@ -8,11 +8,11 @@ from typing import Any
 import httpx
 import pytest
 
+from benchmarks.measure.otlp import Collector, Span, Trace
 from omnirelay import Client, SamplingOverrides
 from omnirelay.errors import CancelledRequestError, MediaError
 from shared.messages import STAGES
 from tests.support.media import picture, spoken
-from tests.support.otlp import Collector, Span, Trace
 from tests.support.stack import RunningStack
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/operations.md"
