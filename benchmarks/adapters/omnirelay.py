@@ -85,8 +85,8 @@ class OmniRelay:
             prompt_token_ids=workload.prompt(index),
             speaker=SPEAKER,
             seed=SEED,
-            text_sampling=_forced(workload.text_tokens),
-            codec_sampling=_forced(workload.codec_tokens),
+            text_sampling=forced(workload.text_tokens),
+            codec_sampling=forced(workload.codec_tokens),
         )
         async with AsyncClient(self._config.gateway.listen) as client:
             sent = time.monotonic()
@@ -137,7 +137,8 @@ class OmniRelay:
         return await scrape(addresses)
 
 
-def _forced(tokens: int) -> SamplingOverrides:
+def forced(tokens: int) -> SamplingOverrides:
+    """Return what makes an answer of this length."""
     return SamplingOverrides(max_tokens=tokens, min_tokens=tokens, temperature=0.0)
 
 

@@ -162,12 +162,13 @@ def test_questions_are_as_long_as_asked_and_all_different() -> None:
 def test_the_table_of_questions_has_medians() -> None:
     point = Point(
         way="after its end",
+        beside=8,
         question_s=10.0,
         first_audio_s=[3.0, 1.0, 2.0],
         prompt_tokens=[300, 300, 310],
         cached_tokens=[0, 256, 256],
     )
-    assert table([point]).splitlines()[-1] == "| after its end | 10 s | 2.00 s | 300 | 54 |"
+    assert table([point]).splitlines()[-1] == "| after its end | 8 | 10 s | 2.00 s | 300 | 54 |"
 
 
 def span(name: str, parent: str, begin: int, end: int) -> Span:
