@@ -88,7 +88,7 @@ def question(seconds: float, seed: int) -> bytes:
 
 @asynccontextmanager
 async def served(model: Path, way: str) -> AsyncIterator[tuple[str, str]]:
-    """Start a stack that computes prompts in one way; gives the address of its realtime sessions, and its TCP one."""
+    """Start a stack that computes prompts in one way; gives the addresses of sessions and of TCP clients."""
     tokens, clamp = WAYS[way]
     values = configuration(model, {})
     values["gateway"]["limits"]["early_prompt_tokens"] = tokens
