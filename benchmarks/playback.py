@@ -9,10 +9,11 @@ import asyncio
 import random
 import sys
 import tempfile
-from collections.abc import Coroutine, Iterator, Sequence
-from itertools import chain
+import time
+from collections.abc import Sequence
+from itertools import chain, count
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -28,10 +29,9 @@ from omnirelay.errors import OmniRelayError
 
 REQUESTS: Final = 24
 LENGTHS_S: Final = (3.0, 6.0, 12.0, 20.0)
-RATES: Final = {"small": (0.4, 0.6), "tiny": (0.6, 0.9)}
-"""Requests a second: about 60 and 90% of what two cores serve."""
+SHARES: Final = (0.6, 0.9)
+"""Of the requests a second that most clients at once are answered."""
 CLIENTS: Final = (1, 4, 8)
-REPEATS: Final = 1
 OFF: Final[Changes] = {"talker": {"playback_margin_s": 0.0}, "token2wav": {"playback_margin_s": 0.0}}
 WAYS: Final[dict[str, Changes]] = {"on": {}, "off": OFF}
 
@@ -41,7 +41,7 @@ class Heard(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         clock: Whether the playback clock was ``on`` or ``off``.
-        load: How many clients, or how many requests a second.
+        load: How many clients ask at once, or how many requests come a second.
         answers: Figures of each answer.
     """
 
@@ -50,75 +50,81 @@ class Heard(msgspec.Struct, frozen=True, kw_only=True):
     answers: list[Timing]
 
 
-async def arrive(server: OmniRelay, rate: float, seed: int) -> list[Timing]:
-    """Send requests at random times; gives the figures of their answers.
-
-    Raises:
-        OmniRelayError: A request failed.
-    """
-    generator = random.Random(seed)  # noqa: S311 - nothing secret
-    asked: list[asyncio.Task[Timing]] = []
-
-    async def ask(index: int, seconds: float) -> Timing:
-        return timing(await server.answer(answer_of(seconds), index))
-
-    try:
-        async with asyncio.TaskGroup() as group:
-            for number in range(REQUESTS):
-                asked.append(group.create_task(ask(1000 * seed + number, generator.choice(LENGTHS_S))))
-                await asyncio.sleep(generator.expovariate(rate))
-    except* OmniRelayError as errors:
-        raise OmniRelayError(f"a request failed: {errors.exceptions[0]}") from errors
-    return [task.result() for task in asked]
-
-
 async def measure(size: str) -> list[Heard]:
-    """Let both ways serve the same requests, in turn."""
+    """Put the same loads on both ways, one after the other."""
     model = await ensure(size)
-    heard = []
-    for repeat in range(REPEATS):
-        for clock in list(WAYS)[:: 1 if repeat % 2 == 0 else -1]:
-            with tempfile.TemporaryDirectory() as directory:
-                async with OmniRelay(model, Path(directory), WAYS[clock]) as server:
-                    await run_load(server, answer_of(1.0), range(4), 4, scenario="warm-up")
-                    for load, answers in loads(server, size, repeat + 1):
-                        heard.append(Heard(clock=clock, load=load, answers=await answers))
-                        tell(f"clock {clock}, {load}: {row(heard[-1:])}")
+    heard: list[Heard] = []
+    capacity = 0.0
+    for clock, changes in WAYS.items():
+        with tempfile.TemporaryDirectory() as directory:
+            async with OmniRelay(model, Path(directory), changes) as server:
+                await run_load(server, answer_of(1.0), range(4), 4, scenario="warm-up")
+                listener = Listener(server)
+                for clients in CLIENTS:
+                    begun = time.monotonic()
+                    answers = await listener.ask_again(clients)
+                    heard.append(Heard(clock=clock, load=f"{clients} at once", answers=answers))
+                    tell(row(heard[-1]))
+                capacity = capacity or len(answers) / (time.monotonic() - begun)
+                for share in SHARES:
+                    answers = await listener.arrive(share * capacity)
+                    load = f"{share:.0%}: {share * capacity:.2f}/s"
+                    heard.append(Heard(clock=clock, load=load, answers=answers))
+                    tell(row(heard[-1]))
     return heard
 
 
-def loads(server: OmniRelay, size: str, seed: int) -> Iterator[tuple[str, Coroutine[Any, Any, list[Timing]]]]:
-    """Each load's name, and what puts it on the server."""
-    for clients in CLIENTS:
-        yield f"{clients} client{'s' if clients > 1 else ''}", ask_again(server, clients, seed)
-    for rate in RATES[size]:
-        yield f"{rate} requests/s", arrive(server, rate, seed)
+class Listener:
+    """Asks a server, each time with another prompt, and times what is heard."""
+
+    def __init__(self, server: OmniRelay) -> None:
+        self._server = server
+        self._numbers = count(1000)
+
+    async def ask_again(self, clients: int) -> list[Timing]:
+        """Let clients ask for speech of every length, each again when it has its answer.
+
+        Raises:
+            OmniRelayError: A request failed.
+        """
+
+        async def ask(client: int) -> list[Timing]:
+            lengths = random.Random(client).sample(LENGTHS_S, len(LENGTHS_S))  # noqa: S311 - nothing secret
+            return [await self._ask(seconds) for seconds in lengths]
+
+        return list(chain.from_iterable(await asyncio.gather(*map(ask, range(clients)))))
+
+    async def arrive(self, rate: float) -> list[Timing]:
+        """Ask at random times, so many requests a second.
+
+        Raises:
+            OmniRelayError: A request failed.
+        """
+        generator = random.Random(1)  # noqa: S311 - nothing secret
+        asked: list[asyncio.Task[Timing]] = []
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(REQUESTS):
+                    asked.append(group.create_task(self._ask(generator.choice(LENGTHS_S))))
+                    await asyncio.sleep(generator.expovariate(rate))
+        except* OmniRelayError as errors:
+            raise OmniRelayError(f"a request failed: {errors.exceptions[0]}") from errors
+        return [task.result() for task in asked]
+
+    async def _ask(self, seconds: float) -> Timing:
+        return timing(await self._server.answer(answer_of(seconds), next(self._numbers)))
 
 
-async def ask_again(server: OmniRelay, clients: int, seed: int) -> list[Timing]:
-    """Let each client ask for speech of every length; gives the figures of their answers.
-
-    Raises:
-        OmniRelayError: A request failed.
-    """
-
-    async def ask(client: int) -> list[Timing]:
-        lengths = random.Random(client).sample(LENGTHS_S, len(LENGTHS_S))  # noqa: S311 - nothing secret
-        numbers = range(100_000 * seed + 100 * client, 100_000 * (seed + 1))
-        found = zip(numbers, lengths, strict=False)
-        return [timing(await server.answer(answer_of(seconds), number)) for number, seconds in found]
-
-    return list(chain.from_iterable(await asyncio.gather(*map(ask, range(clients)))))
-
-
-def row(loads: Sequence[Heard]) -> str:
-    """The figures of some loads, as cells of a table."""
-    answers = [answer for load in loads for answer in load.answers]
-    heard = [answer.ttfa_s for answer in answers]
+def row(heard: Heard) -> str:
+    """The figures of a load, as cells of a table."""
+    answers = heard.answers
+    first = [answer.ttfa_s for answer in answers]
     cells = (
+        f"{heard.load}",
+        f"{heard.clock}",
         f"{len(answers)}",
-        f"{percentile(heard, 0.5):.2f}",
-        f"{percentile(heard, 0.9):.2f}",
+        f"{percentile(first, 0.5):.2f}",
+        f"{percentile(first, 0.9):.2f}",
         f"{mean([answer.stalled_s for answer in answers]):.2f}",
         f"{percentile([answer.start_s for answer in answers], 0.5):.2f}",
         f"{percentile([answer.least_start_s for answer in answers], 0.5):.2f}",
@@ -147,10 +153,8 @@ def table(size: str, heard: Sequence[Heard]) -> str:
         f"| {' | '.join(head)} |",
         f"| {' | '.join(['---:'] * len(head))} |",
     ]
-    for load in dict.fromkeys(each.load for each in heard):
-        for clock in WAYS:
-            same = [each for each in heard if (each.load, each.clock) == (load, clock)]
-            lines.append(f"| {load} | {clock} | {row(same)} |")
+    order = list(dict.fromkeys(each.load for each in heard))
+    lines += [f"| {row(each)} |" for each in sorted(heard, key=lambda each: order.index(each.load))]
     return "\n".join(lines) + "\n"
 
 
