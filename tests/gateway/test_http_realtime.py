@@ -228,7 +228,7 @@ def test_errors_are_told_and_the_session_goes_on(configure: Configure) -> None:
     refused: list[tuple[Any, str, str | None]] = [
         ("no json", "invalid_request", None),
         ({"type": "session.nothing"}, "invalid_request", "type"),
-        ({"type": "conversation.item.retrieve", "item_id": "x"}, "unsupported", "type"),
+        ({"type": "conversation.item.retrieve", "item_id": "x"}, "invalid_request", "item_id"),
         ({"type": "input_audio_buffer.append", "audio": "?"}, "invalid_request", "audio"),
         ({"type": "input_audio_buffer.append", "sound": "aGk="}, "invalid_request", "sound"),
         ({"type": "input_audio_buffer.commit"}, "invalid_request", None),
@@ -314,7 +314,7 @@ def test_a_session_gets_what_there_is_and_is_told_what_is_not(configure: Configu
                 listening = "session.audio.input"
                 if session is wanted:
                     expected = {f"{listening}.transcription", f"{listening}.noise_reduction"}
-                    assert told == expected | {"session.audio.output.speed", "tools"}
+                    assert told == expected | {"session.audio.output.speed"}
                     assert updated.session.audio.input.turn_detection.type == "semantic_vad"
                 else:
                     assert updated.session.audio.input.turn_detection is None

@@ -17,7 +17,7 @@ from openai.resources.realtime.realtime import AsyncRealtimeConnection
 
 from gateway.access.account import ClientAccount
 from gateway.http.realtime import early
-from gateway.http.realtime.early import AHEAD_BYTES, WINDOW_BYTES, EarlyPrompt
+from gateway.http.realtime.input.early import AHEAD_BYTES, WINDOW_BYTES, EarlyPrompt
 from gateway.manager import Gateway
 from omnirelay.protocol import GenerateRequest
 from shared.config import Config

@@ -12,7 +12,7 @@ from msgspec import to_builtins
 from gateway.fairness.memory_budget import ClientBudget, MemoryBudget
 from gateway.http.realtime.conversation import MAX_ITEMS, RealtimeConversation
 from gateway.http.realtime.events import _KINDS, EventError, read_event
-from gateway.http.realtime.input_audio import InputAudio
+from gateway.http.realtime.input.audio import InputAudio
 from gateway.http.realtime.items import BYTES_PER_S, HEADER_BYTES, Item, read_item
 from gateway.http.realtime.settings import NEUTRAL, Settings
 from omnirelay.content import AudioPart, TextPart

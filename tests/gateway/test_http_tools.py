@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -136,3 +137,15 @@ def test_openais_client_gets_calls(configure: Configure) -> None:
             await b.ai.chat.completions.create(**{**fields, "messages": again})
 
     run(scenario())
+
+
+@pytest.mark.parametrize("size", [5000, 100_000])
+def test_arguments_too_deep_to_be_read_stay_as_they_came(size: int) -> None:
+    deep = "[" * size
+    called = {**CALL, "function": {"name": "weather", "arguments": deep}}
+    _, request = read(messages=[*HI, {"role": "assistant", "content": None, "tool_calls": [called]}])
+    content = request.messages[1].content
+    assert isinstance(content, list)
+    [part] = content
+    assert isinstance(part, TextPart)
+    assert msgspec.json.encode(deep).decode() in part.text

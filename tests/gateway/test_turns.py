@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from gateway.fairness.memory_budget import MemoryBudget
-from gateway.http.realtime.input_audio import InputAudio
+from gateway.http.realtime.input.audio import InputAudio
 from gateway.http.realtime.turns.listener import BURST_S, SPEED, Turn, TurnListener, _Pace
 from gateway.http.realtime.turns.pool import VoicePool
 from gateway.http.realtime.turns.rules import EAGERNESS, SemanticVad, ServerVad, TurnRules, read_rules

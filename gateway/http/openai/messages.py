@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from gateway.http.fields import convert
 from gateway.http.openai.strings import LongStrings
-from gateway.http.openai.tools import MAX_TOOLS, PastCall, result_text
+from gateway.http.openai.tools import MAX_TOOLS, PastCall, PastFunction, result_text
 from omnirelay.content import AudioPart, ChatMessage, ContentPart, ImagePart, Role, TextPart, VideoPart
 from omnirelay.errors import InvalidRequestError, UnsupportedError
 
@@ -102,7 +102,10 @@ def read_message(message: Message, strings: LongStrings, where: str) -> ChatMess
     if message.role != "assistant":
         raise InvalidRequestError(f"{where}: only the assistant calls tools", f"{where}.tool_calls")
     said = [] if message.content in (None, "", []) else _parts(message, strings, where)
-    calls = "\n".join(call.text for call in message.tool_calls)
+    calls = "\n".join(
+        PastFunction(call.function.name, strings.text(call.function.arguments)).text
+        for call in message.tool_calls
+    )
     return ChatMessage("assistant", [*said, TextPart(f"\n{calls}" if said else calls)])
 
 

@@ -75,6 +75,16 @@ class PastFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     arguments: str
 
+    @property
+    def text(self) -> str:
+        """The call as the model wrote it."""
+        try:
+            arguments: Any = msgspec.Raw(msgspec.json.encode(msgspec.json.decode(self.arguments)))
+        except (msgspec.DecodeError, RecursionError):
+            arguments = self.arguments
+        call = msgspec.json.encode({"name": self.name, "arguments": arguments}).decode()
+        return f"{BEGIN}\n{call}\n{END}"
+
 
 class PastCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A call in an earlier message."""
@@ -82,16 +92,6 @@ class PastCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     function: PastFunction
     id: str = ""
     type: Literal["function"] = "function"
-
-    @property
-    def text(self) -> str:
-        """The call as the model wrote it."""
-        try:
-            arguments: Any = msgspec.Raw(msgspec.json.encode(msgspec.json.decode(self.function.arguments)))
-        except msgspec.DecodeError:
-            arguments = self.function.arguments
-        call = msgspec.json.encode({"name": self.function.name, "arguments": arguments}).decode()
-        return f"{BEGIN}\n{call}\n{END}"
 
 
 def result_text(content: str) -> str:
@@ -161,6 +161,11 @@ class CallParser:
     several: bool = True
     calls: int = 0
     _held: str = field(default="", init=False)
+
+    @property
+    def begun(self) -> bool:
+        """A call was made, or what may be one has begun."""
+        return self.forced or self.calls > 0 or BEGIN in self._held
 
     def push(self, text: str, last: bool = False) -> list[str | Call]:
         """Return the next texts and calls."""

@@ -4,7 +4,7 @@ from collections import Counter
 from typing import Final
 
 from gateway.fairness.memory_budget import ClientBudget, Hold
-from gateway.http.realtime.items import Item, media_kinds
+from gateway.http.realtime.items import Item, media_kinds, messages_of
 from omnirelay.content import ChatMessage
 from omnirelay.errors import InvalidRequestError, MediaTooLargeError
 from shared.config import MediaConfig
@@ -62,7 +62,7 @@ class RealtimeConversation:
 
     def messages(self) -> list[ChatMessage]:
         """Return the items as messages; those without content are left out."""
-        return [item.message() for item in self._items if item.parts]
+        return messages_of(self._items)
 
     def clear(self) -> None:
         """Delete all items."""

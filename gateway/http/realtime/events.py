@@ -50,6 +50,12 @@ class DeleteItem(ClientEvent, frozen=True):
     item_id: str
 
 
+class RetrieveItem(ClientEvent, frozen=True):
+    """Return an item."""
+
+    item_id: str
+
+
 class TruncateItem(ClientEvent, frozen=True):
     """Delete the part of an answer that was not played."""
 
@@ -91,11 +97,12 @@ _KINDS: Final[dict[str, type[ClientEvent]]] = {
     "input_audio_buffer.clear": ClearAudio,
     "conversation.item.create": CreateItem,
     "conversation.item.delete": DeleteItem,
+    "conversation.item.retrieve": RetrieveItem,
     "conversation.item.truncate": TruncateItem,
     "response.create": CreateResponse,
     "response.cancel": CancelResponse,
 }
-_UNSUPPORTED: Final = frozenset({"conversation.item.retrieve", "output_audio_buffer.clear"})
+_UNSUPPORTED: Final = frozenset({"output_audio_buffer.clear"})
 
 
 class EventError(Exception):

@@ -1,7 +1,7 @@
 """The items of a conversation."""
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -10,7 +10,17 @@ import msgspec
 from gateway.fairness.memory_budget import ClientBudget, Hold
 from gateway.http.encoding.encoders import wav_header
 from gateway.http.fields import convert, require_one_of
-from omnirelay.content import AudioPart, ChatMessage, ContentPart, ImagePart, MediaPart, Role, TextPart
+from gateway.http.realtime.functions.items import FunctionCall, FunctionItem, FunctionOutput
+from omnirelay.content import (
+    AudioPart,
+    ChatMessage,
+    ContentPart,
+    ImagePart,
+    MediaPart,
+    Role,
+    TextPart,
+    parts_of,
+)
 from omnirelay.errors import InvalidRequestError, UnsupportedError
 from shared.messages import SAMPLE_RATE
 
@@ -52,13 +62,14 @@ def new_item_id() -> str:
 
 @dataclass(eq=False)
 class Item:
-    """One message of the conversation.
+    """One message of the conversation, a call, or its result.
 
     Attributes:
         role: The speaker.
         parts: Its content for the model.
         content: Its content for clients.
         audio_bytes: Size of the sent speech of an answer.
+        function: What clients see of a call or result instead of role and content; none of a message.
     """
 
     role: Role
@@ -67,6 +78,7 @@ class Item:
     id: str = field(default_factory=new_item_id)
     status: Status = "completed"
     audio_bytes: int = 0
+    function: FunctionItem | None = None
     hold: Hold | None = None
 
     @property
@@ -91,20 +103,12 @@ class Item:
         if self.hold is not None:
             self.hold.release()
 
-    def message(self) -> ChatMessage:
-        """Return it in the gateway's form."""
-        return ChatMessage(self.role, list(self.parts))
-
     def shown(self) -> dict[str, Any]:
         """Return it in OpenAI's form, without sounds and pictures."""
-        return {
-            "id": self.id,
-            "object": "realtime.item",
-            "type": "message",
-            "status": self.status,
-            "role": self.role,
-            "content": self.content,
-        }
+        head = {"id": self.id, "object": "realtime.item", "status": self.status}
+        if self.function is not None:
+            return {**head, **self.function.shown}
+        return {**head, "type": "message", "role": self.role, "content": self.content}
 
     def truncate(self, content_index: int, audio_end_ms: int) -> None:
         """Cut a spoken answer, and its transcript in proportion.
@@ -133,12 +137,17 @@ def read_item(values: Mapping[str, Any], where: str) -> Item:
     """Parse and check a client's item, found at ``where`` in its event.
 
     Raises:
-        UnsupportedError: It is not a message.
+        UnsupportedError: It is of another type.
         InvalidRequestError: It is invalid.
     """
     kind = values.get("type", "message")
+    if kind == "function_call":
+        return function_item(convert(values, FunctionCall, where))
+    if kind == "function_call_output":
+        return function_item(convert(values, FunctionOutput, where))
     if kind != "message":
-        raise UnsupportedError(f"{where}.type can be message, not {str(kind)[:64]!r}", f"{where}.type")
+        allowed = "message, function_call or function_call_output"
+        raise UnsupportedError(f"{where}.type can be {allowed}, not {str(kind)[:64]!r}", f"{where}.type")
     message = convert(values, _ItemFields, where)
     if not message.content or len(message.content) > MAX_PARTS:
         raise InvalidRequestError(f"{where}.content must have 1 to {MAX_PARTS} parts", f"{where}.content")
@@ -150,6 +159,36 @@ def read_item(values: Mapping[str, Any], where: str) -> Item:
     item = Item(message.role, parts, [_shown(each) for each in message.content])
     item.id = message.id or item.id
     return item
+
+
+def function_item(function: FunctionItem) -> Item:
+    """Build the item of a call or result."""
+    item_id = function.id or new_item_id()
+    return Item(function.role, [TextPart(function.text)], [], id=item_id, function=function)
+
+
+def messages_of(items: Iterable[Item]) -> list[ChatMessage]:
+    """Return items in the gateway's form, without those that have no content.
+
+    Calls join what the model said before them, and results each other, as in a chat.
+    """
+    messages: list[ChatMessage] = []
+    before: Item | None = None
+    for item in items:
+        if not item.parts:
+            continue
+        parts = list(item.parts)
+        if before is not None and _joins(before, item):
+            parts = [*parts_of(messages.pop()), TextPart("\n"), *parts]
+        messages.append(ChatMessage(item.role, parts))
+        before = item
+    return messages
+
+
+def _joins(before: Item, item: Item) -> bool:
+    if isinstance(item.function, FunctionCall):
+        return before.role == "assistant"
+    return isinstance(item.function, FunctionOutput) and isinstance(before.function, FunctionOutput)
 
 
 def sound_item(wav: bytearray, item_id: str) -> Item:

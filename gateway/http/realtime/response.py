@@ -13,14 +13,17 @@ from gateway.http.connection import ClientGoneError
 from gateway.http.context import HttpContext
 from gateway.http.errors import body_of
 from gateway.http.fields import named
+from gateway.http.openai.tools import Call
 from gateway.http.realtime.conversation import RealtimeConversation
-from gateway.http.realtime.early import EarlyPrompt
-from gateway.http.realtime.items import Item
+from gateway.http.realtime.functions.items import FunctionCall
+from gateway.http.realtime.input.early import EarlyPrompt
+from gateway.http.realtime.items import Item, function_item
 from gateway.http.realtime.playback import Playback
 from gateway.http.realtime.settings import PCM, Settings
+from gateway.requests.lifecycle import RequestState
 from omnirelay.content import ChatMessage, TextPart
 from omnirelay.errors import OmniRelayError
-from omnirelay.events import AudioEvent, DoneEvent, TextEvent
+from omnirelay.events import DoneEvent, TextEvent
 from omnirelay.protocol import GenerateRequest, SamplingOverrides
 from shared.log import limited
 
@@ -28,8 +31,14 @@ Send = Callable[[str, dict[str, Any]], Awaitable[None]]
 """Sends an event of a type with fields."""
 CancelReason = Literal["client_cancelled", "turn_detected"]
 """OpenAI's reasons of a cancelled response."""
-NAMES: Final[Mapping[str, str | None]] = {"speaker": "audio.output.voice", "messages": None}
+NAMES: Final[Mapping[str, str | None]] = {
+    "speaker": "audio.output.voice",
+    "messages": None,
+    "text_sampling.json_schema": "tools",
+}
 """Names here of fields of a :class:`omnirelay.protocol.GenerateRequest`, where they differ."""
+WRITTEN: Final = frozenset({RequestState.TALKING, RequestState.SYNTHESIZING})
+"""States of a request whose text is complete."""
 log = logging.getLogger(__name__)
 
 
@@ -60,14 +69,20 @@ class Response:
         self._conversation = conversation
         self._metadata = metadata
         self._early = early
+        self._calls = settings.call_parser()
+        self._silent = False
+        """A call has begun: calls, and what follows them, are not spoken."""
+        self._output: list[Item] = []
         self._item = Item("assistant", [], [], status="in_progress")
+        self._index = 0
         self._playback = Playback()
         self._texts: list[str] = []
         self._request_id: str | None = None
-        self._item_begun = False
         self._cancelled = False
         self._reason: CancelReason = "client_cancelled"
         self._done: DoneEvent | None = None
+        self._all_written = False
+        """The text with its calls is complete; the rest of the request was not needed."""
         self._work: asyncio.Task[None] | None = None
         self._begins: asyncio.TimerHandle | None = None
         self._begun: asyncio.Task[HttpAnswer] | None = None
@@ -80,7 +95,7 @@ class Response:
     @property
     def completed(self) -> bool:
         """Whether it was generated to its end."""
-        return self._done is not None and self.error is None
+        return (self._done is not None or self._all_written) and self.error is None
 
     @property
     def in_conversation(self) -> bool:
@@ -133,7 +148,7 @@ class Response:
         finally:
             self.drop()
         status = self._status()
-        if self._item_begun:
+        if self._item in self._output:
             await self._end_item("completed" if status == "completed" else "incomplete")
         self._messages = []
         await self._send("response.done", {"response": self._shown(status)})
@@ -163,7 +178,8 @@ class Response:
         self._early.renew()
         self._request_id = answer.request_id
         try:
-            await self._begin_item()
+            if self._calls is None:
+                await self._begin_item()
             await self._forward(answer)
         finally:
             answer.close()
@@ -183,10 +199,13 @@ class Response:
 
     async def _submit(self) -> HttpAnswer:
         settings = self._settings
-        sampling = SamplingOverrides(max_tokens=settings.max_output_tokens, temperature=settings.temperature)
+        forced = settings.forced_call
+        sampling = SamplingOverrides(
+            max_tokens=settings.max_output_tokens, temperature=settings.temperature, json_schema=forced
+        )
         request = GenerateRequest(
             messages=list(self._messages),
-            speech=settings.speech,
+            speech=settings.speech and forced is None,
             speaker=settings.voice,
             text_sampling=sampling,
         )
@@ -196,13 +215,15 @@ class Response:
 
     async def _forward(self, answer: HttpAnswer) -> None:
         audio = self._context.audio.start("pcm16", streamed=True)
-        kind = "output_audio_transcript" if self._settings.speech else "output_text"
+        tokens = 0
         async for event in answer:
             if isinstance(event, TextEvent):
-                if event.text:
-                    self._texts.append(event.text)
-                    await self._send(f"response.{kind}.delta", {**self._place(), "delta": event.text})
-            elif isinstance(event, AudioEvent):
+                tokens += len(event.token_ids)
+                await self._write(event.text)
+            elif isinstance(event, DoneEvent):
+                self._done = event
+            elif not self._silent:
+                await self._begin_item()
                 if delay := start_delay(event):
                     await self._send("response.output_audio.start_delay", {**self._place(), **delay})
                 data = await audio.push(event.pcm)
@@ -211,17 +232,74 @@ class Response:
                 delta = binascii.b2a_base64(data, newline=False).decode()
                 self._item.audio_bytes += len(data)
                 await self._send("response.output_audio.delta", {**self._place(), "delta": delta})
+            if self._silent and self._done is None and self._is_written(tokens):
+                self._all_written = True
+                break
+        await self._write("", last=True)
+
+    def _is_written(self, tokens: int) -> bool:
+        """Whether so many text tokens are all."""
+        report = self._context.gateway.report(self._request_id or "")
+        return report is not None and report.state in WRITTEN and report.text_tokens == tokens
+
+    async def _write(self, text: str, last: bool = False) -> None:
+        """Send a piece of the text, and the calls in it."""
+        found: list[str | Call] = [text] if text else []
+        if self._calls is not None:
+            found = self._calls.push(text, last)
+            self._silent = self._silent or self._calls.begun
+        kind = "output_audio_transcript" if self._settings.speech else "output_text"
+        for each in found:
+            if isinstance(each, Call):
+                await self._call(each)
             else:
-                self._done = event
+                await self._begin_item()
+                self._texts.append(each)
+                await self._send(f"response.{kind}.delta", {**self._place(), "delta": each})
+
+    async def _call(self, call: Call) -> None:
+        """Send a call, and make it an item of the conversation."""
+        function = FunctionCall(name=call.name, arguments=call.arguments)
+        item = function_item(function)
+        item.status = "in_progress"
+        index = await self._add(item)
+        place = {
+            "response_id": self.id,
+            "item_id": item.id,
+            "output_index": index,
+            "call_id": function.call_id,
+        }
+        arguments = {"name": call.name, "arguments": call.arguments}
+        await self._send("response.function_call_arguments.delta", {**place, "delta": call.arguments})
+        await self._send("response.function_call_arguments.done", {**place, **arguments})
+        item.status = "completed"
+        await self._end(item, index)
+
+    async def _add(self, item: Item) -> int:
+        """Begin an item of the output, and return its place there."""
+        index = len(self._output)
+        self._output.append(item)
+        shown = {"item": item.shown()}
+        await self._send(
+            "response.output_item.added", {"response_id": self.id, "output_index": index, **shown}
+        )
+        if self._conversation is not None:
+            before = self._conversation.add(item)
+            await self._send("conversation.item.added", {"previous_item_id": before, **shown})
+        return index
+
+    async def _end(self, item: Item, index: int) -> None:
+        shown = {"item": item.shown()}
+        if self._conversation is not None:
+            await self._send("conversation.item.done", shown)
+        place = {"response_id": self.id, "output_index": index}
+        await self._send("response.output_item.done", {**place, **shown})
 
     async def _begin_item(self) -> None:
-        self._item_begun = True
-        item = {"item": self._item.shown()}
-        place = {"response_id": self.id, "output_index": 0}
-        await self._send("response.output_item.added", {**place, **item})
-        if self._conversation is not None:
-            before = self._conversation.add(self._item)
-            await self._send("conversation.item.added", {"previous_item_id": before, **item})
+        """Begin the message, unless it has begun."""
+        if self._item in self._output:
+            return
+        self._index = await self._add(self._item)
         await self._send("response.content_part.added", {**self._place(), "part": self._part("")})
 
     async def _end_item(self, status: Any) -> None:
@@ -237,13 +315,11 @@ class Response:
         else:
             await self._send("response.output_text.done", {**self._place(), "text": text})
         await self._send("response.content_part.done", {**self._place(), "part": self._part(text)})
-        item = {"item": self._item.shown()}
-        if self._conversation is not None:
-            await self._send("conversation.item.done", item)
-        await self._send("response.output_item.done", {"response_id": self.id, "output_index": 0, **item})
+        await self._end(self._item, self._index)
 
     def _place(self) -> dict[str, Any]:
-        return {"response_id": self.id, "item_id": self._item.id, "output_index": 0, "content_index": 0}
+        place = {"response_id": self.id, "item_id": self._item.id}
+        return {**place, "output_index": self._index, "content_index": 0}
 
     def _part(self, text: str) -> dict[str, str]:
         if self._settings.speech:
@@ -254,7 +330,7 @@ class Response:
         if self.error is not None:
             return "failed"
         if self._done is None:
-            return "cancelled"
+            return "completed" if self._all_written else "cancelled"
         return "incomplete" if finish_reason(self._done) == "length" else "completed"
 
     def _shown(self, status: str) -> dict[str, Any]:
@@ -264,14 +340,31 @@ class Response:
             "id": self.id,
             "status": status,
             "status_details": self._details(status),
-            "output": [self._item.shown()] if self._item_begun else [],
+            "output": [item.shown() for item in self._output],
             "conversation_id": None,
             "output_modalities": settings.modalities,
             "audio": {"output": {"format": PCM, "voice": settings.voice}},
             "max_output_tokens": settings.most,
             "metadata": self._metadata,
-            "usage": usage_of(self._done, "input", "output", "token_details") if self._done else None,
+            "usage": self._usage(),
             "request_id": self._request_id,
+        }
+
+    def _usage(self) -> dict[str, Any] | None:
+        if self._done is not None:
+            return usage_of(self._done, "input", "output", "token_details")
+        report = self._context.gateway.report(self._request_id or "")
+        if report is None or not self._all_written:
+            return None
+        output = report.text_tokens + report.codec_tokens
+        return {
+            "input_tokens": report.prompt_tokens,
+            "output_tokens": output,
+            "total_tokens": report.prompt_tokens + output,
+            "output_token_details": {
+                "text_tokens": report.text_tokens,
+                "audio_tokens": report.codec_tokens,
+            },
         }
 
     def _details(self, status: str) -> dict[str, Any] | None:

@@ -13,10 +13,17 @@ from gateway.http.errors import body_of
 from gateway.http.fields import named
 from gateway.http.realtime import events
 from gateway.http.realtime.conversation import RealtimeConversation
-from gateway.http.realtime.early import EarlyPrompt
 from gateway.http.realtime.idle import IdleTimer
-from gateway.http.realtime.input_audio import InputAudio
-from gateway.http.realtime.items import Item, milliseconds, new_item_id, read_item, sound_item
+from gateway.http.realtime.input.audio import InputAudio
+from gateway.http.realtime.input.early import EarlyPrompt
+from gateway.http.realtime.items import (
+    Item,
+    messages_of,
+    milliseconds,
+    new_item_id,
+    read_item,
+    sound_item,
+)
 from gateway.http.realtime.response import CancelReason, Response, Send
 from gateway.http.realtime.settings import Settings, read_options, refuse, split
 from gateway.http.realtime.turns.listener import Turn, TurnListener
@@ -94,6 +101,9 @@ class Session:
                 if self._listener is not None:
                     self._listener.reset()
                 await self._send("input_audio_buffer.cleared", {})
+            case events.RetrieveItem():
+                item = self._conversation.get(event.item_id)
+                await self._send("conversation.item.retrieved", {"item": item.shown()})
             case events.CreateResponse():
                 await self._respond(event.response or {})
             case events.CancelResponse():
@@ -264,12 +274,14 @@ class Session:
         own, changes = split(values, events.ResponseOptions.__struct_fields__)
         options: events.ResponseOptions = read_options(own, events.ResponseOptions, "response")
         settings = self._changed(changes, "response", refuse)
+        # Refused before anything is interrupted.
+        _ = settings.forced_call
         given = None if options.input is None else await self._given(options.input)
         self._idle.stop()
         await self._interrupt()
         await self._make_room()
         self._early.stop()
-        messages = _instructed(self._conversation.messages() if given is None else given, settings)
+        messages = self._instructed(self._conversation.messages() if given is None else given, settings)
         added = self._conversation if options.conversation == "auto" else None
         response = self._early_response
         if response is not None and not values and response.same(settings, messages):
@@ -318,24 +330,27 @@ class Session:
 
     async def _given(self, items: list[dict[str, Any]]) -> list[ChatMessage]:
         """Convert items that replace the conversation."""
-        messages = []
+        given = []
         for at, values in enumerate(items):
             if values.get("type") == "item_reference":
                 item = self._conversation.get(str(values.get("id")))
             else:
                 item = await asyncio.to_thread(read_item, values, f"response.input[{at}]")
-            messages.append(item.message())
-        return messages
+            given.append(item)
+        return messages_of(given)
 
     def _prompt(self) -> GenerateRequest:
         """Return what a response would ask now."""
-        messages = _instructed(self._conversation.messages(), self._settings)
+        messages = self._instructed(self._conversation.messages(), self._settings)
         return GenerateRequest(messages=messages, speech=self._settings.speech)
 
     def _heard_so_far(self, end: int | None = None) -> GenerateRequest:
         request = self._prompt()
         request.messages.append(ChatMessage("user", [AudioPart(data=memoryview(self._audio.so_far(end)))]))
         return request
+
+    def _instructed(self, messages: list[ChatMessage], settings: Settings) -> list[ChatMessage]:
+        return settings.instructed(messages, self._context.config.gateway.speech_system_prompt)
 
     def _changed(
         self, values: dict[str, Any], where: str, unavailable: Callable[[UnsupportedError], None]
@@ -348,11 +363,6 @@ class Session:
 
     def _shown(self) -> dict[str, Any]:
         return self._settings.shown(self.id, self._context.model)
-
-
-def _instructed(messages: list[ChatMessage], settings: Settings) -> list[ChatMessage]:
-    """Return the messages, after the instructions if there are any."""
-    return [ChatMessage("system", settings.instructions), *messages] if settings.instructions else messages
 
 
 def _media_of(account: ClientAccount, media: MediaConfig) -> MediaConfig:

@@ -1,6 +1,6 @@
 """The settings of a session, with the fields of OpenAI's API and of its beta."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal
 
 import msgspec
@@ -8,7 +8,10 @@ from msgspec.structs import replace
 
 from gateway.http.fields import convert, read_fields, require_neutral
 from gateway.http.openai.chat_request import Voice, voice_name
+from gateway.http.openai.tools import CallParser, Choice, Tool, explained, forced_schema
+from gateway.http.realtime.functions.tools import read_choice, read_tools, shown_choice, shown_tools
 from gateway.http.realtime.turns.rules import TurnRules, read_rules
+from omnirelay.content import ChatMessage
 from omnirelay.errors import InvalidRequestError, UnsupportedError
 from shared.messages import SAMPLE_RATE, Temperature
 
@@ -21,8 +24,6 @@ NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "input_audio_transcription": (),
     "prompt": (),
     "speed": (1,),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
     "truncation": ("auto",),
 }
 """Fields that are accepted with these values or null only."""
@@ -61,6 +62,9 @@ class _Fields(msgspec.Struct, frozen=True, kw_only=True):
     audio: _Audio = _Audio()
     max_output_tokens: int | Literal["inf"] | None = None
     temperature: Temperature | None = None
+    tools: Any = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
     modalities: list[str] | None = None
     voice: Voice | None = None
     input_audio_format: Literal["pcm16"] = "pcm16"
@@ -78,6 +82,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         voice: The speaker.
         max_output_tokens: Limit of text tokens.
         temperature: Of text tokens.
+        tools: The functions that may be called.
+        tool_choice: Which of them must be.
+        parallel: Several may be called at once.
         turns: How turns are detected; none if the client says when they end.
     """
 
@@ -86,6 +93,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     voice: str | None = None
     max_output_tokens: int | None = None
     temperature: float | None = None
+    tools: tuple[Tool, ...] = ()
+    tool_choice: Choice = "auto"
+    parallel: bool = True
     turns: TurnRules | None = None
 
     @property
@@ -97,6 +107,41 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def most(self) -> int | str:
         """``max_output_tokens`` in OpenAI's form."""
         return "inf" if self.max_output_tokens is None else self.max_output_tokens
+
+    @property
+    def active_tools(self) -> Sequence[Tool]:
+        """The functions that the model is told of."""
+        return () if self.tool_choice == "none" else self.tools
+
+    @property
+    def forced_call(self) -> str | None:
+        """The schema of an answer that must be a call; none if it need not.
+
+        Raises:
+            InvalidRequestError: No function can be called.
+        """
+        return forced_schema(self.active_tools, self.tool_choice)
+
+    def call_parser(self) -> CallParser | None:
+        """A parser of an answer; none if nothing can be called."""
+        if not self.active_tools:
+            return None
+        names = frozenset(tool.function.name for tool in self.active_tools)
+        return CallParser(names, self.tool_choice not in ("auto", "none"), self.parallel)
+
+    def instructed(self, messages: list[ChatMessage], spoken: str | None) -> list[ChatMessage]:
+        """Return messages after the system message, if there is one.
+
+        Args:
+            spoken: The default instructions of spoken answers, which the gateway adds where there is no
+                system message.
+        """
+        instructions = self.instructions
+        if self.active_tools and self.speech:
+            instructions = instructions or spoken or ""
+        if instructions:
+            messages = [ChatMessage("system", instructions), *messages]
+        return explained(messages, self.active_tools) if self.active_tools else messages
 
     def changed(
         self,
@@ -141,6 +186,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             changes["max_output_tokens"] = _tokens(most, f"{where}.max_output_tokens")
         if fields.temperature is not None:
             changes["temperature"] = fields.temperature
+        changes |= _function_changes(fields, where, unavailable)
         turns = fields.audio.input.turn_detection
         if turns is msgspec.UNSET:
             turns = values.get("turn_detection", msgspec.UNSET)
@@ -162,8 +208,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "audio": {"input": listening, "output": {"format": PCM, "voice": self.voice, "speed": 1.0}},
             "max_output_tokens": self.most,
             "temperature": self.temperature,
-            "tools": [],
-            "tool_choice": "none",
+            "tools": shown_tools(self.tools),
+            "tool_choice": shown_choice(self.tool_choice),
+            "parallel_tool_calls": self.parallel,
             "truncation": "auto",
             "tracing": None,
         }
@@ -202,6 +249,19 @@ def _available(values: Mapping[str, Any], unavailable: Callable[[UnsupportedErro
         except UnsupportedError as error:
             unavailable(error)
     return kept
+
+
+def _function_changes(
+    fields: _Fields, where: str, unavailable: Callable[[UnsupportedError], None]
+) -> dict[str, Any]:
+    changes: dict[str, Any] = {}
+    if fields.tools is not None:
+        changes["tools"] = read_tools(fields.tools, f"{where}.tools", unavailable)
+    if fields.tool_choice is not None:
+        changes["tool_choice"] = read_choice(fields.tool_choice, f"{where}.tool_choice")
+    if fields.parallel_tool_calls is not None:
+        changes["parallel"] = fields.parallel_tool_calls
+    return changes
 
 
 def _check_input(fields: _Fields, where: str, unavailable: Callable[[UnsupportedError], None]) -> None:

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import Final, NamedTuple
 
-from gateway.http.realtime.input_audio import InputAudio
+from gateway.http.realtime.input.audio import InputAudio
 from gateway.http.realtime.items import BYTES_PER_S, milliseconds, new_item_id
 from gateway.http.realtime.turns.pool import VoicePool
 from gateway.http.realtime.turns.rules import TurnRules
