@@ -234,8 +234,12 @@ def test_errors_are_told_and_the_session_goes_on(configure: Configure) -> None:
         ({"type": "input_audio_buffer.commit"}, "invalid_request", None),
         ({"type": "response.cancel"}, "invalid_request", None),
         ({"type": "conversation.item.delete", "item_id": "x"}, "invalid_request", "item_id"),
-        ({"type": "conversation.item.create", "item": {"type": "function_call"}}, "unsupported", "item.type"),
-        ({"type": "response.create", "response": {"tools": [{"type": "function"}]}}, "unsupported", "tools"),
+        ({"type": "conversation.item.create", "item": {"type": "mcp_call"}}, "unsupported", "item.type"),
+        (
+            {"type": "response.create", "response": {"tools": [{"type": "mcp"}]}},
+            "unsupported",
+            "response.tools[0].type",
+        ),
         (
             {"type": "response.create", "response": {"turn_detection": {"type": "server_vad"}}},
             "unsupported",

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from openai.resources.realtime.realtime import AsyncRealtimeConnection
 
 from gateway.access.account import ClientAccount
-from gateway.http.realtime import early
+from gateway.http.realtime.input import early
 from gateway.http.realtime.input.early import AHEAD_BYTES, WINDOW_BYTES, EarlyPrompt
 from gateway.manager import Gateway
 from omnirelay.protocol import GenerateRequest

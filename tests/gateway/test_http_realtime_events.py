@@ -13,7 +13,7 @@ from gateway.fairness.memory_budget import ClientBudget, MemoryBudget
 from gateway.http.realtime.conversation import MAX_ITEMS, RealtimeConversation
 from gateway.http.realtime.events import _KINDS, EventError, read_event
 from gateway.http.realtime.input.audio import InputAudio
-from gateway.http.realtime.items import BYTES_PER_S, HEADER_BYTES, Item, read_item
+from gateway.http.realtime.items import BYTES_PER_S, HEADER_BYTES, Item, messages_of, read_item
 from gateway.http.realtime.settings import NEUTRAL, Settings
 from omnirelay.content import AudioPart, TextPart
 from omnirelay.errors import BusyError, InvalidRequestError, MediaTooLargeError, OmniRelayError
@@ -74,7 +74,7 @@ def test_any_item(values: dict[str, Any], role: str) -> None:
     except InvalidRequestError:
         return
     assert item.parts
-    assert item.message().role == role
+    assert messages_of([item])[0].role == role
 
 
 @given(st.lists(st.integers(0, 3000), max_size=12), st.integers(1, 8000))
