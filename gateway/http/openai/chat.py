@@ -153,6 +153,9 @@ class Completion:
         content = self._content(list(logprobs)) if logprobs else None
         choice = {"index": 0, "delta": delta, "logprobs": content, "finish_reason": reason}
         chunk = {**self._head("chat.completion.chunk"), "choices": [choice]}
+        if self._audio is not None:
+            # vLLM-Omni's benchmark tells text from speech by it.
+            chunk["modality"] = "audio" if delta.get("audio", {}).get("data") else "text"
         if not self._options.include_usage:
             return chunk
         return {**chunk, "usage": self._usage_so_far() if self._options.running_usage else None}

@@ -60,6 +60,9 @@ class RealtimeConversation:
         """
         return self._items[self._index(item_id)]
 
+    def __contains__(self, item: Item) -> bool:
+        return item in self._items
+
     def messages(self) -> list[ChatMessage]:
         """Return the items as messages; those without content are left out."""
         return messages_of(self._items)

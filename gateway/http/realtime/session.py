@@ -16,6 +16,7 @@ from gateway.http.realtime.conversation import RealtimeConversation
 from gateway.http.realtime.idle import IdleTimer
 from gateway.http.realtime.input.audio import InputAudio
 from gateway.http.realtime.input.early import EarlyPrompt
+from gateway.http.realtime.input.transcription import Transcriber
 from gateway.http.realtime.items import (
     Item,
     messages_of,
@@ -57,6 +58,7 @@ class Session:
         self._conversation = RealtimeConversation(media, held)
         self._audio = InputAudio(media, held)
         self._early = EarlyPrompt(context.gateway, account, client)
+        self._transcriber = Transcriber(context.gateway, account, send, self._conversation, self._unanswered)
         self._response: Response | None = None
         self._early_response: Response | None = None
         """Answers the turn as it is if the user's pause is its end; the client does not know of it."""
@@ -128,6 +130,7 @@ class Session:
         if self._answering is not None:
             self._answering.cancel()
             await asyncio.gather(self._answering, return_exceptions=True)
+        await self._transcriber.close()
         self._early.stop()
         self._drop_early()
         self._audio.clear()
@@ -257,6 +260,8 @@ class Session:
         told = {"previous_item_id": before, "item_id": item.id}
         await self._send("input_audio_buffer.committed", told)
         await self._added(item, before)
+        if self._settings.transcription is not None:
+            self._transcriber.add(item, self._settings.transcription)
 
     async def _added(self, item: Item, before: str | None) -> None:
         await self._make_room()
@@ -291,6 +296,7 @@ class Session:
         else:
             self._drop_early()
             response = self._response_to(settings, messages, added, options.metadata)
+        self._transcriber.make_way()
         self._response = response
         self._answering = asyncio.create_task(self._answer(response))
 
@@ -314,6 +320,10 @@ class Session:
         rules = self._settings.turns
         if rules is not None and rules.idle_timeout_ms is not None and response.completed:
             self._idle.start(response.playback.end, rules.idle_timeout_ms * IDLE_UNIT_S, self._idled)
+
+    async def _unanswered(self) -> None:
+        while self._answering is not None and not self._answering.done():
+            await asyncio.wait({self._answering})
 
     async def _cancel(self, response_id: str | None) -> None:
         response = self._response

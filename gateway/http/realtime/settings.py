@@ -10,6 +10,7 @@ from gateway.http.fields import convert, read_fields, require_neutral
 from gateway.http.openai.chat_request import Voice, voice_name
 from gateway.http.openai.tools import CallParser, Choice, Tool, explained, forced_schema
 from gateway.http.realtime.functions.tools import read_choice, read_tools, shown_choice, shown_tools
+from gateway.http.realtime.input.transcription import TranscriptionRules, read_transcription
 from gateway.http.realtime.turns.rules import TurnRules, read_rules
 from omnirelay.content import ChatMessage
 from omnirelay.errors import InvalidRequestError, UnsupportedError
@@ -21,7 +22,6 @@ PCM: Final = {"type": "audio/pcm", "rate": SAMPLE_RATE}
 NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "include": ([],),
     "input_audio_noise_reduction": (),
-    "input_audio_transcription": (),
     "prompt": (),
     "speed": (1,),
     "truncation": ("auto",),
@@ -37,7 +37,7 @@ class _Format(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class _Input(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: _Format | None = None
     turn_detection: Any = msgspec.UNSET
-    transcription: Any = None
+    transcription: Any = msgspec.UNSET
     noise_reduction: Any = None
 
 
@@ -53,7 +53,7 @@ class _Audio(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Fields(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields that are honoured; the last seven are the beta's."""
+    """The fields that are honoured; the last eight are the beta's."""
 
     type: Literal["realtime"] = "realtime"
     model: str | None = None
@@ -70,6 +70,7 @@ class _Fields(msgspec.Struct, frozen=True, kw_only=True):
     input_audio_format: Literal["pcm16"] = "pcm16"
     output_audio_format: Literal["pcm16"] = "pcm16"
     turn_detection: Any = msgspec.UNSET
+    input_audio_transcription: Any = msgspec.UNSET
     max_response_output_tokens: int | Literal["inf"] | None = None
 
 
@@ -86,6 +87,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         tool_choice: Which of them must be.
         parallel: Several may be called at once.
         turns: How turns are detected; none if the client says when they end.
+        transcription: How the input is transcribed; none if it is not.
     """
 
     speech: bool = True
@@ -97,6 +99,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     tool_choice: Choice = "auto"
     parallel: bool = True
     turns: TurnRules | None = None
+    transcription: TranscriptionRules | None = None
 
     @property
     def modalities(self) -> list[str]:
@@ -187,17 +190,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         if fields.temperature is not None:
             changes["temperature"] = fields.temperature
         changes |= _function_changes(fields, where, unavailable)
-        turns = fields.audio.input.turn_detection
-        if turns is msgspec.UNSET:
-            turns = values.get("turn_detection", msgspec.UNSET)
-        # Null is a value here: the client says when turns end.
-        changes["turns"] = self.turns if turns is msgspec.UNSET else _turns(turns, where)
+        changes |= _listening_changes(fields, values, where)
         return replace(self, **changes)
 
     def shown(self, session_id: str, model: str) -> dict[str, Any]:
         """Return the session in OpenAI's form."""
         turns = msgspec.to_builtins(self.turns)
-        listening = {"format": PCM, "turn_detection": turns, "transcription": None, "noise_reduction": None}
+        listening = {
+            "format": PCM,
+            "turn_detection": turns,
+            "transcription": msgspec.to_builtins(self.transcription),
+            "noise_reduction": None,
+        }
         return {
             "type": "realtime",
             "object": "realtime.session",
@@ -266,13 +270,35 @@ def _function_changes(
 
 def _check_input(fields: _Fields, where: str, unavailable: Callable[[UnsupportedError], None]) -> None:
     listening = fields.audio.input
-    for name in ("transcription", "noise_reduction"):
-        if getattr(listening, name):
-            problem = f"{name} of the input is not supported: set it to null"
-            unavailable(UnsupportedError(problem, f"{where}.audio.input.{name}"))
+    if listening.noise_reduction:
+        problem = "noise reduction of the input is not supported: set it to null"
+        unavailable(UnsupportedError(problem, f"{where}.audio.input.noise_reduction"))
     if fields.audio.output.speed != 1:
         problem = "speed is not supported: leave it out"
         unavailable(UnsupportedError(problem, f"{where}.audio.output.speed"))
+
+
+def _listening_changes(fields: _Fields, values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    changes: dict[str, Any] = {}
+    # Null is a value here: no detection of turns, no transcripts.
+    turns = fields.audio.input.turn_detection
+    if turns is msgspec.UNSET:
+        turns = values.get("turn_detection", msgspec.UNSET)
+    if turns is not msgspec.UNSET:
+        changes["turns"] = _turns(turns, where)
+    transcription = fields.audio.input.transcription
+    if transcription is msgspec.UNSET:
+        transcription = values.get("input_audio_transcription", msgspec.UNSET)
+    if transcription is not msgspec.UNSET:
+        changes["transcription"] = _transcription(transcription, where)
+    return changes
+
+
+def _transcription(values: Any, where: str) -> TranscriptionRules | None:
+    place = f"{where}.audio.input.transcription"
+    if values is not None and where != "session":
+        raise UnsupportedError("transcription belongs to the session: set it by session.update", place)
+    return read_transcription(values, place)
 
 
 def _turns(values: Any, where: str) -> TurnRules | None:
