@@ -443,3 +443,15 @@ def test_an_error_in_a_stream_is_raised(configure: Configure) -> None:
             await b.stages.aborted(request.request_id)
 
     run(scenario())
+
+
+def test_chunks_with_speech_say_what_they_bring(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b, speaking(b, ANSWER, CHUNKS):
+            for chunk in await chunks_of(b, **BOTH):
+                told: Any = chunk
+                audio = getattr(told.choices[0].delta, "audio", None)
+                assert told.modality == ("audio" if getattr(audio, "data", None) else "text")
+            assert not any(hasattr(chunk, "modality") for chunk in await chunks_of(b))
+
+    run(scenario())

@@ -56,7 +56,10 @@ def test_any_fields(kind: str, fields: dict[str, Any], name: str) -> None:
     assert told == name
 
 
-@given(st.dictionaries(NAMES | st.sampled_from(["instructions", "temperature", *NEUTRAL]), JSON))
+SETTINGS = ["instructions", "temperature", "tools", "tool_choice", "input_audio_transcription", *NEUTRAL]
+
+
+@given(st.dictionaries(NAMES | st.sampled_from(SETTINGS), JSON))
 def test_any_settings(values: dict[str, Any]) -> None:
     try:
         settings = Settings().changed(values, "session", lambda _: None, lambda _: None)
@@ -75,6 +78,19 @@ def test_any_item(values: dict[str, Any], role: str) -> None:
         return
     assert item.parts
     assert messages_of([item])[0].role == role
+
+
+@given(
+    st.dictionaries(st.sampled_from(["id", "name", "arguments", "call_id", "output"]), JSON),
+    st.sampled_from(["function_call", "function_call_output"]),
+)
+def test_any_item_of_a_call(values: dict[str, Any], kind: str) -> None:
+    try:
+        item = read_item({**values, "type": kind}, "item")
+    except InvalidRequestError:
+        return
+    assert item.shown()["type"] == kind
+    assert item.weight > 0
 
 
 @given(st.lists(st.integers(0, 3000), max_size=12), st.integers(1, 8000))

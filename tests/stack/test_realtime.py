@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import json
 from collections.abc import Coroutine
 from typing import Any
 
@@ -168,3 +169,44 @@ def test_a_question_is_computed_while_it_is_asked_and_the_answer_is_transformers
     assert text == done.text
     # Blocks are of 128 tokens at most: the first of them ends within the recording.
     assert 100 < cached < len(answer.prompt), (cached, len(answer.prompt))
+
+
+def test_a_call_that_must_be_made_and_a_transcript(stack: RunningStack) -> None:
+    url = stack.config["gateway"]["http"].replace("tcp:", "http:")
+    tool: dict[str, Any] = {
+        "type": "function",
+        "name": "answer",
+        "parameters": {
+            "type": "object",
+            "properties": {"yes": {"type": "boolean"}},
+            "required": ["yes"],
+            "additionalProperties": False,
+        },
+    }
+
+    async def scenario() -> None:
+        async with (
+            openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as ai,
+            ai.realtime.connect(model="omnirelay") as connection,
+        ):
+            listening = {"transcription": {"model": "whisper-1"}}
+            settings: Any = {"type": "realtime", "tools": [tool], "audio": {"input": listening}}
+            await connection.session.update(session=settings)
+            await connection.input_audio_buffer.append(audio=base64.b64encode(SAID).decode())
+            await connection.input_audio_buffer.commit()
+            await connection.response.create(response={"tool_choice": "required", "max_output_tokens": 64})
+            response = (await take(connection, "response.done"))[-1].response
+            if response.status == "completed":
+                [call] = response.output
+                assert call.name == "answer"
+                assert json.loads(call.arguments).keys() == {"yes"}
+                result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "thanks"}
+                await connection.conversation.item.create(item=result)
+            else:
+                # Without training, a model may fill its answer with white space, which JSON allows.
+                assert response.status == "incomplete"
+            transcript = "conversation.item.input_audio_transcription.completed"
+            assert isinstance((await take(connection, transcript))[-1].transcript, str)
+        await nothing_held(url)
+
+    run(scenario())
