@@ -16,14 +16,14 @@ from gateway.http.context import HttpContext
 from gateway.http.fields import named
 from gateway.requests.response_stream import ResponseStream
 from omnirelay import error_codes
-from omnirelay.events import AcceptedEvent, AudioEvent, DoneEvent, ErrorEvent, TextEvent
+from omnirelay.events import AcceptedEvent, AudioEvent, CodecEvent, DoneEvent, ErrorEvent, TextEvent
 from omnirelay.protocol import GenerateRequest
 
 HEADERS_WITHIN_S: Final = 5.0
 """When an event stream sends its headers even if its request is still queued: proxies give up on silent
 upstreams.  Until then an error still sets the status."""
 
-AnswerEvent = TextEvent | AudioEvent | DoneEvent
+AnswerEvent = TextEvent | CodecEvent | AudioEvent | DoneEvent
 
 
 @dataclass(frozen=True)
