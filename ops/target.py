@@ -27,4 +27,4 @@ def probe_target(config: Config) -> Target:
 
 def _own(config: Config, context: ssl.SSLContext | None) -> Target:
     scheme = "tcp" if context is None else "tls"
-    return Target(f"{scheme}://{config.gateway.listen.removeprefix('tcp://')}", None, context)
+    return Target((f"{scheme}://{config.gateway.listen.removeprefix('tcp://')}",), None, context)

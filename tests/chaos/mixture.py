@@ -12,7 +12,7 @@ import msgspec
 from omnirelay import Client, GenerateRequest, SamplingOverrides, error_codes
 from omnirelay.client.request import build_request
 from omnirelay.errors import CancelledRequestError, GatewayUnreachableError, OmniRelayError
-from omnirelay.events import AcceptedEvent, ErrorEvent
+from omnirelay.events import AcceptedEvent, CodecEvent, ErrorEvent
 from omnirelay.protocol import (
     LENGTH_BYTES,
     PROTOCOL_VERSION,
@@ -156,7 +156,7 @@ def _read_slowly(line: socket.socket, address: str, request: GenerateRequest, he
             elif isinstance(event, ErrorEvent):
                 heard.error = error_codes.from_event(event)
                 return name
-            elif event is not None:
+            elif event is not None and not isinstance(event, CodecEvent):
                 heard.take(event)
                 if heard.ended:
                     return name

@@ -4,7 +4,7 @@ import struct
 from typing import Any
 
 from omnirelay import AudioEvent, DoneEvent, TextEvent
-from omnirelay.client.aio import AsyncAnswer
+from omnirelay.client.answer import AsyncAnswer
 from shared.messages import ThinkRequest
 from tests.gateway.bench import Bench
 

@@ -211,7 +211,7 @@ class Response:
                 delta = binascii.b2a_base64(data, newline=False).decode()
                 self._item.audio_bytes += len(data)
                 await self._send("response.output_audio.delta", {**self._place(), "delta": delta})
-            else:
+            elif isinstance(event, DoneEvent):
                 self._done = event
 
     async def _begin_item(self) -> None:
