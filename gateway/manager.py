@@ -307,8 +307,7 @@ class Gateway:
         """End what this client still has open of an answer that it goes on with: each has one request."""
         name = partial.request_id
         for earlier in list(self._active.values()):
-            mine = earlier.stream.share == account.share
-            if mine and name in (earlier.record.request_id, earlier.continues):
+            if earlier.stream.belongs_to(account) and name in (earlier.record.request_id, earlier.continues):
                 self.cancel(
                     earlier.record.request_id, "the client goes on with the answer by another request"
                 )

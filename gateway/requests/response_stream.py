@@ -51,7 +51,6 @@ class ResponseStream:
         seed: int | None = None,
     ) -> None:
         self.request_id: Final = request_id
-        self.share: Final = account.share
         self._account = account
         self._cancel = cancel
         self._events: deque[Event] = deque([AcceptedEvent(request_id=request_id, seed=seed)])
@@ -59,6 +58,11 @@ class ResponseStream:
         self._arrived.set()
         self._finished = False
         self._closed = False
+
+    def belongs_to(self, account: ClientAccount) -> bool:
+        """The request's client uses this account, by its key; without keys, whoever knows its id may."""
+        own, other = self._account.client, account.client
+        return own.name == other.name or not (own.keyed or other.keyed)
 
     def push(self, event: Event) -> None:
         """Append an event; SlowClientError if too many bytes are unread."""

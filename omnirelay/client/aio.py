@@ -23,6 +23,7 @@ MAX_PAUSE_S: Final = 2.0
 """Between two rounds over the addresses; pauses double."""
 MAX_FAILURES: Final = 50
 """Requests that may end one after the other without bringing anything of an answer."""
+CLOSED: Final = "the client was closed"
 log = logging.getLogger(__name__)
 
 
@@ -106,7 +107,7 @@ class AsyncClient:
         await asyncio.gather(*(connection.close() for connection in list(self._connections)))
         self._connections.clear()
         for answer in self._interrupted:
-            answer.fail(GatewayUnreachableError("the client was closed"))
+            answer.fail(GatewayUnreachableError(CLOSED))
         self._interrupted.clear()
 
     @taking_options_of(build_request)
@@ -218,12 +219,15 @@ class AsyncClient:
 
     def _on_ended(self, connection: Connection) -> None:
         if connection in self._connections and not self._closed:
-            self._connections.discard(connection)
-            self._start(connection.close())
+            self._start(self._drop(connection))
+
+    async def _drop(self, connection: Connection) -> None:
+        await connection.close()
+        self._connections.discard(connection)
 
     def _on_interrupted(self, answer: AsyncAnswer, error: OmniRelayError, wait_s: float) -> None:
         if self._closed or not self._reconnect_s:
-            answer.fail(error)
+            answer.fail(GatewayUnreachableError(CLOSED) if self._closed else error)
             return
         log.debug("an answer was interrupted: %s", error)
         self._interrupted.add(answer)

@@ -10,7 +10,8 @@ from tests.gateway.bench import Bench
 
 TEXT = "The quick brown fox jumps over the lazy dog"
 CODES = list(range(100, 140))
-CHUNKS = [struct.pack("<4f", *[(index + 1) / 16] * 4) for index in range(5)]
+CHUNKS = [struct.pack("<f", (index + 1) / 16) * (8 * 480) for index in range(5)]
+"""Of 8 codec frames each."""
 
 
 class Script:
