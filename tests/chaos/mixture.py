@@ -118,7 +118,7 @@ def cancel(client: Client, request: GenerateRequest, heard: Heard, chance: rando
 def leave(address: str, request: GenerateRequest, heard: Heard, chance: random.Random) -> Name:
     """Hear a part, and go away without a word."""
     try:
-        client = Client(address)
+        client = Client(address, reconnect_s=0)
     except GatewayUnreachableError as error:
         heard.error = error
         return None
