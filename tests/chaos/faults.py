@@ -60,7 +60,9 @@ class Strike:
     rest: "Future[None]"
 
 
-def strike(stack: ChaosStack, target: Target, fault: Fault, chance: random.Random, line: Relay) -> Strike:
+def strike(
+    stack: ChaosStack, target: Target, fault: Fault, chance: random.Random, line: Relay | None = None
+) -> Strike:
     """Do it, and return at once; what has to follow, goes on in a thread of its own.
 
     Args:
