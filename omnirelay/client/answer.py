@@ -48,6 +48,20 @@ class HeldAnswer:
     spoken_nothing: bool = False
     """The one event of an answer that has nothing to speak has arrived; it counts as no chunk."""
 
+    @classmethod
+    def of(cls, request: GenerateRequest) -> Self:
+        """What a request says that its client has."""
+        had = request.resume
+        if had is None:
+            return cls()
+        return cls(
+            text_token_ids=list(had.text_token_ids),
+            text_finish_reason=had.text_finish_reason,
+            codec_token_ids=list(had.codec_token_ids),
+            codec_finish_reason=had.codec_finish_reason,
+            chunk_samples=list(had.chunk_samples),
+        )
+
     @property
     def begun(self) -> bool:
         """There is something that must not come twice."""
@@ -125,7 +139,7 @@ class AsyncAnswer:
         self.failures = 0
         self._request = request
         self._on_interrupted = on_interrupted
-        self._held = HeldAnswer()
+        self._held = HeldAnswer.of(request)
         # Every gateway so far has told what it takes to go on.
         self._resumable = True
         self._connection: Connection | None = None
@@ -294,7 +308,8 @@ class AsyncAnswer:
             request = msgspec.structs.replace(request, deadline_s=left_s)
         if self._held.seed is not None:
             request = msgspec.structs.replace(request, seed=self._held.seed)
-        return msgspec.structs.replace(request, resume=self._held.partial()) if resumable else request
+        partial = self._held.partial() or request.resume
+        return msgspec.structs.replace(request, resume=partial) if resumable else request
 
     def _end(self) -> None:
         self._ended = True

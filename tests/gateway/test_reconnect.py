@@ -560,6 +560,24 @@ def test_what_has_not_begun_goes_to_an_earlier_gateway_too() -> None:
     run(scenario())
 
 
+def test_a_program_may_bring_what_it_has() -> None:
+    """And goes on with all of it when the gateway is lost."""
+
+    async def first(session: Session) -> None:
+        client_id, request = await session.asked()
+        assert request.resume == held(4)
+        await session.say(client_id, AcceptedEvent(request_id="r1", seed=5), WHOLE[4])
+
+    async def scenario() -> None:
+        asked = GenerateRequest(prompt_token_ids=[1], seed=5, resume=held(4))
+        async with gateway(first, expect(held(5))) as address, AsyncClient(address) as client:
+            events = await gathered(client.chat(asked))
+        assert [event.seq for event in events if isinstance(event, AudioEvent)] == [1]
+        assert [i for event in events if isinstance(event, TextEvent) for i in event.token_ids] == [12]
+
+    run(scenario())
+
+
 def test_without_reconnecting_answers_end_with_their_connection() -> None:
     async def plain(session: Session) -> None:
         client_id, request = await session.asked()

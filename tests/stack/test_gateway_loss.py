@@ -206,17 +206,18 @@ def test_what_no_answer_can_be_is_refused_and_harms_nobody(
             claim(text_token_ids=[1, 2], text_finish_reason="stop"),
             claim(text_token_ids=[2**31 - 1]),
             claim(codec_token_ids=[2**31 - 1]),
-            claim(codec_token_ids=[1] * 24, codec_finish_reason="stop", chunk_samples=[480 * 5, 480 * 19]),
+            claim(codec_token_ids=[1] * 30, codec_finish_reason="stop", chunk_samples=[480 * 5, 480 * 19]),
             claim(chunk_samples=[480 * 5, 480 * 12]),
             claim(chunk_samples=[480 * 193]),
             claim(codec_token_ids=[8294]),
         ):
             with pytest.raises(InvalidRequestError):
                 client.chat(wrong).result()
-        # Odd, but possible: it is computed as claimed.
+        # False, but possible: it is computed as claimed, or not at all.
         for odd in (
             claim(text_token_ids=[1] * 40),
             claim(codec_token_ids=[5] * 191, chunk_samples=[480 * 12]),
+            claim(codec_token_ids=[1] * 24, codec_finish_reason="stop", chunk_samples=[480 * 5, 480 * 19]),
         ):
             with suppress(InvalidRequestError):
                 client.chat(odd).result()
