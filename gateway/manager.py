@@ -21,7 +21,7 @@ from gateway.intake import RequestIntake
 from gateway.requests.active import ActiveRequest
 from gateway.requests.answer_events import done_event, event_of
 from gateway.requests.history import RequestHistory, RequestReport, report_of
-from gateway.requests.lifecycle import Lifecycle, RequestState, StateCounts
+from gateway.requests.lifecycle import Lifecycle, RequestState, StateCounts, late_error, state_after
 from gateway.requests.metrics import GatewayMetrics, RequestMeter
 from gateway.requests.partial import check_partial
 from gateway.requests.record import Delta, RequestRecord, stage_of
@@ -33,7 +33,6 @@ from omnirelay import error_codes
 from omnirelay.errors import (
     BusyError,
     CancelledRequestError,
-    DeadlineError,
     OmniRelayError,
     SequenceError,
     SlowClientError,
@@ -135,7 +134,7 @@ class Gateway:
             hold.release()
             if account_open:
                 account.end()
-            lifecycle.move(_state_after(error))
+            lifecycle.move(state_after(error))
             self.metrics.ended(lifecycle, error)
             if trace is not None:
                 trace.ended(error)
@@ -276,7 +275,7 @@ class Gateway:
                 async with asyncio.timeout_at(due):
                     think = await self._intake.request(request, speaker, hold, traceparent)
             except TimeoutError as error:
-                raise _late(lifecycle.state, deadline_s) from error
+                raise late_error(lifecycle.state, deadline_s) from error
         if self._closed:
             raise CancelledRequestError("the gateway is shutting down")
         partial, codec = request.resume, self.registry.codec()
@@ -404,16 +403,4 @@ class Gateway:
         active = self._active.get(request_id)
         if active is not None:
             state = active.record.lifecycle.state
-            self._end(active, RequestState.EXPIRED, _late(state, deadline_s))
-
-
-def _late(state: RequestState, deadline_s: float) -> DeadlineError:
-    doing = "being checked" if state is RequestState.RECEIVED else state
-    return DeadlineError(f"the deadline of {deadline_s:g} s passed while the request was {doing}")
-
-
-def _state_after(error: BaseException) -> RequestState:
-    """The final state of a rejected request."""
-    if isinstance(error, asyncio.CancelledError | CancelledRequestError):
-        return RequestState.CANCELLED
-    return RequestState.EXPIRED if isinstance(error, DeadlineError) else RequestState.FAILED
+            self._end(active, RequestState.EXPIRED, late_error(state, deadline_s))

@@ -1,6 +1,7 @@
 """The client when its gateway is lost: real sockets, gateways that say what a test wants."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -40,6 +41,7 @@ from omnirelay.protocol import (
 )
 from tests.gateway.bench import run
 from tests.support.ports import free_ports
+from tests.support.stack import COMMAND
 
 CHUNK = b"\0\0\0\x3f" * 480
 DONE = DoneEvent(
@@ -631,6 +633,23 @@ def test_the_first_address_that_answers_is_used() -> None:
         assert all(each in str(unreachable.value) for each in closed)
         with pytest.raises(ConfigError, match="needs the address"):
             AsyncClient([])
+
+    run(scenario())
+
+
+def test_the_command_goes_on_at_the_next_gateway() -> None:
+    async def scenario() -> None:
+        async with gateway(answers(*WHOLE[:4])) as first, gateway(expect(held(4))) as second:
+            process = await asyncio.create_subprocess_exec(
+                *(COMMAND, "chat", "Hi", "--json", "--gateway", first, "--gateway", second),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+            )
+            said, _ = await process.communicate()
+            assert process.returncode == 0
+        told = [json.loads(line) for line in said.splitlines()]
+        assert [each["event"] for each in told] == ["text", "audio", "text", "audio", "done"]
+        assert [each["seq"] for each in told if each["event"] == "audio"] == [0, 1]
 
     run(scenario())
 
