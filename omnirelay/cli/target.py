@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from omnirelay.client.aio import AsyncClient
+from omnirelay.client.aio import RECONNECT_S, AsyncClient
 from omnirelay.client.types import DEFAULT_ADDRESS
 from omnirelay.errors import ConfigError
 from omnirelay.status import StatusReport
@@ -21,6 +21,7 @@ class Target:
     addresses: Sequence[str] = (DEFAULT_ADDRESS,)
     api_key: str | None = None
     ca: Path | ssl.SSLContext | None = None
+    reconnect_s: float = RECONNECT_S
 
     def __repr__(self) -> str:
         """Omit the key."""
@@ -32,7 +33,7 @@ class Target:
 
     def client(self) -> AsyncClient:
         """A client that is not connected yet."""
-        return AsyncClient(self.addresses, self.api_key, self.ca)
+        return AsyncClient(self.addresses, self.api_key, self.ca, self.reconnect_s)
 
     async def status(self) -> StatusReport:
         """Ask for the status of the stack.
@@ -69,7 +70,8 @@ def target_of(arguments: argparse.Namespace) -> Target:
     Raises:
         ConfigError: The file of the key cannot be read.
     """
-    return Target(arguments.gateway or (DEFAULT_ADDRESS,), _key(arguments.api_key_file), arguments.ca)
+    addresses = arguments.gateway or (DEFAULT_ADDRESS,)
+    return Target(addresses, _key(arguments.api_key_file), arguments.ca, RECONNECT_S)
 
 
 def _key(path: Path | None) -> str | None:
