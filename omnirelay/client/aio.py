@@ -129,7 +129,7 @@ class AsyncClient:
         if connection.usable or self._closed or not self._reconnect_s:
             answer.send_on(connection, resumable=self._reconnect_s > 0)
         else:
-            answer.disconnected(connection.ended or GatewayUnreachableError("the gateway is stopping"))
+            answer.disconnected(GatewayUnreachableError(str(connection.ended or "the gateway is stopping")))
         return answer
 
     async def status(self) -> StatusReport:

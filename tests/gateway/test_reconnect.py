@@ -601,9 +601,14 @@ def test_a_chunk_that_is_not_the_next_is_refused(number: int) -> None:
     told = [*WHOLE[:4], AudioEvent(seq=number, pcm=CHUNK)]
 
     async def scenario() -> None:
-        async with gateway(answers(*told, then=stay)) as address, AsyncClient(address) as client:
+        async with (
+            gateway(answers(*told, then=stay), expect(None)) as address,
+            AsyncClient(address) as client,
+        ):
             with pytest.raises(MessageError, match=f"audio event {number}, but 1 is the next"):
                 await gathered(client.chat("Hi"))
+            # Of the connection nothing more is believed; the next request has another.
+            check_whole(await gathered(client.chat("Hi")))
 
     run(scenario())
 
