@@ -1,8 +1,6 @@
 """The page when its gateway is lost: it goes on with the answer by itself."""
 
 import asyncio
-import json
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,10 +35,7 @@ async def ask(page: Page) -> None:
     await page.press("Enter")
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_an_answer_outlives_its_gateway(
-    stack: Processes, microphone: Path, tmp_path: Path, how: signal.Signals
-) -> None:
+def test_an_answer_outlives_its_gateway(stack: Processes, microphone: Path, tmp_path: Path) -> None:
     url = stack.config["gateway"]["http"].replace("tcp:", "http:")
 
     async def scenario() -> None:
@@ -54,11 +49,7 @@ def test_an_answer_outlives_its_gateway(
             await ask(page)
             await page.until(f"{SAMPLES} > 0")
             before = await page.js(f"{ANSWER}.dataset.request")
-            stack.signal("gateway", how)
-            if how == signal.SIGTERM:
-                # It would finish the answer, if it were not told twice.
-                stack.signal("gateway", how)
-            await asyncio.to_thread(stack.running.pop("gateway").wait, 60)
+            await asyncio.to_thread(stack.kill, "gateway")
             stack.start("gateway")
             facts = await said(page)
             assert facts["state"] == "done", facts
@@ -67,8 +58,8 @@ def test_an_answer_outlives_its_gateway(
             report = await report_of(url, facts["request"])
             # What the gateway says of the whole answer is what the page has of it.
             assert round(report["audio_seconds"] * 24_000) == int(facts["samples"]) == int(facts["scheduled"])
-            told = [each for each in page.problems if "ERR_" not in each]
-            assert told == [], json.dumps(page.problems)
+            # That the gateway was away is all that went wrong.
+            assert [each for each in page.problems if '"source": "network"' not in each] == []
 
     run(scenario())
     wait_until(stack.ready, "the stack is ready again")

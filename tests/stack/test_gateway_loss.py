@@ -131,9 +131,10 @@ def test_stopped_with_no_time_to_finish(stack: Processes, undisturbed: list[Hear
     with Client(stack.address) as client:
         streams = [Stream(client, number) for number in range(STREAMS)]
         wait_until(lambda: speaks(streams), "speech comes", 60)
-        for _ in range(2):
-            # The second one ends the drain.
-            stack.signal("gateway", signal.SIGTERM)
+        stack.signal("gateway", signal.SIGTERM)
+        wait_until(lambda: "may finish within" in stack.log("gateway"), "it drains", 60)
+        # The second one ends the drain.
+        stack.signal("gateway", signal.SIGTERM)
         restart(stack)
         check(heard_of(streams), undisturbed)
     wait_until(lambda: idle(stack), "nothing is left", 60)
