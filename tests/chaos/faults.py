@@ -16,7 +16,7 @@ import zmq
 from omnirelay.errors import OmniRelayError
 from shared.messages import STAGES, StageName
 from tests.chaos.stack import DRAIN_S, ChaosStack
-from tests.chaos.victim import Poison
+from tests.chaos.victim import POISONS, Poison
 from tests.support.garbage import noise, push
 from tests.support.http import get
 from tests.support.processes import wait_until
@@ -27,6 +27,7 @@ Target = StageName | Literal["gateway"]
 
 FAULTS: Final[tuple[Fault, ...]] = ("kill", "freeze", "hang", "exit", "memory", "stop", "garbage")
 GATEWAY_FAULTS: Final[tuple[Fault, ...]] = ("kill", "freeze", "stop", "garbage", "cut")
+ALL_FAULTS: Final[tuple[Fault, ...]] = (*FAULTS, "cut", *POISONS)
 MEANING: Final[dict[Fault, str]] = {
     "kill": "kill -9",
     "freeze": "SIGSTOP, later SIGCONT",
