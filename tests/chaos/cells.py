@@ -72,7 +72,7 @@ class Outcome:
         hit: It was.
         resumed: Requests that were begun anew, counting each time.
         recovery_s: From then until the last of the requests that were begun anew streamed again; of a gateway
-            that ended, until all streams went on at its successor.
+            that ended or was cut off, until all streams went on.
         ttfa_s: Time to first audio of a request that came just then, asked again while it was turned away.
         seconds: How long it took, until nothing was left of it.
         faults: What is not as it should be.
@@ -264,8 +264,8 @@ class Campaign:
         outcome.ttfa_s = newcomer.ttfa_s
         if outcome.ttfa_s is not None and outcome.ttfa_s > TTFA_S:
             outcome.faults.append(f"the newcomer heard nothing for {outcome.ttfa_s:.1f} s")
-        if replaced:
-            # Its successor counts only what it resumes itself.
+        if replaced or outcome.cell.fault == "cut":
+            # The gateway counts only what it resumes itself.
             streamed = [each for each in streams if request_for(each.number).streaming]
             outcome.recovery_s = max(each.heard.silence_after(done.at) for each in streamed)
             return
