@@ -19,9 +19,11 @@ from gateway.input.media import Fetch
 from gateway.input.prompt import PromptBuilder
 from gateway.intake import RequestIntake
 from gateway.requests.active import ActiveRequest
+from gateway.requests.answer_events import done_event, event_of
 from gateway.requests.history import RequestHistory, RequestReport, report_of
-from gateway.requests.lifecycle import Lifecycle, RequestState, StateCounts
+from gateway.requests.lifecycle import Lifecycle, RequestState, StateCounts, late_error, state_after
 from gateway.requests.metrics import GatewayMetrics, RequestMeter
+from gateway.requests.partial import check_partial
 from gateway.requests.record import Delta, RequestRecord, stage_of
 from gateway.requests.response_stream import ResponseStream
 from gateway.requests.start_delay import AnswerPace, SpeechHistory
@@ -31,25 +33,20 @@ from omnirelay import error_codes
 from omnirelay.errors import (
     BusyError,
     CancelledRequestError,
-    DeadlineError,
     OmniRelayError,
     SequenceError,
     SlowClientError,
     StageFailedError,
     StoppingError,
 )
-from omnirelay.events import AudioEvent, DoneEvent, TextEvent
-from omnirelay.protocol import GenerateRequest
+from omnirelay.protocol import GenerateRequest, PartialAnswer
 from shared.config import Config
 from shared.log import limited, of_request
 from shared.messages import (
-    SAMPLE_RATE,
-    AudioChunk,
     ControlToGateway,
     PrefillDone,
     RequestFailed,
     StageEvent,
-    TextDelta,
     ThinkRequest,
 )
 
@@ -128,6 +125,8 @@ class Gateway:
         account_open = False
         try:
             self._require_open()
+            if request.resume is not None:
+                self._end_earlier(request.resume, account)
             account.open()
             account_open = True
             return await self._admit(account.allowed(request), account, lifecycle, hold, trace, near)
@@ -135,7 +134,7 @@ class Gateway:
             hold.release()
             if account_open:
                 account.end()
-            lifecycle.move(_state_after(error))
+            lifecycle.move(state_after(error))
             self.metrics.ended(lifecycle, error)
             if trace is not None:
                 trace.ended(error)
@@ -276,25 +275,62 @@ class Gateway:
                 async with asyncio.timeout_at(due):
                     think = await self._intake.request(request, speaker, hold, traceparent)
             except TimeoutError as error:
-                raise _late(lifecycle.state, deadline_s) from error
+                raise late_error(lifecycle.state, deadline_s) from error
         if self._closed:
             raise CancelledRequestError("the gateway is shutting down")
+        partial, codec = request.resume, self.registry.codec()
+        if partial is not None:
+            check_partial(partial, think, codec, self._prompts.vocab_size, self._prompts.placeholders)
+            # Again: another may have been admitted meanwhile.
+            self._end_earlier(partial, account)
         request_id = think.request_id
         self._admission.enter(request_id, think.priority, account.share)
         lifecycle.move(RequestState.QUEUED)
         active = ActiveRequest(
-            RequestRecord(think, lifecycle),
-            ResponseStream(request_id, account, self.cancel),
+            RequestRecord(think, lifecycle, partial, codec),
+            ResponseStream(request_id, account, self.cancel, think.seed if request.resumable else None),
             self._prompts.detokenizer(request.stop),
             loop.call_at(due, self._expire, request_id, deadline_s),
             hold,
-            RequestMeter(self.metrics, lifecycle, pace=self._pace(think)),
+            RequestMeter(self.metrics, lifecycle, pace=self._pace(think) if partial is None else None),
             trace,
             near=near,
+            resumable=request.resumable,
         )
         self._active[request_id] = active
-        self.start_waiting()
+        if partial is None or not self._go_on(active, partial):
+            self.start_waiting()
         return active.stream
+
+    def _end_earlier(self, partial: PartialAnswer, account: ClientAccount) -> None:
+        """End what this client still has open of an answer that it goes on with: each has one request."""
+        name = partial.request_id
+        for earlier in list(self._active.values()):
+            if earlier.stream.belongs_to(account) and name in (earlier.record.request_id, earlier.continues):
+                self.cancel(
+                    earlier.record.request_id, "the client goes on with the answer by another request"
+                )
+
+    def _go_on(self, active: ActiveRequest, partial: PartialAnswer) -> bool:
+        """Begin behind a partial answer; return whether nothing is missing, and the request has ended."""
+        record = active.record
+        self.metrics.continued.inc()
+        log.info(
+            "request %s goes on with the answer of %s",
+            active.name,
+            partial.request_id,
+            extra=of_request(record.request_id),
+        )
+        active.continues = partial.request_id
+        active.detokenizer.push(partial.text_token_ids, last=record.text.ended)
+        if active.detokenizer.stopped:
+            record.text.finish_reason = "stop"
+        if not record.is_whole:
+            return False
+        active.started()
+        record.advance()
+        self._complete(active)
+        return True
 
     def _pace(self, think: ThinkRequest) -> AnswerPace | None:
         if think.speech is None or not think.speech.streaming:
@@ -307,7 +343,8 @@ class Gateway:
         try:
             record.apply(delta)
             active.meter.take(delta)
-            self._forward(active, delta)
+            if (event := event_of(active, delta)) is not None:
+                active.stream.push(event)
             record.advance()
         except SequenceError as error:
             self.dispatcher.retry(active, stage_of(delta), "failed", StageFailedError(str(error)))
@@ -319,38 +356,9 @@ class Gateway:
             elif active.suspicions:
                 self.dispatcher.progressed(active)
 
-    def _forward(self, active: ActiveRequest, delta: Delta) -> None:
-        if isinstance(delta, TextDelta):
-            text = active.detokenizer.push(delta.token_ids, last=delta.finish_reason is not None)
-            if active.detokenizer.stopped:
-                active.record.text.finish_reason = "stop"
-            if delta.token_ids or text:
-                event = TextEvent(token_ids=delta.token_ids, text=text, logprobs=delta.logprobs)
-                active.stream.push(event)
-        elif isinstance(delta, AudioChunk):
-            number = active.record.audio.chunks - 1
-            delay_ms = round(1000 * active.meter.start_delay_s) if number == 0 else 0
-            active.stream.push(AudioEvent(seq=number, pcm=bytes(delta.data.view), start_delay_ms=delay_ms))
-
     def _complete(self, active: ActiveRequest) -> None:
-        record = active.record
-        speech = record.think.speech
-        seconds = record.lifecycle.offsets()
-        done = DoneEvent(
-            request_id=record.request_id,
-            text=active.detokenizer.text,
-            prompt_token_ids=record.think.prompt_token_ids,
-            text_token_ids=record.text.token_ids,
-            codec_token_ids=record.codec.token_ids,
-            audio_seconds=record.audio.samples / SAMPLE_RATE,
-            finish_reason=record.text.finish_reason or "stop",
-            codec_finish_reason=record.codec.finish_reason,
-            seed=record.think.seed,
-            speaker=speech.speaker if speech else None,
-            state_seconds=seconds,
-            prompt_tokens=record.prompt.tokens,
-            cached_prompt_tokens=record.prompt.cached_tokens,
-        )
+        record, done = active.record, done_event(active)
+        seconds = done.state_seconds
         log.info(
             "request %s completed after %.3f s",
             active.name,
@@ -395,16 +403,4 @@ class Gateway:
         active = self._active.get(request_id)
         if active is not None:
             state = active.record.lifecycle.state
-            self._end(active, RequestState.EXPIRED, _late(state, deadline_s))
-
-
-def _late(state: RequestState, deadline_s: float) -> DeadlineError:
-    doing = "being checked" if state is RequestState.RECEIVED else state
-    return DeadlineError(f"the deadline of {deadline_s:g} s passed while the request was {doing}")
-
-
-def _state_after(error: BaseException) -> RequestState:
-    """The final state of a rejected request."""
-    if isinstance(error, asyncio.CancelledError | CancelledRequestError):
-        return RequestState.CANCELLED
-    return RequestState.EXPIRED if isinstance(error, DeadlineError) else RequestState.FAILED
+            self._end(active, RequestState.EXPIRED, late_error(state, deadline_s))

@@ -214,6 +214,16 @@ class MediaUnreachableError(MediaError):
     code = "media_unreachable"
 
 
+class InvalidResumeError(InvalidRequestError):
+    """The partial answer that a client goes on from cannot be one of this request."""
+
+    code = "resume_invalid"
+    place = "resume"
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message if message.startswith("resume.") else f"resume.{message}", param)
+
+
 class UnknownSpeakerError(InvalidRequestError):
     """The checkpoint has no such voice."""
 

@@ -15,14 +15,16 @@ if TYPE_CHECKING:
     Samples = npt.NDArray[np.float32]
 
 
-class AcceptedEvent(msgspec.Struct, frozen=True, kw_only=True, tag="accepted"):
+class AcceptedEvent(msgspec.Struct, frozen=True, kw_only=True, tag="accepted", omit_defaults=True):
     """The request is valid and queued; always the first event.
 
     Attributes:
         request_id: The gateway's id of the request, as in its logs.
+        seed: Of a ``resumable`` request: its seed, or the one that the gateway has drawn for it.
     """
 
     request_id: str
+    seed: int | None = None
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -44,11 +46,25 @@ class TextEvent(msgspec.Struct, frozen=True, kw_only=True, tag="text", omit_defa
         token_ids: The tokens, the end token included.
         text: What they add to the text; empty while a character, or what may be a ``stop``, is incomplete.
         logprobs: Of each token, if they were asked for.
+        finish_reason: In the last one of a ``resumable`` request: why the text ended.
     """
 
     token_ids: list[int]
     text: str
     logprobs: list[TokenLogprobs] = []
+    finish_reason: FinishReason | None = None
+
+
+class CodecEvent(msgspec.Struct, frozen=True, kw_only=True, tag="codec", omit_defaults=True):
+    """The next codec tokens of a ``resumable`` request; they may come before or after their audio.
+
+    Attributes:
+        token_ids: The tokens, without the end token.
+        finish_reason: In the last one: why they ended.
+    """
+
+    token_ids: list[int]
+    finish_reason: FinishReason | None = None
 
 
 class AudioEvent(msgspec.Struct, frozen=True, tag="audio", omit_defaults=True):
@@ -137,5 +153,5 @@ def samples_of(pcm: bytes) -> "Samples":
     return np.frombuffer(pcm, "<f4").astype(np.float32, copy=False)
 
 
-Event = AcceptedEvent | TextEvent | AudioEvent | DoneEvent | ErrorEvent
+Event = AcceptedEvent | TextEvent | CodecEvent | AudioEvent | DoneEvent | ErrorEvent
 FinalEvent = DoneEvent | ErrorEvent

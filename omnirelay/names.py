@@ -1,6 +1,7 @@
 """The public names of :mod:`omnirelay`."""
 
-from omnirelay.client.aio import AsyncAnswer, AsyncClient
+from omnirelay.client.aio import AsyncClient
+from omnirelay.client.answer import AsyncAnswer
 from omnirelay.client.media import audio, image, video
 from omnirelay.client.request import build_request
 from omnirelay.client.sync import Answer, Client

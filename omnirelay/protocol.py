@@ -15,7 +15,15 @@ from omnirelay.content import MAX_MESSAGES, ChatMessage
 from omnirelay.errors import ConfigError, MessageError
 from omnirelay.events import Event
 from omnirelay.status import StatusReport
-from omnirelay.values import MAX_BIASES, ChunkFrames, JsonSchema
+from omnirelay.values import (
+    MAX_BIASES,
+    ChunkFrames,
+    ChunkSamples,
+    FinishReason,
+    JsonSchema,
+    RequestId,
+    SampledIds,
+)
 
 PROTOCOL_VERSION: Final = 1
 LENGTH_BYTES: Final = 4
@@ -64,6 +72,28 @@ DEFAULT_SAMPLING: Final = SamplingOverrides()
 """One object: msgspec omits a default that is the same object, not one that is equal."""
 
 
+class PartialAnswer(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True
+):
+    """What a client holds of an answer that another request began, to go on from there.
+
+    Attributes:
+        request_id: That of the last ``accepted`` event; the request is cancelled if it is still open here.
+        text_token_ids: Of its ``text`` events.
+        text_finish_reason: Of its last ``text`` event; None if more text is to come.
+        codec_token_ids: Of its ``codec`` events.
+        codec_finish_reason: Of its last ``codec`` event; None if more codec tokens are to come.
+        chunk_samples: Samples of each ``audio`` event.
+    """
+
+    request_id: RequestId
+    text_token_ids: SampledIds = []
+    text_finish_reason: FinishReason | None = None
+    codec_token_ids: SampledIds = []
+    codec_finish_reason: FinishReason | None = None
+    chunk_samples: ChunkSamples = []
+
+
 class GenerateRequest(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True
 ):
@@ -87,6 +117,8 @@ class GenerateRequest(
     deadline_s: float | None = None
     use_audio_in_video: bool = False
     traceparent: str | None = None
+    resumable: bool = False
+    resume: PartialAnswer | None = None
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello", omit_defaults=True):
@@ -136,10 +168,17 @@ class StatusQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
     id: ClientId
 
 
+class Ping(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="ping"):
+    """Ask whether the gateway is alive."""
+
+
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     """The gateway's answer to :class:`Hello`, with the limits that a client can check before it sends.
 
     Gateways without media or pieces leave out those limits.
+
+    Attributes:
+        resumes: It takes ``resumable``, ``resume`` and :class:`Ping`.
     """
 
     version: int
@@ -147,6 +186,7 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     max_item_bytes: int | None = None
     max_media_bytes: int | None = None
     max_piece_bytes: int | None = None
+    resumes: bool = False
 
 
 class Reply(msgspec.Struct, frozen=True, tag="reply"):
@@ -163,6 +203,10 @@ class StatusReply(msgspec.Struct, frozen=True, tag="status_reply"):
     report: StatusReport
 
 
+class Pong(msgspec.Struct, frozen=True, tag="pong"):
+    """The answer to :class:`Ping`."""
+
+
 class Refusal(msgspec.Struct, frozen=True, tag="refused"):
     """A message of the client was rejected; the code is that of a class in :mod:`omnirelay.errors`."""
 
@@ -170,8 +214,8 @@ class Refusal(msgspec.Struct, frozen=True, tag="refused"):
     message: str
 
 
-ClientMessage = Hello | Submit | Piece | Cancel | StatusQuery
-ServerMessage = Welcome | Reply | StatusReply | Refusal
+ClientMessage = Hello | Submit | Piece | Cancel | StatusQuery | Ping
+ServerMessage = Welcome | Reply | StatusReply | Pong | Refusal
 
 
 def pack(message: ClientMessage | ServerMessage) -> bytes:

@@ -23,6 +23,10 @@ Count = Annotated[int, Meta(ge=0, lt=2**31)]
 PositiveCount = Annotated[int, Meta(ge=1, lt=2**31)]
 ChunkFrames = Annotated[list[PositiveCount], Meta(max_length=1024)]
 """Sizes of the chunks of a stream of speech, in codec frames."""
+SampledIds = Annotated[list[TokenId], Meta(max_length=65_536)]
+"""Tokens that were sampled, from the first one on."""
+ChunkSamples = Annotated[list[Count], Meta(max_length=65_536)]
+"""Samples of the chunks of a stream of speech, from the first one on."""
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Priority = Annotated[int, Meta(ge=-1000, le=1000)]
 Temperature = Annotated[float, Meta(ge=0, le=2)]

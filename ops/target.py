@@ -27,4 +27,5 @@ def probe_target(config: Config) -> Target:
 
 def _own(config: Config, context: ssl.SSLContext | None) -> Target:
     scheme = "tcp" if context is None else "tls"
-    return Target(f"{scheme}://{config.gateway.listen.removeprefix('tcp://')}", None, context)
+    # A stack of one's own ends with its gateway.
+    return Target((f"{scheme}://{config.gateway.listen.removeprefix('tcp://')}",), None, context, 0)

@@ -83,7 +83,14 @@ class Access:
         if client.limits.request_bytes is not None:
             most = min(most, client.limits.request_bytes)
         media = self._media
-        return Welcome(PROTOCOL_VERSION, most, media.max_item_bytes, media.max_request_bytes, MAX_PIECE_BYTES)
+        return Welcome(
+            PROTOCOL_VERSION,
+            most,
+            media.max_item_bytes,
+            media.max_request_bytes,
+            MAX_PIECE_BYTES,
+            resumes=True,
+        )
 
     def reload(self) -> None:
         """Reload keys and certificate, both or neither; the log tells why if not."""

@@ -156,7 +156,9 @@ class ApiKeys(Collector):
             if not client.known:
                 self._counted[name] = client.taken, client.refused
         for name in [name for name in entries if name not in clients]:
-            clients[name] = Principal(f"key {name}", entries[name], counted=self._counted.pop(name, (0, 0)))
+            clients[name] = Principal(
+                f"key {name}", entries[name], counted=self._counted.pop(name, (0, 0)), keyed=True
+            )
         while len(self._counted) > MAX_KEYS:
             self._counted.popitem(last=False)
         self._entries, self._clients = entries, clients

@@ -39,6 +39,7 @@ class Principal:
         name: Of its quota, and for the log; not secret.
         known: False if it has not identified itself, or its key was removed.
         counted: Earlier counts of taken and refused.
+        keyed: It is the holder of a key.
 
     Attributes:
         taken: Number of admitted requests.
@@ -51,8 +52,10 @@ class Principal:
         limits: ClientLimits | None = None,
         known: bool = True,
         counted: tuple[int, int] = (0, 0),
+        keyed: bool = False,
     ) -> None:
         self.name: Final = name
+        self.keyed: Final = keyed
         self.known = known
         self.open_requests = 0
         self.taken, self.refused = counted

@@ -16,14 +16,14 @@ from gateway.http.context import HttpContext
 from gateway.http.fields import named
 from gateway.requests.response_stream import ResponseStream
 from omnirelay import error_codes
-from omnirelay.events import AcceptedEvent, AudioEvent, DoneEvent, ErrorEvent, TextEvent
+from omnirelay.events import AcceptedEvent, AudioEvent, CodecEvent, DoneEvent, ErrorEvent, TextEvent
 from omnirelay.protocol import GenerateRequest
 
 HEADERS_WITHIN_S: Final = 5.0
 """When an event stream sends its headers even if its request is still queued: proxies give up on silent
 upstreams.  Until then an error still sets the status."""
 
-AnswerEvent = TextEvent | AudioEvent | DoneEvent
+AnswerEvent = TextEvent | CodecEvent | AudioEvent | DoneEvent
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,15 @@ Options = TypeVar("Options", bound=AnswerOptions)
 
 
 class HttpAnswer:
-    """The events of a request, whose errors are raised with the client's names of fields.  Must be closed."""
+    """The events of a request, whose errors are raised with the client's names of fields.  Must be closed.
+
+    Attributes:
+        seed: Of a resumable request, once there is an event.
+    """
 
     def __init__(self, stream: ResponseStream, names: Mapping[str, str | None]) -> None:
         self.request_id: Final = stream.request_id
+        self.seed: int | None = None
         self._stream = stream
         self._names = names
         self._first: asyncio.Future[AnswerEvent] | None = None
@@ -121,6 +126,7 @@ class HttpAnswer:
     async def _next(self) -> AnswerEvent:
         event = await anext(self._stream)
         while isinstance(event, AcceptedEvent):
+            self.seed = event.seed
             event = await anext(self._stream)
         if isinstance(event, ErrorEvent):
             with named(self._names):

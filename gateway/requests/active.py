@@ -64,6 +64,8 @@ class ActiveRequest:
         avoid: Replicas where it failed.
         trouble: Why the last attempt ended.
         near: The thinker that has computed the beginning of the prompt.
+        resumable: The client is told what it takes to go on at another gateway.
+        continues: The request whose answer this one goes on with.
     """
 
     record: RequestRecord
@@ -81,6 +83,8 @@ class ActiveRequest:
     avoid: set[tuple[StageName, str]] = field(default_factory=set)
     trouble: OmniRelayError | None = None
     near: str | None = None
+    resumable: bool = False
+    continues: str | None = None
 
     @property
     def name(self) -> str:

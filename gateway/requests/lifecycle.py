@@ -4,13 +4,14 @@ A state names the earliest stage that has not finished: a request whose text is 
 if audio is already sent.
 """
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable
 from enum import StrEnum
 from typing import Final, Literal
 
-from omnirelay.errors import StateTransitionError
+from omnirelay.errors import CancelledRequestError, DeadlineError, StateTransitionError
 
 Reason = Literal["silent", "hung", "restarted", "left", "cut off", "failed"]
 """Why an attempt was lost at a stage."""
@@ -87,3 +88,16 @@ class Lifecycle:
         """Seconds from *received* to each state entered."""
         start = self.entered[RequestState.RECEIVED]
         return {state.value: at - start for state, at in self.entered.items()}
+
+
+def late_error(state: RequestState, deadline_s: float) -> DeadlineError:
+    """The error of a request whose deadline passed in a state."""
+    doing = "being checked" if state is RequestState.RECEIVED else state
+    return DeadlineError(f"the deadline of {deadline_s:g} s passed while the request was {doing}")
+
+
+def state_after(error: BaseException) -> RequestState:
+    """The final state of a rejected request."""
+    if isinstance(error, asyncio.CancelledError | CancelledRequestError):
+        return RequestState.CANCELLED
+    return RequestState.EXPIRED if isinstance(error, DeadlineError) else RequestState.FAILED

@@ -89,6 +89,9 @@ class GatewayMetrics:
         self._outcomes = self._counter("requests", "Requests that ended.", ["outcome"])
         self._errors = self._counter("client_errors", "Errors sent to clients.", ["interface", "code"])
         self._restarts = self._counter("stage_restarts", "Detected restarts of a stage.", ["stage"])
+        self.continued: Final = self._counter(
+            "requests_continued", "Requests that went on with a partial answer that their client had."
+        )
         self._resumes = self._counter(
             "request_resumes", "Retries after a stage was lost or failed.", ["stage", "reason"]
         )

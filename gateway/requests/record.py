@@ -9,7 +9,10 @@ from typing import Final, NamedTuple
 import msgspec
 
 from gateway.requests.lifecycle import Lifecycle, RequestState
+from gateway.requests.partial import frame_samples
 from omnirelay.errors import SequenceError
+from omnirelay.protocol import PartialAnswer
+from omnirelay.status import CodecLimits
 from shared.messages import (
     AudioChunk,
     CodecDelta,
@@ -97,9 +100,17 @@ class RequestRecord:
     Args:
         think: What the thinker is asked.
         lifecycle: Its state.
+        partial: The beginning of the answer, which the client has; checked.
+        codec: Of the checkpoint.
     """
 
-    def __init__(self, think: ThinkRequest, lifecycle: Lifecycle) -> None:
+    def __init__(
+        self,
+        think: ThinkRequest,
+        lifecycle: Lifecycle,
+        partial: PartialAnswer | None = None,
+        codec: CodecLimits | None = None,
+    ) -> None:
         self.think: Final = think
         self.lifecycle: Final = lifecycle
         self.text: Final = TokenStream()
@@ -110,6 +121,10 @@ class RequestRecord:
         self.prompt_told = False
         # The talker has all conditioning rows.
         self._conditioned = False
+        self._partial: Final = partial
+        self._codec: Final = codec or CodecLimits()
+        if partial is not None:
+            self._take_partial(partial)
 
     @property
     def request_id(self) -> str:
@@ -120,6 +135,11 @@ class RequestRecord:
     def speaks(self) -> bool:
         """Speech is still to come."""
         return self.think.speech is not None and not (self.codec.ended and self.audio.ended)
+
+    @property
+    def is_whole(self) -> bool:
+        """Nothing of the answer is missing."""
+        return self.text.ended and (self.think.speech is None or (self.codec.ended and self.audio.ended))
 
     def needs(self, stage: StageName) -> bool:
         """The stage, or the next one, may still lack something from it."""
@@ -165,9 +185,9 @@ class RequestRecord:
         """The thinker's request, without a route.
 
         Args:
-            attempt: 0 asks for the whole answer, later ones resume.
+            attempt: 0 asks for all that the client does not have, later ones resume.
         """
-        if attempt == 0:
+        if attempt == 0 and self._partial is None:
             return self.think
         speech = self.think.speech if self.speaks else None
         resumed = ResumedSpeech(
@@ -183,7 +203,7 @@ class RequestRecord:
         nothing = Resume(speech=ResumedSpeech() if speech is not None else None)
         return msgspec.structs.replace(
             self.think,
-            request_id=f"{self.request_id}.{attempt}",
+            request_id=f"{self.request_id}.{attempt}" if attempt else self.request_id,
             speech=speech,
             resume=resume if resume != nothing else None,
         )
@@ -212,6 +232,7 @@ class RequestRecord:
     def advance(self) -> None:
         """Move through the states of finished stages; streams may end in any order."""
         lifecycle = self.lifecycle
+        self._note_all_audio()
         if lifecycle.state is RequestState.THINKING and self.text.ended:
             speech = self.think.speech is not None
             lifecycle.move(RequestState.TALKING if speech else RequestState.COMPLETED)
@@ -219,6 +240,22 @@ class RequestRecord:
             lifecycle.move(RequestState.SYNTHESIZING)
         if lifecycle.state is RequestState.SYNTHESIZING and self.audio.ended:
             lifecycle.move(RequestState.COMPLETED)
+
+    def _note_all_audio(self) -> None:
+        """Note the end of audio that the client had: it was not told which piece was the last."""
+        frames = len(self.codec.token_ids) // self._codec.groups
+        samples = frames * frame_samples(self._codec)
+        if self._partial is not None and self.codec.ended and samples and self.audio.samples == samples:
+            self.audio.ended = True
+
+    def _take_partial(self, partial: PartialAnswer) -> None:
+        self.text.token_ids += partial.text_token_ids
+        self.text.finish_reason = partial.text_finish_reason
+        self.codec.token_ids += partial.codec_token_ids
+        self.codec.finish_reason = partial.codec_finish_reason
+        self.audio.chunk_samples += partial.chunk_samples
+        self.audio.samples = sum(partial.chunk_samples)
+        self._note_all_audio()
 
 
 def stage_of(delta: Delta) -> StageName:

@@ -6,7 +6,16 @@ from collections.abc import Callable
 from typing import Final
 
 from gateway.access.account import ClientAccount
-from omnirelay.events import AcceptedEvent, AudioEvent, DoneEvent, ErrorEvent, Event, FinalEvent, TextEvent
+from omnirelay.events import (
+    AcceptedEvent,
+    AudioEvent,
+    CodecEvent,
+    DoneEvent,
+    ErrorEvent,
+    Event,
+    FinalEvent,
+    TextEvent,
+)
 
 EVENT_OVERHEAD: Final = 64
 BYTES_PER_ID: Final = 8
@@ -17,6 +26,8 @@ def weight(event: Event) -> int:
     """Approximate memory of a waiting event."""
     if isinstance(event, AudioEvent):
         return EVENT_OVERHEAD + len(event.pcm)
+    if isinstance(event, CodecEvent):
+        return EVENT_OVERHEAD + BYTES_PER_ID * len(event.token_ids)
     if isinstance(event, TextEvent):
         logprobs = sum(BYTES_PER_LOGPROB * (1 + len(each.top)) for each in event.logprobs)
         return EVENT_OVERHEAD + len(event.text) + BYTES_PER_ID * len(event.token_ids) + logprobs
@@ -27,17 +38,31 @@ class ResponseStream:
     """Async iterator over a request's events; the last one is a done or error event.
 
     Always close it: that frees the client's place, and cancels the request if it has not ended.
+
+    Args:
+        seed: Told to the client of a resumable request.
     """
 
-    def __init__(self, request_id: str, account: ClientAccount, cancel: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        request_id: str,
+        account: ClientAccount,
+        cancel: Callable[[str], None],
+        seed: int | None = None,
+    ) -> None:
         self.request_id: Final = request_id
         self._account = account
         self._cancel = cancel
-        self._events: deque[Event] = deque([AcceptedEvent(request_id=request_id)])
+        self._events: deque[Event] = deque([AcceptedEvent(request_id=request_id, seed=seed)])
         self._arrived = asyncio.Event()
         self._arrived.set()
         self._finished = False
         self._closed = False
+
+    def belongs_to(self, account: ClientAccount) -> bool:
+        """The request's client uses this account, by its key; without keys, whoever knows its id may."""
+        own, other = self._account.client, account.client
+        return own.name == other.name or not (own.keyed or other.keyed)
 
     def push(self, event: Event) -> None:
         """Append an event; SlowClientError if too many bytes are unread."""

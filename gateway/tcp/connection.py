@@ -37,6 +37,8 @@ from omnirelay.protocol import (
     GenerateRequest,
     Hello,
     Piece,
+    Ping,
+    Pong,
     Refusal,
     Reply,
     ServerMessage,
@@ -204,6 +206,8 @@ class Connection:
                 self._cancel(message.id)
             elif isinstance(message, StatusQuery):
                 await self._send(StatusReply(message.id, self._status()))
+            elif isinstance(message, Ping):
+                await self._send(Pong())
             else:
                 raise MessageError("a second hello")
         except MessageError as error:

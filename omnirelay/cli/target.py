@@ -3,10 +3,11 @@
 import argparse
 import os
 import ssl
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from omnirelay.client.aio import AsyncClient
+from omnirelay.client.aio import RECONNECT_S, AsyncClient
 from omnirelay.client.types import DEFAULT_ADDRESS
 from omnirelay.errors import ConfigError
 from omnirelay.status import StatusReport
@@ -15,19 +16,24 @@ from omnirelay.values import API_KEY_VARIABLE
 
 @dataclass(frozen=True)
 class Target:
-    """A gateway's address and credentials, as :class:`omnirelay.AsyncClient` takes them."""
+    """Addresses and credentials, as :class:`omnirelay.AsyncClient` takes them."""
 
-    address: str = DEFAULT_ADDRESS
+    addresses: Sequence[str] = (DEFAULT_ADDRESS,)
     api_key: str | None = None
     ca: Path | ssl.SSLContext | None = None
+    reconnect_s: float = RECONNECT_S
 
     def __repr__(self) -> str:
         """Omit the key."""
-        return f"Target({self.address!r})"
+        return f"Target({self.addresses!r})"
+
+    def __str__(self) -> str:
+        """The addresses."""
+        return ", ".join(self.addresses)
 
     def client(self) -> AsyncClient:
         """A client that is not connected yet."""
-        return AsyncClient(self.address, self.api_key, self.ca)
+        return AsyncClient(self.addresses, self.api_key, self.ca, self.reconnect_s)
 
     async def status(self) -> StatusReport:
         """Ask for the status of the stack.
@@ -42,7 +48,10 @@ class Target:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that :func:`target_of` reads."""
     parser.add_argument(
-        "--gateway", default=DEFAULT_ADDRESS, metavar="tcp://HOST:PORT", help="or tls://HOST:PORT"
+        "--gateway",
+        action="append",
+        metavar="tcp://HOST:PORT",
+        help="or tls://HOST:PORT; several if given again: the next goes on if one is lost",
     )
     parser.add_argument(
         "--api-key-file",
@@ -61,7 +70,8 @@ def target_of(arguments: argparse.Namespace) -> Target:
     Raises:
         ConfigError: The file of the key cannot be read.
     """
-    return Target(arguments.gateway, _key(arguments.api_key_file), arguments.ca)
+    addresses = arguments.gateway or (DEFAULT_ADDRESS,)
+    return Target(addresses, _key(arguments.api_key_file), arguments.ca, RECONNECT_S)
 
 
 def _key(path: Path | None) -> str | None:

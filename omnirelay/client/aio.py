@@ -1,177 +1,69 @@
-"""The asyncio client: one connection, any number of concurrent requests."""
+"""The asyncio client: any number of concurrent requests over one connection, made again when it is lost."""
 
 import asyncio
 import logging
+import random
 import ssl
 import time
-from collections import deque
-from itertools import count
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
-import msgspec
-
-from omnirelay import error_codes, events
-from omnirelay.client.outbox import Outbox, UploadProgress, request_pieces
+from omnirelay.client.answer import AsyncAnswer
 from omnirelay.client.request import build_request, taking_options_of
-from omnirelay.client.tls import client_context
-from omnirelay.client.types import DEFAULT_ADDRESS, ChatEvent, ChatResult, TimedDoneEvent, collect
-from omnirelay.errors import (
-    CancelledRequestError,
-    GatewayUnreachableError,
-    MessageError,
-    OmniRelayError,
-    UnauthenticatedError,
-    VersionError,
-    said,
-)
-from omnirelay.protocol import (
-    PROTOCOL_VERSION,
-    Cancel,
-    GenerateRequest,
-    Hello,
-    Refusal,
-    Reply,
-    ServerMessage,
-    StatusQuery,
-    StatusReply,
-    Welcome,
-    pack,
-    parse_address,
-    read_frame,
-)
+from omnirelay.client.transport.connection import Connection
+from omnirelay.client.types import DEFAULT_ADDRESS
+from omnirelay.errors import ConfigError, GatewayUnreachableError, OmniRelayError
+from omnirelay.protocol import GenerateRequest
 from omnirelay.status import StatusReport
-from omnirelay.values import SAMPLE_BYTES
 
-MAX_REPLY_BYTES: Final = 512 * 2**20
-CONNECT_TIMEOUT_S: Final = 5.0
+RECONNECT_S: Final = 60.0
+FIRST_PAUSE_S: Final = 0.1
+MAX_PAUSE_S: Final = 2.0
+"""Between two rounds over the addresses; pauses double."""
+MAX_FAILURES: Final = 50
+"""Requests that may end one after the other without bringing anything of an answer."""
+CLOSED: Final = "the client was closed"
 log = logging.getLogger(__name__)
-
-
-class AsyncAnswer:
-    """The events of one request, to be iterated once; buffered without limit until taken.
-
-    Attributes:
-        request_id: The gateway's id of the request; None until it is accepted.
-        upload: How much of the request has been sent.
-    """
-
-    def __init__(self, client: "AsyncClient", client_id: int, upload: UploadProgress) -> None:
-        self.request_id: str | None = None
-        self.upload: Final = upload
-        self._client = client
-        self._client_id = client_id
-        self._sent = time.monotonic()
-        self._first_text: float | None = None
-        self._first_audio: float | None = None
-        self._waiting: deque[ChatEvent] = deque()
-        self._error: OmniRelayError | None = None
-        self._ended = False
-        self._arrived = asyncio.Event()
-
-    def cancel(self) -> None:
-        """Cancel the request; iterating then raises :class:`CancelledRequestError`."""
-        if not self._ended:
-            self._client.cancel(self._client_id)
-
-    async def result(self) -> ChatResult:
-        """Wait for the whole answer.
-
-        Raises:
-            RequestError: The request failed.
-            GatewayUnreachableError: The connection was lost.
-        """
-        return collect([event async for event in self])
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> ChatEvent:
-        """Give the next event.
-
-        Raises:
-            RequestError: The request failed; subclasses say why.
-            GatewayUnreachableError: The connection was lost.
-        """
-        while not self._waiting:
-            if self._error is not None:
-                raise self._error
-            if self._ended:
-                raise StopAsyncIteration
-            self._arrived.clear()
-            await self._arrived.wait()
-        return self._waiting.popleft()
-
-    def take(self, event: events.Event) -> bool:
-        """Add a received event, and return whether it is the last.  For the client's own use.
-
-        Raises:
-            MessageError: No gateway sends such an event.
-        """
-        elapsed = time.monotonic() - self._sent
-        if isinstance(event, events.AcceptedEvent):
-            self.request_id = event.request_id
-        elif isinstance(event, events.TextEvent):
-            self._first_text = self._first_text or elapsed
-            self._waiting.append(event)
-        elif isinstance(event, events.AudioEvent):
-            if len(event.pcm) % SAMPLE_BYTES:
-                raise MessageError(f"the gateway sent {len(event.pcm)} bytes of audio, no whole samples")
-            if event.pcm:
-                self._first_audio = self._first_audio or elapsed
-            self._waiting.append(event)
-        elif isinstance(event, events.DoneEvent):
-            self._waiting.append(self._done(event, elapsed))
-            self._ended = True
-        else:
-            self.fail(error_codes.from_event(event))
-        self._arrived.set()
-        return self._ended
-
-    def fail(self, error: OmniRelayError) -> None:
-        """End with an error.  For the client's own use."""
-        if not self._ended:
-            self._error = error
-            self._ended = True
-            self._arrived.set()
-
-    def _done(self, event: events.DoneEvent, wall_s: float) -> TimedDoneEvent:
-        return TimedDoneEvent(
-            **msgspec.structs.asdict(event),
-            ttft_s=self._first_text,
-            ttfa_s=self._first_audio,
-            wall_s=wall_s,
-        )
 
 
 class AsyncClient:
     """A connection to a gateway; use it with ``async with``.
 
+    When the connection is lost, or the gateway silent, the client connects to the next address, or to the
+    same, and goes on with open answers where they were.
+
     Args:
-        address: ``tcp://HOST:PORT``, or ``tls://HOST:PORT`` if the gateway speaks TLS.
+        address: ``tcp://HOST:PORT``, or ``tls://HOST:PORT`` if the gateway speaks TLS; or several, of which
+            the first that answers is used.
         api_key: The API key, if the gateway requires one.
         ca: With ``tls://``, a CA file (PEM) or an SSL context; None is the system's trust store.
+        reconnect_s: How long to try to go on after a loss; 0: answers end with their connection.
+
+    Raises:
+        ConfigError: There is no address.
     """
 
     def __init__(
         self,
-        address: str = DEFAULT_ADDRESS,
+        address: str | Sequence[str] = DEFAULT_ADDRESS,
         api_key: str | None = None,
         ca: str | Path | ssl.SSLContext | None = None,
+        reconnect_s: float = RECONNECT_S,
     ) -> None:
-        self.address: Final = address
+        self.addresses: Final = (address,) if isinstance(address, str) else tuple(address)
+        if not self.addresses:
+            raise ConfigError("the client needs the address of a gateway")
         self._api_key = api_key
         self._ca = ca
-        self._ids = count(1)
-        self._answers: dict[int, AsyncAnswer] = {}
-        self._reports: dict[int, asyncio.Future[StatusReport]] = {}
-        self._decoder = msgspec.msgpack.Decoder(ServerMessage)
-        self._reader: asyncio.StreamReader | None = None
-        self._writer: asyncio.StreamWriter | None = None
-        self._outbox: Outbox | None = None
-        self._limits = Welcome(PROTOCOL_VERSION)
-        self._tasks: list[asyncio.Task[None]] = []
-        self._lost: OmniRelayError | None = None
+        self._reconnect_s = reconnect_s
+        # The one for new requests; others end with theirs.
+        self._connection: Connection | None = None
+        self._connections: set[Connection] = set()
+        self._finding: asyncio.Task[Connection] | None = None
+        self._interrupted: set[AsyncAnswer] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
 
     async def __aenter__(self) -> Self:
         await self.connect()
@@ -180,66 +72,43 @@ class AsyncClient:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
+    @property
+    def address(self) -> str:
+        """The gateway's address; the first one before there is a connection."""
+        return self._connection.address if self._connection is not None else self.addresses[0]
+
     async def connect(self) -> None:
-        """Connect.
+        """Connect to the first gateway that answers.
 
         Raises:
-            GatewayUnreachableError: No gateway answers at the address.
+            GatewayUnreachableError: None answers.
             VersionError: The gateway speaks another version of the protocol.
             UnauthenticatedError: Invalid API key.
-            ConfigError: The address or the CA file cannot be used.
+            ConfigError: An address or the CA file cannot be used.
         """
-        host, port, tls = parse_address(self.address)
-        context = self._context() if tls else None
-        try:
-            async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                self._reader, self._writer = await asyncio.open_connection(host, port, ssl=context)
-                self._limits = await self._greet(self._reader, self._writer)
-        except ssl.SSLCertVerificationError as error:
-            await self.close()
-            raise GatewayUnreachableError(
-                f"the certificate of {self.address} was rejected: {error.verify_message} "
-                "(pass its CA file as ca or --ca)"
-            ) from error
-        except (asyncio.IncompleteReadError, ConnectionResetError, BrokenPipeError) as error:
-            await self.close()
-            hint = "" if tls else f"; if it speaks TLS, use tls://{self.address.removeprefix('tcp://')}"
-            raise GatewayUnreachableError(
-                f"{self.address} closed the connection without an answer{hint}"
-            ) from error
-        except ssl.SSLError as error:
-            await self.close()
-            raise GatewayUnreachableError(
-                f"the TLS handshake with {self.address} failed ({error.reason}); "
-                f"without TLS, use tcp://{self.address.removeprefix('tls://')}"
-            ) from error
-        except (OSError, TimeoutError) as error:
-            await self.close()
-            raise GatewayUnreachableError(
-                f"no gateway answers at {self.address}: {error or 'timeout'}; start it with `omnirelay up`"
-            ) from error
-        except OmniRelayError:
-            await self.close()
-            raise
-        self._outbox = Outbox(self._writer)
-        self._tasks = [
-            asyncio.create_task(self._receive(self._reader)),
-            asyncio.create_task(self._outbox.run()),
-        ]
+        found = await self._try_all(self.addresses)
+        if isinstance(found, Connection):
+            return
+        # What a retry cannot mend is told as it is.
+        grave = next((each for each in found if not isinstance(each, GatewayUnreachableError)), None)
+        if grave is not None or len(found) == 1:
+            raise grave or found[0]
+        raise GatewayUnreachableError("; ".join(map(str, found)))
 
     async def close(self) -> None:
         """Disconnect; the gateway cancels requests that have not ended."""
-        for task in self._tasks:
+        self._closed = True
+        tasks: list[asyncio.Task[Connection] | asyncio.Task[None]] = [*self._tasks]
+        if self._finding is not None:
+            tasks.append(self._finding)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._fail_all(GatewayUnreachableError("the client was closed"))
-        if self._writer is not None:
-            self._writer.close()
-            try:
-                await self._writer.wait_closed()
-            except OSError as error:
-                # Lost before, or the gateway was sending, which TLS reports as an error.
-                log.debug("the connection was not closed cleanly: %s", error)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(connection.close() for connection in list(self._connections)))
+        self._connections.clear()
+        for answer in self._interrupted:
+            answer.fail(GatewayUnreachableError(CLOSED))
+        self._interrupted.clear()
 
     @taking_options_of(build_request)
     def chat(self, request: GenerateRequest) -> AsyncAnswer:
@@ -253,19 +122,15 @@ class AsyncClient:
             MediaTooLargeError: Media exceed the gateway's limits.
             InvalidRequestError: A text is not Unicode, a number exceeds 64 bits, or the request is too long.
         """
-        client_id = next(self._ids)
-        pieces = request_pieces(request, self._limits)
-        answer = AsyncAnswer(self, client_id, self._connected().submit(client_id, pieces, self._limits))
-        self._answers[client_id] = answer
+        answer = AsyncAnswer(request, self._on_interrupted)
+        connection = self._connection
+        if connection is None:
+            raise GatewayUnreachableError("the client is not connected")
+        if connection.usable or self._closed or not self._reconnect_s:
+            answer.send_on(connection, resumable=self._reconnect_s > 0)
+        else:
+            answer.disconnected(GatewayUnreachableError(str(connection.ended or "the gateway is stopping")))
         return answer
-
-    def cancel(self, client_id: int) -> None:
-        """Cancel a request of this client; the rest of its upload is not sent."""
-        outbox = self._connected()
-        if not outbox.withdraw(client_id):
-            outbox.say(pack(Cancel(client_id)))
-        elif answer := self._answers.pop(client_id, None):
-            answer.fail(CancelledRequestError("the request was cancelled before it was sent"))
 
     async def status(self) -> StatusReport:
         """Ask for the status of the stack.
@@ -273,87 +138,108 @@ class AsyncClient:
         Raises:
             GatewayUnreachableError: The connection was lost.
         """
-        client_id = next(self._ids)
-        report: asyncio.Future[StatusReport] = asyncio.get_running_loop().create_future()
-        self._connected().say(pack(StatusQuery(client_id)))
-        self._reports[client_id] = report
-        return await report
-
-    def _context(self) -> ssl.SSLContext:
-        if isinstance(self._ca, ssl.SSLContext):
-            return self._ca
-        return client_context(Path(self._ca) if self._ca is not None else None)
-
-    def _connected(self) -> Outbox:
-        if self._lost is not None:
-            raise self._lost
-        if self._outbox is None:
+        connection = self._connection
+        if connection is None:
             raise GatewayUnreachableError("the client is not connected")
-        return self._outbox
+        if connection.ended is not None and self._reconnect_s and not self._closed:
+            connection = await self._usable()
+        return await connection.status()
 
-    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Welcome:
-        writer.write(pack(Hello(PROTOCOL_VERSION, "omnirelay-python", self._api_key)))
+    async def _try_all(self, addresses: Sequence[str]) -> Connection | list[OmniRelayError]:
+        """Connect to the first address that answers; else return why none does."""
+        errors: list[OmniRelayError] = []
+        for address in addresses:
+            connection = Connection(address, self._api_key, self._ca, self._on_ended)
+            try:
+                await connection.connect()
+            except OmniRelayError as error:
+                log.debug("cannot use %s: %s", address, error)
+                errors.append(error)
+            else:
+                self._connection = connection
+                self._connections.add(connection)
+                return connection
+        return errors
+
+    async def _find(self) -> Connection:
+        """Connect again: to the next address first, in rounds, with pauses.
+
+        Raises:
+            GatewayUnreachableError: No gateway answered in time.
+            OmniRelayError: All answer, and refuse this client.
+        """
+        began = time.monotonic()
+        first = self.addresses.index(self.address) + 1
+        order = [*self.addresses[first:], *self.addresses[:first]]
+        rounds = 0
+        while True:
+            found = await self._try_all(order)
+            if isinstance(found, Connection):
+                log.info("connected to %s", found.address)
+                return found
+            rounds += 1
+            if not any(isinstance(each, GatewayUnreachableError) for each in found):
+                raise found[0]
+            pause_s = _pause_s(rounds)
+            if time.monotonic() + pause_s > began + self._reconnect_s:
+                raise GatewayUnreachableError(
+                    f"no gateway could be reached within {self._reconnect_s:g} s; tried {rounds} times: "
+                    + "; ".join(map(str, found))
+                )
+            await asyncio.sleep(pause_s)
+
+    async def _usable(self) -> Connection:
+        """The connection for new requests, made again if need be; raises as :meth:`_find` does."""
+        if self._connection is not None and self._connection.usable:
+            return self._connection
+        if self._finding is None or self._finding.done():
+            self._finding = asyncio.create_task(self._find())
+        return await asyncio.shield(self._finding)
+
+    async def _go_on(self, answer: AsyncAnswer, error: OmniRelayError, wait_s: float) -> None:
+        """Send an interrupted request again."""
+        pause_s = max(wait_s, _pause_s(answer.failures - 1) if answer.failures > 1 else 0.0)
+        late = (answer.interrupted_at or 0.0) + self._reconnect_s
         try:
-            frame = await read_frame(reader, MAX_REPLY_BYTES)
-        except MessageError as error:
-            raise GatewayUnreachableError(
-                f"what listens at {self.address} does not speak the gateway's TCP protocol; "
-                "its port is gateway.listen, 5555 by default, and not that of HTTP"
-            ) from error
-        answer = self._decode(frame)
-        if isinstance(answer, Refusal):
-            raise _refusal(answer)
-        if not isinstance(answer, Welcome):
-            raise MessageError("the gateway did not answer the hello")
-        return answer
+            if time.monotonic() + pause_s > late or answer.failures > MAX_FAILURES:
+                raise GatewayUnreachableError(
+                    f"the answer was interrupted, and could not go on: tried {answer.failures} times "
+                    f"within {self._reconnect_s:g} s at {', '.join(self.addresses)}; the last time: {error}"
+                )
+            await asyncio.sleep(pause_s)
+            connection = await self._usable()
+            self._interrupted.discard(answer)
+            if connection.ended is not None:
+                answer.disconnected(connection.ended)
+            elif not answer.ended:
+                answer.send_on(connection, resumable=True)
+        except OmniRelayError as problem:
+            self._interrupted.discard(answer)
+            answer.fail(problem)
 
-    def _decode(self, body: bytearray) -> ServerMessage:
-        try:
-            message: ServerMessage = self._decoder.decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise MessageError(f"the gateway sent an invalid message: {said(error)}") from error
-        return message
+    def _on_ended(self, connection: Connection) -> None:
+        if connection in self._connections and not self._closed:
+            self._start(self._drop(connection))
 
-    async def _receive(self, reader: asyncio.StreamReader) -> None:
-        """Pass messages on to their requests until the connection ends."""
-        try:
-            while True:
-                self._take(self._decode(await read_frame(reader, MAX_REPLY_BYTES)))
-        except (OSError, asyncio.IncompleteReadError) as error:
-            log.debug("connection lost: %r", error)
-            self._fail_all(GatewayUnreachableError(f"the connection to {self.address} was lost"))
-        except OmniRelayError as error:
-            self._fail_all(error)
+    async def _drop(self, connection: Connection) -> None:
+        await connection.close()
+        self._connections.discard(connection)
 
-    def _take(self, message: ServerMessage) -> None:
-        if isinstance(message, Reply):
-            answer = self._answers.get(message.id)
-            if answer is not None and answer.take(message.event):
-                del self._answers[message.id]
-                if self._outbox is not None:
-                    # The gateway rejected the request during its upload.
-                    self._outbox.withdraw(message.id)
-        elif isinstance(message, StatusReply):
-            report = self._reports.pop(message.id, None)
-            if report is not None and not report.done():
-                report.set_result(message.report)
-        elif isinstance(message, Refusal):
-            raise _refusal(message)
+    def _on_interrupted(self, answer: AsyncAnswer, error: OmniRelayError, wait_s: float) -> None:
+        if self._closed or not self._reconnect_s:
+            answer.fail(GatewayUnreachableError(CLOSED) if self._closed else error)
+            return
+        log.debug("an answer was interrupted: %s", error)
+        self._interrupted.add(answer)
+        self._start(self._go_on(answer, error, wait_s))
 
-    def _fail_all(self, error: OmniRelayError) -> None:
-        self._lost = error
-        for answer in self._answers.values():
-            answer.fail(error)
-        self._answers.clear()
-        for report in self._reports.values():
-            if not report.done():
-                report.set_exception(error)
-        self._reports.clear()
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
 
-def _refusal(refused: Refusal) -> OmniRelayError:
-    """The error for which the gateway rejected a message."""
-    for kind in (VersionError, UnauthenticatedError):
-        if refused.code == kind.code:
-            return kind(refused.message)
-    return MessageError(f"the gateway rejected a message: {refused.message}")
+def _pause_s(failures: int) -> float:
+    """How long to wait after so many failures, randomly shortened so that clients spread."""
+    longest = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(failures - 1, 10))
+    return longest * random.uniform(0.5, 1.0)  # noqa: S311 - no secret

@@ -3,11 +3,12 @@
 import asyncio
 import ssl
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from omnirelay.client.aio import AsyncAnswer, AsyncClient
+from omnirelay.client.aio import RECONNECT_S, AsyncClient
+from omnirelay.client.answer import AsyncAnswer
 from omnirelay.client.player import Playback, require_player
 from omnirelay.client.request import build_request, taking_options_of
 from omnirelay.client.types import DEFAULT_ADDRESS, ChatEvent, ChatResult, collect
@@ -40,7 +41,7 @@ class Answer:
 
         Raises:
             RequestError: The request failed.
-            GatewayUnreachableError: The connection was lost.
+            GatewayUnreachableError: The connection was lost, and no gateway could go on.
         """
         return collect(self)
 
@@ -92,13 +93,18 @@ class Answer:
 class Client:
     """A connection to a gateway; use it with ``with``.  Threads may share it.
 
+    When the connection is lost, or the gateway silent, the client connects to the next address, or to the
+    same, and goes on with open answers where they were.
+
     Args:
-        address: ``tcp://HOST:PORT``, or ``tls://HOST:PORT`` if the gateway speaks TLS.
+        address: ``tcp://HOST:PORT``, or ``tls://HOST:PORT`` if the gateway speaks TLS; or several, of which
+            the first that answers is used.
         api_key: The API key, if the gateway requires one.
         ca: With ``tls://``, a CA file (PEM) or an SSL context; None is the system's trust store.
+        reconnect_s: How long to try to go on after a loss; 0: answers end with their connection.
 
     Raises:
-        GatewayUnreachableError: No gateway answers at the address.
+        GatewayUnreachableError: No gateway answers.
         VersionError: The gateway speaks another version of the protocol.
         UnauthenticatedError: Invalid API key.
         ConfigError: The address or the CA file cannot be used.
@@ -106,16 +112,17 @@ class Client:
 
     def __init__(
         self,
-        address: str = DEFAULT_ADDRESS,
+        address: str | Sequence[str] = DEFAULT_ADDRESS,
         api_key: str | None = None,
         ca: str | Path | ssl.SSLContext | None = None,
+        reconnect_s: float = RECONNECT_S,
     ) -> None:
+        self._client = AsyncClient(address, api_key, ca, reconnect_s)
         self._open = True
         self._scheduling = threading.Lock()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="gateway-client", daemon=True)
         self._thread.start()
-        self._client = AsyncClient(address, api_key, ca)
         try:
             self.call(self._client.connect())
         except BaseException:

@@ -8,6 +8,7 @@ from msgspec import Meta
 from omnirelay.values import (
     MAX_BIASES,
     ChunkFrames,
+    ChunkSamples,
     Count,
     FinishReason,
     JsonSchema,
@@ -21,6 +22,7 @@ from omnirelay.values import (
     Priority,
     RepetitionPenalty,
     RequestId,
+    SampledIds,
     Seed,
     StageName,
     Temperature,
@@ -34,10 +36,6 @@ from shared.messages.payloads import Blob
 MEDIA_KINDS: Final[tuple[MediaKind, ...]] = ("audio", "image", "video")
 MAX_MEDIA_ITEMS: Final = 256
 """Most sounds, pictures and videos of one request, whatever the configuration allows."""
-
-
-ChunkSamples = Annotated[list[Count], Meta(max_length=65_536)]
-"""Samples of the chunks of a stream from its first one on."""
 
 
 class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -122,7 +120,7 @@ class ResumedSpeech(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         chunk_samples: Sizes of the chunks of audio that came; they are not made again.
     """
 
-    codec_token_ids: Annotated[list[TokenId], Meta(max_length=65_536)] = []
+    codec_token_ids: SampledIds = []
     finish_reason: FinishReason | None = None
     chunk_samples: ChunkSamples = []
 
@@ -136,7 +134,7 @@ class Resume(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         speech: The same of its speech; none for an answer in text only.
     """
 
-    text_token_ids: Annotated[list[TokenId], Meta(max_length=65_536)] = []
+    text_token_ids: SampledIds = []
     finish_reason: FinishReason | None = None
     speech: ResumedSpeech | None = None
 

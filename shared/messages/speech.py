@@ -5,9 +5,9 @@ from typing import Annotated, ClassVar
 import msgspec
 from msgspec import Meta
 
-from omnirelay.values import Count, PositiveCount, Priority, RequestId, TokenId, TraceParent
+from omnirelay.values import ChunkSamples, Count, PositiveCount, Priority, RequestId, TokenId, TraceParent
 from shared.messages.payloads import AdditionalInformationPayload, PromptEmbedsPayload
-from shared.messages.request import ChunkSamples, ResumedSpeech, Route, SpeechSettings
+from shared.messages.request import ResumedSpeech, Route, SpeechSettings
 
 
 class SpeechStart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="speech_start"):

@@ -13,11 +13,10 @@ from checkpoint import write_checkpoint
 from shared.messages import STAGES
 from tests.chaos.aborts import measure
 from tests.chaos.cells import MATRIX, STATES, Campaign, Cell, Outcome
-from tests.chaos.faults import FAULTS
+from tests.chaos.faults import ALL_FAULTS
 from tests.chaos.report import faults, machine_line, matrix
 from tests.chaos.soak import soak
 from tests.chaos.stack import ChaosStack
-from tests.chaos.victim import POISONS
 
 
 def main() -> int:
@@ -86,7 +85,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=secrets.randbits(32), help="of all that is drawn")
     parser.add_argument("--cells", type=int, help="draw so many cells of the matrix; all without it")
     parser.add_argument("--targets", choices=targets, default=targets, **several)
-    parser.add_argument("--faults", choices=(*FAULTS, *POISONS), default=(*FAULTS, *POISONS), **several)
+    parser.add_argument("--faults", choices=ALL_FAULTS, default=ALL_FAULTS, **several)
     parser.add_argument("--states", choices=STATES, default=STATES, **several)
     parser.add_argument("--only", nargs="+", metavar="TARGET,FAULT,STATE", help="these cells of the matrix")
     parser.add_argument("--replicas", type=int, choices=(1, 2), default=1, help="of each stage")

@@ -16,16 +16,18 @@ import zmq
 from omnirelay.errors import OmniRelayError
 from shared.messages import STAGES, StageName
 from tests.chaos.stack import DRAIN_S, ChaosStack
-from tests.chaos.victim import Poison
+from tests.chaos.victim import POISONS, Poison
 from tests.support.garbage import noise, push
 from tests.support.http import get
 from tests.support.processes import wait_until
+from tests.support.proxy import Relay
 
-Fault = Literal["kill", "freeze", "hang", "exit", "memory", "stop", "garbage"] | Poison
+Fault = Literal["kill", "freeze", "hang", "exit", "memory", "stop", "garbage", "cut"] | Poison
 Target = StageName | Literal["gateway"]
 
 FAULTS: Final[tuple[Fault, ...]] = ("kill", "freeze", "hang", "exit", "memory", "stop", "garbage")
-GATEWAY_FAULTS: Final[tuple[Fault, ...]] = ("kill", "freeze", "stop", "garbage")
+GATEWAY_FAULTS: Final[tuple[Fault, ...]] = ("kill", "freeze", "stop", "garbage", "cut")
+ALL_FAULTS: Final[tuple[Fault, ...]] = (*FAULTS, "cut", *POISONS)
 MEANING: Final[dict[Fault, str]] = {
     "kill": "kill -9",
     "freeze": "SIGSTOP, later SIGCONT",
@@ -34,6 +36,7 @@ MEANING: Final[dict[Fault, str]] = {
     "memory": "out of memory in a step",
     "stop": "SIGTERM",
     "garbage": "garbage on its sockets",
+    "cut": "cut off from its clients",
     "poison": "a request that fails its step",
     "segfault": "a request that ends its process",
 }
@@ -58,8 +61,14 @@ class Strike:
     rest: "Future[None]"
 
 
-def strike(stack: ChaosStack, target: Target, fault: Fault, chance: random.Random) -> Strike:
-    """Do it, and return at once; what has to follow, goes on in a thread of its own."""
+def strike(
+    stack: ChaosStack, target: Target, fault: Fault, chance: random.Random, line: Relay | None = None
+) -> Strike:
+    """Do it, and return at once; what has to follow, goes on in a thread of its own.
+
+    Args:
+        line: By which the gateway's clients reach it; needed to cut it.
+    """
     name = target if target == "gateway" else chance.choice(stack.of(target))
     at = time.monotonic()
     rest: Future[None] = Future()
@@ -77,13 +86,15 @@ def strike(stack: ChaosStack, target: Target, fault: Fault, chance: random.Rando
         process = stack.running[name]
         process.terminate()
         _later(lambda: _await_clean_end(stack, process.pid), rest)
+    elif fault == "cut" and line is not None:
+        line.cut()
     elif fault == "garbage":
         seed = chance.randrange(2**32)
         _later(lambda: throw_garbage(stack, target, random.Random(seed)), rest)
     else:
         failure = "exit" if fault == "exit" else chance.choice(["memory", "device memory"])
         stack.order(name, chance.choice(["before", "after"]), failure)
-    if fault in ("kill", "exit", "memory"):
+    if fault in ("kill", "exit", "memory", "cut"):
         rest.set_result(None)
     dies = fault in ("kill", "hang", "exit", "memory", "stop")
     return Strike(at, dies, rest)

@@ -12,7 +12,7 @@ import msgspec
 from omnirelay import Client, GenerateRequest, SamplingOverrides, error_codes
 from omnirelay.client.request import build_request
 from omnirelay.errors import CancelledRequestError, GatewayUnreachableError, OmniRelayError
-from omnirelay.events import AcceptedEvent, ErrorEvent
+from omnirelay.events import AcceptedEvent, CodecEvent, ErrorEvent
 from omnirelay.protocol import (
     LENGTH_BYTES,
     PROTOCOL_VERSION,
@@ -118,7 +118,7 @@ def cancel(client: Client, request: GenerateRequest, heard: Heard, chance: rando
 def leave(address: str, request: GenerateRequest, heard: Heard, chance: random.Random) -> Name:
     """Hear a part, and go away without a word."""
     try:
-        client = Client(address)
+        client = Client(address, reconnect_s=0)
     except GatewayUnreachableError as error:
         heard.error = error
         return None
@@ -156,7 +156,7 @@ def _read_slowly(line: socket.socket, address: str, request: GenerateRequest, he
             elif isinstance(event, ErrorEvent):
                 heard.error = error_codes.from_event(event)
                 return name
-            elif event is not None:
+            elif event is not None and not isinstance(event, CodecEvent):
                 heard.take(event)
                 if heard.ended:
                     return name

@@ -13,7 +13,7 @@ from omnirelay import Client, GenerateRequest
 from omnirelay.errors import BusyError, GatewayUnreachableError, OmniRelayError, StageUnavailableError
 from shared.messages import STAGES
 from tests.chaos.aborts import FIGURES, dropped, figures
-from tests.chaos.cells import CELL_S, CLEAN_S, Watcher
+from tests.chaos.cells import CELL_S, Watcher
 from tests.chaos.faults import MEANING, Fault, Target, strike
 from tests.chaos.leaks import MIB, footprints, leaks
 from tests.chaos.memory import GROWTH, SPARE, MemoryWatch
@@ -24,6 +24,8 @@ from tests.chaos.streams import Heard
 from tests.support.processes import wait_until
 
 CLIENTS: Final = 6
+CLEAN_S: Final = 2.0
+"""A client that does not reconnect knows by then that its gateway was killed."""
 STRIKES_S: Final = (15.0, 45.0)
 """Least and most time from when all is well again until something happens again."""
 STAGE_STRIKES: Final[tuple[Fault, ...]] = ("kill", "freeze", "hang", "exit", "memory", "stop")
@@ -123,7 +125,10 @@ class Load:
         try:
             while not self._stopping.is_set():
                 try:
-                    with Client(self._stack.address) as client, Watcher(self._stack) as watcher:
+                    with (
+                        Client(self._stack.address, reconnect_s=0) as client,
+                        Watcher(self._stack) as watcher,
+                    ):
                         while not self._stopping.is_set() and self._ask(client, watcher, chance):
                             pass
                 except GatewayUnreachableError:

@@ -34,6 +34,7 @@ class Heard:
         chunks: Their samples.
         at: When each event came, in monotonic seconds.
         first_audio: When speech came first.
+        seed: As the end of the answer tells it.
         ended: The answer is whole.
         error: Why there is no whole answer.
     """
@@ -45,6 +46,7 @@ class Heard:
     chunks: list[Chunk] = field(default_factory=list)
     at: list[float] = field(default_factory=list)
     first_audio: float | None = None
+    seed: int | None = None
     ended: bool = False
     error: OmniRelayError | None = None
 
@@ -59,6 +61,7 @@ class Heard:
             self.chunks.append(event.samples)
         elif isinstance(event, DoneEvent):
             self.text, self.codes = event.text_token_ids, event.codec_token_ids
+            self.seed = event.seed
             self.ended = True
 
     def differences(self, undisturbed: "Heard") -> list[str]:

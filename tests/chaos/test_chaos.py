@@ -24,6 +24,8 @@ CELLS = [
     Cell("token2wav", "poison", "synthesizing"),
     Cell("gateway", "stop", "queued"),
     Cell("gateway", "kill", "thinking"),
+    Cell("gateway", "cut", "synthesizing"),
+    Cell("gateway", "freeze", "talking"),
 ]
 """Each fault, each process, each state; SIGTERM of a stage is in ``tests/stack``."""
 

@@ -68,8 +68,9 @@ class Bench:
     def counts(self) -> dict[str, int]:
         return self.process.status().requests
 
-    def client(self) -> AsyncClient:
-        return AsyncClient(self.listen)
+    def client(self, reconnect_s: float = 0.0) -> AsyncClient:
+        """A client whose answers end with the connection, unless told otherwise."""
+        return AsyncClient(self.listen, reconnect_s=reconnect_s)
 
     def encode(self, text: str) -> list[int]:
         prompts: PromptBuilder = self.process._prompts

@@ -4,7 +4,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from omnirelay import AsyncClient
-from omnirelay.client.aio import AsyncAnswer
+from omnirelay.client.answer import AsyncAnswer
 from shared.config import Config
 from shared.messages import StageName, ThinkRequest
 from tests.gateway.bench import Bench, bench, run

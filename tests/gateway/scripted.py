@@ -4,13 +4,14 @@ import struct
 from typing import Any
 
 from omnirelay import AudioEvent, DoneEvent, TextEvent
-from omnirelay.client.aio import AsyncAnswer
+from omnirelay.client.answer import AsyncAnswer
 from shared.messages import ThinkRequest
 from tests.gateway.bench import Bench
 
 TEXT = "The quick brown fox jumps over the lazy dog"
 CODES = list(range(100, 140))
-CHUNKS = [struct.pack("<4f", *[(index + 1) / 16] * 4) for index in range(5)]
+CHUNKS = [struct.pack("<f", (index + 1) / 16) * (8 * 480) for index in range(5)]
+"""Of 8 codec frames each."""
 
 
 class Script:

@@ -185,8 +185,12 @@ def test_a_folder_is_one_runs_and_holds_results_alone(
 
 
 def test_a_gateway_that_is_gone_ends_the_run_and_leaves_what_was_answered(
-    configure: Configure, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    configure: Configure,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.setattr("omnirelay.cli.target.RECONNECT_S", 0.5)
     out = tmp_path / "out"
     prompts = written(tmp_path / "prompts.jsonl", *({"id": name, "text": name} for name in "ab"))
 

@@ -26,8 +26,8 @@ from omnirelay import (
     image,
     video,
 )
-from omnirelay.client.outbox import Outbox, Pieces, frames_of, request_pieces
 from omnirelay.client.request import build_request
+from omnirelay.client.transport.outbox import Outbox, Pieces, frames_of, request_pieces
 from omnirelay.content import MediaPart, media_of
 from omnirelay.protocol import MAX_PIECE_BYTES, PIECE_BYTES, Cancel, Piece, Submit, Welcome, pack
 

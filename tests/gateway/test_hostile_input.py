@@ -44,7 +44,7 @@ def test_other_version_is_told_both_versions(configure: Configure, monkeypatch: 
             assert str(PROTOCOL_VERSION + 1) in refused.message
             assert await raw.closed()
             await raw.close()
-            monkeypatch.setattr("omnirelay.client.aio.PROTOCOL_VERSION", 99)
+            monkeypatch.setattr("omnirelay.client.transport.connection.PROTOCOL_VERSION", 99)
             with pytest.raises(errors.VersionError, match="99"):
                 await b.client().connect()
             monkeypatch.undo()

@@ -144,7 +144,8 @@ def test_by_value_the_gateway_checks_what_a_client_might_not(configure: Configur
 
     async def scenario() -> None:
         async with bench(configure(media=media)) as b, b.client() as ours, b.client() as other:
-            other._limits = protocol.Welcome(1)
+            assert other._connection is not None
+            other._connection.limits = protocol.Welcome(1)
             for sizes, told in (([10, 1001], "audio 2: 1001 bytes, at"), ([800, 701], "1501 bytes of")):
                 asked = asking(*(AudioPart(data=memoryview(bytes(size))) for size in sizes))
                 with pytest.raises(errors.MediaTooLargeError, match="the gateway takes at most"):
@@ -294,7 +295,7 @@ def test_files_of_an_ended_request_are_let_go_of(
                 request = await b.stages.request(0)
                 assert bodies[0]() is not None
             if how == "cancel":
-                client.cancel(1)
+                answer.cancel()
             elif how == "finish":
                 await b.stages.answer(request, b.encode("Hello"))
             await ended(answer)

@@ -3,7 +3,7 @@
 import pytest
 
 from omnirelay import AsyncClient, errors
-from omnirelay.client.aio import AsyncAnswer
+from omnirelay.client.answer import AsyncAnswer
 from shared.messages import STAGES, StageName, ThinkRequest
 from tests.gateway.bench import Bench
 from tests.gateway.fake_stages import until

@@ -127,7 +127,7 @@ def test_up_waits_for_requests_unless_it_is_told_twice(place: Path, monkeypatch:
     monkeypatch.setenv("OMNIRELAY_GATEWAY__DRAIN_S", "60")
     with start("omnirelay.cli", "up") as process:
         read_until(process, "ready: tcp://")
-        with Client(os.environ["OMNIRELAY_GATEWAY__LISTEN"]) as client:
+        with Client(os.environ["OMNIRELAY_GATEWAY__LISTEN"], reconnect_s=0) as client:
             answer = client.chat("Hello")
             wait_for(lambda: client.status().requests["thinking"] == 1)
             process.send_signal(signal.SIGINT)
@@ -149,7 +149,7 @@ def test_an_answer_longer_than_the_grace_is_ended_in_time(
     monkeypatch.setenv("OMNIRELAY_GATEWAY__DRAIN_S", "1")
     with start("omnirelay.cli", "up") as process:
         read_until(process, "ready: tcp://")
-        with Client(os.environ["OMNIRELAY_GATEWAY__LISTEN"]) as client:
+        with Client(os.environ["OMNIRELAY_GATEWAY__LISTEN"], reconnect_s=0) as client:
             answer = client.chat("Hello")
             wait_for(lambda: client.status().requests["thinking"] == 1)
             began = time.monotonic()

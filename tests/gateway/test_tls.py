@@ -75,7 +75,7 @@ def test_tcp_clients_speak_tls_and_believe_the_given_authority(
             with pytest.raises(GatewayUnreachableError, match=hint):
                 await asyncio.to_thread(Client, b.listen, KEY)
             own = own_target(config)
-            assert own.address == tls_address(b)
+            assert own.addresses == (tls_address(b),)
             assert (await own.status()).ready
 
             def plainly() -> None:

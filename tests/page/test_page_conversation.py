@@ -122,7 +122,9 @@ def test_a_failed_answer_is_retried_in_its_place(before: Before) -> None:
     run(scenario())
 
 
-def test_a_killed_gateway_is_noticed_at_once_and_the_answer_can_be_retried(before: Before) -> None:
+def test_a_killed_gateway_is_noticed_at_once_and_waiting_for_its_successor_can_be_stopped(
+    before: Before,
+) -> None:
     async def scenario() -> None:
         async with before() as (b, page):
             await text_only(page)
@@ -131,8 +133,10 @@ def test_a_killed_gateway_is_noticed_at_once_and_the_answer_can_be_retried(befor
             await b.stages.text(request.request_id, 0, b.encode("A half"))
             await page.until(f"{ANSWER}?.querySelector('.words').textContent.trim() === 'A half'")
             await b.process.stop()
-            await page.until(f"{STATE} === 'failed'")
-            await page.until("document.getElementById('stack').dataset.state === 'away'", seconds=3)
+            await page.until("document.getElementById('stack').dataset.state === 'away'", seconds=10)
+            assert await page.js(f"{STATE}") is None
+            await page.click("#stop")
+            await page.until(f"{STATE} === 'stopped'")
             assert await page.js("document.querySelector('.again').textContent") == "Try again"
             page.problems.clear()
 

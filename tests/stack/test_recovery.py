@@ -198,7 +198,7 @@ def test_a_gateway_that_is_killed_leaves_no_orphans_and_its_successor_serves(
             return error
         return None
 
-    with Client(stack.address) as client, ThreadPoolExecutor(STREAMS) as pool:
+    with Client(stack.address, reconnect_s=0) as client, ThreadPoolExecutor(STREAMS) as pool:
         answers = [pool.submit(outcome, client, number) for number in range(STREAMS)]
         wait_until(lambda: speaking(client), "eight streams run", 60)
         stack.kill("gateway")

@@ -1,5 +1,6 @@
 """``/v1/chat/completions``."""
 
+import binascii
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from functools import partial
@@ -15,7 +16,7 @@ from gateway.http.errors import json_response
 from gateway.http.openai.chat_request import ChatAnswerOptions, read_chat
 from gateway.http.openai.tools import Call, call_object
 from gateway.http.streams import EventStream
-from omnirelay.events import AudioEvent, DoneEvent, TextEvent
+from omnirelay.events import AudioEvent, CodecEvent, DoneEvent, TextEvent
 
 NAMES: Final[Mapping[str, str | None]] = {
     "speaker": "audio.voice",
@@ -60,7 +61,8 @@ class Completion:
         self._model = context.model
         self._created = int(time.time())
         self._audio = (
-            context.audio.start(options.audio, streamed=options.events, base64=True)
+            # The base64 of a resumable answer is whole in each chunk.
+            context.audio.start(options.audio, streamed=options.events, base64=not options.resumable)
             if options.audio
             else None
         )
@@ -95,20 +97,26 @@ class Completion:
     async def chunks(self) -> AsyncGenerator[dict[str, Any], None]:
         """Yield the answer in chunks, the first one when there is something of it."""
         await self._answer.begin()
-        yield self._chunk({"role": "assistant", "content": None if self._audio else "", "refusal": None})
+        first = self._chunk({"role": "assistant", "content": None if self._audio else "", "refusal": None})
+        yield first | self._told(request_id=self._answer.request_id, seed=self._answer.seed)
         delay: dict[str, Any] = {}
         async for event in self._answer:
             if isinstance(event, TextEvent):
                 logprobs = self._logprobs(event)
-                for delta in self._text_deltas(event.text, bool(logprobs)):
-                    yield self._chunk(delta, logprobs=logprobs)
-                    logprobs = []
-            elif not isinstance(event, AudioEvent):
+                told = self._told(text_token_ids=event.token_ids, text_finish_reason=event.finish_reason)
+                for delta in self._text_deltas(event.text, bool(logprobs or told)):
+                    yield self._chunk(delta, logprobs=logprobs) | told
+                    logprobs, told = [], {}
+            elif isinstance(event, CodecEvent):
+                told = self._told(codec_token_ids=event.token_ids, codec_finish_reason=event.finish_reason)
+                yield self._chunk({}) | told
+            elif isinstance(event, DoneEvent):
                 done = event
             elif self._audio is not None:
                 delay |= start_delay(event)
                 if data := await self._audio.push(event.pcm):
-                    yield self._chunk(self._audio_delta(data=data.decode(), **delay))
+                    told = self._told(chunk_samples=[event.sample_count])
+                    yield self._chunk(self._audio_delta(data=self._text_of(data), **delay)) | told
                     delay = {}
         for delta in [*await self._last_audio(), *self._text_deltas("", last=True)]:
             yield self._chunk(delta)
@@ -121,7 +129,16 @@ class Completion:
             return []
         data = await self._audio.finish()
         ending = {"audio": self._audio_end()}
-        return [self._audio_delta(data=data.decode()), ending] if data else [ending]
+        return [self._audio_delta(data=self._text_of(data)), ending] if data else [ending]
+
+    def _text_of(self, data: bytes) -> str:
+        """Give what the encoder returned as base64."""
+        return (binascii.b2a_base64(data, newline=False) if self._options.resumable else data).decode()
+
+    def _told(self, **fields: Any) -> dict[str, Any]:
+        """Return what a client must add to its partial answer; nothing unless it asked for it."""
+        told = {name: value for name, value in fields.items() if value not in (None, [])}
+        return {"resume": told} if self._options.resumable and told else {}
 
     def _head(self, kind: str) -> dict[str, Any]:
         name = f"chatcmpl-{self._answer.request_id}"

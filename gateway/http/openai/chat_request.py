@@ -16,7 +16,7 @@ from gateway.http.openai.strings import MIN_LENGTH, LongStrings
 from gateway.http.openai.tools import CallParser, Choice, Tools, explained, forced_schema
 from omnirelay.content import MAX_MESSAGES
 from omnirelay.errors import InvalidRequestError, UnsupportedError
-from omnirelay.protocol import MAX_STOPS, GenerateRequest, SamplingOverrides, StopText
+from omnirelay.protocol import MAX_STOPS, GenerateRequest, PartialAnswer, SamplingOverrides, StopText
 from omnirelay.values import MAX_BIASES, ChunkFrames, LogitBias, Logprobs, MinP, Penalty
 from shared.messages import MAX_TOP_K, Priority, RepetitionPenalty, Seed, Temperature, TopP
 
@@ -107,6 +107,8 @@ class ChatFields(msgspec.Struct, frozen=True, kw_only=True):
     mm_processor_kwargs: ProcessorOptions = ProcessorOptions()
     codec_sampling: SamplingOverrides = SamplingOverrides()
     chunk_frames: ChunkFrames = []
+    resumable: bool = False
+    resume: PartialAnswer | None = None
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,7 @@ class ChatAnswerOptions(AnswerOptions):
         tools: Names of the functions that the model may call.
         forced: It must call one.
         parallel: It may call several.
+        resumable: Each chunk has what it takes to go on behind it.
     """
 
     include_usage: bool
@@ -130,6 +133,7 @@ class ChatAnswerOptions(AnswerOptions):
     tools: frozenset[str] = frozenset()
     forced: bool = False
     parallel: bool = True
+    resumable: bool = False
 
     def call_parser(self) -> CallParser | None:
         """A parser of the answer; none if nothing can be called."""
@@ -167,6 +171,7 @@ def read_chat(
     forced = forced_schema(tools, fields.tool_choice)
     if tools and audio is not None:
         raise UnsupportedError("tools are for answers in text only: calls would be spoken", "tools")
+    _check_resumable(fields, audio, bool(tools))
     text_sampling = _text_sampling(fields, max_text_tokens)
     if tools and text_sampling.json_schema is not None:
         raise UnsupportedError("response_format does not go together with tools", "response_format")
@@ -196,6 +201,8 @@ def read_chat(
         priority=fields.priority,
         deadline_s=fields.deadline_s,
         use_audio_in_video=fields.mm_processor_kwargs.use_audio_in_video,
+        resumable=fields.resumable,
+        resume=fields.resume,
     )
     running = usage.include_usage and usage.continuous_usage_stats
     options = ChatAnswerOptions(
@@ -208,8 +215,21 @@ def read_chat(
         frozenset(tool.function.name for tool in tools),
         forced is not None,
         fields.parallel_tool_calls,
+        fields.resumable,
     )
     return options, request
+
+
+def _check_resumable(fields: ChatFields, audio: AudioFormat | None, tools: bool) -> None:
+    """Check that an answer can go on behind any of its chunks."""
+    if fields.resume is not None and not fields.resumable:
+        raise InvalidRequestError("resume needs resumable: true", "resume")
+    if fields.resumable and not fields.stream:
+        raise InvalidRequestError("resumable needs stream: true", "resumable")
+    if fields.resumable and (audio not in (None, "pcm16") or tools):
+        raise UnsupportedError(
+            "only answers in text, or with audio.format pcm16, and without tools are resumable", "resumable"
+        )
 
 
 def voice_name(voice: Voice | None) -> str | None:

@@ -23,7 +23,7 @@ from gateway.http.realtime.settings import PCM, Settings
 from gateway.requests.lifecycle import RequestState
 from omnirelay.content import ChatMessage, TextPart
 from omnirelay.errors import OmniRelayError
-from omnirelay.events import DoneEvent, TextEvent
+from omnirelay.events import AudioEvent, DoneEvent, TextEvent
 from omnirelay.protocol import GenerateRequest, SamplingOverrides
 from shared.log import limited
 
@@ -222,7 +222,7 @@ class Response:
                 await self._write(event.text)
             elif isinstance(event, DoneEvent):
                 self._done = event
-            elif not self._silent:
+            elif isinstance(event, AudioEvent) and not self._silent:
                 await self._begin_item()
                 if delay := start_delay(event):
                     await self._send("response.output_audio.start_delay", {**self._place(), **delay})

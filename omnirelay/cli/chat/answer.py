@@ -11,7 +11,7 @@ import msgspec
 from omnirelay.cli.output import MIB, WordWrap, mebibytes, printable, say, say_json, timing_lines
 from omnirelay.cli.progress import ProgressLine
 from omnirelay.cli.target import Target
-from omnirelay.client.outbox import UploadProgress
+from omnirelay.client.transport.outbox import UploadProgress
 from omnirelay.client.types import ChatEvent, TimedDoneEvent
 from omnirelay.client.wav import write_wav
 from omnirelay.events import AudioEvent, TextEvent

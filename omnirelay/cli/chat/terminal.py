@@ -38,7 +38,8 @@ def run(arguments: argparse.Namespace, template: GenerateRequest, player: Player
             return [JsonPrinter()]
         return [TextPrinter(), *([FiguresPrinter()] if arguments.verbose else [])]
 
-    conversation = ChatSession(target_of(arguments), template, make_printers, player)
+    target = target_of(arguments)
+    conversation = ChatSession(target, template, make_printers, player)
     model = conversation.status().gateway.model
     if isinstance(sys.stdin, io.TextIOWrapper):
         # A line that is not Unicode fails when it is sent, and the conversation goes on.
@@ -46,7 +47,7 @@ def run(arguments: argparse.Namespace, template: GenerateRequest, player: Player
     try:
         if not at_terminal:
             return _read_all(conversation, arguments.json)
-        note(f"{arguments.gateway}, {model}; /help lists the commands")
+        note(f"{target}, {model}; /help lists the commands")
         with _line_editing(arguments.history):
             _converse(conversation, arguments.json)
         return 0

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from omnirelay import AsyncClient, AudioEvent, events
-from omnirelay.client.aio import AsyncAnswer
+from omnirelay.client.answer import AsyncAnswer
 from omnirelay.errors import OmniRelayError
 from omnirelay.protocol import (
     LENGTH_BYTES,
@@ -42,7 +42,7 @@ def check(data: bytes) -> None:
 async def _listen(greeting: list[bytes], rest: list[bytes]) -> list[object]:
     """Give what the users of a client see; requests are sent between what greets them and the rest."""
     reader, writer, _ = connection()
-    client = AsyncClient()
+    client = AsyncClient(reconnect_s=0)
     feeding = asyncio.create_task(feed(reader, greeting))
     try:
         with mock.patch("asyncio.open_connection", mock.AsyncMock(return_value=(reader, writer))):

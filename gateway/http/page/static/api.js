@@ -1,9 +1,26 @@
 // The gateway's API, as far as the page needs it.
 
 export class ApiError extends Error {
-  constructor(message, status = 0) {
+  /**
+   * @param {number} status of the response; 0 without one
+   * @param {string} code the gateway's code of the error
+   * @param {boolean} lost there is no connection to the gateway any more
+   */
+  constructor(message, { status = 0, code = "", lost = false } = {}) {
     super(message);
     this.status = status;
+    this.code = code;
+    this.lost = lost;
+  }
+
+  /** Whether the gateway ended, or ends, before its answer: another request may go on with it. */
+  get interrupted() {
+    return this.lost || ["stopping", "cancelled"].includes(this.code);
+  }
+
+  /** Whether the gateway, which may have just started, cannot take the request yet. */
+  get temporary() {
+    return [429, 502, 503, 504].includes(this.status) || ["busy", "stage_unavailable"].includes(this.code);
   }
 
   /** Whether the same request may succeed later: the connection, the load or a key was at fault, not the request. */
@@ -36,6 +53,7 @@ export function keepKey() {
   else sessionStorage.removeItem(KEY_NAME);
 }
 
+const SILENT_MS = 20000; // the gateway sends something every 15 s
 const AWAY = "The gateway cannot be reached. Is it running?";
 
 async function ask(path, options) {
@@ -45,12 +63,12 @@ async function ask(path, options) {
     response = await fetch(path, { ...options, headers });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new ApiError(AWAY);
+    throw new ApiError(AWAY, { lost: true });
   }
   if (response.ok) return response;
   const body = await response.json().catch(() => null);
   const words = body?.error?.message ?? body?.reasons?.join(", ") ?? `The gateway answered ${response.status}.`;
-  throw new ApiError(words, response.status);
+  throw new ApiError(words, { status: response.status, code: body?.error?.code });
 }
 
 /** The model that is served: `{id, voices, limits}`. */
@@ -83,8 +101,8 @@ async function* events(response) {
   let rest = "";
   try {
     for (;;) {
-      const { done, value } = await reader.read();
-      if (done) throw new ApiError("The answer was cut off: the connection to the gateway ended.");
+      const { done, value } = await inTime(reader.read());
+      if (done) throw new ApiError("The answer was cut off: the connection to the gateway ended.", { lost: true });
       const lines = (rest + value).split("\n");
       rest = lines.pop();
       for (const line of lines) {
@@ -92,14 +110,24 @@ async function* events(response) {
         const data = line.slice(6);
         if (data === "[DONE]") return;
         const event = JSON.parse(data);
-        if (event.error) throw new ApiError(event.error.message);
+        if (event.error) throw new ApiError(event.error.message, { code: event.error.code });
         yield event;
       }
     }
   } catch (error) {
     if (error instanceof ApiError || error.name === "AbortError") throw error;
-    throw new ApiError("The answer was cut off: the connection to the gateway broke.");
+    throw new ApiError("The answer was cut off: the connection to the gateway broke.", { lost: true });
   } finally {
     reader.cancel().catch(() => {});
   }
+}
+
+/** What is read, unless the gateway is silent for too long. */
+function inTime(reading) {
+  let timer;
+  const silence = new Promise((_, reject) => {
+    const error = new ApiError("The answer was cut off: the gateway is silent.", { lost: true });
+    timer = setTimeout(() => reject(error), SILENT_MS);
+  });
+  return Promise.race([reading, silence]).finally(() => clearTimeout(timer));
 }

@@ -1,9 +1,10 @@
 // The exchanges of a conversation: what was asked, what came back, and what of it the model is sent again.
 
-import { ApiError, chat } from "./api.js";
+import { ApiError } from "./api.js";
 import { Attachment, FileBudget, FileError } from "./files.js";
 import { PcmReader } from "./pcm.js";
 import { silence } from "./player.js";
+import { answer } from "./resume.js";
 import { AnswerTurn, userTurn } from "./turns.js";
 
 const STALL_MS = 1500; // without anything new for so long, the stack is asked what is wrong
@@ -122,10 +123,9 @@ export class Conversation {
       body.audio = { format: "pcm16", ...(voice && { voice }) };
     }
     signal.throwIfAborted();
-    const { requestId, chunks } = await chat(body, signal);
-    turn.element.dataset.request = requestId;
+    const accepted = (requestId) => (turn.element.dataset.request = requestId);
     const reader = new PcmReader();
-    for await (const { choices } of chunks) {
+    for await (const { choices } of answer(body, signal, accepted)) {
       stall.heard();
       const delta = choices[0]?.delta ?? {};
       const words = delta.content ?? delta.audio?.transcript;

@@ -96,9 +96,13 @@ class Outbox:
     """Writes to the gateway; short messages do not wait for long ones.
 
     Cancels and queries go first, then requests of one frame; uploads of several frames share what is left.
+
+    Attributes:
+        written_bytes: Of requests, taken by the system.
     """
 
     def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self.written_bytes = 0
         self._writer = writer
         self._short: deque[bytes] = deque()
         self._requests: dict[int, _Request] = {}
@@ -160,6 +164,7 @@ class Outbox:
                 self._writer.write(part)
                 await self._writer.drain()
                 if upload is not None:
+                    self.written_bytes += len(part)
                     upload.sent_bytes = min(upload.sent_bytes + len(part), upload.total_bytes)
                 # drain() does not yield while the gateway reads fast.
                 await asyncio.sleep(0)

@@ -1,0 +1,332 @@
+"""The answer to one request, and what it takes to go on with it at another gateway."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, Self
+
+import msgspec
+
+from omnirelay import error_codes, events
+from omnirelay.client.transport.connection import Connection
+from omnirelay.client.transport.outbox import UploadProgress, request_pieces
+from omnirelay.client.types import ChatEvent, ChatResult, TimedDoneEvent, collect
+from omnirelay.errors import (
+    BusyError,
+    CancelledRequestError,
+    DeadlineError,
+    GatewayUnreachableError,
+    MessageError,
+    OmniRelayError,
+    StageUnavailableError,
+    StoppingError,
+)
+from omnirelay.protocol import GenerateRequest, PartialAnswer
+from omnirelay.values import SAMPLE_BYTES, FinishReason
+
+CANCELLED: Final = "the client cancelled the request"
+
+
+@dataclass
+class HeldAnswer:
+    """What has arrived of an answer.
+
+    Attributes:
+        request_id: The gateway's id of the last request for it; None until one was accepted.
+        seed: None until a gateway has told it.
+    """
+
+    request_id: str | None = None
+    seed: int | None = None
+    text_token_ids: list[int] = field(default_factory=list)
+    text_finish_reason: FinishReason | None = None
+    codec_token_ids: list[int] = field(default_factory=list)
+    codec_finish_reason: FinishReason | None = None
+    chunk_samples: list[int] = field(default_factory=list)
+    spoken_nothing: bool = False
+    """The one event of an answer that has nothing to speak has arrived; it counts as no chunk."""
+
+    @classmethod
+    def of(cls, request: GenerateRequest) -> Self:
+        """What a request says that its client has."""
+        had = request.resume
+        if had is None:
+            return cls()
+        return cls(
+            text_token_ids=list(had.text_token_ids),
+            text_finish_reason=had.text_finish_reason,
+            codec_token_ids=list(had.codec_token_ids),
+            codec_finish_reason=had.codec_finish_reason,
+            chunk_samples=list(had.chunk_samples),
+        )
+
+    @property
+    def begun(self) -> bool:
+        """There is something that must not come twice."""
+        return bool(self.text_token_ids or self.codec_token_ids or self.chunk_samples)
+
+    def take(self, event: events.Event) -> bool:
+        """Note an event; return whether it brings something new.
+
+        Raises:
+            MessageError: It is not the next one.
+        """
+        if isinstance(event, events.AcceptedEvent):
+            self.request_id = event.request_id
+            self.seed = event.seed
+        elif isinstance(event, events.TextEvent):
+            self.text_token_ids += event.token_ids
+            self.text_finish_reason = event.finish_reason
+        elif isinstance(event, events.CodecEvent):
+            self.codec_token_ids += event.token_ids
+            self.codec_finish_reason = event.finish_reason
+        elif isinstance(event, events.AudioEvent):
+            return self._take_audio(event)
+        return True
+
+    def partial(self) -> PartialAnswer | None:
+        """The claim to go on; None if no gateway had accepted a request."""
+        if self.request_id is None:
+            return None
+        return PartialAnswer(
+            request_id=self.request_id,
+            text_token_ids=self.text_token_ids,
+            text_finish_reason=self.text_finish_reason,
+            codec_token_ids=self.codec_token_ids,
+            codec_finish_reason=self.codec_finish_reason,
+            chunk_samples=self.chunk_samples,
+        )
+
+    def _take_audio(self, event: events.AudioEvent) -> bool:
+        if len(event.pcm) % SAMPLE_BYTES:
+            raise MessageError(f"the gateway sent {len(event.pcm)} bytes of audio, no whole samples")
+        if event.seq != len(self.chunk_samples):
+            raise MessageError(
+                f"the gateway sent audio event {event.seq}, but {len(self.chunk_samples)} is the next"
+            )
+        if event.pcm:
+            self.chunk_samples.append(event.sample_count)
+            return True
+        new, self.spoken_nothing = not self.spoken_nothing, True
+        return new
+
+
+class AsyncAnswer:
+    """The events of one request, to be iterated once; buffered without limit until taken.
+
+    Args:
+        request: Kept until the end, media included: another gateway may have to be sent it.
+        on_interrupted: Called with this, why, and how long to wait, when the request ended before the answer
+            and another may go on; the callee sends it again, or fails it.
+
+    Attributes:
+        request_id: The gateway's id of the request; None until it is accepted.  It changes when another
+            gateway goes on with the answer.
+        upload: How much of the request has been sent.
+        interrupted_at: Monotonic time since which nothing has come of an answer that was interrupted.
+        failures: Requests that have ended since then.
+    """
+
+    def __init__(
+        self,
+        request: GenerateRequest,
+        on_interrupted: "Callable[[AsyncAnswer, OmniRelayError, float], None]",
+    ) -> None:
+        self.upload = UploadProgress(0)
+        self.interrupted_at: float | None = None
+        self.failures = 0
+        self._request = request
+        self._on_interrupted = on_interrupted
+        self._held = HeldAnswer.of(request)
+        # Every gateway so far has told what it takes to go on.
+        self._resumable = True
+        self._connection: Connection | None = None
+        self._client_id = 0
+        self._cancelled = False
+        self._accepted = False
+        self._sent = time.monotonic()
+        self._first_text: float | None = None
+        self._first_audio: float | None = None
+        self._waiting: deque[ChatEvent] = deque()
+        self._error: OmniRelayError | None = None
+        self._ended = False
+        self._arrived = asyncio.Event()
+
+    @property
+    def request_id(self) -> str | None:
+        """The gateway's id of the request; None until it is accepted."""
+        return self._held.request_id
+
+    @property
+    def ended(self) -> bool:
+        """The last event, or an error, has arrived."""
+        return self._ended
+
+    def cancel(self) -> None:
+        """Cancel the request; iterating then raises :class:`CancelledRequestError`.
+
+        Raises:
+            GatewayUnreachableError: The connection was lost.
+        """
+        if self._ended:
+            return
+        self._cancelled = True
+        if self._connection is None or self._connection.cancel(self._client_id):
+            self.fail(CancelledRequestError("the request was cancelled before it was sent"))
+
+    async def result(self) -> ChatResult:
+        """Wait for the whole answer.
+
+        Raises:
+            RequestError: The request failed.
+            GatewayUnreachableError: The connection was lost, and no gateway could go on.
+        """
+        return collect([event async for event in self])
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> ChatEvent:
+        """Give the next event.
+
+        Raises:
+            RequestError: The request failed; subclasses say why.
+            GatewayUnreachableError: The connection was lost, and no gateway could go on.
+        """
+        while not self._waiting:
+            if self._error is not None:
+                raise self._error
+            if self._ended:
+                raise StopAsyncIteration
+            self._arrived.clear()
+            await self._arrived.wait()
+        return self._waiting.popleft()
+
+    def send_on(self, connection: Connection, resumable: bool) -> None:
+        """Send the request, and what has arrived of its answer.  For the client's own use.
+
+        Args:
+            resumable: Ask for what it takes to go on, if the gateway can tell.
+
+        Raises:
+            GatewayUnreachableError: There is no connection, or the gateway cannot go on with the answer.
+            DeadlineError: The request's deadline has passed.
+            InvalidRequestError: As :meth:`omnirelay.AsyncClient.chat`.
+        """
+        resumable = resumable and connection.limits.resumes
+        if self._held.begun and not (resumable and self._resumable):
+            raise GatewayUnreachableError(
+                f"the answer cannot go on at {connection.address}: "
+                "a gateway of an earlier version took part, which does not tell what that takes"
+            )
+        pieces = request_pieces(self._next_request(resumable), connection.limits)
+        self._client_id, self.upload = connection.submit(pieces, self)
+        self._connection = connection
+        self._resumable = resumable
+        self._accepted = False
+
+    def take(self, event: events.Event) -> bool:
+        """Add a received event, and return whether it is the last of its request.  For the client's own use.
+
+        Raises:
+            MessageError: No gateway sends such an event.
+        """
+        if isinstance(event, events.ErrorEvent):
+            self._refused(error_codes.from_event(event))
+            return True
+        if not self._held.take(event):
+            return False
+        elapsed = time.monotonic() - self._sent
+        if isinstance(event, events.AcceptedEvent):
+            self._accepted = True
+            return False
+        self.interrupted_at, self.failures = None, 0
+        if isinstance(event, events.TextEvent):
+            self._first_text = self._first_text or elapsed
+        elif isinstance(event, events.AudioEvent) and event.pcm:
+            self._first_audio = self._first_audio or elapsed
+        if isinstance(event, events.DoneEvent):
+            self._waiting.append(self._done(event, elapsed))
+            self._end()
+        elif not isinstance(event, events.CodecEvent) and not _is_empty(event):
+            self._waiting.append(event)
+        self._arrived.set()
+        return self._ended
+
+    def disconnected(self, error: OmniRelayError) -> None:
+        """The connection has ended.  For the client's own use."""
+        self._connection = None
+        if isinstance(error, GatewayUnreachableError):
+            self._interrupted(error, 0.0)
+        else:
+            self.fail(error)
+
+    def fail(self, error: OmniRelayError) -> None:
+        """End with an error.  For the client's own use."""
+        if not self._ended:
+            self._error = error
+            self._end()
+
+    def _refused(self, error: OmniRelayError) -> None:
+        """Another request may go on if it was not this one's fault."""
+        connection, self._connection = self._connection, None
+        resuming = self.interrupted_at is not None and not self._accepted
+        temporary = resuming and isinstance(error, BusyError | StageUnavailableError)
+        stopped = isinstance(error, StoppingError | CancelledRequestError) and not self._cancelled
+        if stopped and connection is not None:
+            connection.stopping = True
+        if stopped:
+            # Another gateway may take it at once.
+            self._interrupted(error, 0.0)
+        elif temporary:
+            self._interrupted(error, error.retry_after_ms / 1000 if isinstance(error, BusyError) else 0.0)
+        else:
+            self.fail(error)
+
+    def _interrupted(self, error: OmniRelayError, wait_s: float) -> None:
+        if self._cancelled:
+            self.fail(CancelledRequestError(CANCELLED))
+            return
+        self.interrupted_at = self.interrupted_at or time.monotonic()
+        self.failures += 1
+        self._on_interrupted(self, error, wait_s)
+
+    def _next_request(self, resumable: bool) -> GenerateRequest:
+        request = self._request
+        if resumable:
+            request = msgspec.structs.replace(request, resumable=True)
+        if self.interrupted_at is None:
+            return request
+        if request.deadline_s is not None:
+            left_s = request.deadline_s - (time.monotonic() - self._sent)
+            if left_s <= 0:
+                raise DeadlineError(
+                    f"the deadline of {request.deadline_s:g} s passed while the answer was interrupted"
+                )
+            request = msgspec.structs.replace(request, deadline_s=left_s)
+        if self._held.seed is not None:
+            request = msgspec.structs.replace(request, seed=self._held.seed)
+        partial = self._held.partial() or request.resume
+        return msgspec.structs.replace(request, resume=partial) if resumable else request
+
+    def _end(self) -> None:
+        self._ended = True
+        self._connection = None
+        # Frees its media.
+        self._request = GenerateRequest()
+        self._arrived.set()
+
+    def _done(self, event: events.DoneEvent, wall_s: float) -> TimedDoneEvent:
+        return TimedDoneEvent(
+            **msgspec.structs.asdict(event),
+            ttft_s=self._first_text,
+            ttfa_s=self._first_audio,
+            wall_s=wall_s,
+        )
+
+
+def _is_empty(event: events.Event) -> bool:
+    """It only says why the text has ended."""
+    return isinstance(event, events.TextEvent) and not (event.token_ids or event.text)

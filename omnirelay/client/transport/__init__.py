@@ -1,0 +1,1 @@
+"""Connections of the client to gateways."""

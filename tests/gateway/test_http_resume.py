@@ -1,0 +1,156 @@
+"""Streamed chats over HTTP that go on with a partial answer."""
+
+import asyncio
+import base64
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from shared.config import Config
+from tests.gateway.bench import run
+from tests.gateway.fake_stages import until
+from tests.gateway.http_bench import HI, MODEL, HttpBench, http_bench, http_gateway
+from tests.gateway.scripted import CHUNKS, CODES, TEXT, Script
+
+Configure = Callable[..., Config]
+SPOKEN = {"modalities": ["text", "audio"], "audio": {"format": "pcm16"}}
+ASKED = {"model": MODEL, "messages": HI, "stream": True, "resumable": True, **SPOKEN}
+
+
+class Reader:
+    """Collects a stream, as the page does.
+
+    Attributes:
+        held: The partial answer, and the seed.
+        text: What came.
+        pcm: Pieces of 16-bit samples.
+    """
+
+    def __init__(self) -> None:
+        self.held: dict[str, Any] = {}
+        self.text = ""
+        self.pcm: list[bytes] = []
+        self.ended = False
+
+    async def read(self, b: HttpBench, enough: Callable[[], bool] = lambda: False) -> None:
+        """Read until there is enough, then disconnect; or to the end."""
+        seed = {"seed": self.held["seed"]} if self.held else {}
+        partial = {name: value for name, value in self.held.items() if name != "seed"}
+        body = ASKED | seed | ({"resume": partial} if partial else {})
+        async with b.http.stream("POST", "/v1/chat/completions", json=body) as response:
+            assert response.status_code == 200
+            async for line in response.aiter_lines():
+                if line == "data: [DONE]":
+                    self.ended = True
+                elif line.startswith("data: "):
+                    self._take(json.loads(line[6:]))
+                if enough():
+                    return
+
+    def _take(self, chunk: dict[str, Any]) -> None:
+        assert "error" not in chunk
+        for name, value in chunk.get("resume", {}).items():
+            self.held[name] = [*self.held.get(name, []), *value] if isinstance(value, list) else value
+        for choice in chunk["choices"]:
+            audio = choice["delta"].get("audio", {})
+            self.text += audio.get("transcript", "")
+            if audio.get("data"):
+                self.pcm.append(base64.b64decode(audio["data"], validate=True))
+
+
+@pytest.mark.parametrize("chunks", [0, 2, 5])
+def test_a_spoken_answer_goes_on(configure: Configure, chunks: int) -> None:
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b:
+            whole, parted, script = Reader(), Reader(), Script(b)
+            reading = asyncio.create_task(whole.read(b))
+            await script.play(await b.stages.request(0))
+            await reading
+            assert whole.text == TEXT
+            assert len(whole.pcm) == len(CHUNKS)
+
+            reading = asyncio.create_task(
+                parted.read(b, lambda: len(parted.pcm) == chunks and len(parted.text) > 9)
+            )
+            request = await b.stages.request(1)
+            await script.play(request, text=0.6, codes=chunks / 5, chunks=chunks / 5)
+            await reading
+            await b.stages.aborted(request.request_id)
+            assert not parted.ended
+            assert parted.held["request_id"] == request.request_id
+            assert parted.held["seed"] == request.seed
+            reading = asyncio.create_task(parted.read(b))
+            again = await b.stages.request(2)
+            assert again.seed == request.seed
+            await script.play(again)
+            await reading
+            assert parted.ended
+            assert (parted.text, b"".join(parted.pcm)) == (whole.text, b"".join(whole.pcm))
+            assert parted.held["text_token_ids"] == script.text
+            assert parted.held["codec_token_ids"] == CODES
+            assert parted.held["text_finish_reason"] == parted.held["codec_finish_reason"] == "stop"
+            assert parted.held["chunk_samples"] == [len(chunk) // 4 for chunk in CHUNKS]
+
+    run(scenario())
+
+
+def test_others_get_the_chunks_of_before(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b:
+            asked = asyncio.create_task(b.post(stream=True, **SPOKEN))
+            await Script(b).play(await b.stages.request(0))
+            assert '"resume"' not in (await asked).text
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("changes", "param", "code"),
+    [
+        ({"stream": False}, "resumable", "invalid_request"),
+        ({"audio": {"format": "mp3"}}, "resumable", "unsupported"),
+        ({"resumable": False, "resume": {"request_id": "earlier"}}, "resume", "invalid_request"),
+        ({"resume": {"request_id": "earlier", "chunk_samples": [7]}}, "resume", "resume_invalid"),
+        ({"resume": {"request_id": "earlier", "what": 1}}, "resume", "invalid_request"),
+        ({"resume": {}}, "resume", "invalid_request"),
+        (
+            {
+                "modalities": ["text"],
+                "audio": None,
+                "tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}],
+            },
+            "resumable",
+            "unsupported",
+        ),
+    ],
+)
+def test_what_cannot_go_on_is_refused(
+    configure: Configure, changes: dict[str, Any], param: str, code: str
+) -> None:
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b:
+            response = await b.http.post("/v1/chat/completions", json=ASKED | changes)
+            error = response.json()["error"]
+            assert response.status_code == 400
+            assert error["code"] == code
+            assert error["param"].partition(".")[0] == param
+            assert b.stages.requests == []
+            await until(lambda: not b.process.gateway._active)
+
+    run(scenario())
+
+
+def test_each_token_of_a_text_is_told_once(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b:
+            body = {"model": MODEL, "messages": HI, "stream": True, "resumable": True}
+            asked = asyncio.create_task(b.http.post("/v1/chat/completions", json=body))
+            script = Script(b)
+            await script.play(await b.stages.request(0))
+            lines = [line[6:] for line in (await asked).text.splitlines() if line.startswith("data: {")]
+            told = [json.loads(line).get("resume", {}) for line in lines]
+            assert [token for each in told for token in each.get("text_token_ids", [])] == script.text
+
+    run(scenario())

@@ -1,0 +1,668 @@
+"""The client when its gateway is lost: real sockets, gateways that say what a test wants."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+
+from omnirelay import AsyncClient, AudioEvent, GenerateRequest, TextEvent
+from omnirelay.client.answer import AsyncAnswer
+from omnirelay.client.transport import connection as transport
+from omnirelay.errors import (
+    BusyError,
+    CancelledRequestError,
+    ConfigError,
+    DeadlineError,
+    GatewayUnreachableError,
+    InvalidRequestError,
+    MessageError,
+    StageFailedError,
+    UnauthenticatedError,
+)
+from omnirelay.events import AcceptedEvent, CodecEvent, DoneEvent, ErrorEvent, Event
+from omnirelay.protocol import (
+    PROTOCOL_VERSION,
+    Cancel,
+    ClientMessage,
+    Hello,
+    PartialAnswer,
+    Ping,
+    Pong,
+    Refusal,
+    Reply,
+    Submit,
+    Welcome,
+    pack,
+    read_frame,
+)
+from tests.gateway.bench import run
+from tests.support.ports import free_ports
+from tests.support.stack import COMMAND
+
+CHUNK = b"\0\0\0\x3f" * 480
+DONE = DoneEvent(
+    request_id="last",
+    text="ab",
+    prompt_token_ids=[1],
+    text_token_ids=[11, 12],
+    codec_token_ids=[21, 22],
+    audio_seconds=0.04,
+    finish_reason="stop",
+    codec_finish_reason="stop",
+    seed=5,
+    speaker="Chelsie",
+    state_seconds={},
+)
+WHOLE: list[Event] = [
+    AcceptedEvent(request_id="r1", seed=5),
+    TextEvent(token_ids=[11], text="a"),
+    CodecEvent(token_ids=[21]),
+    AudioEvent(seq=0, pcm=CHUNK),
+    TextEvent(token_ids=[12], text="b", finish_reason="stop"),
+    CodecEvent(token_ids=[22], finish_reason="stop"),
+    AudioEvent(seq=1, pcm=CHUNK),
+    DONE,
+]
+REFUSED = ErrorEvent(code="busy", message="no place", retry_after_ms=10)
+
+
+class Session:
+    """One connection, as the gateway sees it."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, resumes: bool) -> None:
+        self.reader = reader
+        self.writer = writer
+        self.resumes = resumes
+
+    async def hear(self) -> ClientMessage:
+        body = await read_frame(self.reader, 2**30)
+        message: ClientMessage = msgspec.msgpack.decode(body, type=ClientMessage)
+        return message
+
+    async def asked(self) -> tuple[int, GenerateRequest]:
+        """The next request."""
+        message = await self.hear()
+        assert isinstance(message, Submit)
+        return message.id, msgspec.msgpack.decode(message.request, type=GenerateRequest)
+
+    async def say(self, client_id: int, *told: Event) -> None:
+        for event in told:
+            self.writer.write(pack(Reply(client_id, event)))
+        await self.writer.drain()
+
+    async def greet(self) -> None:
+        assert isinstance(await self.hear(), Hello)
+        self.writer.write(pack(Welcome(PROTOCOL_VERSION, resumes=self.resumes)))
+
+
+Play = Callable[[Session], Awaitable[None]]
+
+
+@asynccontextmanager
+async def gateway(*plays: Play, port: int | None = None, resumes: bool = True) -> AsyncIterator[str]:
+    """Play one part for each connection, which is closed behind it; fails if a part fails or is missing."""
+    left = list(plays)
+    failures: list[BaseException] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            session = Session(reader, writer, resumes)
+            await session.greet()
+            await left.pop(0)(session)
+        except asyncio.CancelledError:
+            raise
+        except (AssertionError, IndexError, OSError, asyncio.IncompleteReadError) as error:
+            failures.append(error)
+        finally:
+            writer.transport.abort()
+
+    (chosen,) = (port,) if port is not None else free_ports(1)
+    server = await asyncio.start_server(serve, "127.0.0.1", chosen)
+    async with server:
+        yield f"tcp://127.0.0.1:{chosen}"
+    assert failures == []
+    assert left == []
+
+
+def answers(*told: Event, then: Play | None = None) -> Play:
+    """Answer one request with these events."""
+
+    async def play(session: Session) -> None:
+        client_id, _ = await session.asked()
+        await session.say(client_id, *told)
+        if then is not None:
+            await then(session)
+
+    return play
+
+
+async def stay(session: Session) -> None:
+    """Read, and say nothing more."""
+    while await session.reader.read(2**16):
+        continue
+
+
+async def gathered(answer: AsyncAnswer) -> list[Any]:
+    return [event async for event in answer]
+
+
+def expect(partial: PartialAnswer | None, check: Callable[[GenerateRequest], None] = lambda _: None) -> Play:
+    """Take a request that brings this, and send the rest of the answer."""
+
+    async def play(session: Session) -> None:
+        client_id, request = await session.asked()
+        assert request.resume == partial
+        assert request.resumable
+        assert request.seed == (5 if partial is not None else None)
+        check(request)
+        had = partial or PartialAnswer(request_id="-")
+        behind: list[Event] = [AcceptedEvent(request_id="r2", seed=5)]
+        behind += [TextEvent(token_ids=[11], text="a")] if not had.text_token_ids else []
+        behind += [CodecEvent(token_ids=[21])] if not had.codec_token_ids else []
+        behind += [AudioEvent(seq=0, pcm=CHUNK)] if not had.chunk_samples else []
+        if 12 not in had.text_token_ids:
+            behind.append(TextEvent(token_ids=[12], text="b", finish_reason="stop"))
+        if 22 not in had.codec_token_ids:
+            behind.append(CodecEvent(token_ids=[22], finish_reason="stop"))
+        behind += [AudioEvent(seq=1, pcm=CHUNK)] if len(had.chunk_samples) < 2 else []
+        await session.say(client_id, *behind, DONE)
+        await stay(session)
+
+    return play
+
+
+def held(count: int) -> PartialAnswer | None:
+    """What a client has after so many of the events."""
+    if count == 0:
+        return None
+    partial: dict[str, Any] = {"request_id": "r1", "text_token_ids": [], "codec_token_ids": []}
+    partial["chunk_samples"] = []
+    for event in WHOLE[1:count]:
+        if isinstance(event, TextEvent):
+            partial["text_token_ids"] += event.token_ids
+            partial["text_finish_reason"] = event.finish_reason
+        elif isinstance(event, CodecEvent):
+            partial["codec_token_ids"] += event.token_ids
+            partial["codec_finish_reason"] = event.finish_reason
+        elif isinstance(event, AudioEvent):
+            partial["chunk_samples"].append(480)
+    return PartialAnswer(**partial)
+
+
+def check_whole(events: list[Any]) -> None:
+    """Nothing is missing, and nothing came twice."""
+    assert "".join(event.text for event in events if isinstance(event, TextEvent)) == "ab"
+    assert [i for event in events if isinstance(event, TextEvent) for i in event.token_ids] == [11, 12]
+    assert [event.seq for event in events if isinstance(event, AudioEvent)] == [0, 1]
+    assert events[-1].text == "ab"
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+@pytest.mark.parametrize("count", range(len(WHOLE)))
+def test_after_any_event_the_answer_goes_on(count: int, elsewhere: bool) -> None:
+    """At the same gateway, or at the next of the list."""
+
+    async def scenario() -> None:
+        async with AsyncExitStack() as stack:
+            first, second = answers(*WHOLE[:count]), expect(held(count))
+            if elsewhere:
+                parts = [await stack.enter_async_context(gateway(part)) for part in (first, second)]
+            else:
+                parts = [await stack.enter_async_context(gateway(first, second))]
+            async with AsyncClient(parts) as client:
+                answer = client.chat("Hi")
+                check_whole(await gathered(answer))
+                assert answer.request_id == "r2"
+                assert client.address == parts[-1]
+
+    run(scenario())
+
+
+def test_all_open_answers_go_on_and_later_ones_are_asked_there() -> None:
+    async def lose(session: Session) -> None:
+        for _ in range(3):
+            client_id, _ = await session.asked()
+            await session.say(client_id, *WHOLE[:3])
+
+    async def go_on(session: Session) -> None:
+        for number in range(4):
+            client_id, request = await session.asked()
+            assert (request.resume == held(3)) == (number < 3)
+            behind = WHOLE[3:] if number < 3 else WHOLE
+            await session.say(client_id, *behind)
+        await stay(session)
+
+    async def scenario() -> None:
+        async with gateway(lose, go_on) as address, AsyncClient(address) as client:
+            three = [client.chat("Hi") for _ in range(3)]
+            for events in await asyncio.gather(*map(gathered, three)):
+                check_whole(events)
+            check_whole(await gathered(client.chat("Hi")))
+
+    run(scenario())
+
+
+def test_a_gateway_that_was_lost_while_nothing_was_open_is_found_again() -> None:
+    async def scenario() -> None:
+        (port,) = free_ports(1)
+        async with AsyncExitStack() as stack:
+            async with gateway(answers(*WHOLE), port=port) as address:
+                client = await stack.enter_async_context(AsyncClient(address))
+                check_whole(await gathered(client.chat("Hi")))
+            async with gateway(expect(None), port=port):
+                check_whole(await gathered(client.chat("Hi")))
+
+    run(scenario())
+
+
+def test_a_restart_is_waited_for() -> None:
+    async def scenario() -> None:
+        (port,) = free_ports(1)
+        async with AsyncExitStack() as stack:
+            async with gateway(answers(*WHOLE[:4]), port=port) as address:
+                client = await stack.enter_async_context(AsyncClient(address))
+                answer = client.chat("Hi")
+                taken = [await anext(answer), await anext(answer)]
+            async with gateway(expect(held(4)), port=port):
+                check_whole(taken + await gathered(answer))
+
+    run(scenario())
+
+
+def test_a_silent_gateway_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked first, and one that answers is not given up."""
+    monkeypatch.setattr(transport, "TICK_S", 0.02)
+
+    async def pings(session: Session) -> None:
+        for _ in range(3):
+            assert isinstance(await session.hear(), Ping)
+            session.writer.write(pack(Pong()))
+        assert isinstance(await session.hear(), Ping)
+        await stay(session)
+
+    async def scenario() -> None:
+        async with (
+            gateway(answers(*WHOLE[:4], then=pings)) as silent,
+            gateway(expect(held(4))) as other,
+            AsyncClient([silent, other]) as client,
+        ):
+            check_whole(await gathered(client.chat("Hi")))
+            assert client.address == other
+
+    run(scenario())
+
+
+def test_a_refusal_is_tried_again_where_the_answer_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gateway that has just started lacks its stages for a while."""
+    missing = ErrorEvent(code="stage_unavailable", message="no thinker")
+
+    async def refuse(session: Session) -> None:
+        for refused in (missing, REFUSED, missing):
+            client_id, request = await session.asked()
+            assert request.resume == held(4)
+            await session.say(client_id, refused)
+        await expect(held(4))(session)
+
+    async def scenario() -> None:
+        async with gateway(answers(*WHOLE[:4]), refuse) as address, AsyncClient(address) as client:
+            check_whole(await gathered(client.chat("Hi")))
+
+    run(scenario())
+
+
+def test_a_first_refusal_is_the_answer() -> None:
+    async def scenario() -> None:
+        async with gateway(answers(REFUSED, then=stay)) as address, AsyncClient(address) as client:
+            with pytest.raises(BusyError, match="no place"):
+                await client.chat("Hi").result()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("code", ["stopping", "cancelled"])
+def test_a_gateway_that_stops_is_left(code: str) -> None:
+    """Its own requests may end there; those that it refuses or gives up go on elsewhere."""
+    stopped = ErrorEvent(code=code, message="shutting down", retry_after_ms=60_000)
+
+    async def stop(session: Session) -> None:
+        first, _ = await session.asked()
+        await session.say(first, *WHOLE[:3])
+        second, _ = await session.asked()
+        await session.say(second, WHOLE[0], stopped)
+        await session.say(first, *WHOLE[3:])
+        await stay(session)
+
+    async def scenario() -> None:
+        async with (
+            gateway(stop) as old,
+            gateway(expect(held(1))) as new,
+            AsyncClient([old, new]) as client,
+        ):
+            one, two = client.chat("Hi"), client.chat("Hi")
+            check_whole(await gathered(one))
+            check_whole(await gathered(two))
+            assert one.request_id == "r1"
+            assert client.address == new
+
+    run(scenario())
+
+
+def test_an_error_of_the_request_itself_is_not_retried() -> None:
+    failed = ErrorEvent(code="stage_failed", message="it failed")
+
+    async def scenario() -> None:
+        async with (
+            gateway(answers(*WHOLE[:3]), answers(failed, then=stay)) as address,
+            AsyncClient(address) as client,
+        ):
+            with pytest.raises(StageFailedError):
+                await gathered(client.chat("Hi"))
+
+    run(scenario())
+
+
+def test_what_is_hopeless_says_what_was_tried() -> None:
+    async def scenario() -> None:
+        (gone,) = free_ports(1)
+        other = f"tcp://127.0.0.1:{gone}"
+        async with AsyncExitStack() as stack:
+            async with gateway(answers(*WHOLE[:4])) as address:
+                client = await stack.enter_async_context(AsyncClient([address, other], reconnect_s=0.5))
+                answer = client.chat("Hi")
+                assert isinstance(await anext(answer), TextEvent)
+            with pytest.raises(GatewayUnreachableError, match=r"within 0\.5 s; tried \d+ times") as hopeless:
+                await gathered(answer)
+            assert address in str(hopeless.value)
+            assert other in str(hopeless.value)
+
+    run(scenario())
+
+
+def test_a_gateway_that_never_takes_it_is_given_up() -> None:
+    async def refuse(session: Session) -> None:
+        while True:
+            client_id, _ = await session.asked()
+            await session.say(client_id, REFUSED)
+
+    async def refuse_to_the_end(session: Session) -> None:
+        with pytest.raises(asyncio.IncompleteReadError):
+            await refuse(session)
+
+    async def scenario() -> None:
+        async with (
+            gateway(answers(*WHOLE[:4]), refuse_to_the_end) as address,
+            AsyncClient(address, reconnect_s=0.5) as client,
+        ):
+            with pytest.raises(GatewayUnreachableError, match=r"could not go on: tried .* no place"):
+                await gathered(client.chat("Hi"))
+
+    run(scenario())
+
+
+def test_a_key_that_is_refused_everywhere_is_told_at_once() -> None:
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_frame(reader, 2**20)
+        writer.write(pack(Refusal("unauthenticated", "who are you")))
+        writer.close()
+
+    async def scenario() -> None:
+        (port,) = free_ports(1)
+        async with AsyncExitStack() as stack:
+            async with gateway(answers(*WHOLE[:4]), port=port) as address:
+                client = await stack.enter_async_context(AsyncClient(address))
+                answer = client.chat("Hi")
+                assert isinstance(await anext(answer), TextEvent)
+            async with await asyncio.start_server(refuse, "127.0.0.1", port):
+                with pytest.raises(UnauthenticatedError, match="who are you"):
+                    await gathered(answer)
+
+    run(scenario())
+
+
+def test_a_cancel_between_two_gateways_ends_it() -> None:
+    async def scenario() -> None:
+        async with AsyncExitStack() as stack:
+            async with gateway(answers(*WHOLE[:2])) as address:
+                client = await stack.enter_async_context(AsyncClient(address))
+                answer = client.chat("Hi")
+                assert isinstance(await anext(answer), TextEvent)
+            while answer._connection is not None:
+                await asyncio.sleep(0)
+            answer.cancel()
+            with pytest.raises(CancelledRequestError):
+                await gathered(answer)
+
+    run(scenario())
+
+
+def test_a_cancelled_answer_does_not_go_on() -> None:
+    """The gateway is lost before it has confirmed."""
+
+    async def lost(session: Session) -> None:
+        assert isinstance(await session.hear(), Cancel)
+
+    async def scenario() -> None:
+        async with gateway(answers(*WHOLE[:2], then=lost)) as address, AsyncClient(address) as client:
+            answer = client.chat("Hi")
+            assert isinstance(await anext(answer), TextEvent)
+            answer.cancel()
+            with pytest.raises(CancelledRequestError):
+                await gathered(answer)
+
+    run(scenario())
+
+
+def test_closing_ends_what_waits_for_a_gateway() -> None:
+    async def scenario() -> None:
+        client = AsyncClient("tcp://127.0.0.1:1")
+        async with gateway(answers(*WHOLE[:2])) as address:
+            client = AsyncClient(address)
+            await client.connect()
+            answer = client.chat("Hi")
+            assert isinstance(await anext(answer), TextEvent)
+        await client.close()
+        with pytest.raises(GatewayUnreachableError, match="was closed"):
+            await gathered(answer)
+
+    run(scenario())
+
+
+def test_a_deadline_counts_from_the_first_gateway() -> None:
+    def shortened(request: GenerateRequest) -> None:
+        assert request.deadline_s is not None
+        assert 0 < request.deadline_s < 60
+
+    async def scenario() -> None:
+        async with (
+            gateway(answers(*WHOLE[:4]), expect(held(4), shortened)) as address,
+            AsyncClient(address) as client,
+        ):
+            check_whole(await gathered(client.chat("Hi", deadline_s=60)))
+        async with gateway(answers(*WHOLE[:4]), stay) as address, AsyncClient(address) as client:
+            with pytest.raises(DeadlineError, match="interrupted"):
+                await gathered(client.chat("Hi", deadline_s=1e-9))
+
+    run(scenario())
+
+
+def test_files_are_sent_again() -> None:
+    sound = bytes(range(256)) * 2048
+
+    async def upload(session: Session) -> GenerateRequest:
+        body = b""
+        while True:
+            message = await session.hear()
+            assert not isinstance(message, Hello)
+            if isinstance(message, Submit):
+                return msgspec.msgpack.decode(message.request, type=GenerateRequest)
+            body += getattr(message, "data", b"")
+            if getattr(message, "last", False):
+                return msgspec.msgpack.decode(body, type=GenerateRequest)
+
+    uploads: list[GenerateRequest] = []
+
+    async def first(session: Session) -> None:
+        uploads.append(await upload(session))
+        await session.say(1, *WHOLE[:4])
+
+    async def second(session: Session) -> None:
+        uploads.append(await upload(session))
+        await session.say(1, *WHOLE[4:])
+        await stay(session)
+
+    async def scenario() -> None:
+        async with gateway(first, second) as address, AsyncClient(address) as client:
+            check_whole(await gathered(client.chat("Hi", audio=sound)))
+        before, after = uploads
+        assert before.messages == after.messages
+        assert after.resume == held(4)
+
+    run(scenario())
+
+
+def test_earlier_gateways_are_asked_for_nothing_new() -> None:
+    async def old(session: Session) -> None:
+        client_id, request = await session.asked()
+        assert not request.resumable
+        await session.say(client_id, AcceptedEvent(request_id="r1"), *WHOLE[1:2])
+
+    async def scenario() -> None:
+        async with (
+            gateway(old, resumes=False) as first,
+            gateway(stay) as second,
+            AsyncClient([first, second]) as client,
+        ):
+            with pytest.raises(GatewayUnreachableError, match="an earlier version"):
+                await gathered(client.chat("Hi"))
+
+    run(scenario())
+
+
+def test_what_has_not_begun_goes_to_an_earlier_gateway_too() -> None:
+    async def old(session: Session) -> None:
+        client_id, request = await session.asked()
+        assert not request.resumable
+        assert request.resume is None
+        await session.say(client_id, AcceptedEvent(request_id="r2"), *WHOLE[1:2], *WHOLE[3:4], WHOLE[4])
+        await session.say(client_id, *WHOLE[6:])
+        await stay(session)
+
+    async def scenario() -> None:
+        async with (
+            gateway(answers()) as first,
+            gateway(old, resumes=False) as second,
+            AsyncClient([first, second]) as client,
+        ):
+            check_whole(await gathered(client.chat("Hi")))
+
+    run(scenario())
+
+
+def test_a_program_may_bring_what_it_has() -> None:
+    """And goes on with all of it when the gateway is lost."""
+
+    async def first(session: Session) -> None:
+        client_id, request = await session.asked()
+        assert request.resume == held(4)
+        await session.say(client_id, AcceptedEvent(request_id="r1", seed=5), WHOLE[4])
+
+    async def scenario() -> None:
+        asked = GenerateRequest(prompt_token_ids=[1], seed=5, resume=held(4))
+        async with gateway(first, expect(held(5))) as address, AsyncClient(address) as client:
+            events = await gathered(client.chat(asked))
+        assert [event.seq for event in events if isinstance(event, AudioEvent)] == [1]
+        assert [i for event in events if isinstance(event, TextEvent) for i in event.token_ids] == [12]
+
+    run(scenario())
+
+
+def test_without_reconnecting_answers_end_with_their_connection() -> None:
+    async def plain(session: Session) -> None:
+        client_id, request = await session.asked()
+        assert not request.resumable
+        await session.say(client_id, *WHOLE[:2])
+
+    async def scenario() -> None:
+        async with gateway(plain) as address, AsyncClient(address, reconnect_s=0) as client:
+            with pytest.raises(GatewayUnreachableError, match="was lost"):
+                await gathered(client.chat("Hi"))
+            with pytest.raises(GatewayUnreachableError, match="was lost"):
+                client.chat("Hi")
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_a_chunk_that_is_not_the_next_is_refused(number: int) -> None:
+    told = [*WHOLE[:4], AudioEvent(seq=number, pcm=CHUNK)]
+
+    async def scenario() -> None:
+        async with (
+            gateway(answers(*told, then=stay), expect(None)) as address,
+            AsyncClient(address) as client,
+        ):
+            with pytest.raises(MessageError, match=f"audio event {number}, but 1 is the next"):
+                await gathered(client.chat("Hi"))
+            # Of the connection nothing more is believed; the next request has another.
+            check_whole(await gathered(client.chat("Hi")))
+
+    run(scenario())
+
+
+def test_nothing_to_speak_is_told_once() -> None:
+    nothing = AudioEvent(seq=0, pcm=b"")
+
+    async def scenario() -> None:
+        async with (
+            gateway(answers(WHOLE[0], nothing), answers(WHOLE[0], nothing, DONE, then=stay)) as address,
+            AsyncClient(address) as client,
+        ):
+            events = await gathered(client.chat("Hi"))
+        assert [type(event).__name__ for event in events] == ["AudioEvent", "TimedDoneEvent"]
+
+    run(scenario())
+
+
+def test_the_first_address_that_answers_is_used() -> None:
+    async def scenario() -> None:
+        closed = [f"tcp://127.0.0.1:{port}" for port in free_ports(2)]
+        async with gateway(expect(None)) as address, AsyncClient([*closed, address]) as client:
+            assert client.address == address
+            check_whole(await gathered(client.chat("Hi")))
+        with pytest.raises(GatewayUnreachableError) as unreachable:
+            await AsyncClient(closed).connect()
+        assert all(each in str(unreachable.value) for each in closed)
+        with pytest.raises(ConfigError, match="needs the address"):
+            AsyncClient([])
+
+    run(scenario())
+
+
+def test_the_command_goes_on_at_the_next_gateway() -> None:
+    async def scenario() -> None:
+        async with gateway(answers(*WHOLE[:4])) as first, gateway(expect(held(4))) as second:
+            process = await asyncio.create_subprocess_exec(
+                *(COMMAND, "chat", "Hi", "--json", "--gateway", first, "--gateway", second),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+            )
+            said, _ = await process.communicate()
+            assert process.returncode == 0
+        told = [json.loads(line) for line in said.splitlines()]
+        assert [each["event"] for each in told] == ["text", "audio", "text", "audio", "done"]
+        assert [each["seq"] for each in told if each["event"] == "audio"] == [0, 1]
+
+    run(scenario())
+
+
+def test_a_request_that_cannot_be_sent_raises_at_once() -> None:
+    async def scenario() -> None:
+        async with gateway(stay) as address, AsyncClient(address) as client:
+            with pytest.raises(InvalidRequestError):
+                client.chat("\ud800")
+
+    run(scenario())
