@@ -144,7 +144,7 @@ def forced(tokens: int) -> SamplingOverrides:
 
 def configuration(model: Path, changes: Changes) -> dict[str, Any]:
     """Return the defaults, on free addresses, with room for the longest answers that are measured."""
-    listen, events, control, http, monitor, *others = _free_addresses(5 + 2 * len(STAGES))
+    listen, events, control, http, monitor, *others = free_addresses(5 + 2 * len(STAGES))
     stages: dict[str, dict[str, Any]] = {
         name: {"inbox": inbox, "http": page}
         for name, inbox, page in zip(STAGES, others[::2], others[1::2], strict=True)
@@ -169,7 +169,8 @@ def configuration(model: Path, changes: Changes) -> dict[str, Any]:
     }
 
 
-def _free_addresses(count: int) -> list[str]:
+def free_addresses(count: int) -> list[str]:
+    """Return addresses on the loopback where nothing listens."""
     with ExitStack() as sockets:
         ports = []
         for _ in range(count):
