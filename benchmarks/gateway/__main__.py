@@ -40,7 +40,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 break
     for number in options.replicas:
         tell(f"{number} replicas of each stage")
-        replicas.append(measure_replicas(model, number, options.seconds))
+        try:
+            replicas.append(measure_replicas(model, number, options.seconds))
+        except OmniRelayError as error:
+            sys.stderr.write(f"error: {number} replicas of each stage: {error}\n")
+            missed = True
     result = GatewayResult(machine=machine, streams=streams, replicas=replicas)
     name = f"{options.name}-gateway" if options.name else "gateway"
     text = report(result)

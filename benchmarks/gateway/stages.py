@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
-import zmq
 from tokenizers import Tokenizer
 
 from benchmarks.gateway.pace import BLOCKS, CODES, Kind, chunk_samples, events
@@ -50,8 +49,8 @@ from shared.transport.control import ControlClient
 from shared.transport.curve import StackContext, open_context
 from shared.transport.queues import PullQueue, PushQueue, Sending
 
-MAX_SOCKETS: Final = 8192
-"""More than ZeroMQ's default of 1023: each replica has up to four."""
+REPLICAS_OF_A_CONTEXT: Final = 64
+"""A context of ZeroMQ has at most 1023 sockets, and each replica several."""
 CONTROL_S: Final = 0.02
 """How often control sockets are read."""
 SPREAD_S: Final = 2.0
@@ -175,9 +174,9 @@ class SimulatedStages:
         self.sent: Final[Sent] = defaultdict(lambda: {"text": [], "codec": [], "audio": []})
         self._replicas: dict[tuple[StageName, str], SimulatedReplica] = {}
         for stage in STAGES:
-            context = open_context(config, stage)
-            context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
             for number in range(replicas):
+                if number % REPLICAS_OF_A_CONTEXT == 0:
+                    context = open_context(config, stage)
                 inbox = "tcp://127.0.0.1:*" if stage == "thinker" else f"tcp://127.0.0.1:{number + 1}"
                 replica = SimulatedReplica(context, config, stage, number, inbox)
                 self._replicas[stage, replica.name] = replica
