@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +20,7 @@ from omnirelay.errors import OmniRelayError
 RESULTS: Final = Path("benchmarks/results")
 STREAMS: Final = (1, 100, 500, 1000, 2000, 4000)
 REPLICAS: Final = (1, 32, 256)
+HEARTBEATS_S: Final = (0.5, 5.0)
 INTERFACES: Final = ("tcp", "http")
 
 
@@ -38,10 +40,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 sys.stderr.write(f"error: {interface}, {number} streams: {error}\n")
                 missed = True
                 break
-    for number in options.replicas:
-        tell(f"{number} replicas of each stage")
+    for heartbeat_s, number in product(options.heartbeats, options.replicas):
+        tell(f"{number} replicas of each stage, a heartbeat each {heartbeat_s:g} s")
         try:
-            replicas.append(measure_replicas(model, number, options.seconds))
+            replicas.append(measure_replicas(model, number, heartbeat_s, options.seconds))
         except OmniRelayError as error:
             sys.stderr.write(f"error: {number} replicas of each stage: {error}\n")
             missed = True
@@ -49,7 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     name = f"{options.name}-gateway" if options.name else "gateway"
     text = report(result)
     options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / f"{name}.json").write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
+    figures = msgspec.json.format(msgspec.json.encode(result), indent=1)
+    (options.out / f"{name}.json").write_bytes(figures + b"\n")
     (options.out / f"{name}.md").write_text(text, encoding="utf-8")
     sys.stdout.write(text)
     tell(f"written: {options.out / name}.json and .md")
@@ -65,7 +68,15 @@ def _parser() -> argparse.ArgumentParser:
         "--streams", type=int, nargs="*", default=STREAMS, metavar="N", help="streams at once, one load each"
     )
     parser.add_argument(
-        "--replicas", type=int, nargs="*", default=REPLICAS, metavar="N", help="replicas of each stage, no stream"
+        "--replicas",
+        type=int,
+        nargs="*",
+        default=REPLICAS,
+        metavar="N",
+        help="of each stage, without streams",
+    )
+    parser.add_argument(
+        "--heartbeats", type=float, nargs="+", default=HEARTBEATS_S, metavar="S", help="their intervals"
     )
     parser.add_argument("--interfaces", nargs="+", choices=INTERFACES, default=INTERFACES)
     parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement (default: 10)")

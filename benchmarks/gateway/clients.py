@@ -205,7 +205,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     set_realtime_priority()
     gc.disable()
     try:
-        received = Clients(options.interface, options.address, options.model).run(options.starts, options.until)
+        received = Clients(options.interface, options.address, options.model).run(
+            options.starts, options.until
+        )
     except (OmniRelayError, OSError) as error:
         sys.stderr.write(f"error: {error}\n")
         return 1

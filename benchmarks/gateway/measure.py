@@ -75,6 +75,7 @@ class ReplicaLevel(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         replicas: Of each of the three stages.
+        heartbeat_s: Interval of their heartbeats.
         seconds: For how long they were measured.
         cpu: Of the gateway, all threads: seconds a second.
         loop_cpu: Of the thread of its event loop.
@@ -82,6 +83,7 @@ class ReplicaLevel(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     replicas: int
+    heartbeat_s: float
     seconds: float
     cpu: float
     loop_cpu: float
@@ -143,8 +145,8 @@ def measure_streams(model: Path, interface: Interface, streams: int, seconds: fl
     )
 
 
-def measure_replicas(model: Path, replicas: int, seconds: float) -> ReplicaLevel:
-    """Let so many replicas of each stage send heartbeats.
+def measure_replicas(model: Path, replicas: int, heartbeat_s: float, seconds: float) -> ReplicaLevel:
+    """Let so many replicas of each stage send heartbeats, at this interval.
 
     Raises:
         OmniRelayError: The gateway did not start.
@@ -152,16 +154,17 @@ def measure_replicas(model: Path, replicas: int, seconds: float) -> ReplicaLevel
     cores = Cores.of_this_machine()
     with (
         tempfile.TemporaryDirectory() as folder,
-        running(configuration(model, 1), Path(folder), cores, replicas) as stack,
+        running(configuration(model, 1, heartbeat_s), Path(folder), cores, replicas) as stack,
     ):
         pid = stack.pids["gateway"]
         # Addresses that have become known are still told to all.
-        time.sleep(SETTLE_S)
+        time.sleep(SETTLE_S + 2 * heartbeat_s)
         cpu, loop, began = Cpu({"gateway": pid}), _thread_seconds(pid), time.monotonic()
         time.sleep(seconds)
         measured = time.monotonic() - began
         return ReplicaLevel(
             replicas=replicas,
+            heartbeat_s=heartbeat_s,
             seconds=measured,
             cpu=cpu.spent()["gateway"] / measured,
             loop_cpu=(_thread_seconds(pid) - loop) / measured,

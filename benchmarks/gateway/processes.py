@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import yaml
@@ -20,6 +20,7 @@ from benchmarks.gateway.stages import Sent
 from omnirelay import Client
 from omnirelay.errors import GatewayUnreachableError, OmniRelayError
 from shared.config import Config
+from shared.messages import STAGES
 
 START_S: Final = 120.0
 """Time limit for a start, and for the end of a process that was told to end."""
@@ -48,8 +49,14 @@ class Cores:
         return cls(first, others[0], tuple(others[1:]) or (others[0],))
 
 
-def configuration(model: Path, streams: int) -> Config:
-    """Return the defaults, on free addresses, with room for so many streams."""
+def configuration(model: Path, streams: int, heartbeat_s: float = 0.5) -> Config:
+    """Return the defaults, on free addresses, with room for so many streams.
+
+    Args:
+        model: Directory of the checkpoint.
+        streams: How many.
+        heartbeat_s: Interval of all stages; timeouts grow with it.
+    """
     listen, events, control, http = free_addresses(4)
     room = 2 * streams + 16
     return Config.model_validate(
@@ -64,8 +71,11 @@ def configuration(model: Path, streams: int) -> Config:
                 "monitor": None,
                 # All clients have one address; a proxy's connections have no share.
                 "trusted_proxies": ["127.0.0.1"],
+                "heartbeat_timeout_s": 3 * heartbeat_s,
+                "orphan_timeout_s": 10 * heartbeat_s,
                 "limits": {"max_active": room, "max_queued": room, "max_connections": room},
             },
+            "stages": {stage: {"heartbeat_s": heartbeat_s} for stage in STAGES},
         }
     )
 
@@ -96,9 +106,7 @@ def running(config: Config, directory: Path, cores: Cores, replicas: int) -> Ite
     path, sent = directory / "omnirelay.yaml", directory / "sent"
     path.write_text(yaml.safe_dump(config.model_dump(mode="json", exclude_defaults=True)), encoding="utf-8")
     gateway = _start([sys.executable, "-m", "gateway", "--config", str(path)], cores.gateway)
-    stages = _start(
-        _module("stages", "--config", path, "--replicas", replicas, "--sent", sent), cores.stages
-    )
+    stages = _start(_module("stages", "--config", path, "--replicas", replicas, "--sent", sent), cores.stages)
     try:
         _wait_until_ready(config, replicas, (gateway, stages))
         yield Running(config, {"gateway": gateway.pid, "stages": stages.pid}, sent, stages)
@@ -109,7 +117,12 @@ def running(config: Config, directory: Path, cores: Cores, replicas: int) -> Ite
 
 @contextmanager
 def clients(
-    running: Running, interface: Interface, cores: Cores, directory: Path, starts: Sequence[float], until: float
+    running: Running,
+    interface: Interface,
+    cores: Cores,
+    directory: Path,
+    starts: Sequence[float],
+    until: float,
 ) -> "Iterator[ClientProcesses]":
     """Hold streams that begin at these monotonic times, shared out among processes."""
     gateway = running.config.gateway
@@ -176,7 +189,7 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
         process.wait(START_S)
 
 
-def _wait_until_ready(config: Config, replicas: int, processes: Sequence[Any]) -> None:
+def _wait_until_ready(config: Config, replicas: int, processes: Sequence[subprocess.Popen[bytes]]) -> None:
     late = time.monotonic() + START_S
     while time.monotonic() < late:
         if any(each.poll() is not None for each in processes):

@@ -57,6 +57,7 @@ SPREAD_S: Final = 2.0
 """Streams begin within that time of their request, so that they do not send in step."""
 Sent = dict[str, dict[str, list[float]]]
 """By request and kind, the monotonic times."""
+Queues = dict[Kind, PushQueue[StageEvent]]
 
 
 class SimulatedReplica:
@@ -130,7 +131,7 @@ class SimulatedReplica:
 class Stream:
     """One request that is being answered."""
 
-    def __init__(self, request: ThinkRequest, queues: dict[Kind, PushQueue[StageEvent]], text_id: int) -> None:
+    def __init__(self, request: ThinkRequest, queues: Queues, text_id: int) -> None:
         self.request_id: Final = request.request_id
         self.ended = False
         self._queues = queues
@@ -156,8 +157,10 @@ class Stream:
 
 _CODES: Final = list(range(CODES))
 _LOUD: Final = random.Random(0).randbytes(4 * chunk_samples(len(BLOCKS)))
-# Small floats of either sign: the two highest bytes of each are those of numbers below 0.1.
-_PCM: Final = b"".join(b"%b%c\x3d" % (_LOUD[at : at + 2], _LOUD[at + 2] & 0x7F) for at in range(0, len(_LOUD), 4))
+# Floats from 0.03 to 0.12: silence might be quicker to handle.
+_PCM: Final = b"".join(
+    b"%b%c\x3d" % (_LOUD[at : at + 2], _LOUD[at + 2] & 0x7F) for at in range(0, len(_LOUD), 4)
+)
 _NOISE: Final = {samples: Blob(_PCM[: 4 * samples]) for samples in map(chunk_samples, range(len(BLOCKS)))}
 
 
@@ -213,7 +216,7 @@ class SimulatedStages:
         route = request.route
         if route is None or route.talker is None or route.token2wav is None:
             raise ValueError("a request without the route of speech")
-        queues: dict[Kind, PushQueue[StageEvent]] = {
+        queues: Queues = {
             "text": self._replicas["thinker", route.thinker].events,
             "codec": self._replicas["talker", route.talker].events,
             "audio": self._replicas["token2wav", route.token2wav].events,
@@ -242,7 +245,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gateway.stages", description=__doc__)
     parser.add_argument("--config", type=Path, required=True, help="the stack's YAML file")
     parser.add_argument("--replicas", type=int, default=1, metavar="N", help="of each stage")
-    parser.add_argument("--sent", type=Path, required=True, metavar="FILE", help="where the times are written")
+    parser.add_argument(
+        "--sent", type=Path, required=True, metavar="FILE", help="where the times are written"
+    )
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     stages = SimulatedStages(load_config(options.config), options.replicas)

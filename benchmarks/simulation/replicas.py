@@ -7,8 +7,15 @@ from typing import Final, Generic, TypeVar
 import simpy
 
 from benchmarks.measure.workload import CODEC_RATE
-from benchmarks.simulation.step_times import CHUNK_BLOCKS, CODES_OF_A_BLOCK, LOOK_AHEAD, SPEECH_PROMPT, StepTime
+from benchmarks.simulation.step_times import (
+    CHUNK_BLOCKS,
+    CODES_OF_A_BLOCK,
+    LOOK_AHEAD,
+    SPEECH_PROMPT,
+    StepTime,
+)
 from benchmarks.simulation.stream import BLOCK_S, Stream
+from shared.messages import StageName
 
 MOST_REQUESTS: Final = 16
 """In a step, as ``max_num_seqs`` has it."""
@@ -87,11 +94,13 @@ class StageReplica(BatchServer[Stream]):
         changed: Told of each stream that has got on.
     """
 
-    def __init__(self, env: simpy.Environment, name: str, time: StepTime, changed: Changed) -> None:
+    def __init__(self, env: simpy.Environment, name: StageName, time: StepTime, changed: Changed) -> None:
         super().__init__(env)
-        self.name: Final = name
+        self.name: Final[StageName] = name
         self._time = time
         self._changed = changed
+        # Blocks of the chunks that are being computed.
+        self._cut: dict[Stream, int] = {}
 
     def batch(self) -> Sequence[Stream]:
         """See :class:`BatchServer`; while some stream is due soon, those further ahead are passed over."""
@@ -201,12 +210,12 @@ class Token2Wav(StageReplica):
     def duration(self, batch: Sequence[Stream]) -> float:
         """See :class:`BatchServer`."""
         # A target may grow while it is computed, but not in the engine.
-        self._cut = {id(each): self._target(each) for each in batch}
+        self._cut = {each: self._target(each) for each in batch}
         return super().duration(batch)
 
     def advance(self, stream: Stream) -> None:
         """See :class:`StageReplica`."""
-        stream.take_audio(self._cut[id(stream)], self.env.now)
+        stream.take_audio(self._cut[stream], self.env.now)
 
     def ended(self, stream: Stream) -> bool:
         """See :class:`StageReplica`."""
@@ -223,7 +232,7 @@ class Token2Wav(StageReplica):
         there = left
         if not stream.all_spoken:
             there = stream.spoken // CODES_OF_A_BLOCK - LOOK_AHEAD - stream.sent_blocks
-        most = CHUNK_BLOCKS[min(stream.chunks, 0)] if not stream.chunks else CHUNK_BLOCKS[-1]
+        most = CHUNK_BLOCKS[-1] if stream.chunks else CHUNK_BLOCKS[0]
         return max(0, min(there, left, most))
 
     def _wait_s(self, stream: Stream) -> float:

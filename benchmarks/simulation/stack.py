@@ -12,6 +12,7 @@ from benchmarks.measure.workload import Workload
 from benchmarks.simulation.replicas import StageReplica, Talker, Thinker, Token2Wav
 from benchmarks.simulation.step_times import StepTimes
 from benchmarks.simulation.stream import Stream
+from shared.messages import StageName
 
 
 class Replicas(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,12 +101,19 @@ class SimulatedStack:
 
     def __init__(self, times: StepTimes, replicas: Replicas, seed: int = 0, hop_s: float = 0.0) -> None:
         self.env: Final = simpy.Environment()
-        self._random = random.Random(seed)  # noqa: S311 - a simulation
+        self._random = random.Random(seed)
         self._hop_s = hop_s
-        self._stages: list[list[StageReplica]] = [
-            [Thinker(self.env, "thinker", times.thinker, self._changed) for _ in range(replicas.thinker)],
-            [Talker(self.env, "talker", times.talker, self._changed) for _ in range(replicas.talker)],
-            [Token2Wav(self.env, "token2wav", times.token2wav, self._changed) for _ in range(replicas.token2wav)],
+        kinds: dict[StageName, type[StageReplica]] = {
+            "thinker": Thinker,
+            "talker": Talker,
+            "token2wav": Token2Wav,
+        }
+        self._stages = [
+            [
+                kind(self.env, name, getattr(times, name), self._changed)
+                for _ in range(getattr(replicas, name))
+            ]
+            for name, kind in kinds.items()
         ]
         self._routes: dict[Stream, list[StageReplica]] = {}
         self._ends: dict[Stream, simpy.Event] = {}
@@ -127,13 +135,12 @@ class SimulatedStack:
             answers=self._answers,
             open=len(self._routes),
             busy={
-                stage[0].name: sum(each.busy_s for each in stage) / (now * len(stage)) for stage in self._stages
+                stage[0].name: sum(each.busy_s for each in stage) / (now * len(stage))
+                for stage in self._stages
             },
         )
 
-    def _speak(
-        self, speakers: Speakers, turns: Iterator[int] | None
-    ) -> Generator[simpy.Event, object, None]:
+    def _speak(self, speakers: Speakers, turns: Iterator[int] | None) -> Generator[simpy.Event, object, None]:
         """One speaker, who begins somewhere in a conversation."""
         if speakers.pause_s:
             cycle_s = speakers.pause_s + speakers.workload.seconds

@@ -1,6 +1,6 @@
 """One answer in the simulation: what has been made of it, and what its listener has heard."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from benchmarks.measure.workload import CODEC_RATE, Workload
@@ -39,7 +39,6 @@ class Stream:
     heard_until: float = 0.0
     silent_s: float = 0.0
     done: float | None = None
-    prompted: set[str] = field(default_factory=set)
 
     @property
     def blocks(self) -> int:
