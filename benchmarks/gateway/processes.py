@@ -62,7 +62,7 @@ def configuration(model: Path, streams: int, heartbeat_s: float = 0.5) -> Config
     return Config.model_validate(
         {
             "model": str(model),
-            "log_level": "warning",
+            "log_level": "error",
             "gateway": {
                 "listen": listen,
                 "events": events,

@@ -19,7 +19,7 @@ from omnirelay.errors import OmniRelayError
 
 RESULTS: Final = Path("benchmarks/results")
 SIZES: Final = ("tiny", "small", "bench")
-SPEAKERS: Final = (1, 4, 16, 64, 256)
+SPEAKERS: Final = (1, 4, 16, 64, 256, 1024)
 LATENCY_S: Final = 0.01
 """Added by a gateway to 99 of 100 events at most."""
 
@@ -42,7 +42,6 @@ def _run(options: argparse.Namespace) -> str:
     runs = {size: read(options.results / f"{size}.json") for size in options.sizes}
     times = {size: fit(run) for size, run in runs.items()}
     checks = {size: check(run, times[size]) for size, run in runs.items()}
-    streams = streams_of_a_gateway(options.results / "gateway.json")
     found = {}
     for size in options.sizes:
         tell(f"replicas for {size}")
@@ -54,6 +53,7 @@ def _run(options: argparse.Namespace) -> str:
         found[f"{size} / {options.speedup:g}"] = plans(times[size].faster(options.speedup), options.speakers)
     options.out.mkdir(parents=True, exist_ok=True)
     draw(found, options.out / "scaling.png")
+    streams = streams_of_a_gateway(options.results / "gateway.json")
     parts = [
         "# Simulated stacks",
         "By `python -m benchmarks.simulation`; what it means: [how far it goes](../../docs/scaling.md).",

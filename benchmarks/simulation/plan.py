@@ -19,6 +19,8 @@ PAUSE_S: Final = 5.0
 WARM_S: Final = 20.0
 """Answers to earlier requests do not count."""
 SECONDS: Final = 60.0
+SEARCHED: Final = 64
+"""For more speakers the replicas for fewer are repeated, and only checked."""
 SEEDS: Final = (1, 2)
 """Replicas are enough if they are with each."""
 
@@ -63,7 +65,9 @@ def plans(times: StepTimes, counts: Sequence[int], ttfa_s: float = TTFA_S) -> li
         def enough(replicas: Replicas, count: int = count) -> bool:
             return all(reached(outcome(times, replicas, count, seed), ttfa_s) for seed in SEEDS)
 
-        replicas = fewest(enough, begin, count)
+        replicas = enlarged(enough, begin, count)
+        if replicas is not None and count <= SEARCHED:
+            replicas = fewest(enough, replicas)
         shown = outcome(times, replicas or Replicas(thinker=count, talker=count, token2wav=count), count)
         found.append(
             Plan(speakers=count, replicas=replicas, ttfa_p95_s=shown.ttfa_s(0.95), silent=shown.silent)
@@ -71,18 +75,17 @@ def plans(times: StepTimes, counts: Sequence[int], ttfa_s: float = TTFA_S) -> li
     return found
 
 
-def fewest(enough: Callable[[Replicas], bool], begin: Replicas, most: int) -> Replicas | None:
-    """Take replicas away, a tenth of a stage at a time, until none can be spared; none if none are enough.
-
-    Args:
-        enough: Whether so many are; more are enough, too.
-        begin: Where the search begins; where these are too few, there are more.
-        most: Of each stage.
-    """
+def enlarged(enough: Callable[[Replicas], bool], begin: Replicas, most: int) -> Replicas | None:
+    """Add replicas of all stages until they are enough; none if even ``most`` of each are not."""
     while not enough(begin):
         if min(begin.thinker, begin.talker, begin.token2wav) >= most:
             return None
         begin = Replicas(**{stage: min(most, math.ceil(1.25 * getattr(begin, stage))) for stage in STAGES})
+    return begin
+
+
+def fewest(enough: Callable[[Replicas], bool], begin: Replicas) -> Replicas:
+    """Take replicas away, a tenth of a stage at a time, until none can be spared; all of them are enough."""
     taken = {stage: max(1, getattr(begin, stage) // 10) for stage in STAGES}
     while taken:
         # The stage with the most replicas first.
@@ -91,7 +94,7 @@ def fewest(enough: Callable[[Replicas], bool], begin: Replicas, most: int) -> Re
         fewer = msgspec.structs.replace(begin, **{stage: number})
         if number > 0 and enough(fewer):
             begin = fewer
-        elif taken[stage] > 1 and number > 0:
+        elif taken[stage] > 1:
             taken[stage] = 1
         else:
             del taken[stage]

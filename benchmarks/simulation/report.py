@@ -16,7 +16,7 @@ from benchmarks.simulation.plan import ANSWER_S, PAUSE_S, TTFA_S, Plan, scaled
 from benchmarks.simulation.step_times import StepTime, StepTimes
 from shared.messages import STAGES
 
-BEYOND = (1_000, 10_000, 100_000, 1_000_000)
+BEYOND = (10_000, 100_000, 1_000_000)
 """Speakers for which the largest plan is repeated."""
 
 
@@ -73,8 +73,10 @@ def draw(plans: Mapping[str, Sequence[Plan]], path: Path) -> None:
         for stage, colour in zip(STAGES, ("tab:blue", "tab:orange", "tab:green"), strict=True):
             numbers = [getattr(replicas, stage) for _, replicas in enough]
             axis.plot([count for count, _ in enough], numbers, style, color=colour, label=f"{stage}, {name}")
-    axis.set_xscale("log", base=2)
-    axis.set_yscale("log", base=2)
+    if any(each.replicas for found in plans.values() for each in found):
+        axis.set_xscale("log", base=2)
+        axis.set_yscale("log", base=2)
+        axis.legend(fontsize=8)
     axis.set_xlabel("speakers")
     axis.set_ylabel("replicas")
     axis.set_title(
@@ -83,7 +85,6 @@ def draw(plans: Mapping[str, Sequence[Plan]], path: Path) -> None:
         fontsize=9,
     )
     axis.grid(alpha=0.3)
-    axis.legend(fontsize=8)
     figure.tight_layout()
     figure.savefig(path, dpi=100)
     plt.close(figure)
