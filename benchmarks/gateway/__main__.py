@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print and write the tables; return the exit status, 1 if something could not be measured."""
     options = _parser().parse_args(arguments)
     machine = this_machine()
-    streams, replicas, missed = [], [], False
+    streams, replicas, missed = [], [], []
     model = asyncio.run(ensure("tiny"))
     for interface in options.interfaces:
         for number in options.streams:
@@ -37,17 +37,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 streams.append(measure_streams(model, interface, number, options.seconds))
             except OmniRelayError as error:
                 # Too much for this machine, perhaps; what was measured before is still worth a table.
-                sys.stderr.write(f"error: {interface}, {number} streams: {error}\n")
-                missed = True
+                missed.append(f"{interface}, {number} streams: {error}")
                 break
     for heartbeat_s, number in product(options.heartbeats, options.replicas):
         tell(f"{number} replicas of each stage, a heartbeat each {heartbeat_s:g} s")
         try:
             replicas.append(measure_replicas(model, number, heartbeat_s, options.seconds))
         except OmniRelayError as error:
-            sys.stderr.write(f"error: {number} replicas of each stage: {error}\n")
-            missed = True
-    result = GatewayResult(machine=machine, streams=streams, replicas=replicas)
+            missed.append(f"{number} replicas of each stage: {error}")
+    result = GatewayResult(machine=machine, streams=streams, replicas=replicas, missed=missed)
     name = f"{options.name}-gateway" if options.name else "gateway"
     text = report(result)
     options.out.mkdir(parents=True, exist_ok=True)

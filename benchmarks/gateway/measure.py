@@ -91,11 +91,19 @@ class ReplicaLevel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GatewayResult(msgspec.Struct, frozen=True, kw_only=True):
-    """One run."""
+    """One run.
+
+    Attributes:
+        machine: Where.
+        streams: What was measured with streams.
+        replicas: What was measured with replicas.
+        missed: What could not be measured, and why.
+    """
 
     machine: MachineFacts
     streams: list[StreamLevel]
     replicas: list[ReplicaLevel]
+    missed: list[str] = []
 
 
 def measure_streams(model: Path, interface: Interface, streams: int, seconds: float) -> StreamLevel:
@@ -180,6 +188,8 @@ def latencies(sent: Sent, received: Received, kind: str, begin: float, end: floa
     """
     found = []
     for request_id, times in received.items():
+        if request_id not in sent:
+            raise OmniRelayError(f"{request_id or 'a request'} was not answered")
         origin = sent[request_id][kind]
         within = [number for number, at in enumerate(origin) if begin <= at < end]
         if within and within[-1] >= len(times[kind]):

@@ -174,7 +174,7 @@ def _module(name: str, *arguments: object) -> list[str]:
 
 def _start(command: list[str], core: int) -> "subprocess.Popen[bytes]":
     environment = {name: value for name, value in os.environ.items() if not name.startswith("OMNI")}
-    # One thread starts another process before its libraries have threads, which inherit the core.
+    # The process inherits the cores of the thread that starts it, and so do all of its threads.
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {core})
     try:

@@ -35,6 +35,8 @@ def report(result: GatewayResult) -> str:
             "|--:|--:|--:|--:|--:|",
             *map(_replicas, result.replicas),
         ]
+    if result.missed:
+        lines += ["", "Not held:", "", *(f"- {each}" for each in result.missed)]
     return "\n".join(lines) + "\n"
 
 

@@ -19,7 +19,7 @@ from omnirelay.errors import OmniRelayError
 
 RESULTS: Final = Path("benchmarks/results")
 SIZES: Final = ("tiny", "small", "bench")
-SPEAKERS: Final = (1, 4, 16, 64, 256, 1024)
+SPEAKERS: Final = (1, 4, 16, 64, 256)
 LATENCY_S: Final = 0.01
 """Added by a gateway to 99 of 100 events at most."""
 

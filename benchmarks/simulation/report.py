@@ -16,7 +16,7 @@ from benchmarks.simulation.plan import ANSWER_S, PAUSE_S, TTFA_S, Plan, scaled
 from benchmarks.simulation.step_times import StepTime, StepTimes
 from shared.messages import STAGES
 
-BEYOND = (10_000, 100_000, 1_000_000)
+BEYOND = (1_000, 10_000, 100_000, 1_000_000)
 """Speakers for which the largest plan is repeated."""
 
 

@@ -12,6 +12,7 @@ from typing import Final
 from tokenizers import Tokenizer
 
 MAX_CACHED_TOKENS: Final = 2**16
+"""Tokens whose bytes are kept: most of those that a model of language writes."""
 
 
 def _byte_level_alphabet() -> dict[str, int]:
