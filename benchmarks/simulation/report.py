@@ -46,7 +46,7 @@ def table_of_plans(plans: Sequence[Plan], streams_of_a_gateway: int | None) -> s
         replicas = each.replicas
         told = f"{replicas.thinker} | {replicas.talker} | {replicas.token2wav}" if replicas else "none | | "
         rows.append(
-            f"| {each.speakers:,} | {told} | {_seconds(each.ttfa_p95_s)} | {each.silent:.0%} "
+            f"| {each.speakers:,} | {told} | {_seconds(each.ttfa_p95_s)} | {_share(each)} "
             f"| {_gateways(each.speakers, streams_of_a_gateway)} |"
         )
     for count in BEYOND:
@@ -98,6 +98,10 @@ def _row(size: str, each: Check) -> str:
 
 def _seconds(value: float) -> str:
     return "no answer" if math.isnan(value) else f"{value:.2f} s"
+
+
+def _share(plan: Plan) -> str:
+    return "" if math.isnan(plan.ttfa_p95_s) else f"{plan.silent:.0%}"
 
 
 def _time(time: StepTime) -> str:
