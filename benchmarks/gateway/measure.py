@@ -1,5 +1,6 @@
 """What is measured of a gateway."""
 
+import math
 import os
 import tempfile
 import time
@@ -134,7 +135,7 @@ def measure_streams(model: Path, interface: Interface, streams: int, seconds: fl
     texts, audio = (latencies(sent, received, kind, begin, end) for kind in ("text", "audio"))
     codecs = sum(begin <= at < end for times in sent.values() for at in times["codec"])
     events = len(texts) + len(audio) + codecs
-    lasting = sum(bool(times["audio"] and times["audio"][-1] >= begin) for times in received.values())
+    lasting = sum(bool(times["text"] and times["text"][-1] >= begin) for times in received.values())
     if lasting < streams:
         raise OmniRelayError(f"only {lasting} of {streams} streams lasted")
     return StreamLevel(
@@ -205,7 +206,9 @@ def resident_bytes(pid: int) -> int:
 
 
 def _latency(seconds: list[float]) -> Latency:
-    return Latency(p50=percentile(seconds, 0.5), p99=percentile(seconds, 0.99), most=max(seconds))
+    return Latency(
+        p50=percentile(seconds, 0.5), p99=percentile(seconds, 0.99), most=max(seconds, default=math.nan)
+    )
 
 
 def _thread_seconds(pid: int) -> float:

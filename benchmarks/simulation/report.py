@@ -13,8 +13,9 @@ import matplotlib.pyplot as plt
 
 from benchmarks.simulation.check import Check, Pair
 from benchmarks.simulation.plan import ANSWER_S, PAUSE_S, TTFA_S, Plan, scaled
+from benchmarks.simulation.stack import Replicas
 from benchmarks.simulation.step_times import StepTime, StepTimes
-from shared.messages import STAGES
+from shared.messages import MAX_REPLICAS, STAGES
 
 BEYOND = (1_000, 10_000, 100_000, 1_000_000)
 """Speakers for which the largest plan is repeated."""
@@ -47,14 +48,14 @@ def table_of_plans(plans: Sequence[Plan], streams_of_a_gateway: int | None) -> s
         told = f"{replicas.thinker} | {replicas.talker} | {replicas.token2wav}" if replicas else "none | | "
         rows.append(
             f"| {each.speakers:,} | {told} | {_seconds(each.ttfa_p95_s)} | {_share(each)} "
-            f"| {_gateways(each.speakers, streams_of_a_gateway)} |"
+            f"| {_gateways(each.speakers, replicas, streams_of_a_gateway)} |"
         )
     for count in BEYOND:
         more = scaled(plans, count)
         if more is not None and count > plans[-1].speakers:
             rows.append(
                 f"| {count:,} | {more.thinker:,} | {more.talker:,} | {more.token2wav:,} | | "
-                f"| {_gateways(count, streams_of_a_gateway)} |"
+                f"| {_gateways(count, more, streams_of_a_gateway)} |"
             )
     return "\n".join(
         [
@@ -125,5 +126,9 @@ def _errors(checks: Mapping[str, Sequence[Check]]) -> str:
     return f"Median errors over these loads: {'; '.join(told)}."
 
 
-def _gateways(speakers: int, streams: int | None) -> str:
-    return "" if streams is None else f"{-(-speakers // streams):,}"
+def _gateways(speakers: int, replicas: Replicas | None, streams: int | None) -> str:
+    """How many for so many streams, and for so many replicas of a stage."""
+    if streams is None or replicas is None:
+        return ""
+    most = max(replicas.thinker, replicas.talker, replicas.token2wav)
+    return f"{max(math.ceil(speakers / streams), math.ceil(most / MAX_REPLICAS)):,}"

@@ -112,10 +112,10 @@ def test_streams_are_held_and_all_their_events_come(
     monkeypatch: pytest.MonkeyPatch, model: Path, interface: Interface
 ) -> None:
     monkeypatch.setattr(measure, "SETTLE_S", 2.5)
-    level = measure_streams(model, interface, 3, 1.0)
+    level = measure_streams(model, interface, 3, 2.0)
     assert (level.interface, level.streams) == (interface, 3)
-    # In a second a stream has four of text, about four of codec ids, and a chunk of audio or none.
-    assert 3 * 7 <= level.events_per_s <= 3 * 10
+    # In a second a stream has four of text, about four of codec ids, and up to two chunks of audio.
+    assert 3 * 7 <= level.events_per_s <= 3 * 12
     assert level.cpu_us_per_event > 0
     assert 0 < level.text.p50 <= level.text.p99 <= level.text.most
     assert level.every.most == max(level.text.most, level.audio.most)
