@@ -8,7 +8,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 
 .DEFAULT_GOAL := help
 .PHONY: help env demo up test test-long test-chaos test-apart test-compose test-monitoring test-page prometheus chromium
-.PHONY: ip iptables zsh fish chaos fuzz bench profile train check format wheels clean sbom audit
+.PHONY: ip iptables zsh fish chaos fuzz bench bench-gateway simulate profile train check format wheels clean sbom audit
 .PHONY: test-quality quality flite espeak-ng kustomize
 
 help: ## list the targets
@@ -82,6 +82,13 @@ quality: env flite espeak-ng $(LISTENER) ## measure how right and how intelligib
 # ARGS="--size bench --clients 1 8": see `python -m benchmarks --help`.
 bench: env ## measure beside transformers: tables, JSON and plots in benchmarks/results
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+# ARGS="--streams 1 2000 --interfaces tcp": see `python -m benchmarks.gateway --help`.
+bench-gateway: env ## measure the gateway alone, on one core, with thousands of streams and hundreds of replicas
+	@$(BIN)/python -m benchmarks.gateway $(ARGS)
+
+simulate: env ## simulate stacks of many replicas with measured step times: tables in benchmarks/results
+	@$(BIN)/python -m benchmarks.simulation $(ARGS)
 
 profile: env ## where a request's time goes, per stage: a picture in benchmarks/results
 	@$(BIN)/python -m benchmarks.profile $(ARGS)

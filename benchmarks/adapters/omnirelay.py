@@ -1,10 +1,11 @@
 """OmniRelay: the gateway and the three stages in processes of their own, asked over TCP."""
 
 import asyncio
+import random
 import socket
 import time
 from collections.abc import Mapping
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -33,6 +34,8 @@ MOST_CODEC_TOKENS: Final = 6_500
 MOST_TEXT_TOKENS: Final = 1_600
 KV_CACHE_BYTES: Final = 2**30
 """Room for eight answers of a minute on the ``bench`` checkpoint."""
+_PORTS: Final = range(20_000, 32_000)
+"""Below the range that Linux takes ports from."""
 Changes = Mapping[StageName, Mapping[str, Any]]
 _MODULES: Final = {**MODULES, "token2wav": "benchmarks.adapters.stamped_token2wav"}
 
@@ -144,7 +147,7 @@ def forced(tokens: int) -> SamplingOverrides:
 
 def configuration(model: Path, changes: Changes) -> dict[str, Any]:
     """Return the defaults, on free addresses, with room for the longest answers that are measured."""
-    listen, events, control, http, monitor, *others = _free_addresses(5 + 2 * len(STAGES))
+    listen, events, control, http, monitor, *others = free_addresses(5 + 2 * len(STAGES))
     stages: dict[str, dict[str, Any]] = {
         name: {"inbox": inbox, "http": page}
         for name, inbox, page in zip(STAGES, others[::2], others[1::2], strict=True)
@@ -169,11 +172,16 @@ def configuration(model: Path, changes: Changes) -> dict[str, Any]:
     }
 
 
-def _free_addresses(count: int) -> list[str]:
-    with ExitStack() as sockets:
-        ports = []
-        for _ in range(count):
-            listener = sockets.enter_context(socket.socket())
-            listener.bind(("127.0.0.1", 0))
-            ports.append(listener.getsockname()[1])
+def free_addresses(count: int) -> list[str]:
+    """Return addresses on the loopback where nothing listens.
+
+    Not asked of the kernel, which would give them to connections, too, before somebody listens.
+    """
+    ports: list[int] = []
+    for port in random.sample(_PORTS, len(_PORTS)):
+        with suppress(OSError), socket.socket() as listener:
+            listener.bind(("127.0.0.1", port))
+            ports.append(port)
+        if len(ports) == count:
+            break
     return [f"tcp://127.0.0.1:{port}" for port in ports]

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Final, TypedDict
 
-from gateway.access import places, tls
+from gateway.access import tls
 from gateway.access.account import ClientAccount, Unread
 from gateway.access.api_keys import ApiKeys
 from gateway.access.certificate import ServerTls
@@ -42,8 +42,8 @@ class Access:
             ServerTls(config.gateway.tls) if config.gateway.tls.certificate is not None else None
         )
         self.proxies: Final = Proxies(config.gateway.trusted_proxies)
-        self.tcp_places: Final = Places(places.MAX_CONNECTIONS, self.proxies)
-        self.http_places: Final = Places(places.MAX_CONNECTIONS, self.proxies)
+        self.tcp_places: Final = Places(config.gateway.limits.max_connections, self.proxies)
+        self.http_places: Final = Places(config.gateway.limits.max_connections, self.proxies)
         self._unread = Unread(config.gateway.limits.backlog_bytes)
 
     @property

@@ -6,8 +6,6 @@ from typing import Final
 
 from gateway.fairness.quota import Quota
 
-MAX_CONNECTIONS: Final = 512
-"""Open connections per server."""
 MAX_WATCHERS: Final = 64
 """Open connections of the monitor; beyond it the oldest is closed."""
 SUBSCRIBER_BITS: Final = 64

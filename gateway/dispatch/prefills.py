@@ -122,6 +122,8 @@ class Prefills:
 
     def check(self) -> None:
         """End the beginnings of thinkers that are lost; call it periodically."""
+        if not self._open:
+            return
         ready = {each.name for each in self._registry.ready("thinker")}
         for name, opened in list(self._open.items()):
             if opened.thinker not in ready:

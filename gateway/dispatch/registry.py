@@ -137,7 +137,7 @@ class StageRegistry:
             self._note_peers(known, frozenset(beat.peers))
         known.beat, known.seen, known.suspect = beat, self._clock(), False
         known.placed = [0, known.placed[0]]
-        if known.down and not self._lost(known):
+        if known.down and not self._lost(known, known.seen):
             self._mark(known, down=False)
         before = self._listeners.get((beat.stage, beat.inbox))
         if before is not known:
@@ -171,10 +171,12 @@ class StageRegistry:
 
         Call it after taking all pending heartbeats, or delays of the gateway would count against the stages.
         """
-        lost = [each for each in self.replicas() if not each.down and self._lost(each)]
+        # Ten times a second, over all replicas: the clock is read once.
+        now, known = self._clock(), self.replicas()
+        lost = [each for each in known if not each.down and self._lost(each, now)]
         for each in lost:
             self._mark(each, down=True)
-        for each in [each for each in self.replicas() if self._age_s(each) > FORGET_S]:
+        for each in [each for each in known if now - each.seen > FORGET_S]:
             self._remove(each)
         return lost
 
@@ -268,8 +270,8 @@ class StageRegistry:
     def _age_s(self, replica: Replica) -> float:
         return self._clock() - replica.seen
 
-    def _lost(self, replica: Replica) -> bool:
-        return self._age_s(replica) > self._timeout_s or replica.beat.busy_s > self._step_timeout_s
+    def _lost(self, replica: Replica, now: float) -> bool:
+        return now - replica.seen > self._timeout_s or replica.beat.busy_s > self._step_timeout_s
 
     def _state(self, replica: Replica) -> StageState:
         if replica.down:

@@ -6,9 +6,13 @@ The output here, joined, equals ``Tokenizer.decode`` of all ids.
 
 import codecs
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Final
 
 from tokenizers import Tokenizer
+
+MAX_CACHED_TOKENS: Final = 2**16
+"""Tokens whose bytes are kept: most of those that a model of language writes."""
 
 
 def _byte_level_alphabet() -> dict[str, int]:
@@ -76,6 +80,7 @@ class Detokenizer:
                 yield self._tokenizer.id_to_token(token_id) or ""
 
 
+@lru_cache(maxsize=MAX_CACHED_TOKENS)
 def bytes_of(token: str) -> bytes:
     """The bytes that a token stands for."""
     try:

@@ -54,8 +54,8 @@ class ResponseStream:
         self._account = account
         self._cancel = cancel
         self._events: deque[Event] = deque([AcceptedEvent(request_id=request_id, seed=seed)])
-        self._arrived = asyncio.Event()
-        self._arrived.set()
+        # Of the reader, while there is nothing to read.
+        self._waiter: asyncio.Future[None] | None = None
         self._finished = False
         self._closed = False
 
@@ -68,7 +68,7 @@ class ResponseStream:
         """Append an event; SlowClientError if too many bytes are unread."""
         self._account.charge(weight(event))
         self._events.append(event)
-        self._arrived.set()
+        self._wake()
 
     def finish(self, event: FinalEvent, drop_waiting: bool = False) -> None:
         """Append the last event; never rejected."""
@@ -77,7 +77,7 @@ class ResponseStream:
             while self._events:
                 self._release(self._events.popleft())
         self._events.append(event)
-        self._arrived.set()
+        self._wake()
 
     def cancel(self) -> None:
         """Cancel the request; an error event follows."""
@@ -101,11 +101,18 @@ class ResponseStream:
         while not self._events:
             if self._finished or self._closed:
                 raise StopAsyncIteration
-            self._arrived.clear()
-            await self._arrived.wait()
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
         event = self._events.popleft()
         self._release(event)
         return event
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     def _release(self, event: Event) -> None:
         if not isinstance(event, AcceptedEvent | DoneEvent | ErrorEvent):

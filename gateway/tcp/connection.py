@@ -357,6 +357,9 @@ class Connection:
         frame = pack(message)
         async with self._sending:
             self._writer.write(frame)
+            if not self._writer.transport.get_write_buffer_size() and not self._writer.is_closing():
+                # The system took all of it: nothing to wait for.
+                return
             try:
                 async with asyncio.timeout(STALL_S):
                     await self._writer.drain()

@@ -29,6 +29,7 @@ FilePath = Annotated[str | None, BeforeValidator(empty_is_none)]
 class Limits(Section):
     """Limits on requests."""
 
+    max_connections: Annotated[int, Field(gt=0)] = 512
     max_active: Annotated[int, Field(gt=0)] = 16
     max_queued: Annotated[int, Field(ge=0)] = 64
     max_queued_per_client: Annotated[int, Field(gt=0)] = 64

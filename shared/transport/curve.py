@@ -21,7 +21,7 @@ from zmq.utils.monitor import recv_monitor_message
 from omnirelay.errors import ConfigError, MessageError
 from shared.config import Config
 from shared.config.values import is_local
-from shared.messages import STAGES
+from shared.messages import MAX_REPLICAS, STAGES
 from shared.metrics import by_reason, counter
 from shared.real_time import set_realtime_priority_of
 from shared.transport.keys import Keys, Role, load_keys, public_file
@@ -39,6 +39,9 @@ ENVELOPE_BYTES: Final = 64
 
 KEY_BYTES: Final = 32
 """Length of a public key in ZAP."""
+
+MAX_SOCKETS: Final = 16 * MAX_REPLICAS
+"""More than a process with a connection to each replica of a stage needs; ZeroMQ's default is 1023."""
 
 _ZAP: Final = "inproc://zeromq.zap.01"
 _DOMAIN: Final = b"omnirelay"
@@ -109,6 +112,7 @@ def open_context(config: Config, role: Role) -> StackContext:
     directory = config.security.keys
     keys = load_keys(Path(directory), role) if directory is not None else None
     context = StackContext()
+    context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
     set_realtime_priority_of(context)
     context.role = role
     context.internal_network = config.security.internal_network

@@ -170,8 +170,8 @@ class PeerQueues(Generic[M]):
     def _open(self, name: str, address: str) -> None:
         try:
             queue: PushQueue[M] = PushQueue(self._context, address, self._sending, self.stage)
-        except ConfigError as error:
-            # It is not among the names, so it gets no requests.
+        except (ConfigError, zmq.ZMQError) as error:
+            # Perhaps for lack of descriptors.  It is not among the names, so it gets no requests.
             log.warning("cannot connect to the %s %s: %s", self.stage, name, error)
             return
         queue.sent, queue.waited = self.sent, self.waited

@@ -93,13 +93,9 @@ def test_who_says_nothing_of_himself_may_not_stay(
     run(scenario())
 
 
-def test_no_more_connections_are_taken_than_there_may_be(
-    configure: Configure, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("gateway.access.places.MAX_CONNECTIONS", 2)
-
+def test_no_more_connections_are_taken_than_there_may_be(configure: Configure) -> None:
     async def scenario() -> None:
-        async with bench(configure()) as b, b.client(), b.client() as second:
+        async with bench(configure(max_connections=2)) as b, b.client(), b.client() as second:
             with pytest.raises(GatewayUnreachableError):
                 await b.client().connect()
             assert (await second.status()).ready

@@ -11,11 +11,11 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidStatus
 
-from gateway.access import places
 from gateway.access.places import Places, Proxies, WatchersPlaces, holder_of
 from gateway.http import protocol
 from omnirelay.protocol import MAX_PIECE_BYTES, Hello, Welcome, parse_tcp
 from shared.config import Config
+from shared.config.gateway import Limits
 from tests.gateway.bench import Bench, bench, run
 from tests.gateway.conftest import ROOT
 from tests.gateway.fake_stages import until
@@ -96,13 +96,9 @@ def test_a_body_that_never_comes_is_not_waited_for(
 
 
 @pytest.mark.parametrize("words", [b"", CHAT + b"Transfer-Encoding: chunked\r\n\r\n"])
-def test_one_address_does_not_take_all_places_of_http(
-    configure: Configure, monkeypatch: pytest.MonkeyPatch, words: bytes
-) -> None:
-    monkeypatch.setattr(places, "MAX_CONNECTIONS", 20)
-
+def test_one_address_does_not_take_all_places_of_http(configure: Configure, words: bytes) -> None:
     async def scenario() -> None:
-        async with http_bench(configure(watched_gateway())) as b, sockets() as s:
+        async with http_bench(configure(watched_gateway(), max_connections=20)) as b, sockets() as s:
             for _ in range(30):
                 await s.connect(b.address, words)
             await until(lambda: s.alive() == 16)
@@ -114,14 +110,11 @@ def test_one_address_does_not_take_all_places_of_http(
     run(scenario())
 
 
-def test_one_address_does_not_take_all_places_of_tcp(
-    configure: Configure, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_address_does_not_take_all_places_of_tcp(configure: Configure) -> None:
     """Idle connections of clients that said hello stay; those of other addresses find a place."""
-    monkeypatch.setattr(places, "MAX_CONNECTIONS", 20)
 
     async def scenario() -> None:
-        async with http_bench(configure(watched_gateway())) as b, sockets() as s:
+        async with http_bench(configure(watched_gateway(), max_connections=20)) as b, sockets() as s:
             listen = parse_tcp(b.listen)
             for _ in range(30):
                 reader, writer = await asyncio.open_connection(*listen)
@@ -140,12 +133,13 @@ def test_one_address_does_not_take_all_places_of_tcp(
 
 
 def test_how_many_connections_one_address_can_hold_is_documented() -> None:
-    taken = Places(places.MAX_CONNECTIONS, Proxies([]))
+    most = Limits().max_connections
+    taken = Places(most, Proxies([]))
     held = 0
     while taken.take("192.0.2.1", lambda: None) is not None:
         held += 1
     text = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
-    assert f"alone {held} of {places.MAX_CONNECTIONS}" in text
+    assert f"alone {held} of {most}" in text
 
 
 def test_idle_connections_of_whoever_holds_most_give_way() -> None:
@@ -175,12 +169,10 @@ def test_idle_connections_of_whoever_holds_most_give_way() -> None:
 
 @pytest.mark.parametrize("protocol", ["tcp", "http"])
 def test_a_full_server_closes_an_idle_connection_for_a_new_address(
-    configure: Configure, monkeypatch: pytest.MonkeyPatch, protocol: str
+    configure: Configure, protocol: str
 ) -> None:
-    monkeypatch.setattr(places, "MAX_CONNECTIONS", 20)
-
     async def scenario() -> None:
-        async with http_bench(configure(watched_gateway())) as b, sockets() as s:
+        async with http_bench(configure(watched_gateway(), max_connections=20)) as b, sockets() as s:
             where = parse_tcp(b.listen) if protocol == "tcp" else b.address
             server = b.process.access.tcp_places if protocol == "tcp" else b.process.access.http_places
             for last in range(2, 6):
@@ -238,16 +230,12 @@ def test_the_monitor_tells_health_and_metrics_and_nothing_else(configure: Config
     run(scenario())
 
 
-def test_behind_a_proxy_shares_go_by_the_forwarded_address(
-    configure: Configure, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(places, "MAX_CONNECTIONS", 20)
-
+def test_behind_a_proxy_shares_go_by_the_forwarded_address(configure: Configure) -> None:
     async def send(s: Sockets, b: HttpBench, address: str, what: bytes) -> asyncio.StreamReader:
         return await s.connect(b.address, what + f"X-Forwarded-For: 9.9.9.9, {address}\r\n\r\n".encode())
 
     async def scenario() -> None:
-        config = configure(watched_gateway(trusted_proxies=["127.0.0.1", "10.0.0.0/8"]))
+        config = configure(watched_gateway(trusted_proxies=["127.0.0.1", "10.0.0.0/8"]), max_connections=20)
         async with http_bench(config) as b, sockets() as s:
             slow = CHAT + b"Transfer-Encoding: chunked\r\n"
             readers = [await send(s, b, "192.0.2.1", slow) for _ in range(18)]
@@ -263,13 +251,12 @@ def test_behind_a_proxy_shares_go_by_the_forwarded_address(
     run(scenario())
 
 
-def test_who_is_no_trusted_proxy_is_not_believed(
-    configure: Configure, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(places, "MAX_CONNECTIONS", 5)
-
+def test_who_is_no_trusted_proxy_is_not_believed(configure: Configure) -> None:
     async def scenario() -> None:
-        async with http_bench(configure(watched_gateway(trusted_proxies=["10.0.0.1"]))) as b, sockets() as s:
+        async with (
+            http_bench(configure(watched_gateway(trusted_proxies=["10.0.0.1"]), max_connections=5)) as b,
+            sockets() as s,
+        ):
             for number in range(4):
                 reader = await s.connect(b.address, LIVE + b"X-Forwarded-For: 192.0.2.%d\r\n\r\n" % number)
                 assert await is_served(reader)

@@ -10,7 +10,6 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.access import places
 from gateway.fairness import uploads
 from gateway.http import answer as answer_module
 from gateway.http import protocol, streams
@@ -419,13 +418,9 @@ def test_a_body_that_breaks_off_under_an_answer_is_no_error_of_ours(
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
-def test_no_more_connections_than_there_are_places(
-    configure: Configure, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(places, "MAX_CONNECTIONS", 2)
-
+def test_no_more_connections_than_there_are_places(configure: Configure) -> None:
     async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b, raw(b) as (reader, writer):
+        async with http_bench(configure(http_gateway(), max_connections=2)) as b, raw(b) as (reader, writer):
             async with raw(b), raw(b) as (one_too_many, _):
                 assert await hung_up_on(one_too_many) == b""
             writer.write(http("/livez", method="GET"))

@@ -58,15 +58,12 @@ def test_of_what_is_not_http(
     assert problem in line
 
 
-def test_of_connections_over_the_limit(
-    configure: Configure, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("gateway.access.places.MAX_CONNECTIONS", 0)
-
+def test_of_connections_over_the_limit(configure: Configure, caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b:
+        async with http_bench(configure(http_gateway(), max_connections=1)) as b:
+            _, first = await asyncio.open_connection(*b.address)
             reader, writer = await asyncio.open_connection(*b.address)
-            with closing(writer), suppress(ConnectionResetError):
+            with closing(first), closing(writer), suppress(ConnectionResetError):
                 assert await reader.read() == b""
 
     with caplog.at_level(logging.INFO, "gateway.http"):

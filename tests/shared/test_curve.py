@@ -14,18 +14,21 @@ import zmq
 
 from omnirelay.errors import ConfigError
 from shared.messages import (
+    MAX_REPLICAS,
     STAGES,
     Abort,
     AudioChunk,
     Heartbeat,
     StageLimits,
     StageLoad,
+    ThinkerInput,
 )
 from shared.messages.payloads import Blob
 from shared.transport.control import MAX_CONTROL_BYTES, ControlClient
 from shared.transport.curve import WELCOME, PeerMetrics
 from shared.transport.keys import Role, load_keys, make_keys
-from shared.transport.queues import PullQueue, PushQueue
+from shared.transport.queues import PullQueue, PushQueue, Sending
+from shared.transport.routing import PeerQueues
 from shared.transport.sockets import bind, connect
 from shared.transport.wire import encode
 from tests.shared.peers import (
@@ -385,3 +388,12 @@ def test_the_limit_of_a_control_message_is_kept(opened: Open) -> None:
     router.set(zmq.MAXMSGSIZE, MAX_CONTROL_BYTES)
     bind(router, ANY_PORT)
     assert MAX_CONTROL_BYTES < int(router.get(zmq.MAXMSGSIZE)) < MAX_CONTROL_BYTES + 100
+
+
+def test_a_process_can_be_connected_to_as_many_replicas_as_there_may_be(opened: Open) -> None:
+    """Each connection needs several of ZeroMQ's sockets, of which it allows 1023 by default."""
+    queues: PeerQueues[ThinkerInput] = PeerQueues(opened("gateway"), "thinker", Sending("gateway.a"))
+    ports = range(20_000, 20_000 + MAX_REPLICAS)
+    assert queues.reach({f"replica{port}": f"tcp://127.0.0.1:{port}" for port in ports})
+    assert len(queues._queues) == MAX_REPLICAS
+    queues.close()

@@ -125,6 +125,16 @@ def test_an_address_that_cannot_be_used_is_not_among_the_names(queues, inboxes):
     assert queues.names == ["one"]
 
 
+def test_a_replica_for_which_there_is_no_socket_is_not_among_the_names():
+    context = Context()
+    context.set(zmq.MAX_SOCKETS, 2)
+    queues: PeerQueues[Token2WavInput] = PeerQueues(context, "token2wav", sending())
+    assert queues.reach({str(port): f"tcp://127.0.0.1:{port}" for port in range(20_000, 20_005)})
+    assert len(queues._queues) == 2
+    queues.close()
+    context.destroy(linger=0)
+
+
 def test_nothing_is_kept_of_speech_that_needs_no_rows(context):
     queues: PeerQueues[SpeechStart] = PeerQueues(context, "talker", sending())
     queues.reach({"one": free_address()})
