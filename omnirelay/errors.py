@@ -58,13 +58,14 @@ class MissingPackageError(OmniRelayError):
 
     Args:
         package: Its name.
-        extra: The extra of the distribution ``omnirelay`` that installs it.
+        extra: The extra that installs it.
+        distribution: The distribution with that extra.
     """
 
     code = "package_missing"
 
-    def __init__(self, package: str, extra: str) -> None:
-        super().__init__(f"needs {package}, which is not installed: pip install 'omnirelay[{extra}]'")
+    def __init__(self, package: str, extra: str, distribution: str = "omnirelay") -> None:
+        super().__init__(f"needs {package}, which is not installed: pip install '{distribution}[{extra}]'")
 
 
 class PlayerError(OmniRelayError):
@@ -83,6 +84,12 @@ class StageStartError(OmniRelayError):
     """A process of the stack ended or hung before it was ready."""
 
     code = "stage_start_failed"
+
+
+class ClusterError(OmniRelayError):
+    """There is no Ray cluster, no stack on it, or already one; or it cannot do what was asked."""
+
+    code = "cluster_failed"
 
 
 class StateTransitionError(OmniRelayError):

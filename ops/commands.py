@@ -7,6 +7,7 @@ from pathlib import Path
 
 from omnirelay.cli.main import Commands
 from omnirelay.cli.target import add_options
+from ops.cluster import arguments as cluster
 
 
 def _run(module: str) -> Callable[[argparse.Namespace], int]:
@@ -23,6 +24,7 @@ def add(commands: "Commands[argparse.ArgumentParser]") -> None:
     """Add the subcommands."""
     _add_checkpoint(commands)
     _add_up(commands)
+    cluster.add(commands)
     _add_batch(commands)
     _add_demo(commands)
     _add_doctor(commands)

@@ -1,5 +1,6 @@
 """The configuration that every process of the stack reads: schema (``stack``) and loader (``loading``)."""
 
+from shared.config.cluster import ClusterConfig, ProcessPlace, StagePlace
 from shared.config.gateway import GatewayConfig, TlsConfig
 from shared.config.loading import ENV_PREFIX, NOT_YAML, load_config, tell_ignored
 from shared.config.media import MediaConfig
@@ -20,12 +21,15 @@ __all__ = [
     "DEFAULT_CHECKPOINT",
     "ENV_PREFIX",
     "NOT_YAML",
+    "ClusterConfig",
     "Config",
     "EngineConfig",
     "GatewayConfig",
     "MediaConfig",
     "Precision",
+    "ProcessPlace",
     "StageConfig",
+    "StagePlace",
     "SynthesisConfig",
     "SynthesisEngineConfig",
     "TalkerConfig",

@@ -5,6 +5,7 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from shared.config.cluster import ClusterConfig, StagePlace
 from shared.config.gateway import GatewayConfig
 from shared.config.media import MediaConfig
 from shared.config.security import SecurityConfig
@@ -39,6 +40,7 @@ class Config(Section):
     security: SecurityConfig = SecurityConfig()
     stages: StagesConfig = StagesConfig()
     tracing: TracingConfig = TracingConfig()
+    cluster: ClusterConfig = ClusterConfig()
 
     @model_validator(mode="after")
     def _media_fit_the_sockets(self) -> Self:
@@ -84,3 +86,8 @@ class Config(Section):
         """The configuration of one stage."""
         stage: StageConfig = getattr(self.stages, name)
         return stage
+
+    def place(self, name: StageName) -> StagePlace:
+        """What a replica of one stage needs of a node in a cluster."""
+        place: StagePlace = getattr(self.cluster, name)
+        return place

@@ -1,0 +1,160 @@
+"""The actor that runs one process of the stack on the node where Ray has placed it."""
+
+import asyncio
+import os
+import socket
+import sys
+import tempfile
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import ray
+import yaml
+
+from ops.cluster import keys, plan
+from ops.cluster.gateway import Told, ask
+from ops.cluster.keys import KeyFiles
+from ops.cluster.plan import GATEWAYS, Kind
+from ops.cluster.supervisor import Report, Supervisor
+from shared.config import ENV_PREFIX, Config, load_config
+
+NAMESPACE: Final = "omnirelay"
+"""Of our actors in a Ray cluster, which has one stack."""
+ANSWER_S: Final = 5.0
+"""How long an actor may take to answer."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What an actor needs to run its process.
+
+    Attributes:
+        kind: The process.
+        name: The actor's own.
+        settings: The configuration, in YAML.
+        keys: Key files of this process; none without keys.
+    """
+
+    kind: Kind
+    name: str
+    settings: str
+    keys: KeyFiles
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A process and where it is.
+
+    Attributes:
+        name: The actor's.
+        kind: The process.
+        node: Ray's id of its node.
+        host: The node's address.
+        actor_pid: The actor's process, the parent of ours.
+        report: The process itself.
+    """
+
+    name: str
+    kind: Kind
+    node: str
+    host: str
+    actor_pid: int
+    report: Report
+
+
+class ProcessActor:
+    """Runs one process; Ray makes another one elsewhere when its node is gone.
+
+    Every method answers at once, but for :meth:`stop`.
+    """
+
+    def __init__(self, launch: Launch) -> None:
+        # The settings have them already, as they were where the stack was started.
+        inherited = plan.without_ours(os.environ)
+        for name in os.environ.keys() - inherited.keys():
+            del os.environ[name]
+        self._launch = launch
+        self._host = str(ray.util.get_node_ip_address())
+        self._folder = tempfile.TemporaryDirectory(prefix="omnirelay-")
+        folder = Path(self._folder.name)
+        keys.write(launch.keys, folder)
+        path = folder / "config.yaml"
+        path.write_text(launch.settings, encoding="utf-8")
+        self._config: Config = load_config(path, {})
+        self._http_port = 0
+        self._known: dict[str, Mapping[str, str]] = {}
+        command = [sys.executable, "-m", plan.MODULES[launch.kind], "--config", str(path)]
+        self._supervisor = Supervisor(launch.name, command, self._own, self._wiring)
+        self._running = asyncio.create_task(self._supervisor.run())
+
+    async def report(self) -> Placed:
+        """The process and where it is."""
+        context = ray.get_runtime_context()
+        return Placed(
+            self._launch.name,
+            self._launch.kind,
+            str(context.get_node_id()),
+            self._host,
+            os.getpid(),
+            self._supervisor.report(),
+        )
+
+    async def addresses(self) -> Mapping[str, str]:
+        """Of a gateway: where stages meet it, as their variables."""
+        return plan.gateway_addresses(self._config, self._host)
+
+    async def ask(self) -> Told | None:
+        """Of a gateway: what it tells about the stack; None while it does not answer."""
+        return await ask(self._config)
+
+    async def stop(self) -> None:
+        """Let the process finish its requests and end."""
+        kind = self._launch.kind
+        settings = self._config.gateway if kind == "gateway" else self._config.stage(kind)
+        await self._supervisor.stop(settings.drain_s)
+        await self._running
+        self._folder.cleanup()
+
+    def _own(self) -> dict[str, str]:
+        kind = self._launch.kind
+        own = {}
+        if self._launch.keys:
+            own[f"{ENV_PREFIX}SECURITY__KEYS"] = yaml.safe_dump(self._folder.name).partition("\n")[0]
+        if kind != "gateway":
+            self._http_port = _free_port(self._http_port)
+            own |= plan.stage_addresses(self._config, kind, self._host, self._http_port)
+        return own
+
+    async def _wiring(self) -> Mapping[str, str] | None:
+        """Where the gateway is; as last heard while it does not answer."""
+        if self._launch.kind == "gateway":
+            return await self.addresses()
+        name = plan.actor_name("gateway", GATEWAYS)
+        found = await answer(name, "addresses")
+        if found is not None:
+            self._known[name] = found
+        return self._known.get(name)
+
+
+async def answer(name: str, method: str, within_s: float = ANSWER_S) -> Any:
+    """Call a method of an actor; None if it is not there, or does not answer in time."""
+    try:
+        handle = ray.get_actor(name, namespace=NAMESPACE)
+        return await asyncio.wait_for(getattr(handle, method).remote(), within_s)
+    except (ValueError, TimeoutError, ray.exceptions.RayActorError):
+        # No such actor; one that is being placed; one whose node is gone.
+        return None
+
+
+def _free_port(before: int) -> int:
+    """The port used before if it is free, else one of the system's choice."""
+    with closing(socket.socket()) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", before))
+        except OSError:
+            probe.bind(("", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,62 @@
+"""The arguments of ``omnirelay cluster``; nothing here loads Ray."""
+
+import argparse
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shared.messages import MAX_REPLICAS, STAGES, StageName
+
+if TYPE_CHECKING:
+    from omnirelay.cli.main import Commands
+
+
+def add(commands: "Commands[argparse.ArgumentParser]") -> None:
+    """Add the subcommand and its own subcommands."""
+    parser = commands.add_parser("cluster", help="run the stack on a Ray cluster: up, status, scale, down")
+    actions = parser.add_subparsers(required=True, metavar="ACTION")
+    up = actions.add_parser("up", help="start gateway and stages, and wait until they are ready")
+    up.add_argument("--config", type=Path, required=True, metavar="FILE", help="YAML")
+    up.set_defaults(run=_run("up"))
+    status = actions.add_parser("status", help="show each process, its node and its load")
+    status.add_argument("--json", action="store_true", help="print one JSON object")
+    status.set_defaults(run=_run("status"))
+    scale = actions.add_parser(
+        "scale", help="change numbers of replicas; those that go finish their requests"
+    )
+    scale.add_argument("numbers", type=replicas, nargs="+", metavar="STAGE=N", help="e.g. talker=3")
+    scale.set_defaults(run=_run("scale"))
+    down = actions.add_parser("down", help="finish all requests, and stop every process")
+    down.set_defaults(run=_run("down"))
+    for action in (up, status, scale, down):
+        action.add_argument(
+            "--address",
+            metavar="HOST:PORT",
+            help="of the Ray cluster (default: RAY_ADDRESS, or the one that runs on this node)",
+        )
+
+
+def replicas(text: str) -> tuple[StageName, int]:
+    """Read ``STAGE=N``.
+
+    Raises:
+        argparse.ArgumentTypeError: It is something else, or a number that no stage can have.
+    """
+    name, _, number = text.partition("=")
+    stage = next((stage for stage in STAGES if stage == name), None)
+    if stage is None or not number.isdecimal() or not 1 <= int(number) <= MAX_REPLICAS:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not STAGE=N with a stage of {', '.join(STAGES)} and N from 1 to {MAX_REPLICAS}"
+        )
+    return stage, int(number)
+
+
+def _run(action: str) -> Callable[[argparse.Namespace], int]:
+    """Call a function of ``commands``, loaded only then."""
+
+    def run(arguments: argparse.Namespace) -> int:
+        status: int = getattr(import_module("ops.cluster.commands"), action)(arguments)
+        return status
+
+    return run

@@ -1,0 +1,158 @@
+"""``omnirelay cluster``: up, status, scale, down."""
+
+import argparse
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import yaml
+
+from omnirelay.cli.output import columns, say
+from omnirelay.cli.progress import ProgressLine
+from omnirelay.errors import ClusterError, StageStartError
+from ops.cluster import keys, plan
+from ops.cluster.connection import Cluster, connected
+from shared.config import Config, load_config
+from shared.messages import StageName
+
+if TYPE_CHECKING:
+    from ops.cluster.controller import Member
+
+POLL_S: Final = 0.5
+MOST_RESTARTS: Final = 3
+"""Of a process before it was ready; then ``up`` gives up."""
+
+
+def up(arguments: argparse.Namespace) -> int:
+    """Start the stack and wait until it is ready.
+
+    Raises:
+        OmniRelayError: The configuration does not fit a cluster, there is no cluster, or it already has a
+            stack; or a process ends repeatedly before it is ready, and then all are stopped.
+    """
+    config = load_config(arguments.config)
+    plan.check(config)
+    files = keys.gather(config)
+    with connected(arguments.address) as cluster:
+        cluster.create(plan.settings_text(config), files)
+        try:
+            members = _wait(cluster, {stage: config.stage(stage).replicas for stage in config.served_stages})
+        except (StageStartError, KeyboardInterrupt):
+            say("stopping ...")
+            cluster.stop()
+            raise
+        for member in members:
+            if member.kind == "gateway" and member.placed is not None:
+                addresses = plan.client_addresses(config, member.placed.host)
+                say(f"ready: {', '.join(addresses.values())}")
+    return 0
+
+
+def status(arguments: argparse.Namespace) -> int:
+    """Show every process.
+
+    Raises:
+        OmniRelayError: There is no stack, or no cluster.
+    """
+    with connected(arguments.address) as cluster:
+        members = cluster.members()
+    say(msgspec.json.encode(members).decode() if arguments.json else describe(members))
+    return 0
+
+
+def scale(arguments: argparse.Namespace) -> int:
+    """Change numbers of replicas, and wait until they are.
+
+    Raises:
+        OmniRelayError: There is no stack or no cluster, or the stack does not have such a stage.
+    """
+    numbers: dict[StageName, int] = dict(arguments.numbers)
+    with connected(arguments.address) as cluster:
+        config = Config.model_validate(yaml.safe_load(cluster.settings()) or {})
+        absent = numbers.keys() - set(config.served_stages)
+        if absent:
+            raise ClusterError(f"the stack has no {', '.join(sorted(absent))}: it was started with text_only")
+        cluster.scale(numbers)
+        _wait(cluster, numbers)
+    for stage, number in numbers.items():
+        say(f"{stage}: {number} ready")
+    return 0
+
+
+def down(arguments: argparse.Namespace) -> int:
+    """Finish all requests and stop every process.
+
+    Raises:
+        OmniRelayError: There is no stack, or no cluster.
+    """
+    with connected(arguments.address) as cluster:
+        cluster.stop()
+    say("stopped")
+    return 0
+
+
+def _wait(cluster: Cluster, numbers: Mapping[StageName, int]) -> "list[Member]":
+    """Wait until there are so many ready replicas, and none that drain.
+
+    Raises:
+        StageStartError: A process ends repeatedly before it is ready.
+    """
+    waits = ["the controller"]
+    told: list[str] = []
+    with ProgressLine(lambda: f"waiting for {', '.join(waits)}") as progress:
+        while True:
+            members = cluster.members()
+            waits[:] = waiting_for(members, numbers)
+            if not waits:
+                return members
+            if waits != told and not progress.visible:
+                say(f"waiting for {', '.join(waits)}")
+                told = list(waits)
+            _check(members)
+            time.sleep(POLL_S)
+
+
+def waiting_for(members: "Sequence[Member]", numbers: Mapping[StageName, int]) -> list[str]:
+    """What is missing until a stack has a ready gateway and these numbers of ready replicas."""
+    missing = [
+        f"{member.name} (no node with free resources yet)" if member.placed is None else member.name
+        for member in members
+        if not member.draining and not member.ready and (member.kind == "gateway" or member.kind in numbers)
+    ]
+    missing += [
+        f"the end of {member.name}" for member in members if member.draining and member.kind in numbers
+    ]
+    ready = Counter(member.kind for member in members if member.ready and not member.draining)
+    if not missing:
+        missing += [stage for stage, number in numbers.items() if ready[stage] < number]
+    return missing or ([] if ready["gateway"] else ["the gateway"])
+
+
+def _check(members: "Sequence[Member]") -> None:
+    for member in members:
+        report = None if member.placed is None else member.placed.report
+        if report is not None and not member.ready and report.restarts >= MOST_RESTARTS:
+            lines = "".join(f"\n  [{member.name}] {line}" for line in report.tail)
+            raise StageStartError(f"{member.name} {report.ending} again and again; its last lines:{lines}")
+
+
+def describe(members: "Sequence[Member]") -> str:
+    """A table of the processes."""
+    head = ("process", "state", "node", "pid", "restarts", "requests")
+    rows = [head, *(_row(member) for member in members)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
+    return "\n".join(line[: max(columns(), 40)] for line in lines)
+
+
+def _row(member: "Member") -> tuple[str, ...]:
+    state = "draining" if member.draining else "ready" if member.ready else "starting"
+    if member.placed is None:
+        return member.name, "waits for a node", "-", "-", "-", "-"
+    report = member.placed.report
+    where = f"{member.placed.host} {member.placed.node[:8]}"
+    return member.name, state, where, str(report.pid or "-"), str(report.restarts), str(member.requests)

@@ -1,0 +1,222 @@
+"""The actor that owns the numbers of replicas: starts them, scales them, lets them finish."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import ray
+import yaml
+
+from omnirelay import StatusReport
+from ops.cluster import plan
+from ops.cluster.actors import NAMESPACE, Launch, Placed, ProcessActor, answer
+from ops.cluster.autoscaling import Autoscaler, Bounds, Look, StageLook
+from ops.cluster.gateway import Told
+from ops.cluster.keys import KeyFiles, keys_for
+from ops.cluster.plan import GATEWAYS, Kind
+from shared.config import Config
+from shared.messages import StageName
+
+NAME: Final = "controller"
+LOOK_S: Final = 2.0
+"""Time between two looks at the stack."""
+ACTOR: Final[dict[str, Any]] = {
+    "namespace": NAMESPACE,
+    "lifetime": "detached",
+    "max_restarts": -1,
+    "scheduling_strategy": "SPREAD",
+}
+"""Options of all actors: they outlive the command, come back elsewhere, and are spread over the nodes."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Member:
+    """A process of the stack, as all know it.
+
+    Attributes:
+        name: Its actor's.
+        kind: The process.
+        draining: It was told to go.
+        placed: Where it is; None while Ray looks for a node, or its node does not answer.
+        ready: The gateway has it as ready; a gateway is, when it answers.
+        requests: Those running and waiting there, of a stage.
+    """
+
+    name: str
+    kind: Kind
+    draining: bool
+    placed: Placed | None
+    ready: bool
+    requests: int
+
+
+class Controller:
+    """Made again after a loss, it finds the actors that there are, and goes on with these.
+
+    Args:
+        settings: The configuration, in YAML.
+        keys: Key files of all processes.
+        gpus_there: The cluster has GPUs.
+    """
+
+    def __init__(self, settings: str, keys: KeyFiles, gpus_there: bool) -> None:
+        self._settings = settings
+        self._config = Config.model_validate(yaml.safe_load(settings) or {})
+        self._keys = keys
+        self._gpus_there = gpus_there
+        self._draining: dict[str, asyncio.Task[None]] = {}
+        self._stopping = False
+        self._autoscaler = Autoscaler(
+            _bounds(self._config),
+            self._config.cluster.scale_up_after_s,
+            self._config.cluster.scale_down_after_s,
+        )
+        self._tending = asyncio.create_task(self._tend())
+
+    async def start(self) -> None:
+        """Start all processes."""
+        for number in range(1, GATEWAYS + 1):
+            self._create("gateway", number)
+        for stage in self._config.served_stages:
+            for number in range(1, self._config.stage(stage).replicas + 1):
+                self._create(stage, number)
+
+    async def settings(self) -> str:
+        """The stack's configuration, in YAML."""
+        return self._settings
+
+    async def members(self) -> list[Member]:
+        """Every process of the stack."""
+        return (await self._look())[0]
+
+    async def scale(self, numbers: Mapping[StageName, int]) -> None:
+        """Begin to change the numbers of replicas; those that go finish their requests first."""
+        for stage, number in numbers.items():
+            self._set(stage, number)
+
+    async def stop(self) -> None:
+        """Let the gateway finish all requests, then stop the stages."""
+        self._stopping = True
+        self._tending.cancel()
+        names = self._names()
+        gateways = [name for name in names if plan.kind_of(name) == "gateway"]
+        for group in (gateways, [name for name in names if name not in gateways]):
+            for name in group:
+                self._drain(name)
+            await asyncio.gather(*(self._draining[name] for name in group))
+
+    def _names(self) -> list[str]:
+        """The actors that run processes, in order."""
+        found = [name for name in ray.util.list_named_actors() if plan.kind_of(name) is not None]
+        return sorted(
+            found, key=lambda name: (plan.KINDS.index(plan.kind_of(name) or "gateway"), plan.number_of(name))
+        )
+
+    def _create(self, kind: Kind, number: int) -> None:
+        name = plan.actor_name(kind, number)
+        launch = Launch(kind, name, self._settings, keys_for(kind, self._keys))
+        reserved = plan.resources_of(self._config, kind, self._gpus_there)
+        ray.remote(ProcessActor).options(name=name, **ACTOR, **reserved).remote(launch)
+        log.info("%s is to be placed", name)
+
+    def _set(self, stage: StageName, number: int) -> None:
+        """Create replicas under new numbers, or drain the newest ones."""
+        ours = [name for name in self._names() if plan.kind_of(name) == stage]
+        staying = [name for name in ours if name not in self._draining]
+        free = (each for each in range(1, len(ours) + number + 1) if plan.actor_name(stage, each) not in ours)
+        for _ in range(number - len(staying)):
+            self._create(stage, next(free))
+        for name in staying[number:]:
+            self._drain(name)
+
+    def _drain(self, name: str) -> None:
+        if name not in self._draining:
+            self._draining[name] = asyncio.create_task(self._end(name))
+
+    async def _end(self, name: str) -> None:
+        """Let a process finish its requests, and free its resources."""
+        log.info("%s is to end", name)
+        kind = plan.kind_of(name)
+        grace_s = self._config.gateway.drain_s
+        if kind is not None and kind != "gateway":
+            grace_s = self._config.stage(kind).drain_s
+        await answer(name, "stop", grace_s + GRACE_S)
+        try:
+            ray.kill(ray.get_actor(name, namespace=NAMESPACE), no_restart=True)
+        except ValueError:
+            log.info("%s is gone already", name)
+
+    async def _tend(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            members, told = await self._look()
+            for name in self._draining.keys() - {member.name for member in members}:
+                del self._draining[name]
+            for member in members:
+                # Told to go by a controller that was lost meanwhile.
+                if member.placed is not None and member.placed.report.state in ("stopping", "ended"):
+                    self._drain(member.name)
+            if told is not None:
+                self._scale_by_rule(members, told)
+
+    def _scale_by_rule(self, members: list[Member], told: Told) -> None:
+        stages = {stage: _seen(stage, members) for stage in self._config.served_stages}
+        look = Look(time.monotonic(), told.status.requests.get("queued", 0), told.underruns, stages)
+        for stage, number in self._autoscaler.wanted(look).items():
+            log.info("%s: %d replicas instead of %d", stage, number, stages[stage].replicas)
+            self._set(stage, number)
+
+    async def _look(self) -> tuple[list[Member], Told | None]:
+        names = self._names()
+        gateway = plan.actor_name("gateway", GATEWAYS)
+        told, *placed = await asyncio.gather(
+            answer(gateway, "ask"), *(answer(name, "report") for name in names)
+        )
+        members = [
+            _member(name, place, name in self._draining, told)
+            for name, place in zip(names, placed, strict=True)
+        ]
+        return members, told
+
+
+GRACE_S: Final = 30.0
+"""How much longer than its requests a process may take to end."""
+
+
+def _bounds(config: Config) -> dict[StageName, Bounds]:
+    """Of the stages that are scaled by the rule."""
+    places = {stage: config.place(stage) for stage in config.served_stages}
+    return {
+        stage: Bounds(place.min_replicas, place.max_replicas, plan.batch_of(config, stage))
+        for stage, place in places.items()
+        if place.max_replicas is not None
+    }
+
+
+def _member(name: str, placed: Placed | None, draining: bool, told: Told | None) -> Member:
+    kind = plan.kind_of(name) or "gateway"
+    ready, requests = False, 0
+    if placed is not None and told is not None:
+        ready, requests = _state(placed, told.status)
+    return Member(name, kind, draining, placed, ready, requests)
+
+
+def _state(placed: Placed, status: StatusReport) -> tuple[bool, int]:
+    """Whether a process is ready, and its requests, as its gateway has it."""
+    if placed.kind == "gateway":
+        return status.gateway.pid == placed.report.pid, 0
+    for stage in status.stages:
+        at = (stage.inbox or "").removeprefix("tcp://").rpartition(":")[0].strip("[]")
+        if (stage.name, stage.pid, at) == (placed.kind, placed.report.pid, placed.host):
+            return stage.state == "ready", stage.load.running + stage.load.waiting
+    return False, 0
+
+
+def _seen(stage: StageName, members: list[Member]) -> StageLook:
+    ours = [member for member in members if member.kind == stage and not member.draining]
+    return StageLook(len(ours), sum(each.ready for each in ours), sum(each.requests for each in ours))

@@ -1,0 +1,195 @@
+"""What each process of the stack needs on a Ray cluster: resources, settings, addresses."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import yaml
+
+from omnirelay.errors import ConfigError
+from shared.config import ENV_PREFIX, Config, EngineConfig, ProcessPlace, SynthesisEngineConfig
+from shared.config.values import is_local
+from shared.messages import STAGES, StageName
+
+Kind = Literal["gateway", "thinker", "talker", "token2wav"]
+KINDS: Final[tuple[Kind, ...]] = ("gateway", *STAGES)
+MODULES: Final[dict[Kind, str]] = {
+    "gateway": "gateway",
+    "thinker": "services.thinker",
+    "talker": "services.talker",
+    "token2wav": "services.token2wav",
+}
+"""What a process runs, ``python -m MODULE``."""
+GATEWAYS: Final = 1
+"""Gateways of a stack."""
+DEFAULT_CPUS: Final = 1.0
+
+
+def check(config: Config) -> None:
+    """Check what holds on one machine and not on many.
+
+    Raises:
+        ConfigError: A setting means nothing on another node, or would be wrong there; all are listed.
+    """
+    gateway = config.gateway
+    problems = []
+    if config.model is None:
+        problems.append("model is not set: name a directory that every node has, or an id on the hub")
+    files = {
+        "model": config.model if config.model and Path(config.model).is_dir() else None,
+        "gateway.api_keys": gateway.api_keys,
+        "gateway.tls.certificate": gateway.tls.certificate,
+        "gateway.tls.key": gateway.tls.key,
+    }
+    problems += [
+        f"{key} {path} is relative: nodes have working directories of their own"
+        for key, path in files.items()
+        if path is not None and not os.path.isabs(path)
+    ]
+    problems += [
+        f"{key} {address} is for processes of one machine: use tcp://HOST:PORT"
+        for key, address in config.inner_addresses().items()
+        if address.startswith("ipc://")
+    ]
+    if config.share_gpus:
+        problems.append("share_gpus is for stages of one machine: Ray gives each replica GPUs of its own")
+    for stage in config.served_stages:
+        problems += _of_stage(config, stage)
+    if problems:
+        raise ConfigError(f"the configuration does not fit a cluster: {'; '.join(problems)}")
+
+
+def _of_stage(config: Config, stage: StageName) -> list[str]:
+    settings, place, problems = config.stage(stage), config.place(stage), []
+    if settings.devices is not None:
+        problems.append(
+            f"stages.{stage}.devices is set: Ray chooses the GPUs, cluster.{stage}.gpus their number"
+        )
+    if settings.advertise is not None:
+        problems.append(f"stages.{stage}.advertise is set: each replica has an address of its own")
+    devices = devices_of(config, stage)
+    if place.gpus not in (None, 0, devices):
+        problems.append(f"cluster.{stage}.gpus must be 0 or {devices}, the devices that share its model")
+    highest = place.max_replicas or settings.replicas
+    if not place.min_replicas <= settings.replicas <= highest:
+        problems.append(
+            f"stages.{stage}.replicas must be within cluster.{stage}.min_replicas and max_replicas"
+        )
+    return problems
+
+
+def devices_of(config: Config, stage: StageName) -> int:
+    """The devices that share a replica's model."""
+    engine = _engine(config, stage)
+    return engine.tensor_parallel_size if isinstance(engine, EngineConfig) else 1
+
+
+def batch_of(config: Config, stage: StageName) -> int:
+    """The most requests that a replica computes at once."""
+    return _engine(config, stage).max_num_seqs
+
+
+def _engine(config: Config, stage: StageName) -> SynthesisEngineConfig:
+    stages = config.stages
+    return {
+        "thinker": stages.thinker.engine,
+        "talker": stages.talker.engine,
+        "token2wav": stages.token2wav.engine,
+    }[stage]
+
+
+def settings_text(config: Config) -> str:
+    """The configuration as the YAML that processes on other nodes read, environment overrides included."""
+    return yaml.safe_dump(config.model_dump(mode="json", exclude_defaults=True))
+
+
+def resources_of(config: Config, kind: Kind, gpus_there: bool) -> dict[str, Any]:
+    """What Ray reserves for a process, as options of an actor.
+
+    An actor is on one node with all that it reserves, so the GPUs of a replica are together.
+
+    Args:
+        config: The stack's.
+        kind: The process.
+        gpus_there: The cluster has GPUs.
+    """
+    place: ProcessPlace = config.cluster.gateway
+    threads, gpus = None, 0
+    if kind != "gateway":
+        place = config.place(kind)
+        threads = config.stage(kind).threads
+        devices = devices_of(config, kind) if gpus_there else 0
+        gpus = devices if config.place(kind).gpus is None else config.place(kind).gpus or 0
+    reserved: dict[str, Any] = {"num_cpus": place.cpus or threads or DEFAULT_CPUS, "num_gpus": gpus}
+    if place.memory_bytes is not None:
+        reserved["memory"] = place.memory_bytes
+    if place.resources:
+        reserved["resources"] = dict(place.resources)
+    return reserved
+
+
+def actor_name(kind: Kind, number: int) -> str:
+    """The name of a process in the cluster, ``talker-2``."""
+    return f"{kind}-{number}"
+
+
+def kind_of(actor: str) -> Kind | None:
+    """The kind of process that an actor of this name runs; None for others."""
+    name, _, number = actor.rpartition("-")
+    return next((kind for kind in KINDS if kind == name and number.isdecimal()), None)
+
+
+def number_of(actor: str) -> int:
+    """The number in an actor's name."""
+    return int(actor.rpartition("-")[2])
+
+
+def at_host(address: str, host: str, port: int | None = None) -> str:
+    """An address with a node's host in place of its own, and another port if one is given."""
+    return f"tcp://{_bracketed(host)}:{port or address.rpartition(':')[2]}"
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def gateway_addresses(config: Config, host: str) -> dict[str, str]:
+    """Where a gateway on a node meets the stages, as variables for it and for them."""
+    return {
+        f"{ENV_PREFIX}GATEWAY__EVENTS": at_host(config.gateway.events, host),
+        f"{ENV_PREFIX}GATEWAY__CONTROL": at_host(config.gateway.control, host),
+    }
+
+
+def stage_addresses(config: Config, stage: StageName, host: str, http_port: int) -> dict[str, str]:
+    """Where a replica on a node listens, as variables for it; its inbox takes a free port."""
+    prefix = f"{ENV_PREFIX}STAGES__{stage.upper()}__"
+    found = {f"{prefix}INBOX": f"tcp://{_bracketed(host)}:*"}
+    address = config.stage(stage).http
+    if address is not None:
+        # Prometheus on another machine may read it only where the configuration says so.
+        where = "127.0.0.1" if is_local(address) else host
+        found[f"{prefix}HTTP"] = at_host(address, where, http_port)
+    return found
+
+
+def client_addresses(config: Config, host: str) -> dict[str, str]:
+    """Where clients reach a gateway on a node, by protocol."""
+    secure = config.gateway.tls.certificate is not None
+    served = {
+        "tls" if secure else "tcp": config.gateway.listen,
+        "https" if secure else "http": config.gateway.http,
+    }
+    return {
+        scheme: (address if is_local(address) else at_host(address, host)).replace("tcp:", f"{scheme}:", 1)
+        for scheme, address in served.items()
+        if address is not None
+    }
+
+
+def without_ours(environment: Mapping[str, str]) -> dict[str, str]:
+    """A node's environment without overrides of the configuration, which came with the settings."""
+    return {
+        key: value for key, value in environment.items() if not key.startswith((ENV_PREFIX, "OMNI_MODEL"))
+    }

@@ -1,0 +1,145 @@
+"""Runs one process of the stack, and starts it again when it ends or its gateway has another address."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from ops.child import Child
+from ops.console import console
+
+POLL_S: Final = 1.0
+"""Time between two looks at the gateway's address."""
+FIRST_PAUSE_S: Final = 1.0
+LONGEST_PAUSE_S: Final = 30.0
+"""Pauses before a process is started again double from the first to the longest."""
+STEADY_S: Final = 60.0
+"""A process that ran for so long is started again after the first pause."""
+STOP_S: Final = 8.0
+"""Time for a process to stop by itself once no request is left; then it is killed."""
+
+State = Literal["waiting", "running", "stopping", "ended"]
+"""Of a process: not started for want of a gateway, running, told to end, ended as it was told."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Report:
+    """A process as its supervisor sees it.
+
+    Attributes:
+        state: What it does.
+        pid: Its id; None before it was started.
+        restarts: How often it was started again.
+        ending: How it ended the last time, in words; empty before.
+        tail: Its last lines of output.
+    """
+
+    state: State
+    pid: int | None
+    restarts: int
+    ending: str
+    tail: tuple[str, ...]
+
+
+class Supervisor:
+    """One process, until it is told to stop.
+
+    Args:
+        name: What its output goes by.
+        command: The program and its arguments.
+        own: Gives environment variables of its own, asked before each start.
+        wiring: Gives those that tell where its gateways are; None while there are none.  When they change,
+            the process is stopped and another one is started.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        own: Callable[[], Mapping[str, str]],
+        wiring: Callable[[], Awaitable[Mapping[str, str] | None]],
+    ) -> None:
+        self._name = name
+        self._command = command
+        self._own = own
+        self._wiring = wiring
+        self._child: Child | None = None
+        self._starts = 0
+        self._ending = ""
+        self._stopping = asyncio.Event()
+        self._over = False
+
+    def report(self) -> Report:
+        """The process as it is now."""
+        child = self._child
+        state: State = "running" if child is not None and child.alive else "waiting"
+        if self._stopping.is_set():
+            state = "ended" if self._over else "stopping"
+        pid, tail = (None, ()) if child is None else (child.pid, tuple(child.tail))
+        return Report(state, pid, max(0, self._starts - 1), self._ending, tail)
+
+    async def run(self) -> None:
+        """Run it until :meth:`stop`."""
+        pause = FIRST_PAUSE_S
+        try:
+            while not self._stopping.is_set():
+                wiring = await self._wiring()
+                if wiring is None:
+                    await self._rest(POLL_S)
+                    continue
+                began = time.monotonic()
+                self._starts += 1
+                self._child = await Child.start(
+                    self._name, self._command, console.show, {**self._own(), **wiring}
+                )
+                moved = await self._watch(self._child, wiring)
+                self._ending = self._child.ending
+                if self._stopping.is_set():
+                    return
+                log.warning("%s %s: it is started again", self._name, self._ending)
+                if time.monotonic() - began > STEADY_S or moved:
+                    pause = FIRST_PAUSE_S
+                if not moved:
+                    await self._rest(pause)
+                    pause = min(2 * pause, LONGEST_PAUSE_S)
+        finally:
+            self._over = True
+
+    async def stop(self, grace_s: float) -> None:
+        """Tell it to finish its requests and end; kill it when it has not in time.
+
+        Args:
+            grace_s: How long its requests may take.
+        """
+        self._stopping.set()
+        child = self._child
+        if child is not None:
+            await _end(child, grace_s + STOP_S)
+
+    async def _watch(self, child: Child, wiring: Mapping[str, str]) -> bool:
+        """Wait for its end; True if it was ended because its gateway has another address."""
+        while not await child.wait(POLL_S):
+            now = None if self._stopping.is_set() else await self._wiring()
+            if now is not None and now != wiring and not self._stopping.is_set():
+                log.warning("%s: the gateway is elsewhere, so it is started again", self._name)
+                await _end(child, STOP_S)
+                return True
+        return False
+
+    async def _rest(self, seconds: float) -> None:
+        """Wait, but not beyond :meth:`stop`."""
+        stopping = asyncio.create_task(self._stopping.wait())
+        await asyncio.wait([stopping], timeout=seconds)
+        stopping.cancel()
+
+
+async def _end(child: Child, within_s: float) -> None:
+    child.terminate()
+    if not await child.wait(within_s):
+        log.warning("%s did not stop within %.0f s: killed", child.name, within_s)
+        child.kill()
+        await child.wait()
