@@ -71,7 +71,9 @@ class Cluster:
 
         gpus_there = self._ray.cluster_resources().get("GPU", 0) > 0
         try:
-            options = self._ray.remote(Controller).options(name=NAME, num_cpus=0, **ACTOR)
+            options = self._ray.remote(Controller).options(
+                name=NAME, num_cpus=0, max_task_retries=-1, **ACTOR
+            )
             controller = options.remote(settings, keys, gpus_there)
         except ValueError as error:
             raise ClusterError(

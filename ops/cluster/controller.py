@@ -1,7 +1,6 @@
 """The actor that owns the numbers of replicas: starts them, scales them, lets them finish."""
 
 import asyncio
-import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,12 +16,15 @@ from ops.cluster.autoscaling import Autoscaler, Bounds, Look, StageLook
 from ops.cluster.gateway import Told
 from ops.cluster.keys import KeyFiles, keys_for
 from ops.cluster.plan import GATEWAYS, Kind
+from ops.console import announce
 from shared.config import Config
 from shared.messages import StageName
 
 NAME: Final = "controller"
 LOOK_S: Final = 2.0
 """Time between two looks at the stack."""
+GRACE_S: Final = 30.0
+"""How much longer than its requests a process may take to end."""
 ACTOR: Final[dict[str, Any]] = {
     "namespace": NAMESPACE,
     "lifetime": "detached",
@@ -30,8 +32,6 @@ ACTOR: Final[dict[str, Any]] = {
     "scheduling_strategy": "SPREAD",
 }
 """Options of all actors: they outlive the command, come back elsewhere, and are spread over the nodes."""
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -79,12 +79,14 @@ class Controller:
         self._tending = asyncio.create_task(self._tend())
 
     async def start(self) -> None:
-        """Start all processes."""
-        for number in range(1, GATEWAYS + 1):
-            self._create("gateway", number)
-        for stage in self._config.served_stages:
-            for number in range(1, self._config.stage(stage).replicas + 1):
-                self._create(stage, number)
+        """Start all processes; those that a controller lost meanwhile has started stay as they are."""
+        there = self._names()
+        numbers: dict[Kind, int] = {"gateway": GATEWAYS}
+        numbers |= {stage: self._config.stage(stage).replicas for stage in self._config.served_stages}
+        for kind, count in numbers.items():
+            for number in range(1, count + 1):
+                if plan.actor_name(kind, number) not in there:
+                    self._create(kind, number)
 
     async def settings(self) -> str:
         """The stack's configuration, in YAML."""
@@ -122,7 +124,7 @@ class Controller:
         launch = Launch(kind, name, self._settings, keys_for(kind, self._keys))
         reserved = plan.resources_of(self._config, kind, self._gpus_there)
         ray.remote(ProcessActor).options(name=name, **ACTOR, **reserved).remote(launch)
-        log.info("%s is to be placed", name)
+        announce(f"{name} is to be placed")
 
     def _set(self, stage: StageName, number: int) -> None:
         """Create replicas under new numbers, or drain the newest ones."""
@@ -140,7 +142,7 @@ class Controller:
 
     async def _end(self, name: str) -> None:
         """Let a process finish its requests, and free its resources."""
-        log.info("%s is to end", name)
+        announce(f"{name} is to end")
         kind = plan.kind_of(name)
         grace_s = self._config.gateway.drain_s
         if kind is not None and kind != "gateway":
@@ -149,7 +151,7 @@ class Controller:
         try:
             ray.kill(ray.get_actor(name, namespace=NAMESPACE), no_restart=True)
         except ValueError:
-            log.info("%s is gone already", name)
+            announce(f"{name} is gone already")
 
     async def _tend(self) -> None:
         while True:
@@ -168,7 +170,7 @@ class Controller:
         stages = {stage: _seen(stage, members) for stage in self._config.served_stages}
         look = Look(time.monotonic(), told.status.requests.get("queued", 0), told.underruns, stages)
         for stage, number in self._autoscaler.wanted(look).items():
-            log.info("%s: %d replicas instead of %d", stage, number, stages[stage].replicas)
+            announce(f"{stage}: {number} replicas instead of {stages[stage].replicas}")
             self._set(stage, number)
 
     async def _look(self) -> tuple[list[Member], Told | None]:
@@ -182,10 +184,6 @@ class Controller:
             for name, place in zip(names, placed, strict=True)
         ]
         return members, told
-
-
-GRACE_S: Final = 30.0
-"""How much longer than its requests a process may take to end."""
 
 
 def _bounds(config: Config) -> dict[StageName, Bounds]:

@@ -1,14 +1,13 @@
 """Runs one process of the stack, and starts it again when it ends or its gateway has another address."""
 
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
 from ops.child import Child
-from ops.console import console
+from ops.console import announce, console
 
 POLL_S: Final = 1.0
 """Time between two looks at the gateway's address."""
@@ -22,8 +21,6 @@ STOP_S: Final = 8.0
 
 State = Literal["waiting", "running", "stopping", "ended"]
 """Of a process: not started for want of a gateway, running, told to end, ended as it was told."""
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -100,7 +97,7 @@ class Supervisor:
                 self._ending = self._child.ending
                 if self._stopping.is_set():
                     return
-                log.warning("%s %s: it is started again", self._name, self._ending)
+                announce(f"{self._name} {self._ending}: it is started again")
                 if time.monotonic() - began > STEADY_S or moved:
                     pause = FIRST_PAUSE_S
                 if not moved:
@@ -125,7 +122,7 @@ class Supervisor:
         while not await child.wait(POLL_S):
             now = None if self._stopping.is_set() else await self._wiring()
             if now is not None and now != wiring and not self._stopping.is_set():
-                log.warning("%s: the gateway is elsewhere, so it is started again", self._name)
+                announce(f"{self._name}: the gateway is elsewhere, so it is started again")
                 await _end(child, STOP_S)
                 return True
         return False
@@ -140,6 +137,6 @@ class Supervisor:
 async def _end(child: Child, within_s: float) -> None:
     child.terminate()
     if not await child.wait(within_s):
-        log.warning("%s did not stop within %.0f s: killed", child.name, within_s)
+        announce(f"{child.name} did not stop within {within_s:.0f} s: killed")
         child.kill()
         await child.wait()

@@ -1,0 +1,211 @@
+"""``omnirelay cluster`` on a real Ray cluster of four nodes: placement, scaling, lost and frozen nodes."""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from omnirelay import Client
+from tests.chaos.streams import Heard, Stream
+from tests.cluster.nodes import CPUS, RayNodes
+from tests.cluster.stack import STREAMS, ClusterStack, differences
+from tests.support.processes import wait_until
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+
+ANSWERS_S = 240.0
+FENCED_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def undisturbed(stack: ClusterStack) -> list[Heard]:
+    """What clients hear when nothing happens."""
+    with Client(stack.address) as client:
+        until = time.monotonic() + ANSWERS_S
+        heard = [stream.result(until) for stream in stack.ask(client)]
+    assert [each.error for each in heard] == [None] * STREAMS
+    return heard
+
+
+@pytest.fixture
+def client(stack: ClusterStack) -> Iterator[Client]:
+    stack.wait_until_ready()
+    with Client(stack.address) as client:
+        yield client
+
+
+def gone(victims: list[psutil.Process]) -> bool:
+    """Whether these very processes have ended, whoever has their ids now."""
+    return not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in victims)
+
+
+def heard_by_all(streams: list[Stream]) -> bool:
+    return all(stream.heard.first_audio for stream in streams)
+
+
+def away_from(stack: ClusterStack, host: str, names: set[str]) -> bool:
+    """Whether these processes are ready on other nodes."""
+    found = stack.processes()
+    return all(found[name].ready and found[name].host != host for name in names)
+
+
+def without_gateway(stack: ClusterStack, nodes: RayNodes) -> tuple[str, set[str]]:
+    """The node of token2wav, which never is the gateway's; and what runs there."""
+    found = stack.processes()
+    host = found["token2wav-1"].host
+    assert host is not None
+    assert nodes.can_be_killed(host)
+    assert found["gateway-1"].host != host
+    return host, {each.name for each in found.values() if each.host == host}
+
+
+def test_processes_are_placed_where_there_is_room_and_listen_there(
+    stack: ClusterStack, undisturbed: list[Heard]
+) -> None:
+    found = stack.processes()
+    assert sorted(found) == ["gateway-1", "talker-1", "thinker-1", "token2wav-1"]
+    assert max(Counter(each.host for each in found.values()).values()) <= CPUS
+    assert found["gateway-1"].host != found["token2wav-1"].host
+    listening = {
+        f"{each.name}-1": (each.inbox or "").removeprefix("tcp://").rpartition(":")[0]
+        for each in stack.status().stages
+    }
+    assert listening == {name: found[name].host for name in listening}
+
+
+def test_a_second_stack_is_refused(stack: ClusterStack) -> None:
+    done = stack.call("up", "--config", str(stack.path))
+    assert done.returncode == 1
+    assert "already runs a stack" in done.stderr
+
+
+class Load:
+    """Eight clients that ask one request after the other."""
+
+    def __init__(self, stack: ClusterStack, undisturbed: list[Heard]) -> None:
+        self.wrong: list[tuple[int, list[str]]] = []
+        self.answers = 0
+        self._stack = stack
+        self._undisturbed = undisturbed
+        self._stopping = threading.Event()
+        self._threads = [threading.Thread(target=self._run, args=(number,)) for number in range(STREAMS)]
+
+    def __enter__(self) -> "Load":
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        for thread in self._threads:
+            thread.join(ANSWERS_S)
+
+    def wait_for_more(self) -> None:
+        """Wait until each client may have had a whole answer since."""
+        before = self.answers
+        wait_until(lambda: self.answers > before + 2 * STREAMS, "more answers", ANSWERS_S)
+
+    def _run(self, number: int) -> None:
+        with Client(self._stack.address) as client:
+            while not self._stopping.is_set():
+                heard = Stream(client, number).result(time.monotonic() + ANSWERS_S)
+                if wrong := heard.differences(self._undisturbed[number]):
+                    self.wrong.append((number, wrong))
+                self.answers += 1
+
+
+def test_scaling_under_load_loses_nothing_and_shares_the_work(
+    stack: ClusterStack, undisturbed: list[Heard]
+) -> None:
+    stack.wait_until_ready()
+    with Load(stack, undisturbed) as load:
+        load.wait_for_more()
+        assert "token2wav: 2 ready" in stack.run("scale", "token2wav=2")
+        found = stack.processes()
+        assert found["token2wav-1"].host != found["token2wav-2"].host
+        load.wait_for_more()
+        steps = {each.pid: each.load.steps for each in stack.status().stages if each.name == "token2wav"}
+        both = [found[f"token2wav-{number}"].pid for number in (1, 2)]
+        assert all(steps[pid] for pid in both if pid is not None)
+        assert "token2wav: 1 ready" in stack.run("scale", "token2wav=1")
+        assert "token2wav-2" not in stack.processes()
+        load.wait_for_more()
+    assert load.wrong == []
+
+
+def test_a_killed_process_is_started_again_where_it_was(
+    stack: ClusterStack, undisturbed: list[Heard], client: Client
+) -> None:
+    before = stack.processes()["talker-1"]
+    streams = stack.ask(client)
+    wait_until(lambda: heard_by_all(streams), "all hear something", ANSWERS_S)
+    psutil.Process(before.pid).kill()
+    assert differences(streams, undisturbed, time.monotonic() + ANSWERS_S) == {}
+    after = stack.wait_until_ready()["talker-1"]
+    assert after.host == before.host
+    assert after.pid != before.pid
+    assert after.restarts == before.restarts + 1
+
+
+def test_a_killed_node_costs_no_answer_and_its_processes_come_back_elsewhere(
+    stack: ClusterStack, nodes: RayNodes, undisturbed: list[Heard], client: Client
+) -> None:
+    host, names = without_gateway(stack, nodes)
+    streams = stack.ask(client)
+    wait_until(lambda: heard_by_all(streams), "all hear something", ANSWERS_S)
+    began = time.monotonic()
+    victims = nodes.kill(host)
+    try:
+        assert differences(streams, undisturbed, time.monotonic() + ANSWERS_S) == {}
+        print(f"{sorted(names)} killed with their node: all answers after {time.monotonic() - began:.1f} s")
+        wait_until(lambda: away_from(stack, host, names), "they are elsewhere", ANSWERS_S)
+        assert gone(victims)
+    finally:
+        nodes.add()
+
+
+def test_a_node_that_comes_back_finds_its_processes_fenced(
+    stack: ClusterStack, nodes: RayNodes, undisturbed: list[Heard], client: Client
+) -> None:
+    host, names = without_gateway(stack, nodes)
+    old = {stack.processes()[name].pid for name in names}
+    streams = stack.ask(client)
+    wait_until(lambda: heard_by_all(streams), "all hear something", ANSWERS_S)
+    victims = nodes.freeze(host)
+    try:
+        assert old <= {each.pid for each in victims}
+        assert differences(streams, undisturbed, time.monotonic() + ANSWERS_S) == {}
+        wait_until(lambda: away_from(stack, host, names), "they are elsewhere", ANSWERS_S)
+        later = stack.ask(client)
+        wait_until(lambda: heard_by_all(later), "all hear something", ANSWERS_S)
+    finally:
+        nodes.thaw(host, victims)
+        nodes.add()
+    # The old processes run again while the new ones work on the same requests.
+    assert differences(later, undisturbed, time.monotonic() + ANSWERS_S) == {}
+    wait_until(lambda: gone(victims), "the old processes have ended", FENCED_S)
+    ours = {each.pid for each in stack.processes().values()}
+    wait_until(
+        lambda: {each.pid for each in stack.status().stages if each.state == "ready"} <= ours,
+        "only the new processes serve",
+        FENCED_S,
+    )
+
+
+def test_a_gateway_that_loses_its_node_is_found_on_another(
+    stack: ClusterStack, nodes: RayNodes, undisturbed: list[Heard]
+) -> None:
+    before = stack.wait_until_ready()["gateway-1"]
+    assert before.host is not None
+    nodes.kill(before.host)
+    try:
+        wait_until(lambda: away_from(stack, before.host or "", {"gateway-1"}), "it is elsewhere", ANSWERS_S)
+        stack.wait_until_ready()
+        with Client(stack.address) as client:
+            streams = stack.ask(client)
+            assert differences(streams, undisturbed, time.monotonic() + ANSWERS_S) == {}
+    finally:
+        nodes.add()
