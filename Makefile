@@ -4,12 +4,13 @@ VENV := $(if $(filter gpu,$(DEVICE)),.venv-gpu,.venv)
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 LISTENER := $(VENV)/.listener
+RAY := $(VENV)/.ray
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 
 .DEFAULT_GOAL := help
 .PHONY: help env demo up test test-long test-chaos test-apart test-compose test-monitoring test-page prometheus chromium
 .PHONY: ip iptables zsh fish chaos fuzz bench bench-gateway simulate profile train check format wheels clean sbom audit
-.PHONY: test-quality quality flite espeak-ng kustomize
+.PHONY: test-quality test-cluster quality flite espeak-ng kustomize
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,6 +27,11 @@ $(READY): pyproject.toml deploy/client/pyproject.toml requirements/torch.lock re
 # The recognizer that listens to speech.
 $(LISTENER): requirements/quality.lock $(READY)
 	@$(BIN)/python -m pip install --quiet --no-input --no-deps --require-hashes -r requirements/quality.lock
+	@touch $@
+
+# What places the processes of `omnirelay cluster`.
+$(RAY): requirements/cluster.lock $(READY)
+	@$(BIN)/python -m pip install --quiet --no-input --no-deps --require-hashes -r requirements/cluster.lock
 	@touch $@
 
 demo: env ## start the stack on the trained checkpoint and ask it three questions
@@ -74,6 +80,9 @@ test-page: env chromium ## test the web page in Chromium, which is installed if 
 
 test-quality: env flite espeak-ng $(LISTENER) ## ask the trained checkpoint held-out questions, and listen: the short form of quality
 	@$(BIN)/python -m pytest --capture=no -m quality tests/quality
+
+test-cluster: env $(RAY) ## the stack on a real Ray cluster of four nodes: placement, scaling, lost and frozen nodes
+	@$(BIN)/python -m pytest --capture=no -m cluster tests/cluster
 
 # ARGS="DIR --count 20 --reference": see `python -m benchmarks.quality --help`.
 quality: env flite espeak-ng $(LISTENER) ## measure how right and how intelligible answers are: a table in benchmarks/results

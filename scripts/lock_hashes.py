@@ -21,7 +21,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
-SETS = (("cpu.lock", "dev.lock"), ("audit.lock",))
+SETS = (("cpu.lock", "dev.lock", "cluster.lock"), ("audit.lock",))
 """Locks that are installed together; versions may differ between these sets."""
 MACHINES = ("x86_64", "aarch64")
 GLIBC = (31, 39)

@@ -29,7 +29,7 @@ SETS = {
 """What is installed together, from which locks."""
 ENVIRONMENTS = {"environment-cpu": ".venv", "environment-gpu": ".venv-gpu"}
 """What was installed, with all that it needed: the GPU set is resolved by pip, and not locked."""
-AUDITED = [*SETS["development"], "gpu.txt", "quality.lock"], ["audit.lock"]
+AUDITED = [*SETS["development"], "gpu.txt", "quality.lock", "cluster.lock"], ["audit.lock"]
 """What is asked about together: one version of each package."""
 FOUND, UNKNOWN = 1, 2
 """Exit statuses: something is known against a package; nobody could be asked."""

