@@ -1,11 +1,12 @@
 """The actor that runs one process of the stack on the node where Ray has placed it."""
 
 import asyncio
+import logging
 import os
 import socket
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,14 +18,17 @@ import yaml
 from ops.cluster import keys, plan
 from ops.cluster.gateway import Told, ask
 from ops.cluster.keys import KeyFiles
+from ops.cluster.members import Placed
 from ops.cluster.plan import GATEWAYS, Kind
-from ops.cluster.supervisor import Report, Supervisor
+from ops.cluster.supervisor import Supervisor
 from shared.config import ENV_PREFIX, Config, load_config
 
 NAMESPACE: Final = "omnirelay"
 """Of our actors in a Ray cluster, which has one stack."""
 ANSWER_S: Final = 5.0
 """How long an actor may take to answer."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -42,27 +46,6 @@ class Launch:
     name: str
     settings: str
     keys: KeyFiles
-
-
-@dataclass(frozen=True)
-class Placed:
-    """A process and where it is.
-
-    Attributes:
-        name: The actor's.
-        kind: The process.
-        node: Ray's id of its node.
-        host: The node's address.
-        actor_pid: The actor's process, the parent of ours.
-        report: The process itself.
-    """
-
-    name: str
-    kind: Kind
-    node: str
-    host: str
-    actor_pid: int
-    report: Report
 
 
 class ProcessActor:
@@ -88,7 +71,7 @@ class ProcessActor:
         self._known: dict[str, Mapping[str, str]] = {}
         command = [sys.executable, "-m", plan.MODULES[launch.kind], "--config", str(path)]
         self._supervisor = Supervisor(launch.name, command, self._own, self._wiring)
-        self._running = asyncio.create_task(self._supervisor.run())
+        self._running = essential(self._supervisor.run())
 
     async def report(self) -> Placed:
         """The process and where it is."""
@@ -98,7 +81,6 @@ class ProcessActor:
             self._launch.kind,
             str(context.get_node_id()),
             self._host,
-            os.getpid(),
             self._supervisor.report(),
         )
 
@@ -114,7 +96,7 @@ class ProcessActor:
         """Let the process finish its requests and end."""
         kind = self._launch.kind
         settings = self._config.gateway if kind == "gateway" else self._config.stage(kind)
-        await self._supervisor.stop(settings.drain_s)
+        self._supervisor.stop(settings.drain_s)
         await self._running
         self._folder.cleanup()
 
@@ -139,12 +121,25 @@ class ProcessActor:
         return self._known.get(name)
 
 
+def essential(work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+    """Start a task without which its actor is of no use: if it fails, the actor ends and is made again."""
+
+    def ended(task: "asyncio.Task[None]") -> None:
+        if not task.cancelled() and task.exception() is not None:
+            log.error("an actor failed", exc_info=task.exception())
+            os._exit(1)
+
+    task = asyncio.create_task(work)
+    task.add_done_callback(ended)
+    return task
+
+
 async def answer(name: str, method: str, within_s: float = ANSWER_S) -> Any:
     """Call a method of an actor; None if it is not there, or does not answer in time."""
     try:
         handle = ray.get_actor(name, namespace=NAMESPACE)
         return await asyncio.wait_for(getattr(handle, method).remote(), within_s)
-    except (ValueError, TimeoutError, ray.exceptions.RayActorError):
+    except (ValueError, TimeoutError, ray.exceptions.RayError):
         # No such actor; one that is being placed; one whose node is gone.
         return None
 

@@ -4,7 +4,7 @@ import argparse
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 import yaml
@@ -14,11 +14,9 @@ from omnirelay.cli.progress import ProgressLine
 from omnirelay.errors import ClusterError, StageStartError
 from ops.cluster import keys, plan
 from ops.cluster.connection import Cluster, connected
+from ops.cluster.members import Member
 from shared.config import Config, load_config
 from shared.messages import StageName
-
-if TYPE_CHECKING:
-    from ops.cluster.controller import Member
 
 POLL_S: Final = 0.5
 MOST_RESTARTS: Final = 3
@@ -93,7 +91,7 @@ def down(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _wait(cluster: Cluster, numbers: Mapping[StageName, int]) -> "list[Member]":
+def _wait(cluster: Cluster, numbers: Mapping[StageName, int]) -> list[Member]:
     """Wait until there are so many ready replicas, and none that drain.
 
     Raises:
@@ -110,11 +108,11 @@ def _wait(cluster: Cluster, numbers: Mapping[StageName, int]) -> "list[Member]":
             if waits != told and not progress.visible:
                 say(f"waiting for {', '.join(waits)}")
                 told = list(waits)
-            _check(members)
+            check(members)
             time.sleep(POLL_S)
 
 
-def waiting_for(members: "Sequence[Member]", numbers: Mapping[StageName, int]) -> list[str]:
+def waiting_for(members: Sequence[Member], numbers: Mapping[StageName, int]) -> list[str]:
     """What is missing until a stack has a ready gateway and these numbers of ready replicas."""
     missing = [
         f"{member.name} (no node with free resources yet)" if member.placed is None else member.name
@@ -130,7 +128,12 @@ def waiting_for(members: "Sequence[Member]", numbers: Mapping[StageName, int]) -
     return missing or ([] if ready["gateway"] else ["the gateway"])
 
 
-def _check(members: "Sequence[Member]") -> None:
+def check(members: Sequence[Member]) -> None:
+    """Check that no process ends repeatedly before it is ready.
+
+    Raises:
+        StageStartError: One does; the message has its last lines.
+    """
     for member in members:
         report = None if member.placed is None else member.placed.report
         if report is not None and not member.ready and report.restarts >= MOST_RESTARTS:
@@ -138,7 +141,7 @@ def _check(members: "Sequence[Member]") -> None:
             raise StageStartError(f"{member.name} {report.ending} again and again; its last lines:{lines}")
 
 
-def describe(members: "Sequence[Member]") -> str:
+def describe(members: Sequence[Member]) -> str:
     """A table of the processes."""
     head = ("process", "state", "node", "pid", "restarts", "requests")
     rows = [head, *(_row(member) for member in members)]
@@ -149,7 +152,7 @@ def describe(members: "Sequence[Member]") -> str:
     return "\n".join(line[: max(columns(), 40)] for line in lines)
 
 
-def _row(member: "Member") -> tuple[str, ...]:
+def _row(member: Member) -> tuple[str, ...]:
     state = "draining" if member.draining else "ready" if member.ready else "starting"
     if member.placed is None:
         return member.name, "waits for a node", "-", "-", "-", "-"

@@ -4,14 +4,12 @@ import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from omnirelay.errors import ClusterError, MissingPackageError
+from ops.cluster.keys import KeyFiles
+from ops.cluster.members import Member
 from shared.messages import StageName
-
-if TYPE_CHECKING:
-    from ops.cluster.controller import Member
-    from ops.cluster.keys import KeyFiles
 
 ANSWER_S: Final = 60.0
 """How long the controller may take to answer: it may have to come back on another node."""
@@ -61,7 +59,7 @@ class Cluster:
     def __init__(self, ray: Any) -> None:
         self._ray = ray
 
-    def create(self, settings: str, keys: "KeyFiles") -> None:
+    def create(self, settings: str, keys: KeyFiles) -> None:
         """Create the controller, and let it start all processes.
 
         Raises:
@@ -85,7 +83,7 @@ class Cluster:
         """The stack's configuration, in YAML."""
         return str(self._call("settings"))
 
-    def members(self) -> "list[Member]":
+    def members(self) -> list[Member]:
         """Every process of the stack."""
         members: list[Member] = self._call("members")
         return members

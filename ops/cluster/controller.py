@@ -3,18 +3,17 @@
 import asyncio
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 import ray
 import yaml
 
-from omnirelay import StatusReport
 from ops.cluster import plan
-from ops.cluster.actors import NAMESPACE, Launch, Placed, ProcessActor, answer
-from ops.cluster.autoscaling import Autoscaler, Bounds, Look, StageLook
+from ops.cluster.actors import NAMESPACE, Launch, ProcessActor, answer, essential
+from ops.cluster.autoscaling import Autoscaler, Bounds, Look
 from ops.cluster.gateway import Told
 from ops.cluster.keys import KeyFiles, keys_for
+from ops.cluster.members import Member, look_at, member
 from ops.cluster.plan import GATEWAYS, Kind
 from ops.console import announce
 from shared.config import Config
@@ -32,27 +31,6 @@ ACTOR: Final[dict[str, Any]] = {
     "scheduling_strategy": "SPREAD",
 }
 """Options of all actors: they outlive the command, come back elsewhere, and are spread over the nodes."""
-
-
-@dataclass(frozen=True)
-class Member:
-    """A process of the stack, as all know it.
-
-    Attributes:
-        name: Its actor's.
-        kind: The process.
-        draining: It was told to go.
-        placed: Where it is; None while Ray looks for a node, or its node does not answer.
-        ready: The gateway has it as ready; a gateway is, when it answers.
-        requests: Those running and waiting there, of a stage.
-    """
-
-    name: str
-    kind: Kind
-    draining: bool
-    placed: Placed | None
-    ready: bool
-    requests: int
 
 
 class Controller:
@@ -76,7 +54,7 @@ class Controller:
             self._config.cluster.scale_up_after_s,
             self._config.cluster.scale_down_after_s,
         )
-        self._tending = asyncio.create_task(self._tend())
+        self._tending = essential(self._tend())
 
     async def start(self) -> None:
         """Start all processes; those that a controller lost meanwhile has started stay as they are."""
@@ -147,7 +125,8 @@ class Controller:
         grace_s = self._config.gateway.drain_s
         if kind is not None and kind != "gateway":
             grace_s = self._config.stage(kind).drain_s
-        await answer(name, "stop", grace_s + GRACE_S)
+        if await answer(name, "report") is not None:
+            await answer(name, "stop", grace_s + GRACE_S)
         try:
             ray.kill(ray.get_actor(name, namespace=NAMESPACE), no_restart=True)
         except ValueError:
@@ -157,17 +136,17 @@ class Controller:
         while True:
             await asyncio.sleep(LOOK_S)
             members, told = await self._look()
-            for name in self._draining.keys() - {member.name for member in members}:
+            for name in self._draining.keys() - {each.name for each in members}:
                 del self._draining[name]
-            for member in members:
+            for each in members:
                 # Told to go by a controller that was lost meanwhile.
-                if member.placed is not None and member.placed.report.state in ("stopping", "ended"):
-                    self._drain(member.name)
+                if each.placed is not None and each.placed.report.state in ("stopping", "ended"):
+                    self._drain(each.name)
             if told is not None:
                 self._scale_by_rule(members, told)
 
     def _scale_by_rule(self, members: list[Member], told: Told) -> None:
-        stages = {stage: _seen(stage, members) for stage in self._config.served_stages}
+        stages = {stage: look_at(stage, members) for stage in self._config.served_stages}
         look = Look(time.monotonic(), told.status.requests.get("queued", 0), told.underruns, stages)
         for stage, number in self._autoscaler.wanted(look).items():
             announce(f"{stage}: {number} replicas instead of {stages[stage].replicas}")
@@ -179,9 +158,11 @@ class Controller:
         told, *placed = await asyncio.gather(
             answer(gateway, "ask"), *(answer(name, "report") for name in names)
         )
+        status = None if told is None else told.status
         members = [
-            _member(name, place, name in self._draining, told)
+            member(name, kind, name in self._draining, place, status)
             for name, place in zip(names, placed, strict=True)
+            if (kind := plan.kind_of(name)) is not None
         ]
         return members, told
 
@@ -194,27 +175,3 @@ def _bounds(config: Config) -> dict[StageName, Bounds]:
         for stage, place in places.items()
         if place.max_replicas is not None
     }
-
-
-def _member(name: str, placed: Placed | None, draining: bool, told: Told | None) -> Member:
-    kind = plan.kind_of(name) or "gateway"
-    ready, requests = False, 0
-    if placed is not None and told is not None:
-        ready, requests = _state(placed, told.status)
-    return Member(name, kind, draining, placed, ready, requests)
-
-
-def _state(placed: Placed, status: StatusReport) -> tuple[bool, int]:
-    """Whether a process is ready, and its requests, as its gateway has it."""
-    if placed.kind == "gateway":
-        return status.gateway.pid == placed.report.pid, 0
-    for stage in status.stages:
-        at = (stage.inbox or "").removeprefix("tcp://").rpartition(":")[0].strip("[]")
-        if (stage.name, stage.pid, at) == (placed.kind, placed.report.pid, placed.host):
-            return stage.state == "ready", stage.load.running + stage.load.waiting
-    return False, 0
-
-
-def _seen(stage: StageName, members: list[Member]) -> StageLook:
-    ours = [member for member in members if member.kind == stage and not member.draining]
-    return StageLook(len(ours), sum(each.ready for each in ours), sum(each.requests for each in ours))

@@ -69,6 +69,7 @@ class Supervisor:
         self._ending = ""
         self._tail: tuple[str, ...] = ()
         self._stopping = asyncio.Event()
+        self._grace_s = 0.0
         self._over = False
 
     def report(self) -> Report:
@@ -108,22 +109,22 @@ class Supervisor:
         finally:
             self._over = True
 
-    async def stop(self, grace_s: float) -> None:
-        """Tell it to finish its requests and end; kill it when it has not in time.
+    def stop(self, grace_s: float) -> None:
+        """Let :meth:`run` end the process: it may finish its requests, and is killed when it is late.
 
         Args:
             grace_s: How long its requests may take.
         """
+        self._grace_s = grace_s
         self._stopping.set()
-        child = self._child
-        if child is not None:
-            await _end(child, grace_s + STOP_S)
 
     async def _watch(self, child: Child, wiring: Mapping[str, str]) -> bool:
-        """Wait for its end; True if it was ended because its gateway has another address."""
+        """Wait for its end, or end it; True if that was because its gateway has another address."""
         while not await child.wait(POLL_S):
-            now = None if self._stopping.is_set() else await self._wiring()
-            if now is not None and now != wiring and not self._stopping.is_set():
+            if self._stopping.is_set():
+                await _end(child, self._grace_s + STOP_S)
+                return False
+            if await self._wiring() not in (None, wiring):
                 announce(f"{self._name}: the gateway is elsewhere, so it is started again")
                 await _end(child, STOP_S)
                 return True

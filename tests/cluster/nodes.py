@@ -18,10 +18,10 @@ NODE: Final = {"num_cpus": CPUS, "num_gpus": 0, "object_store_memory": 80 * 2**2
 SYSTEM: Final = {
     "health_check_initial_delay_ms": 0,
     "health_check_period_ms": 1000,
-    "health_check_timeout_ms": 3000,
+    "health_check_timeout_ms": 5000,
     "health_check_failure_threshold": 3,
 }
-"""A node is given up after about ten seconds of silence, not after a minute."""
+"""A node is given up after about twenty seconds of silence, not after a minute."""
 
 
 class RayNodes:

@@ -106,7 +106,7 @@ class Load:
     def wait_for_more(self) -> None:
         """Wait until each client may have had a whole answer since."""
         before = self.answers
-        wait_until(lambda: self.answers > before + 2 * STREAMS, "more answers", ANSWERS_S)
+        wait_until(lambda: self.answers > before + STREAMS, "more answers", ANSWERS_S)
 
     def _run(self, number: int) -> None:
         with Client(self._stack.address) as client:

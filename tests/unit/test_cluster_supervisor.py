@@ -68,7 +68,7 @@ def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
 async def running(request: pytest.FixtureRequest) -> AsyncIterator[Running]:
     made = Running(getattr(request, "param", OBEDIENT))
     yield made
-    await made.supervisor.stop(0.0)
+    made.supervisor.stop(0.0)
     await asyncio.wait_for(made.task, WITHIN_S)
 
 
@@ -106,7 +106,7 @@ async def test_nothing_is_started_before_there_is_a_gateway() -> None:
     assert made.owns == 0
     made.wired = {"WIRED": "late"}
     await made.said("late 1")
-    await made.supervisor.stop(0.0)
+    made.supervisor.stop(0.0)
     await made.task
 
 
@@ -128,7 +128,7 @@ async def test_a_process_follows_its_gateway_to_another_address(running: Running
 )
 async def test_a_stopped_process_is_not_started_again(running: Running, ending: str) -> None:
     await running.said("first 1")
-    await running.supervisor.stop(0.1)
+    running.supervisor.stop(0.1)
     await asyncio.wait_for(running.task, WITHIN_S)
     report = running.supervisor.report()
     assert (report.state, report.restarts, report.ending) == ("ended", 0, ending)

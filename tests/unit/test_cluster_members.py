@@ -1,0 +1,108 @@
+"""What is known of processes on a cluster, and what a command still waits for."""
+
+import pytest
+
+from omnirelay import StatusReport
+from omnirelay.errors import StageStartError
+from omnirelay.status import GatewayStatus, StageLoad, StageState, StageStatus
+from ops.cluster import commands
+from ops.cluster.autoscaling import StageLook
+from ops.cluster.members import Member, Placed, look_at, member
+from ops.cluster.plan import Kind, kind_of
+from ops.cluster.supervisor import Report, State
+
+
+def placed(
+    name: str, pid: int = 7, host: str = "10.0.0.1", state: State = "running", restarts: int = 0
+) -> Placed:
+    report = Report(state, pid, restarts, "ended with exit status 1", ("broken",))
+    return Placed(name, kind(name), "ab" * 28, host, report)
+
+
+def kind(name: str) -> Kind:
+    found = kind_of(name)
+    assert found is not None
+    return found
+
+
+def status(pid: int = 7, inbox: str = "tcp://10.0.0.1:4000", state: StageState = "ready") -> StatusReport:
+    load = StageLoad(running=2, waiting=3)
+    return StatusReport(
+        gateway=GatewayStatus(pid=3, uptime_s=1.0, peak_memory_bytes=1, model="m"),
+        stages=[StageStatus(name="talker", state=state, pid=pid, inbox=inbox, load=load)],
+        requests={},
+        refused={},
+        dropped_events=0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("told", "ready", "requests"),
+    [
+        (status(), True, 5),
+        (status(state="starting"), False, 5),
+        (status(pid=8), False, 0),
+        (status(inbox="tcp://10.0.0.2:4000"), False, 0),
+        (None, False, 0),
+    ],
+)
+def test_a_stage_is_ready_when_the_gateway_has_this_very_process(
+    told: StatusReport | None, ready: bool, requests: int
+):
+    found = member("talker-1", "talker", False, placed("talker-1"), told)
+    assert (found.ready, found.requests) == (ready, requests)
+
+
+def test_an_address_of_ipv6_is_that_of_its_node():
+    there = placed("talker-1", host="fd00::7")
+    assert member("talker-1", "talker", False, there, status(inbox="tcp://[fd00::7]:4000")).ready
+
+
+def test_a_gateway_is_ready_when_it_answers_itself():
+    assert member("gateway-1", "gateway", False, placed("gateway-1", pid=3), status()).ready
+    assert not member("gateway-1", "gateway", False, placed("gateway-1", pid=4), status()).ready
+
+
+def known(name: str, ready: bool = True, draining: bool = False, requests: int = 0) -> Member:
+    return Member(name, kind(name), draining, placed(name), ready, requests)
+
+
+def test_replicas_that_drain_count_for_nothing_when_a_stage_is_scaled():
+    members = [known("talker-1", requests=2), known("talker-2", False), known("talker-3", True, True, 9)]
+    assert look_at("talker", [*members, known("thinker-1", requests=5)]) == StageLook(2, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("members", "missing"),
+    [
+        ([known("gateway-1"), known("talker-1")], []),
+        ([known("gateway-1"), known("talker-1"), known("thinker-1", ready=False)], []),
+        ([known("talker-1")], ["the gateway"]),
+        ([known("gateway-1", ready=False), known("talker-1")], ["gateway-1"]),
+        ([known("gateway-1")], ["talker"]),
+        ([known("gateway-1"), known("talker-1"), known("talker-2", draining=True)], ["the end of talker-2"]),
+        (
+            [known("gateway-1"), Member("talker-1", "talker", False, None, False, 0)],
+            ["talker-1 (no node with free resources yet)"],
+        ),
+    ],
+)
+def test_what_a_command_waits_for(members: list[Member], missing: list[str]):
+    assert commands.waiting_for(members, {"talker": 1}) == missing
+
+
+def test_a_process_that_ends_again_and_again_is_reported_with_its_last_lines():
+    broken = Member("talker-1", "talker", False, placed("talker-1", restarts=3), False, 0)
+    with pytest.raises(StageStartError, match=r"(?s)talker-1 ended with exit status 1 .*\[talker-1\] broken"):
+        commands.check([broken])
+    # One that serves may have been killed as often.
+    commands.check([Member("talker-1", "talker", False, placed("talker-1", restarts=9), True, 0)])
+    commands.check([Member("talker-1", "talker", False, placed("talker-1", restarts=2), False, 0)])
+
+
+def test_the_table_has_every_process():
+    waits = Member("talker-2", "talker", False, None, False, 0)
+    text = commands.describe([known("gateway-1"), known("talker-1", requests=4), waits])
+    rows = [line.split() for line in text.splitlines()]
+    assert rows[2] == ["talker-1", "ready", "10.0.0.1", "abababab", "7", "0", "4"]
+    assert "waits for a node" in text
