@@ -22,6 +22,7 @@ LOCKS: Final = {
     "stages": "cpu.lock",
     "torch": "torch.lock",
     "development": "dev.lock",
+    "cluster": "cluster.lock",
 }
 LONGEST: Final = 100
 """Longest name of a licence; longer values are its text."""
@@ -29,6 +30,9 @@ NOT_IN_METADATA: Final = {
     "atheris": "Apache-2.0",
     "espeakng-loader": "MIT",
     "oss-harmony": "Apache-2.0",
+    # Of an extra that is not in the environment.
+    "msgpack": "Apache-2.0",
+    "ray": "Apache-2.0",
     "setuptools": "MIT",
     "cycler": "BSD-3-Clause",
     "kiwisolver": "BSD-3-Clause",
