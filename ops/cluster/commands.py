@@ -1,9 +1,11 @@
 """``omnirelay cluster``: up, status, scale, down."""
 
 import argparse
+import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
 from typing import Final
 
 import msgspec
@@ -54,7 +56,8 @@ def status(arguments: argparse.Namespace) -> int:
     Raises:
         OmniRelayError: There is no stack, or no cluster.
     """
-    with connected(arguments.address) as cluster:
+    # Ray writes of lost nodes to standard output, which may be read as JSON.
+    with redirect_stdout(sys.stderr), connected(arguments.address) as cluster:
         members = cluster.members()
     say(msgspec.json.encode(members).decode() if arguments.json else describe(members))
     return 0

@@ -48,7 +48,6 @@ class Controller:
         self._keys = keys
         self._gpus_there = gpus_there
         self._draining: dict[str, asyncio.Task[None]] = {}
-        self._stopping = False
         self._autoscaler = Autoscaler(
             _bounds(self._config),
             self._config.cluster.scale_up_after_s,
@@ -81,7 +80,6 @@ class Controller:
 
     async def stop(self) -> None:
         """Let the gateway finish all requests, then stop the stages."""
-        self._stopping = True
         self._tending.cancel()
         names = self._names()
         gateways = [name for name in names if plan.kind_of(name) == "gateway"]
@@ -99,6 +97,8 @@ class Controller:
 
     def _create(self, kind: Kind, number: int) -> None:
         name = plan.actor_name(kind, number)
+        # One of this name may have ended a moment ago.
+        self._draining.pop(name, None)
         launch = Launch(kind, name, self._settings, keys_for(kind, self._keys))
         reserved = plan.resources_of(self._config, kind, self._gpus_there)
         ray.remote(ProcessActor).options(name=name, **ACTOR, **reserved).remote(launch)
