@@ -42,8 +42,9 @@ def gone(victims: list[psutil.Process]) -> bool:
     return not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in victims)
 
 
-def heard_by_all(streams: list[Stream]) -> bool:
-    return all(stream.heard.first_audio for stream in streams)
+def midway(streams: list[Stream]) -> bool:
+    """Whether a client hears something, and most have not heard all."""
+    return any(stream.heard.first_audio for stream in streams)
 
 
 def away_from(stack: ClusterStack, host: str, names: set[str]) -> bool:
@@ -141,9 +142,11 @@ def test_a_killed_process_is_started_again_where_it_was(
 ) -> None:
     before = stack.processes()["talker-1"]
     streams = stack.ask(client)
-    wait_until(lambda: heard_by_all(streams), "all hear something", ANSWERS_S)
+    before_loss = stack.status().resumes
+    wait_until(lambda: midway(streams), "somebody hears something", ANSWERS_S)
     psutil.Process(before.pid).kill()
     assert differences(streams, undisturbed, time.monotonic() + ANSWERS_S) == {}
+    assert stack.status().resumes > before_loss
     after = stack.wait_until_ready()["talker-1"]
     assert after.host == before.host
     assert after.pid != before.pid
@@ -155,11 +158,13 @@ def test_a_killed_node_costs_no_answer_and_its_processes_come_back_elsewhere(
 ) -> None:
     host, names = without_gateway(stack, nodes)
     streams = stack.ask(client)
-    wait_until(lambda: heard_by_all(streams), "all hear something", ANSWERS_S)
+    before_loss = stack.status().resumes
+    wait_until(lambda: midway(streams), "somebody hears something", ANSWERS_S)
     began = time.monotonic()
     victims = nodes.kill(host)
     try:
         assert differences(streams, undisturbed, time.monotonic() + ANSWERS_S) == {}
+        assert stack.status().resumes > before_loss
         print(f"{sorted(names)} killed with their node: all answers after {time.monotonic() - began:.1f} s")
         wait_until(lambda: away_from(stack, host, names), "they are elsewhere", ANSWERS_S)
         assert gone(victims)
@@ -173,14 +178,16 @@ def test_a_node_that_comes_back_finds_its_processes_fenced(
     host, names = without_gateway(stack, nodes)
     old = {stack.processes()[name].pid for name in names}
     streams = stack.ask(client)
-    wait_until(lambda: heard_by_all(streams), "all hear something", ANSWERS_S)
+    before_loss = stack.status().resumes
+    wait_until(lambda: midway(streams), "somebody hears something", ANSWERS_S)
     victims = nodes.freeze(host)
     try:
         assert old <= {each.pid for each in victims}
         assert differences(streams, undisturbed, time.monotonic() + ANSWERS_S) == {}
+        assert stack.status().resumes > before_loss
         wait_until(lambda: away_from(stack, host, names), "they are elsewhere", ANSWERS_S)
         later = stack.ask(client)
-        wait_until(lambda: heard_by_all(later), "all hear something", ANSWERS_S)
+        wait_until(lambda: midway(later), "somebody hears something", ANSWERS_S)
     finally:
         nodes.thaw(host, victims)
         nodes.add()
