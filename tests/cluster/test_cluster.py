@@ -43,7 +43,7 @@ def gone(victims: list[psutil.Process]) -> bool:
 
 
 def midway(streams: list[Stream]) -> bool:
-    """Whether a client hears something, and most have not heard all."""
+    """Whether a client hears something by now."""
     return any(stream.heard.first_audio for stream in streams)
 
 
