@@ -8,7 +8,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 
 .DEFAULT_GOAL := help
 .PHONY: help env demo up test test-long test-chaos test-apart test-compose test-monitoring test-page prometheus chromium
-.PHONY: ip iptables zsh fish chaos fuzz bench profile train check format wheels clean sbom audit
+.PHONY: ip iptables zsh fish chaos fuzz bench rehearsal profile train check format wheels clean sbom audit
 .PHONY: test-quality quality flite espeak-ng kustomize
 
 help: ## list the targets
@@ -82,6 +82,10 @@ quality: env flite espeak-ng $(LISTENER) ## measure how right and how intelligib
 # ARGS="--size bench --clients 1 8": see `python -m benchmarks --help`.
 bench: env ## measure beside transformers: tables, JSON and plots in benchmarks/results
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+# ARGS="--size tiny", ARGS="--device cuda": see `python -m benchmarks.rehearsal --help`.
+rehearsal: env ## load random weights of the released 3B's shapes stage by stage, and compare with transformers
+	@$(BIN)/python -m benchmarks.rehearsal $(ARGS)
 
 profile: env ## where a request's time goes, per stage: a picture in benchmarks/results
 	@$(BIN)/python -m benchmarks.profile $(ARGS)

@@ -104,7 +104,7 @@ class _Shards:
     def close(self) -> None:
         """Write the rest and the index; only now it is known how many files there are."""
         self._write()
-        weight_map = {}
+        weight_map: dict[str, str] = {}
         for number, names in enumerate(self._files, start=1):
             file = f"model-{number:05}-of-{len(self._files):05}.safetensors"
             (self._directory / _partial(number)).rename(self._directory / file)

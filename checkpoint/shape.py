@@ -123,8 +123,8 @@ class ThinkerShape:
 class TalkerShape:
     """The talker's text model; its embedding is as wide as the thinker's hidden state.
 
-    ``mrope_sections`` are pairs of rotated values for time, height and width; None for a quarter, and the rest
-    in halves, as the thinker has them.
+    ``mrope_sections`` are pairs of rotated values for time, height and width; None for a quarter, and the
+    rest in halves, as the thinker has them.
     """
 
     hidden_size: int = 96
