@@ -59,7 +59,7 @@ def test_a_stage_that_does_not_fit_into_memory_is_not_loaded(
 ) -> None:
     assert rehearsal.available_bytes() > 0
     monkeypatch.setattr(rehearsal, "available_bytes", lambda: rehearsal.LIBRARIES_BYTES)
-    with pytest.raises(OmniRelayError, match="the thinker needs .* are free"):
+    with pytest.raises(OmniRelayError, match=r"the thinker needs .* are free"):
         rehearsal.require_memory(tiny_checkpoint, "thinker", "cpu")
     rehearsal.require_memory(tiny_checkpoint, "thinker", "cuda")
 
