@@ -39,6 +39,8 @@ class Sampler:
             self._process.kill()
             self._process.wait()
             self._reader.join()
+            if self._process.stdout is not None:
+                self._process.stdout.close()
 
     def tables(self) -> list[Table]:
         """Mean and most of each figure, by GPU."""
