@@ -9,7 +9,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 
 .DEFAULT_GOAL := help
 .PHONY: help env demo up test test-long test-chaos test-apart test-compose test-monitoring test-page prometheus chromium
-.PHONY: ip iptables zsh fish chaos fuzz bench bench-gateway simulate profile train check format wheels clean sbom audit
+.PHONY: ip iptables zsh fish chaos fuzz bench bench-gateway simulate rehearsal gpu profile train check format wheels clean sbom audit
 .PHONY: test-quality test-cluster quality flite espeak-ng kustomize
 
 help: ## list the targets
@@ -98,6 +98,15 @@ bench-gateway: env ## measure the gateway alone, on one core, with thousands of 
 
 simulate: env ## simulate stacks of many replicas with measured step times: tables in benchmarks/results
 	@$(BIN)/python -m benchmarks.simulation $(ARGS)
+
+# ARGS="--size tiny", ARGS="--device cuda": see `python -m benchmarks.rehearsal --help`.
+rehearsal: env ## load random weights of the released 3B's shapes stage by stage, and compare with transformers
+	@$(BIN)/python -m benchmarks.rehearsal $(ARGS)
+
+# ARGS="bare steps", ARGS="--again": see `python -m benchmarks.gpu --help`.
+gpu: ## on a machine with a GPU: right, captured, how fast, kill -9: a report in out/gpu; resumed where it stopped
+	@$(MAKE) --no-print-directory DEVICE=gpu env
+	@.venv-gpu/bin/python -m benchmarks.gpu $(ARGS)
 
 profile: env ## where a request's time goes, per stage: a picture in benchmarks/results
 	@$(BIN)/python -m benchmarks.profile $(ARGS)

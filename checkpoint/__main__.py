@@ -1,4 +1,4 @@
-"""Command line: ``python -m checkpoint DIR [--size tiny|small|bench|speaking] [--seed N]``."""
+"""Command line: ``python -m checkpoint DIR [--size tiny|small|bench|3b|speaking] [--seed N]``."""
 
 import argparse
 import logging
@@ -9,12 +9,13 @@ import torch
 import transformers
 from safetensors import safe_open
 
-from checkpoint import BENCH, SMALL, TINY, write_checkpoint
+from checkpoint import BENCH, SMALL, TINY, write_checkpoint, write_large
 from checkpoint.compact import expand
 from omnirelay.errors import CheckpointError, OmniRelayError
 
 _SIZES = {"tiny": TINY, "small": SMALL, "bench": BENCH}
 _SPEAKING = "speaking"
+_RELEASED_3B = "3b"
 _PACKAGED = Path(__file__).parent / _SPEAKING
 
 
@@ -25,7 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
         description="Write a Qwen2.5-Omni checkpoint: a random one, or the trained one (speaking).",
     )
     parser.add_argument("directory", type=Path, metavar="DIR", help="new, empty, or an earlier checkpoint")
-    parser.add_argument("--size", choices=[*sorted(_SIZES), _SPEAKING], default="tiny")
+    parser.add_argument("--size", choices=[*sorted(_SIZES), _RELEASED_3B, _SPEAKING], default="tiny")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
@@ -38,6 +39,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if options.size == _SPEAKING:
             _write_speaking(options.directory)
+        elif options.size == _RELEASED_3B:
+            write_large(options.directory, seed=options.seed)
         else:
             write_checkpoint(options.directory, _SIZES[options.size], options.seed)
     except (OmniRelayError, OSError) as error:

@@ -23,16 +23,21 @@ _MERGE = 2
 _CLOCK = {"position_id_per_seconds": 25, "seconds_per_chunk": 2}
 
 
-def model_config(shape: CheckpointShape, user_token: int) -> transformers.Qwen2_5OmniConfig:
-    """Return the config of the whole model; every special id of the tokenizer is in it."""
+def model_config(
+    shape: CheckpointShape, user_token: int, dtype: str = "float32"
+) -> transformers.Qwen2_5OmniConfig:
+    """Return the config of the whole model; every special id of the tokenizer is in it.
+
+    ``dtype`` is what the weights are written in.
+    """
     config = transformers.Qwen2_5OmniConfig(
         thinker_config=_thinker(shape, user_token),
         talker_config=_talker(shape),
         token2wav_config={"dit_config": dit_config(shape), "bigvgan_config": bigvgan_config(shape)},
     )
     config.architectures = ["Qwen2_5OmniModel"]
-    # What the weights are written in; without it vLLM would compute in half of it.
-    config.dtype = "float32"
+    # Without it vLLM would compute float32 weights in half of it.
+    config.dtype = dtype
     return config
 
 
@@ -54,15 +59,15 @@ def _ends(shape: CheckpointShape) -> dict[str, int]:
     return {"bos_token_id": ids.im_start, "eos_token_id": ids.im_end, "pad_token_id": ids.end_of_text}
 
 
-def _rope(head_dim: int) -> dict[str, Any]:
-    """Return M-RoPE parameters: a quarter of the frequencies for time, the rest for height and width."""
+def _rope(head_dim: int, sections: tuple[int, int, int] | None = None) -> dict[str, Any]:
+    """Return M-RoPE parameters: by default a quarter of the frequencies for time, the rest in halves."""
     pairs = head_dim // 2
     time = pairs // 4
     height = (pairs - time) // 2
     return {
         "rope_type": "default",
         "rope_theta": ROPE_THETA,
-        "mrope_section": [time, height, pairs - time - height],
+        "mrope_section": list(sections or (time, height, pairs - time - height)),
     }
 
 
@@ -107,7 +112,7 @@ def _thinker(shape: CheckpointShape, user_token: int) -> dict[str, Any]:
             "temporal_patch_size": 2,
             "window_size": 112,
             "out_hidden_size": text.hidden_size,
-            "fullatt_block_indexes": [vision.layers - 1],
+            "fullatt_block_indexes": list(vision.full_attention or (vision.layers - 1,)),
             "tokens_per_second": 25,
         },
     }
@@ -131,7 +136,7 @@ def _talker(shape: CheckpointShape) -> dict[str, Any]:
         "num_key_value_heads": talker.key_value_heads,
         "head_dim": talker.head_dim,
         "max_position_embeddings": talker.max_positions,
-        "rope_parameters": _rope(talker.head_dim),
+        "rope_parameters": _rope(talker.head_dim, talker.mrope_sections),
         "spatial_merge_size": _MERGE,
     }
 
@@ -140,6 +145,7 @@ def dit_config(shape: CheckpointShape) -> dict[str, Any]:
     """Return the config of token2wav's diffusion transformer."""
     dit = shape.dit
     channels = dit.encoder_channels
+    attention = dit.encoder_attention_channels or channels // 2
     return {
         "hidden_size": dit.hidden_size,
         "num_hidden_layers": dit.layers,
@@ -158,9 +164,9 @@ def dit_config(shape: CheckpointShape) -> dict[str, Any]:
         "enc_dim": dit.encoder_size,
         # The last layer takes the three before it side by side.
         "enc_channels": [channels, channels, channels, channels, 3 * channels],
-        "enc_attention_channels": channels // 2,
+        "enc_attention_channels": attention,
         "enc_res2net_scale": 2,
-        "enc_se_channels": channels // 2,
+        "enc_se_channels": attention,
     }
 
 

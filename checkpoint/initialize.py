@@ -23,16 +23,22 @@ def fill(module: nn.Module, generator: torch.Generator) -> None:
     biases are off their neutral values, so that a server that forgets to load one gives other results.
     """
     for layer in module.modules():
-        for name, parameter in layer.named_parameters(recurse=False):
-            parameter.normal_(generator=generator)
-            if isinstance(layer, nn.Embedding):
-                continue
-            if name == "weight" and parameter.dim() > 1:
-                parameter.div_(math.sqrt(_inputs(layer, parameter)))
-            elif name == "weight":
-                parameter.mul_(_NORM_SPREAD).add_(1.0)
-            else:
-                parameter.mul_(_BIAS)
+        fill_layer(layer, generator)
+
+
+@torch.no_grad()
+def fill_layer(layer: nn.Module, generator: torch.Generator) -> None:
+    """Draw the parameters of one layer alone, without those of its children."""
+    for name, parameter in layer.named_parameters(recurse=False):
+        parameter.normal_(generator=generator)
+        if isinstance(layer, nn.Embedding):
+            continue
+        if name == "weight" and parameter.dim() > 1:
+            parameter.div_(math.sqrt(_inputs(layer, parameter)))
+        elif name == "weight":
+            parameter.mul_(_NORM_SPREAD).add_(1.0)
+        else:
+            parameter.mul_(_BIAS)
 
 
 def _inputs(layer: nn.Module, weight: torch.Tensor) -> float:

@@ -121,7 +121,11 @@ class ThinkerShape:
 
 @dataclass(frozen=True)
 class TalkerShape:
-    """The talker's text model; its embedding is as wide as the thinker's hidden state."""
+    """The talker's text model; its embedding is as wide as the thinker's hidden state.
+
+    ``mrope_sections`` are pairs of rotated values for time, height and width; None for a quarter, and the
+    rest in halves, as the thinker has them.
+    """
 
     hidden_size: int = 96
     intermediate_size: int = 192
@@ -130,6 +134,7 @@ class TalkerShape:
     key_value_heads: int = 2
     head_dim: int = 32
     max_positions: int = 8192
+    mrope_sections: tuple[int, int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -147,7 +152,8 @@ class AudioShape:
 class VisionShape:
     """The image and video encoder.
 
-    A picture is scaled to ``fewest_tokens`` to ``most_tokens`` tokens of 28x28 pixels.
+    A picture is scaled to ``fewest_tokens`` to ``most_tokens`` tokens of 28x28 pixels.  Layers of
+    ``full_attention`` see all of it, by default the last one; others see windows.
     """
 
     hidden_size: int = 64
@@ -156,11 +162,16 @@ class VisionShape:
     heads: int = 4
     fewest_tokens: int = 4
     most_tokens: int = 256
+    full_attention: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
 class DiTShape:
-    """The diffusion transformer, from codec ids to a mel spectrogram, and its speaker encoder."""
+    """The diffusion transformer, from codec ids to a mel spectrogram, and its speaker encoder.
+
+    ``encoder_attention_channels`` are those of the speaker encoder's attention and of its squeeze-excitation,
+    by default half of its channels.
+    """
 
     hidden_size: int = 64
     layers: int = 4
@@ -174,6 +185,7 @@ class DiTShape:
     speaker_size: int = 32
     encoder_size: int = 16
     encoder_channels: int = 32
+    encoder_attention_channels: int | None = None
     reference_frames: int = 200
 
 
@@ -265,6 +277,52 @@ BENCH = CheckpointShape(
     vision=SMALL.vision,
     dit=replace(SMALL.dit, hidden_size=512, layers=4, heads=8, embedding_size=512),
     vocoder=SMALL.vocoder,
+)
+# The shapes of Qwen2.5-Omni-3B as released, by the configuration of it that InternLM's XTuner has
+# (Qwen2_5Omni3BConfig); what that leaves out (DiT, vocoder) is what transformers has by default.
+RELEASED_3B = CheckpointShape(
+    vocabulary=replace(RELEASED_VOCABULARY, size=151936),
+    thinker=ThinkerShape(
+        hidden_size=2048,
+        intermediate_size=11008,
+        layers=36,
+        heads=16,
+        key_value_heads=2,
+        max_positions=32768,
+    ),
+    talker=TalkerShape(
+        hidden_size=896,
+        intermediate_size=4864,
+        layers=24,
+        heads=14,
+        key_value_heads=2,
+        head_dim=64,
+        max_positions=32768,
+        mrope_sections=(16, 16, 0),
+    ),
+    audio=AudioShape(hidden_size=1280, intermediate_size=5120, layers=32, heads=20, longest_seconds=300),
+    vision=VisionShape(
+        hidden_size=1280,
+        intermediate_size=3420,
+        layers=32,
+        heads=16,
+        most_tokens=16384,
+        full_attention=(7, 15, 23, 31),
+    ),
+    dit=DiTShape(
+        hidden_size=1024,
+        layers=22,
+        heads=16,
+        head_dim=64,
+        embedding_size=512,
+        look_ahead_layers=(10,),
+        look_backward_layers=(0, 20),
+        speaker_size=192,
+        encoder_size=128,
+        encoder_channels=256,
+        encoder_attention_channels=64,
+    ),
+    vocoder=VocoderShape(channels=1536, kernel_sizes=(3, 7, 11)),
 )
 # The sizes of the checkpoint that `checkpoint.training` makes: answers, and fits into a repository.
 SPEAKING = CheckpointShape(

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -99,42 +100,53 @@ def _replace(directory: Path, complete: Path) -> None:
 
 
 def _write_files(directory: Path, shape: CheckpointShape, seed: int) -> None:
-    with _step("tokenizer"):
+    with step("tokenizer"):
         trained = tokenizer.build_tokenizer(shape.vocabulary)
         tokenizer.write_tokenizer(directory, trained, shape.thinker.max_positions)
     config = model_config(shape, tokenizer.user_id(trained))
-    with _step("layers"), torch.random.fork_rng(devices=[]):
+    with step("layers"), torch.random.fork_rng(devices=[]):
         model = transformers.Qwen2_5OmniForConditionalGeneration(config).eval()
     ids = shape.vocabulary.ids
-    with _step(f"thinker, {language.parameters_of(model.thinker) / 1e6:.1f} million parameters"):
+    with step(f"thinker, {language.parameters_of(model.thinker) / 1e6:.1f} million parameters"):
         words, ends = tokenizer.word_ids(trained), tokenizer.sentence_end_ids(trained)
         language.fill_thinker(model.thinker, ids, words, ends, generator_for(seed, "thinker"))
-    with _step(f"talker, {language.parameters_of(model.talker) / 1e6:.1f} million parameters"):
+    with step(f"talker, {language.parameters_of(model.talker) / 1e6:.1f} million parameters"):
         language.fill_talker(model.talker, shape.dit.codes, generator_for(seed, "talker"))
     voices = {
         name: speech.make_voice(shape.dit, bos_token, generator_for(seed, name))
         for name, bos_token in ids.speakers().items()
     }
-    with _step(f"token2wav, {language.parameters_of(model.token2wav) / 1e6:.1f} million parameters"):
+    with step(f"token2wav, {language.parameters_of(model.token2wav) / 1e6:.1f} million parameters"):
         first = next(iter(voices.values()))
         speech.fill_token2wav(model.token2wav, first, generator_for(seed, "token2wav"))
-    with _step("files"):
+    with step("files"):
         model.save_pretrained(directory)
         # save_pretrained names the class; the released checkpoints name the model, and so do we.
         config.architectures = ["Qwen2_5OmniModel"]
         config.save_pretrained(directory)
         # After save_pretrained, which writes a generation config of its own.
         write_processors(directory, shape)
-        # Not into the file: PyTorch does not tell why one cannot be written.
-        packed = io.BytesIO()
-        torch.save(voices, packed)
-        (directory / "spk_dict.pt").write_bytes(packed.getbuffer())
-        recipe = {"seed": seed, "shape": dataclasses.asdict(shape)}
-        (directory / RECIPE_FILE).write_text(json.dumps(recipe, indent=2) + "\n", encoding="utf-8")
+        write_voices(directory, voices)
+        write_recipe(directory, shape, seed)
+
+
+def write_voices(directory: Path, voices: dict[str, dict[str, Any]]) -> None:
+    """Write ``spk_dict.pt``."""
+    # Not into the file: PyTorch does not tell why one cannot be written.
+    packed = io.BytesIO()
+    torch.save(voices, packed)
+    (directory / "spk_dict.pt").write_bytes(packed.getbuffer())
+
+
+def write_recipe(directory: Path, shape: CheckpointShape, seed: int) -> None:
+    """Write what a checkpoint was made from."""
+    recipe = {"seed": seed, "shape": dataclasses.asdict(shape)}
+    (directory / RECIPE_FILE).write_text(json.dumps(recipe, indent=2) + "\n", encoding="utf-8")
 
 
 @contextmanager
-def _step(what: str) -> Iterator[None]:
+def step(what: str) -> Iterator[None]:
+    """Log how long something took."""
     start = time.monotonic()
     yield
     _logger.info("%s (%.1f s)", what, time.monotonic() - start)

@@ -37,7 +37,7 @@ def _add_checkpoint(commands: "Commands[argparse.ArgumentParser]") -> None:
     parser.add_argument("directory", type=Path, metavar="DIR")
     parser.add_argument(
         "--size",
-        choices=("tiny", "small", "bench", "speaking"),
+        choices=("tiny", "small", "bench", "3b", "speaking"),
         default="tiny",
         help="of a random one, or `speaking`, the trained one (default: tiny)",
     )

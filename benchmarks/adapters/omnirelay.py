@@ -47,24 +47,47 @@ class OmniRelay:
         model: Directory of the checkpoint.
         directory: Where its configuration is written.
         changes: What differs from the defaults in the configuration of stages, by stage.
+        most_clients: Requests that are worked on at once; None for the default.
+        restart: Stages that end are started again, as with ``omnirelay up``; without, they are missed.
     """
 
     name = "omnirelay"
 
-    def __init__(self, model: Path, directory: Path, changes: Changes | None = None) -> None:
+    def __init__(
+        self,
+        model: Path,
+        directory: Path,
+        changes: Changes | None = None,
+        *,
+        most_clients: int | None = None,
+        restart: bool = False,
+    ) -> None:
+        self._restart = restart
         self.pids: dict[str, int] = {}
         self._path = directory / "omnirelay.yaml"
         values = configuration(model, changes or {})
+        if most_clients is not None:
+            values["gateway"]["limits"]["max_active"] = most_clients
+            for stage in values["stages"].values():
+                stage.setdefault("engine", {})["max_num_seqs"] = most_clients
         self._path.write_text(yaml.safe_dump(values), encoding="utf-8")
         self._config = Config.model_validate(values)
         self._stamps = Stamps(directory / "stamps")
         self._closing = AsyncExitStack()
+
+    @property
+    def address(self) -> str:
+        """Where clients ask."""
+        return self._config.gateway.listen
 
     async def __aenter__(self) -> Self:
         """Start the processes, and wait until all are ready."""
         self._closing.enter_context(self._stamps)
         stack = Stack(self._config, self._path, show=lambda *_: None, modules=_MODULES)
         report = await self._closing.enter_async_context(running(stack))
+        if self._restart:
+            watch = asyncio.create_task(stack.watch())
+            self._closing.callback(watch.cancel)
         self.pids = {"gateway": report.gateway.pid}
         for stage in report.stages:
             others = sum(name.startswith(stage.name) for name in self.pids)
@@ -84,16 +107,9 @@ class OmniRelay:
         Raises:
             OmniRelayError: The request failed.
         """
-        request = GenerateRequest(
-            prompt_token_ids=workload.prompt(index),
-            speaker=SPEAKER,
-            seed=SEED,
-            text_sampling=forced(workload.text_tokens),
-            codec_sampling=forced(workload.codec_tokens),
-        )
-        async with AsyncClient(self._config.gateway.listen) as client:
+        async with AsyncClient(self.address) as client:
             sent = time.monotonic()
-            return await self._read(client.chat(request), index, sent, heard)
+            return await self._read(client.chat(request_of(workload, index)), index, sent, heard)
 
     async def _read(
         self, events: AsyncAnswer, index: int, sent: float, heard: asyncio.Future[float] | None
@@ -138,6 +154,17 @@ class OmniRelay:
             for number in range(self._config.stage(stage).replicas):
                 addresses[f"{stage} {number + 1}"] = f"{host}:{int(port) + HTTP_PORTS_APART * number}"
         return await scrape(addresses)
+
+
+def request_of(workload: Workload, index: int) -> GenerateRequest:
+    """The request that asks a prompt of a workload, its lengths forced."""
+    return GenerateRequest(
+        prompt_token_ids=workload.prompt(index),
+        speaker=SPEAKER,
+        seed=SEED,
+        text_sampling=forced(workload.text_tokens),
+        codec_sampling=forced(workload.codec_tokens),
+    )
 
 
 def forced(tokens: int) -> SamplingOverrides:

@@ -5,7 +5,7 @@ from typing import Final
 from omnirelay.cli.output import MIB, mebibytes
 from omnirelay.errors import ConfigError
 from ops.doctor.finding import Findings, ok, problem, warning
-from services.families.sizes import Model, longest, position_bytes, require_one_dtype
+from services.families.sizes import Model, longest, position_bytes, require_divisible, require_one_dtype
 from shared.config import Config
 from shared.engine_defaults import CPU_BLOCK_SIZE, kv_cache_bytes
 from shared.sharing import engine_of, parallel
@@ -40,6 +40,11 @@ def check_cache(config: Config, model: Model, on_cpu: bool) -> Findings:
     for stage, paged in model.paged.items():
         engine = engine_of(config, stage)
         if engine is None:
+            continue
+        try:
+            require_divisible(config, stage, paged)
+        except ConfigError as error:
+            yield problem(CHECK, str(error), "see docs/models.md#a-model-on-several-devices")
             continue
         size, block = kv_cache_bytes(engine, on_cpu), engine.block_size or CPU_BLOCK_SIZE
         positions = longest(config, model, stage)

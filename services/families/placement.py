@@ -7,8 +7,15 @@ from pathlib import Path
 from typing import TypeVar
 
 from services.families.family import Families
-from services.families.known import FAMILIES, read_config
-from services.families.sizes import Model, dtype_of, need_of, read_model, require_one_dtype
+from services.families.known import FAMILIES, family_of, read_config
+from services.families.sizes import (
+    Model,
+    dtype_of,
+    need_of,
+    read_model,
+    require_divisible,
+    require_one_dtype,
+)
 from shared.config import Config, StageConfig
 from shared.devices import Gpu
 from shared.messages import StageName
@@ -35,14 +42,18 @@ def placed(
         The stage's configuration, with its share of a GPU that other processes compute on too.
 
     Raises:
-        ConfigError: The stages on a GPU do not fit on it, or thinker and talker have unequal dtypes.
+        ConfigError: The stages on a GPU do not fit on it, or thinker and talker have unequal dtypes,
+            or ``tensor_parallel_size`` does not divide the model.
         CheckpointError: Their sizes cannot be read.
         StageStartError: Stages cannot compute on this platform.
     """
     from shared.vllm.environment import inherited_devices  # noqa: PLC0415 - after the environment is prepared
     from shared.vllm.gpus import loading_alone, visible_gpus  # noqa: PLC0415
 
-    require_one_dtype(config, dtype_of(read_config(directory)))
+    told = read_config(directory)
+    require_one_dtype(config, dtype_of(told))
+    if parallel(config, name) > 1:
+        require_divisible(config, name, family_of(told, families).paged(told)[name])
     gpus = visible_gpus()[: parallel(config, name)]
     if gpus and config.share_gpus:
         share = share_of(config, name, read_model(directory, families), gpus, inherited_devices())

@@ -95,6 +95,29 @@ def require_one_dtype(config: Config, dtype: str) -> None:
         )
 
 
+def require_divisible(config: Config, stage: StageName, paged: Paged) -> None:
+    """Check that a stage's model can be divided among as many workers as are asked for.
+
+    Args:
+        config: The stack's.
+        stage: The stage.
+        paged: What the checkpoint says of its model.
+
+    Raises:
+        ConfigError: It cannot.
+    """
+    workers = parallel(config, stage)
+    reasons = [f"its {name} are {size}" for name, size in paged.divided.items() if size % workers]
+    shared = paged.key_value_heads
+    if shared and shared % workers and workers % shared:
+        reasons.append(f"its key-value heads are {shared}, which is neither a multiple nor a divisor")
+    if reasons:
+        raise ConfigError(
+            f"stages.{stage}.engine.tensor_parallel_size is {workers}, which does not divide the model: "
+            f"{'; '.join(reasons)}"
+        )
+
+
 def weight_bytes(config: Config, model: Model, stage: StageName) -> int:
     """What a stage's weights take when they are loaded."""
     packed = model.weights.packed.get(stage, 0)

@@ -1,6 +1,7 @@
 """How the stages divide the memory of one GPU."""
 
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,17 @@ from hypothesis import strategies as st
 from omnirelay.errors import ConfigError
 from services.families.family import Paged
 from services.families.placement import placed, share_of
-from services.families.sizes import Model, longest, position_bytes, read_model, require_one_dtype
+from services.families.sizes import (
+    Model,
+    longest,
+    position_bytes,
+    read_model,
+    require_divisible,
+    require_one_dtype,
+)
 from shared.config import Config
 from shared.devices import Gpu
-from shared.messages import STAGES
+from shared.messages import STAGES, StageName
 from shared.model_files import Weights
 from shared.sharing import USABLE, Need, divide, stages_on
 from shared.vllm import gpus as gpus_module
@@ -190,3 +198,31 @@ def test_engines_load_one_after_the_other_on_a_gpu(monkeypatch, tmp_path: Path, 
     thread.join(60)
     assert order == ["first", "second"]
     assert "waiting for another engine" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("stage", "workers", "told"),
+    [
+        (
+            "thinker",
+            3,
+            r"thinker\.engine\.tensor_parallel_size is 3.*heads are 4; .*audio.*; .*image",
+        ),
+        ("talker", 3, r"stages\.talker\.engine\.tensor_parallel_size is 3.*key-value heads are 2"),
+    ],
+)
+def test_a_model_that_cannot_be_divided_so_is_refused_before_anything_is_loaded(
+    stage: StageName, workers: int, told: str, tiny_checkpoint: Path
+):
+    config = configured(**{stage: {"engine": {"tensor_parallel_size": workers}}})
+    with pytest.raises(ConfigError, match=told):
+        placed(config, stage, config.stage(stage), tiny_checkpoint).__enter__()
+
+
+@pytest.mark.parametrize(("workers", "divides"), [(1, True), (2, True), (7, False), (14, True), (4, False)])
+def test_key_value_heads_are_divided_or_shared(workers: int, divides: bool):
+    # The released 3B talker's heads.
+    paged = Paged(32_768, 0, 0, {"attention heads": 14}, 2)
+    config = configured(talker={"engine": {"tensor_parallel_size": workers}})
+    with nullcontext() if divides else pytest.raises(ConfigError, match="does not divide"):
+        require_divisible(config, "talker", paged)

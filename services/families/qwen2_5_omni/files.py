@@ -25,6 +25,15 @@ WEIGHTS: Final[Mapping[StageName, str]] = {
 }
 
 
+_TEXT_DIVIDED: Final = {
+    "num_attention_heads": "attention heads",
+    "intermediate_size": "feed-forward columns",
+}
+_AUDIO_DIVIDED: Final = {"encoder_attention_heads": "audio encoder's heads"}
+_VISION_DIVIDED: Final = {"num_heads": "image encoder's heads"}
+"""Sizes that ``tensor_parallel_size`` must divide, and what errors call them."""
+
+
 def is_of_another(stage: StageName, name: str) -> bool:
     """Whether a tensor of a checkpoint belongs to another stage; files of nothing else are not loaded."""
     return name.startswith(tuple(f"{prefix}." for other, prefix in WEIGHTS.items() if other != stage))
@@ -54,15 +63,33 @@ def paged(config: Mapping[str, Any]) -> dict[StageName, Paged]:
         width = int(thinker["hidden_size"])
         heads = int(thinker["num_attention_heads"])
         return {
-            "thinker": _paged(thinker, thinker.get("head_dim") or width // heads, width),
+            "thinker": _paged(
+                thinker,
+                thinker.get("head_dim") or width // heads,
+                width,
+                _sizes(config["thinker_config"].get("audio_config"), _AUDIO_DIVIDED)
+                | _sizes(config["thinker_config"].get("vision_config"), _VISION_DIVIDED),
+            ),
             "talker": _paged(talker, talker["head_dim"], talker["embedding_size"]),
         }
     except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
         raise CheckpointError(f"config.json lacks a value, or has a strange one: {error!r}") from error
 
 
-def _paged(config: Mapping[str, Any], head_dim: int, row: int) -> Paged:
-    keys_and_values = (
-        2 * int(config["num_hidden_layers"]) * int(config["num_key_value_heads"]) * int(head_dim)
+def _paged(
+    config: Mapping[str, Any], head_dim: int, row: int, divided: Mapping[str, int] | None = None
+) -> Paged:
+    key_value_heads = int(config["num_key_value_heads"])
+    keys_and_values = 2 * int(config["num_hidden_layers"]) * key_value_heads * int(head_dim)
+    return Paged(
+        int(config["max_position_embeddings"]),
+        keys_and_values + int(row),
+        int(row),
+        _sizes(config, _TEXT_DIVIDED) | dict(divided or {}),
+        key_value_heads,
     )
-    return Paged(int(config["max_position_embeddings"]), keys_and_values + int(row), int(row))
+
+
+def _sizes(config: Mapping[str, Any] | None, names: Mapping[str, str]) -> dict[str, int]:
+    """The sizes that a part of ``config.json`` has; it may leave to transformers' defaults what they are."""
+    return {name: int(config[key]) for key, name in names.items() if config and key in config}

@@ -15,7 +15,6 @@ import torch
 
 from ops.doctor import checkpoint
 from ops.doctor.finding import Finding
-from services.families.family import Paged
 from services.families.sizes import Model
 from shared.config import DEFAULT_CHECKPOINT, Config
 from tests.gateway.doctor.model_files import CONFIG, INDEX, SHARDS, write_model, write_weights
@@ -41,7 +40,8 @@ def test_a_complete_checkpoint(tmp_path: Path, sharded: bool) -> None:
     assert model.weights.elements == {"thinker": 1024, "talker": 500, "token2wav": 100}
     assert model.dtype == "float32"
     # Two layers of keys and values for two heads of 32, and a row of 128.
-    assert model.paged == dict.fromkeys(("thinker", "talker"), Paged(8192, 2 * 2 * 2 * 32 + 128, 128))
+    for paged in model.paged.values():
+        assert (paged.positions, paged.elements, paged.row) == (8192, 2 * 2 * 2 * 32 + 128, 128)
 
 
 def test_the_small_checkpoint_that_is_not_made_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

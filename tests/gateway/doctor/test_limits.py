@@ -1,5 +1,6 @@
 """The doctor on limits that do not fit each other or the checkpoint."""
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -104,3 +105,12 @@ def test_the_blocks_are_those_of_the_configuration() -> None:
     assert (default.level, set_.level) == ("problem", "ok")
     assert "holds 896 positions" in default.what
     assert "holds 992 positions" in set_.what
+
+
+def test_a_model_that_cannot_be_divided_so() -> None:
+    divided = Paged(8192, 384, 0, {"attention heads": 4}, 2)
+    model = dataclasses.replace(TINY, paged={"thinker": divided, "talker": divided})
+    thinker, talker = cache(model, **engine("thinker", tensor_parallel_size=3))
+    assert (thinker.level, talker.level) == ("problem", "ok")
+    assert "thinker.engine.tensor_parallel_size is 3, which does not divide the model" in thinker.what
+    assert "attention heads are 4" in thinker.what

@@ -8,8 +8,9 @@ once (see ``conditioning``).
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import nn
@@ -21,11 +22,12 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
     ECAPA_TimeDelayNet,
     Qwen2_5OmniDiTRotaryEmbedding,
 )
-from vllm.model_executor.layers.linear import ReplicatedLinear
 
 from services.families.qwen2_5_omni.token2wav.blocks import BlockLayout
 from services.families.qwen2_5_omni.token2wav.carry import Carry
 
+Projection: TypeAlias = Callable[[int, int], nn.Module]
+"""Makes a linear layer of so many inputs and outputs; PyTorch's own is one."""
 _NORM_EPSILON = 1e-6
 _GELU_CUBIC = 0.044715
 _LAYER_VECTORS = 6
@@ -81,11 +83,6 @@ class DiTBatch:
         return values.unsqueeze(1).chunk(count, dim=-1)
 
 
-def _linear(inputs: int, outputs: int) -> ReplicatedLinear:
-    """A projection computed by vLLM's choice of kernel: twice as fast as PyTorch's on many CPUs."""
-    return ReplicatedLinear(inputs, outputs, return_bias=False, params_dtype=torch.float32, disable_tp=True)
-
-
 class InputEmbedding(nn.Module):
     """Projection of the noisy mel and its conditions into the transformer.
 
@@ -132,18 +129,21 @@ class BlockAttention(nn.Module):
         config: of the transformer.
         past_index: number of the layer among those that look back; None if it does not.
         ahead: whether it looks ahead.
+        projection: makes its linear layers.
     """
 
-    def __init__(self, config: Qwen2_5OmniDiTConfig, past_index: int | None, ahead: bool) -> None:
+    def __init__(
+        self, config: Qwen2_5OmniDiTConfig, past_index: int | None, ahead: bool, projection: Projection
+    ) -> None:
         super().__init__()
         self._heads = config.num_attention_heads
         self._past_index = past_index
         self._ahead = ahead
         inner = config.head_dim * config.num_attention_heads
-        self.to_q = _linear(config.hidden_size, inner)
-        self.to_k = _linear(config.hidden_size, inner)
-        self.to_v = _linear(config.hidden_size, inner)
-        self.to_out = nn.ModuleList([_linear(inner, config.hidden_size)])
+        self.to_q = projection(config.hidden_size, inner)
+        self.to_k = projection(config.hidden_size, inner)
+        self.to_v = projection(config.hidden_size, inner)
+        self.to_out = nn.ModuleList([projection(inner, config.hidden_size)])
 
     def forward(self, states: torch.Tensor, batch: DiTBatch, evaluations: Sequence[int]) -> torch.Tensor:
         """[rows, block_size, hidden] -> the same."""
@@ -185,12 +185,12 @@ def _rotate_first_head(states: torch.Tensor, batch: DiTBatch) -> torch.Tensor:
 class FeedForward(nn.Module):
     """The feed-forward part of a layer (reference: ``DiTMLP``)."""
 
-    def __init__(self, config: Qwen2_5OmniDiTConfig) -> None:
+    def __init__(self, config: Qwen2_5OmniDiTConfig, projection: Projection) -> None:
         super().__init__()
         inner = config.hidden_size * config.ff_mult
         # The checkpoint counts the activation and the dropout between the two.
         self.ff = nn.ModuleDict(
-            {"0": _linear(config.hidden_size, inner), "3": _linear(inner, config.hidden_size)}
+            {"0": projection(config.hidden_size, inner), "3": projection(inner, config.hidden_size)}
         )
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
@@ -246,7 +246,7 @@ def layers_looking_back(config: Qwen2_5OmniDiTConfig) -> list[int]:
 class DiTLayer(nn.Module):
     """Attention and feed-forward, both modulated by time."""
 
-    def __init__(self, config: Qwen2_5OmniDiTConfig, index: int) -> None:
+    def __init__(self, config: Qwen2_5OmniDiTConfig, index: int, projection: Projection) -> None:
         super().__init__()
         looking_back = layers_looking_back(config)
         past_index = looking_back.index(index) if index in looking_back else None
@@ -255,8 +255,9 @@ class DiTLayer(nn.Module):
             config,
             past_index=past_index,
             ahead=index in config.look_ahead_layers,
+            projection=projection,
         )
-        self.ff = FeedForward(config)
+        self.ff = FeedForward(config, projection)
 
     def forward(
         self,
@@ -276,11 +277,15 @@ class DiTLayer(nn.Module):
 class DiffusionTransformer(nn.Module):
     """Velocity of a batch of noisy mel spectrograms.
 
-    Attributes:
+    Args:
         config: ``dit_config`` of the checkpoint.
+        projection: makes linear layers, which compute most of it.
+
+    Attributes:
+        config: as given.
     """
 
-    def __init__(self, config: Qwen2_5OmniDiTConfig) -> None:
+    def __init__(self, config: Qwen2_5OmniDiTConfig, projection: Projection = nn.Linear) -> None:
         super().__init__()
         self.config = config
         self.time_embed = DiTTimestepEmbedding(config.hidden_size)
@@ -288,10 +293,10 @@ class DiffusionTransformer(nn.Module):
         self.input_embed = InputEmbedding(config)
         self.rotary_embed = Qwen2_5OmniDiTRotaryEmbedding(config)
         self.transformer_blocks = nn.ModuleList(
-            DiTLayer(config, index) for index in range(config.num_hidden_layers)
+            DiTLayer(config, index, projection) for index in range(config.num_hidden_layers)
         )
         self.norm_out = Modulation(config.hidden_size, count=_OUTPUT_VECTORS, scales=(0,))
-        self.proj_out = _linear(config.hidden_size, config.mel_dim)
+        self.proj_out = projection(config.hidden_size, config.mel_dim)
 
     def modulation(self, times: torch.Tensor) -> torch.Tensor:
         """Compute the shifts, scales and gates of all layers: they depend on nothing but the time.

@@ -13,6 +13,7 @@ from services.families.qwen2_5_omni.files import SPEAKER_FILE, is_of_another
 from services.families.qwen2_5_omni.token2wav.checkpoint import component_configs
 from services.families.qwen2_5_omni.token2wav.conditioning import Conditioner, check_speakers
 from services.families.qwen2_5_omni.token2wav.dit import DiffusionTransformer
+from services.families.qwen2_5_omni.token2wav.projection import vllm_projection
 from services.families.qwen2_5_omni.token2wav.synthesis import SolverWork, geometry_of
 from services.families.qwen2_5_omni.token2wav.synthesizer import SolverSynthesizer
 from services.families.qwen2_5_omni.token2wav.vocoder import Vocoder
@@ -51,7 +52,7 @@ class Token2WavForSynthesis(SynthesisModel):
         self._model_dir = Path(vllm_config.model_config.model)
         speakers = load_speakers(self._model_dir)
         check_speakers(speakers, dit_config, self._model_dir / SPEAKER_FILE)
-        self.dit = DiffusionTransformer(dit_config).float()
+        self.dit = DiffusionTransformer(dit_config, vllm_projection).float()
         self.vocoder = Vocoder(bigvgan_config).float()
         work = SolverWork(geometry_of(dit_config, bigvgan_config), budget_of(vllm_config.additional_config))
         conditioner = Conditioner(self.dit, speakers)

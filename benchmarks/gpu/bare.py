@@ -1,0 +1,160 @@
+"""The models without a server: OmniRelay's DiT and vocoder beside transformers', and a decoder's layers.
+
+The only part that needs no vLLM.
+"""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+import torch
+import transformers
+
+from benchmarks.gpu.results import Cell, PartResult, Settings, Table
+from benchmarks.rehearsal.reference import load_token2wav, sound_of
+from benchmarks.rehearsal.results import SEED, SPEAKER
+from services.families.qwen2_5_omni.token2wav.conditioning import Conditioner
+from services.families.qwen2_5_omni.token2wav.dit import DiffusionTransformer
+from services.families.qwen2_5_omni.token2wav.synthesis import SolverWork, geometry_of
+from services.families.qwen2_5_omni.token2wav.synthesizer import SolverSynthesizer
+from services.families.qwen2_5_omni.token2wav.vocoder import Vocoder
+from services.families.qwen2_5_omni.voices import load_speakers
+from services.token2wav.family import Budget
+from services.token2wav.synthesis import SynthesisChunk
+from shared.config import Precision, SynthesisConfig
+from shared.vllm.precision import set_float32_precision
+
+CODES: Final = 50
+"""A second of speech."""
+REPEATS: Final = 3
+WAVEFORM_LIMIT: Final = 1e-4
+LAYERS_LIMIT: Final = 1e-3
+POSITIONS: Final = 64
+_DIT, _VOCODER = "code2wav_dit_model.", "code2wav_bigvgan_model."
+
+
+@torch.inference_mode()
+def main(settings: Settings) -> PartResult:
+    """Compare and time both."""
+    device, model = torch.device(settings.device), Path(settings.model)
+    config = transformers.Qwen2_5OmniConfig.from_pretrained(model)
+    synthesis, problems = _synthesis(config.token2wav_config, model, device)
+    decoder, wrong = _decoder(config.talker_config, device)
+    return PartResult(tables=[synthesis, decoder], problems=[*problems, *wrong])
+
+
+def _synthesis(config: Any, model: Path, device: torch.device) -> tuple[Table, list[str]]:
+    """DiT and vocoder make a second of speech."""
+    theirs = load_token2wav(config, model).eval()
+    tensors = theirs.state_dict()
+    synthesizer = synthesizer_of(config, model, tensors, device)
+    theirs = theirs.to(device)
+    codes = torch.randint(
+        config.dit_config.num_embeds, (CODES,), generator=torch.Generator().manual_seed(SEED)
+    )
+
+    def make() -> torch.Tensor:
+        # A stream of its own each time: a chunk goes on from what the one before it has left.
+        return synthesize(
+            synthesizer,
+            SynthesisChunk(
+                codes=tuple(codes.tolist()),
+                start=0,
+                target_end=CODES * config.dit_config.repeats,
+                seed=SEED,
+                speaker=SPEAKER,
+                is_last=True,
+            ),
+        )
+
+    speaker = load_speakers(model)[SPEAKER]
+    rows: list[list[Cell]] = []
+    exact = math.inf
+    precisions: tuple[Precision, ...] = ("exact",) if device.type == "cpu" else ("exact", "fast")
+    # On a CPU there is no TF32.
+    for precision in precisions:
+        set_float32_precision("exact")
+        reference, reference_ms = timed(lambda: sound_of(theirs, config, codes, speaker), device)
+        set_float32_precision(precision)
+        ours, ours_ms = timed(make, device)
+        difference = float((ours.cpu() - reference.cpu()).abs().max())
+        rows.append([precision, difference, ours_ms, reference_ms])
+        exact = difference if precision == "exact" else exact
+    table = Table(
+        title=f"DiT and vocoder, {CODES} codec tokens; how far samples are from transformers' exact ones",
+        columns=["precision", "largest difference", "OmniRelay, ms", "transformers, ms"],
+        rows=rows,
+    )
+    # NaN is no more than anything.
+    passed = exact <= WAVEFORM_LIMIT
+    return table, [] if passed else [f"DiT and vocoder differ from transformers' by {exact}"]
+
+
+def synthesizer_of(
+    config: Any, model: Path, tensors: Mapping[str, torch.Tensor], device: torch.device
+) -> SolverSynthesizer:
+    """OmniRelay's DiT and vocoder with the reference's weights."""
+    dit = DiffusionTransformer(config.dit_config).float()
+    vocoder = Vocoder(config.bigvgan_config).float()
+    for module, prefix in ((dit, _DIT), (vocoder.bigvgan, _VOCODER)):
+        own = {name.removeprefix(prefix): each for name, each in tensors.items() if name.startswith(prefix)}
+        # Buffers are computed when the modules are made; parameters must all be there.
+        parameters = {name: own[name] for name, _ in module.named_parameters()}
+        module.load_state_dict(parameters, strict=False)
+        module.eval().to(device)
+    defaults = SynthesisConfig()
+    budget = Budget(defaults.max_batch_frames, defaults.max_vocoder_frames)
+    work = SolverWork(geometry_of(config.dit_config, config.bigvgan_config), budget)
+    return SolverSynthesizer(dit, vocoder, Conditioner(dit, load_speakers(model)), work)
+
+
+def synthesize(synthesizer: SolverSynthesizer, chunk: SynthesisChunk) -> torch.Tensor:
+    """Make a chunk audio, in one go."""
+    state = synthesizer.prepare(chunk)
+    synthesizer.advance([state], [range(chunk.time_points - 1)])
+    waveform = synthesizer.finished(state)
+    if waveform is None:
+        raise RuntimeError("one piece of audio was due")
+    return waveform
+
+
+def _decoder(config: Any, device: torch.device) -> tuple[Table, list[str]]:
+    """The talker's layers as transformers has them, random: the device beside the CPU, and a step's time."""
+    set_float32_precision("exact")
+    torch.manual_seed(SEED)
+    layers = transformers.Qwen2_5OmniTalkerForConditionalGeneration(config).float().model.eval()
+    inputs = torch.randn(1, POSITIONS, layers.config.hidden_size)
+    expected = layers(inputs_embeds=inputs).last_hidden_state
+    layers, inputs = layers.to(device), inputs.to(device)
+    computed, prompt_ms = timed(lambda: layers(inputs_embeds=inputs).last_hidden_state, device)
+    past = layers(inputs_embeds=inputs, use_cache=True).past_key_values
+
+    def step() -> torch.Tensor:
+        output: torch.Tensor = layers(inputs_embeds=inputs[:, :1], past_key_values=past, use_cache=True)[0]
+        return output
+
+    _, step_ms = timed(step, device)
+    difference = float((computed.cpu() - expected).abs().max() / expected.abs().max())
+    table = Table(
+        title="transformers' decoder layers of the talker's sizes, float32, random weights",
+        columns=["from the CPU's, of the largest", f"{POSITIONS} positions, ms", "one step, ms"],
+        rows=[[difference, prompt_ms, step_ms]],
+    )
+    return table, [] if difference <= LAYERS_LIMIT else [
+        f"decoder layers differ from the CPU's by {difference}"
+    ]
+
+
+def timed(run: Callable[[], torch.Tensor], device: torch.device) -> tuple[torch.Tensor, float]:
+    """Run something; gives what it gave, and the median of its milliseconds after a warm-up."""
+    took = []
+    for _ in range(1 + REPEATS):
+        started = time.perf_counter()
+        result = run()
+        if device.type != "cpu":
+            torch.cuda.synchronize(device)
+        took.append(1000 * (time.perf_counter() - started))
+    return result, median(took[1:])
