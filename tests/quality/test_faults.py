@@ -2,8 +2,7 @@
 
 import asyncio
 import signal
-from collections.abc import AsyncIterable, AsyncIterator, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterable, AsyncIterator
 
 import pytest
 
@@ -22,12 +21,6 @@ COUNT = 2
 WORD_ERRORS = 0.1
 
 Events = AsyncIterable[TextEvent | AudioEvent | DoneEvent]
-
-
-@pytest.fixture(scope="module")
-def stack(speaking_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChaosStack]:
-    with ChaosStack(speaking_checkpoint, tmp_path_factory.mktemp("faults")) as stack:
-        yield stack
 
 
 @pytest.mark.parametrize("victim", ["talker", "token2wav"])

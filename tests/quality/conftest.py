@@ -1,0 +1,15 @@
+"""The stack that speaks."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.stack import ChaosStack
+
+
+@pytest.fixture(scope="session")
+def stack(speaking_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChaosStack]:
+    """The trained checkpoint in processes of their own, which can be killed one by one."""
+    with ChaosStack(speaking_checkpoint, tmp_path_factory.mktemp("speaking")) as stack:
+        yield stack
