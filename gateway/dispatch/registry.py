@@ -14,7 +14,7 @@ from shared.messages import MAX_REPLICAS, MISSED_HEARTBEATS, STAGES, Heartbeat, 
 
 FORGET_S: Final = 600.0
 """A replica that is silent for longer is removed."""
-MAX_HEARTBEATS_PER_S: Final = 96
+MAX_HEARTBEATS_PER_S: Final = 64
 """Of all replicas; more replicas send them less often."""
 MAX_DEPARTED: Final = 1000
 """Names of replicas that have left, whose late heartbeats are ignored."""
