@@ -21,6 +21,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
+REQUIREMENTS = ROOT / "requirements"
 SETS = (("cpu.lock", "dev.lock", "cluster.lock"), ("audit.lock",))
 """Locks that are installed together; versions may differ between these sets."""
 MACHINES = ("x86_64", "aarch64")
@@ -86,7 +87,7 @@ def with_hashes(text: str, hashes: dict[str, set[str]]) -> str:
 def main() -> None:
     """Write them."""
     for names in SETS:
-        write([ROOT / "requirements" / name for name in names])
+        write([REQUIREMENTS / name for name in names])
 
 
 def write(locks: Sequence[Path]) -> None:

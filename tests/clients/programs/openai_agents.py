@@ -6,7 +6,12 @@ import os
 import wave
 
 import numpy as np
-from agents import Agent, OpenAIProvider, Runner, function_tool, set_default_openai_client, set_tracing_disabled
+from agents import (
+    Agent,
+    Runner,
+    set_default_openai_client,
+    set_tracing_disabled,
+)
 from agents.realtime import RealtimeAgent, RealtimeRunner
 from agents.voice import AudioInput, SingleAgentVoiceWorkflow, VoicePipeline, VoicePipelineConfig
 from agents.voice.models.openai_model_provider import OpenAIVoiceModelProvider

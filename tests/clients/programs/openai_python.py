@@ -35,6 +35,10 @@ class Parity(BaseModel):
 client = OpenAI(base_url=BASE_URL, api_key="none")
 
 
+def encoded(pcm: bytes) -> str:
+    return base64.b64encode(pcm).decode()
+
+
 def chats() -> dict[str, object]:
     answer = client.chat.completions.create(model=MODEL, messages=MESSAGES)
     stream = client.chat.completions.create(
@@ -45,8 +49,19 @@ def chats() -> dict[str, object]:
         model=MODEL,
         messages=MESSAGES,
         modalities=["text", "audio"],
-        audio={"voice": "alloy", "format": "wav"},
+        audio={"voice": "alloy", "format": "pcm16"},
     )
+    data, transcript = "", ""
+    for chunk in client.chat.completions.create(
+        model=MODEL,
+        messages=MESSAGES,
+        modalities=["text", "audio"],
+        audio={"voice": "alloy", "format": "pcm16"},
+        stream=True,
+    ):
+        if audio := chunk.choices[0].delta.audio:
+            data += audio.data or ""
+            transcript += audio.transcript or ""
     heard = client.chat.completions.create(
         model=MODEL,
         messages=[
@@ -69,7 +84,9 @@ def chats() -> dict[str, object]:
         "stream": "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices),
         "usage": chunks[-1].usage.completion_tokens,
         "spoken": spoken.choices[0].message.audio.transcript,
-        "speech bytes": len(base64.b64decode(spoken.choices[0].message.audio.data)),
+        "speech": spoken.choices[0].message.audio.data,
+        "streamed transcript": transcript,
+        "streamed speech": data,
         "heard": heard.choices[0].message.content,
     }
 
@@ -79,10 +96,20 @@ def functions() -> dict[str, object]:
         model=MODEL, messages=MESSAGES, tools=[TOOL], tool_choice="required"
     )
     call = asked.choices[0].message.tool_calls[0]
+    result = client.chat.completions.create(
+        model=MODEL,
+        messages=[
+            *MESSAGES,
+            asked.choices[0].message,
+            {"role": "tool", "tool_call_id": call.id, "content": "sunny"},
+        ],
+        tools=[TOOL],
+    )
     parsed = client.chat.completions.parse(model=MODEL, messages=MESSAGES, response_format=Parity)
     return {
         "function": call.function.name,
         "arguments": json.loads(call.function.arguments),
+        "after its result": result.choices[0].finish_reason,
         "structured": parsed.choices[0].message.parsed.parity,
     }
 
@@ -92,23 +119,26 @@ def others() -> dict[str, object]:
     with client.audio.speech.with_streaming_response.create(
         model=MODEL, voice="ash", input="thirty six", response_format="pcm"
     ) as streamed:
-        pieces = [len(piece) for piece in streamed.iter_bytes()]
+        pieces = b"".join(streamed.iter_bytes())
     transcript = client.audio.transcriptions.create(model=MODEL, file=RECORDING)
     response = client.responses.create(model=MODEL, input=QUESTION)
+    with client.responses.stream(model=MODEL, input=QUESTION) as stream:
+        followed = stream.get_final_response()
     completion = client.completions.create(model=MODEL, prompt="one two", max_tokens=4)
     return {
         "models": [each.id for each in client.models.list()],
-        "speech": len(speech.content),
-        "streamed speech": sum(pieces),
+        "read": encoded(speech.content),
+        "streamed reading": encoded(pieces),
         "transcript": transcript.text,
         "response": response.output_text,
-        "completion": len(completion.choices),
+        "streamed response": followed.output_text,
+        "completion": completion.usage.completion_tokens,
     }
 
 
 async def realtime() -> dict[str, object]:
     seen: dict[str, object] = {}
-    audio = 0
+    audio = b""
     async with (
         AsyncOpenAI(base_url=BASE_URL, api_key="none") as asynchronous,
         asynchronous.realtime.connect(model=MODEL) as connection,
@@ -123,14 +153,14 @@ async def realtime() -> dict[str, object]:
         await connection.response.create()
         async for event in connection:
             if event.type == "response.output_audio.delta":
-                audio += len(base64.b64decode(event.delta))
+                audio += base64.b64decode(event.delta)
             elif event.type == "response.output_audio_transcript.done":
                 seen["realtime"] = event.transcript
             elif event.type == "response.done":
                 break
             elif event.type == "error":
                 raise RuntimeError(event.error.message)
-    return {**seen, "realtime bytes": audio}
+    return {**seen, "realtime speech": encoded(audio)}
 
 
 if __name__ == "__main__":
