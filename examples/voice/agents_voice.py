@@ -1,7 +1,7 @@
 """An OpenAI Agents voice app: a spoken question in a WAV file, the answer in another one.
 
-    pip install "openai-agents[voice]"
-    python agents_voice.py question.wav answer.wav
+pip install "openai-agents[voice]"
+python agents_voice.py question.wav answer.wav
 """
 
 import argparse

@@ -1,8 +1,8 @@
 """A LiveKit agent that talks: OmniRelay is its realtime model.
 
-    pip install "livekit-agents[openai]"
-    python livekit_agent.py console     # with this machine's microphone
-    python livekit_agent.py dev         # in the rooms of LIVEKIT_URL; calls by telephone come by LiveKit's SIP service
+pip install "livekit-agents[openai]"
+python livekit_agent.py console   # with this machine's microphone
+python livekit_agent.py dev       # in rooms of LIVEKIT_URL, where LiveKit's SIP service brings calls
 """
 
 import os

@@ -54,8 +54,8 @@ def build_thinker(
         # There is no memory to be measured on a CPU: its KV cache has the size it is given.
         skip_mm_profiling=current_platform.is_cpu(),
     )
-    # Models may go on with line breaks until their answer is full.  Not an argument, since vLLM refuses it unless
-    # one library for grammars is chosen for all schemas; both that it chooses from observe it.
+    # Models may go on with line breaks until their answer is full.  Not an argument: vLLM refuses it where it
+    # chooses the library of each grammar, though both libraries observe it.
     engine.vllm_config.structured_outputs_config.disable_any_whitespace = True
     rules = family.media(engine, media)
     core = engine.engine_core.engine_core

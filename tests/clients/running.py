@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +53,13 @@ class Programs:
         """
         return json.loads(self.output(client, program, timeout_s).strip().rpartition("\n")[2])
 
-    def output(self, client: str, program: str, timeout_s: float = 120.0) -> str:
+    def output(
+        self, client: str, program: str | Path, timeout_s: float = 120.0, arguments: Sequence[str] = ()
+    ) -> str:
         """Return all that a program printed, as :meth:`run` runs it."""
         path = PROGRAMS / program
         with subprocess.Popen(
-            [INTERPRETERS[path.suffix], path],
+            [INTERPRETERS[path.suffix], path, *arguments],
             cwd=self.folder,
             env=self.environment(client),
             stdout=subprocess.PIPE,

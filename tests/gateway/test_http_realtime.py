@@ -37,13 +37,19 @@ SAID = melody(1.2)
 CHUNKS = cut(SAID, [5760, 11520])
 ANSWER = "How are you? 😀"
 TONE = (np.sin(np.arange(12_000) / 20) * 8000).astype("<i2").tobytes()
+PUSH_TO_TALK: Any = {"type": "realtime", "audio": {"input": {"turn_detection": None}}}
 HELLO: Any = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hello"}]}
 
 
 @asynccontextmanager
 async def talking(b: HttpBench, **how: Any) -> AsyncIterator[AsyncRealtimeConnection]:
     async with b.ai.realtime.connect(model=MODEL, **how) as connection:
-        assert (await connection.recv()).type == "session.created"
+        created: Any = await connection.recv()
+        assert created.type == "session.created"
+        assert created.session.audio.input.turn_detection.type == "server_vad"
+        # These clients say themselves when the user has finished.
+        await connection.session.update(session=PUSH_TO_TALK)
+        await take(connection, "session.updated")
         yield connection
 
 

@@ -21,6 +21,7 @@ from tests.support.stack import RunningStack
 
 SCENARIO_S = 120.0
 SAID = (speech("How are you?", 24_000) * 32767).astype("<i2").tobytes()
+PUSH_TO_TALK: Any = {"type": "realtime", "audio": {"input": {"turn_detection": None}}}
 
 INSTRUCTIONS = "You listen to a long question, and answer it only when it has ended."
 WORDS = speech(
@@ -67,6 +68,7 @@ def test_speech_in_speech_out_and_an_interruption(stack: RunningStack) -> None:
             openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as ai,
             ai.realtime.connect(model="omnirelay") as connection,
         ):
+            await connection.session.update(session=PUSH_TO_TALK)
             for at in range(0, len(SAID), 9_600):
                 await connection.input_audio_buffer.append(
                     audio=base64.b64encode(SAID[at : at + 9_600]).decode()
@@ -121,6 +123,7 @@ def test_a_question_is_computed_while_it_is_asked_and_the_answer_is_transformers
             openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as ai,
             ai.realtime.connect(model="omnirelay") as connection,
         ):
+            await connection.session.update(session=PUSH_TO_TALK)
             settings: Any = {"type": "realtime", "instructions": INSTRUCTIONS, "output_modalities": ["text"]}
             await connection.session.update(session=settings)
             data = pcm.tobytes()
@@ -189,6 +192,7 @@ def test_a_call_that_must_be_made_and_a_transcript(stack: RunningStack) -> None:
             openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as ai,
             ai.realtime.connect(model="omnirelay") as connection,
         ):
+            await connection.session.update(session=PUSH_TO_TALK)
             listening = {"transcription": {"model": "whisper-1"}}
             settings: Any = {"type": "realtime", "tools": [tool], "audio": {"input": listening}}
             await connection.session.update(session=settings)

@@ -67,6 +67,7 @@ class Session:
         self._voices = voices
         self._listener: TurnListener | None = None
         self._idle = IdleTimer()
+        self._set_listener()
         # Events of the client, and the time without any, change the session one after the other.
         self._changing = asyncio.Lock()
 

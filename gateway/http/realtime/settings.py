@@ -11,7 +11,7 @@ from gateway.http.openai.chat_request import Voice, voice_name
 from gateway.http.openai.tools import CallParser, Choice, Tool, explained, forced_schema
 from gateway.http.realtime.functions.tools import read_choice, read_tools, shown_choice, shown_tools
 from gateway.http.realtime.input.transcription import TranscriptionRules, read_transcription
-from gateway.http.realtime.turns.rules import TurnRules, read_rules
+from gateway.http.realtime.turns.rules import ServerVad, TurnRules, read_rules
 from omnirelay.content import ChatMessage
 from omnirelay.errors import InvalidRequestError, UnsupportedError
 from shared.messages import SAMPLE_RATE, Temperature
@@ -98,7 +98,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     tools: tuple[Tool, ...] = ()
     tool_choice: Choice = "auto"
     parallel: bool = True
-    turns: TurnRules | None = None
+    turns: TurnRules | None = ServerVad()
     transcription: TranscriptionRules | None = None
 
     @property

@@ -3,12 +3,16 @@
 import asyncio
 import json
 import os
+import sys
 import wave
+from pathlib import Path
 
 from livekit import rtc
-from livekit.agents import llm
+from livekit.agents import ConversationItemAddedEvent, llm
 from livekit.agents.voice import io
 from livekit.plugins import openai
+
+sys.path.append(str(Path(__file__).parents[3] / "examples" / "voice"))
 from livekit_agent import agent, voice_session
 
 BASE_URL = os.environ["OPENAI_BASE_URL"]
@@ -81,7 +85,7 @@ async def realtime() -> dict[str, object]:
     said: list[str] = []
 
     @session.on("conversation_item_added")
-    def added(event) -> None:
+    def added(event: ConversationItemAddedEvent) -> None:
         if event.item.type == "message" and event.item.role == "assistant":
             said.append(event.item.text_content)
 

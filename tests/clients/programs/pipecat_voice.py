@@ -5,6 +5,7 @@ import json
 import os
 import sys
 import wave
+from pathlib import Path
 
 from loguru import logger
 from pipecat.frames.frames import (
@@ -13,7 +14,6 @@ from pipecat.frames.frames import (
     LLMTextFrame,
     TranscriptionFrame,
     TTSAudioRawFrame,
-    TTSTextFrame,
 )
 from pipecat.observers.base_observer import BaseObserver, FramePushed
 from pipecat.pipeline.pipeline import Pipeline
@@ -22,6 +22,8 @@ from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.processors.aggregators.llm_response_universal import LLMContextAggregatorPair
 from pipecat.services.openai.realtime.llm import OpenAIRealtimeLLMService
 from pipecat.workers.runner import WorkerRunner
+
+sys.path.append(str(Path(__file__).parents[3] / "examples" / "voice"))
 from pipecat_bot import pipeline
 
 URL = os.environ["OPENAI_BASE_URL"]
@@ -86,10 +88,15 @@ async def converse(bot: Pipeline) -> Watch:
 
 
 async def main() -> None:
-    told = {
-        name: {"heard": watch.heard, "said": watch.said, "seconds": watch.seconds, "errors": watch.errors}
-        for name, watch in (("bot", await converse(pipeline([], []))), ("realtime", await converse(realtime())))
-    }
+    told = {}
+    for name, bot in (("bot", pipeline([], [])), ("realtime", realtime())):
+        watch = await converse(bot)
+        told[name] = {
+            "heard": watch.heard,
+            "said": watch.said,
+            "seconds": watch.seconds,
+            "errors": watch.errors,
+        }
     print(json.dumps(told))
 
 
