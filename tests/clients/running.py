@@ -4,6 +4,7 @@ import base64
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -54,7 +55,11 @@ class Programs:
 
     def output(self, client: str, program: str, timeout_s: float = 120.0) -> str:
         """Return all that a program printed, as :meth:`run` runs it."""
-        path = PROGRAMS / program
+        # Node looks for packages beside the program.
+        modules, path = self.folder / "node_modules", self.folder / program
+        modules.unlink(missing_ok=True)
+        modules.symlink_to(ENVIRONMENTS / client / "node_modules")
+        shutil.copyfile(PROGRAMS / program, path)
         with subprocess.Popen(
             [INTERPRETERS[path.suffix], path],
             cwd=self.folder,
