@@ -40,7 +40,11 @@ CLIENTS := $(patsubst requirements/clients/%.lock,.venv-clients/%/.ready,$(wildc
 .venv-clients/%/.ready: requirements/clients/%.lock
 	@"$(PYTHON)" -m venv --clear $(@D)
 	@$(@D)/bin/python -m pip install --quiet --no-input --no-deps --require-hashes -r $<
+	@[ ! -d requirements/clients/$* ] || { cp requirements/clients/$*/package*.json $(@D) && cd $(@D) && \
+		PATH="$$PWD/bin:$$PATH" npm ci --silent --no-audit --no-fund; }
 	@touch $@
+
+.venv-clients/node/.ready: requirements/clients/node/package-lock.json
 
 clients: ## install the client programs that test-clients runs, each in an environment in .venv-clients
 	@$(MAKE) --no-print-directory --jobs=$$(nproc) $(CLIENTS)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Write the locks of the client programs that ``make test-clients`` runs.
 
-    .venv/bin/python scripts/lock_clients.py [NAME...]
+    .venv/bin/python -m scripts.lock_clients [NAME...]
 
 For each ``requirements/clients/NAME.in``, or those that are named, pip resolves the newest versions; they and
 their hashes are written to ``NAME.lock``.
@@ -17,11 +17,11 @@ from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-from lock_hashes import REQUIREMENTS, write
+from scripts.lock_hashes import REQUIREMENTS, write
 
 FOLDER = REQUIREMENTS / "clients"
+MACHINES = ("x86_64",)
+"""Those that the suite runs on: some programs need packages that are built for no other."""
 LEFT_OUT = ("cuda-", "nvidia-", "torch", "triton")
 """Packages that no client program is given: PyTorch and what it needs for GPUs, gigabytes of it."""
 
@@ -41,9 +41,9 @@ def resolve(wanted: Path) -> list[str]:
 def lock(name: str) -> None:
     """Write the lock of one client program."""
     target = FOLDER / f"{name}.lock"
-    head = f"# {name}.in and all that it needs, pinned by scripts/lock_clients.py.\n"
+    head = f"# {name}.in and all that it needs, pinned by scripts.lock_clients.\n"
     target.write_text(head + "\n".join(resolve(FOLDER / f"{name}.in")) + "\n", encoding="utf-8")
-    write([target])
+    write([target], MACHINES)
 
 
 def main() -> None:

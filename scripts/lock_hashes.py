@@ -90,11 +90,11 @@ def main() -> None:
         write([REQUIREMENTS / name for name in names])
 
 
-def write(locks: Sequence[Path]) -> None:
+def write(locks: Sequence[Path], machines: Sequence[str] = MACHINES) -> None:
     """Write the hashes into locks that are installed together."""
     pins = [pin for lock in locks for pin in pins_of(lock)]
     hashes: defaultdict[str, set[str]] = defaultdict(set)
-    for machine in MACHINES:
+    for machine in machines:
         for glibc in GLIBC:
             print(f"{len(pins)} packages on {machine} with glibc 2.{glibc}", flush=True)
             for name, each in ask_pip(pins, machine, glibc).items():

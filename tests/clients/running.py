@@ -4,6 +4,7 @@ import base64
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Sequence
@@ -57,7 +58,11 @@ class Programs:
         self, client: str, program: str | Path, timeout_s: float = 120.0, arguments: Sequence[str] = ()
     ) -> str:
         """Return all that a program printed, as :meth:`run` runs it."""
-        path = PROGRAMS / program
+        # Node looks for packages beside the program.
+        modules, path = self.folder / "node_modules", self.folder / program
+        modules.unlink(missing_ok=True)
+        modules.symlink_to(ENVIRONMENTS / client / "node_modules")
+        shutil.copyfile(PROGRAMS / program, path)
         with subprocess.Popen(
             [INTERPRETERS[path.suffix], path, *arguments],
             cwd=self.folder,
