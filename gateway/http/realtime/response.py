@@ -1,14 +1,13 @@
 """One response of a session, from ``response.created`` to ``response.done``."""
 
 import asyncio
-import binascii
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
 from gateway.access.account import ClientAccount
-from gateway.http.answer import HttpAnswer, finish_reason, start_delay, usage_of
+from gateway.http.answer import HttpAnswer, finish_reason, usage_of
 from gateway.http.connection import ClientGoneError
 from gateway.http.context import HttpContext
 from gateway.http.errors import body_of
@@ -20,6 +19,7 @@ from gateway.http.realtime.input.early import EarlyPrompt
 from gateway.http.realtime.items import Item, function_item
 from gateway.http.realtime.playback import Playback
 from gateway.http.realtime.settings import PCM, Settings
+from gateway.http.realtime.transport import Transport
 from gateway.requests.lifecycle import RequestState
 from omnirelay.content import ChatMessage, TextPart
 from omnirelay.errors import OmniRelayError
@@ -27,8 +27,6 @@ from omnirelay.events import AudioEvent, DoneEvent, TextEvent
 from omnirelay.protocol import GenerateRequest, SamplingOverrides
 from shared.log import limited
 
-Send = Callable[[str, dict[str, Any]], Awaitable[None]]
-"""Sends an event of a type with fields."""
 CancelReason = Literal["client_cancelled", "turn_detected"]
 """OpenAI's reasons of a cancelled response."""
 NAMES: Final[Mapping[str, str | None]] = {
@@ -52,7 +50,7 @@ class Response:
         self,
         context: HttpContext,
         account: ClientAccount,
-        send: Send,
+        transport: Transport,
         settings: Settings,
         messages: Sequence[ChatMessage],
         conversation: RealtimeConversation | None,
@@ -63,7 +61,8 @@ class Response:
         self.error: OmniRelayError | None = None
         self._context = context
         self._account = account
-        self._send = send
+        self._transport = transport
+        self._send = transport.send
         self._settings = settings
         self._messages = messages
         self._conversation = conversation
@@ -224,14 +223,10 @@ class Response:
                 self._done = event
             elif isinstance(event, AudioEvent) and not self._silent:
                 await self._begin_item()
-                if delay := start_delay(event):
-                    await self._send("response.output_audio.start_delay", {**self._place(), **delay})
                 data = await audio.push(event.pcm)
                 self._playback.sent(data)
-                # Whole samples: each delta can be decoded by itself.
-                delta = binascii.b2a_base64(data, newline=False).decode()
                 self._item.audio_bytes += len(data)
-                await self._send("response.output_audio.delta", {**self._place(), "delta": delta})
+                await self._transport.send_audio(self._place(), data, event.start_delay_ms)
             if self._silent and self._done is None and self._is_written(tokens):
                 self._all_written = True
                 break
