@@ -189,7 +189,7 @@ def test_what_changes_nothing_is_passed_over() -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"n": 2}, "n"),
+        ({"n": 9}, "n"),
         ({"n": True}, "n"),
         ({"tools": [TOOL], "modalities": ["text", "audio"]}, "tools"),
         ({"tools": [TOOL], "response_format": {"type": "json_object"}}, "response_format"),
@@ -370,6 +370,7 @@ def test_a_text_to_speak() -> None:
     assert system.content.endswith("Whisper.")
     assert user == ChatMessage("user", "Good morning")
     assert (request.speaker, request.seed, request.speech) == ("Ethan", 3, True)
+    assert speak(speed=2.5)[0].speed == 2.5
     assert speak(speed=1, stream_format="sse", user="me")[0].events
     assert speak()[0].format == "mp3"
     assert speak(system_prompt=None)[1].messages[0].content == REPEAT
@@ -378,7 +379,8 @@ def test_a_text_to_speak() -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"speed": 1.5}, "speed"),
+        ({"speed": 4.5}, "speed"),
+        ({"speed": 0.2}, "speed"),
         ({"response_format": "ogg"}, "response_format"),
         ({"stream_format": "json"}, "stream_format"),
         ({"input": ""}, "input"),
