@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gateway.http.encoding import tempo
 from gateway.http.encoding.g711 import G711Decoder, G711Encoder, Law, to_codes
 from shared.config import Config
 from tests.gateway.bench import run
@@ -130,5 +131,40 @@ def test_an_answer_at_another_speed_is_cut_by_its_own_time(configure: Configure,
             await c.send(kept)
             found = (await take(c, "conversation.item.retrieved"))[-1].item
             assert found.content[0].transcript == "one two three"
+
+    run(scenario())
+
+
+def test_text_that_was_ahead_of_a_cancelled_answers_speech_is_not_kept(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b, talking(b) as c:
+            await c.conversation.item.create(item=HELLO)
+            await take(c, "conversation.item.done")
+            await c.response.create()
+            request = await b.stages.request(0)
+            await b.stages.text(request.request_id, 0, b.encode(" ".join([SPOKEN] * 5)), "stop")
+            await b.stages.audio(request.request_id, 0, SAID[:24_000].tobytes())
+            item_id = (await take(c, "response.output_audio.delta"))[-1].item_id
+            # Also ends the answer.
+            await c.conversation.item.truncate(item_id=item_id, content_index=0, audio_end_ms=1000)
+            await take(c, "conversation.item.truncated")
+            kept: Any = {"type": "conversation.item.retrieve", "item_id": item_id}
+            await c.send(kept)
+            [content] = (await take(c, "conversation.item.retrieved"))[-1].item.content
+            assert content.transcript == "one two three"
+
+    run(scenario())
+
+
+def test_speed_without_its_library_is_told(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempo, "find_spec", lambda _: None)
+
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b, talking(b) as c:
+            faster: Any = {"type": "session.update", "session": {"audio": {"output": {"speed": 1.5}}}}
+            await c.send(faster)
+            updated: Any = (await take(c, "session.updated"))[-1]
+            assert [each["param"] for each in updated.warnings] == ["session.audio.output.speed"]
+            assert updated.session.audio.output.speed == 1
 
     run(scenario())

@@ -1,5 +1,8 @@
 """Speech made faster or slower: as long as it must be, as high as it was, and the same however it is cut."""
 
+import json
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,7 +12,10 @@ from gateway.http.encoding import tempo
 from gateway.http.encoding.encoders import make_encoder
 from gateway.http.encoding.tempo import Tempo, require_speed
 from omnirelay.errors import UnsupportedError
+from shared.config import Config
 from shared.messages import SAMPLE_RATE
+from tests.gateway.bench import run
+from tests.gateway.http_bench import MODEL, cut, from_base64, http_bench, http_gateway, melody, speaking
 
 HERTZ = 440
 TONE = np.sin(2 * np.pi * HERTZ * np.arange(2 * SAMPLE_RATE) / SAMPLE_RATE).astype(np.float32) / 2
@@ -54,3 +60,20 @@ def test_speed_is_refused_where_its_library_is_missing(monkeypatch: pytest.Monke
     with pytest.raises(UnsupportedError) as raised:
         require_speed(2, "speed")
     assert raised.value.param == "speed"
+
+
+@pytest.mark.parametrize("stream_format", ["audio", "sse"])
+def test_text_to_speech_at_another_speed(configure: Callable[..., Config], stream_format: str) -> None:
+    async def scenario() -> None:
+        said = melody(1.2)
+        async with http_bench(configure(http_gateway())) as b, speaking(b, "Hi", cut(said, [5760, 11520])):
+            asked = {"model": MODEL, "input": "Hi", "response_format": "pcm", "speed": 1.5}
+            got = await b.http.post("/v1/audio/speech", json={**asked, "stream_format": stream_format})
+            assert got.status_code == 200
+            data = got.content
+            if stream_format == "sse":
+                events = [line[6:] for line in got.text.splitlines() if line.startswith("data: {")]
+                data = from_base64(json.loads(each).get("audio", "") for each in events)
+            assert len(data) == 2 * round(said.size / 1.5)
+
+    run(scenario())
