@@ -71,7 +71,7 @@ def test_what_a_telephone_does_not_carry_is_not_folded_into_it() -> None:
 def test_where_a_stream_is_cut_makes_no_difference(sizes: list[int], law: Law) -> None:
     said = np.random.default_rng(len(sizes)).integers(-9000, 9000, sum(sizes)).astype("<i2")
     whole, parts = G711Encoder(law), G711Encoder(law)
-    borders = np.cumsum(sizes)[:-1] if sizes else []
+    borders = np.cumsum(sizes, dtype=int)[:-1]
     pieces = [parts.push(piece.tobytes()) for piece in np.split(said, borders)]
     joined = b"".join([*pieces, parts.finish()])
     assert joined == whole.push(said.tobytes()) + whole.finish()

@@ -303,7 +303,7 @@ def test_errors_are_the_clients_own_classes(configure: Configure) -> None:
                 (bad, "media_invalid", "messages", with_picture("data:image/png;base64,?")),
                 (openai.APITimeoutError, None, None, {"timeout": 0.2}),
             ]:
-                given: Any = {"model": MODEL, "messages": HI, **fields}  # type: ignore[dict-item]
+                given: Any = {"model": MODEL, "messages": HI, **fields}
                 with pytest.raises(kind) as raised:
                     await create(**given)
                 if code is not None:

@@ -75,7 +75,8 @@ def test_a_sound_of_an_item_is_of_the_sessions_format(configure: Configure) -> N
             await update(c, audio={"input": {"format": {"type": "audio/pcma"}}})
             await c.conversation.item.create(item=item)
             await take(c, "conversation.item.done")
-            await c.conversation.item.create(item={**item, "content": [large]})
+            item["content"] = [large]
+            await c.conversation.item.create(item=item)
             [error] = (await take(c, "error"))[-1:]
             assert error.error.param == "item.content[0].audio"
             await ask(c)

@@ -47,7 +47,7 @@ def test_a_piece_is_heard_at_once() -> None:
 def test_where_a_stream_is_cut_makes_no_difference(sizes: list[int], speed: float) -> None:
     said = TONE[: sum(sizes)]
     parts, whole = Tempo(speed), Tempo(speed)
-    borders = np.cumsum(sizes)[:-1] if sizes else []
+    borders = np.cumsum(sizes, dtype=int)[:-1]
     made = np.concatenate([*(parts.push(piece) for piece in np.split(said, borders)), parts.finish()])
     assert np.array_equal(made, np.concatenate([whole.push(said), whole.finish()]))
     assert made.size == round(said.size / speed)
