@@ -189,8 +189,7 @@ def test_what_changes_nothing_is_passed_over() -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"n": 9}, "n"),
-        ({"n": True}, "n"),
+        ({"n": 2, "modalities": ["text", "audio"]}, "n"),
         ({"tools": [TOOL], "modalities": ["text", "audio"]}, "tools"),
         ({"tools": [TOOL], "response_format": {"type": "json_object"}}, "response_format"),
         ({"modalities": ["audio"]}, "modalities"),
@@ -224,6 +223,8 @@ def test_what_is_not_done_is_refused(fields: dict[str, Any], param: str | None) 
     [
         ({"model": None}, "model"),
         ({"model": 5}, "model"),
+        ({"n": 9}, "n"),
+        ({"n": True}, "n"),
         ({"messages": []}, "messages"),
         ({"messages": "Hi"}, "messages"),
         ({"messages": HI * 2049}, "messages"),

@@ -101,7 +101,9 @@ class Session:
     async def _handle(self, event: events.ClientEvent) -> None:
         match event:
             case events.AppendAudio():
-                await self._audio.append_as(self._settings.input_format, event.audio)
+                # A transport that plays records, too, and gives PCM.
+                name = "audio/pcm" if self._transport.plays else self._settings.input_format
+                await self._audio.append_as(name, event.audio)
                 await self._listen()
             case events.CommitAudio():
                 await self._commit()
