@@ -11,6 +11,7 @@ import numpy as np
 import openai
 from openai.resources.realtime.realtime import AsyncRealtimeConnection
 
+from gateway.http.encoding.g711 import to_codes
 from omnirelay import AudioPart, ChatMessage, Client, GenerateRequest, SamplingOverrides, TextPart
 from shared.config.gateway import SPEECH_SYSTEM_PROMPT
 from tests.support.answers import Reference
@@ -97,6 +98,32 @@ def test_speech_in_speech_out_and_an_interruption(stack: RunningStack) -> None:
             )
             last = (await take(connection, "response.done"))[-1].response
             assert last.usage.input_tokens > response.usage.input_tokens
+
+    run(scenario())
+
+
+def test_telephone_speech_at_another_speed(stack: RunningStack) -> None:
+    url = stack.config["gateway"]["http"].replace("tcp:", "http:")
+    codes = to_codes(np.frombuffer(SAID, "<i2")[::3], "pcmu")
+    form = {"type": "audio/pcmu"}
+
+    async def scenario() -> None:
+        async with (
+            openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as ai,
+            ai.realtime.connect(model="omnirelay") as connection,
+        ):
+            audio = {"input": {"format": form}, "output": {"format": form, "speed": 1.5}}
+            settings: Any = {"type": "realtime", "audio": audio}
+            await connection.session.update(session=settings)
+            await take(connection, "session.updated")
+            await connection.input_audio_buffer.append(audio=base64.b64encode(codes).decode())
+            await connection.input_audio_buffer.commit()
+            await connection.response.create()
+            events = await take(connection, "response.done")
+            pieces = [base64.b64decode(e.delta) for e in events if e.type == "response.output_audio.delta"]
+            tokens = events[-1].response.usage.output_token_details.audio_tokens
+            assert tokens > 0
+            assert len(b"".join(pieces)) == -(-round(480 * tokens / 1.5) // 3)
 
     run(scenario())
 

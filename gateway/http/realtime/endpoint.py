@@ -16,6 +16,7 @@ from gateway.http.context import HttpContext
 from gateway.http.errors import response_of
 from gateway.http.realtime.events import EventError, read_event
 from gateway.http.realtime.session import Session
+from gateway.http.realtime.transport import EventTransport
 from gateway.http.realtime.turns.pool import VoicePool
 from omnirelay.errors import BusyError, InvalidRequestError, OmniRelayError
 from omnirelay.protocol import PIECE_BYTES
@@ -92,7 +93,7 @@ class RealtimeApi:
                 raise ClientGoneError from error
 
         account, client = self._context.account(socket), self._context.share(socket)
-        session = Session(self._context, account, send, client, self._voices)
+        session = Session(self._context, account, EventTransport(send), client, self._voices)
         reading = asyncio.create_task(self._read(socket, session))
         slow = asyncio.create_task(session.too_slow.wait())
         try:

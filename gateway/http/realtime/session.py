@@ -25,8 +25,9 @@ from gateway.http.realtime.items import (
     read_item,
     sound_item,
 )
-from gateway.http.realtime.response import CancelReason, Response, Send
+from gateway.http.realtime.response import CancelReason, Response
 from gateway.http.realtime.settings import Settings, read_options, refuse, split
+from gateway.http.realtime.transport import Transport
 from gateway.http.realtime.turns.listener import Turn, TurnListener
 from gateway.http.realtime.turns.pool import VoicePool
 from omnirelay.content import AudioPart, ChatMessage
@@ -45,20 +46,28 @@ class Session:
     """One client's session.  Must be closed."""
 
     def __init__(
-        self, context: HttpContext, account: ClientAccount, send: Send, client: str, voices: VoicePool
+        self,
+        context: HttpContext,
+        account: ClientAccount,
+        transport: Transport,
+        client: str,
+        voices: VoicePool,
     ) -> None:
         self.id: Final = f"sess_{secrets.token_hex(10)}"
         self.too_slow: Final = asyncio.Event()
         """Set when the connection must be closed because the client reads too slowly."""
         self._context = context
-        self._send = send
+        self._transport = transport
+        self._send = transport.send
         self._account = account
         self._settings = Settings()
         media, held = _media_of(account, context.config.media), context.gateway.held.of(account.share)
         self._conversation = RealtimeConversation(media, held)
         self._audio = InputAudio(media, held)
         self._early = EarlyPrompt(context.gateway, account, client)
-        self._transcriber = Transcriber(context.gateway, account, send, self._conversation, self._unanswered)
+        self._transcriber = Transcriber(
+            context.gateway, account, transport.send, self._conversation, self._unanswered
+        )
         self._response: Response | None = None
         self._early_response: Response | None = None
         """Answers the turn as it is if the user's pause is its end; the client does not know of it."""
@@ -93,7 +102,9 @@ class Session:
     async def _handle(self, event: events.ClientEvent) -> None:
         match event:
             case events.AppendAudio():
-                self._audio.append(event.audio)
+                # A transport that plays records, too, and gives PCM.
+                name = "audio/pcm" if self._transport.plays else self._settings.input_format
+                await self._audio.append_as(name, event.audio)
                 await self._listen()
             case events.CommitAudio():
                 await self._commit()
@@ -139,7 +150,7 @@ class Session:
 
     async def _edit(self, event: events.ClientEvent) -> None:
         if isinstance(event, events.CreateItem):
-            item = await asyncio.to_thread(read_item, event.item, "item")
+            item = await asyncio.to_thread(read_item, event.item, "item", self._settings.input_format)
             await self._added(item, self._conversation.add(item, event.previous_item_id))
         elif isinstance(event, events.DeleteItem):
             self._conversation.remove(event.item_id)
@@ -308,8 +319,16 @@ class Session:
         conversation: RealtimeConversation | None,
         metadata: dict[str, str] | None = None,
     ) -> Response:
-        context, send = self._context, self._send
-        return Response(context, self._account, send, settings, messages, conversation, metadata, self._early)
+        return Response(
+            self._context,
+            self._account,
+            self._transport,
+            settings,
+            messages,
+            conversation,
+            metadata,
+            self._early,
+        )
 
     async def _answer(self, response: Response) -> None:
         try:
@@ -346,7 +365,8 @@ class Session:
             if values.get("type") == "item_reference":
                 item = self._conversation.get(str(values.get("id")))
             else:
-                item = await asyncio.to_thread(read_item, values, f"response.input[{at}]")
+                where, audio_format = f"response.input[{at}]", self._settings.input_format
+                item = await asyncio.to_thread(read_item, values, where, audio_format)
             given.append(item)
         return messages_of(given)
 

@@ -17,6 +17,7 @@ from gateway.http.errors import body_of
 from gateway.http.fields import convert
 from gateway.http.realtime.conversation import RealtimeConversation
 from gateway.http.realtime.items import Item
+from gateway.http.realtime.transport import Send
 from gateway.manager import Gateway
 from omnirelay.content import ChatMessage, TextPart
 from omnirelay.errors import InvalidRequestError, OmniRelayError
@@ -31,8 +32,6 @@ MAX_WAITING: Final = 64
 LAST: Final = 1000
 """The least urgent priority."""
 log = logging.getLogger(__name__)
-
-Send = Callable[[str, dict[str, Any]], Awaitable[None]]
 
 
 class TranscriptionRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
