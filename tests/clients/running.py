@@ -17,6 +17,7 @@ from tests.support.stack import inherited
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = Path(__file__).with_name("programs")
+EXAMPLES = ROOT / "examples" / "voice"
 ENVIRONMENTS = ROOT / ".venv-clients"
 INTERPRETERS = {".py": "python", ".sh": "bash", ".mjs": "node"}
 ANSWER = "twenty plus sixteen is thirty six"
@@ -59,7 +60,7 @@ class Programs:
     ) -> str:
         """Return all that a program printed, as :meth:`run` runs it."""
         # Node looks for packages beside the program.
-        modules, path = self.folder / "node_modules", self.folder / program
+        modules, path = self.folder / "node_modules", self.folder / Path(program).name
         modules.unlink(missing_ok=True)
         modules.symlink_to(ENVIRONMENTS / client / "node_modules")
         shutil.copyfile(PROGRAMS / program, path)
@@ -85,6 +86,8 @@ class Programs:
         """Variables of a process in the environment of a client."""
         return inherited() | {
             "PATH": f"{ENVIRONMENTS / client / 'bin'}{os.pathsep}{os.environ['PATH']}",
+            # The examples' agents are imported.
+            "PYTHONPATH": str(EXAMPLES),
             "OPENAI_BASE_URL": f"{self.url}/v1",
             "RECORDING": str(self.checkpoint / "starter.wav"),
             "CHECKPOINT": str(self.checkpoint),

@@ -4,7 +4,7 @@ import wave
 
 import pytest
 
-from tests.clients.running import ANSWER, HEARD, LONGEST_S, ROOT, SHORTEST_S, TRANSCRIPT, Programs
+from tests.clients.running import ANSWER, EXAMPLES, HEARD, LONGEST_S, SHORTEST_S, TRANSCRIPT, Programs
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(300)]
 
@@ -31,7 +31,7 @@ def test_pipecat(programs: Programs) -> None:
 
 def test_a_voice_app_of_openai_agents(programs: Programs) -> None:
     question, answer = programs.checkpoint / "starter.wav", programs.folder / "answer.wav"
-    example = ROOT / "examples" / "voice" / "agents_voice.py"
+    example = EXAMPLES / "agents_voice.py"
     programs.output("openai-agents", example, arguments=(str(question), str(answer)))
     with wave.open(str(answer)) as file:
         assert is_speech(file.getnframes() / file.getframerate())

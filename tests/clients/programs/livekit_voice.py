@@ -3,16 +3,12 @@
 import asyncio
 import json
 import os
-import sys
 import wave
-from pathlib import Path
 
 from livekit import rtc
 from livekit.agents import ConversationItemAddedEvent, llm
 from livekit.agents.voice import io
 from livekit.plugins import openai
-
-sys.path.append(str(Path(__file__).parents[3] / "examples" / "voice"))
 from livekit_agent import agent, voice_session
 
 BASE_URL = os.environ["OPENAI_BASE_URL"]

@@ -5,7 +5,6 @@ import json
 import os
 import sys
 import wave
-from pathlib import Path
 
 from loguru import logger
 from pipecat.frames.frames import (
@@ -22,8 +21,6 @@ from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.processors.aggregators.llm_response_universal import LLMContextAggregatorPair
 from pipecat.services.openai.realtime.llm import OpenAIRealtimeLLMService
 from pipecat.workers.runner import WorkerRunner
-
-sys.path.append(str(Path(__file__).parents[3] / "examples" / "voice"))
 from pipecat_bot import pipeline
 
 URL = os.environ["OPENAI_BASE_URL"]
@@ -74,9 +71,10 @@ async def converse(bot: Pipeline) -> Watch:
     await runner.add_workers(worker)
     running = asyncio.create_task(runner.run())
     with wave.open(os.environ["RECORDING"]) as file:
-        pcm = file.readframes(file.getnframes())
+        question = file.readframes(file.getnframes())
     step = 2 * RATE // 50
-    pcm += bytes(step * 1500)
+    # Nobody speaks while the bot still connects.
+    pcm = bytes(step * 50) + question + bytes(step * 1500)
     for begin in range(0, len(pcm) - step, step):
         await worker.queue_frame(InputAudioRawFrame(pcm[begin : begin + step], RATE, 1))
         await asyncio.sleep(0.02)
