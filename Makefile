@@ -46,7 +46,6 @@ CLIENTS := $(patsubst requirements/clients/%.lock,.venv-clients/%/.ready,$(wildc
 		PATH="$$PWD/bin:$$PATH" npm ci --silent --no-audit --no-fund; }
 	@touch $@
 
-.venv-clients/guidellm/.ready: $(READY)
 .venv-clients/node/.ready: requirements/clients/node/package-lock.json
 
 clients: ## install the client programs that test-clients runs, each in an environment in .venv-clients

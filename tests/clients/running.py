@@ -84,7 +84,11 @@ class Programs:
 
     def environment(self, client: str) -> dict[str, str]:
         """Variables of a process in the environment of a client."""
-        return inherited() | {
+        # The tests' own process is kept from Hugging Face, which a user's is not.
+        variables = {
+            key: value for key, value in inherited().items() if not key.startswith(("HF_", "TRANSFORMERS_"))
+        }
+        return variables | {
             "PATH": f"{ENVIRONMENTS / client / 'bin'}{os.pathsep}{os.environ['PATH']}",
             # The examples' agents are imported.
             "PYTHONPATH": str(EXAMPLES),

@@ -56,6 +56,7 @@ def test_a_recording_becomes_text(configure: Configure) -> None:
             assert await create(**fields, response_format="text") == SAID + "\n"
             told: Any = await create(**fields, response_format="verbose_json", language="en")
             assert (told.text, told.language, told.duration) == (SAID, "en", 0.5)
+            assert (told.usage.type, told.usage.seconds) == ("duration", 0.5)
             stream: Any = await create(**fields, stream=True)
             events = [event async for event in stream]
             assert "".join(event.delta for event in events[:-1]) == SAID

