@@ -29,6 +29,8 @@ from gateway.http.openai.transcription import TranscriptionApi
 from gateway.http.operations import OperationsApi
 from gateway.http.page import PageApi
 from gateway.http.realtime.endpoint import RealtimeApi
+from gateway.http.realtime.opening.client_secrets import ClientSecretsApi
+from gateway.http.realtime.opening.sessions import Sessions
 from omnirelay.errors import OmniRelayError
 from omnirelay.protocol import parse_tcp
 
@@ -61,7 +63,7 @@ def make_app(context: HttpContext) -> Starlette:
     models, page, realtime, operations = (
         ModelsApi(context),
         PageApi(),
-        RealtimeApi(context),
+        RealtimeApi(context, Sessions(context)),
         OperationsApi(context),
     )
     routes = [
@@ -74,6 +76,7 @@ def make_app(context: HttpContext) -> Starlette:
         Route("/v1/audio/transcriptions", TranscriptionApi(context).create, methods=["POST"]),
         WebSocketRoute("/v1/realtime", realtime.serve),
         Route("/v1/realtime", realtime.refuse),
+        Route("/v1/realtime/client_secrets", ClientSecretsApi(context).create, methods=["POST"]),
         Route("/v1/requests/{request_id}", operations.request),
         *_monitored(operations),
         Route("/v1/models", models.list),

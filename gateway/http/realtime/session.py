@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import secrets
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -10,7 +9,6 @@ from gateway.access.account import ClientAccount
 from gateway.http.connection import ClientGoneError
 from gateway.http.context import HttpContext
 from gateway.http.errors import body_of
-from gateway.http.fields import named
 from gateway.http.realtime import events
 from gateway.http.realtime.conversation import RealtimeConversation
 from gateway.http.realtime.idle import IdleTimer
@@ -22,11 +20,12 @@ from gateway.http.realtime.items import (
     messages_of,
     milliseconds,
     new_item_id,
+    new_session_id,
     read_item,
     sound_item,
 )
 from gateway.http.realtime.response import CancelReason, Response
-from gateway.http.realtime.settings import Settings, read_options, refuse, split
+from gateway.http.realtime.settings import Settings, changed_settings, read_options, refuse, split
 from gateway.http.realtime.transport import Transport
 from gateway.http.realtime.turns.listener import Turn, TurnListener
 from gateway.http.realtime.turns.pool import VoicePool
@@ -52,15 +51,16 @@ class Session:
         transport: Transport,
         client: str,
         voices: VoicePool,
+        settings: Settings,
     ) -> None:
-        self.id: Final = f"sess_{secrets.token_hex(10)}"
+        self.id: Final = new_session_id()
         self.too_slow: Final = asyncio.Event()
         """Set when the connection must be closed because the client reads too slowly."""
         self._context = context
         self._transport = transport
         self._send = transport.send
         self._account = account
-        self._settings = Settings()
+        self._settings = settings
         media, held = _media_of(account, context.config.media), context.gateway.held.of(account.share)
         self._conversation = RealtimeConversation(media, held)
         self._audio = InputAudio(media, held)
@@ -86,6 +86,7 @@ class Session:
 
     async def begin(self) -> None:
         """Send ``session.created``."""
+        self._set_listener()
         await self._send("session.created", {"session": self._shown()})
 
     async def handle(self, event: events.ClientEvent) -> None:
@@ -382,11 +383,7 @@ class Session:
     def _changed(
         self, values: dict[str, Any], where: str, unavailable: Callable[[UnsupportedError], None]
     ) -> Settings:
-        settings = self._settings.changed(values, where, self._context.require_model, unavailable)
-        if settings.voice != self._settings.voice:
-            with named({"speaker": f"{where}.audio.output.voice"}):
-                self._context.gateway.check_speaker(GenerateRequest(speech=True, speaker=settings.voice))
-        return settings
+        return changed_settings(self._context, self._settings, values, where, unavailable)
 
     def _shown(self) -> dict[str, Any]:
         return self._settings.shown(self.id, self._context.model)

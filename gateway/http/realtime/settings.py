@@ -6,7 +6,8 @@ from typing import Any, Final, Literal
 import msgspec
 from msgspec.structs import replace
 
-from gateway.http.fields import convert, read_fields, require_neutral
+from gateway.http.context import HttpContext
+from gateway.http.fields import convert, named, read_fields, require_neutral
 from gateway.http.openai.chat_request import Voice, voice_name
 from gateway.http.openai.tools import CallParser, Choice, Tool, explained, forced_schema
 from gateway.http.realtime.functions.tools import read_choice, read_tools, shown_choice, shown_tools
@@ -14,6 +15,7 @@ from gateway.http.realtime.input.transcription import TranscriptionRules, read_t
 from gateway.http.realtime.turns.rules import TurnRules, read_rules
 from omnirelay.content import ChatMessage
 from omnirelay.errors import InvalidRequestError, UnsupportedError
+from omnirelay.protocol import GenerateRequest
 from shared.messages import SAMPLE_RATE, Temperature
 
 MAX_INSTRUCTIONS: Final = 2**20
@@ -218,6 +220,21 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "truncation": "auto",
             "tracing": None,
         }
+
+
+def changed_settings(
+    context: HttpContext,
+    settings: Settings,
+    values: dict[str, Any],
+    where: str,
+    unavailable: Callable[[UnsupportedError], None],
+) -> Settings:
+    """Return settings with changes, as :meth:`Settings.changed` does, and with a voice that is there."""
+    changed = settings.changed(values, where, context.require_model, unavailable)
+    if changed.voice != settings.voice:
+        with named({"speaker": f"{where}.audio.output.voice"}):
+            context.gateway.check_speaker(GenerateRequest(speech=True, speaker=changed.voice))
+    return changed
 
 
 def split(values: Mapping[str, Any], names: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, Any]]:
