@@ -13,14 +13,12 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from gateway.http.connection import ClientGoneError
 from gateway.http.context import HttpContext
 from gateway.http.errors import response_of
-from gateway.http.realtime.events import EventError, read_event
 from gateway.http.realtime.opening.client_secrets import first_settings
-from gateway.http.realtime.opening.sessions import Sessions
+from gateway.http.realtime.opening.sessions import Sessions, receive
 from gateway.http.realtime.session import Session
 from gateway.http.realtime.settings import Settings
 from gateway.http.realtime.transport import EventTransport
-from omnirelay.errors import InvalidRequestError, OmniRelayError
-from omnirelay.protocol import PIECE_BYTES
+from omnirelay.errors import OmniRelayError
 
 IDLE_S: Final = 600.0
 """Time limit between two events of a client while no response is generated."""
@@ -113,18 +111,4 @@ class RealtimeApi:
                 return
             if message["type"] == "websocket.disconnect":
                 return
-            await self._handle(message.get("text"), session)
-
-    async def _handle(self, text: str | None, session: Session) -> None:
-        event_id = None
-        try:
-            if text is None:
-                raise InvalidRequestError("events must be text messages, not binary ones")
-            large = len(text) > PIECE_BYTES
-            event = await asyncio.to_thread(read_event, text) if large else read_event(text)
-            event_id = event.event_id
-            await session.handle(event)
-        except EventError as error:
-            await session.tell(error.error, error.event_id)
-        except OmniRelayError as error:
-            await session.tell(error, event_id)
+            await receive(message.get("text"), session)

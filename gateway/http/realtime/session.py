@@ -153,12 +153,30 @@ class Session:
         elif isinstance(event, events.DeleteItem):
             self._conversation.remove(event.item_id)
             await self._send("conversation.item.deleted", {"item_id": event.item_id})
+        elif isinstance(event, events.ClearOutput):
+            if not self._transport.plays:
+                raise UnsupportedError("over a WebSocket the client plays the speech", "type")
+            await self._cut("client_cancelled")
         elif isinstance(event, events.TruncateItem):
             if self._response is not None and self._response.item_id == event.item_id:
                 await self._interrupt()
-            self._conversation.get(event.item_id).truncate(event.content_index, event.audio_end_ms)
-            told = {"content_index": event.content_index, "audio_end_ms": event.audio_end_ms}
-            await self._send("conversation.item.truncated", {"item_id": event.item_id, **told})
+            await self._truncate(event.item_id, event.content_index, event.audio_end_ms)
+
+    async def _truncate(self, item_id: str, content_index: int, audio_end_ms: int) -> None:
+        self._conversation.get(item_id).truncate(content_index, audio_end_ms)
+        told = {"content_index": content_index, "audio_end_ms": audio_end_ms}
+        await self._send("conversation.item.truncated", {"item_id": item_id, **told})
+
+    async def _cut(self, reason: CancelReason) -> None:
+        """Stop what is being played, cancel the response, and keep what was heard."""
+        cut = self._transport.stop_audio()
+        if self._response is not None:
+            self._response.playback.stop()
+        await self._interrupt(reason)
+        for place, ms in cut:
+            await self._send("output_audio_buffer.cleared", {"response_id": place["response_id"]})
+            if self._conversation.has(place["item_id"]):
+                await self._truncate(place["item_id"], place["content_index"], ms)
 
     def _set_listener(self) -> None:
         """Detect turns as the settings say."""
@@ -200,10 +218,10 @@ class Session:
         self._idle.spoken()
         told = {"audio_start_ms": turn.ms, "item_id": turn.item_id}
         await self._send("input_audio_buffer.speech_started", told)
-        if interrupts and self._response is not None and self._response.in_conversation:
+        if interrupts and (self._response is None or self._response.in_conversation):
             if self.answering:
                 self._context.gateway.metrics.turn("interrupted")
-            await self._interrupt("turn_detected")
+            await self._cut("turn_detected")
 
     def _answer_early(self, turn: Turn, answers: bool) -> None:
         """Begin to answer a turn that may have ended."""
