@@ -55,7 +55,7 @@ class Call:
         try:
             async with asyncio.timeout(CONNECT_S):
                 channel = await self._peer.opened
-            self._transport.open(channel)
+            self._transport.open(channel, self._peer.end)
             await self._converse()
         except TimeoutError:
             log.info("%s ends: its client did not connect within %g s", self.id, CONNECT_S)

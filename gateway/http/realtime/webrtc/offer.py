@@ -45,6 +45,8 @@ def read_offer(data: bytes) -> str:
         _values(lines, "a=group:")
     ):
         raise _invalid("audio and data channel must share one transport: a=group:BUNDLE with both")
+    if not _values(lines, "a=fingerprint:"):
+        raise _invalid("it has no a=fingerprint of a certificate for DTLS")
     kept = [line for line in lines if not line.startswith(_DROPPED)]
     return "\r\n".join([*kept, ""])
 

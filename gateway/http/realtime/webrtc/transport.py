@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
@@ -29,12 +30,13 @@ class CallTransport:
     def __init__(self) -> None:
         self.track: Final = SpeechTrack(self._tell)
         self._channel: RTCDataChannel | None = None
+        self._end: Callable[[], None] = lambda: None
         self._read = asyncio.Event()
         self._events = 0
 
-    def open(self, channel: RTCDataChannel) -> None:
-        """Send events on a channel, which is open."""
-        self._channel = channel
+    def open(self, channel: RTCDataChannel, end: Callable[[], None]) -> None:
+        """Send events on a channel, which is open; ``end`` ends the call if they are not read."""
+        self._channel, self._end = channel, end
         channel.bufferedAmountLowThreshold = MAX_UNREAD // 2
         channel.on("bufferedamountlow", self._read.set)
 
@@ -53,6 +55,8 @@ class CallTransport:
                 async with asyncio.timeout(STALL_S):
                     await self._read.wait()
             except TimeoutError as error:
+                log.info("a call ends: its client has read no event for %g s", STALL_S)
+                self._end()
                 raise ClientGoneError from error
 
     async def send_audio(self, place: dict[str, Any], pcm: bytes, start_delay_ms: int) -> None:
