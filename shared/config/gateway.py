@@ -63,6 +63,7 @@ class WebRtcConfig(Section):
     enabled: bool = False
     addresses: list[IPvAnyAddress] = Field(default_factory=list, max_length=8)
     advertised: list[IPvAnyAddress] = Field(default_factory=list, max_length=8)
+    max_calls: Annotated[int, Field(gt=0)] = 10
     max_call_s: Annotated[float, Field(gt=0)] = 3600.0
 
 

@@ -287,7 +287,7 @@ def test_a_client_that_reads_no_events(configure: Configure, monkeypatch: pytest
 def test_many_calls_are_held_and_freed(configure: Configure) -> None:
     async def scenario() -> None:
         async with http_bench(configure(with_calls())) as b, speaking(b, ANSWER, CHUNKS):
-            callers = [Caller(b.http) for _ in range(10)]
+            callers = [Caller(b.http) for _ in range(8)]
             try:
                 await asyncio.gather(*(each.call(QUIET) for each in callers))
                 await asyncio.gather(*(ask(each, "output_audio_buffer.stopped") for each in callers))

@@ -188,6 +188,18 @@ def test_calls_and_websockets_count_together(configure: Configure, monkeypatch: 
     run(scenario())
 
 
+def test_calls_are_limited_by_themselves(configure: Configure, offer: str) -> None:
+    async def scenario() -> None:
+        async with http_bench(configure(with_calls(max_calls=5))) as b:
+            codes = [(await b.http.post(URL, content=offer, headers=SDP)).status_code for _ in range(5)]
+            assert codes == [201] * 4 + [429]
+            # Sessions by WebSocket go on.
+            async with b.ai.realtime.connect(model="omnirelay") as one:
+                await one.recv()
+
+    run(scenario())
+
+
 def test_a_call_is_a_connection(configure: Configure, offer: str) -> None:
     async def scenario() -> None:
         async with http_bench(configure(with_calls(), max_connections=5)) as b:

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.access.places import Place
+from gateway.fairness.quota import Quota
 from gateway.http.body import read_body, read_object
 from gateway.http.context import HttpContext
 from gateway.http.multipart import TYPE, read_form
@@ -43,6 +44,7 @@ class CallsApi:
     def __init__(self, context: HttpContext, sessions: Sessions) -> None:
         self._context = context
         self._sessions = sessions
+        self._quota = Quota(context.config.gateway.webrtc.max_calls)
         self._held: dict[str, _Held] = {}
 
     async def create(self, request: Request) -> Response:
@@ -59,10 +61,11 @@ class CallsApi:
         offer = read_offer(sdp)
         settings = first_settings(context, request, DEFAULT)
         settings = changed_settings(context, settings, values, "session", refuse)
-        self._sessions.check(client)
+        self._check(client)
         call_id, transport = f"rtc_{secrets.token_hex(16)}", CallTransport()
         place = self._place(request, client, call_id)
         self._sessions.take(client)
+        self._quota.take(client)
         peer = Peer(transport.track, context.config.gateway.webrtc)
         call = Call(
             call_id,
@@ -105,6 +108,15 @@ class CallsApi:
         finally:
             self._free(call.id, place)
 
+    def _check(self, client: str) -> None:
+        self._sessions.check(client)
+        if not self._quota.has_for(client):
+            raise BusyError(
+                f"{self._quota.used} calls are held, {self._quota.own(client)} of them this client's "
+                f"(gateway.webrtc.max_calls is {self._quota.total}): try again later, or by WebSocket",
+                RETRY_MS,
+            )
+
     def _place(self, request: Request, client: str, call_id: str) -> Place:
         """Count the call as a connection."""
         address = request.client.host if request.client else ""
@@ -123,6 +135,7 @@ class CallsApi:
         held = self._held.pop(call_id)
         place.leave()
         self._sessions.give(held.holder)
+        self._quota.give(held.holder)
 
 
 def _read(content_type: str, body: bytearray) -> tuple[bytes, dict[str, Any]]:
