@@ -4,12 +4,14 @@ import asyncio
 import re
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from ipaddress import IPv4Address
 from typing import Any
 
 import httpx
 import pytest
+from aiortc.rtcsctptransport import DataChunk
+from aiortc.rtp import RtpPacket
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -20,7 +22,7 @@ from omnirelay.errors import InvalidRequestError, MissingPackageError
 from shared.config import Config
 from shared.config.gateway import WebRtcConfig
 from tests.gateway.bench import run
-from tests.gateway.caller import calling
+from tests.gateway.caller import Caller, calling
 from tests.gateway.guarded import BEARER, OTHER
 from tests.gateway.http_bench import http_bench, http_gateway
 from tests.gateway.test_http_calls import QUIET, connected, free, with_calls
@@ -296,6 +298,44 @@ def test_strangers_get_no_answer_and_fill_nothing(configure: Configure) -> None:
                     stranger.recv(100)
             peer = _peer_of(held)
             assert peer._queue.qsize() <= 64
+
+    run(scenario())
+
+
+async def open_channels(c: Caller) -> None:
+    for number in range(10):
+        c.connection.createDataChannel(f"more-{number}")
+
+
+async def many_sources(c: Caller) -> None:
+    transport = c.connection.getTransceivers()[0].receiver.transport
+    for source in range(1, 20):
+        packet = RtpPacket(payload_type=96, sequence_number=source, timestamp=source)
+        packet.ssrc, packet.payload = source, b"x"
+        await transport._send_rtp(packet.serialize())
+
+
+async def endless_message(c: Caller) -> None:
+    sctp = c.connection.sctp
+    assert sctp is not None
+    for number in range(2200):
+        chunk = DataChunk()
+        chunk.tsn, chunk.stream_id, chunk.user_data = sctp._local_tsn + number, 1, bytes(1000)
+        await sctp._send_chunk(chunk)
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("attack", [open_channels, many_sources, endless_message])
+def test_clients_that_fill_memory_are_disconnected(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch, attack: Callable[[Caller], Awaitable[None]]
+) -> None:
+    monkeypatch.setattr("gateway.http.realtime.webrtc.peer.CHECK_S", 0.1)
+
+    async def scenario() -> None:
+        async with http_bench(configure(with_calls())) as b, connected(b, QUIET) as c:
+            await attack(c)
+            async with asyncio.timeout(10):
+                await free(b)
 
     run(scenario())
 

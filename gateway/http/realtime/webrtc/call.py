@@ -52,6 +52,8 @@ class Call:
 
     async def run(self) -> None:
         """Hold the call until one side hangs up, or a limit is reached; then everything is free."""
+        watching = asyncio.create_task(self._peer.watch())
+        watching.add_done_callback(lambda _: self._peer.end())
         try:
             async with asyncio.timeout(CONNECT_S):
                 channel = await self._peer.opened
@@ -62,6 +64,7 @@ class Call:
         except ClientGoneError:
             log.debug("the client of %s disconnected", self.id)
         finally:
+            watching.cancel()
             await self._peer.close()
 
     def hang_up(self) -> None:

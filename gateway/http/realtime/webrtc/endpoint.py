@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import secrets
+from contextlib import AsyncExitStack
 from typing import Any, Final, NamedTuple
 
 from starlette.requests import Request
@@ -75,12 +76,11 @@ class CallsApi:
             context.config.gateway.webrtc.max_call_s,
         )
         self._held[call_id] = _Held(call, client)
-        try:
+        async with AsyncExitStack() as undone:
+            undone.callback(self._free, call_id, place)
+            undone.push_async_callback(peer.close)
             answer = await peer.answer(offer)
-        except BaseException:
-            await peer.close()
-            self._free(call_id, place)
-            raise
+            undone.pop_all()
         task = asyncio.create_task(self._hold(call, place))
         context.calls.add(task)
         task.add_done_callback(context.calls.discard)

@@ -27,6 +27,12 @@ MAX_MESSAGES: Final = 256
 """Events of the client that wait to be processed."""
 MAX_MESSAGE_BYTES: Final = 16 * 2**20
 """Of them together."""
+MAX_CHANNELS: Final = 4
+MAX_SOURCES: Final = 4
+"""Streams of packets by source; aiortc keeps statistics of each."""
+MAX_UNASSEMBLED: Final = 2**20
+"""Bytes of incomplete messages, beyond those that aiortc announces to take."""
+CHECK_S: Final = 1.0
 _REFUSALS: Final = (
     ValueError,
     LookupError,
@@ -58,6 +64,7 @@ class Peer:
         self._config = config
         self._messages: asyncio.Queue[str | bytes] = asyncio.Queue(MAX_MESSAGES)
         self._waiting_bytes = 0
+        self._channels = 0
         # Without an empty list aiortc asks a public STUN server.
         self._connection = RTCPeerConnection(RTCConfiguration(iceServers=[]))
         voice = self._connection.addTransceiver(track)
@@ -95,6 +102,16 @@ class Peer:
         self._waiting_bytes -= len(data)
         return data if isinstance(data, str) else None
 
+    async def watch(self) -> None:
+        """Return when the client makes aiortc keep more than a client needs; it has no limits of its own."""
+        receiver = self._connection.getTransceivers()[0].receiver
+        sctp = self._connection.sctp
+        while len(receiver.getSynchronizationSources()) <= MAX_SOURCES and (
+            sctp is None or sctp._advertised_rwnd >= -MAX_UNASSEMBLED
+        ):
+            await asyncio.sleep(CHECK_S)
+        log.info("a call ends: its client fills the gateway's memory")
+
     def end(self) -> None:
         """The connection has ended, or is to."""
         self.gone.set()
@@ -114,6 +131,11 @@ class Peer:
         self.voice = track
 
     def _on_channel(self, channel: RTCDataChannel) -> None:
+        self._channels += 1
+        if self._channels > MAX_CHANNELS:
+            log.info("a call ends: its client opens more than %d channels", MAX_CHANNELS)
+            self.end()
+            return
         if channel.label != CHANNEL or self.opened.done():
             channel.close()
             return
