@@ -40,11 +40,13 @@ def read_offer(data: bytes) -> str:
         raise _invalid(
             f"it offers {', '.join(media) or 'nothing'}: one audio track and a data channel are needed"
         )
-    mids = _values(lines, "a=mid:")
-    if len(mids) != len(MEDIA) or {" ".join(("BUNDLE", *each)) for each in (mids, mids[::-1])}.isdisjoint(
-        _values(lines, "a=group:")
-    ):
-        raise _invalid("audio and data channel must share one transport: a=group:BUNDLE with both")
+    sections = "\n".join(lines).split("\nm=")[1:]
+    mids = [" ".join(_values(section.split("\n"), "a=mid:")) for section in sections]
+    bundles = [each.split(" ") for each in _values(lines, "a=group:")]
+    if len(set(mids)) < len(MEDIA) or ["BUNDLE", *mids] not in bundles:
+        raise _invalid(
+            "audio and data channel must share one transport: a=group:BUNDLE with the a=mid of both"
+        )
     if not _values(lines, "a=fingerprint:"):
         raise _invalid("it has no a=fingerprint of a certificate for DTLS")
     kept = [line for line in lines if not line.startswith(_DROPPED)]
