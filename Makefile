@@ -10,7 +10,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 .DEFAULT_GOAL := help
 .PHONY: help env demo up test test-long test-chaos test-apart test-compose test-monitoring test-page prometheus chromium
 .PHONY: ip iptables zsh fish chaos fuzz bench bench-gateway simulate rehearsal gpu profile train check format wheels clean sbom audit
-.PHONY: test-quality test-cluster quality flite espeak-ng kustomize
+.PHONY: test-quality test-cluster test-clients clients quality flite espeak-ng kustomize
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,6 +33,21 @@ $(LISTENER): requirements/quality.lock $(READY)
 $(RAY): requirements/cluster.lock $(READY)
 	@$(BIN)/python -m pip install --quiet --no-input --no-deps --require-hashes -r requirements/cluster.lock
 	@touch $@
+
+# Each client program has an environment of its own.
+CLIENTS := $(patsubst requirements/clients/%.lock,.venv-clients/%/.ready,$(wildcard requirements/clients/*.lock))
+
+.venv-clients/%/.ready: requirements/clients/%.lock
+	@"$(PYTHON)" -m venv --clear $(@D)
+	@$(@D)/bin/python -m pip install --quiet --no-input --no-deps --require-hashes -r $<
+	@[ ! -d requirements/clients/$* ] || { cp requirements/clients/$*/package*.json $(@D) && cd $(@D) && \
+		PATH="$$PWD/bin:$$PATH" npm ci --silent --no-audit --no-fund; }
+	@touch $@
+
+.venv-clients/node/.ready: requirements/clients/node/package-lock.json
+
+clients: ## install the client programs that test-clients runs, each in an environment in .venv-clients
+	@$(MAKE) --no-print-directory --jobs=$$(nproc) $(CLIENTS)
 
 demo: env ## start the stack on the trained checkpoint and ask it three questions
 	@$(BIN)/omnirelay demo
@@ -83,6 +98,9 @@ test-quality: env flite espeak-ng $(LISTENER) ## ask the trained checkpoint held
 
 test-cluster: env $(RAY) ## the stack on a real Ray cluster of four nodes: placement, scaling, lost and frozen nodes
 	@$(BIN)/python -m pytest --capture=no -m cluster tests/cluster
+
+test-clients: env clients ## official SDKs, agent frameworks, proxies and load tools, as users run them, against one stack
+	@$(BIN)/python -m pytest --capture=no -m clients tests/clients
 
 # ARGS="DIR --count 20 --reference": see `python -m benchmarks.quality --help`.
 quality: env flite espeak-ng $(LISTENER) ## measure how right and how intelligible answers are: a table in benchmarks/results
@@ -172,6 +190,6 @@ wheels: env ## build the distributions omnirelay (client) and omnirelay-server i
 	@ls dist/*.whl
 
 clean: ## remove the environments and everything that was generated
-	rm -rf .venv .venv-gpu .venv-audit out build deploy/client/build dist .cache *.egg-info
+	rm -rf .venv .venv-gpu .venv-audit .venv-clients out build deploy/client/build dist .cache *.egg-info
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .coverage .coverage.*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -139,6 +139,7 @@ async def ask(address: str, pcm: bytes | None, seed: int) -> tuple[float, int, i
             "type": "realtime",
             "instructions": f"Answer question {seed}.",
             "max_output_tokens": ANSWER_TOKENS,
+            "audio": {"input": {"turn_detection": None}},
         }
         await _send(socket, "session.update", session=settings)
         await _until(socket, "session.updated")

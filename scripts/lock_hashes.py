@@ -21,6 +21,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
+REQUIREMENTS = ROOT / "requirements"
 SETS = (("cpu.lock", "dev.lock", "cluster.lock"), ("audit.lock",))
 """Locks that are installed together; versions may differ between these sets."""
 MACHINES = ("x86_64", "aarch64")
@@ -86,14 +87,14 @@ def with_hashes(text: str, hashes: dict[str, set[str]]) -> str:
 def main() -> None:
     """Write them."""
     for names in SETS:
-        write([ROOT / "requirements" / name for name in names])
+        write([REQUIREMENTS / name for name in names])
 
 
-def write(locks: Sequence[Path]) -> None:
+def write(locks: Sequence[Path], machines: Sequence[str] = MACHINES) -> None:
     """Write the hashes into locks that are installed together."""
     pins = [pin for lock in locks for pin in pins_of(lock)]
     hashes: defaultdict[str, set[str]] = defaultdict(set)
-    for machine in MACHINES:
+    for machine in machines:
         for glibc in GLIBC:
             print(f"{len(pins)} packages on {machine} with glibc 2.{glibc}", flush=True)
             for name, each in ask_pip(pins, machine, glibc).items():

@@ -88,6 +88,8 @@ class SimulatedReplica:
         )
         self._inbox_address = self.inbox.endpoint if self.inbox is not None else inbox
         self._joined = Peers(gateway="none")
+        # None while the gateway knows them.
+        self._peers: list[str] | None = []
         self._interval_s = config.stage(stage).heartbeat_s
         self._due = time.monotonic() + random.random() * self._interval_s
 
@@ -95,7 +97,7 @@ class SimulatedReplica:
         """Send the heartbeat if it is time."""
         if now < self._due:
             return
-        self._due = max(now, self._due + self._interval_s)
+        self._due = max(now, self._due + max(self._interval_s, self._joined.heartbeat_s))
         speakers = ["Chelsie"] if self.stage == "token2wav" else []
         beat = Heartbeat(
             stage=self.stage,
@@ -106,9 +108,10 @@ class SimulatedReplica:
             load=StageLoad(),
             peak_memory_bytes=1,
             gateway=self._joined.gateway,
-            peers=list(self._joined.replicas),
+            peers=self._peers,
         )
         self._heartbeats.send(beat)
+        self._peers = None
 
     def receive(self) -> Iterator[str]:
         """Take control messages, and yield the requests that are aborted."""
@@ -116,6 +119,7 @@ class SimulatedReplica:
         for message in messages:
             if isinstance(message, Peers):
                 self._joined = message
+                self._peers = None if message.replicas is None else list(message.replicas)
             elif isinstance(message, Credit):
                 self.events.credit(message)
             elif isinstance(message, Abort):

@@ -1,23 +1,27 @@
 """The replicas of all stages, from their heartbeats."""
 
+import math
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from gateway.requests.lifecycle import Reason
 from omnirelay.errors import StageUnavailableError
 from omnirelay.status import CodecLimits, StageState, StageStatus
-from shared.messages import MAX_REPLICAS, STAGES, Heartbeat, Route, StageName
+from shared.messages import MAX_REPLICAS, MISSED_HEARTBEATS, STAGES, Heartbeat, Route, StageName
 
 FORGET_S: Final = 600.0
 """A replica that is silent for longer is removed."""
+MAX_HEARTBEATS_PER_S: Final = 64
+"""Of all replicas; more replicas send them less often."""
 MAX_DEPARTED: Final = 1000
 """Names of replicas that have left, whose late heartbeats are ignored."""
 
 NEXT: Final[dict[StageName, StageName]] = {"thinker": "talker", "talker": "token2wav"}
 """The stage to which a stage sends."""
+_NOBODY: Final[dict[str, str]] = {}
 _BEFORE: Final = {receiver: sender for sender, receiver in NEXT.items()}
 
 
@@ -31,6 +35,7 @@ class Replica:
         down: It is lost.
         suspect: A connection to it broke since its last heartbeat.
         peers: Replicas of the next stage that it can send to.
+        reaches: The registry's addresses of these, while they are all of the next stage.
         placed: Requests placed since the last heartbeat, and in the interval before, maybe not in it.
     """
 
@@ -40,6 +45,7 @@ class Replica:
     suspect: bool = False
     state: StageState = "starting"
     peers: frozenset[str] = frozenset()
+    reaches: Mapping[str, str] | None = None
     placed: list[int] = field(default_factory=lambda: [0, 0])
 
     @property
@@ -65,7 +71,7 @@ class StageRegistry:
     States depend on those of the senders and are updated incrementally: a heartbeat costs only its changes.
 
     Args:
-        timeout_s: A replica that is silent for longer is down.
+        timeout_s: A replica that is silent for longer, and for :data:`MISSED_HEARTBEATS` intervals, is down.
         step_timeout_s: As is one whose loop is in one step for longer.
         gateway: This gateway's name; replicas get requests once they have joined it.
         stages: The configured stages.
@@ -92,9 +98,15 @@ class StageRegistry:
         self._senders: dict[StageName, Counter[str]] = {stage: Counter() for stage in STAGES}
         self._addresses: dict[StageName, dict[str, str]] = {}
         self._departed: OrderedDict[tuple[StageName, str], None] = OrderedDict()
+        self._looked_at = -math.inf
         # Since when a stage has no ready replica.
         self._missing_since: dict[StageName, float | None] = dict.fromkeys(STAGES, clock())
         self._known_once: set[StageName] = set()
+
+    @property
+    def heartbeat_s(self) -> float:
+        """Least time between two heartbeats of a replica."""
+        return sum(map(len, self._replicas.values())) / MAX_HEARTBEATS_PER_S
 
     @property
     def gateway_drains(self) -> bool:
@@ -128,16 +140,18 @@ class StageRegistry:
         ):
             return []
         if known is None:
-            known = replicas[beat.instance] = Replica(beat, self._clock(), peers=frozenset(beat.peers))
+            known = replicas[beat.instance] = Replica(beat, self._clock(), peers=frozenset(beat.peers or ()))
             self._states[beat.stage][known.state] += 1
             self._known_once.add(beat.stage)
         if beat.inbox != known.beat.inbox:
             self._stop_listening(known)
-        if beat.peers != known.beat.peers:
+        if beat.peers is not None:
             self._note_peers(known, frozenset(beat.peers))
         known.beat, known.seen, known.suspect = beat, self._clock(), False
         known.placed = [0, known.placed[0]]
-        if known.down and not self._lost(known, known.seen):
+        if beat.busy_s > self._step_timeout_s:
+            self._looked_at = -math.inf
+        if known.down and not self._lost(known, known.seen, self._silent_s):
             self._mark(known, down=False)
         before = self._listeners.get((beat.stage, beat.inbox))
         if before is not known:
@@ -171,9 +185,12 @@ class StageRegistry:
 
         Call it after taking all pending heartbeats, or delays of the gateway would count against the stages.
         """
-        # Ten times a second, over all replicas: the clock is read once.
-        now, known = self._clock(), self.replicas()
-        lost = [each for each in known if not each.down and self._lost(each, now)]
+        now, silent_s = self._clock(), self._silent_s
+        # Called ten times a second; many replicas may be silent for long.
+        if now - self._looked_at < silent_s / 20:
+            return []
+        self._looked_at, known = now, self.replicas()
+        lost = [each for each in known if not each.down and self._lost(each, now, silent_s)]
         for each in lost:
             self._mark(each, down=True)
         for each in [each for each in known if now - each.seen > FORGET_S]:
@@ -182,7 +199,7 @@ class StageRegistry:
 
     def why_down(self, replica: Replica) -> Reason:
         """Why a replica is down."""
-        return "hung" if self._age_s(replica) <= self._timeout_s else "silent"
+        return "hung" if self._age_s(replica) <= self._silent_s else "silent"
 
     def state(self, stage: StageName) -> StageState:
         """The best state of a stage's replicas."""
@@ -214,6 +231,14 @@ class StageRegistry:
             known = {each.name: each.beat.inbox for each in replicas if not each.down}
             self._addresses[stage] = known
         return known
+
+    def news(self, replica: Replica) -> dict[str, str] | None:
+        """Addresses of the replicas of its next stage; none if it is connected to exactly these."""
+        following = NEXT.get(replica.stage)
+        known = self.addresses(following) if following else _NOBODY
+        if replica.reaches is not known:
+            replica.reaches = known if replica.peers == known.keys() else None
+        return known if replica.reaches is None else None
 
     def placed(self, route: Route) -> None:
         """A request was placed on these replicas."""
@@ -270,8 +295,13 @@ class StageRegistry:
     def _age_s(self, replica: Replica) -> float:
         return self._clock() - replica.seen
 
-    def _lost(self, replica: Replica, now: float) -> bool:
-        return now - replica.seen > self._timeout_s or replica.beat.busy_s > self._step_timeout_s
+    @property
+    def _silent_s(self) -> float:
+        """A replica that is silent for longer is down."""
+        return max(self._timeout_s, MISSED_HEARTBEATS * self.heartbeat_s)
+
+    def _lost(self, replica: Replica, now: float, silent_s: float) -> bool:
+        return now - replica.seen > silent_s or replica.beat.busy_s > self._step_timeout_s
 
     def _state(self, replica: Replica) -> StageState:
         if replica.down:
@@ -310,7 +340,7 @@ class StageRegistry:
                 self._settle(each)
 
     def _note_peers(self, replica: Replica, peers: frozenset[str]) -> None:
-        before, replica.peers = replica.peers, peers
+        before, replica.peers, replica.reaches = replica.peers, peers, None
         following = NEXT.get(replica.stage)
         if following is not None and replica.state == "ready":
             self._count_senders(following, peers - before, 1)

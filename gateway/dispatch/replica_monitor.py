@@ -88,7 +88,8 @@ class ReplicaMonitor:
         # learn of it a moment later and still need the stage for queued requests.
         drained_before = beat.draining and known is not None and known.beat.draining
         age_s = registry.heartbeat_age_s(stage, name)
-        self._metrics.heartbeat(stage, age_s, self._config.stage(stage).heartbeat_s)
+        interval_s = max(registry.heartbeat_s, self._config.stage(stage).heartbeat_s)
+        self._metrics.heartbeat(stage, age_s, interval_s)
         left = known is not None and known.beat.gateway == self._name != beat.gateway
         cut = _increased(known.beat.breaks, beat.breaks) if known is not None else []
         was_down = known is not None and known.down
@@ -109,10 +110,10 @@ class ReplicaMonitor:
         if stage == "thinker":
             self._stages.reach(registry.addresses("thinker"))
         dispatcher.aborts.resend(stage, name)
-        following = NEXT.get(stage)
         peers = Peers(
             gateway=self._name,
-            replicas=registry.addresses(following) if following else {},
+            replicas=registry.news(replica),
+            heartbeat_s=registry.heartbeat_s,
             released=drained_before and not self._draining and not dispatcher.held_by(replica),
         )
         self._stages.tell(stage, name, peers)

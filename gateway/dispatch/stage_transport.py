@@ -5,6 +5,7 @@ import logging
 import secrets
 from collections import Counter
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Final
 
 import msgspec
@@ -44,9 +45,8 @@ from shared.transport.sockets import LINGER_MS, bind
 from shared.transport.wire import MAX_HEADER_BYTES, Decoder, encode
 
 CONTROL_BURST: Final = 256
-PEER_CHECK_MS: Final = 2000
-"""ZeroMQ's own heartbeat interval."""
 log = logging.getLogger(__name__)
+_checked: Final = lru_cache(maxsize=1024)(check_reachable)
 
 
 class StageTransport:
@@ -74,6 +74,8 @@ class StageTransport:
         backlog = max(DEFAULT_MAX_BACKLOG_BYTES, config.media.max_request_bytes + MAX_HEADER_BYTES)
         self._sending = Sending(f"gateway.{secrets.token_hex(8)}", config.window_bytes, backlog)
         self._thinkers: PeerQueues[ThinkerInput] = PeerQueues(self._context, "thinker", self._sending)
+        # While control messages are read, sends need no other read after them.
+        self._reading = False
         self._on_event: Callable[[StageEvent], None] | None = None
         self._on_control: Callable[[ControlToGateway], None] | None = None
 
@@ -159,7 +161,8 @@ class StageTransport:
             self._control.send_multipart([identity, *encode(message)], zmq.NOBLOCK)
         except zmq.ZMQError as error:
             log.debug("%s did not reach %s: %s", type(message).__name__, identity.decode(), error)
-        asyncio.get_running_loop().call_soon(self._read_control)
+        if not self._reading:
+            asyncio.get_running_loop().call_soon(self._read_control)
 
     def _bind_control(self, address: str) -> zmq.Socket[bytes]:
         socket = self._context.socket(zmq.ROUTER)
@@ -167,7 +170,6 @@ class StageTransport:
         # Without it an abort to an unknown stage would be dropped silently.
         socket.set(zmq.ROUTER_MANDATORY, 1)
         socket.set(zmq.MAXMSGSIZE, MAX_CONTROL_BYTES)
-        socket.set(zmq.HEARTBEAT_IVL, PEER_CHECK_MS)
         bind(socket, address)
         return socket
 
@@ -186,16 +188,19 @@ class StageTransport:
             return
         # A farewell comes after the last events of its replica.
         self._read_events()
-        for _ in range(CONTROL_BURST):
-            try:
+        self._reading = True
+        try:
+            for _ in range(CONTROL_BURST):
                 identity, *frames = self._control.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                return
-            message = self._decode_control(identity, frames)
-            if isinstance(message, Credit):
-                self._pass_on(message)
-            elif message is not None:
-                self._on_control(message)
+                message = self._decode_control(identity, frames)
+                if isinstance(message, Credit):
+                    self._pass_on(message)
+                elif message is not None:
+                    self._on_control(message)
+        except zmq.Again:
+            return
+        finally:
+            self._reading = False
         asyncio.get_running_loop().call_soon(self._read_control)
 
     def _pass_on(self, credit: Credit) -> None:
@@ -266,6 +271,6 @@ def _reachable(inbox: str, frame: zmq.Frame) -> str:
             # A peer without an IP address (ipc) is local.
             peer = str(frame.get("Peer-Address")) or "127.0.0.1"
             inbox = f"tcp://[{peer}]:{port}" if ":" in peer else f"tcp://{peer}:{port}"
-        return check_reachable(inbox)
+        return _checked(inbox)
     except (ValueError, zmq.ZMQError) as error:
         raise MessageError(str(error)) from error

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -15,6 +15,7 @@ from gateway.http.connection import while_connected
 from gateway.http.context import HttpContext
 from gateway.http.fields import named
 from gateway.requests.response_stream import ResponseStream
+from gateway.validation import SEED_BITS
 from omnirelay import error_codes
 from omnirelay.events import AcceptedEvent, AudioEvent, CodecEvent, DoneEvent, ErrorEvent, TextEvent
 from omnirelay.protocol import GenerateRequest
@@ -33,10 +34,12 @@ class AnswerOptions:
     Attributes:
         model: The client's name of the model.
         events: Send server-sent events while the answer is generated.
+        choices: How many answers.
     """
 
     model: str
     events: bool
+    choices: int = field(default=1, kw_only=True)
 
 
 Options = TypeVar("Options", bound=AnswerOptions)
@@ -111,9 +114,13 @@ class HttpAnswer:
             ClientGoneError: The client disconnected.
         """
         async with self.reading(receive):
-            async for event in self:
-                if isinstance(event, DoneEvent):
-                    done = event
+            return await self.last()
+
+    async def last(self) -> DoneEvent:
+        """Wait for the last event, without those before it."""
+        async for event in self:
+            if isinstance(event, DoneEvent):
+                done = event
         return done
 
     def close(self) -> None:
@@ -140,7 +147,18 @@ async def begin(
     read: Callable[[bytearray], tuple[Options, GenerateRequest]],
     names: Mapping[str, str | None],
 ) -> tuple[Options, HttpAnswer]:
-    """Read and submit a request; ``names`` are those of :func:`gateway.http.fields.named`.
+    """Read and submit a request for one answer; as :func:`begin_all`."""
+    options, [answer] = await begin_all(context, http, read, names)
+    return options, answer
+
+
+async def begin_all(
+    context: HttpContext,
+    http: Request,
+    read: Callable[[bytearray], tuple[Options, GenerateRequest]],
+    names: Mapping[str, str | None],
+) -> tuple[Options, list[HttpAnswer]]:
+    """Read a request and submit it for each choice; ``names`` are those of :func:`gateway.http.fields.named`.
 
     Raises:
         OmniRelayError: The request was refused, or failed before its first event.
@@ -152,18 +170,30 @@ async def begin(
     if len(traceparent := http.headers.getlist("traceparent")) == 1:
         request = msgspec.structs.replace(request, traceparent=traceparent[0])
     account = context.account(http)
+    answers: list[HttpAnswer] = []
     async with while_connected(http.receive):
-        with named(names):
-            answer = HttpAnswer(await context.gateway.submit(request, account), names)
-        # The gateway frees media when the request ends, which may be before the answer is sent.
-        del request
         try:
+            with named(names):
+                for number in range(options.choices):
+                    stream = await context.gateway.submit(_seeded(request, number), account)
+                    answers.append(HttpAnswer(stream, names))
+            # The gateway frees media when the request ends, which may be before the answer is sent.
+            del request
             # Without events an error can only be told by the status.
-            await answer.begin(HEADERS_WITHIN_S if options.events else None)
+            most_s = HEADERS_WITHIN_S if options.events else None
+            await asyncio.gather(*(answer.begin(most_s) for answer in answers))
         except BaseException:
-            answer.close()
+            for answer in answers:
+                answer.close()
             raise
-    return options, answer
+    return options, answers
+
+
+def _seeded(request: GenerateRequest, number: int) -> GenerateRequest:
+    """Return the request for a choice, whose seed is its own."""
+    if not number or request.seed is None:
+        return request
+    return msgspec.structs.replace(request, seed=(request.seed + number) % 2**SEED_BITS)
 
 
 def usage_of(done: DoneEvent, prompt: str, output: str, details: str) -> dict[str, Any]:

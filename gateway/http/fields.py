@@ -47,7 +47,6 @@ NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "include_stop_str_in_output": (False,),
     "length_penalty": (1,),
     "moderation": (),
-    "n": (1,),
     "prompt_logprobs": (0,),
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),

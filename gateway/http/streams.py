@@ -4,13 +4,12 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from gateway.http.answer import HttpAnswer
 from gateway.http.connection import ClientGoneError, while_connected
 from gateway.http.errors import body_of
 from gateway.http.protocol import HALF_CLOSED
@@ -27,13 +26,24 @@ UNBUFFERED: Final = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 log = logging.getLogger(__name__)
 
 
+class Streamed(Protocol):
+    """What is sent."""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Headers that identify it."""
+
+    def close(self) -> None:
+        """Release it."""
+
+
 class Stream(Response):
     """A response in parts; closes the answer, and calls ``told`` with the error that ended it."""
 
     def __init__(
         self,
         parts: AsyncGenerator[Any, None],
-        answer: HttpAnswer,
+        answer: Streamed,
         told: Callable[[OmniRelayError], None],
         media_type: str = "text/event-stream",
     ) -> None:

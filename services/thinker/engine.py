@@ -54,6 +54,9 @@ def build_thinker(
         # There is no memory to be measured on a CPU: its KV cache has the size it is given.
         skip_mm_profiling=current_platform.is_cpu(),
     )
+    # Models may go on with line breaks until their answer is full.  Not an argument: vLLM refuses it where it
+    # chooses the library of each grammar, though both libraries observe it.
+    engine.vllm_config.structured_outputs_config.disable_any_whitespace = True
     rules = family.media(engine, media)
     core = engine.engine_core.engine_core
     core.scheduler.pieces.heard_s = 1 / family.rows_per_s

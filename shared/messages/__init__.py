@@ -41,6 +41,7 @@ from omnirelay.values import (
 from shared.messages.control import (
     HEARTBEAT_SUFFIX,
     MAX_REPLICAS,
+    MISSED_HEARTBEATS,
     Abort,
     AbortDone,
     Closing,
@@ -90,6 +91,7 @@ __all__ = [
     "MAX_REPLICAS",
     "MAX_TOP_K",
     "MEDIA_KINDS",
+    "MISSED_HEARTBEATS",
     "SAMPLE_RATE",
     "STAGES",
     "Abort",

@@ -13,6 +13,9 @@ HEARTBEAT_SUFFIX: Final = ".heartbeat"
 """On the control socket the heartbeats of a replica go by its identity with this behind."""
 MAX_REPLICAS: Final = 256
 """Most replicas of one stage."""
+MAX_HEARTBEAT_S: Final = 60.0
+MISSED_HEARTBEATS: Final = 3
+"""Intervals of silence that replica and gateway allow each other, even if their timeouts are shorter."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="heartbeat"):
@@ -30,7 +33,7 @@ class Heartbeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         peak_memory_bytes: Largest resident set of the process so far.
         busy_s: Seconds since then; large while a long step is computed.
         gateway: The gateway whose requests it takes; none while it knows of none.
-        peers: The replicas of the next stage that it can send to.
+        peers: The replicas of the next stage that it can send to; none if these are still the ones last told.
         draining: It ends soon, and wants nothing new.
         breaks: How often a connection has ended, by the replica of the next stage, or ``gateway`` for that of
             its events; without those that never have.  Whatever was under way may be lost.
@@ -45,7 +48,7 @@ class Heartbeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     peak_memory_bytes: Annotated[int, Meta(ge=0)] = 0
     busy_s: Annotated[float, Meta(ge=0)] = 0.0
     gateway: Name | None = None
-    peers: Annotated[list[Name], Meta(max_length=MAX_REPLICAS)] = []
+    peers: Annotated[list[Name], Meta(max_length=MAX_REPLICAS)] | None = None
     draining: bool = False
     breaks: Annotated[dict[Name, Count], Meta(max_length=MAX_REPLICAS + 1)] = {}
 
@@ -62,12 +65,15 @@ class Peers(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     Attributes:
         gateway: The gateway's name, drawn at random when it starts; its requests' ids begin with it.
-        replicas: The replicas of the next stage and their addresses.
+        replicas: The replicas of the next stage and their addresses; none if the heartbeat's peers are all of
+            them.
+        heartbeat_s: Time until the next heartbeat; more than the stage's own if there are many replicas.
         released: To one that drains: no request needs it any more.
     """
 
     gateway: Name
-    replicas: Annotated[dict[Name, AddressText], Meta(max_length=MAX_REPLICAS)] = {}
+    replicas: Annotated[dict[Name, AddressText], Meta(max_length=MAX_REPLICAS)] | None = None
+    heartbeat_s: Annotated[float, Meta(ge=0, le=MAX_HEARTBEAT_S)] = 0.0
     released: bool = False
 
 

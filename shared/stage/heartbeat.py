@@ -7,7 +7,7 @@ import time
 import msgspec
 import zmq
 
-from shared.messages import HEARTBEAT_SUFFIX, Heartbeat
+from shared.messages import HEARTBEAT_SUFFIX, Heartbeat, Peers
 from shared.transport.control import ControlClient
 
 log = logging.getLogger(__name__)
@@ -17,6 +17,8 @@ class HeartbeatThread(threading.Thread):
     """Repeats the loop's last report with the time since then, from the first report on.
 
     The heartbeats show that the process lives; their ``busy_s`` shows how long the loop has been in one step.
+
+    Peers are left out while the gateway knows them. It tells all addresses if it misses some.
 
     Attributes:
         sent: Heartbeats that were sent.
@@ -32,7 +34,8 @@ class HeartbeatThread(threading.Thread):
         self._context = context
         self._address = address
         self._identity = f"{identity}{HEARTBEAT_SUFFIX}"
-        self._interval_s = interval_s
+        self._least_interval_s = self._interval_s = interval_s
+        self._told: list[str] | None = None
         self._report: tuple[Heartbeat, float] | None = None
         # Not _stop: join() calls Thread's method of that name.
         self._stopping = threading.Event()
@@ -43,6 +46,12 @@ class HeartbeatThread(threading.Thread):
         self._report = (heartbeat, time.monotonic())
         if at_once:
             self._due.set()
+
+    def answered(self, message: Peers) -> None:
+        """Take the gateway's answer to a heartbeat."""
+        self._interval_s = max(self._least_interval_s, message.heartbeat_s)
+        if message.replicas is not None:
+            self._told = None
 
     @property
     def report(self) -> Heartbeat | None:
@@ -73,7 +82,16 @@ class HeartbeatThread(threading.Thread):
                 report = self.report
                 if report is not None:
                     self.late += now - previous > 2 * self._interval_s
-                    self.sent += client.send(report)
+                    self.sent += self._send(client, report)
                 previous = now
         finally:
             client.close()
+
+    def _send(self, client: ControlClient, report: Heartbeat) -> bool:
+        told, self._told = self._told, report.peers
+        if told == report.peers:
+            report = msgspec.structs.replace(report, peers=None)
+        sent = client.send(report)
+        if not sent:
+            self._told = None
+        return sent

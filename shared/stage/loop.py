@@ -220,6 +220,7 @@ class StageLoop(Generic[M]):
                 log.debug("credit for the channel %s, which was closed", credit.channel)
 
     def _take_peers(self, message: Peers) -> None:
+        self._heart.answered(message)
         if self._membership.joins(message):
             self._drop_orphans()
         self._membership.reach(message)

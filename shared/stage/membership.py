@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from shared.messages import Peers, Route, StageName
+from shared.messages import MISSED_HEARTBEATS, Peers, Route, StageName
 from shared.transport.routing import PeerQueues
 
 log = logging.getLogger(__name__)
@@ -37,6 +37,7 @@ class Membership:
         self._orphan_timeout_s = orphan_timeout_s
         self._clock = clock
         self._heard = 0.0
+        self._heartbeat_s = 0.0
         self._drain_until: float | None = None
         self._released = False
 
@@ -58,6 +59,7 @@ class Membership:
     def joins(self, message: Peers) -> bool:
         """Take the gateway's message; True if it is a new gateway, so that all requests are orphans."""
         self._heard = self._clock()
+        self._heartbeat_s = message.heartbeat_s
         self._released = message.released
         if message.gateway == self.gateway:
             return False
@@ -68,7 +70,8 @@ class Membership:
 
     def reach(self, message: Peers) -> None:
         """Connect to the replicas of the next stage."""
-        if self._peers is not None and self._peers.reach(message.replicas):
+        told = message.replicas
+        if self._peers is not None and told is not None and self._peers.reach(told):
             self.news = True
 
     def leave(self) -> None:
@@ -80,7 +83,8 @@ class Membership:
     @property
     def abandoned(self) -> bool:
         """Whether the gateway has been silent for too long."""
-        return self.gateway is not None and self._clock() - self._heard > self._orphan_timeout_s
+        silent_s = max(self._orphan_timeout_s, MISSED_HEARTBEATS * self._heartbeat_s)
+        return self.gateway is not None and self._clock() - self._heard > silent_s
 
     def concerns(self, request_id: str, route: Route | None) -> bool:
         """Whether a message is for this process, not of an earlier gateway or for an earlier process."""

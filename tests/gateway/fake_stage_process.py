@@ -71,6 +71,7 @@ def run(name: StageName) -> None:
     signal.signal(signal.SIGUSR1, fail)
     sys.stdout.write(f"{name} says hello\n")
     joined = Peers(gateway="none")
+    peers: list[str] = []
     while True:
         beat = Heartbeat(
             stage=name,
@@ -81,12 +82,13 @@ def run(name: StageName) -> None:
             load=StageLoad(),
             peak_memory_bytes=1,
             gateway=joined.gateway,
-            peers=list(joined.replicas),
+            peers=peers,
         )
         control.send(beat)
         for message in control.receive():
             if isinstance(message, Peers):
                 joined = message
+                peers = peers if message.replicas is None else list(message.replicas)
             elif isinstance(message, Credit):
                 events[name].credit(message)
         for request in inbox.drain():

@@ -163,7 +163,8 @@ class FakeReplica:
             if isinstance(message, Peers):
                 self.gateway = message.gateway
                 self.released = message.released
-                self.peers = {} if self.deaf_to_peers else message.replicas
+                known = self.peers if message.replicas is None else message.replicas
+                self.peers = {} if self.deaf_to_peers else known
             elif isinstance(message, Closing):
                 self.gateway = None
             elif isinstance(message, Abort):

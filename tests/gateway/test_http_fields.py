@@ -189,8 +189,7 @@ def test_what_changes_nothing_is_passed_over() -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"n": 2}, "n"),
-        ({"n": True}, "n"),
+        ({"n": 2, "modalities": ["text", "audio"]}, "n"),
         ({"tools": [TOOL], "modalities": ["text", "audio"]}, "tools"),
         ({"tools": [TOOL], "response_format": {"type": "json_object"}}, "response_format"),
         ({"modalities": ["audio"]}, "modalities"),
@@ -224,6 +223,8 @@ def test_what_is_not_done_is_refused(fields: dict[str, Any], param: str | None) 
     [
         ({"model": None}, "model"),
         ({"model": 5}, "model"),
+        ({"n": 9}, "n"),
+        ({"n": True}, "n"),
         ({"messages": []}, "messages"),
         ({"messages": "Hi"}, "messages"),
         ({"messages": HI * 2049}, "messages"),
@@ -370,6 +371,7 @@ def test_a_text_to_speak() -> None:
     assert system.content.endswith("Whisper.")
     assert user == ChatMessage("user", "Good morning")
     assert (request.speaker, request.seed, request.speech) == ("Ethan", 3, True)
+    assert speak(speed=2.5)[0].speed == 2.5
     assert speak(speed=1, stream_format="sse", user="me")[0].events
     assert speak()[0].format == "mp3"
     assert speak(system_prompt=None)[1].messages[0].content == REPEAT
@@ -378,7 +380,8 @@ def test_a_text_to_speak() -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"speed": 1.5}, "speed"),
+        ({"speed": 4.5}, "speed"),
+        ({"speed": 0.2}, "speed"),
         ({"response_format": "ogg"}, "response_format"),
         ({"stream_format": "json"}, "stream_format"),
         ({"input": ""}, "input"),

@@ -175,7 +175,7 @@ def test_metrics_count_what_happens(configure: Configure) -> None:
             async with speaking(b, "Hello world", CHUNKS):
                 assert (await b.post(**SPOKEN)).status_code == 200
                 assert (await b.post()).status_code == 200
-            assert (await b.post(n=2)).status_code == 400
+            assert (await b.post(best_of=2)).status_code == 400
             assert (await b.post(deadline_s=-1)).status_code == 400
             async with b.client() as client:
                 with pytest.raises(Exception, match="no text"):

@@ -278,7 +278,7 @@ def test_errors_are_the_clients_own_classes(configure: Configure) -> None:
             wide_schema: Any = {"type": "json_schema", "json_schema": {"name": "wide", "schema": wide}}
             for kind, code, param, fields in [
                 (openai.NotFoundError, "model_not_found", "model", {"model": "gpt-4o"}),
-                (bad, "unsupported", "n", {"n": 2}),
+                (bad, "unsupported", "n", {**BOTH, "n": 2}),
                 (bad, "prompt_empty", "messages", {"messages": nothing}),
                 (bad, "unknown_speaker", "audio.voice", {**BOTH, "audio": {"voice": "No"}}),
                 (bad, "invalid_request", "temperature", hot),
@@ -303,7 +303,7 @@ def test_errors_are_the_clients_own_classes(configure: Configure) -> None:
                 (bad, "media_invalid", "messages", with_picture("data:image/png;base64,?")),
                 (openai.APITimeoutError, None, None, {"timeout": 0.2}),
             ]:
-                given: Any = {"model": MODEL, "messages": HI, **fields}  # type: ignore[dict-item]
+                given: Any = {"model": MODEL, "messages": HI, **fields}
                 with pytest.raises(kind) as raised:
                     await create(**given)
                 if code is not None:

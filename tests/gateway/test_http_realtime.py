@@ -37,13 +37,19 @@ SAID = melody(1.2)
 CHUNKS = cut(SAID, [5760, 11520])
 ANSWER = "How are you? 😀"
 TONE = (np.sin(np.arange(12_000) / 20) * 8000).astype("<i2").tobytes()
+PUSH_TO_TALK: Any = {"type": "realtime", "audio": {"input": {"turn_detection": None}}}
 HELLO: Any = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hello"}]}
 
 
 @asynccontextmanager
 async def talking(b: HttpBench, **how: Any) -> AsyncIterator[AsyncRealtimeConnection]:
     async with b.ai.realtime.connect(model=MODEL, **how) as connection:
-        assert (await connection.recv()).type == "session.created"
+        created: Any = await connection.recv()
+        assert created.type == "session.created"
+        assert created.session.audio.input.turn_detection.type == "server_vad"
+        # These clients say themselves when the user has finished.
+        await connection.session.update(session=PUSH_TO_TALK)
+        await take(connection, "session.updated")
         yield connection
 
 
@@ -248,7 +254,7 @@ def test_errors_are_told_and_the_session_goes_on(configure: Configure) -> None:
     ]
     for session, code, param in [
         (
-            {"audio": {"input": {"format": {"type": "audio/pcmu"}}}},
+            {"audio": {"input": {"format": {"type": "audio/opus"}}}},
             "invalid_request",
             "audio.input.format.type",
         ),
@@ -317,7 +323,8 @@ def test_a_session_gets_what_there_is_and_is_told_what_is_not(configure: Configu
                 told = {each["param"] for each in updated.warnings}
                 listening = "session.audio.input"
                 if session is wanted:
-                    assert told == {f"{listening}.noise_reduction", "session.audio.output.speed"}
+                    assert told == {f"{listening}.noise_reduction"}
+                    assert updated.session.audio.output.speed == 1.5
                     assert updated.session.audio.input.transcription.model == "gpt-4o-mini-transcribe"
                     assert updated.session.audio.input.turn_detection.type == "semantic_vad"
                 else:

@@ -20,7 +20,7 @@ from shared.config import Config
 from shared.messages import ThinkRequest
 from tests.gateway.bench import run
 from tests.gateway.fake_stages import until
-from tests.gateway.http_bench import HttpBench, http_bench, http_gateway, speak, speaking
+from tests.gateway.http_bench import MODEL, HttpBench, http_bench, http_gateway, speak, speaking
 from tests.gateway.test_http_realtime import ANSWER, CHUNKS, HELLO, idle, of_type, take, talking
 from tests.gateway.test_http_realtime_early import bench_of, settle
 from tests.gateway.test_turns import SENTENCES, said
@@ -62,6 +62,20 @@ async def say(c: AsyncRealtimeConnection, data: bytes) -> None:
 def samples_of(request: ThinkRequest, at: int = -1) -> bytes:
     with wave.open(BytesIO(bytes(request.media[at].data.view))) as file:
         return file.readframes(file.getnframes())
+
+
+def test_turns_are_detected_unless_a_client_wants_otherwise(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with (
+            http_bench(configure(http_gateway())) as b,
+            speaking(b, ANSWER, CHUNKS),
+            b.ai.realtime.connect(model=MODEL) as c,
+        ):
+            await say(c, said(SENTENCES[0]))
+            events = await take(c, "response.done")
+            assert events[-1].response.status == "completed"
+
+    run(scenario())
 
 
 def test_what_is_said_is_answered_without_a_word_of_the_client(configure: Configure) -> None:

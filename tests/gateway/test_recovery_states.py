@@ -104,6 +104,7 @@ class Recovery(RuleBasedStateMachine):
         self.ids = prompts._tokenizer.encode(TEXT).ids
         self.account = ClientAccount("a", 100, 2**20)
         self.told: dict[tuple[StageName, str], Peers] = {}
+        self.peers: dict[tuple[StageName, str], list[str]] = {}
         self.inboxes: dict[tuple[StageName, str], str] = {}
         self.silent: set[tuple[StageName, str]] = set()
         self.draining: set[tuple[StageName, str]] = set()
@@ -124,6 +125,8 @@ class Recovery(RuleBasedStateMachine):
 
     def tell(self, stage: StageName, replica: str, peers: Peers) -> None:
         self.told[stage, replica] = peers
+        if peers.replicas is not None:
+            self.peers[stage, replica] = list(peers.replicas)
 
     def say_goodbye(self, stage: StageName, replica: str) -> None:
         pass
@@ -162,7 +165,7 @@ class Recovery(RuleBasedStateMachine):
             limits=StageLimits(),
             load=StageLoad(),
             gateway=peers.gateway if peers is not None else None,
-            peers=list(peers.replicas) if peers is not None else [],
+            peers=self.peers.get((stage, name), []),
             draining=(stage, name) in self.draining,
         )
         self.do(lambda: self.gateway.on_control(heartbeat))

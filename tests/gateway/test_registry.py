@@ -9,8 +9,16 @@ import pytest
 
 from gateway.dispatch import registry as module
 from gateway.dispatch.placement import place
-from gateway.dispatch.registry import Replica, StageRegistry
-from shared.messages import STAGES, Heartbeat, StageLimits, StageLoad, StageName
+from gateway.dispatch.registry import MAX_HEARTBEATS_PER_S, Replica, StageRegistry
+from shared.messages import (
+    MAX_REPLICAS,
+    MISSED_HEARTBEATS,
+    STAGES,
+    Heartbeat,
+    StageLimits,
+    StageLoad,
+    StageName,
+)
 
 
 class Clock:
@@ -143,6 +151,44 @@ def test_only_whom_a_sender_knows_is_ready(registry: StageRegistry) -> None:
     route = place(registry, speech=True)
     assert route is not None
     assert (route.thinker, route.talker, route.token2wav) == ("a", "k", "w")
+
+
+def test_addresses_are_told_until_a_replica_is_connected_to_exactly_these(registry: StageRegistry) -> None:
+    registry.note(beat("a", peers=[]))
+    thinker = registry.get("thinker", "a")
+    assert thinker is not None
+    assert registry.news(thinker) is None, "there is no talker"
+    registry.note(beat("k", stage="talker"))
+    assert registry.news(thinker) == {"k": "ipc://k"}
+    registry.note(beat("a", peers=["k"]))
+    assert registry.news(thinker) is None
+    registry.note(beat("a", peers=None))
+    assert registry.news(thinker) is None, "they are still the ones last told"
+    assert registry.state("talker") == "ready"
+    registry.note(beat("l", stage="talker"))
+    assert registry.news(thinker) == {"k": "ipc://k", "l": "ipc://l"}
+    registry.note(beat("a", peers=["l"]))
+    assert registry.news(thinker) == {"k": "ipc://k", "l": "ipc://l"}, "the connection to one is lost"
+    registry.dismiss("talker", "k")
+    assert registry.news(thinker) is None
+
+
+def test_many_replicas_send_heartbeats_less_often_and_may_be_silent_for_longer(
+    registry: StageRegistry, clock: Clock
+) -> None:
+    for number in range(MAX_REPLICAS):
+        registry.note(beat(f"r{number}"))
+    assert registry.heartbeat_s == MAX_REPLICAS / MAX_HEARTBEATS_PER_S
+    clock.now = MISSED_HEARTBEATS * registry.heartbeat_s
+    assert registry.newly_down() == []
+    registry.note(beat("r0"))
+    clock.now += 0.01 * registry.heartbeat_s
+    assert registry.newly_down() == [], "they were looked at a moment ago"
+    registry.note(beat("r0", busy_s=301.0))
+    assert len(registry.newly_down()) == MAX_REPLICAS
+    for number in range(MAX_REPLICAS):
+        registry.dismiss("thinker", f"r{number}")
+    assert registry.heartbeat_s == 0
 
 
 def test_nobody_is_blamed_for_time_in_which_the_gateway_did_not_run(

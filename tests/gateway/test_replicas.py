@@ -35,7 +35,7 @@ async def second_of_each(b: Bench) -> None:
 def peers_of(b: Bench, stage: StageName, name: str) -> set[str]:
     """Whom a replica has said that it knows."""
     replica = b.process.gateway.registry.get(stage, name)
-    return set(replica.beat.peers) if replica is not None else set()
+    return set(replica.peers) if replica is not None else set()
 
 
 def routes(b: Bench, stage: StageName) -> list[str | None]:

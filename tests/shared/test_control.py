@@ -5,6 +5,7 @@ import os
 import threading
 import time
 
+import msgspec
 import pytest
 import zmq
 from hypothesis import HealthCheck, given, settings
@@ -18,6 +19,7 @@ from shared.messages import (
     ControlToGateway,
     ControlToStage,
     Heartbeat,
+    Peers,
     StageLimits,
     StageLoad,
     TextDelta,
@@ -197,6 +199,51 @@ def test_the_heartbeat_thread_is_silent_before_the_first_report(context, router)
     message = DECODER.decode(take_frames(router)[1:])
     assert isinstance(message, Heartbeat)
     assert message.load.steps == 3
+    heart.stop()
+
+
+def test_heartbeats_are_without_peers_until_these_change_or_the_gateway_misses_some(context, router):
+    heart = HeartbeatThread(context, endpoint(router), "talker", interval_s=0.001)
+
+    def received() -> Heartbeat:
+        message = DECODER.decode(take_frames(router)[1:])
+        assert isinstance(message, Heartbeat)
+        return message
+
+    first = msgspec.structs.replace(heartbeat(steps=1), peers=["a"])
+    heart.note(first)
+    heart.start()
+    assert received().peers == ["a"]
+    assert [received().peers for _ in range(3)] == [None] * 3
+    heart.note(msgspec.structs.replace(first, peers=["a", "b"]))
+    wait_until(lambda: received().peers == ["a", "b"])
+    assert received().peers is None
+    heart.answered(Peers(gateway="g"))
+    assert [received().peers for _ in range(3)] == [None] * 3
+    heart.answered(Peers(gateway="g", replicas={"a": "ipc://a"}))
+    wait_until(lambda: received().peers == ["a", "b"])
+    assert received().peers is None
+    heart.stop()
+
+
+def test_the_gateway_can_ask_for_fewer_heartbeats_but_not_for_more(context, router):
+    heart = HeartbeatThread(context, endpoint(router), "talker", interval_s=0.001)
+    heart.note(heartbeat(steps=1))
+    heart.start()
+    take_frames(router)
+    heart.answered(Peers(gateway="g", heartbeat_s=30.0))
+    # What was under way at the time still comes.
+    while router.poll(100):
+        take_frames(router)
+    heart.note(heartbeat(steps=2), at_once=True)
+    message = DECODER.decode(take_frames(router)[1:])
+    assert isinstance(message, Heartbeat)
+    assert message.load.steps == 2
+    assert not router.poll(50)
+    heart.answered(Peers(gateway="g"))
+    heart.note(heartbeat(steps=3), at_once=True)
+    for _ in range(5):
+        take_frames(router)
     heart.stop()
 
 

@@ -131,6 +131,19 @@ def test_a_stage_without_a_gateway_stops_at_once(context: Context) -> None:
     harness.stop()
 
 
+def test_a_gateway_that_asked_for_few_heartbeats_may_be_silent_for_longer() -> None:
+    now = 0.0
+    member = Membership("talker", "one", "ipc://x", orphan_timeout_s=5.0, clock=lambda: now)
+    member.joins(Peers(gateway="aaaa"))
+    now = 5.1
+    assert member.abandoned
+    member.joins(Peers(gateway="aaaa", heartbeat_s=4.0))
+    now += 11.9
+    assert not member.abandoned
+    now += 0.2
+    assert member.abandoned
+
+
 def test_a_message_without_a_route_is_for_whoever_gets_it() -> None:
     member = Membership("talker", "one", "ipc://x")
     assert member.concerns("any", None)

@@ -85,6 +85,20 @@ def test_the_answer_is_that_of_the_other_protocol(stack: RunningStack, ai: opena
     assert plain.choices[0].message.content == written.text
 
 
+def test_each_choice_is_the_answer_to_its_seed(ai: openai.OpenAI) -> None:
+    how: Any = {"model": "omnirelay", "messages": HI, "max_tokens": 8, "temperature": 1.5}
+    whole = ai.chat.completions.create(n=3, seed=5, **how)
+    alone = [ai.chat.completions.create(seed=seed, **how) for seed in (5, 6, 7)]
+    texts = [each.choices[0].message.content for each in alone]
+    assert [choice.message.content for choice in whole.choices] == texts
+    assert len(set(texts)) > 1
+    streamed = ["", "", ""]
+    for chunk in ai.chat.completions.create(n=3, seed=5, stream=True, **how):
+        for choice in chunk.choices:
+            streamed[choice.index] += choice.delta.content or ""
+    assert streamed == texts
+
+
 def test_sounds_and_pictures_in_and_speech_out(ai: openai.OpenAI) -> None:
     content: Any = [
         {

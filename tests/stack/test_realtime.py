@@ -11,6 +11,7 @@ import numpy as np
 import openai
 from openai.resources.realtime.realtime import AsyncRealtimeConnection
 
+from gateway.http.encoding.g711 import to_codes
 from omnirelay import AudioPart, ChatMessage, Client, GenerateRequest, SamplingOverrides, TextPart
 from shared.config.gateway import SPEECH_SYSTEM_PROMPT
 from tests.support.answers import Reference
@@ -21,6 +22,7 @@ from tests.support.stack import RunningStack
 
 SCENARIO_S = 120.0
 SAID = (speech("How are you?", 24_000) * 32767).astype("<i2").tobytes()
+PUSH_TO_TALK: Any = {"type": "realtime", "audio": {"input": {"turn_detection": None}}}
 
 INSTRUCTIONS = "You listen to a long question, and answer it only when it has ended."
 WORDS = speech(
@@ -67,6 +69,7 @@ def test_speech_in_speech_out_and_an_interruption(stack: RunningStack) -> None:
             openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as ai,
             ai.realtime.connect(model="omnirelay") as connection,
         ):
+            await connection.session.update(session=PUSH_TO_TALK)
             for at in range(0, len(SAID), 9_600):
                 await connection.input_audio_buffer.append(
                     audio=base64.b64encode(SAID[at : at + 9_600]).decode()
@@ -99,6 +102,32 @@ def test_speech_in_speech_out_and_an_interruption(stack: RunningStack) -> None:
     run(scenario())
 
 
+def test_telephone_speech_at_another_speed(stack: RunningStack) -> None:
+    url = stack.config["gateway"]["http"].replace("tcp:", "http:")
+    codes = to_codes(np.frombuffer(SAID, "<i2")[::3], "pcmu")
+    form = {"type": "audio/pcmu"}
+
+    async def scenario() -> None:
+        async with (
+            openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as ai,
+            ai.realtime.connect(model="omnirelay") as connection,
+        ):
+            audio = {"input": {"format": form}, "output": {"format": form, "speed": 1.5}}
+            settings: Any = {"type": "realtime", "audio": audio}
+            await connection.session.update(session=settings)
+            await take(connection, "session.updated")
+            await connection.input_audio_buffer.append(audio=base64.b64encode(codes).decode())
+            await connection.input_audio_buffer.commit()
+            await connection.response.create()
+            events = await take(connection, "response.done")
+            pieces = [base64.b64decode(e.delta) for e in events if e.type == "response.output_audio.delta"]
+            tokens = events[-1].response.usage.output_token_details.audio_tokens
+            assert tokens > 0
+            assert len(b"".join(pieces)) == -(-round(480 * tokens / 1.5) // 3)
+
+    run(scenario())
+
+
 async def computed_early(url: str, count: int) -> None:
     """Wait until so many beginnings of prompts have been computed."""
     while True:
@@ -121,6 +150,7 @@ def test_a_question_is_computed_while_it_is_asked_and_the_answer_is_transformers
             openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as ai,
             ai.realtime.connect(model="omnirelay") as connection,
         ):
+            await connection.session.update(session=PUSH_TO_TALK)
             settings: Any = {"type": "realtime", "instructions": INSTRUCTIONS, "output_modalities": ["text"]}
             await connection.session.update(session=settings)
             data = pcm.tobytes()
@@ -189,6 +219,7 @@ def test_a_call_that_must_be_made_and_a_transcript(stack: RunningStack) -> None:
             openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as ai,
             ai.realtime.connect(model="omnirelay") as connection,
         ):
+            await connection.session.update(session=PUSH_TO_TALK)
             listening = {"transcription": {"model": "whisper-1"}}
             settings: Any = {"type": "realtime", "tools": [tool], "audio": {"input": listening}}
             await connection.session.update(session=settings)

@@ -20,9 +20,11 @@ class AudioPool:
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(THREADS, "audio")
 
-    def start(self, name: AudioFormat, streamed: bool, base64: bool = False) -> "EncodedAudio":
+    def start(
+        self, name: AudioFormat, streamed: bool, base64: bool = False, speed: float = 1.0
+    ) -> "EncodedAudio":
         """Start a file; the arguments are those of :func:`gateway.http.encoding.encoders.make_encoder`."""
-        return EncodedAudio(self._threads, name, streamed, base64)
+        return EncodedAudio(self._threads, name, streamed, base64, speed)
 
     def close(self) -> None:
         """Stop encoding."""
@@ -32,15 +34,18 @@ class AudioPool:
 class EncodedAudio:
     """An encoder that works on a thread, or on the event loop where that is quicker; one call at a time."""
 
-    def __init__(self, threads: ThreadPoolExecutor, name: AudioFormat, streamed: bool, base64: bool) -> None:
+    def __init__(
+        self, threads: ThreadPoolExecutor, name: AudioFormat, streamed: bool, base64: bool, speed: float
+    ) -> None:
         self._threads = threads
-        self._how = (name, streamed, base64)
+        self._how = (name, streamed, base64, speed)
+        self._plain = name in PLAIN and speed == 1
         self._encoder: Encoder | None = None
 
     async def push(self, pcm: bytes) -> bytes:
         """Encode; see :meth:`gateway.http.encoding.encoders.Encoder.push`."""
         # The first call may load a library.
-        if self._encoder is not None and self._how[0] in PLAIN and len(pcm) <= PLAIN_BYTES:
+        if self._encoder is not None and self._plain and len(pcm) <= PLAIN_BYTES:
             return self._encoder.push(pcm)
         return await asyncio.get_running_loop().run_in_executor(
             self._threads, lambda: self._opened().push(pcm)

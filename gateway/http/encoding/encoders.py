@@ -7,6 +7,7 @@ from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, get_args
 
+from gateway.http.encoding.tempo import Tempo
 from omnirelay.errors import UnsupportedFormatError
 from shared.messages import SAMPLE_RATE
 
@@ -66,11 +67,11 @@ def require_format(name: AudioFormat, param: str) -> None:
         )
 
 
-def make_encoder(name: AudioFormat, streamed: bool, base64: bool = False) -> Encoder:
+def make_encoder(name: AudioFormat, streamed: bool, base64: bool = False, speed: float = 1.0) -> Encoder:
     """Start a file.
 
     A streamed one is returned as soon as possible, else all at the end, with the length in its header.  Each
-    piece of base64 can be decoded by itself.
+    piece of base64 can be decoded by itself.  A ``speed`` other than 1, from 0.25 to 4, needs PyAV.
     """
     makers: dict[AudioFormat, Callable[[], Encoder]] = {
         "wav": partial(_WavEncoder, streamed),
@@ -81,6 +82,8 @@ def make_encoder(name: AudioFormat, streamed: bool, base64: bool = False) -> Enc
         "pcm16": _Pcm16Encoder,
     }
     encoder = makers[name]()
+    if speed != 1:
+        encoder = _TempoEncoder(encoder, speed)
     return _Base64Encoder(encoder) if base64 else encoder
 
 
@@ -189,6 +192,21 @@ class _AacEncoder:
         self._container.mux(self._stream.encode(None))
         self._container.close()
         return begun + self._sink.take()
+
+
+class _TempoEncoder:
+    """Speech of another speed, in another encoder's format."""
+
+    def __init__(self, encoder: Encoder, speed: float) -> None:
+        self._encoder = encoder
+        self._tempo = Tempo(speed)
+
+    def push(self, pcm: bytes) -> bytes:
+        return self._encoder.push(self._tempo.push(_to_float32(pcm)).tobytes())
+
+    def finish(self) -> bytes:
+        last = self._encoder.push(self._tempo.finish().tobytes())
+        return last + self._encoder.finish()
 
 
 class _Base64Encoder:

@@ -10,10 +10,11 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.http.answer import HttpAnswer, begin, finish_reason, start_delay, usage_of
+from gateway.http.answer import HttpAnswer, begin_all, finish_reason, start_delay, usage_of
 from gateway.http.context import HttpContext
 from gateway.http.errors import json_response
 from gateway.http.openai.chat_request import ChatAnswerOptions, read_chat
+from gateway.http.openai.choices import Choices, all_of, joined, merged
 from gateway.http.openai.tools import Call, call_object
 from gateway.http.streams import EventStream
 from omnirelay.events import AudioEvent, CodecEvent, DoneEvent, TextEvent
@@ -41,12 +42,15 @@ class ChatApi:
         context = self._context
         limits, media = context.config.gateway.limits, context.config.media
         read = partial(read_chat, max_text_tokens=limits.max_text_tokens, max_item_bytes=media.max_item_bytes)
-        options, answer = await begin(context, request, read, NAMES)
-        completion = Completion(context, options, answer)
+        options, answers = await begin_all(context, request, read, NAMES)
+        completions = [Completion(context, options, answer) for answer in answers]
+        choices = Choices(answers)
         if options.events:
-            return EventStream(completion.chunks(), answer, context.told)
-        async with answer.reading(request.receive):
-            return json_response(await completion.whole(), headers=answer.headers)
+            chunks = [completion.chunks() for completion in completions]
+            return EventStream(merged(chunks) if len(chunks) > 1 else chunks[0], choices, context.told)
+        async with choices.reading(request.receive):
+            wholes = await all_of(completion.whole() for completion in completions)
+            return json_response(joined(wholes), headers=choices.headers)
 
 
 class Completion:

@@ -21,6 +21,8 @@ from omnirelay.values import MAX_BIASES, ChunkFrames, LogitBias, Logprobs, MinP,
 from shared.messages import MAX_TOP_K, Priority, RepetitionPenalty, Seed, Temperature, TopP
 
 DEFAULT_FORMAT: Final[AudioFormat] = "wav"
+MAX_CHOICES: Final = 8
+"""Answers to one request; each counts as a request."""
 
 
 TokenText = Annotated[str, Meta(pattern=r"^[0-9]{1,9}\Z")]
@@ -101,6 +103,7 @@ class ChatFields(msgspec.Struct, frozen=True, kw_only=True):
     tool_choice: Choice | None = None
     parallel_tool_calls: bool = True
     stop: StopText | Literal[""] | Annotated[list[StopText], Meta(max_length=MAX_STOPS)] = []
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] = 1
     seed: Seed | None = None
     priority: Priority = 0
     deadline_s: float | None = None
@@ -171,6 +174,7 @@ def read_chat(
     forced = forced_schema(tools, fields.tool_choice)
     if tools and audio is not None:
         raise UnsupportedError("tools are for answers in text only: calls would be spoken", "tools")
+    _check_choices(fields, audio)
     _check_resumable(fields, audio, bool(tools))
     text_sampling = _text_sampling(fields, max_text_tokens)
     if tools and text_sampling.json_schema is not None:
@@ -216,8 +220,23 @@ def read_chat(
         forced is not None,
         fields.parallel_tool_calls,
         fields.resumable,
+        choices=fields.n,
     )
     return options, request
+
+
+def _check_choices(fields: ChatFields, audio: AudioFormat | None) -> None:
+    """Check that there can be several answers, if more than one is asked for."""
+    if fields.n == 1:
+        return
+    if audio is not None:
+        raise UnsupportedError("n over 1 is for answers in text only", "n")
+    if fields.resumable:
+        raise UnsupportedError("only one answer is resumable", "n")
+    if fields.stream_options is not None and fields.stream_options.continuous_usage_stats:
+        raise UnsupportedError(
+            "continuous_usage_stats count one answer only", "stream_options.continuous_usage_stats"
+        )
 
 
 def _check_resumable(fields: ChatFields, audio: AudioFormat | None, tools: bool) -> None:

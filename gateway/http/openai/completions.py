@@ -9,13 +9,14 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.http.answer import HttpAnswer, begin, finish_reason
+from gateway.http.answer import HttpAnswer, begin_all, finish_reason
 from gateway.http.context import HttpContext
 from gateway.http.errors import json_response
 from gateway.http.fields import convert
 from gateway.http.openai.chat import NAMES as CHAT_NAMES
 from gateway.http.openai.chat import usage_of_chat
 from gateway.http.openai.chat_request import ChatAnswerOptions, read_chat
+from gateway.http.openai.choices import Choices, all_of, joined, merged
 from gateway.http.streams import EventStream
 from omnirelay.errors import InvalidRequestError, UnsupportedError
 from omnirelay.events import DoneEvent, TextEvent
@@ -86,12 +87,19 @@ class CompletionsApi:
         read = partial(
             read_completion, max_text_tokens=limits.max_text_tokens, max_item_bytes=media.max_item_bytes
         )
-        options, answer = await begin(context, request, read, NAMES)
+        options, answers = await begin_all(context, request, read, NAMES)
+        choices = Choices(answers)
         if options.events:
-            return EventStream(self._events(options, answer), answer, context.told)
-        done = await answer.end(request.receive)
+            chunks = [self._events(options, answer) for answer in answers]
+            return EventStream(merged(chunks) if len(chunks) > 1 else chunks[0], choices, context.told)
+        async with choices.reading(request.receive):
+            wholes = await all_of(self._whole(answer) for answer in answers)
+            return json_response(joined(wholes), headers=choices.headers)
+
+    async def _whole(self, answer: HttpAnswer) -> dict[str, Any]:
+        done = await answer.last()
         whole = self._object(answer, done.text, finish_reason(done))
-        return json_response({**whole, "usage": usage_of_chat(done)}, headers=answer.headers)
+        return {**whole, "usage": usage_of_chat(done)}
 
     async def _events(
         self, options: ChatAnswerOptions, answer: HttpAnswer

@@ -15,11 +15,11 @@ from gateway.http.body import read_object
 from gateway.http.connection import while_connected
 from gateway.http.context import HttpContext
 from gateway.http.encoding.encoders import CONTENT_TYPES, AudioFormat, require_format
+from gateway.http.encoding.tempo import require_speed
 from gateway.http.fields import read_fields, require_one_of
 from gateway.http.openai.chat_request import Voice, voice_name
 from gateway.http.streams import ByteStream, EventStream
 from omnirelay.content import ChatMessage
-from omnirelay.errors import UnsupportedError
 from omnirelay.events import AudioEvent, DoneEvent
 from omnirelay.protocol import GenerateRequest
 from omnirelay.values import ChunkFrames
@@ -55,7 +55,7 @@ class SpeechFields(msgspec.Struct, frozen=True, kw_only=True):
     instructions: Annotated[str, Meta(max_length=MAX_CHARACTERS)] = ""
     response_format: str = "mp3"
     stream_format: Literal["audio", "sse"] = "audio"
-    speed: float = 1.0
+    speed: Annotated[float, Meta(ge=0.25, le=4)] = 1.0
     chunk_frames: ChunkFrames = []
     seed: Seed | None = None
 
@@ -65,6 +65,7 @@ class SpeechAnswerOptions(AnswerOptions):
     """How a client wants its speech."""
 
     format: AudioFormat
+    speed: float
 
 
 def read_speech(body: bytearray, system_prompt: str | None) -> tuple[SpeechAnswerOptions, GenerateRequest]:
@@ -77,8 +78,7 @@ def read_speech(body: bytearray, system_prompt: str | None) -> tuple[SpeechAnswe
     require_one_of("response_format", fields.response_format, FORMATS)
     name = FORMATS[fields.response_format]
     require_format(name, "response_format")
-    if fields.speed != 1:
-        raise UnsupportedError("speed is not supported: leave it out", "speed")
+    require_speed(fields.speed, "speed")
     system = " ".join(filter(None, [system_prompt, REPEAT, fields.instructions]))
     request = GenerateRequest(
         messages=[ChatMessage("system", system), ChatMessage("user", fields.input)],
@@ -86,7 +86,7 @@ def read_speech(body: bytearray, system_prompt: str | None) -> tuple[SpeechAnswe
         chunk_frames=fields.chunk_frames,
         seed=fields.seed,
     )
-    return SpeechAnswerOptions(fields.model, fields.stream_format == "sse", name), request
+    return SpeechAnswerOptions(fields.model, fields.stream_format == "sse", name, fields.speed), request
 
 
 class SpeechApi:
@@ -115,7 +115,7 @@ class SpeechApi:
         return stream
 
     async def _pieces(self, options: SpeechAnswerOptions, answer: HttpAnswer) -> AsyncGenerator[bytes, None]:
-        audio = self._context.audio.start(options.format, streamed=True)
+        audio = self._context.audio.start(options.format, streamed=True, speed=options.speed)
         async for event in answer:
             if isinstance(event, AudioEvent) and (data := await audio.push(event.pcm)):
                 yield data
@@ -124,7 +124,7 @@ class SpeechApi:
     async def _events(
         self, options: SpeechAnswerOptions, answer: HttpAnswer
     ) -> AsyncGenerator[dict[str, Any], None]:
-        audio = self._context.audio.start(options.format, streamed=True, base64=True)
+        audio = self._context.audio.start(options.format, streamed=True, base64=True, speed=options.speed)
         delay: dict[str, int] = {}
         async for event in answer:
             if isinstance(event, AudioEvent):

@@ -131,11 +131,17 @@ async def _events(answer: HttpAnswer) -> AsyncGenerator[dict[str, Any], None]:
 
 
 def _transcript(options: TranscriptionOptions, done: DoneEvent) -> dict[str, Any]:
-    transcript = {"text": done.text, "usage": _usage(done)}
     if options.format == "json":
-        return transcript
-    known: dict[str, Any] = {"language": options.language, "duration": options.duration, "segments": []}
-    return {"task": "transcribe", **known, **transcript}
+        return {"text": done.text, "usage": _usage(done)}
+    seconds = options.duration
+    return {
+        "task": "transcribe",
+        "language": options.language,
+        "duration": seconds,
+        "segments": [],
+        "text": done.text,
+        "usage": _usage(done) if seconds is None else {"type": "duration", "seconds": seconds},
+    }
 
 
 def _usage(done: DoneEvent) -> dict[str, Any]:

@@ -56,7 +56,7 @@ class RealtimeApi:
         client = self._context.share(socket)
         try:
             self._context.require_model(socket.query_params.get("model", self._context.model))
-            settings = first_settings(self._context, socket, Settings())
+            settings = first_settings(self._context, socket)
             self._sessions.check(client)
         except OmniRelayError as error:
             self._context.told(error)

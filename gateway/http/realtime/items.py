@@ -11,6 +11,8 @@ from gateway.fairness.memory_budget import ClientBudget, Hold
 from gateway.http.encoding.encoders import wav_header
 from gateway.http.fields import convert, require_one_of
 from gateway.http.realtime.functions.items import FunctionCall, FunctionItem, FunctionOutput
+from gateway.http.realtime.speech.formats import Format, InputDecoder, decoded_size
+from gateway.http.realtime.speech.heard import SentSpeech
 from omnirelay.content import (
     AudioPart,
     ChatMessage,
@@ -21,10 +23,12 @@ from omnirelay.content import (
     TextPart,
     parts_of,
 )
-from omnirelay.errors import InvalidRequestError, UnsupportedError
+from omnirelay.errors import InvalidRequestError, MediaTooLargeError, UnsupportedError
 from shared.messages import SAMPLE_RATE
 
 MAX_PARTS: Final = 64
+MAX_SOUND_BYTES: Final = 12 * 2**20
+"""Samples of a sound that is sent with its item: as many as one event can have as PCM."""
 BYTES_PER_S: Final = 2 * SAMPLE_RATE
 """Of audio in events: 16-bit samples."""
 HEADER_BYTES: Final = 44
@@ -73,7 +77,7 @@ class Item:
         role: The speaker.
         parts: Its content for the model.
         content: Its content for clients.
-        audio_bytes: Size of the sent speech of an answer.
+        speech: The speech of an answer that was sent; none if it was not spoken.
         function: What clients see of a call or result instead of role and content; none of a message.
     """
 
@@ -82,7 +86,7 @@ class Item:
     content: list[dict[str, Any]]
     id: str = field(default_factory=new_item_id)
     status: Status = "completed"
-    audio_bytes: int = 0
+    speech: SentSpeech | None = None
     function: FunctionItem | None = None
     hold: Hold | None = None
 
@@ -116,30 +120,28 @@ class Item:
         return {**head, "type": "message", "role": self.role, "content": self.content}
 
     def truncate(self, content_index: int, audio_end_ms: int) -> None:
-        """Cut a spoken answer, and its transcript in proportion.
+        """Cut a spoken answer, and its transcript where its speech is.
 
         Raises:
             InvalidRequestError: It has no speech, or less.
         """
-        if not self.audio_bytes or content_index != 0:
+        if self.speech is None or not self.speech.size or content_index != 0:
             raise InvalidRequestError(
                 f"{self.id} has no speech at content_index {content_index}", "content_index"
             )
-        length_ms = milliseconds(self.audio_bytes)
+        length_ms = self.speech.ms
         if not 0 <= audio_end_ms <= length_ms:
             raise InvalidRequestError(
                 f"audio_end_ms is {audio_end_ms}, the speech of {self.id} has {length_ms} ms", "audio_end_ms"
             )
         text = "".join(part.text for part in self.parts if isinstance(part, TextPart))
-        words = text.split(" ")
-        heard = " ".join(words[: len(words) * audio_end_ms // max(length_ms, 1)])
-        self.audio_bytes = audio_end_ms * BYTES_PER_S // 1000 // 2 * 2
+        heard = self.speech.cut(text, audio_end_ms)
         self.parts = [TextPart(heard)] if heard else []
         self.content = [{"type": "output_audio", "transcript": heard}]
 
 
-def read_item(values: Mapping[str, Any], where: str) -> Item:
-    """Parse and check a client's item, found at ``where`` in its event.
+def read_item(values: Mapping[str, Any], where: str, audio_format: Format = "audio/pcm") -> Item:
+    """Parse and check a client's item, found at ``where`` in its event; its sounds are of a format.
 
     Raises:
         UnsupportedError: It is of another type.
@@ -159,7 +161,8 @@ def read_item(values: Mapping[str, Any], where: str) -> Item:
     if message.id is not None and not 0 < len(message.id) <= 64:
         raise InvalidRequestError(f"{where}.id must have 1 to 64 characters", f"{where}.id")
     parts = [
-        _part(message.role, content, f"{where}.content[{at}]") for at, content in enumerate(message.content)
+        _part(message.role, content, f"{where}.content[{at}]", audio_format)
+        for at, content in enumerate(message.content)
     ]
     item = Item(message.role, parts, [_shown(each) for each in message.content])
     item.id = message.id or item.id
@@ -202,7 +205,7 @@ def sound_item(wav: bytearray, item_id: str) -> Item:
     return Item("user", [AudioPart(data=memoryview(wav))], content, id=item_id)
 
 
-def _part(role: Role, content: _Content, where: str) -> ContentPart:
+def _part(role: Role, content: _Content, where: str, audio_format: Format) -> ContentPart:
     if role == "assistant":
         said = content.transcript if content.type in {"output_audio", "audio"} else content.text
         require_one_of(f"{where}.type", content.type, {"output_text", "text", "output_audio", "audio"})
@@ -213,7 +216,13 @@ def _part(role: Role, content: _Content, where: str) -> ContentPart:
     if content.type == "input_image":
         require_one_of(f"{where}.detail", content.detail, {"auto", "high"})
         return ImagePart(url=_given(content.image_url, f"{where}.image_url"))
-    samples = content.audio or b""
+    given = content.audio or b""
+    if decoded_size(given, audio_format) > MAX_SOUND_BYTES:
+        raise MediaTooLargeError(
+            f"{where}.audio is limited to {MAX_SOUND_BYTES // BYTES_PER_S} s: append it to the input buffer",
+            f"{where}.audio",
+        )
+    samples = b"".join(InputDecoder().decode(given, audio_format))
     if not samples or len(samples) % 2:
         raise InvalidRequestError(
             f"{where}.audio: {len(samples)} bytes are not 16-bit samples", f"{where}.audio"

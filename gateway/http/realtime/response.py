@@ -10,6 +10,7 @@ from gateway.access.account import ClientAccount
 from gateway.http.answer import HttpAnswer, finish_reason, usage_of
 from gateway.http.connection import ClientGoneError
 from gateway.http.context import HttpContext
+from gateway.http.encoding.g711 import G711Encoder
 from gateway.http.errors import body_of
 from gateway.http.fields import named
 from gateway.http.openai.tools import Call
@@ -18,7 +19,9 @@ from gateway.http.realtime.functions.items import FunctionCall
 from gateway.http.realtime.input.early import EarlyPrompt
 from gateway.http.realtime.items import Item, function_item
 from gateway.http.realtime.playback import Playback
-from gateway.http.realtime.settings import PCM, Settings
+from gateway.http.realtime.settings import Settings
+from gateway.http.realtime.speech.formats import LAWS
+from gateway.http.realtime.speech.heard import SentSpeech
 from gateway.http.realtime.transport import Transport
 from gateway.requests.lifecycle import RequestState
 from omnirelay.content import ChatMessage, TextPart
@@ -75,6 +78,11 @@ class Response:
         self._item = Item("assistant", [], [], status="in_progress")
         self._index = 0
         self._playback = Playback()
+        self._delay_ms = 0
+        """How long to wait before the first piece is played."""
+        # A transport that plays takes PCM.
+        law = None if transport.plays else LAWS.get(settings.output_format)
+        self._encoder = None if law is None else G711Encoder(law)
         self._texts: list[str] = []
         self._request_id: str | None = None
         self._cancelled = False
@@ -213,8 +221,9 @@ class Response:
         return HttpAnswer(stream, NAMES)
 
     async def _forward(self, answer: HttpAnswer) -> None:
-        audio = self._context.audio.start("pcm16", streamed=True)
-        tokens = 0
+        audio = self._context.audio.start("pcm16", streamed=True, speed=self._settings.speed)
+        self._item.speech = SentSpeech(self._settings.speed)
+        spoken, tokens = False, 0
         async for event in answer:
             if isinstance(event, TextEvent):
                 tokens += len(event.token_ids)
@@ -223,14 +232,28 @@ class Response:
                 self._done = event
             elif isinstance(event, AudioEvent) and not self._silent:
                 await self._begin_item()
-                data = await audio.push(event.pcm)
-                self._playback.sent(data)
-                self._item.audio_bytes += len(data)
-                await self._transport.send_audio(self._place(), data, event.start_delay_ms)
+                self._delay_ms += event.start_delay_ms
+                await self._speak(await audio.push(event.pcm))
+                spoken = True
             if self._silent and self._done is None and self._is_written(tokens):
                 self._all_written = True
                 break
+        if spoken and not self._silent:
+            await self._speak(await audio.finish(), last=True)
+            self._item.speech.complete = self._done is not None and self._done.codec_finish_reason == "stop"
         await self._write("", last=True)
+
+    async def _speak(self, pcm: bytes, last: bool = False) -> None:
+        """Send a piece of the speech."""
+        self._playback.sent(pcm)
+        if self._item.speech is not None:
+            self._item.speech.push(pcm)
+        audio = pcm if self._encoder is None else self._encoder.push(pcm)
+        if self._encoder is not None and last:
+            audio += self._encoder.finish()
+        if audio:
+            delay_ms, self._delay_ms = self._delay_ms, 0
+            await self._transport.send_audio(self._place(), audio, delay_ms)
 
     def _is_written(self, tokens: int) -> bool:
         """Whether so many text tokens are all."""
@@ -338,7 +361,7 @@ class Response:
             "output": [item.shown() for item in self._output],
             "conversation_id": None,
             "output_modalities": settings.modalities,
-            "audio": {"output": {"format": PCM, "voice": settings.voice}},
+            "audio": {"output": settings.shown_output},
             "max_output_tokens": settings.most,
             "metadata": self._metadata,
             "usage": self._usage(),

@@ -76,6 +76,7 @@ class Session:
         self._voices = voices
         self._listener: TurnListener | None = None
         self._idle = IdleTimer()
+        self._set_listener()
         # Events of the client, and the time without any, change the session one after the other.
         self._changing = asyncio.Lock()
 
@@ -102,7 +103,9 @@ class Session:
     async def _handle(self, event: events.ClientEvent) -> None:
         match event:
             case events.AppendAudio():
-                self._audio.append(event.audio)
+                # A transport that plays records, too, and gives PCM.
+                name = "audio/pcm" if self._transport.plays else self._settings.input_format
+                await self._audio.append_as(name, event.audio)
                 await self._listen()
             case events.CommitAudio():
                 await self._commit()
@@ -148,7 +151,7 @@ class Session:
 
     async def _edit(self, event: events.ClientEvent) -> None:
         if isinstance(event, events.CreateItem):
-            item = await asyncio.to_thread(read_item, event.item, "item")
+            item = await asyncio.to_thread(read_item, event.item, "item", self._settings.input_format)
             await self._added(item, self._conversation.add(item, event.previous_item_id))
         elif isinstance(event, events.DeleteItem):
             self._conversation.remove(event.item_id)
@@ -381,7 +384,8 @@ class Session:
             if values.get("type") == "item_reference":
                 item = self._conversation.get(str(values.get("id")))
             else:
-                item = await asyncio.to_thread(read_item, values, f"response.input[{at}]")
+                where, audio_format = f"response.input[{at}]", self._settings.input_format
+                item = await asyncio.to_thread(read_item, values, where, audio_format)
             given.append(item)
         return messages_of(given)
 

@@ -1,52 +1,51 @@
 """The settings of a session, with the fields of OpenAI's API and of its beta."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
+from msgspec import Meta
 from msgspec.structs import replace
 
 from gateway.http.context import HttpContext
+from gateway.http.encoding.tempo import require_speed
 from gateway.http.fields import convert, named, read_fields, require_neutral
 from gateway.http.openai.chat_request import Voice, voice_name
 from gateway.http.openai.tools import CallParser, Choice, Tool, explained, forced_schema
 from gateway.http.realtime.functions.tools import read_choice, read_tools, shown_choice, shown_tools
 from gateway.http.realtime.input.transcription import TranscriptionRules, read_transcription
-from gateway.http.realtime.turns.rules import TurnRules, read_rules
+from gateway.http.realtime.speech.formats import BetaName, Format, FormatFields, read_format, shown_format
+from gateway.http.realtime.turns.rules import ServerVad, TurnRules, read_rules
 from omnirelay.content import ChatMessage
 from omnirelay.errors import InvalidRequestError, UnsupportedError
 from omnirelay.protocol import GenerateRequest
-from shared.messages import SAMPLE_RATE, Temperature
+from shared.messages import Temperature
 
 MAX_INSTRUCTIONS: Final = 2**20
 """Characters."""
-PCM: Final = {"type": "audio/pcm", "rate": SAMPLE_RATE}
 NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "include": ([],),
     "input_audio_noise_reduction": (),
     "prompt": (),
-    "speed": (1,),
     "truncation": ("auto",),
 }
 """Fields that are accepted with these values or null only."""
 
 
-class _Format(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    type: Literal["audio/pcm"] = "audio/pcm"
-    rate: Literal[24000] = 24000
+Speed = Annotated[float, Meta(ge=0.25, le=1.5)]
 
 
 class _Input(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    format: _Format | None = None
+    format: FormatFields | None = None
     turn_detection: Any = msgspec.UNSET
     transcription: Any = msgspec.UNSET
     noise_reduction: Any = None
 
 
 class _OutputFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    format: _Format | None = None
+    format: FormatFields | None = None
     voice: Voice | None = None
-    speed: float = 1.0
+    speed: Speed | None = None
 
 
 class _Audio(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -55,7 +54,7 @@ class _Audio(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Fields(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields that are honoured; the last eight are the beta's."""
+    """The fields that are honoured; the last nine are the beta's."""
 
     type: Literal["realtime"] = "realtime"
     model: str | None = None
@@ -69,8 +68,9 @@ class _Fields(msgspec.Struct, frozen=True, kw_only=True):
     parallel_tool_calls: bool | None = None
     modalities: list[str] | None = None
     voice: Voice | None = None
-    input_audio_format: Literal["pcm16"] = "pcm16"
-    output_audio_format: Literal["pcm16"] = "pcm16"
+    speed: Speed | None = None
+    input_audio_format: BetaName | None = None
+    output_audio_format: BetaName | None = None
     turn_detection: Any = msgspec.UNSET
     input_audio_transcription: Any = msgspec.UNSET
     max_response_output_tokens: int | Literal["inf"] | None = None
@@ -83,6 +83,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         speech: Answer with speech.
         instructions: The system message.
         voice: The speaker.
+        speed: Of the speech; 2 is twice as fast.
+        input_format: Of the audio that the client sends.
+        output_format: Of the speech.
         max_output_tokens: Limit of text tokens.
         temperature: Of text tokens.
         tools: The functions that may be called.
@@ -95,18 +98,26 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     speech: bool = True
     instructions: str = ""
     voice: str | None = None
+    speed: float = 1.0
+    input_format: Format = "audio/pcm"
+    output_format: Format = "audio/pcm"
     max_output_tokens: int | None = None
     temperature: float | None = None
     tools: tuple[Tool, ...] = ()
     tool_choice: Choice = "auto"
     parallel: bool = True
-    turns: TurnRules | None = None
+    turns: TurnRules | None = ServerVad()
     transcription: TranscriptionRules | None = None
 
     @property
     def modalities(self) -> list[str]:
         """``speech`` in OpenAI's form."""
         return ["audio"] if self.speech else ["text"]
+
+    @property
+    def shown_output(self) -> dict[str, Any]:
+        """How answers are spoken, in OpenAI's form."""
+        return {"format": shown_format(self.output_format), "voice": self.voice, "speed": self.speed}
 
     @property
     def most(self) -> int | str:
@@ -191,6 +202,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             changes["max_output_tokens"] = _tokens(most, f"{where}.max_output_tokens")
         if fields.temperature is not None:
             changes["temperature"] = fields.temperature
+        changes |= _audio_changes(fields, where, unavailable)
         changes |= _function_changes(fields, where, unavailable)
         changes |= _listening_changes(fields, values, where)
         return replace(self, **changes)
@@ -199,7 +211,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         """Return the session in OpenAI's form."""
         turns = msgspec.to_builtins(self.turns)
         listening = {
-            "format": PCM,
+            "format": shown_format(self.input_format),
             "turn_detection": turns,
             "transcription": msgspec.to_builtins(self.transcription),
             "noise_reduction": None,
@@ -211,7 +223,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "model": model,
             "output_modalities": self.modalities,
             "instructions": self.instructions,
-            "audio": {"input": listening, "output": {"format": PCM, "voice": self.voice, "speed": 1.0}},
+            "audio": {"input": listening, "output": self.shown_output},
             "max_output_tokens": self.most,
             "temperature": self.temperature,
             "tools": shown_tools(self.tools),
@@ -272,6 +284,30 @@ def _available(values: Mapping[str, Any], unavailable: Callable[[UnsupportedErro
     return kept
 
 
+def _audio_changes(
+    fields: _Fields, where: str, unavailable: Callable[[UnsupportedError], None]
+) -> dict[str, Any]:
+    changes: dict[str, Any] = {}
+    place = f"{where}.audio.input.format"
+    if (name := read_format(fields.audio.input.format, fields.input_audio_format, place)) is not None:
+        if where != "session":
+            raise UnsupportedError(
+                "the input's format belongs to the session: set it by session.update", place
+            )
+        changes["input_format"] = name
+    place = f"{where}.audio.output.format"
+    if (name := read_format(fields.audio.output.format, fields.output_audio_format, place)) is not None:
+        changes["output_format"] = name
+    speed = fields.speed if fields.audio.output.speed is None else fields.audio.output.speed
+    if speed is not None:
+        try:
+            require_speed(speed, f"{where}.audio.output.speed")
+            changes["speed"] = speed
+        except UnsupportedError as error:
+            unavailable(error)
+    return changes
+
+
 def _function_changes(
     fields: _Fields, where: str, unavailable: Callable[[UnsupportedError], None]
 ) -> dict[str, Any]:
@@ -290,9 +326,6 @@ def _check_input(fields: _Fields, where: str, unavailable: Callable[[Unsupported
     if listening.noise_reduction:
         problem = "noise reduction of the input is not supported: set it to null"
         unavailable(UnsupportedError(problem, f"{where}.audio.input.noise_reduction"))
-    if fields.audio.output.speed != 1:
-        problem = "speed is not supported: leave it out"
-        unavailable(UnsupportedError(problem, f"{where}.audio.output.speed"))
 
 
 def _listening_changes(fields: _Fields, values: Mapping[str, Any], where: str) -> dict[str, Any]:

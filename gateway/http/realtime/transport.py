@@ -36,7 +36,8 @@ class Transport(Protocol):
 
         Args:
             place: The ids of the answer, as in its events.
-            pcm: Whole samples: int16, little-endian, mono, 24 kHz.
+            pcm: Whole samples: int16, little-endian, mono, 24 kHz; codes of G.711, where the client plays it
+                and the session says so.
             start_delay_ms: How long to wait before it is played; 0 but for the first piece.
 
         Raises:

@@ -1,10 +1,12 @@
 """The input audio buffer of a session."""
 
+import asyncio
 from typing import Final
 
 from gateway.fairness.memory_budget import ClientBudget, Hold
 from gateway.http.encoding.encoders import wav_header
 from gateway.http.realtime.items import BYTES_PER_S, HEADER_BYTES
+from gateway.http.realtime.speech.formats import Format, InputDecoder, decoded_size
 from omnirelay.errors import InvalidRequestError, MediaTooLargeError
 from shared.config import MediaConfig
 
@@ -27,6 +29,7 @@ class InputAudio:
         self.begin = 0
         self._file = bytearray(HEADER_BYTES)
         self._hold = Hold(held)
+        self._decoder = InputDecoder()
 
     def append(self, samples: bytes) -> None:
         """Append samples: int16, little-endian, mono, 24 kHz.
@@ -35,15 +38,25 @@ class InputAudio:
             MediaTooLargeError: The limit is exceeded; the buffer is unchanged.
             BusyError: Memory is short.
         """
-        size = self.size + len(samples)
-        if size > self.limit:
+        self._reserve(len(samples))
+        self._file += samples
+
+    async def append_as(self, name: Format, audio: bytes) -> None:
+        """Append audio of a format; errors are those of :meth:`append`."""
+        self._reserve(decoded_size(audio, name))
+        for samples in self._decoder.decode(audio, name):
+            self._file += samples
+            # Much of it takes long to decode.
+            await asyncio.sleep(0)
+
+    def _reserve(self, size: int) -> None:
+        if self.size + size > self.limit:
             raise MediaTooLargeError(
                 f"the input audio buffer is limited to {self.limit / BYTES_PER_S:.1f} s "
                 "(media.max_audio_seconds)",
                 "audio",
             )
-        self._hold.grow(len(samples))
-        self._file += samples
+        self._hold.grow(size)
 
     @property
     def size(self) -> int:
@@ -97,3 +110,4 @@ class InputAudio:
         self._hold.release()
         self._hold = Hold(self._held)
         self._file = bytearray(HEADER_BYTES)
+        self._decoder.clear()

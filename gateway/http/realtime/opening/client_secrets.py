@@ -71,16 +71,13 @@ class ClientSecretsApi:
         return Response(msgspec.json.encode(shown), media_type=JSON, headers={"Cache-Control": "no-store"})
 
 
-def first_settings(context: HttpContext, connection: HTTPConnection, default: Settings) -> Settings:
+def first_settings(context: HttpContext, connection: HTTPConnection) -> Settings:
     """Return the settings of a client's session at its beginning: those of its ephemeral key, if it has one.
-
-    Args:
-        default: What the key does not say.
 
     Raises:
         OmniRelayError: They have become invalid.
     """
     key = ephemeral_of(connection.scope)
     if key is None:
-        return default
-    return changed_settings(context, default, key.session, "session", refuse)
+        return Settings()
+    return changed_settings(context, Settings(), key.session, "session", refuse)

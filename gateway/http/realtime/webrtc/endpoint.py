@@ -16,8 +16,7 @@ from gateway.http.context import HttpContext
 from gateway.http.multipart import TYPE, read_form
 from gateway.http.realtime.opening.client_secrets import first_settings
 from gateway.http.realtime.opening.sessions import RETRY_MS, Sessions
-from gateway.http.realtime.settings import Settings, changed_settings, refuse
-from gateway.http.realtime.turns.rules import ServerVad
+from gateway.http.realtime.settings import changed_settings, refuse
 from gateway.http.realtime.webrtc.call import Call
 from gateway.http.realtime.webrtc.offer import read_offer
 from gateway.http.realtime.webrtc.peer import Peer
@@ -27,8 +26,6 @@ from omnirelay.errors import BusyError, InvalidRequestError, OmniRelayError, Unk
 SDP: Final = "application/sdp"
 MAX_BYTES: Final = 2**18
 """Of the body of a request: the offer, and the settings of the session."""
-DEFAULT: Final = Settings(turns=ServerVad())
-"""A microphone never says when the user has finished, so turns are detected unless that is turned off."""
 log = logging.getLogger(__name__)
 
 
@@ -60,7 +57,7 @@ class CallsApi:
         body = await read_body(request, context, bytes, MAX_BYTES)
         sdp, values = _read(request.headers.get("content-type", ""), bytearray(body))
         offer = read_offer(sdp)
-        settings = first_settings(context, request, DEFAULT)
+        settings = first_settings(context, request)
         settings = changed_settings(context, settings, values, "session", refuse)
         self._check(client)
         call_id, transport = f"rtc_{secrets.token_hex(16)}", CallTransport()

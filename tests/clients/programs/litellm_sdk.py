@@ -1,0 +1,30 @@
+"""litellm: a chat, a stream, speech, a transcript, a response."""
+
+import json
+import os
+from pathlib import Path
+
+import litellm
+
+QUESTION = "What is twenty plus sixteen?"
+WHERE = {"model": "openai/omnirelay", "api_base": os.environ["OPENAI_BASE_URL"], "api_key": "none"}
+MESSAGES = [{"role": "user", "content": QUESTION}]
+
+if __name__ == "__main__":
+    answer = litellm.completion(messages=MESSAGES, **WHERE)
+    stream = litellm.completion(messages=MESSAGES, stream=True, **WHERE)
+    speech = litellm.speech(input="thirty six", voice="alloy", **WHERE)
+    with Path(os.environ["RECORDING"]).open("rb") as file:
+        transcript = litellm.transcription(file=file, **WHERE)
+    response = litellm.responses(input=QUESTION, **WHERE)
+    print(
+        json.dumps(
+            {
+                "chat": answer.choices[0].message.content,
+                "stream": "".join(chunk.choices[0].delta.content or "" for chunk in stream),
+                "speech": len(speech.content),
+                "transcript": transcript.text,
+                "response": response.output[0].content[0].text,
+            }
+        )
+    )

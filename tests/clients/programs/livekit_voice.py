@@ -1,0 +1,107 @@
+"""livekit-agents: its OpenAI plugin's LLM, TTS, STT, and the example's session with a realtime model."""
+
+import asyncio
+import json
+import os
+import sys
+import wave
+from pathlib import Path
+
+from livekit import rtc
+from livekit.agents import ConversationItemAddedEvent, llm
+from livekit.agents.voice import io
+from livekit.plugins import openai
+
+sys.path.append(str(Path(__file__).parents[3] / "examples" / "voice"))
+from livekit_agent import agent, voice_session
+
+BASE_URL = os.environ["OPENAI_BASE_URL"]
+WHERE = {"base_url": BASE_URL, "api_key": "none", "model": "omnirelay"}
+QUESTION = "What is twenty plus sixteen?"
+
+
+def frames() -> list[rtc.AudioFrame]:
+    """The recording in pieces of 100 ms, and a second of silence behind it."""
+    with wave.open(os.environ["RECORDING"]) as file:
+        rate = file.getframerate()
+        pcm = file.readframes(file.getnframes()) + bytes(2 * rate)
+    step = 2 * rate // 10
+    pieces = [pcm[at : at + step] for at in range(0, len(pcm) - step + 1, step)]
+    return [rtc.AudioFrame(piece, rate, 1, step // 2) for piece in pieces]
+
+
+async def parts() -> dict[str, object]:
+    context = llm.ChatContext.empty()
+    context.add_message(role="user", content=QUESTION)
+    async with openai.LLM(**WHERE).chat(chat_ctx=context) as stream:
+        said = "".join([chunk.delta.content or "" async for chunk in stream if chunk.delta])
+    async with openai.TTS(**WHERE).synthesize("thirty six") as speech:
+        seconds = sum([event.frame.duration async for event in speech])
+    heard = await openai.STT(**WHERE).recognize(frames())
+    return {"chat": said, "speech seconds": seconds, "transcript": heard.alternatives[0].text}
+
+
+class Microphone(io.AudioInput):
+    """Says the recording in real time, then nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(label="recording")
+        self._frames = iter(frames())
+
+    async def __anext__(self) -> rtc.AudioFrame:
+        frame = next(self._frames, None)
+        if frame is None:
+            await asyncio.Event().wait()
+        await asyncio.sleep(0.1)
+        return frame
+
+
+class Speaker(io.AudioOutput):
+    """Counts what it is given, and plays it at once."""
+
+    def __init__(self) -> None:
+        super().__init__(label="counter", capabilities=io.AudioOutputCapabilities(pause=False))
+        self.seconds = 0.0
+        self.played = asyncio.Event()
+
+    async def capture_frame(self, frame: rtc.AudioFrame) -> None:
+        await super().capture_frame(frame)
+        self.seconds += frame.duration
+
+    def flush(self) -> None:
+        super().flush()
+        if self.seconds:
+            self.on_playback_finished(playback_position=self.seconds, interrupted=False)
+            self.played.set()
+
+    def clear_buffer(self) -> None:
+        pass
+
+
+async def realtime() -> dict[str, object]:
+    session = voice_session()
+    speaker = Speaker()
+    session.input.audio, session.output.audio = Microphone(), speaker
+    said: list[str] = []
+
+    @session.on("conversation_item_added")
+    def added(event: ConversationItemAddedEvent) -> None:
+        if event.item.type == "message" and event.item.role == "assistant":
+            said.append(event.item.text_content)
+
+    await session.start(agent=agent())
+    await asyncio.wait_for(speaker.played.wait(), 60)
+    for _ in range(100):
+        if said:
+            break
+        await asyncio.sleep(0.1)
+    await session.aclose()
+    return {"realtime": said, "realtime seconds": speaker.seconds}
+
+
+async def main() -> None:
+    print(json.dumps({**await parts(), **await realtime()}))
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

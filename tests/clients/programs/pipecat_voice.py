@@ -1,0 +1,106 @@
+"""pipecat: the example's bot of STT, LLM and TTS, and a bot of the realtime service, both spoken to."""
+
+import asyncio
+import json
+import os
+import sys
+import wave
+from pathlib import Path
+
+from loguru import logger
+from pipecat.frames.frames import (
+    ErrorFrame,
+    InputAudioRawFrame,
+    LLMTextFrame,
+    TranscriptionFrame,
+    TTSAudioRawFrame,
+)
+from pipecat.observers.base_observer import BaseObserver, FramePushed
+from pipecat.pipeline.pipeline import Pipeline
+from pipecat.pipeline.worker import PipelineParams, PipelineWorker
+from pipecat.processors.aggregators.llm_context import LLMContext
+from pipecat.processors.aggregators.llm_response_universal import LLMContextAggregatorPair
+from pipecat.services.openai.realtime.llm import OpenAIRealtimeLLMService
+from pipecat.workers.runner import WorkerRunner
+
+sys.path.append(str(Path(__file__).parents[3] / "examples" / "voice"))
+from pipecat_bot import pipeline
+
+URL = os.environ["OPENAI_BASE_URL"]
+RATE = 16000
+
+
+def realtime() -> Pipeline:
+    turns = LLMContextAggregatorPair(LLMContext())
+    service = OpenAIRealtimeLLMService(
+        api_key="none",
+        base_url=URL.replace("http", "ws", 1) + "/realtime",
+        settings=OpenAIRealtimeLLMService.Settings(model="omnirelay"),
+    )
+    return Pipeline([turns.user(), service, turns.assistant()])
+
+
+class Watch(BaseObserver):
+    """Notes what passes, once for each frame."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[int] = set()
+        self.heard = self.said = ""
+        self.seconds = 0.0
+        self.errors: list[str] = []
+
+    async def on_push_frame(self, data: FramePushed) -> None:
+        frame = data.frame
+        if frame.id in self.seen:
+            return
+        self.seen.add(frame.id)
+        if isinstance(frame, TranscriptionFrame):
+            self.heard += frame.text
+        elif isinstance(frame, LLMTextFrame):
+            self.said += frame.text
+        elif isinstance(frame, TTSAudioRawFrame):
+            self.seconds += len(frame.audio) / 2 / frame.sample_rate
+        elif isinstance(frame, ErrorFrame):
+            self.errors.append(frame.error)
+
+
+async def converse(bot: Pipeline) -> Watch:
+    watch = Watch()
+    worker = PipelineWorker(
+        bot, params=PipelineParams(audio_in_sample_rate=RATE), observers=[watch], idle_timeout_secs=None
+    )
+    runner = WorkerRunner(handle_sigint=False)
+    await runner.add_workers(worker)
+    running = asyncio.create_task(runner.run())
+    with wave.open(os.environ["RECORDING"]) as file:
+        pcm = file.readframes(file.getnframes())
+    step = 2 * RATE // 50
+    pcm += bytes(step * 1500)
+    for begin in range(0, len(pcm) - step, step):
+        await worker.queue_frame(InputAudioRawFrame(pcm[begin : begin + step], RATE, 1))
+        await asyncio.sleep(0.02)
+        if watch.errors or (watch.seconds > 1 and "fifteen" in watch.said):
+            break
+    await worker.cancel()
+    await running
+    return watch
+
+
+async def main() -> None:
+    told = {}
+    for name, bot in (("bot", pipeline([], [])), ("realtime", realtime())):
+        watch = await converse(bot)
+        told[name] = {
+            "heard": watch.heard,
+            "said": watch.said,
+            "seconds": watch.seconds,
+            "errors": watch.errors,
+        }
+    print(json.dumps(told))
+
+
+if __name__ == "__main__":
+    logger.remove()
+    logger.add(sys.stderr, level=os.environ.get("LEVEL", "WARNING"))
+    asyncio.run(main())
