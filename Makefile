@@ -34,16 +34,19 @@ $(RAY): requirements/cluster.lock $(READY)
 	@$(BIN)/python -m pip install --quiet --no-input --no-deps --require-hashes -r requirements/cluster.lock
 	@touch $@
 
-# Each client program has an environment of its own.
+# Each client program has an environment of its own; guidellm finds PyTorch in the server's.
 CLIENTS := $(patsubst requirements/clients/%.lock,.venv-clients/%/.ready,$(wildcard requirements/clients/*.lock))
 
 .venv-clients/%/.ready: requirements/clients/%.lock
 	@"$(PYTHON)" -m venv --clear $(@D)
 	@$(@D)/bin/python -m pip install --quiet --no-input --no-deps --require-hashes -r $<
+	@$(if $(filter guidellm,$*),echo "$(CURDIR)/$(VENV)/lib/python3.11/site-packages" \
+		>$(@D)/lib/python3.11/site-packages/torch.pth)
 	@[ ! -d requirements/clients/$* ] || { cp requirements/clients/$*/package*.json $(@D) && cd $(@D) && \
 		PATH="$$PWD/bin:$$PATH" npm ci --silent --no-audit --no-fund; }
 	@touch $@
 
+.venv-clients/guidellm/.ready: $(READY)
 .venv-clients/node/.ready: requirements/clients/node/package-lock.json
 
 clients: ## install the client programs that test-clients runs, each in an environment in .venv-clients

@@ -1,4 +1,4 @@
-"""OpenAI's packages."""
+"""OpenAI's packages: for Python, for Node, and for agents."""
 
 import pytest
 
@@ -14,6 +14,7 @@ def test_the_package_for_python(programs: Programs) -> None:
     assert said.pop("structured") in {"even", "odd"}
     assert said.pop("arguments")["city"] in {"Paris", "Rome"}
     assert said.pop("usage") > 1
+    assert 0 < said.pop("completion") <= 4
     assert said == {
         "models": ["speaking"],
         **dict.fromkeys(("chat", "stream", "spoken", "streamed transcript", "realtime"), ANSWER),
@@ -22,5 +23,31 @@ def test_the_package_for_python(programs: Programs) -> None:
         "transcript": TRANSCRIPT,
         "function": "weather",
         "after its result": "stop",
-        "completion": 1,
     }
+
+
+def test_the_package_for_node(programs: Programs) -> None:
+    said = programs.run("node", "openai_node.mjs")
+    for name in "speech", "streamed speech", "read":
+        assert_speech(said.pop(name))
+    assert said.pop("structured") in {"even", "odd"}
+    assert said.pop("arguments")["city"] in {"Paris", "Rome"}
+    assert 0 < said.pop("completion") <= 4
+    assert said == {
+        "models": ["speaking"],
+        **dict.fromkeys(("chat", "stream", "collected", "spoken", "streamed transcript"), ANSWER),
+        **dict.fromkeys(("response", "streamed response"), ANSWER),
+        "transcript": TRANSCRIPT,
+        "function": "weather",
+    }
+
+
+def test_agents(programs: Programs) -> None:
+    said = programs.run("openai-agents", "openai_agents.py")
+    assert len(said["calls"]) == 1
+    assert set(said["calls"]) <= {"Paris", "Rome"}
+    assert said["after a call"]
+    assert said["events"] > 1
+    assert [said["answer"], said["streamed"], said["realtime"]] == [ANSWER, ANSWER, HEARD]
+    assert_speech(said["voice"])
+    assert_speech(said["realtime speech"])

@@ -29,6 +29,7 @@ if __name__ == "__main__":
             {
                 "chat": model.invoke(QUESTION).content,
                 "stream": "".join(str(chunk.content) for chunk in model.stream(QUESTION)),
+                "arguments": asked.tool_calls[0]["args"],
                 "function": asked.tool_calls[0]["name"],
                 "structured": model.with_structured_output(Parity).invoke(QUESTION).parity,
             }

@@ -1,14 +1,18 @@
-"""openai-agents: Runner with a function, VoicePipeline, and a realtime session that is spoken to."""
+"""openai-agents: Runner, also with a function, VoicePipeline, and a realtime session that is spoken to."""
 
 import asyncio
+import base64
 import json
 import os
 import wave
+from typing import Literal
 
 import numpy as np
 from agents import (
     Agent,
+    ModelSettings,
     Runner,
+    function_tool,
     set_default_openai_client,
     set_tracing_disabled,
 )
@@ -31,12 +35,35 @@ def recording() -> np.ndarray:
     return np.interp(at, np.arange(len(samples)), samples).astype(np.int16)
 
 
+calls: list[str] = []
+
+
+@function_tool
+def weather(city: Literal["Paris", "Rome"]) -> str:
+    """The weather of a city."""
+    calls.append(city)
+    return f"It is sunny in {city}."
+
+
 async def text() -> dict[str, object]:
     agent = Agent(name="Assistant", model="omnirelay")
+    caller = Agent(
+        name="Caller",
+        model="omnirelay",
+        tools=[weather],
+        model_settings=ModelSettings(tool_choice="required"),
+    )
+    called = await Runner.run(caller, "What is twenty plus sixteen?")
     result = await Runner.run(agent, "What is twenty plus sixteen?")
     streamed = Runner.run_streamed(agent, "What is twenty plus sixteen?")
     events = [event.type async for event in streamed.stream_events()]
-    return {"answer": result.final_output, "streamed": streamed.final_output, "events": len(events)}
+    return {
+        "calls": calls,
+        "after a call": called.final_output,
+        "answer": result.final_output,
+        "streamed": streamed.final_output,
+        "events": len(events),
+    }
 
 
 async def voice() -> dict[str, object]:
@@ -47,13 +74,13 @@ async def voice() -> dict[str, object]:
         config=VoicePipelineConfig(model_provider=OpenAIVoiceModelProvider(openai_client=client)),
     )
     result = await pipeline.run(AudioInput(buffer=recording()))
-    samples = 0
+    speech = b""
     async for event in result.stream():
         if event.type == "voice_stream_event_audio":
-            samples += len(event.data)
+            speech += event.data.tobytes()
         elif event.type == "voice_stream_event_error":
             raise event.error
-    return {"voice samples": samples}
+    return {"voice": base64.b64encode(speech).decode()}
 
 
 async def realtime() -> dict[str, object]:
@@ -62,7 +89,7 @@ async def realtime() -> dict[str, object]:
         config={"model_settings": {"model_name": "omnirelay"}},
     )
     url = BASE_URL.replace("http", "ws", 1) + "/realtime?model=omnirelay"
-    heard, said = 0, ""
+    heard, said = b"", ""
     async with await runner.run(model_config={"url": url, "api_key": "none"}) as session:
         pcm = recording().tobytes() + bytes(48000)
         for at in range(0, len(pcm), 4800):
@@ -70,7 +97,7 @@ async def realtime() -> dict[str, object]:
             await asyncio.sleep(0.1)
         async for event in session:
             if event.type == "audio":
-                heard += len(event.audio.data)
+                heard += event.audio.data
             elif event.type == "error":
                 raise RuntimeError(event.error)
             elif event.type == "history_updated":
@@ -79,7 +106,7 @@ async def realtime() -> dict[str, object]:
                         said = "".join(getattr(part, "transcript", "") or "" for part in item.content)
             elif event.type == "agent_end":
                 break
-    return {"realtime bytes": heard, "realtime": said}
+    return {"realtime speech": base64.b64encode(heard).decode(), "realtime": said}
 
 
 async def main() -> None:
