@@ -167,7 +167,11 @@ class GatewayProcess:
         )
 
     async def _close_servers(self) -> None:
-        await asyncio.gather(*(each.close() for each in (self._server, self._http, self._monitor) if each))
+        calls = self._context.calls if self._context is not None else set()
+        for each in calls:
+            each.cancel()
+        servers = (each.close() for each in (self._server, self._http, self._monitor) if each)
+        await asyncio.gather(*servers, asyncio.gather(*calls, return_exceptions=True))
         if self._context is not None:
             self._context.audio.close()
 

@@ -256,6 +256,13 @@ class UnknownRequestError(RequestError):
     code = "request_not_found"
 
 
+class CallsDisabledError(RequestError):
+    """The gateway takes no calls by WebRTC."""
+
+    code = "calls_disabled"
+    private = False
+
+
 class UnauthenticatedError(RequestError):
     """Missing or invalid API key."""
 

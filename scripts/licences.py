@@ -19,6 +19,7 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 PAGE: Final = ROOT / "docs" / "licences.md"
 LOCKS: Final = {
     "gateway": "gateway.lock",
+    "calls": "webrtc.lock",
     "stages": "cpu.lock",
     "torch": "torch.lock",
     "development": "dev.lock",

@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "requirements"
 SETS = {
     "gateway": ["gateway.lock"],
+    "gateway-calls": ["gateway.lock", "webrtc.lock"],
     "stages-cpu": ["torch.lock", "cpu.lock"],
     "development": ["torch.lock", "cpu.lock", "dev.lock"],
 }

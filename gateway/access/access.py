@@ -12,6 +12,7 @@ from gateway.access.account import ClientAccount, Unread
 from gateway.access.api_keys import ApiKeys
 from gateway.access.certificate import ServerTls
 from gateway.access.clients import Principal
+from gateway.access.ephemeral import EphemeralKeys
 from gateway.access.places import Places, Proxies, holder_of
 from omnirelay.errors import ConfigError
 from omnirelay.protocol import MAX_PIECE_BYTES, PROTOCOL_VERSION, Welcome, parse_tcp
@@ -38,6 +39,7 @@ class Access:
         self._media = config.media
         path = config.gateway.api_keys
         self.keys: Final = ApiKeys(Path(path) if path is not None else None)
+        self.ephemeral: Final = EphemeralKeys()
         self.tls: Final = (
             ServerTls(config.gateway.tls) if config.gateway.tls.certificate is not None else None
         )

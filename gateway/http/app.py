@@ -1,6 +1,6 @@
 """The ASGI applications: routes, middleware and error handling."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final
 
@@ -29,9 +29,12 @@ from gateway.http.openai.transcription import TranscriptionApi
 from gateway.http.operations import OperationsApi
 from gateway.http.page import PageApi
 from gateway.http.realtime.endpoint import RealtimeApi
-from omnirelay.errors import OmniRelayError
+from gateway.http.realtime.opening.client_secrets import ClientSecretsApi
+from gateway.http.realtime.opening.sessions import Sessions
+from omnirelay.errors import CallsDisabledError, MissingPackageError, OmniRelayError
 from omnirelay.protocol import parse_tcp
 
+Endpoint = Callable[[Request], Awaitable[Response]]
 CLIENT_GONE: Final = 499
 """nginx's status for a client that disconnected; appears only in the log."""
 
@@ -53,15 +56,16 @@ def make_app(context: HttpContext) -> Starlette:
             allow_origins=config.http_origins,
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
-            expose_headers=["X-Request-Id", "Retry-After", "Retry-After-Ms", START_DELAY],
+            expose_headers=["Location", "X-Request-Id", "Retry-After", "Retry-After-Ms", START_DELAY],
         )
         middleware.append(cors)
     # After CORS: preflight requests carry no key, and pages of other origins may read why a key is refused.
     middleware.append(guard(check_key, context.access))
+    sessions = Sessions(context)
     models, page, realtime, operations = (
         ModelsApi(context),
         PageApi(),
-        RealtimeApi(context),
+        RealtimeApi(context, sessions),
         OperationsApi(context),
     )
     routes = [
@@ -74,12 +78,45 @@ def make_app(context: HttpContext) -> Starlette:
         Route("/v1/audio/transcriptions", TranscriptionApi(context).create, methods=["POST"]),
         WebSocketRoute("/v1/realtime", realtime.serve),
         Route("/v1/realtime", realtime.refuse),
+        Route("/v1/realtime/client_secrets", ClientSecretsApi(context).create, methods=["POST"]),
+        *_calls(context, sessions),
         Route("/v1/requests/{request_id}", operations.request),
         *_monitored(operations),
         Route("/v1/models", models.list),
         Route("/v1/models/{model:path}", models.get),
     ]
     return _app(context, routes, middleware)
+
+
+def _calls(context: HttpContext, sessions: Sessions) -> list[BaseRoute]:
+    """Build the routes of calls, which say so where there are none.
+
+    Raises:
+        MissingPackageError: Calls are enabled, and the extra is not installed.
+    """
+    create: Endpoint = _no_calls
+    hang_up: Endpoint = _no_calls
+    if context.config.gateway.webrtc.enabled:
+        try:
+            from gateway.http.realtime.webrtc.endpoint import CallsApi  # noqa: PLC0415 - needs an extra
+        except ModuleNotFoundError as error:
+            if error.name is not None and error.name.startswith("gateway"):
+                raise
+            raise MissingPackageError("aiortc (for gateway.webrtc)", "webrtc", "omnirelay-server") from error
+        api = CallsApi(context, sessions)
+        create, hang_up = api.create, api.hang_up
+    return [
+        Route("/v1/realtime/calls", create, methods=["POST"]),
+        Route("/v1/realtime/calls/{call_id}/hangup", hang_up, methods=["POST"]),
+    ]
+
+
+async def _no_calls(request: Request) -> Response:
+    del request
+    raise CallsDisabledError(
+        "this gateway takes no calls by WebRTC: use the WebSocket /v1/realtime, or set "
+        "gateway.webrtc.enabled (needs pip install 'omnirelay-server[webrtc]')"
+    )
 
 
 def make_monitor_app(address: str, context: HttpContext) -> Starlette:

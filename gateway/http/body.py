@@ -27,8 +27,13 @@ HALF_A_PAIR: Final = "a string holds half of a surrogate pair, as \\ud83d withou
 T = TypeVar("T")
 
 
-async def read_body(request: Request, context: HttpContext, parse: Callable[[bytearray], T]) -> T:
+async def read_body(
+    request: Request, context: HttpContext, parse: Callable[[bytearray], T], most: int | None = None
+) -> T:
     """Read the body of a request, and parse it, on another thread if it is large; its bytes are not kept.
+
+    Args:
+        most: Most bytes of it, where fewer than the configured limit are enough.
 
     Raises:
         BusyError: The client's rate limit is reached (before anything is read), or memory is short.
@@ -43,6 +48,8 @@ async def read_body(request: Request, context: HttpContext, parse: Callable[[byt
     limit = context.config.gateway.limits.request_bytes
     if client.limits.request_bytes is not None:
         limit = min(limit, client.limits.request_bytes)
+    if most is not None:
+        limit = min(limit, most)
     # h11 has checked that it is a number.
     _check_size(int(request.headers.get("content-length", 0)), limit)
     async with context.uploads.reading(context.share(request)) as upload:
@@ -73,8 +80,8 @@ def read_object(body: bytearray) -> dict[str, Any]:
 def _check_size(size: int, limit: int) -> None:
     if size > limit:
         raise RequestTooLargeError(
-            f"the body has {size} bytes or more, the limit is {limit} (gateway.limits.request_bytes, "
-            "or request_bytes of the API key)"
+            f"the body has {size} bytes or more, the limit is {limit} (the endpoint's, "
+            "gateway.limits.request_bytes, or request_bytes of the API key)"
         )
 
 

@@ -1,5 +1,6 @@
 """What the endpoints share."""
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -37,6 +38,7 @@ class HttpContext:
         random_weights: The checkpoint is untrained: its answers mean nothing.
         audio: Encodes speech.
         started: Unix time at which the gateway started.
+        calls: The tasks of calls, which outlive the requests that begin them; cancelled at shutdown.
     """
 
     gateway: Gateway
@@ -49,6 +51,7 @@ class HttpContext:
     random_weights: bool = False
     audio: AudioPool = field(default_factory=AudioPool)
     started: int = field(default_factory=lambda: int(time.time()))
+    calls: set[asyncio.Task[None]] = field(default_factory=set)
     _clients: "count[int]" = field(default_factory=lambda: count(1))
 
     def account(self, request: HTTPConnection) -> ClientAccount:

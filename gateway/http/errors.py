@@ -10,6 +10,7 @@ from starlette.types import Scope
 
 from omnirelay.errors import (
     BusyError,
+    CallsDisabledError,
     CancelledRequestError,
     DeadlineError,
     InvalidRequestError,
@@ -38,6 +39,7 @@ STATUS: Final[dict[type[OmniRelayError], int]] = {
     # Not 5xx: clients retry those automatically, and each retry may end an engine.
     PoisonRequestError: 422,
     BusyError: 429,
+    CallsDisabledError: 501,
     # A load balancer then tries another gateway.
     StoppingError: 503,
     # Only sent when the gateway shuts down: a client that cancelled is gone.

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Final, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, IPvAnyAddress, model_validator
 
 from omnirelay.values import MAX_START_DELAY_S
 from shared.config.values import Address, Bytes, Host, Network, Origin, Section, TcpAddress, empty_is_none
@@ -57,6 +57,16 @@ class TlsConfig(Section):
         return self
 
 
+class WebRtcConfig(Section):
+    """Calls by WebRTC; needs the extra ``webrtc``."""
+
+    enabled: bool = False
+    addresses: list[IPvAnyAddress] = Field(default_factory=list, max_length=8)
+    advertised: list[IPvAnyAddress] = Field(default_factory=list, max_length=8)
+    max_calls: Annotated[int, Field(gt=0)] = 10
+    max_call_s: Annotated[float, Field(gt=0)] = 3600.0
+
+
 class GatewayConfig(Section):
     """The gateway's addresses, access rules, timeouts and limits."""
 
@@ -70,6 +80,7 @@ class GatewayConfig(Section):
     http_hosts: list[Host] | None = None
     api_keys: FilePath = None
     tls: TlsConfig = TlsConfig()
+    webrtc: WebRtcConfig = WebRtcConfig()
     heartbeat_timeout_s: Annotated[float, Field(gt=0)] = 1.5
     orphan_timeout_s: Annotated[float, Field(gt=0)] = 5.0
     resume_attempts: Annotated[int, Field(ge=0, le=100)] = 3

@@ -456,7 +456,7 @@ def test_a_message_of_a_websocket_that_stops_coming_ends_it(
 def test_one_address_does_not_take_all_sessions(
     configure: Configure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.http.realtime.endpoint.MAX_SESSIONS", 5)
+    monkeypatch.setattr("gateway.http.realtime.opening.sessions.MAX_SESSIONS", 5)
 
     async def scenario() -> None:
         async with http_bench(configure(http_gateway())) as b:

@@ -78,6 +78,7 @@ def test_the_served_model(configure: Configure) -> None:
                 "voice_aliases": VOICE_ALIASES,
                 "starters": [],
                 "random_weights": False,
+                "calls": False,
             }
             assert (await b.http.get(f"/v1/models/{MODEL}")).json()["id"] == MODEL
             assert (await b.http.get("/v1/models/omnirelay")).json()["id"] == MODEL

@@ -74,7 +74,7 @@ def test_of_connections_over_the_limit(configure: Configure, caplog: pytest.LogC
 def test_of_websockets(
     configure: Configure, keys: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.http.realtime.endpoint.MAX_SESSIONS", 0)
+    monkeypatch.setattr("gateway.http.realtime.opening.sessions.MAX_SESSIONS", 0)
 
     async def refused(url: str, **headers: str) -> None:
         with pytest.raises(InvalidStatus):

@@ -5,10 +5,12 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+import soundfile
 
 from tests.page.browser import browser
-from tests.page.test_page import READY, run, said
+from tests.page.test_page import ANSWER, READY, run, said
 from tests.support.stack import RunningStack, make_config
 
 pytestmark = pytest.mark.page
@@ -20,7 +22,7 @@ IDEAS = "[...document.querySelectorAll('.idea')].map(each => each.textContent)"
 
 @pytest.fixture(scope="module")
 def trained_url(speaking_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    config = make_config(speaking_checkpoint)
+    config = make_config(speaking_checkpoint, gateway={"webrtc": {"enabled": True}})
     with RunningStack(config, tmp_path_factory.mktemp("stack")):
         yield config["gateway"]["http"].replace("tcp:", "http:")
 
@@ -51,5 +53,32 @@ def test_it_answers_what_it_is_asked(
                 await page.js("scrollTo(0, 1e6)")
                 await page.pointer("mouseMoved", 5, 300)
                 await page.picture(Path(PICTURE))
+
+    run(scenario())
+
+
+def test_it_answers_what_it_hears_in_a_call(
+    trained_url: str, speaking_checkpoint: Path, tmp_path: Path
+) -> None:
+    starters = json.loads((speaking_checkpoint / "starters.json").read_text(encoding="utf-8"))
+    recording = next(each["audio"] for each in starters if "audio" in each)
+    question, rate = soundfile.read(speaking_checkpoint / recording, dtype="int16")
+    before, after = np.zeros(rate // 2, np.int16), np.zeros(60 * rate, np.int16)
+    microphone = tmp_path / "microphone.wav"
+    soundfile.write(microphone, np.concatenate([before, question, after]), rate)
+
+    async def scenario() -> None:
+        async with browser(tmp_path, microphone) as page:
+            await page.open(trained_url)
+            await page.until(READY)
+            await page.click("#live")
+            await page.until("document.getElementById('live').dataset.link === 'webrtc'")
+            await page.until(f"{ANSWER}?.dataset.state === 'done'")
+            words = "[...document.querySelectorAll('.turn .words')].map(each => each.textContent.trim())"
+            # The transcript comes after the answer.
+            await page.until(f"!{words}[0].includes('…')")
+            assert (await page.js(words))[-1] == "eight plus seven is fifteen"
+            await page.until("document.getElementById('live').dataset.energy > 0.0001")
+            assert page.problems == []
 
     run(scenario())

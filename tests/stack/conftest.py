@@ -27,7 +27,10 @@ def stack(
         tiny_checkpoint,
         tracing={"endpoint": collector.url},
         # Other workers may take the cores for longer than the default; losses have stacks of their own.
-        gateway={"heartbeat_timeout_s": 10.0},
+        gateway={
+            "heartbeat_timeout_s": 10.0,
+            "webrtc": {"enabled": True, "addresses": ["127.0.0.1"]},
+        },
     )
     directory = tmp_path_factory.mktemp("stack")
     with RunningStack(config, directory, OTEL_BSP_SCHEDULE_DELAY="100") as running:

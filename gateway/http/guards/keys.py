@@ -6,8 +6,10 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from gateway.access.access import Access
-from gateway.access.clients import Principal
+from gateway.access.clients import NO_KEY, Principal
+from gateway.access.ephemeral import PREFIX, EphemeralKey
 from gateway.access.places import Place
+from omnirelay.errors import UnauthenticatedError
 
 OPEN_PATHS: Final = frozenset({"/", "/livez", "/readyz", "/health"})
 """Paths that need no key, besides the page's files."""
@@ -16,6 +18,10 @@ SUBPROTOCOL_KEY: Final = "openai-insecure-api-key."
 """Prefix of a WebSocket subprotocol that carries a key: browsers cannot set headers of a WebSocket."""
 CLIENT: Final = "omnirelay.client"
 """Key of a request's scope that holds its client."""
+EPHEMERAL: Final = "omnirelay.ephemeral"
+"""Key of a request's scope that holds what its ephemeral key stands for."""
+REALTIME: Final = "/v1/realtime"
+CALLS: Final = "/v1/realtime/calls"
 PLACE: Final = "place"
 """Key of a connection's state that holds its place."""
 
@@ -32,7 +38,12 @@ def check_key(access: Access, scope: Scope) -> None:
     host, port = scope.get("client") or ("unknown", 0)
     # Without keys a client is its address; a WebSocket, which is long-lived, is one of its own.
     peer = f"{host}:{port}" if scope["type"] == "websocket" else host
-    client = scope[CLIENT] = access.client(_key(scope), peer)
+    key = _key(scope)
+    if key is not None and key.startswith(PREFIX):
+        client = _client_of_ephemeral(access, key, peer, scope)
+    else:
+        client = access.client(key, peer)
+    scope[CLIENT] = client
     move(scope, access.share(client, host))
 
 
@@ -42,10 +53,28 @@ def client_of(scope: Scope) -> Principal:
     return client
 
 
+def ephemeral_of(scope: Scope) -> EphemeralKey | None:
+    """Return what the ephemeral key of a request stands for; none if it has no such key."""
+    key: EphemeralKey | None = scope.get(EPHEMERAL)
+    return key
+
+
 def move(scope: Scope, holder: str) -> bool:
     """Count a request's connection for another holder; see :meth:`gateway.access.places.Place.move`."""
     place: Place | None = scope.get("state", {}).get(PLACE)
     return place is None or place.move(holder)
+
+
+def _client_of_ephemeral(access: Access, value: str, peer: str, scope: Scope) -> Principal:
+    """Return the client of a request with an ephemeral key: the key's maker, where keys are needed."""
+    key = access.ephemeral.find(value)
+    if access.keys.needed and not key.maker.known:
+        raise UnauthenticatedError(NO_KEY)
+    path = scope["path"]
+    if path not in (REALTIME, CALLS) and not path.startswith(f"{CALLS}/"):
+        raise UnauthenticatedError(f"an ephemeral key opens {REALTIME} and {CALLS} only")
+    scope[EPHEMERAL] = key
+    return key.maker if access.keys.needed else Principal(peer)
 
 
 def _key(scope: Scope) -> str | None:

@@ -41,6 +41,7 @@ class ModelsApi:
             "voice_aliases": self._context.gateway.voice_aliases(),
             "starters": list(self._context.starters),
             "random_weights": self._context.random_weights,
+            "calls": self._context.config.gateway.webrtc.enabled,
             "limits": {
                 "item_bytes": media.max_item_bytes,
                 "request_bytes": media.max_request_bytes,

@@ -31,7 +31,7 @@ class RealtimeConversation:
             MediaTooLargeError: The item alone exceeds the limits of a request.
             BusyError: Memory is short.
         """
-        if any(each.id == item.id for each in self._items):
+        if self.has(item.id):
             raise InvalidRequestError(f"the item {item.id!r} exists already", "item.id")
         at = len(self._items) if after is None else 0 if after == "root" else self._index(after) + 1
         if problem := self._excess([item]):
@@ -59,6 +59,10 @@ class RealtimeConversation:
             InvalidRequestError: The id is unknown.
         """
         return self._items[self._index(item_id)]
+
+    def has(self, item_id: str) -> bool:
+        """Whether there is an item of this id."""
+        return any(item.id == item_id for item in self._items)
 
     def __contains__(self, item: Item) -> bool:
         return item in self._items

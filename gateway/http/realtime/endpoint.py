@@ -10,20 +10,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from gateway.fairness.quota import Quota
 from gateway.http.connection import ClientGoneError
 from gateway.http.context import HttpContext
 from gateway.http.errors import response_of
-from gateway.http.realtime.events import EventError, read_event
+from gateway.http.realtime.opening.client_secrets import first_settings
+from gateway.http.realtime.opening.sessions import Sessions, receive
 from gateway.http.realtime.session import Session
+from gateway.http.realtime.settings import Settings
 from gateway.http.realtime.transport import EventTransport
-from gateway.http.realtime.turns.pool import VoicePool
-from omnirelay.errors import BusyError, InvalidRequestError, OmniRelayError
-from omnirelay.protocol import PIECE_BYTES
+from omnirelay.errors import OmniRelayError
 
-MAX_SESSIONS: Final = 64
-"""Open sessions, of all clients together."""
-RETRY_MS: Final = 5000
 IDLE_S: Final = 600.0
 """Time limit between two events of a client while no response is generated."""
 SUBPROTOCOL: Final = "realtime"
@@ -36,11 +32,10 @@ log = logging.getLogger(__name__)
 class RealtimeApi:
     """The endpoint; ``idle_s`` replaces :data:`IDLE_S` in tests."""
 
-    def __init__(self, context: HttpContext, idle_s: float = IDLE_S) -> None:
+    def __init__(self, context: HttpContext, sessions: Sessions, idle_s: float = IDLE_S) -> None:
         self._context = context
+        self._sessions = sessions
         self._idle_s = idle_s
-        self._open = Quota(MAX_SESSIONS)
-        self._voices = VoicePool()
         self._events = 0
 
     async def refuse(self, request: Request) -> Response:
@@ -58,31 +53,26 @@ class RealtimeApi:
 
     async def serve(self, socket: WebSocket) -> None:
         """Serve one client until it disconnects."""
+        client = self._context.share(socket)
         try:
-            self._check(socket)
+            self._context.require_model(socket.query_params.get("model", self._context.model))
+            settings = first_settings(self._context, socket)
+            self._sessions.check(client)
         except OmniRelayError as error:
             self._context.told(error)
             await socket.send_denial_response(response_of(error))
             return
-        client = self._context.share(socket)
-        self._open.take(client)
+        self._sessions.take(client)
         try:
             offered = socket.scope["subprotocols"]
             await socket.accept(SUBPROTOCOL if SUBPROTOCOL in offered else None)
-            await self._converse(socket)
+            await self._converse(socket, settings)
         except (ClientGoneError, WebSocketDisconnect) as error:
             log.debug("a realtime client disconnected: %s", error)
         finally:
-            self._open.give(client)
+            self._sessions.give(client)
 
-    def _check(self, socket: WebSocket) -> None:
-        self._context.require_model(socket.query_params.get("model", self._context.model))
-        client = self._context.share(socket)
-        if self._context.gateway.stopping or not self._open.has_for(client):
-            open_ones = f"{self._open.used} sessions are open, {self._open.own(client)} of them this client's"
-            raise BusyError(f"{open_ones}: try again later", RETRY_MS)
-
-    async def _converse(self, socket: WebSocket) -> None:
+    async def _converse(self, socket: WebSocket, settings: Settings) -> None:
         async def send(kind: str, fields: dict[str, Any]) -> None:
             self._events += 1
             event = {"type": kind, "event_id": f"event_{self._events:x}", **fields}
@@ -92,8 +82,7 @@ class RealtimeApi:
                 # Starlette raises RuntimeError if this side has closed the connection meanwhile.
                 raise ClientGoneError from error
 
-        account, client = self._context.account(socket), self._context.share(socket)
-        session = Session(self._context, account, EventTransport(send), client, self._voices)
+        session = self._sessions.open(socket, EventTransport(send), settings)
         reading = asyncio.create_task(self._read(socket, session))
         slow = asyncio.create_task(session.too_slow.wait())
         try:
@@ -122,18 +111,4 @@ class RealtimeApi:
                 return
             if message["type"] == "websocket.disconnect":
                 return
-            await self._handle(message.get("text"), session)
-
-    async def _handle(self, text: str | None, session: Session) -> None:
-        event_id = None
-        try:
-            if text is None:
-                raise InvalidRequestError("events must be text messages, not binary ones")
-            large = len(text) > PIECE_BYTES
-            event = await asyncio.to_thread(read_event, text) if large else read_event(text)
-            event_id = event.event_id
-            await session.handle(event)
-        except EventError as error:
-            await session.tell(error.error, error.event_id)
-        except OmniRelayError as error:
-            await session.tell(error, event_id)
+            await receive(message.get("text"), session)

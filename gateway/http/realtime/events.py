@@ -7,7 +7,7 @@ from msgspec import Meta
 
 from gateway.http.body import read_object
 from gateway.http.fields import convert
-from omnirelay.errors import InvalidRequestError, UnsupportedError
+from omnirelay.errors import InvalidRequestError
 
 
 class ClientEvent(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -64,6 +64,10 @@ class TruncateItem(ClientEvent, frozen=True):
     audio_end_ms: int
 
 
+class ClearOutput(ClientEvent, frozen=True):
+    """Stop playing, where the gateway does."""
+
+
 class ResponseOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of one response, besides settings that override the session's.
 
@@ -101,8 +105,8 @@ _KINDS: Final[dict[str, type[ClientEvent]]] = {
     "conversation.item.truncate": TruncateItem,
     "response.create": CreateResponse,
     "response.cancel": CancelResponse,
+    "output_audio_buffer.clear": ClearOutput,
 }
-_UNSUPPORTED: Final = frozenset({"output_audio_buffer.clear"})
 
 
 class EventError(Exception):
@@ -126,8 +130,6 @@ def read_event(text: str) -> ClientEvent:
         given = values.get("event_id")
         event_id = given[:512] if isinstance(given, str) else None
         kind = values.get("type")
-        if isinstance(kind, str) and kind in _UNSUPPORTED:
-            raise UnsupportedError(f"{kind} is not supported", "type")
         if not isinstance(kind, str) or kind not in _KINDS:
             raise InvalidRequestError(f"there is no event of type {str(kind)[:64]!r}", "type")
         return convert(values, _KINDS[kind])

@@ -59,6 +59,11 @@ def milliseconds(size: int) -> int:
     return 1000 * size // BYTES_PER_S
 
 
+def new_session_id() -> str:
+    """Return an id that no session has."""
+    return f"sess_{secrets.token_hex(10)}"
+
+
 def new_item_id() -> str:
     """Return an id that no item has."""
     return f"item_{secrets.token_hex(10)}"

@@ -25,6 +25,10 @@ class Playback:
             samples = np.frombuffer(pcm, "<i2").astype(np.float32) / np.float32(32768)
             self._power = max(self._power, float(np.mean(samples**2)))
 
+    def stop(self) -> None:
+        """What was not played yet will not be."""
+        self.end = 0.0
+
     @property
     def power(self) -> float:
         """Mean square of the loudest piece, samples being from -1 to 1, while it is played; then 0."""

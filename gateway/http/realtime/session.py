@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import secrets
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -10,7 +9,6 @@ from gateway.access.account import ClientAccount
 from gateway.http.connection import ClientGoneError
 from gateway.http.context import HttpContext
 from gateway.http.errors import body_of
-from gateway.http.fields import named
 from gateway.http.realtime import events
 from gateway.http.realtime.conversation import RealtimeConversation
 from gateway.http.realtime.idle import IdleTimer
@@ -22,11 +20,12 @@ from gateway.http.realtime.items import (
     messages_of,
     milliseconds,
     new_item_id,
+    new_session_id,
     read_item,
     sound_item,
 )
 from gateway.http.realtime.response import CancelReason, Response
-from gateway.http.realtime.settings import Settings, read_options, refuse, split
+from gateway.http.realtime.settings import Settings, changed_settings, read_options, refuse, split
 from gateway.http.realtime.transport import Transport
 from gateway.http.realtime.turns.listener import Turn, TurnListener
 from gateway.http.realtime.turns.pool import VoicePool
@@ -52,15 +51,16 @@ class Session:
         transport: Transport,
         client: str,
         voices: VoicePool,
+        settings: Settings,
     ) -> None:
-        self.id: Final = f"sess_{secrets.token_hex(10)}"
+        self.id: Final = new_session_id()
         self.too_slow: Final = asyncio.Event()
         """Set when the connection must be closed because the client reads too slowly."""
         self._context = context
         self._transport = transport
         self._send = transport.send
         self._account = account
-        self._settings = Settings()
+        self._settings = settings
         media, held = _media_of(account, context.config.media), context.gateway.held.of(account.share)
         self._conversation = RealtimeConversation(media, held)
         self._audio = InputAudio(media, held)
@@ -87,6 +87,7 @@ class Session:
 
     async def begin(self) -> None:
         """Send ``session.created``."""
+        self._set_listener()
         await self._send("session.created", {"session": self._shown()})
 
     async def handle(self, event: events.ClientEvent) -> None:
@@ -155,12 +156,30 @@ class Session:
         elif isinstance(event, events.DeleteItem):
             self._conversation.remove(event.item_id)
             await self._send("conversation.item.deleted", {"item_id": event.item_id})
+        elif isinstance(event, events.ClearOutput):
+            if not self._transport.plays:
+                raise UnsupportedError("over a WebSocket the client plays the speech", "type")
+            await self._cut("client_cancelled")
         elif isinstance(event, events.TruncateItem):
             if self._response is not None and self._response.item_id == event.item_id:
                 await self._interrupt()
-            self._conversation.get(event.item_id).truncate(event.content_index, event.audio_end_ms)
-            told = {"content_index": event.content_index, "audio_end_ms": event.audio_end_ms}
-            await self._send("conversation.item.truncated", {"item_id": event.item_id, **told})
+            await self._truncate(event.item_id, event.content_index, event.audio_end_ms)
+
+    async def _truncate(self, item_id: str, content_index: int, audio_end_ms: int) -> None:
+        self._conversation.get(item_id).truncate(content_index, audio_end_ms)
+        told = {"content_index": content_index, "audio_end_ms": audio_end_ms}
+        await self._send("conversation.item.truncated", {"item_id": item_id, **told})
+
+    async def _cut(self, reason: CancelReason) -> None:
+        """Stop what is being played, cancel the response, and keep what was heard."""
+        cut = self._transport.stop_audio()
+        if self._response is not None:
+            self._response.playback.stop()
+        await self._interrupt(reason)
+        for place, ms in cut:
+            await self._send("output_audio_buffer.cleared", {"response_id": place["response_id"]})
+            if self._conversation.has(place["item_id"]):
+                await self._truncate(place["item_id"], place["content_index"], ms)
 
     def _set_listener(self) -> None:
         """Detect turns as the settings say."""
@@ -202,10 +221,10 @@ class Session:
         self._idle.spoken()
         told = {"audio_start_ms": turn.ms, "item_id": turn.item_id}
         await self._send("input_audio_buffer.speech_started", told)
-        if interrupts and self._response is not None and self._response.in_conversation:
+        if interrupts and (self._response is None or self._response.in_conversation):
             if self.answering:
                 self._context.gateway.metrics.turn("interrupted")
-            await self._interrupt("turn_detected")
+            await self._cut("turn_detected")
 
     def _answer_early(self, turn: Turn, answers: bool) -> None:
         """Begin to answer a turn that may have ended."""
@@ -386,11 +405,7 @@ class Session:
     def _changed(
         self, values: dict[str, Any], where: str, unavailable: Callable[[UnsupportedError], None]
     ) -> Settings:
-        settings = self._settings.changed(values, where, self._context.require_model, unavailable)
-        if settings.voice != self._settings.voice:
-            with named({"speaker": f"{where}.audio.output.voice"}):
-                self._context.gateway.check_speaker(GenerateRequest(speech=True, speaker=settings.voice))
-        return settings
+        return changed_settings(self._context, self._settings, values, where, unavailable)
 
     def _shown(self) -> dict[str, Any]:
         return self._settings.shown(self.id, self._context.model)

@@ -7,8 +7,9 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
+from gateway.http.context import HttpContext
 from gateway.http.encoding.tempo import require_speed
-from gateway.http.fields import convert, read_fields, require_neutral
+from gateway.http.fields import convert, named, read_fields, require_neutral
 from gateway.http.openai.chat_request import Voice, voice_name
 from gateway.http.openai.tools import CallParser, Choice, Tool, explained, forced_schema
 from gateway.http.realtime.functions.tools import read_choice, read_tools, shown_choice, shown_tools
@@ -17,6 +18,7 @@ from gateway.http.realtime.speech.formats import BetaName, Format, FormatFields,
 from gateway.http.realtime.turns.rules import ServerVad, TurnRules, read_rules
 from omnirelay.content import ChatMessage
 from omnirelay.errors import InvalidRequestError, UnsupportedError
+from omnirelay.protocol import GenerateRequest
 from shared.messages import Temperature
 
 MAX_INSTRUCTIONS: Final = 2**20
@@ -230,6 +232,21 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "truncation": "auto",
             "tracing": None,
         }
+
+
+def changed_settings(
+    context: HttpContext,
+    settings: Settings,
+    values: dict[str, Any],
+    where: str,
+    unavailable: Callable[[UnsupportedError], None],
+) -> Settings:
+    """Return settings with changes, as :meth:`Settings.changed` does, and with a voice that is there."""
+    changed = settings.changed(values, where, context.require_model, unavailable)
+    if changed.voice != settings.voice:
+        with named({"speaker": f"{where}.audio.output.voice"}):
+            context.gateway.check_speaker(GenerateRequest(speech=True, speaker=changed.voice))
+    return changed
 
 
 def split(values: Mapping[str, Any], names: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -17,6 +17,7 @@ from gateway.http.openai.chat_request import read_chat
 from gateway.http.openai.speech import read_speech
 from gateway.http.realtime.events import EventError, read_event
 from gateway.http.realtime.session import Session
+from gateway.http.realtime.settings import Settings
 from gateway.http.realtime.transport import EventTransport
 from gateway.http.realtime.turns.pool import VoicePool
 from omnirelay.content import TextPart, parts_of
@@ -129,7 +130,7 @@ async def _converse(lines: list[bytes]) -> None:
     async def send(kind: str, fields: dict[str, Any]) -> None:
         sent.append((kind, msgspec.json.decode(msgspec.json.encode(fields))))
 
-    session = Session(api, account, EventTransport(send), "fuzz", VOICES)
+    session = Session(api, account, EventTransport(send), "fuzz", VOICES, Settings())
     async with asyncio.timeout(5):
         await session.begin()
         for line in lines[:16]:

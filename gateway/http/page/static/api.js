@@ -83,6 +83,17 @@ export async function requireReady() {
 }
 
 /**
+ * Begin a call by WebRTC.
+ * @returns {Promise<string>} the SDP answer
+ */
+export async function beginCall(offer, session) {
+  const body = new FormData();
+  body.set("sdp", offer);
+  body.set("session", JSON.stringify(session));
+  return (await ask("/v1/realtime/calls", { method: "POST", body })).text();
+}
+
+/**
  * Ask for an answer.
  * @returns {Promise<{requestId: string, chunks: AsyncGenerator<object>}>}
  */

@@ -2,6 +2,7 @@
 
 import { Conversation } from "./conversation.js";
 import { FileError, Tray } from "./files.js";
+import { Live } from "./live.js";
 import { output, sounding } from "./player.js";
 import { Stack } from "./stack.js";
 import { Store } from "./store.js";
@@ -33,6 +34,21 @@ const talking = new Talking({
   notice,
   announce,
   focus,
+});
+const live = new Live({
+  turns: byId("turns"),
+  voice: () => stack.voice,
+  calls: () => stack.model?.calls ?? false,
+  begin() {
+    conversation.stop();
+    output();
+    notice("");
+    byId("welcome").hidden = true;
+  },
+  changed: update,
+  notice,
+  announce,
+  follow,
 });
 
 // --- what is asked --------------------------------------------------------
@@ -71,11 +87,13 @@ function draft(words, files) {
 }
 
 function stop() {
+  if (live.active) live.end();
   conversation.stop();
   update();
 }
 
 async function reset() {
+  if (live.active) live.end();
   talking.discard();
   tray.clear();
   text.value = "";
@@ -100,7 +118,7 @@ function focus() {
 }
 
 function update() {
-  const busy = conversation.answering || sounding();
+  const busy = conversation.answering || sounding() || live.active;
   byId("stop").hidden = !busy;
   byId("send").hidden = busy && !text.value.trim() && tray.empty && !talking.active;
 }

@@ -20,6 +20,13 @@ export class PcmReader {
   }
 }
 
+/** @returns {string} samples from -1 to 1 as base64 of 16-bit samples */
+export function base64(samples) {
+  const view = new DataView(new ArrayBuffer(2 * samples.length));
+  samples.forEach((sample, i) => view.setInt16(2 * i, Math.max(-1, Math.min(1, sample)) * 32767, true));
+  return btoa(String.fromCharCode(...new Uint8Array(view.buffer)));
+}
+
 /** @returns {Float32Array} the same samples from -1 to 1 */
 export function floats(samples) {
   return Float32Array.from(samples, (sample) => sample / 32768);

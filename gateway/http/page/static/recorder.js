@@ -8,21 +8,26 @@ const WORDS = {
   NotReadableError: "Another program uses the microphone.",
 };
 
+/** @returns {Promise<MediaStream>} the microphone, without the echo of what is played */
+export async function openMicrophone() {
+  if (!navigator.mediaDevices?.getUserMedia) {
+    throw new RecorderError("Browsers give the microphone only to pages on localhost or by https.");
+  }
+  try {
+    const audio = { channelCount: 1, echoCancellation: true, noiseSuppression: true };
+    return await navigator.mediaDevices.getUserMedia({ audio });
+  } catch (error) {
+    throw new RecorderError(WORDS[error.name] ?? `The microphone cannot be used: ${error.message}`);
+  }
+}
+
 /** One recording. */
 export class Recording {
   #pieces = [];
 
   /** @returns {Promise<Recording>} one that is recording already */
   static async begin() {
-    if (!navigator.mediaDevices?.getUserMedia) {
-      throw new RecorderError("Browsers give the microphone only to pages on localhost or by https.");
-    }
-    try {
-      const audio = { channelCount: 1, echoCancellation: true, noiseSuppression: true };
-      return new Recording(await navigator.mediaDevices.getUserMedia({ audio }));
-    } catch (error) {
-      throw new RecorderError(WORDS[error.name] ?? `The microphone cannot be used: ${error.message}`);
-    }
+    return new Recording(await openMicrophone());
   }
 
   constructor(stream) {

@@ -136,6 +136,14 @@ export class AnswerTurn {
     this.#showFacts();
   }
 
+  /** Stop what is heard of it. @returns {number | null} how many milliseconds were; null if nothing is heard */
+  cut() {
+    if (!this.#playback) return null;
+    const heard = Math.floor((1000 * this.#playback.position()) / RATE);
+    this.#playback.stop();
+    return heard;
+  }
+
   /** The turn is taken off the page. */
   release() {
     this.#playback?.stop();

@@ -1,0 +1,80 @@
+"""Ephemeral keys: short-lived, for one purpose, and made by the holder of a lasting key."""
+
+import asyncio
+import secrets
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gateway.access.api_keys import KEY_BYTES, hash_of
+from gateway.access.clients import Principal
+from gateway.fairness.memory_budget import Hold
+from gateway.fairness.quota import Quota
+from omnirelay.errors import BusyError, UnauthenticatedError
+
+PREFIX: Final = "ek_"
+MAX_KEYS: Final = 4096
+"""Of all clients together; of one, four fifths."""
+EXPIRED: Final = "missing, invalid or expired ephemeral key: have a new one made"
+RETRY_MS: Final = 5000
+
+
+@dataclass(frozen=True)
+class EphemeralKey:
+    """What a key stands for.
+
+    Attributes:
+        maker: The client that had it made.
+        session: Fields of the session that it opens.
+    """
+
+    maker: Principal
+    session: dict[str, Any]
+
+
+class EphemeralKeys:
+    """The keys that have not expired, in memory: none outlives the process."""
+
+    def __init__(self) -> None:
+        self._quota = Quota(MAX_KEYS)
+        self._by_hash: dict[str, EphemeralKey] = {}
+
+    def make(self, key: EphemeralKey, share: str, hold: Hold, seconds: float) -> str:
+        """Return a new key.
+
+        Args:
+            share: The quota that it counts in.
+            hold: The memory of its session, released when it expires.
+            seconds: Until then.
+
+        Raises:
+            BusyError: There are too many.
+        """
+        if not self._quota.has_for(share):
+            own = self._quota.own(share)
+            raise BusyError(
+                f"{self._quota.used} ephemeral keys are valid, {own} of them this client's: try again later",
+                RETRY_MS,
+            )
+        self._quota.take(share)
+        value = PREFIX + secrets.token_urlsafe(KEY_BYTES)
+        hashed = hash_of(value)
+        self._by_hash[hashed] = key
+
+        def expire() -> None:
+            del self._by_hash[hashed]
+            self._quota.give(share)
+            hold.release()
+
+        asyncio.get_running_loop().call_later(seconds, expire)
+        return value
+
+    def find(self, value: str) -> EphemeralKey:
+        """Return what a key stands for; a look-up by hash, whose timing does not help to guess one.
+
+        Raises:
+            UnauthenticatedError: It never existed, or has expired.
+        """
+        found = self._by_hash.get(hash_of(value))
+        if found is None:
+            raise UnauthenticatedError(EXPIRED)
+        return found

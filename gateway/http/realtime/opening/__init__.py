@@ -1,0 +1,1 @@
+"""How sessions begin: how many there may be, and the ephemeral keys that open them."""

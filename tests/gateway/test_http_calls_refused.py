@@ -1,0 +1,360 @@
+"""Calls that are refused: offers, limits, keys, gateways without calls."""
+
+import asyncio
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from ipaddress import IPv4Address
+from typing import Any
+
+import httpx
+import pytest
+from aiortc.rtcsctptransport import DataChunk
+from aiortc.rtp import RtpPacket
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gateway.http.realtime.webrtc.offer import MAX_SDP_BYTES, advertise, read_offer
+from gateway.http.realtime.webrtc.peer import Peer
+from gateway.http.realtime.webrtc.speech import SpeechTrack
+from omnirelay.errors import InvalidRequestError
+from shared.config import Config
+from shared.config.gateway import WebRtcConfig
+from tests.gateway.bench import run
+from tests.gateway.caller import Caller, calling
+from tests.gateway.guarded import BEARER, OTHER
+from tests.gateway.http_bench import http_bench, http_gateway
+from tests.gateway.test_http_calls import QUIET, connected, free, with_calls
+
+Configure = Callable[..., Config]
+URL = "/v1/realtime/calls"
+SDP = {"Content-Type": "application/sdp"}
+
+
+async def an_offer() -> str:
+    async with httpx.AsyncClient() as http, calling(http) as c:
+        return await c.offer()
+
+
+@pytest.fixture(scope="module")
+def offer() -> str:
+    return asyncio.run(an_offer())
+
+
+def test_nothing_of_an_offer_says_where_to_send(offer: str) -> None:
+    assert "a=candidate:" in offer
+    kept = read_offer(offer.encode())
+    assert "candidate" not in kept
+    assert len(kept.splitlines()) == sum("candidate" not in line for line in offer.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        (lambda _: "", "begins with v=0"),
+        (lambda _: "v=0", "nothing"),
+        (lambda sdp: sdp.replace("v=0", "v=1", 1), "begins with v=0"),
+        (lambda sdp: sdp + "x" * 2000, "characters"),
+        (lambda sdp: sdp + "a=x\r\n" * 1000, "lines"),
+        (lambda sdp: sdp + "\xe9", "ASCII"),
+        (lambda sdp: sdp + "a=\x00", "not SDP"),
+        (lambda sdp: sdp + "m=video 9 UDP/TLS/RTP/SAVPF 96\r\n", "video"),
+        (lambda sdp: sdp[: sdp.index("m=application")], "audio"),
+        (lambda sdp: sdp.replace("a=group:BUNDLE", "a=group:LS"), "BUNDLE"),
+        (lambda sdp: re.sub("a=mid:.*\r\n", "", sdp), "BUNDLE"),
+        (lambda sdp: sdp.replace("a=mid:1\r\n", "").replace("a=mid:0", "a=mid:0\r\na=mid:1"), "BUNDLE"),
+        (lambda sdp: sdp.replace("BUNDLE 0 1", "BUNDLE 0 0").replace("a=mid:1", "a=mid:0"), "BUNDLE"),
+        (lambda sdp: sdp.replace("opus/48000/2", "G729/8000"), "Opus"),
+        (lambda sdp: re.sub("a=ice-pwd:.*\r\n", "", sdp), "ICE"),
+        (lambda sdp: re.sub("a=fingerprint:.*\r\n", "", sdp), "DTLS"),
+        (lambda sdp: re.sub("a=rtcp-mux\r\n", "", sdp), "ICE"),
+        (lambda sdp: sdp.replace("a=setup:actpass", "a=setup:what"), "DTLS"),
+    ],
+)
+def test_offers_that_are_refused(
+    configure: Configure, offer: str, change: Callable[[str], str], word: str
+) -> None:
+    async def scenario() -> None:
+        async with http_bench(configure(with_calls())) as b:
+            answer = await b.http.post(URL, content=change(offer).encode(), headers=SDP)
+            assert answer.status_code == 400, answer.text
+            error = answer.json()["error"]
+            assert error["param"] == "sdp"
+            assert word in error["message"]
+            await free(b)
+            assert b.process.access.http_places._quota.used <= 1
+
+    run(scenario())
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_offers_with_any_fault_are_answered_or_refused(offer: str, data: st.DataObject) -> None:
+    lines = offer.split("\r\n")
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(lines) - 1))
+        line, cut = lines[at], data.draw(st.integers(0, len(lines[at])))
+        put = data.draw(st.sampled_from(["", ":", " ", "-1", "99999999999", "a=b", "/", "0"]))
+        lines[at] = data.draw(
+            st.sampled_from([line[:cut] + put, put + line[cut:], line[:cut] + put + line[cut:]])
+        )
+
+    async def scenario() -> None:
+        peer = Peer(
+            SpeechTrack(lambda _kind, _fields: None), WebRtcConfig(addresses=[IPv4Address("127.0.0.1")])
+        )
+        try:
+            await peer.answer(read_offer("\r\n".join(lines).encode("latin-1", "replace")))
+        except InvalidRequestError:
+            pass
+        finally:
+            await peer.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("headers", "content", "status"),
+    [
+        (SDP, b"v=0\r\n" * (MAX_SDP_BYTES // 5 + 1), 400),
+        (SDP, b"v" * 2**19, 413),
+        ({"Content-Type": "application/json"}, b"{}", 400),
+        ({"Content-Type": "multipart/form-data"}, b"", 400),
+        ({}, b"", 400),
+    ],
+)
+def test_bodies_that_are_no_offer(
+    configure: Configure, headers: dict[str, str], content: bytes, status: int
+) -> None:
+    async def scenario() -> None:
+        async with http_bench(configure(with_calls())) as b:
+            answer = await b.http.post(URL, content=content, headers=headers)
+            assert answer.status_code == status
+            assert (await b.http.get(URL)).status_code == 405
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("form", "param"),
+    [
+        ({"session": "{}"}, "sdp"),
+        ({"sdp": "v=0", "session": "{"}, None),
+        ({"sdp": "v=0", "more": "1"}, None),
+        ({"session": '{"audio": {"output": {"voice": "Nobody"}}}'}, "session.audio.output.voice"),
+        ({"session": '{"model": "other"}'}, "model"),
+    ],
+)
+def test_forms_that_are_refused(
+    configure: Configure, offer: str, form: dict[str, str], param: str | None
+) -> None:
+    async def scenario() -> None:
+        async with http_bench(configure(with_calls())) as b:
+            given_form = form if param == "sdp" or "sdp" in form else {"sdp": offer, **form}
+            answer = await b.http.post(URL, files={name: (None, text) for name, text in given_form.items()})
+            assert answer.status_code in (400, 404), answer.text
+            assert answer.json()["error"]["param"] == param
+
+    run(scenario())
+
+
+def test_another_model(configure: Configure, offer: str) -> None:
+    async def scenario() -> None:
+        async with http_bench(configure(with_calls())) as b:
+            answer = await b.http.post(f"{URL}?model=gpt-realtime", content=offer, headers=SDP)
+            assert answer.status_code == 404
+
+    run(scenario())
+
+
+def test_calls_and_websockets_count_together(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.http.realtime.opening.sessions.MAX_SESSIONS", 5)
+
+    async def scenario() -> None:
+        async with http_bench(configure(with_calls())) as b:
+            async with (
+                connected(b, QUIET),
+                connected(b, QUIET),
+                b.ai.realtime.connect(model="omnirelay") as one,
+            ):
+                await one.recv()
+                async with b.ai.realtime.connect(model="omnirelay") as other:
+                    await other.recv()
+                    async with calling(b.http) as c:
+                        answer = await b.http.post(URL, content=await c.offer(), headers=SDP)
+                        assert answer.status_code == 429
+                        assert "retry-after" in answer.headers
+            await free(b)
+            async with connected(b, QUIET):
+                pass
+
+    run(scenario())
+
+
+def test_calls_are_limited_by_themselves(configure: Configure, offer: str) -> None:
+    async def scenario() -> None:
+        async with http_bench(configure(with_calls(max_calls=5))) as b:
+            codes = [(await b.http.post(URL, content=offer, headers=SDP)).status_code for _ in range(5)]
+            assert codes == [201] * 4 + [429]
+            # Sessions by WebSocket go on.
+            async with b.ai.realtime.connect(model="omnirelay") as one:
+                await one.recv()
+
+    run(scenario())
+
+
+def test_a_call_is_a_connection(configure: Configure, offer: str) -> None:
+    async def scenario() -> None:
+        async with http_bench(configure(with_calls(), max_connections=5)) as b:
+            limits = httpx.Limits(max_connections=1)
+            async with httpx.AsyncClient(base_url=b.url, limits=limits) as http:
+                codes = [(await http.post(URL, content=offer, headers=SDP)).status_code for _ in range(4)]
+            assert codes == [201, 201, 201, 429]
+
+    run(scenario())
+
+
+def test_keys(configure: Configure, keys: str) -> None:
+    async def scenario() -> None:
+        config = configure({**with_calls(), "api_keys": keys})
+        async with http_bench(config) as b, calling(b.http, BEARER) as c:
+            assert (await b.http.post(URL, content=await c.offer(), headers=SDP)).status_code == 401
+            await c.call(QUIET)
+            other = {"Authorization": f"Bearer {OTHER}"}
+            for headers, status in (({}, 401), (other, 404)):
+                assert (await b.http.post(f"{c.location}/hangup", headers=headers)).status_code == status
+            assert not c.ended.is_set()
+            assert (await c.hang_up()).status_code == 200
+            await free(b)
+
+    run(scenario())
+
+
+def test_a_browser_calls_with_an_ephemeral_key(configure: Configure, keys: str) -> None:
+    async def scenario() -> None:
+        config = configure({**with_calls(), "api_keys": keys})
+        async with http_bench(config) as b:
+            ordered = {"type": "realtime", "instructions": "Be brief."}
+            secret = await b.http.post(
+                "/v1/realtime/client_secrets", json={"session": ordered}, headers=BEARER
+            )
+            async with calling(b.http, {"Authorization": f"Bearer {secret.json()['value']}"}) as c:
+                session = await c.call()
+                assert session["instructions"] == "Be brief."
+                assert session["audio"]["input"]["turn_detection"]["type"] == "server_vad"
+                assert (await c.hang_up()).status_code == 200
+
+    run(scenario())
+
+
+def test_a_gateway_without_calls_says_what_is_needed(configure: Configure, offer: str) -> None:
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b:
+            for path in (URL, f"{URL}/rtc_1/hangup"):
+                answer = await b.http.post(path, content=offer, headers=SDP)
+                assert answer.status_code == 501
+                assert "omnirelay-server[webrtc]" in answer.json()["error"]["message"]
+                assert answer.json()["error"]["code"] == "calls_disabled"
+
+    run(scenario())
+
+
+WITHOUT = """
+import sys
+sys.modules["aiortc"] = None
+from gateway.access.access import Access
+from gateway.fairness.uploads import UploadRoom
+from gateway.http.app import make_app
+from gateway.http.context import HttpContext
+from omnirelay.errors import MissingPackageError
+from shared.config import Config
+
+config = Config.model_validate({"gateway": {"webrtc": {"enabled": True}}})
+try:
+    make_app(HttpContext(None, config, lambda: None, UploadRoom(1), Access(config), "m"))
+except MissingPackageError as error:
+    print(error)
+"""
+
+
+def test_calls_need_the_extra() -> None:
+    # In a process of its own: imported modules would stay.
+    told = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=True)
+    assert "pip install 'omnirelay-server[webrtc]'" in told.stdout
+
+
+def test_answers_name_the_addresses_that_clients_reach() -> None:
+    line = "a=candidate:1 1 udp 2130706431 {} 40000 typ host"
+    answer = "\r\n".join(["v=0", line.format("10.0.0.5"), "a=x", "a=x", "a=end-of-candidates", ""])
+    assert advertise(answer, []) == answer
+    assert advertise(answer, ["203.0.113.7", "2001:db8::1"]) == answer.replace("10.0.0.5", "203.0.113.7")
+
+
+def test_strangers_get_no_answer_and_fill_nothing(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with http_bench(configure(with_calls())) as b, calling(b.http) as c:
+            answer = await b.http.post(URL, content=await c.offer(), headers=SDP)
+            port = int(re.findall(r"udp \d+ 127\.0\.0\.1 (\d+) typ host", answer.text)[0])
+            # A binding request of STUN without a user name, and what is no STUN.
+            ask = bytes.fromhex("000100002112a442") + b"x" * 12
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
+                stranger.connect(("127.0.0.1", port))
+                stranger.setblocking(False)
+                for _ in range(300):
+                    stranger.send(ask)
+                    stranger.send(b"\x80" + bytes(1000))
+                    await asyncio.sleep(0)
+                (held,) = b.process._context.calls  # type: ignore[union-attr]
+                assert not held.done()
+                with pytest.raises(BlockingIOError):
+                    stranger.recv(100)
+            peer = _peer_of(held)
+            assert peer._queue.qsize() <= 64
+
+    run(scenario())
+
+
+async def open_channels(c: Caller) -> None:
+    for number in range(10):
+        c.connection.createDataChannel(f"more-{number}")
+
+
+async def many_sources(c: Caller) -> None:
+    transport = c.connection.getTransceivers()[0].receiver.transport
+    for source in range(1, 20):
+        packet = RtpPacket(payload_type=96, sequence_number=source, timestamp=source)
+        packet.ssrc, packet.payload = source, b"x"
+        await transport._send_rtp(packet.serialize())
+
+
+async def endless_message(c: Caller) -> None:
+    sctp = c.connection.sctp
+    assert sctp is not None
+    for number in range(2200):
+        chunk = DataChunk()
+        chunk.tsn, chunk.stream_id, chunk.user_data = sctp._local_tsn + number, 1, bytes(1000)
+        await sctp._send_chunk(chunk)
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("attack", [open_channels, many_sources, endless_message])
+def test_clients_that_fill_memory_are_disconnected(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch, attack: Callable[[Caller], Awaitable[None]]
+) -> None:
+    monkeypatch.setattr("gateway.http.realtime.webrtc.peer.CHECK_S", 0.1)
+
+    async def scenario() -> None:
+        async with http_bench(configure(with_calls())) as b, connected(b, QUIET) as c:
+            await attack(c)
+            async with asyncio.timeout(10):
+                await free(b)
+
+    run(scenario())
+
+
+def _peer_of(task: Any) -> Any:
+    """The ICE connection of the call that a task holds."""
+    call = task.get_coro().cr_frame.f_locals["call"]
+    return call._peer._connection.getTransceivers()[0].receiver.transport.transport._connection

@@ -1,0 +1,90 @@
+"""Conversations with an open microphone, in a real Chromium: by WebRTC, and by a WebSocket without it."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+
+from tests.gateway.bench import make_config
+from tests.gateway.checkpoint_dir import make_checkpoint_dir
+from tests.gateway.fake_stages import until
+from tests.gateway.http_bench import HttpBench, http_bench, http_gateway, melody, speaking
+from tests.gateway.test_turns import SENTENCES, said
+from tests.page.browser import Page, browser
+from tests.page.test_page import ANSWER, READY, run
+
+pytestmark = pytest.mark.page
+
+ANSWERED = "Very well, thanks."
+SPEECH = (0.2 * melody(20.0)).astype(np.float32)
+LIVE = "document.getElementById('live')"
+WORDS = f"{ANSWER}?.querySelector('.words').textContent.includes('Very well')"
+SILENCE_S = 6
+
+
+@pytest.fixture(scope="module")
+def sentence(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the microphone hears: a sentence, and the same again after a silence."""
+    path = tmp_path_factory.mktemp("microphone") / "sentence.wav"
+    words = np.repeat(np.frombuffer(said(SENTENCES[0]), "<i2"), 2)
+    soundfile.write(
+        path,
+        np.concatenate([np.zeros(24_000, np.int16), words, np.zeros(48_000 * SILENCE_S, np.int16)]),
+        48_000,
+    )
+    return path
+
+
+@asynccontextmanager
+async def talking(folder: Path, microphone: Path, **gateway: Any) -> AsyncIterator[tuple[HttpBench, Page]]:
+    """The page of a gateway that answers everything, with a conversation begun."""
+    config = make_config(make_checkpoint_dir(folder / "checkpoint"), http_gateway(**gateway))
+    async with http_bench(config) as b, speaking(b, ANSWERED, [SPEECH]), browser(folder, microphone) as page:
+        await page.open(b.url)
+        await page.until(READY)
+        await page.click("#live")
+        yield b, page
+        assert page.problems == []
+
+
+@pytest.mark.parametrize("kind", ["webrtc", "websocket"])
+def test_a_conversation_with_an_open_microphone(kind: str, sentence: Path, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        gateway = {"webrtc": {"enabled": True}} if kind == "webrtc" else {}
+        async with talking(tmp_path, sentence, **gateway) as (b, page):
+            await page.until(f"{LIVE}.dataset.link === '{kind}'")
+            await page.until(WORDS)
+            heard = (
+                f"{LIVE}.dataset.energy > 0.0001" if kind == "webrtc" else f"{ANSWER}.dataset.heard > 0.05"
+            )
+            await page.until(heard)
+            # It lasts for 20 s, and is interrupted when the microphone says the sentence again.
+            turns = "document.querySelectorAll('.turn.assistant').length"
+            await page.until(f"{turns} === 2")
+            metric = 'omnirelay_realtime_turns_total{event="started"}'
+            assert await b.metric(metric) >= 2
+            await page.press("Escape")
+            await page.until(f"{LIVE}.ariaPressed === 'false'")
+            context = b.process._context
+            assert context is not None
+            await until(lambda: not context.calls and not b.process.gateway._active, "the end")
+            await until(lambda: b.process.gateway.held.total == 0, "nothing held")
+
+    run(scenario())
+
+
+def test_a_gateway_that_has_no_room(sentence: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.http.realtime.opening.sessions.MAX_SESSIONS", 0)
+
+    async def scenario() -> None:
+        async with talking(tmp_path, sentence, webrtc={"enabled": True}) as (_, page):
+            await page.until("document.getElementById('notice').textContent.includes('try again later')")
+            assert await page.js(f"{LIVE}.ariaPressed") == "false"
+            # The browser reports the response, too.
+            page.problems.clear()
+
+    run(scenario())
