@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
@@ -13,7 +14,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from omnirelay.errors import OmniRelayError, StageFailedError
 from shared.log import of_request
-from shared.messages import StageName
+from shared.messages import StageName, gateway_of
 from shared.metrics import Distribution, counter, gauge, histogram
 
 EXPECTED: Final = (
@@ -48,24 +49,23 @@ class StageScheduler(Scheduler):
         self._failures: dict[str, OmniRelayError] = {}
         self.batch_sizes = Distribution(BATCH_BUCKETS)
         self.preemptions = 0
-        self._stalled: dict[str, Callable[[], bool]] = {}
+        self._stalled: dict[str, tuple[Callable[[], bool], ...]] = {}
         self._was_empty = False
 
-    def follow(self, engine_id: str, stalled: Callable[[], bool]) -> None:
-        """Hold a request, once it was added, while the receiver of what it makes does not keep up.
+    def follow(self, engine_id: str, *stalled: Callable[[], bool]) -> None:
+        """Hold a request, once it was added, while a receiver of what it makes does not keep up.
 
         It keeps its place and its KV blocks, unless there is none for a request that could run.
 
         Args:
             engine_id: The request, by the engine's name.
-            stalled: Says whether the receiver does not.
+            stalled: Each says whether one receiver does not.
         """
         self._stalled[engine_id] = stalled
 
     def is_stalled(self, request: Request) -> bool:
-        """Whether the receiver of what a request makes does not keep up."""
-        stalled = self._stalled.get(request.request_id)
-        return stalled is not None and stalled()
+        """Whether a receiver of what a request makes does not keep up."""
+        return any(stalled() for stalled in self._stalled.get(request.request_id, ()))
 
     def may_run(self, request: Request) -> bool:
         """Whether a request can be worked on now, if there is room for it."""
@@ -101,7 +101,25 @@ class StageScheduler(Scheduler):
 
     def _handle_blocked_waiting_request(self, request: Request) -> bool:
         """vLLM asks whether a waiting request may start; it is skipped, not moved, if not."""
-        return self.may_run(request) and super()._handle_blocked_waiting_request(request)
+        able = self.may_run(request) and self.is_its_turn(request)
+        return able and super()._handle_blocked_waiting_request(request)
+
+    def is_its_turn(self, request: Request) -> bool:
+        """Whether no gateway with fewer running requests has one that waits and could start.
+
+        Of those with the same priority; so many requests of one gateway do not keep those of others waiting.
+        """
+        if not self.waiting or not self.running:
+            return True
+        running = Counter(gateway_of(each.request_id) for each in self.running)
+        mine = running[gateway_of(request.request_id)]
+        return not any(
+            running[gateway_of(each.request_id)] < mine
+            and each.priority == request.priority
+            and not self._is_blocked_waiting_status(each.status)
+            and self.may_run(each)
+            for each in self.waiting
+        )
 
     def _make_room(self) -> None:
         """Let a stalled request give its place and its memory to one that waits and could run."""
