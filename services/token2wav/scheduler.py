@@ -141,9 +141,9 @@ class SynthesisScheduler(StageScheduler):
             self._joins = None
         return self._joins is not None
 
-    def is_its_turn(self, request: Request) -> bool:  # noqa: ARG002 - see the base class
-        """Always: a stream has one chunk here at a time, so streams take turns whoever asked for them."""
-        return True
+    def out_of_turn(self) -> set[str]:
+        """None: a stream has one chunk here at a time, so streams take turns, whoever asked for them."""
+        return set()
 
     def _check(self, request: Request) -> None:
         chunk = _chunk_of(request)
