@@ -202,9 +202,9 @@ def test_a_gateway_that_is_silent_loses_its_requests_and_is_told_so(context: Con
             one.hear()
 
         wait_until(lambda: any(isinstance(each, RequestFailed) for each in one.told), speak)
+        wait_until(lambda: [each.name for each in stage.membership.joined] == ["bbbbbbbb"], speak)
         assert stage.service.active_requests() == ["bbbbbbbb1"]
         assert not any(isinstance(each, RequestFailed) for each in other.told)
-        assert [each.name for each in stage.membership.joined] == ["bbbbbbbb"]
         # It comes back.
         one.join()
 
@@ -261,7 +261,10 @@ def test_replicas_that_any_gateway_knows_are_reached(context: Context) -> None:
     assert set(queues._queues) == {"x", "y"}
     member.hear(links[1], Peers(gateway="bbbbbbbb", replicas={"y": free_address(), "z": known["z"]}))
     assert {name: queue.address for name, queue in queues._queues.items()} == known
+    # A gateway that does not name them knows no others than those.
     member.leave(links[0])
+    member.hear(links[1], Peers(gateway="bbbbbbbb"))
+    assert set(queues._queues) == {"x", "y", "z"}
     member.hear(links[1], Peers(gateway="bbbbbbbb", replicas={"z": known["z"]}))
     assert set(queues._queues) == {"z"}
     for link in links:
