@@ -43,6 +43,7 @@ from omnirelay.protocol import GenerateRequest, PartialAnswer
 from shared.config import Config
 from shared.log import limited, of_request
 from shared.messages import (
+    GATEWAY_NAME_BYTES,
     ControlToGateway,
     PrefillDone,
     RequestFailed,
@@ -80,7 +81,7 @@ class Gateway:
     ) -> None:
         timeouts = config.gateway
         limits = config.gateway.limits
-        self.name: Final = secrets.token_hex(4)
+        self.name: Final = secrets.token_hex(GATEWAY_NAME_BYTES)
         self.registry: Final = StageRegistry(
             timeouts.heartbeat_timeout_s, timeouts.step_timeout_s, self.name, clock, config.served_stages
         )

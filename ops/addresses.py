@@ -40,6 +40,10 @@ def require_free(config: Config) -> None:
 def addresses(config: Config) -> Iterator[tuple[str, str]]:
     """Every address to listen on, with its key; without those whose port the system chooses."""
     yield from _written(config)
+    for number in range(2, config.gateway.replicas + 1):
+        for name, address in config.gateway.own_addresses(number).items():
+            if address is not None:
+                yield f"gateway.{name} (gateway {number})", address
     for stage in STAGES:
         for number in range(2, config.stage(stage).replicas + 1):
             for name, address in own_addresses(config, stage, number).items():

@@ -5,7 +5,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
@@ -42,7 +42,7 @@ MODULES: Final = {"gateway": "gateway"} | {stage: f"services.{stage}" for stage 
 
 
 class Stack:
-    """The gateway and the replicas of the stages.
+    """The gateways and the replicas of the stages.
 
     Args:
         config: Their configuration.
@@ -67,7 +67,6 @@ class Stack:
                 "reads it: write it to a file first"
             )
         self._config = config
-        self._gateway = probe_target(config)
         self._modules = modules
         self._arguments = ["--config", str(config_path)] if config_path else []
         self._show = show or console.show
@@ -93,16 +92,18 @@ class Stack:
                 continue
             for number in range(1, self._replicas(name) + 1):
                 child = f"{name} {number}" if number > 1 else name
-                self._changes[child] = self._own_addresses(name, number) if number > 1 else {}
+                self._changes[child] = self._own(name, number) if number > 1 else {}
                 self._children.append(await self._launch(child))
         return await self._wait_until_ready()
 
     async def watch(self) -> None:
-        """Restart stages that fail, but not those told to end; the gateway resumes their requests.
+        """Restart processes that fail, but not those told to end.
+
+        Gateways resume the requests of stages, and clients those of gateways.
 
         Raises:
-            StageStartError: The gateway ended, or stages repeatedly end before they are ready; the message
-                has the last lines.
+            StageStartError: The only gateway ended, or processes repeatedly end; the message has the last
+                lines.
         """
         while True:
             ends = [asyncio.create_task(child.wait()) for child in self._children]
@@ -123,25 +124,26 @@ class Stack:
                     break
 
     async def _check_restart(self, child: Child) -> None:
-        if child is not self._children[0] and await self._could_serve(child):
+        gateways = self._gateways()
+        if child not in gateways and await self._could_serve(child):
             # The cause came from outside, a request or an operator, and must not end the stack.
             return
         now = time.monotonic()
         recent = [each for each in self._restarts if now - each < RESTARTS_WITHIN_S]
-        if len(recent) >= MOST_RESTARTS or child is self._children[0]:
+        if len(recent) >= MOST_RESTARTS or gateways == [child]:
             self._check_alive("while the stack was running")
         self._restarts = [*recent, now]
 
     async def _could_serve(self, child: Child) -> bool:
         """Whether a stage that has ended had loaded its model.
 
-        Its exit status says so if it was told to end or its engine failed; otherwise the gateway still
-        lists it from its heartbeats.
+        Its exit status says so if it was told to end or its engine failed; otherwise the gateways still
+        list it from its heartbeats.
         """
         if child.status in (0, EngineFailedError.exit_status):
             return True
-        report = await self._ask()
-        return report is not None and any(stage.pid == child.pid for stage in report.stages)
+        reports = await self._ask()
+        return any(stage.pid == child.pid for report in reports.values() if report for stage in report.stages)
 
     async def _launch(self, child: str) -> Child:
         module = self._modules[child.partition(" ")[0]]
@@ -154,8 +156,8 @@ class Stack:
         return await Child.start(child, command, self._show, common | self._changes[child])
 
     def reload(self) -> None:
-        """Let the gateway reload its API keys and certificate."""
-        for gateway in self._children[:1]:
+        """Let the gateways reload their API keys and certificates."""
+        for gateway in self._gateways():
             gateway.send_signal(signal.SIGHUP)
 
     def hurry(self) -> None:
@@ -163,21 +165,19 @@ class Stack:
         self._hurry.set()
 
     async def stop(self) -> None:
-        """Drain and stop the gateway, then stop the stages; kill what is left after :data:`STOP_S`."""
-        for gateway in self._children[:1]:
+        """Drain and stop the gateways, then stop the stages; kill what is left after :data:`STOP_S`."""
+        gateways, within_s = self._gateways(), self._config.gateway.drain_s + FAREWELL_S
+        for gateway in gateways:
             gateway.terminate()
-            waits = [
-                asyncio.create_task(gateway.wait(self._config.gateway.drain_s + FAREWELL_S)),
-                asyncio.create_task(self._hurry.wait()),
-            ]
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            for each in waits:
-                each.cancel()
+        waits = [asyncio.create_task(_drained(gateways, within_s)), asyncio.create_task(self._hurry.wait())]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for each in waits:
+            each.cancel()
         if self._hurry.is_set():
             # Signals this close together count as one.
             await asyncio.sleep(TOGETHER_S)
         for child in self._children:
-            # A second signal makes the gateway abort its requests.
+            # A second signal makes a gateway abort its requests.
             child.terminate()
         late = time.monotonic() + STOP_S
         for child in self._children:
@@ -195,48 +195,55 @@ class Stack:
         with ProgressLine(lambda: f"waiting for {', '.join(missing)}") as progress:
             while True:
                 self._check_alive("before all were ready")
-                report = await self._ask()
+                reports = await self._ask()
                 now = time.monotonic()
-                ready = self._ready(report)
+                ready = _ready(reports)
                 for name in ready.intersection(missing) - announced:
                     announce(f"the {name} is ready after {now - started:.1f} s")
                     announced.add(name)
                     told = now
                 # A stage is ready again only when the one before it knows it.
                 missing[:] = [child.name for child in self._children if child.name not in ready]
-                if report is not None and not missing:
-                    return report
+                first = next(iter(reports.values()))
+                if first is not None and not missing:
+                    return first
                 if now - told > PROGRESS_S and not progress.visible:
                     announce(f"waiting for {', '.join(missing)} ({now - started:.0f} s)")
                     told = now
                 await asyncio.sleep(POLL_S)
 
+    def _gateways(self) -> list[Child]:
+        return [child for child in self._children if child.name.partition(" ")[0] == "gateway"]
+
     def _replicas(self, name: str) -> int:
         """The configured number of processes of a kind."""
-        return next((self._config.stage(stage).replicas for stage in STAGES if stage == name), 1)
+        stage = next((self._config.stage(stage) for stage in STAGES if stage == name), self._config.gateway)
+        return stage.replicas
 
-    def _own_addresses(self, name: str, number: int) -> dict[str, str]:
-        """Return a further replica's environment: it needs addresses of its own."""
-        stage = next(stage for stage in STAGES if stage == name)
-        prefix = f"{ENV_PREFIX}STAGES__{name.upper()}__"
-        own = own_addresses(self._config, stage, number)
+    def _own(self, name: str, number: int) -> dict[str, str]:
+        """Return the environment of a further process of a kind: it needs addresses of its own."""
+        stage = next((stage for stage in STAGES if stage == name), None)
+        if stage is None:
+            prefix = f"{ENV_PREFIX}GATEWAY__"
+            own = {**self._config.gateway.own_addresses(number), "replicas": "1"}
+        else:
+            prefix = f"{ENV_PREFIX}STAGES__{name.upper()}__"
+            own = own_addresses(self._config, stage, number)
         return {f"{prefix}{key.upper()}": address or "null" for key, address in own.items()}
 
-    def _ready(self, report: StatusReport | None) -> set[str]:
-        """Names of the ready processes."""
-        if report is None:
-            return set()
-        numbers = Counter(stage.name for stage in report.stages if stage.state == "ready")
-        replicas = {f"{name} {number}" for name, count in numbers.items() for number in range(2, count + 1)}
-        return {"gateway", *numbers, *replicas}
+    async def _ask(self) -> dict[str, StatusReport | None]:
+        """Ask our own gateways for their status; None if one does not answer, or another program does."""
+        gateways = self._gateways()
+        reports = await asyncio.gather(*(self._ask_gateway(gateway) for gateway in gateways))
+        return dict(zip((gateway.name for gateway in gateways), reports, strict=True))
 
-    async def _ask(self) -> StatusReport | None:
-        """Ask our own gateway for its status; None if another program answers at its address."""
+    async def _ask_gateway(self, gateway: Child) -> StatusReport | None:
+        number = int(gateway.name.partition(" ")[2] or 1)
         try:
-            report = await self._gateway.status()
+            report = await probe_target(self._config, number).status()
         except (GatewayUnreachableError, MessageError):
             return None
-        return report if report.gateway.pid == self._children[0].pid else None
+        return report if report.gateway.pid == gateway.pid else None
 
     def _check_alive(self, when: str) -> None:
         for child in self._children:
@@ -244,6 +251,23 @@ class Stack:
                 lines = "".join(f"\n  [{child.name}] {line}" for line in child.tail)
                 told = f"; its last lines:{lines}" if lines else " and said nothing"
                 raise StageStartError(f"the {child.name} {child.ending} {when}{told}")
+
+
+async def _drained(gateways: Sequence[Child], within_s: float) -> bool:
+    return all(await asyncio.gather(*(gateway.wait(within_s) for gateway in gateways)))
+
+
+def _ready(reports: Mapping[str, StatusReport | None]) -> set[str]:
+    """Names of the ready processes: of the stages, those that all gateways have as ready."""
+    answers = {name: report for name, report in reports.items() if report is not None}
+    names = [_ready_stages(report) for report in answers.values()]
+    return {*answers, *(set.intersection(*names) if names else ())}
+
+
+def _ready_stages(report: StatusReport) -> set[str]:
+    numbers = Counter(stage.name for stage in report.stages if stage.state == "ready")
+    replicas = {f"{name} {number}" for name, count in numbers.items() for number in range(2, count + 1)}
+    return {*numbers, *replicas}
 
 
 @asynccontextmanager

@@ -16,16 +16,17 @@ def own_target(config: Config) -> Target:
     return _own(config, tls.own_context(config.gateway.tls))
 
 
-def probe_target(config: Config) -> Target:
-    """Return the gateway of this machine's configuration, for status requests only.
+def probe_target(config: Config, number: int = 1) -> Target:
+    """Return the gateway of this number of this machine's configuration, for status requests only.
 
     Status needs no key, and the report's process id is compared; so any certificate is accepted, as when
     the file was replaced after the gateway read it.
     """
-    return _own(config, tls.trusting_all() if config.gateway.tls.certificate is not None else None)
+    return _own(config, tls.trusting_all() if config.gateway.tls.certificate is not None else None, number)
 
 
-def _own(config: Config, context: ssl.SSLContext | None) -> Target:
+def _own(config: Config, context: ssl.SSLContext | None, number: int = 1) -> Target:
     scheme = "tcp" if context is None else "tls"
+    address = config.gateway.own_addresses(number)["listen"] or ""
     # A stack of one's own ends with its gateway.
-    return Target((f"{scheme}://{config.gateway.listen.removeprefix('tcp://')}",), None, context, 0)
+    return Target((f"{scheme}://{address.removeprefix('tcp://')}",), None, context, 0)

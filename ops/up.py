@@ -101,9 +101,12 @@ def _addresses(config: Config) -> str:
     """Where clients connect, by the URL scheme of each protocol."""
     gateway = config.gateway
     tcp, http = ("tls", "https") if gateway.tls.certificate is not None else ("tcp", "http")
-    served = {tcp: gateway.listen, http: gateway.http}
+    schemes = {"listen": tcp, "http": http}
     return ", ".join(
-        address.replace("tcp:", f"{scheme}:", 1) for scheme, address in served.items() if address
+        address.replace("tcp:", f"{scheme}:", 1)
+        for number in range(1, gateway.replicas + 1)
+        for key, scheme in schemes.items()
+        if (address := gateway.own_addresses(number)[key])
     )
 
 

@@ -6,14 +6,14 @@ from typing import Any
 from benchmarks.adapters.stamps import note_chunks
 from services.token2wav.__main__ import build
 from shared.config import Config
-from shared.messages import StageEvent, Token2WavInput
+from shared.messages import Token2WavInput
+from shared.stage.gateways import GatewayQueues
 from shared.stage.process import Context, run_stage
 from shared.stage.service import StageService
-from shared.transport.queues import PushQueue
 
 
 def build_noting(
-    config: Config, model: Path, context: Context, gateway: PushQueue[StageEvent]
+    config: Config, model: Path, context: Context, gateway: GatewayQueues
 ) -> tuple[StageService[Any], None]:
     """Make token2wav's service."""
     note_chunks(gateway)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from shared.messages import AudioChunk
-from shared.transport.queues import PushQueue
+from shared.transport.routing import Outlet
 
 FILE_VARIABLE: Final = "BENCHMARK_STAMPS"
 """Names the file, in the environment of the process that notes."""
@@ -50,7 +50,7 @@ class Stamps:
         return self._sent.pop(request_id, {})
 
 
-def note_chunks(queue: PushQueue[Any]) -> None:
+def note_chunks(queue: Outlet[Any]) -> None:
     """Note each chunk that is put into a queue, before it is encoded."""
     file = os.open(os.environ[FILE_VARIABLE], os.O_WRONLY | os.O_APPEND)
     put = queue.put

@@ -109,6 +109,9 @@ class Dispatcher:
             if self._suspects.add_death(active, stage, replica or "", "engine failed"):
                 self._fail_poison(active, stage)
                 return
+        elif isinstance(error, BusyError) and self._is_shared(active, stage):
+            self._wait_for_room(active, stage, error)
+            return
         elif not (
             isinstance(error, StageFailedError | StageUnavailableError)
             # A request that was admitted once is not rejected for lack of room.
@@ -142,6 +145,24 @@ class Dispatcher:
         self._metrics.resumed(stage, reason)
         if active.trace is not None:
             active.trace.resumed(stage, reason)
+
+    def _is_shared(self, active: ActiveRequest, stage: StageName) -> bool:
+        """Whether requests of other gateways take room at the replica that serves a request."""
+        name = active.attempt.route.replica(stage) if active.attempt is not None else None
+        replica = self._registry.get(stage, name or "")
+        if replica is None:
+            return False
+        load = replica.beat.load
+        return load.running + load.waiting > len(self.held_by(replica))
+
+    def _wait_for_room(self, active: ActiveRequest, stage: StageName, error: BusyError) -> None:
+        """Try again later, until the deadline: others fill the stage, so nothing is refused."""
+        log.info("request %s waits for room at the %s, which others fill", active.name, stage)
+        if active.attempt is not None:
+            active.avoid.add((stage, active.attempt.route.replica(stage) or ""))
+        active.not_before = self._clock() + error.retry_after_ms / 1000
+        active.interruptions += 1
+        self._requeue(active)
 
     def progressed(self, active: ActiveRequest) -> None:
         """More of an answer arrived, which may clear a suspect."""

@@ -135,7 +135,7 @@ class StageTransport:
             "gateway",
             {"thinker": self._thinkers},
             {"gateway": self._events},
-            {"control": self._control_refused},
+            {"control": [self._control_refused]},
         )
 
     def peers(self) -> PeerMetrics:

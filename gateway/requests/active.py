@@ -58,7 +58,8 @@ class ActiveRequest:
     Attributes:
         attempt: The current one; none while the request waits for replicas.
         resumes: Retries so far.
-        interruptions: How often it was taken from the stages so that another request could be isolated.
+        interruptions: How often it was taken from the stages, without a fault: so that another request could
+            be isolated, or because requests of other gateways left no room.
         suspicions: By stage.
         not_before: Earliest monotonic time of the next attempt.
         avoid: Replicas where it failed.

@@ -52,6 +52,10 @@ def check(config: Config) -> None:
         for key, address in config.inner_addresses().items()
         if address.startswith("ipc://")
     ]
+    if gateway.replicas > 1 or gateway.others:
+        problems.append(
+            "gateway.replicas and gateway.others are not served: a stack on a cluster has one gateway"
+        )
     if config.share_gpus:
         problems.append("share_gpus is for stages of one machine: Ray gives each replica GPUs of its own")
     for stage in config.served_stages:

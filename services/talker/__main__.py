@@ -8,10 +8,10 @@ from services.families.family import Families
 from services.families.known import FAMILIES, family_of, read_config, require_family
 from services.families.placement import placed
 from shared.config import Config
-from shared.messages import StageEvent, TalkerInput, Token2WavInput
+from shared.messages import TalkerInput, Token2WavInput
+from shared.stage.gateways import GatewayQueues
 from shared.stage.process import Context, run_stage
 from shared.stage.service import StageService
-from shared.transport.queues import PushQueue
 from shared.transport.routing import PeerQueues
 
 
@@ -19,7 +19,7 @@ def build(
     config: Config,
     model: Path,
     context: Context,
-    gateway: PushQueue[StageEvent],
+    gateway: GatewayQueues,
     families: Families = FAMILIES,
 ) -> tuple[StageService[Any], PeerQueues[Any] | None]:
     """Make the talker's service."""

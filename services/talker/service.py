@@ -44,7 +44,6 @@ from shared.stage.playback import PlaybackClock
 from shared.stage.resume import check_resumed
 from shared.stage.service import Failures
 from shared.tracing.stage import StageTraces
-from shared.transport.queues import PushQueue
 from shared.transport.routing import Outlet
 from shared.vllm.model_time import watch_model
 from shared.vllm.sampling.generation import (
@@ -98,7 +97,7 @@ class TalkerService:
         family: TalkerFamily,
         model: Path,
         config: TalkerConfig,
-        gateway: PushQueue[StageEvent],
+        gateway: Outlet[StageEvent],
         token2wav: Outlet[Token2WavInput],
     ) -> None:
         self.traces = StageTraces(self.name)
@@ -223,7 +222,8 @@ class TalkerService:
         engine_id = submit(self._engine, message.request_id, tokens_input(prompt), params, message.priority)
         clock = PlaybackClock(message.speech.streaming)
         self._scheduler.attach(engine_id, track, clock)
-        self._scheduler.follow(engine_id, partial(self._token2wav.stalls, message.request_id))
+        receivers = (self._token2wav, self._gateway)
+        self._scheduler.follow(engine_id, *(partial(each.stalls, message.request_id) for each in receivers))
         self._speeches[message.request_id] = _Speech(message.request_id, engine_id, track, clock, len(frames))
         self._announce(message, resume)
 

@@ -8,10 +8,10 @@ from services.families.family import Families
 from services.families.known import FAMILIES, family_of, read_config, require_family
 from services.families.placement import placed
 from shared.config import Config
-from shared.messages import StageEvent, TalkerInput, ThinkerInput
+from shared.messages import TalkerInput, ThinkerInput
+from shared.stage.gateways import GatewayQueues
 from shared.stage.process import Context, run_stage
 from shared.stage.service import StageService
-from shared.transport.queues import PushQueue
 from shared.transport.routing import PeerQueues
 from shared.vllm.environment import give_back_large_blocks
 
@@ -20,7 +20,7 @@ def build(
     config: Config,
     model: Path,
     context: Context,
-    gateway: PushQueue[StageEvent],
+    gateway: GatewayQueues,
     families: Families = FAMILIES,
 ) -> tuple[StageService[Any], PeerQueues[Any] | None]:
     """Make the thinker's service."""

@@ -16,7 +16,7 @@ from services.thinker.scheduler import EARLY, PROMPT_TOKENS, SPEECH
 from shared.messages import PrefillDone, PrefillRequest, PromptUsage, Sampling, StageEvent, StageName
 from shared.metrics import counter
 from shared.stage.service import Failures
-from shared.transport.queues import PushQueue
+from shared.transport.routing import Outlet
 from shared.vllm.sampling.generation import sampling_params, submit
 
 MAX_PREFILLS: Final = 8
@@ -42,7 +42,7 @@ class Prefills:
         engine: LLMEngine,
         rules: MediaRules,
         preparer: MediaPreparer,
-        gateway: PushQueue[StageEvent],
+        gateway: Outlet[StageEvent],
         end_tokens: list[int],
     ) -> None:
         cached = engine.vllm_config.cache_config.enable_prefix_caching

@@ -50,7 +50,6 @@ from shared.metrics import counter
 from shared.stage.playback import PlaybackClock
 from shared.stage.service import Failures
 from shared.tracing.stage import StageTraces
-from shared.transport.queues import PushQueue
 from shared.transport.routing import Outlet
 from shared.vllm.model_time import watch_model
 from shared.vllm.sampling.generation import (
@@ -82,7 +81,7 @@ class ThinkerService:
         family: ThinkerFamily,
         model: Path,
         config: ThinkerConfig,
-        gateway: PushQueue[StageEvent],
+        gateway: Outlet[StageEvent],
         talker: Outlet[TalkerInput],
         media: MediaConfig | None = None,
         max_payload_bytes: int = DEFAULT_MAX_PAYLOAD_BYTES,
@@ -90,6 +89,7 @@ class ThinkerService:
         media = media or MediaConfig()
         self.traces = StageTraces(self.name)
         self._talker = talker
+        self._gateway = gateway
         self._family = family
         self._engine: LLMEngine
         self._engine, self._media = build_thinker(family, model, config, media)
@@ -263,7 +263,8 @@ class ThinkerService:
         self._scheduler.attach(engine_id, clock)
         likeliest = message.sampling.logprobs or 0
         generation = Generation(message.request_id, engine_id, length, track, progress, clock, likeliest)
-        self._scheduler.follow(engine_id, partial(self._talker.stalls, message.request_id))
+        receivers = (self._talker, self._gateway)
+        self._scheduler.follow(engine_id, *(partial(each.stalls, message.request_id) for each in receivers))
         self._generations[message.request_id] = generation
         self._by_engine_id[engine_id] = generation
         if self._preparing.pop(message.request_id, None) is not None:

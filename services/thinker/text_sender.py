@@ -14,7 +14,7 @@ from shared.messages import FinishReason, PromptUsage, StageEvent, TextDelta
 from shared.metrics import counter
 from shared.stage.playback import PlaybackClock
 from shared.tracing.stage import StageTraces
-from shared.transport.queues import PushQueue
+from shared.transport.routing import Outlet
 from shared.vllm.sampling.generation import begin_of_decoding, finish_reason
 
 READ_TOKENS_PER_S: Final = 20
@@ -44,7 +44,7 @@ class TextSender:
         rows_per_s: Text tokens that a voice speaks in a second.
     """
 
-    def __init__(self, gateway: PushQueue[StageEvent], traces: StageTraces, rows_per_s: float) -> None:
+    def __init__(self, gateway: Outlet[StageEvent], traces: StageTraces, rows_per_s: float) -> None:
         self._gateway = gateway
         self._traces = traces
         self._rows_per_s = rows_per_s

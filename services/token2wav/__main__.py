@@ -8,17 +8,17 @@ from services.families.family import Families
 from services.families.known import FAMILIES, family_of, read_config, require_family
 from services.families.placement import placed
 from shared.config import Config
-from shared.messages import StageEvent, Token2WavInput
+from shared.messages import Token2WavInput
+from shared.stage.gateways import GatewayQueues
 from shared.stage.process import Context, run_stage
 from shared.stage.service import StageService
-from shared.transport.queues import PushQueue
 
 
 def build(
     config: Config,
     model: Path,
     context: Context,  # noqa: ARG001 - all stages are built alike; this one sends to the gateway alone
-    gateway: PushQueue[StageEvent],
+    gateway: GatewayQueues,
     families: Families = FAMILIES,
 ) -> tuple[StageService[Any], None]:
     """Make token2wav's service."""

@@ -141,6 +141,10 @@ class SynthesisScheduler(StageScheduler):
             self._joins = None
         return self._joins is not None
 
+    def out_of_turn(self) -> set[str]:
+        """None: a stream has one chunk here at a time, so streams take turns, whoever asked for them."""
+        return set()
+
     def _check(self, request: Request) -> None:
         chunk = _chunk_of(request)
         self.work.check(chunk)

@@ -42,9 +42,11 @@ from shared.metrics import counter
 from shared.stage.playback import PlaybackClock
 from shared.stage.service import Failures
 from shared.tracing.stage import StageTraces
-from shared.transport.queues import PushQueue
+from shared.transport.routing import Outlet
 from shared.vllm.tensors import to_blob
 
+GATEWAY_CHECK_S: Final = 0.05
+"""How often a stream whose gateway does not keep up looks whether it does."""
 WAIT: Final = "wait_codes"
 """What a stream does, as its trace has it, while codec tokens for its next chunk are missing."""
 
@@ -88,7 +90,7 @@ class Token2WavService:
     wake_fd: int | None = None
 
     def __init__(
-        self, family: SynthesisFamily, model: Path, config: Token2WavConfig, gateway: PushQueue[StageEvent]
+        self, family: SynthesisFamily, model: Path, config: Token2WavConfig, gateway: Outlet[StageEvent]
     ) -> None:
         self.traces = StageTraces(self.name)
         self._gateway = gateway
@@ -251,6 +253,9 @@ class Token2WavService:
         Returns:
             Whether the engine was given one.
         """
+        if self._gateway.stalls(voice.request_id):
+            voice.cut_at = time.monotonic() + GATEWAY_CHECK_S
+            return False
         voice.cut_at = math.inf
         chunk = voice.stream.next_chunk(partial(self._pick, voice))
         if chunk is not None:

@@ -1,7 +1,7 @@
 """The configuration that every process of the stack reads: schema (``stack``) and loader (``loading``)."""
 
 from shared.config.cluster import ClusterConfig, ProcessPlace, StagePlace
-from shared.config.gateway import GatewayConfig, TlsConfig
+from shared.config.gateway import GatewayAddresses, GatewayConfig, TlsConfig
 from shared.config.loading import ENV_PREFIX, NOT_YAML, load_config, tell_ignored
 from shared.config.media import MediaConfig
 from shared.config.stack import DEFAULT_CHECKPOINT, Config, TracingConfig
@@ -24,6 +24,7 @@ __all__ = [
     "ClusterConfig",
     "Config",
     "EngineConfig",
+    "GatewayAddresses",
     "GatewayConfig",
     "MediaConfig",
     "Precision",

@@ -5,7 +5,17 @@ from typing import Annotated, Final, Self
 from pydantic import BeforeValidator, Field, IPvAnyAddress, model_validator
 
 from omnirelay.values import MAX_START_DELAY_S
-from shared.config.values import Address, Bytes, Host, Network, Origin, Section, TcpAddress, empty_is_none
+from shared.config.values import (
+    Address,
+    Bytes,
+    Host,
+    Network,
+    Origin,
+    Section,
+    TcpAddress,
+    check_address,
+    empty_is_none,
+)
 
 SPEECH_SYSTEM_PROMPT: Final = (
     "You are Qwen, a virtual human developed by the Qwen Team, Alibaba Group, capable of perceiving auditory "
@@ -21,6 +31,11 @@ VOICE_ALIASES: Final = dict.fromkeys(_BRIGHT, "Chelsie") | dict.fromkeys(
     ("ash", "ballad", "cedar", "echo", "onyx", "verse"), "Ethan"
 )
 """OpenAI's voices, of which many clients have one built in."""
+
+MAX_GATEWAYS: Final = 16
+"""Most gateways of one stack."""
+PORTS_APART: Final = 100
+"""Distance of the ports of a further gateway on the same machine from those of the one before."""
 
 Voice = Annotated[str, Field(min_length=1, max_length=128)]
 FilePath = Annotated[str | None, BeforeValidator(empty_is_none)]
@@ -67,12 +82,21 @@ class WebRtcConfig(Section):
     max_call_s: Annotated[float, Field(gt=0)] = 3600.0
 
 
+class GatewayAddresses(Section):
+    """Where the stages reach a gateway."""
+
+    events: Address
+    control: Address
+
+
 class GatewayConfig(Section):
     """The gateway's addresses, access rules, timeouts and limits."""
 
     listen: TcpAddress = "tcp://127.0.0.1:5555"
     events: Address = "tcp://127.0.0.1:5560"
     control: Address = "tcp://127.0.0.1:5561"
+    replicas: Annotated[int, Field(gt=0, le=MAX_GATEWAYS)] = 1
+    others: list[GatewayAddresses] = Field(default_factory=list, max_length=MAX_GATEWAYS)
     http: TcpAddress | None = "tcp://127.0.0.1:8000"
     monitor: TcpAddress | None = "tcp://127.0.0.1:5571"
     trusted_proxies: list[Network] = Field(default_factory=list)
@@ -91,3 +115,38 @@ class GatewayConfig(Section):
     speech_system_prompt: Annotated[str | None, BeforeValidator(empty_is_none)] = SPEECH_SYSTEM_PROMPT
     voice_aliases: dict[Voice, Voice] = Field(default_factory=lambda: dict(VOICE_ALIASES), max_length=1000)
     limits: Limits = Limits()
+
+    @model_validator(mode="after")
+    def _ports_exist(self) -> Self:
+        for key, address in self.own_addresses(self.replicas).items():
+            if address is not None:
+                try:
+                    check_address(address)
+                except ValueError as error:
+                    raise ValueError(f"{key} of gateway {self.replicas}: {error}") from error
+        return self
+
+    def own_addresses(self, number: int) -> dict[str, str | None]:
+        """The addresses of the gateway of a number, from 1, on this machine, by key."""
+        keys = ("listen", "events", "control", "http", "monitor")
+        given: dict[str, str | None] = {key: getattr(self, key) for key in keys}
+        return {key: address and _further(address, number) for key, address in given.items()}
+
+    @property
+    def addresses(self) -> list[GatewayAddresses]:
+        """Where the stages reach the gateways, each once."""
+        ours = [
+            GatewayAddresses(events=_further(self.events, number), control=_further(self.control, number))
+            for number in range(1, self.replicas + 1)
+        ]
+        return list({each.control: each for each in [*ours, *self.others]}.values())
+
+
+def _further(address: str, number: int) -> str:
+    """The address of a further gateway that corresponds to the first one's."""
+    if number == 1:
+        return address
+    if address.startswith("ipc://"):
+        return f"{address}.{number}"
+    host, _, port = address.rpartition(":")
+    return f"{host}:{int(port) + PORTS_APART * (number - 1)}"

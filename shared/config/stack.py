@@ -70,6 +70,9 @@ class Config(Section):
     def inner_addresses(self) -> dict[str, str]:
         """The addresses of the sockets between the processes, by key."""
         found = {"gateway.events": self.gateway.events, "gateway.control": self.gateway.control}
+        for index, other in enumerate(self.gateway.others):
+            found[f"gateway.others.{index}.events"] = other.events
+            found[f"gateway.others.{index}.control"] = other.control
         for name in STAGES:
             stage = self.stage(name)
             found[f"stages.{name}.inbox"] = stage.inbox

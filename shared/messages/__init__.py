@@ -39,6 +39,7 @@ from omnirelay.values import (
     TraceParent,
 )
 from shared.messages.control import (
+    GATEWAY_NAME_BYTES,
     HEARTBEAT_SUFFIX,
     MAX_REPLICAS,
     MISSED_HEARTBEATS,
@@ -51,6 +52,7 @@ from shared.messages.control import (
     Heartbeat,
     Peers,
     control_identity,
+    gateway_of,
 )
 from shared.messages.credits import Credit, Mark
 from shared.messages.events import (
@@ -86,6 +88,7 @@ from shared.messages.speech import (
 )
 
 __all__ = [
+    "GATEWAY_NAME_BYTES",
     "HEARTBEAT_SUFFIX",
     "MAX_MEDIA_ITEMS",
     "MAX_REPLICAS",
@@ -146,4 +149,5 @@ __all__ = [
     "TopP",
     "TraceParent",
     "control_identity",
+    "gateway_of",
 ]

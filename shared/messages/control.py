@@ -18,6 +18,10 @@ MISSED_HEARTBEATS: Final = 3
 """Intervals of silence that replica and gateway allow each other, even if their timeouts are shorter."""
 
 
+GATEWAY_NAME_BYTES: Final = 4
+"""Of the random name that a gateway draws when it starts; it is written in hexadecimal."""
+
+
 class Heartbeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="heartbeat"):
     """Stage to gateway, on the control socket: I am here, ready, and this is what I hold.
 
@@ -93,6 +97,11 @@ class AbortDone(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     request_id: RequestId
     stage: StageName
     instance: Name
+
+
+def gateway_of(request_id: str) -> str:
+    """The name of a request's gateway, with which all its ids begin."""
+    return request_id[: 2 * GATEWAY_NAME_BYTES]
 
 
 def control_identity(stage: StageName, instance: str) -> str:

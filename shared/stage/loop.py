@@ -28,7 +28,7 @@ from shared.log import of_request
 from shared.messages import (
     Abort,
     AbortDone,
-    Closing,
+    ControlToStage,
     Credit,
     Heartbeat,
     Peers,
@@ -36,13 +36,12 @@ from shared.messages import (
     StageEvent,
 )
 from shared.metrics import Distribution
-from shared.stage.heartbeat import HeartbeatThread
+from shared.stage.gateways import GatewayLink
 from shared.stage.membership import Membership
 from shared.stage.service import StageService
-from shared.transport.control import ControlClient
 from shared.transport.credits import MARK_AGAIN_S
-from shared.transport.queues import PullQueue, PushQueue
-from shared.transport.routing import Outgoing
+from shared.transport.queues import PullQueue
+from shared.transport.routing import Outgoing, Outlet
 
 REMEMBERED_ENDS: Final = 10_000
 """Aborted and failed requests whose late messages are ignored; older ones count as unknown."""
@@ -73,9 +72,7 @@ class StageLoop(Generic[M]):
         config: StageConfig,
         inbox: PullQueue[M],
         membership: Membership,
-        control: ControlClient,
-        heart: HeartbeatThread,
-        gateway: PushQueue[StageEvent],
+        events: Outlet[StageEvent],
         outboxes: Sequence[Outgoing],
     ) -> None:
         self.failures: Counter[str] = Counter()
@@ -87,19 +84,19 @@ class StageLoop(Generic[M]):
         self._service = service
         self._inbox = inbox
         self._membership = membership
-        self._control = control
-        self._heart = heart
-        self._gateway = gateway
+        self._gateways = membership.gateways
+        self._events = events
         self._outboxes = outboxes
         self._drain_s = config.drain_s
         self._report_s = config.heartbeat_s / 2
         self._next_report = 0.0
-        self._told_links: tuple[list[str], dict[str, int]] = [], {}
+        self._told_links: object = None
         self._ended: OrderedDict[str, None] = OrderedDict()
         self._stopping = False
         self._poller = zmq.Poller()
         self._poller.register(inbox.socket, zmq.POLLIN)
-        self._poller.register(control.socket, zmq.POLLIN)
+        for gateway in self._gateways:
+            self._poller.register(gateway.control.socket, zmq.POLLIN)
         if service.wake_fd is not None:
             self._poller.register(service.wake_fd, zmq.POLLIN)
 
@@ -126,7 +123,7 @@ class StageLoop(Generic[M]):
                 self._take_control()
                 self._take_inbox()
                 self._spent("take")
-                if self._may_step:
+                if self._service.ready:
                     self._step()
                     self._spent("engine")
                 self._flush()
@@ -154,22 +151,11 @@ class StageLoop(Generic[M]):
         seconds["send"] += (sent := sending - sending_then)
         seconds[activity] += now - then - computed - sent
 
-    @property
-    def _may_step(self) -> bool:
-        """Whether a step would compute something, and the gateway will take its results.
-
-        Requests whose next stage does not keep up are held by the service.
-        """
-        return self._service.ready and not self._gateway.backlog_bytes
-
     def _wait(self) -> None:
         """Block if there is nothing to compute, until a message, credit, room in ZeroMQ, or `wake_at`."""
-        if self._may_step:
+        if self._service.ready:
             return
-        until = self._next_report
-        # What a ready service computes the gateway would not take.
-        if not self._service.ready:
-            until = min(until, self._service.wake_at)
+        until = min(self._next_report, self._service.wake_at)
         wait_s = max(0.0, until - time.monotonic())
         if any(outbox.backlog_bytes for outbox in self._outboxes):
             wait_s = min(wait_s, MARK_AGAIN_S)
@@ -184,52 +170,54 @@ class StageLoop(Generic[M]):
             os.eventfd_read(wake_fd)
 
     def _take_control(self) -> None:
-        for message in self._control.receive():
-            if isinstance(message, Abort):
-                self._drop(message.request_id, "aborted")
-                # The next report is without it.
-                self._next_report = 0.0
-                done = AbortDone(
-                    request_id=message.request_id,
-                    stage=self._service.name,
-                    instance=self._membership.instance,
-                )
-                self._control.send(done)
-            elif isinstance(message, Peers):
-                self._take_peers(message)
-            elif isinstance(message, Credit):
-                self._take_credit(message)
-            elif isinstance(message, Closing):
-                self._membership.leave()
-                self._drop_orphans()
-        if self._membership.abandoned:
-            # Reported, since a gateway that was only slow must learn that they are gone.
-            silent = StageUnavailableError("the gateway was silent for too long")
-            for request_id in self._service.active_requests():
-                self._drop(request_id, "orphaned")
-                self._fail(request_id, silent)
-            self._membership.leave()
+        for gateway in self._gateways:
+            for message in gateway.control.receive():
+                self._take_order(gateway, message)
+            if gateway.abandoned:
+                # Reported, since a gateway that was only slow must learn that they are gone.
+                silent = StageUnavailableError("the gateway was silent for too long")
+                for request_id in filter(gateway.owns, self._service.active_requests()):
+                    self._drop(request_id, "orphaned")
+                    self._fail(request_id, silent)
+                self._membership.leave(gateway)
 
-    def _take_credit(self, credit: Credit) -> None:
+    def _take_order(self, gateway: GatewayLink, message: ControlToStage) -> None:
+        if isinstance(message, Abort):
+            self._abort(gateway, message.request_id)
+        elif isinstance(message, Peers):
+            if self._membership.hear(gateway, message):
+                self._drop_orphans()
+        elif isinstance(message, Credit):
+            self._take_credit(gateway, message)
+        else:
+            self._membership.leave(gateway)
+            self._drop_orphans()
+
+    def _abort(self, gateway: GatewayLink, request_id: str) -> None:
+        if self._membership.owner(request_id) not in (gateway, None):
+            gateway.control.refuse(MessageError(f"{request_id} is a request of another gateway"))
+            return
+        self._drop(request_id, "aborted")
+        # The next report is without it.
+        self._next_report = 0.0
+        done = AbortDone(request_id=request_id, stage=self._service.name, instance=self._membership.instance)
+        gateway.control.send(done)
+
+    def _take_credit(self, gateway: GatewayLink, credit: Credit) -> None:
         try:
             known = any(outbox.credit(credit) for outbox in self._outboxes)
         except MessageError as error:
-            self._control.refuse(error)
+            gateway.control.refuse(error)
         else:
             if not known:
                 log.debug("credit for the channel %s, which was closed", credit.channel)
 
-    def _take_peers(self, message: Peers) -> None:
-        self._heart.answered(message)
-        if self._membership.joins(message):
-            self._drop_orphans()
-        self._membership.reach(message)
-
     def _drop_orphans(self) -> None:
-        """Drop all requests: their gateway is gone."""
+        """Drop the requests whose gateway is gone."""
         for request_id in self._service.active_requests():
-            log.info("request %s is an orphan", request_id, extra=of_request(request_id))
-            self._drop(request_id, "orphaned")
+            if self._membership.owner(request_id) is None:
+                log.info("request %s is an orphan", request_id, extra=of_request(request_id))
+                self._drop(request_id, "orphaned")
 
     def _drop(self, request_id: str, why: DropReason) -> None:
         """Drop all state of a request."""
@@ -263,8 +251,9 @@ class StageLoop(Generic[M]):
                 log.exception("a message of request %s could not be taken", request_id, extra=about)
                 self._fail(request_id, StageFailedError(f"a message could not be taken: {error!r}"))
         for credit in self._inbox.take_credits():
-            # If the credit is lost, the sender asks again.
-            self._control.send(credit)
+            # Any gateway passes it on, unless it is for that gateway.  If it is lost, the sender asks again.
+            for gateway in self._gateways:
+                gateway.control.send(credit)
 
     def _step(self) -> None:
         started = time.perf_counter()
@@ -286,7 +275,7 @@ class StageLoop(Generic[M]):
             request_id=request_id, stage=self._service.name, code=error.code, message=str(error)[:4096]
         )
         try:
-            self._gateway.put(message)
+            self._events.put(message)
         except QueueFullError as full:
             log.error("cannot report it, its deadline will end it: %s", full)
 
@@ -313,31 +302,28 @@ class StageLoop(Generic[M]):
         load = msgspec.structs.replace(
             self._service.load(),
             outbox_bytes=sum(outbox.backlog_bytes for outbox in self._outboxes),
-            refused=self._inbox.refused.total() + self._control.refused.total(),
+            refused=self._inbox.refused.total()
+            + sum(gateway.control.refused.total() for gateway in self._gateways),
         )
-        self._heart.note(
-            Heartbeat(
-                stage=self._service.name,
-                pid=os.getpid(),
-                instance=self._membership.instance,
-                inbox=self._membership.inbox,
-                limits=self._service.limits,
-                load=load,
-                peak_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-                gateway=self._membership.gateway,
-                peers=links[0],
-                draining=self._membership.draining,
-                breaks=links[1],
-            ),
-            at_once=news,
+        report = Heartbeat(
+            stage=self._service.name,
+            pid=os.getpid(),
+            instance=self._membership.instance,
+            inbox=self._membership.inbox,
+            limits=self._service.limits,
+            load=load,
+            peak_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            peers=links[0],
+            draining=self._membership.draining,
+            breaks=links[1],
         )
+        for gateway in self._gateways:
+            gateway.report(report, at_once=news)
 
-    def _links(self) -> tuple[list[str], dict[str, int]]:
-        """The present connections, and how often each has been lost."""
-        breaks = self._membership.breaks
-        if self._gateway.link.breaks:
-            breaks["gateway"] = self._gateway.link.breaks
-        return self._membership.peers, breaks
+    def _links(self) -> tuple[list[str], dict[str, int], list[int]]:
+        """The present connections to the next stage, and how often each, and those to gateways, were lost."""
+        lost = [gateway.events.link.breaks for gateway in self._gateways]
+        return self._membership.peers, self._membership.breaks, lost
 
 
 def stop_on_signals(loop: StageLoop[Any]) -> None:

@@ -1,22 +1,21 @@
-"""A replica's relation to its gateway: whose requests it takes, where it sends, when it may end."""
+"""A replica's place in the stack: whose requests it takes, where it sends, when it may end."""
 
-import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from typing import Any, Final
 
-from shared.messages import MISSED_HEARTBEATS, Peers, Route, StageName
+from shared.messages import MAX_REPLICAS, Peers, Route, StageName
+from shared.stage.gateways import GatewayLink
 from shared.transport.routing import PeerQueues
-
-log = logging.getLogger(__name__)
 
 
 class Membership:
-    """One replica's place in the stack.
+    """One replica's place in the stack, with any number of gateways.
 
     Attributes:
-        gateway: The gateway whose requests it takes; None until one is known.
-        news: Something changed that the gateway must know.
+        gateways: All gateways that it may take requests of.
+        news: Something changed that the gateways must know.
     """
 
     def __init__(
@@ -24,22 +23,23 @@ class Membership:
         stage: StageName,
         instance: str,
         inbox: str,
+        gateways: Sequence[GatewayLink],
         peers: PeerQueues[Any] | None = None,
-        orphan_timeout_s: float = 5.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.stage: Final[StageName] = stage
         self.instance: Final = instance
-        self.gateway: str | None = None
-        self.news = False
         self.inbox: Final = inbox
+        self.gateways: Final = tuple(gateways)
+        self.news = False
         self._peers = peers
-        self._orphan_timeout_s = orphan_timeout_s
         self._clock = clock
-        self._heard = 0.0
-        self._heartbeat_s = 0.0
         self._drain_until: float | None = None
-        self._released = False
+
+    @property
+    def joined(self) -> list[GatewayLink]:
+        """The gateways whose requests it takes."""
+        return [each for each in self.gateways if each.name is not None]
 
     @property
     def peers(self) -> list[str]:
@@ -56,44 +56,37 @@ class Membership:
         """Whether the replica was told to stop."""
         return self._drain_until is not None
 
-    def joins(self, message: Peers) -> bool:
-        """Take the gateway's message; True if it is a new gateway, so that all requests are orphans."""
-        self._heard = self._clock()
-        self._heartbeat_s = message.heartbeat_s
-        self._released = message.released
-        if message.gateway == self.gateway:
-            return False
-        log.info("joined the gateway %s", message.gateway)
-        self.gateway = message.gateway
+    def hear(self, gateway: GatewayLink, message: Peers) -> bool:
+        """Take a gateway's message, and connect to the replicas of the next stage that it names.
+
+        Returns:
+            Whether the gateway is a new one, so that requests of its predecessor are orphans.
+        """
+        joins = gateway.hear(message)
+        if message.replicas is None and self._peers is not None:
+            # It knows no others than those.
+            gateway.replicas = self._peers.asked
+        changed = self._peers is not None and self._peers.reach(self._replicas())
+        self.news = self.news or joins or changed
+        return joins
+
+    def leave(self, gateway: GatewayLink) -> None:
+        """A gateway is gone: its requests are orphans."""
+        gateway.leave()
         self.news = True
-        return True
-
-    def reach(self, message: Peers) -> None:
-        """Connect to the replicas of the next stage."""
-        told = message.replicas
-        if self._peers is not None and told is not None and self._peers.reach(told):
-            self.news = True
-
-    def leave(self) -> None:
-        """The gateway is gone."""
-        log.info("left the gateway %s", self.gateway)
-        self.gateway = None
-        self.news = True
-
-    @property
-    def abandoned(self) -> bool:
-        """Whether the gateway has been silent for too long."""
-        silent_s = max(self._orphan_timeout_s, MISSED_HEARTBEATS * self._heartbeat_s)
-        return self.gateway is not None and self._clock() - self._heard > silent_s
 
     def concerns(self, request_id: str, route: Route | None) -> bool:
-        """Whether a message is for this process, not of an earlier gateway or for an earlier process."""
-        if self.gateway is not None and not request_id.startswith(self.gateway):
+        """Whether a message is for this process, not of a gateway that is gone or for an earlier process."""
+        if self.joined and self.owner(request_id) is None:
             return False
         return route is None or route.replica(self.stage) == self.instance
 
+    def owner(self, request_id: str) -> GatewayLink | None:
+        """The gateway of a request; None if none that it has joined."""
+        return next((each for each in self.gateways if each.owns(request_id)), None)
+
     def drain(self, grace_s: float) -> None:
-        """End when idle, at the latest after ``grace_s``."""
+        """End when no gateway needs it, at the latest after ``grace_s``."""
         self._drain_until = self._clock() + grace_s
         self.news = True
 
@@ -101,6 +94,15 @@ class Membership:
         """Whether a draining replica may end now; ``idle`` means that no request is active."""
         if self._drain_until is None:
             return False
-        if self.gateway is None:
+        joined = self.joined
+        if not joined:
             return idle
-        return self._released or self._clock() >= self._drain_until
+        return all(each.released for each in joined) or self._clock() >= self._drain_until
+
+    def _replicas(self) -> Mapping[str, str]:
+        """The replicas of the next stage that any gateway names: one that has just started knows few."""
+        named: dict[str, str] = {}
+        for each in self.joined:
+            # Where two give different addresses for one replica, the first one's holds.
+            named = {**each.replicas, **named}
+        return dict(islice(sorted(named.items()), MAX_REPLICAS))

@@ -9,8 +9,8 @@ from prometheus_client.registry import Collector
 from omnirelay.errors import BusyError, QueueFullError, StageFailedError
 from shared.messages import Heartbeat
 from shared.metrics import by_reason, counter, gauge, histogram
-from shared.stage.heartbeat import HeartbeatThread
 from shared.stage.loop import DropReason, StageLoop
+from shared.stage.membership import Membership
 from shared.stage.service import StageService
 
 _OWN_FAULTS: Final = (StageFailedError, QueueFullError, BusyError)
@@ -23,15 +23,16 @@ class StageMetrics(Collector):
     The loop's load comes from its last report, so that no other thread reads the state of a running step.
     """
 
-    def __init__(self, service: StageService[Any], loop: StageLoop[Any], heart: HeartbeatThread) -> None:
+    def __init__(self, service: StageService[Any], loop: StageLoop[Any], membership: Membership) -> None:
         self._service = service
         self._loop = loop
-        self._heart = heart
+        self._membership = membership
         self._labels: Final = {"stage": service.name}
 
     def collect(self) -> Iterator[Metric]:
         """All metrics of the stage."""
-        report = self._heart.report
+        hearts = [gateway.heart for gateway in self._membership.gateways]
+        report = hearts[0].report
         if report is not None:
             yield from self._of_report(report)
         yield histogram(
@@ -60,13 +61,18 @@ class StageMetrics(Collector):
         )
         yield counter(
             "omnirelay_heartbeats_sent_total",
-            "Heartbeats sent; none while the gateway is not connected.",
-            [(self._labels, self._heart.sent)],
+            "Heartbeats sent, to all gateways together; none to one that is not connected.",
+            [(self._labels, sum(heart.sent for heart in hearts))],
         )
         yield counter(
             "omnirelay_heartbeats_sent_late_total",
             "Heartbeats more than an interval late, because their thread was not scheduled.",
-            [(self._labels, self._heart.late)],
+            [(self._labels, sum(heart.late for heart in hearts))],
+        )
+        yield gauge(
+            "omnirelay_stage_gateways",
+            "Gateways whose requests the stage takes.",
+            [(self._labels, len(self._membership.joined))],
         )
         yield from self._service.collect()
 

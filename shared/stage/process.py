@@ -21,20 +21,19 @@ from shared.checkpoints import resolve_model
 from shared.config import Config, load_config, tell_ignored
 from shared.ending import Start, limit_end, run_to_end
 from shared.log import configure_logging
-from shared.messages import Farewell, StageEvent, StageName, control_identity
+from shared.messages import Farewell, StageName
 from shared.metrics import LogMetrics
 from shared.stage.endpoint import HttpEndpoint
+from shared.stage.gateways import GatewayLink, GatewayQueues, open_gateway
 from shared.stage.health import StageHealth
-from shared.stage.heartbeat import HeartbeatThread
 from shared.stage.loop import StageLoop, stop_on_signals
 from shared.stage.membership import Membership
 from shared.stage.metrics import StageMetrics
 from shared.stage.service import StageService
 from shared.tracing.setup import open_tracer
-from shared.transport.control import ControlClient
 from shared.transport.curve import PeerMetrics, StackContext, open_context
 from shared.transport.metrics import EdgeMetrics
-from shared.transport.queues import PullQueue, PushQueue, Sending
+from shared.transport.queues import PullQueue
 from shared.transport.routing import Outgoing, PeerQueues
 from shared.vllm.environment import prepare_environment
 
@@ -42,9 +41,7 @@ if TYPE_CHECKING:
     from shared.tracing.otel import Tracer
 
 Context = zmq.Context[zmq.Socket[bytes]]
-Build = Callable[
-    [Config, Path, Context, PushQueue[StageEvent]], tuple[StageService[Any], PeerQueues[Any] | None]
-]
+Build = Callable[[Config, Path, Context, GatewayQueues], tuple[StageService[Any], PeerQueues[Any] | None]]
 """Creates the stage's service, and its queues to the next stage (None for the last)."""
 Check = Callable[[Path], object]
 """Raises :class:`omnirelay.errors.CheckpointError` if the checkpoint in a directory cannot be served."""
@@ -124,9 +121,8 @@ class _Channels:
     inbox: PullQueue[Any]
     tracer: "Tracer | None"
     instance: str
-    control: ControlClient
-    gateway: PushQueue[StageEvent]
-    heart: HeartbeatThread
+    gateways: list[GatewayLink]
+    events: GatewayQueues
 
 
 def _serve(start: Start, name: StageName, config: Config, union: Any, build: Build, check: Check) -> None:
@@ -138,12 +134,12 @@ def _serve(start: Start, name: StageName, config: Config, union: Any, build: Bui
     # The threads of heartbeats and ZeroMQ exist by now and keep their priority; compute threads follow.
     lower_priority(config.stage(name).niceness)
     log.info("loading %s", model)
-    service, peers = build(config, model, channels.context, channels.gateway)
+    service, peers = build(config, model, channels.context, channels.events)
     with start.making():
         loop = _prepare(start.closing, name, config, channels, service, peers)
         stop_on_signals(loop)
     log.info("%s is ready on %s", channels.instance, config.stage(name).advertise or channels.inbox.endpoint)
-    channels.health.loaded(channels.heart)
+    channels.health.loaded(channels.gateways[0].heart)
     loop.run()
 
 
@@ -162,16 +158,11 @@ def _open(closing: ExitStack, name: StageName, config: Config, union: Any) -> _C
     if tracer is not None:
         closing.callback(tracer.close)
     instance = secrets.token_hex(8)
-    identity = control_identity(name, instance)
-    control = ControlClient(context, config.gateway.control, identity)
-    closing.callback(control.close)
-    sending = Sending(identity, config.window_bytes, stage.max_backlog_bytes)
-    gateway: PushQueue[StageEvent] = PushQueue(context, config.gateway.events, sending, "gateway")
-    closing.callback(gateway.close)
-    heart = HeartbeatThread(context, config.gateway.control, identity, stage.heartbeat_s)
-    heart.start()
-    closing.callback(heart.stop)
-    return _Channels(context, health, inbox, tracer, instance, control, gateway, heart)
+    gateways = []
+    for addresses in config.gateway.addresses:
+        gateways.append(open_gateway(context, addresses, config, name, instance))
+        closing.callback(gateways[-1].close)
+    return _Channels(context, health, inbox, tracer, instance, gateways, GatewayQueues(gateways))
 
 
 def _prepare(
@@ -183,29 +174,28 @@ def _prepare(
     peers: PeerQueues[Any] | None,
 ) -> StageLoop[Any]:
     """Assemble the loop around what was loaded."""
-    stage, instance, heart, control = config.stage(name), channels.instance, channels.heart, channels.control
-    outboxes: dict[str, Outgoing] = {"gateway": channels.gateway}
+    stage, instance, gateways = config.stage(name), channels.instance, channels.gateways
+    outboxes: dict[str, Outgoing] = {"gateway": channels.events}
     if peers is not None:
         outboxes[peers.stage] = peers
         closing.callback(peers.close)
     closing.callback(service.close)
-    closing.callback(control.send, Farewell(stage=name, instance=instance))
-    # No heartbeat may follow the farewell.
-    closing.callback(heart.stop)
+    for gateway in gateways:
+        closing.callback(gateway.control.send, Farewell(stage=name, instance=instance))
+        # No heartbeat may follow the farewell.
+        closing.callback(gateway.heart.stop)
     closing.callback(channels.health.ended)
     closing.callback(limit_end)
     service.traces.tracer = channels.tracer
     address = stage.advertise or channels.inbox.endpoint
-    membership = Membership(name, instance, address, peers, config.gateway.orphan_timeout_s)
+    membership = Membership(name, instance, address, gateways, peers)
     # What was loaded stays until the end; garbage collection can skip it.
     gc.freeze()
-    gateway = channels.gateway
-    loop = StageLoop(
-        service, stage, channels.inbox, membership, control, heart, gateway, list(outboxes.values())
-    )
-    edges = EdgeMetrics(name, outboxes, {name: channels.inbox}, {"control": control.refused})
+    loop = StageLoop(service, stage, channels.inbox, membership, channels.events, list(outboxes.values()))
+    refused = [gateway.control.refused for gateway in gateways]
+    edges = EdgeMetrics(name, outboxes, {name: channels.inbox}, {"control": refused})
     for metrics in (
-        StageMetrics(service, loop, heart),
+        StageMetrics(service, loop, membership),
         edges,
         PeerMetrics(channels.context),
         LogMetrics(name),

@@ -1,6 +1,7 @@
 """Metrics of a process's queues."""
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from prometheus_client.core import Metric
@@ -26,12 +27,12 @@ class EdgeMetrics(Collector):
         stage: str,
         sending: Mapping[str, Outgoing],
         receiving: Mapping[str, PullQueue[Any]],
-        refused: Mapping[str, Mapping[str, int]] | None = None,
+        refused: Mapping[str, Sequence[Mapping[str, int]]] | None = None,
     ) -> None:
         self._sending = [({"stage": stage, "edge": edge}, queue) for edge, queue in sending.items()]
         self._receiving = [({"stage": stage, "edge": edge}, queue) for edge, queue in receiving.items()]
         self._refused = [({"stage": stage, "edge": edge}, codes) for edge, codes in (refused or {}).items()]
-        self._refused += [(labels, queue.refused) for labels, queue in self._receiving]
+        self._refused += [(labels, [queue.refused]) for labels, queue in self._receiving]
 
     def collect(self) -> Iterator[Metric]:
         """All metrics of the edges."""
@@ -92,6 +93,13 @@ class EdgeMetrics(Collector):
             (
                 sample
                 for labels, codes in self._refused
-                for sample in by_reason(labels, codes, *(error.code for error in _REFUSALS))
+                for sample in by_reason(labels, _sum(codes), *(error.code for error in _REFUSALS))
             ),
         )
+
+
+def _sum(counts: Sequence[Mapping[str, int]]) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for each in counts:
+        total.update(each)
+    return total

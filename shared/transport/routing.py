@@ -1,4 +1,4 @@
-"""Queues to the replicas of the next stage; all messages of a request go to the same replica."""
+"""Queues to several receivers; all messages of a request go to the same one."""
 
 import logging
 from collections.abc import Mapping
@@ -27,12 +27,16 @@ class Routed(Protocol):
 
 
 M = TypeVar("M", bound=Routed)
+N = TypeVar("N")
 M_contra = TypeVar("M_contra", contravariant=True)
 log = logging.getLogger(__name__)
 
 
 class Outlet(Protocol[M_contra]):
-    """Where messages go: one :class:`shared.transport.queues.PushQueue`, or :class:`PeerQueues`."""
+    """Where messages go: one :class:`shared.transport.queues.PushQueue`, or several.
+
+    See :class:`PeerQueues`, and :class:`shared.stage.gateways.GatewayQueues`.
+    """
 
     def put(self, message: M_contra) -> int:
         """Send a message now or later; see :meth:`shared.transport.queues.PushQueue.put`."""
@@ -43,7 +47,75 @@ class Outlet(Protocol[M_contra]):
         ...
 
 
-class PeerQueues(Generic[M]):
+class QueueGroup(Generic[N]):
+    """Several queues that are measured, flushed and credited like a single one."""
+
+    def __init__(self) -> None:
+        self.sent: Final = Traffic()
+        self.waited: Final = Distribution(WAIT_BUCKETS)
+        self._queues: dict[str, PushQueue[N]] = {}
+        self._closed_busy_s = 0.0
+        self._closed_stalled_s = 0.0
+
+    @property
+    def backlog_bytes(self) -> int:
+        """Bytes that wait here for all receivers."""
+        return sum(queue.backlog_bytes for queue in tuple(self._queues.values()))
+
+    @property
+    def outstanding_bytes(self) -> int:
+        """Bytes that ZeroMQ took and the receivers have not credited."""
+        return sum(queue.outstanding_bytes for queue in tuple(self._queues.values()))
+
+    @property
+    def stalled_s(self) -> float:
+        """Seconds in which something waited, summed over receivers."""
+        return self._closed_stalled_s + sum(queue.stalled_s for queue in tuple(self._queues.values()))
+
+    @property
+    def refusing(self) -> list[zmq.Socket[bytes]]:
+        """See :attr:`shared.transport.queues.PushQueue.refusing`."""
+        return [socket for queue in self._queues.values() for socket in queue.refusing]
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds spent encoding and handing over."""
+        return self._closed_busy_s + sum(queue.busy_s for queue in self._queues.values())
+
+    def add(self, name: str, queue: PushQueue[N]) -> None:
+        """Take a queue into the group."""
+        queue.sent, queue.waited = self.sent, self.waited
+        self._queues[name] = queue
+
+    def remove(self, name: str) -> PushQueue[N]:
+        """Take a queue, which is to be closed, out of the group."""
+        queue = self._queues.pop(name)
+        self._closed_busy_s += queue.busy_s
+        self._closed_stalled_s += queue.stalled_s
+        return queue
+
+    def credit(self, credit: Credit) -> bool:
+        """See :meth:`shared.transport.queues.PushQueue.credit`."""
+        return any(queue.credit(credit) for queue in self._queues.values())
+
+    def flush(self) -> None:
+        """Send the backlogs as far as possible; never blocks."""
+        for queue in self._queues.values():
+            queue.flush()
+
+    def discard(self, request_id: str) -> None:
+        """Drop a request's messages, because it has ended."""
+        for queue in self._queues.values():
+            queue.discard(request_id)
+
+    def close(self) -> None:
+        """Close all queues; ZeroMQ delivers what it holds for a moment."""
+        for queue in self._queues.values():
+            queue.close()
+        self._queues.clear()
+
+
+class PeerQueues(QueueGroup[M]):
     """One queue per replica of a stage, used like a single one.
 
     A request's first message has a route, which names its replica; the others follow it.
@@ -55,16 +127,12 @@ class PeerQueues(Generic[M]):
         stage: StageName,
         sending: Sending,
     ) -> None:
-        self.sent: Final = Traffic()
-        self.waited: Final = Distribution(WAIT_BUCKETS)
+        super().__init__()
         self._context = context
         self.stage: Final[StageName] = stage
         self._sending = sending
         self._asked: dict[str, str] = {}
-        self._queues: dict[str, PushQueue[M]] = {}
         self._of_request: dict[str, PushQueue[M]] = {}
-        self._closed_busy_s = 0.0
-        self._closed_stalled_s = 0.0
 
     @property
     def names(self) -> list[str]:
@@ -77,29 +145,9 @@ class PeerQueues(Generic[M]):
         return {name: queue.link.breaks for name, queue in self._queues.items() if queue.link.breaks}
 
     @property
-    def backlog_bytes(self) -> int:
-        """Bytes that wait here for all replicas."""
-        return sum(queue.backlog_bytes for queue in tuple(self._queues.values()))
-
-    @property
-    def outstanding_bytes(self) -> int:
-        """Bytes that ZeroMQ took and the replicas have not credited."""
-        return sum(queue.outstanding_bytes for queue in tuple(self._queues.values()))
-
-    @property
-    def stalled_s(self) -> float:
-        """Seconds in which something waited, summed over replicas."""
-        return self._closed_stalled_s + sum(queue.stalled_s for queue in tuple(self._queues.values()))
-
-    @property
-    def refusing(self) -> list[zmq.Socket[bytes]]:
-        """See :attr:`shared.transport.queues.PushQueue.refusing`."""
-        return [socket for queue in self._queues.values() for socket in queue.refusing]
-
-    @property
-    def busy_s(self) -> float:
-        """Seconds spent encoding and handing over."""
-        return self._closed_busy_s + sum(queue.busy_s for queue in self._queues.values())
+    def asked(self) -> Mapping[str, str]:
+        """The replicas that it was told to connect to, with their addresses."""
+        return self._asked
 
     def reach(self, replicas: Mapping[str, str]) -> bool:
         """Connect to exactly these replicas (names and addresses); returns whether they changed.
@@ -137,26 +185,14 @@ class PeerQueues(Generic[M]):
         queue = self._of_request.get(request_id)
         return queue is not None and queue.stalls(request_id)
 
-    def credit(self, credit: Credit) -> bool:
-        """See :meth:`shared.transport.queues.PushQueue.credit`."""
-        return any(queue.credit(credit) for queue in self._queues.values())
-
-    def flush(self) -> None:
-        """Send the backlogs as far as possible; never blocks."""
-        for queue in self._queues.values():
-            queue.flush()
-
     def discard(self, request_id: str) -> None:
         """Drop a request's messages, because it has ended."""
         self._of_request.pop(request_id, None)
-        for queue in self._queues.values():
-            queue.discard(request_id)
+        super().discard(request_id)
 
     def close(self) -> None:
         """Close all queues; ZeroMQ delivers what it holds for a moment."""
-        for queue in self._queues.values():
-            queue.close()
-        self._queues.clear()
+        super().close()
         self._of_request.clear()
         self._asked.clear()
 
@@ -174,17 +210,14 @@ class PeerQueues(Generic[M]):
             # Perhaps for lack of descriptors.  It is not among the names, so it gets no requests.
             log.warning("cannot connect to the %s %s: %s", self.stage, name, error)
             return
-        queue.sent, queue.waited = self.sent, self.waited
-        self._queues[name] = queue
+        self.add(name, queue)
         log.info("the %s %s is at %s", self.stage, name, address)
 
     def _close(self, name: str) -> None:
-        queue = self._queues.pop(name)
-        self._closed_busy_s += queue.busy_s
-        self._closed_stalled_s += queue.stalled_s
+        queue = self.remove(name)
         self._of_request = {key: each for key, each in self._of_request.items() if each is not queue}
         queue.close(deliver=False)
         log.info("the %s %s is gone", self.stage, name)
 
 
-Outgoing = PushQueue[Any] | PeerQueues[Any]
+Outgoing = PushQueue[Any] | QueueGroup[Any]

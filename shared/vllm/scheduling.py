@@ -2,7 +2,9 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from prometheus_client.core import Metric
@@ -13,7 +15,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from omnirelay.errors import OmniRelayError, StageFailedError
 from shared.log import of_request
-from shared.messages import StageName
+from shared.messages import StageName, gateway_of
 from shared.metrics import Distribution, counter, gauge, histogram
 
 EXPECTED: Final = (
@@ -48,24 +50,26 @@ class StageScheduler(Scheduler):
         self._failures: dict[str, OmniRelayError] = {}
         self.batch_sizes = Distribution(BATCH_BUCKETS)
         self.preemptions = 0
-        self._stalled: dict[str, Callable[[], bool]] = {}
+        self._stalled: dict[str, tuple[Callable[[], bool], ...]] = {}
         self._was_empty = False
+        self._passed_over: set[str] = set()
+        # When each gateway had its last turn, in turns.
+        self._turns: dict[str, int] = {}
 
-    def follow(self, engine_id: str, stalled: Callable[[], bool]) -> None:
-        """Hold a request, once it was added, while the receiver of what it makes does not keep up.
+    def follow(self, engine_id: str, *stalled: Callable[[], bool]) -> None:
+        """Hold a request, once it was added, while a receiver of what it makes does not keep up.
 
         It keeps its place and its KV blocks, unless there is none for a request that could run.
 
         Args:
             engine_id: The request, by the engine's name.
-            stalled: Says whether the receiver does not.
+            stalled: Each says whether one receiver does not.
         """
         self._stalled[engine_id] = stalled
 
     def is_stalled(self, request: Request) -> bool:
-        """Whether the receiver of what a request makes does not keep up."""
-        stalled = self._stalled.get(request.request_id)
-        return stalled is not None and stalled()
+        """Whether a receiver of what a request makes does not keep up."""
+        return any(stalled() for stalled in self._stalled.get(request.request_id, ()))
 
     def may_run(self, request: Request) -> bool:
         """Whether a request can be worked on now, if there is room for it."""
@@ -81,6 +85,7 @@ class StageScheduler(Scheduler):
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         """Schedule a step, and count what is in it."""
         self._make_room()
+        self._passed_over = self.out_of_turn()
         could = any(self.may_run(request) for request in self.requests.values())
         output = super().schedule(throttle_prefills)
         self._was_empty = could and not output.num_scheduled_tokens
@@ -101,7 +106,34 @@ class StageScheduler(Scheduler):
 
     def _handle_blocked_waiting_request(self, request: Request) -> bool:
         """vLLM asks whether a waiting request may start; it is skipped, not moved, if not."""
-        return self.may_run(request) and super()._handle_blocked_waiting_request(request)
+        able = self.may_run(request) and request.request_id not in self._passed_over
+        return able and super()._handle_blocked_waiting_request(request)
+
+    def out_of_turn(self) -> set[str]:
+        """The waiting requests that do not start in this step, where places are short, so that others can.
+
+        Of those with the same priority, one of the gateway with the fewest running requests is the next, and
+        of the gateway that was not the next for longest: many requests of one do not keep others waiting.
+        """
+        waiting = sorted(
+            each
+            for each in self.waiting
+            if self.may_run(each) and not self._is_blocked_waiting_status(each.status)
+        )
+        places = self.max_num_active_reqs - len(self.running)
+        gateways = {gateway_of(each.request_id) for each in waiting}
+        if len(waiting) <= places or len(gateways) < 2:
+            return set()
+        running = Counter(gateway_of(each.request_id) for each in self.running)
+        # Of gateways that are gone nothing is kept.
+        self._turns = {name: turn for name, turn in self._turns.items() if name in gateways}
+        for _ in range(places):
+            following = min(waiting, key=partial(_rank, running, self._turns))
+            name = gateway_of(following.request_id)
+            waiting.remove(following)
+            running[name] += 1
+            self._turns[name] = max(self._turns.values(), default=0) + 1
+        return {each.request_id for each in waiting}
 
     def _make_room(self) -> None:
         """Let a stalled request give its place and its memory to one that waits and could run."""
@@ -163,3 +195,9 @@ class StageScheduler(Scheduler):
             self._failures[engine_id] = reason
             self.finish_requests(engine_id, RequestStatus.FINISHED_ERROR)
             return None
+
+
+def _rank(running: Mapping[str, int], turns: Mapping[str, int], request: Request) -> tuple[int, int, int]:
+    """Where a waiting request stands; the smallest is the next."""
+    name = gateway_of(request.request_id)
+    return request.priority, running.get(name, 0), turns.get(name, 0)

@@ -81,9 +81,9 @@ class ApartStack(Processes):
             shutil.copy(self._keys / file, folder)
         return {"OMNIRELAY_SECURITY__KEYS": str(folder)}
 
-    def status(self) -> StatusReport | None:
-        with self.hosts["gateway"].inside():
-            return super().status()
+    def status(self, gateway: str = "gateway") -> StatusReport | None:
+        with self.hosts[gateway].inside():
+            return super().status(gateway)
 
     @contextmanager
     def client(self) -> Iterator[Client]:

@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple
 
@@ -212,13 +213,20 @@ class Campaign:
         cell, stack = outcome.cell, self._stack
         deaths = len(stack.deaths)
         until = time.monotonic() + CELL_S
-        with Relay(stack.address) as line, Client(line.address, reconnect_s=CELL_S) as client:
+        further = [stack.addresses(gateway)["listen"] for gateway in stack.gateways[1:]]
+        with ExitStack() as closing:
+            line = closing.enter_context(Relay(stack.address))
+            # Those of the first gateway go on at the next; those of the others stay where they are.
+            connect = [[line.address, *further], *([address] for address in further)]
+            clients = [closing.enter_context(Client(each, reconnect_s=CELL_S)) for each in connect]
+            client = clients[0]
             with Watcher(stack) as watcher:
                 # A request that ends a stage's process is the eighth.
                 among = STREAMS - (cell.fault in POISONS)
                 numbers = range(QUEUED + 1 if cell.state == "queued" else among)
-                streams = [Stream(client, number) for number in numbers]
-                chosen = streams[-1] if cell.state == "queued" else self._chance.choice(streams)
+                streams = [Stream(clients[number % len(clients)], number) for number in numbers]
+                ours = streams[:: len(clients)]
+                chosen = ours[-1] if cell.state == "queued" else self._chance.choice(ours)
                 reached = watcher.await_state(chosen, cell.state)
                 if reached and cell.target == "gateway" and cell.fault == "stop":
                     # What it has not taken yet would be turned away.
@@ -266,7 +274,8 @@ class Campaign:
             outcome.faults.append(f"the newcomer heard nothing for {outcome.ttfa_s:.1f} s")
         if replaced or outcome.cell.fault == "cut":
             # The gateway counts only what it resumes itself.
-            streamed = [each for each in streams if request_for(each.number).streaming]
+            struck = streams[:: len(self._stack.gateways)]
+            streamed = [each for each in struck if request_for(each.number).streaming]
             outcome.recovery_s = max(each.heard.silence_after(done.at) for each in streamed)
             return
         with Watcher(self._stack) as watcher:

@@ -6,10 +6,11 @@ import time
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
+from omnirelay import StatusReport
 from shared.messages import STAGES, StageName
 from tests.chaos.victim import ORDER_VARIABLE
 from tests.support.processes import Processes, wait_until
-from tests.support.stack import make_config
+from tests.support.stack import free_addresses, make_config
 
 STREAMS: Final = 8
 RESUME_WAIT_S: Final = 180.0
@@ -19,6 +20,8 @@ STEP_TIMEOUT_S: Final = 8.0
 DRAIN_S: Final = 60.0
 """Longer than the answers take there."""
 LOG_LEVELS: Final = {"gateway": "debug"}
+OPEN: Final = ("received", "queued", "thinking", "talking", "synthesizing")
+"""States of requests that have not ended."""
 PAUSE_S: Final = 0.1
 """Docker's own, before the first restart."""
 
@@ -40,22 +43,30 @@ class Death(NamedTuple):
 
 
 class ChaosStack(Processes):
-    """A gateway and stages that can be told to fail.
+    """Gateways, and stages that can be told to fail.
 
     Args:
         model: The checkpoint.
         directory: For the configuration, logs and orders.
         replicas: Of each stage.
-        max_active: Requests at the stages at once.
+        max_active: Requests of a gateway at the stages at once.
+        gateways: How many share them.
 
     Attributes:
         deaths: Every process that ended, in order.
     """
 
     def __init__(
-        self, model: Path, directory: Path, replicas: int = 1, max_active: int = STREAMS + 1
+        self,
+        model: Path,
+        directory: Path,
+        replicas: int = 1,
+        max_active: int = STREAMS + 1,
+        gateways: int = 1,
     ) -> None:
+        free = iter(free_addresses(2 * (gateways - 1)))
         gateway = {
+            "others": [{"events": events, "control": next(free)} for events in free],
             "resume_wait_s": RESUME_WAIT_S,
             "step_timeout_s": STEP_TIMEOUT_S,
             "drain_s": DRAIN_S,
@@ -63,6 +74,7 @@ class ChaosStack(Processes):
         }
         super().__init__(make_config(model, gateway=gateway), directory)
         self.replicas: Final = replicas
+        self.gateways: Final = ["gateway", *(f"gateway {number}" for number in range(2, gateways + 1))]
         self.deaths: list[Death] = []
         self._folder = directory
         self._stopping = threading.Event()
@@ -70,8 +82,8 @@ class ChaosStack(Processes):
 
     @property
     def names(self) -> list[str]:
-        """All processes: the gateway, and the replicas of each stage."""
-        return ["gateway", *(name for stage in STAGES for name in self.of(stage))]
+        """All processes: the gateways, and the replicas of each stage."""
+        return [*self.gateways, *(name for stage in STAGES for name in self.of(stage))]
 
     def of(self, stage: StageName) -> list[str]:
         """The replicas of a stage."""
@@ -82,7 +94,7 @@ class ChaosStack(Processes):
             self.start(name)
         self._watcher.start()
         try:
-            wait_until(lambda: self.ready(self.replicas), "all replicas are ready")
+            wait_until(self.all_ready, "all replicas are ready")
         except BaseException:
             self.__exit__()
             raise
@@ -117,14 +129,15 @@ class ChaosStack(Processes):
         return next((each.replica or "" for each in report.stages if each.pid == pid), "") if report else ""
 
     def all_ready(self) -> bool:
-        """Those that run now, and no others, take requests."""
-        report = self.status()
-        if report is None:
-            return False
-        told = {each.pid for each in report.stages if each.state == "ready"}
-        return told == {pid for name, pid in self.pids().items() if name != "gateway"} and all(
-            each.state == "ready" for each in report.stages
-        )
+        """Those that run now, and no others, take requests of each gateway."""
+        stages = {pid for name, pid in self.pids().items() if name not in self.gateways}
+        return all(self._all_ready(self.status(gateway), stages) for gateway in self.gateways)
+
+    @staticmethod
+    def _all_ready(report: StatusReport | None, stages: set[int]) -> bool:
+        return report is not None and {
+            each.pid for each in report.stages if each.state == "ready"
+        } == stages == {each.pid for each in report.stages}
 
     def _order(self, name: str) -> Path:
         return self._folder / f"{name}.order"
@@ -140,15 +153,16 @@ class ChaosStack(Processes):
 
 def settled(stack: ChaosStack) -> dict[str, Any]:
     """What is not at rest: by process, what it still holds; nothing if all is well."""
-    report = stack.status()
-    if report is None:
-        return {"gateway": "does not answer"}
-    active_requests = ("received", "queued", "thinking", "talking", "synthesizing")
-    told: dict[str, Any] = {
-        state: report.requests[state] for state in active_requests if report.requests[state]
-    }
-    for each in report.stages:
-        load = each.load
-        if each.state != "ready" or load.running or load.waiting or load.held_bytes or load.outbox_bytes:
-            told[f"{each.name} {each.pid}"] = (each.state, load)
+    told: dict[str, Any] = {}
+    for gateway in stack.gateways:
+        report = stack.status(gateway)
+        if report is None:
+            return {gateway: "does not answer"}
+        told |= {
+            f"{state} at the {gateway}": report.requests[state] for state in OPEN if report.requests[state]
+        }
+        for each in report.stages:
+            load = each.load
+            if each.state != "ready" or load.running or load.waiting or load.held_bytes or load.outbox_bytes:
+                told[f"{each.name} {each.pid}"] = (each.state, load)
     return told

@@ -14,10 +14,10 @@ from typing import Any, Final, Literal
 
 from omnirelay.errors import OmniRelayError
 from shared.config import Config
-from shared.messages import STAGES, StageEvent, StageName, TalkerInput, ThinkerInput, Token2WavInput
+from shared.messages import STAGES, StageName, TalkerInput, ThinkerInput, Token2WavInput
+from shared.stage.gateways import GatewayQueues
 from shared.stage.process import Build, Context, run_stage
 from shared.stage.service import StageService
-from shared.transport.queues import PushQueue
 from shared.transport.routing import PeerQueues
 
 ORDER_VARIABLE: Final = "CHAOS_ORDER"
@@ -115,7 +115,7 @@ def _run(name: StageName) -> None:
     build: Build = importlib.import_module(f"services.{name}.__main__").build
 
     def build_doomed(
-        config: Config, model: Path, context: Context, gateway: PushQueue[StageEvent]
+        config: Config, model: Path, context: Context, gateway: GatewayQueues
     ) -> tuple[StageService[Any], PeerQueues[Any] | None]:
         service, peers = build(config, model, context, gateway)
         poison(service)

@@ -349,7 +349,7 @@ async def ready_pids(stack: Stack, wanted: Callable[[dict[str, int]], bool]) -> 
     """The processes of the stages that are ready, once they are as wanted."""
     async with asyncio.timeout(60):
         while True:
-            report = await stack._ask()
+            report = (await stack._ask())["gateway"]
             ready = [] if report is None else [each for each in report.stages if each.state == "ready"]
             pids: dict[str, int] = {each.name: each.pid for each in ready if each.pid is not None}
             if wanted(pids):
@@ -389,10 +389,10 @@ def test_stages_that_die_are_started_again_and_those_that_were_told_to_end_are_n
 def test_a_stack_is_ready_when_all_are_at_the_same_time(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setattr(launcher, "announce", said.append)
-    ask, turns = Stack._ask, list(STAGES)
+    ask, turns = Stack._ask_gateway, list(STAGES)
 
-    async def one_after_the_other(stack: Stack) -> StatusReport | None:
-        report = await ask(stack)
+    async def one_after_the_other(stack: Stack, gateway: child.Child) -> StatusReport | None:
+        report = await ask(stack, gateway)
         if report is None or any(stage.state != "ready" for stage in report.stages) or not turns:
             return report
         name = turns.pop(0)
@@ -402,7 +402,7 @@ def test_a_stack_is_ready_when_all_are_at_the_same_time(place: Path, monkeypatch
         ]
         return msgspec.structs.replace(report, stages=only)
 
-    monkeypatch.setattr(Stack, "_ask", one_after_the_other)
+    monkeypatch.setattr(Stack, "_ask_gateway", one_after_the_other)
 
     async def scenario() -> None:
         async with running(Stack(load_config(), None, lambda *_: None)) as report:

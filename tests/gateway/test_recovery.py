@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from omnirelay import AsyncClient, errors
-from shared.messages import STAGES, StageName, ThinkRequest
+from shared.messages import STAGES, StageLoad, StageName, ThinkRequest
 from shared.transport.wire import encode
 from tests.gateway.bench import Bench, run
 from tests.gateway.fake_stages import until
@@ -227,6 +227,24 @@ def test_only_a_request_that_was_begun_is_promised_room(configure: Configure) ->
         await b.stages.fail((await b.stages.request(2)).request_id, "talker", "busy", "full")
         await script.play(await b.stages.request(3))
         await whole(answer, script)
+
+    recover(recovering(configure), scenario)
+
+
+def test_a_stage_that_other_gateways_fill_is_waited_for(configure: Configure) -> None:
+    async def scenario(b: Bench, client: AsyncClient) -> None:
+        script = Script(b)
+        talker = b.stages.replica("talker")
+        talker.load = StageLoad(running=3, waiting=1)
+        await until(lambda: b.process.status().stages[1].load.running == 3, "the gateway knows")
+        answer = client.chat("Hi")
+        for index in range(5):
+            # More often than a request that failed is begun again.
+            first = await b.stages.request(index)
+            await b.stages.fail(first.request_id, "talker", "busy", "full")
+        await script.play(await b.stages.request(5))
+        await whole(answer, script)
+        assert b.process.status().resumes == 0
 
     recover(recovering(configure), scenario)
 

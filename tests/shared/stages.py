@@ -28,6 +28,7 @@ from shared.messages import (
     Token2WavInput,
 )
 from shared.messages.bounds import DEFAULT_WINDOW_BYTES
+from shared.stage.gateways import GatewayLink, GatewayQueues
 from shared.stage.heartbeat import HeartbeatThread
 from shared.stage.loop import StageLoop
 from shared.stage.membership import Membership
@@ -65,7 +66,7 @@ class EchoService:
 
     def __init__(self) -> None:
         self.traces = StageTraces(STAGE)
-        self.gateway: PushQueue[StageEvent]
+        self.gateway: GatewayQueues
         self.model_time = ModelTime()
         self.work: dict[str, list[CodecTokens]] = {}
         self.aborts: list[str] = []
@@ -77,7 +78,7 @@ class EchoService:
 
     @property
     def ready(self) -> bool:
-        return any(self.work.values())
+        return any(work and not self.gateway.stalls(request_id) for request_id, work in self.work.items())
 
     def accept(self, message: CodecTokens | SynthesisStart) -> None:
         if isinstance(message, SynthesisStart):
@@ -98,7 +99,7 @@ class EchoService:
             raise self.step_error
         self.steps += 1
         for request_id, messages in list(self.work.items()):
-            if messages and request_id not in self.step_failures:
+            if messages and request_id not in self.step_failures and not self.gateway.stalls(request_id):
                 message = messages.pop(0)
                 self.gateway.put(
                     TextDelta(request_id=request_id, seq=message.seq, token_ids=message.token_ids)
@@ -160,24 +161,22 @@ class Harness:
         self.inbox = PullQueue[Any](context, ANY_PORT, Token2WavInput)
         control_address = endpoint(self.router)
         self._control = ControlClient(context, control_address, STAGE)
-        gateway = PushQueue[StageEvent](
+        self.gateway = PushQueue[StageEvent](
             context,
             self._events_address,
             sending(max_backlog_bytes=max_backlog_bytes, window_bytes=window_bytes),
         )
-        self.service.gateway = gateway
-        self.gateway = gateway
         self.heart = HeartbeatThread(context, control_address, STAGE, heartbeat_s)
-        self.membership = Membership(STAGE, INSTANCE, self.inbox.endpoint, orphan_timeout_s=orphan_timeout_s)
+        link = GatewayLink(self._control, self.heart, self.gateway, orphan_timeout_s)
+        self.service.gateway = GatewayQueues([link])
+        self.membership = Membership(STAGE, INSTANCE, self.inbox.endpoint, [link])
         self.loop = CountingLoop(
             self.service,
             self.config,
             self.inbox,
             self.membership,
-            self._control,
-            self.heart,
-            gateway,
-            [gateway],
+            self.service.gateway,
+            [self.service.gateway],
         )
         self.sender = PushQueue[Any](context, endpoint(self.inbox.socket), sending())
         self.raw = context.socket(zmq.PUSH)

@@ -423,3 +423,39 @@ def test_reading_the_configuration_does_not_change_the_environment(write):
     before = dict(os.environ)
     load_config(write("model: x"), {"OMNIRELAY_LOG_LEVEL": "debug"})
     assert dict(os.environ) == before
+
+
+def test_each_gateway_of_a_machine_has_ports_of_its_own() -> None:
+    config = Config.model_validate({"gateway": {"replicas": 3, "http": None, "events": "ipc:///run/events"}})
+    assert config.gateway.own_addresses(1) == {
+        key: getattr(config.gateway, key) for key in ("listen", "events", "control", "http", "monitor")
+    }
+    assert config.gateway.own_addresses(3) == {
+        "listen": "tcp://127.0.0.1:5755",
+        "events": "ipc:///run/events.3",
+        "control": "tcp://127.0.0.1:5761",
+        "http": None,
+        "monitor": "tcp://127.0.0.1:5771",
+    }
+    assert [(each.events, each.control) for each in config.gateway.addresses] == [
+        ("ipc:///run/events", "tcp://127.0.0.1:5561"),
+        ("ipc:///run/events.2", "tcp://127.0.0.1:5661"),
+        ("ipc:///run/events.3", "tcp://127.0.0.1:5761"),
+    ]
+
+
+def test_gateways_elsewhere_are_listed_and_each_is_joined_once() -> None:
+    other = {"events": "tcp://far:5560", "control": "tcp://far:5561"}
+    values = {"security": {"internal_network": True}, "gateway": {"others": [other, other]}}
+    config = Config.model_validate(values)
+    assert [each.control for each in config.gateway.addresses] == ["tcp://127.0.0.1:5561", "tcp://far:5561"]
+    with pytest.raises(ValueError, match=r"other machines can reach gateway.others.0.events"):
+        Config.model_validate({"gateway": {"others": [other]}})
+    variable = '[{events: "tcp://far:5560", control: "tcp://far:5561"}]'
+    environment = {"OMNIRELAY_GATEWAY__OTHERS": variable, "OMNIRELAY_SECURITY__INTERNAL_NETWORK": "true"}
+    assert load_config(None, environment).gateway.addresses == config.gateway.addresses
+
+
+def test_ports_that_do_not_exist_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"listen of gateway 3: 'tcp://127.0.0.1:65600'"):
+        Config.model_validate({"gateway": {"replicas": 3, "listen": "tcp://127.0.0.1:65400"}})

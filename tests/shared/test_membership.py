@@ -14,7 +14,7 @@ from shared.messages import (
     SpeechSettings,
     SynthesisStart,
 )
-from shared.stage.membership import Membership
+from shared.stage.gateways import GatewayLink
 from shared.transport.wire import encode
 from tests.shared.stages import INSTANCE, STAGE, Harness, running
 from tests.shared.support import Context, wait_until
@@ -131,27 +131,28 @@ def test_a_stage_without_a_gateway_stops_at_once(context: Context) -> None:
     harness.stop()
 
 
-def test_a_gateway_that_asked_for_few_heartbeats_may_be_silent_for_longer() -> None:
+def test_a_gateway_that_asked_for_few_heartbeats_may_be_silent_for_longer(context: Context) -> None:
     now = 0.0
-    member = Membership("talker", "one", "ipc://x", orphan_timeout_s=5.0, clock=lambda: now)
-    member.joins(Peers(gateway="aaaa"))
+    harness = Harness(context)
+    link = GatewayLink(harness._control, harness.heart, harness.gateway, 5.0, clock=lambda: now)
+    link.hear(Peers(gateway="aaaa"))
     now = 5.1
-    assert member.abandoned
-    member.joins(Peers(gateway="aaaa", heartbeat_s=4.0))
+    assert link.abandoned
+    link.hear(Peers(gateway="aaaa", heartbeat_s=4.0))
     now += 11.9
-    assert not member.abandoned
+    assert not link.abandoned
     now += 0.2
-    assert member.abandoned
+    assert link.abandoned
 
 
-def test_a_message_without_a_route_is_for_whoever_gets_it() -> None:
-    member = Membership("talker", "one", "ipc://x")
+def test_a_message_without_a_route_is_for_whoever_gets_it(context: Context) -> None:
+    member = Harness(context).membership
     assert member.concerns("any", None)
-    member.joins(Peers(gateway="aaaa"))
+    member.hear(member.gateways[0], Peers(gateway="aaaa"))
     assert member.concerns("aaaa1", None)
     assert not member.concerns("bbbb1", None)
-    assert not member.concerns("aaaa1", Route(thinker="x", talker="two"))
-    assert member.concerns("aaaa1", Route(thinker="x", talker="one"))
+    assert not member.concerns("aaaa1", Route(thinker="x", token2wav="two"))
+    assert member.concerns("aaaa1", Route(thinker="x", token2wav=INSTANCE))
 
 
 def config(**talker: Any) -> Config:

@@ -132,7 +132,7 @@ def test_refused_messages_are_counted_by_reason(context: Context) -> None:
     inbox.refuse(PayloadError("rows", "do not fit"))
     control = ControlClient(context, free_address(), "thinker")
     control.refused["message_invalid"] += 1
-    metrics = EdgeMetrics("gateway", {}, {"gateway": inbox}, {"control": control.refused})
+    metrics = EdgeMetrics("gateway", {}, {"gateway": inbox}, {"control": [control.refused]})
     read = Readings(metrics.collect())
 
     def refused(edge: str, reason: str) -> float:

@@ -22,6 +22,7 @@ from shared.messages import (
     SynthesisStart,
     Token2WavInput,
 )
+from shared.stage.gateways import GatewayLink, GatewayQueues
 from shared.stage.heartbeat import HeartbeatThread
 from shared.stage.loop import StageLoop
 from shared.stage.membership import Membership
@@ -97,15 +98,19 @@ class Bench:
         self._push.connect(endpoint(self.inbox.socket))
         control = endpoint(self.gateway)
         config = ThinkerConfig(heartbeat_s=heartbeat_s)
+        link = GatewayLink(
+            ControlClient(context, control, "token2wav"),
+            HeartbeatThread(context, control, "token2wav", config.heartbeat_s),
+            to_gateway,
+        )
+        queues = GatewayQueues([link])
         self._loop: StageLoop[Token2WavInput] = StageLoop(
             self.service,
             config,
             self.inbox,
-            Membership("token2wav", "one", self.inbox.endpoint),
-            ControlClient(context, control, "token2wav"),
-            HeartbeatThread(context, control, "token2wav", config.heartbeat_s),
-            to_gateway,
-            [to_gateway, self.absent],
+            Membership("token2wav", "one", self.inbox.endpoint, [link]),
+            queues,
+            [queues, self.absent],
         )
         self._thread = threading.Thread(target=self._loop.run)
 

@@ -33,9 +33,12 @@ class Watched:
         self.address = free_address()
         self.health = StageHealth(step_timeout_s)
         edges = EdgeMetrics(
-            STAGE, {"gateway": harness.gateway}, {STAGE: harness.inbox}, {"control": harness._control.refused}
+            STAGE,
+            {"gateway": harness.gateway},
+            {STAGE: harness.inbox},
+            {"control": [harness._control.refused]},
         )
-        stage = StageMetrics(harness.service, harness.loop, harness.heart)
+        stage = StageMetrics(harness.service, harness.loop, harness.membership)
         self.endpoint = HttpEndpoint(
             self.address,
             self.health.why_not_live,
@@ -94,7 +97,7 @@ def test_the_loops_time_is_told_by_what_it_went_to(context: Context) -> None:
         for seq in range(3):
             harness.send("a", seq)
         harness.take(3)
-        stage = StageMetrics(harness.service, harness.loop, harness.heart)
+        stage = StageMetrics(harness.service, harness.loop, harness.membership)
         # The loop accounts for a step's time after it has sent what the step gave.
         wait_until(lambda: harness.loop.seconds["model"] == 0.25 * harness.service.steps)
         wait_until(lambda: harness.loop.seconds["send"] >= harness.gateway.busy_s > 0)

@@ -29,10 +29,11 @@ def wait_until(condition: Callable[[], Any], what: str, within_s: float = START_
 
 
 class Processes:
-    """A gateway and replicas of the stages.
+    """Gateways and replicas of the stages.
 
     Args:
-        config: The configuration; further replicas of a stage listen on ports of their own.
+        config: The configuration; further replicas of a stage listen on ports of their own, and further
+            gateways where ``gateway.others`` says, and on ports of their own for clients.
         directory: Where it is written to, and what the processes say.
     """
 
@@ -55,13 +56,14 @@ class Processes:
             process.wait()
 
     def start(self, name: str) -> None:
-        """Start a process: ``gateway``, a stage, or a stage with a number behind, for a further replica.
+        """Start a process: ``gateway``, a stage, or one of these with a number behind, for a further one.
 
         Whatever is started under a name listens where the one before it did.
         """
+        kind = name.partition(" ")[0].upper()
+        section = kind if kind == "GATEWAY" else f"STAGES__{kind}"
         changes = {
-            f"OMNIRELAY_STAGES__{name.partition(' ')[0].upper()}__{key.upper()}": address
-            for key, address in self.addresses(name).items()
+            f"OMNIRELAY_{section}__{key.upper()}": address for key, address in self.addresses(name).items()
         }
         with (self._directory / f"{name}.log").open("ab") as log:
             self.running[name] = subprocess.Popen(
@@ -83,8 +85,13 @@ class Processes:
         return {}
 
     def addresses(self, name: str) -> dict[str, str]:
-        """Where a process listens: ``inbox`` and ``http`` of a stage."""
+        """Where a process listens: ``inbox`` and ``http`` of a stage; all addresses of a further gateway."""
         stage, _, number = name.partition(" ")
+        if stage == "gateway" and number:
+            if name not in self._own:
+                own = zip(("listen", "http", "monitor"), free_addresses(3), strict=True)
+                self._own[name] = {**self.config["gateway"]["others"][int(number) - 2], **dict(own)}
+            return self._own[name]
         if stage not in STAGES:
             return {}
         if not number:
@@ -104,17 +111,17 @@ class Processes:
     def log(self, name: str) -> str:
         return (self._directory / f"{name}.log").read_text(encoding="utf-8")
 
-    def status(self) -> StatusReport | None:
-        """What the gateway says; none while none answers."""
+    def status(self, gateway: str = "gateway") -> StatusReport | None:
+        """What a gateway says; none while it does not answer."""
         try:
-            with Client(self.address) as client:
+            with Client(self.addresses(gateway).get("listen", self.address)) as client:
                 return client.status()
         except GatewayUnreachableError:
             return None
 
-    def ready(self, replicas: int = 1) -> bool:
-        """So many replicas of each stage take requests."""
-        report = self.status()
+    def ready(self, replicas: int = 1, gateway: str = "gateway") -> bool:
+        """So many replicas of each stage take requests of a gateway."""
+        report = self.status(gateway)
         return report is not None and all(
             sum((each.name, each.state) == (stage, "ready") for each in report.stages) == replicas
             for stage in STAGES

@@ -41,6 +41,16 @@ class Relay:
         """Relay nothing more of the connections that are there, and close none; new ones are relayed."""
         asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result()
 
+    def heal(self) -> None:
+        """Close the connections that were cut, so that their ends connect anew."""
+
+        def close() -> None:
+            writers, self._writers = self._writers, []
+            for writer in writers:
+                writer.transport.abort()
+
+        self._loop.call_soon_threadsafe(close)
+
     async def _listen(self) -> asyncio.Server:
         return await asyncio.start_server(self._relay, *parse_tcp(self.address))
 

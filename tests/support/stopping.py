@@ -41,14 +41,14 @@ def stage() -> Kind:
     """A stage with an imitated engine."""
     from shared.config import Config, Token2WavConfig  # noqa: PLC0415 - one kind does not load the other's
     from shared.ending import Start  # noqa: PLC0415
-    from shared.messages import StageEvent, Token2WavInput  # noqa: PLC0415
+    from shared.messages import Token2WavInput  # noqa: PLC0415
+    from shared.stage.gateways import GatewayQueues  # noqa: PLC0415
     from shared.stage.loop import StageLoop  # noqa: PLC0415
     from shared.stage.process import Context, run_stage  # noqa: PLC0415
-    from shared.transport.queues import PushQueue  # noqa: PLC0415
     from shared.vllm.environment import prepare_environment  # noqa: PLC0415
     from tests.shared.stages import EchoService  # noqa: PLC0415
 
-    def build(_: Config, __: Path, ___: Context, gateway: PushQueue[StageEvent]) -> tuple[Any, None]:
+    def build(_: Config, __: Path, ___: Context, gateway: GatewayQueues) -> tuple[Any, None]:
         service = EchoService()
         service.gateway = gateway
         return service, None

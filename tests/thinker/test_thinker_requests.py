@@ -23,7 +23,7 @@ from omnirelay.errors import (
 from services.families.qwen2_5_omni.thinker.family import THINKER
 from services.families.qwen2_5_omni.thinker.speech import end_token_ids
 from services.thinker.engine import read_embeddings
-from shared.messages import ThinkRequest
+from shared.messages import ThinkRequest, gateway_of
 from tests.support.answers import Reference, random_prompt
 from tests.support.thinking import ThinkerRig, speech_of, thinker_request
 
@@ -216,3 +216,31 @@ def test_a_closing_token_without_an_embedding_is_refused(
     monkeypatch.setattr(talker, "tts_text_pad_token_id", 151859)
     with pytest.raises(CheckpointError, match=r"\[151859\]"):
         read_embeddings(THINKER, thinker.engine, tiny_checkpoint)
+
+
+def test_a_place_goes_to_the_gateway_with_the_fewest_running(single_thinker: ThinkerRig) -> None:
+    """Many requests of one gateway keep the only one of another waiting for one of them, not for all."""
+    flood = [thinker_request(f"aaaaaaaa{number}", [5] * 8, max_tokens=4) for number in range(6)]
+    urgent = thinker_request("aaaaaaaa6", [5] * 8, max_tokens=4, priority=-1)
+    single_thinker.service.accept(flood[0])
+    single_thinker.step()
+    for request in (*flood[1:], thinker_request("bbbbbbbb0", [5] * 8, max_tokens=4), urgent):
+        single_thinker.service.accept(request)
+    single_thinker.run()
+    # Priority comes before that.
+    assert single_thinker.finished[:4] == ["aaaaaaaa0", "aaaaaaaa6", "bbbbbbbb0", "aaaaaaaa1"]
+
+
+@pytest.mark.parametrize("places", [2, 4])
+def test_gateways_share_the_places(tiny_checkpoint: Path, make_thinker: Any, places: int) -> None:
+    rig = make_thinker(tiny_checkpoint, max_num_seqs=places)
+    for number in range(2 * places):
+        rig.service.accept(thinker_request(f"aaaaaaaa{number}", [5] * 8, min_tokens=30, max_tokens=30))
+    for number in range(places):
+        rig.service.accept(thinker_request(f"bbbbbbbb{number}", [5] * 8, min_tokens=30, max_tokens=30))
+    for _ in range(2 * places):
+        rig.step()
+    running = sorted(gateway_of(each.request_id) for each in rig.scheduler.running)
+    assert running == ["aaaaaaaa"] * (places // 2) + ["bbbbbbbb"] * (places // 2)
+    rig.run()
+    assert len(rig.finished) == 3 * places

@@ -231,3 +231,18 @@ def test_who_is_told_to_stop_has_time_for_it(service: str) -> None:
     drain_s = config.gateway.drain_s if service == "gateway" else config.stage(service).drain_s  # type: ignore[arg-type]
     assert config.gateway.drain_s <= min(config.stage(stage).drain_s for stage in STAGES)
     assert int(SERVICES[service]["stop_grace_period"].removesuffix("s")) >= drain_s + 3
+
+
+def test_a_second_gateway_is_as_the_first_but_for_its_ports() -> None:
+    more = yaml.safe_load((ROOT / "compose.gateways.yaml").read_text(encoding="utf-8"))["services"]
+    first, second = dict(COMPOSE["services"]["gateway"]), dict(more.pop("gateway-2"))
+    for own in ("ports", "pull_policy", "build"):
+        first.pop(own, None)
+        second.pop(own, None)
+    assert second == first
+    for stage, change in more.items():
+        environment = COMPOSE["services"][stage]["environment"] | change["environment"]
+        values = {key: str(value) for key, value in environment.items() if key.startswith("OMNIRELAY_")}
+        reached = [each.control for each in load_config(None, values).gateway.addresses]
+        assert reached == ["tcp://gateway:5561", "tcp://gateway-2:5561"]
+    assert set(more) == set(STAGES)

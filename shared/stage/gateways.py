@@ -1,0 +1,153 @@
+"""The gateways that share a stage, as one of its replicas sees them."""
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import msgspec
+import zmq
+
+from shared.config import Config, GatewayAddresses
+from shared.messages import MISSED_HEARTBEATS, Heartbeat, Peers, StageEvent, StageName, control_identity
+from shared.stage.heartbeat import HeartbeatThread
+from shared.transport.control import ControlClient
+from shared.transport.queues import PushQueue, Sending
+from shared.transport.routing import QueueGroup
+
+log = logging.getLogger(__name__)
+
+
+class GatewayLink:
+    """One gateway: the sockets towards it, and whether its requests are taken.
+
+    Attributes:
+        control: Aborts in, confirmations out.
+        heart: Sends it heartbeats.
+        events: What comes out goes there.
+        name: Whose requests are taken; None while none answers at its address.
+        replicas: The replicas of the next stage that it has named, with their addresses.
+        released: It needs this replica, which drains, no more.
+    """
+
+    def __init__(
+        self,
+        control: ControlClient,
+        heart: HeartbeatThread,
+        events: PushQueue[StageEvent],
+        orphan_timeout_s: float = 5.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.control: Final = control
+        self.heart: Final = heart
+        self.events: Final = events
+        self.name: str | None = None
+        self.replicas: Mapping[str, str] = {}
+        self.released = False
+        self._orphan_timeout_s = orphan_timeout_s
+        self._clock = clock
+        self._heard = 0.0
+        self._heartbeat_s = 0.0
+
+    def hear(self, message: Peers) -> bool:
+        """Take its message; True if it is a new gateway, so that its predecessor's requests are orphans."""
+        self._heard = self._clock()
+        self._heartbeat_s = message.heartbeat_s
+        self.heart.answered(message)
+        self.released = message.released
+        if message.replicas is not None:
+            self.replicas = message.replicas
+        if message.gateway == self.name:
+            return False
+        log.info("joined the gateway %s", message.gateway)
+        self.name = message.gateway
+        return True
+
+    def leave(self) -> None:
+        """It is gone."""
+        log.info("left the gateway %s", self.name)
+        self.name, self.replicas, self.released = None, {}, False
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether it has been silent for too long."""
+        silent_s = max(self._orphan_timeout_s, MISSED_HEARTBEATS * self._heartbeat_s)
+        return self.name is not None and self._clock() - self._heard > silent_s
+
+    def owns(self, request_id: str) -> bool:
+        """Whether a request is one of its: their ids begin with its name."""
+        return self.name is not None and request_id.startswith(self.name)
+
+    def report(self, heartbeat: Heartbeat, at_once: bool) -> None:
+        """Pass the loop's report to the heartbeat thread, as this gateway needs it."""
+        breaks = {"gateway": self.events.link.breaks} if self.events.link.breaks else {}
+        told = msgspec.structs.replace(heartbeat, gateway=self.name, breaks={**heartbeat.breaks, **breaks})
+        self.heart.note(told, at_once)
+
+    def close(self) -> None:
+        """Close its sockets."""
+        self.heart.stop()
+        self.events.close()
+        self.control.close()
+
+
+class GatewayQueues(QueueGroup[StageEvent]):
+    """Sends each event to the gateway of its request."""
+
+    def __init__(self, gateways: Sequence[GatewayLink]) -> None:
+        super().__init__()
+        self._gateways: Final = tuple(gateways)
+        for each in self._gateways:
+            self.add(each.events.address, each.events)
+
+    @property
+    def sending(self) -> Sending:
+        """This process, as sender, and its limits."""
+        return self._gateways[0].events.sending
+
+    def put(self, message: StageEvent) -> int:
+        """Send an event; 0 bytes if the request's gateway is gone.
+
+        Raises:
+            QueueFullError: The backlog is full; the event was not taken.
+        """
+        queue = self._of(message.request_id)
+        return queue.put(message) if queue is not None else 0
+
+    def stalls(self, request_id: str) -> bool:
+        """Whether a request's gateway does not keep up."""
+        queue = self._of(request_id)
+        return queue is not None and queue.stalls(request_id)
+
+    def _of(self, request_id: str) -> PushQueue[StageEvent] | None:
+        if len(self._gateways) == 1:
+            return self._gateways[0].events
+        return next((each.events for each in self._gateways if each.owns(request_id)), None)
+
+
+def open_gateway(
+    context: zmq.Context[zmq.Socket[bytes]],
+    addresses: GatewayAddresses,
+    config: Config,
+    name: StageName,
+    instance: str,
+) -> GatewayLink:
+    """Connect to a gateway, which need not be there yet.
+
+    Args:
+        context: ZeroMQ context of the process.
+        addresses: The gateway's.
+        config: The stack's.
+        name: The stage.
+        instance: The replica.
+
+    Raises:
+        ConfigError: An address cannot be used.
+    """
+    stage, identity = config.stage(name), control_identity(name, instance)
+    control = ControlClient(context, addresses.control, identity)
+    sending = Sending(identity, config.window_bytes, stage.max_backlog_bytes)
+    events: PushQueue[StageEvent] = PushQueue(context, addresses.events, sending, "gateway")
+    heart = HeartbeatThread(context, addresses.control, identity, stage.heartbeat_s)
+    heart.start()
+    return GatewayLink(control, heart, events, config.gateway.orphan_timeout_s)

@@ -1,0 +1,319 @@
+"""A stage that several gateways share: real sockets, a service in memory."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import zmq
+
+from shared.config import Config
+from shared.messages import (
+    Abort,
+    AbortDone,
+    Closing,
+    CodecTokens,
+    ControlToGateway,
+    ControlToStage,
+    Heartbeat,
+    Peers,
+    RequestFailed,
+    StageEvent,
+    Token2WavInput,
+)
+from shared.stage.gateways import GatewayLink, GatewayQueues, open_gateway
+from shared.stage.heartbeat import HeartbeatThread
+from shared.stage.loop import StageLoop
+from shared.stage.membership import Membership
+from shared.transport.control import ControlClient
+from shared.transport.queues import PullQueue, PushQueue
+from shared.transport.routing import PeerQueues
+from shared.transport.sockets import bind
+from shared.transport.wire import Decoder, encode
+from tests.shared.peers import Open
+from tests.shared.stages import INSTANCE, STAGE, EchoService
+from tests.shared.support import ANY_PORT, Context, endpoint, free_address, sending, wait_until
+
+WINDOW = 1000
+
+
+class Gateway:
+    """What a gateway has towards the stages.
+
+    Attributes:
+        events: What came to it; None while it reads nothing.
+        beat: The last heartbeat that it heard.
+        done: The aborts that were confirmed to it.
+    """
+
+    def __init__(self, context: Context, name: str, reads: bool = True) -> None:
+        self.name = name
+        self.control = context.socket(zmq.ROUTER)
+        self.control.bind(ANY_PORT)
+        self.address = free_address()
+        self.events = PullQueue[Any](context, self.address, StageEvent) if reads else None
+        self.told: list[Any] = []
+        self.beat: Heartbeat | None = None
+        self.done: list[str] = []
+        self._decoder: Decoder[ControlToGateway] = Decoder(ControlToGateway)
+
+    def tell(self, message: ControlToStage) -> None:
+        self.control.send_multipart([STAGE.encode(), *encode(message)])
+
+    def join(self, **fields: Any) -> None:
+        """Answer heartbeats until the stage has joined."""
+        self.tell(Peers(gateway=self.name, **fields))
+        wait_until(lambda: self.beat is not None and self.beat.gateway == self.name, self.hear)
+
+    def hear(self) -> None:
+        """Take all that came."""
+        while self.control.poll(1):
+            _, *frames = self.control.recv_multipart()
+            message = self._decoder.decode(frames)
+            if isinstance(message, Heartbeat):
+                self.beat = message
+            elif isinstance(message, AbortDone):
+                self.done.append(message.request_id)
+        if self.events is not None:
+            self.told += self.events.drain()
+            for credit in self.events.take_credits():
+                self.tell(credit)
+
+
+class Shared:
+    """A stage that gateways share."""
+
+    def __init__(self, context: Context, gateways: list[Gateway], orphan_timeout_s: float = 60.0) -> None:
+        self.gateways = gateways
+        self.inbox = PullQueue[Any](context, ANY_PORT, Token2WavInput)
+        self.links = [self._link(context, each, orphan_timeout_s) for each in gateways]
+        self.service = EchoService()
+        self.service.gateway = GatewayQueues(self.links)
+        self.membership = Membership(STAGE, INSTANCE, self.inbox.endpoint, self.links)
+        config = Config().stages.talker
+        self.loop: StageLoop[Any] = StageLoop(
+            self.service, config, self.inbox, self.membership, self.service.gateway, [self.service.gateway]
+        )
+        self._sender = PushQueue[Any](context, self.inbox.endpoint, sending())
+
+    def _link(self, context: Context, gateway: Gateway, orphan_timeout_s: float) -> GatewayLink:
+        address = endpoint(gateway.control)
+        heart = HeartbeatThread(context, address, STAGE, 0.05)
+        heart.start()
+        events = PushQueue[StageEvent](context, gateway.address, sending(window_bytes=WINDOW))
+        control = ControlClient(context, address, STAGE)
+        hello = AbortDone(request_id="hello", stage=STAGE, instance=INSTANCE)
+        wait_until(lambda: control.send(hello))
+        wait_until(lambda: "hello" in gateway.done, gateway.hear)
+        return GatewayLink(control, heart, events, orphan_timeout_s)
+
+    def work(self, request_id: str, seq: int = 0, tokens: int = 1, last: bool = False) -> None:
+        """Let a message of another stage come."""
+        message = CodecTokens(request_id=request_id, seq=seq, token_ids=[1] * tokens, last=last)
+        self._sender.put(message)
+        wait_until(lambda: self._sender.backlog_bytes == 0, self._sender.flush)
+
+
+@contextmanager
+def shared(context: Context, *gateways: Gateway, **options: Any) -> Iterator[Shared]:
+    """A running stage that all of them have joined."""
+    stage = Shared(context, list(gateways), **options)
+    thread = threading.Thread(target=stage.loop.run, name="stage")
+    thread.start()
+    try:
+        for each in gateways:
+            each.join()
+        yield stage
+    finally:
+        stage.loop.stop()
+        thread.join(20)
+        for link in stage.links:
+            link.close()
+        assert not thread.is_alive()
+
+
+def pair(context: Context) -> tuple[Gateway, Gateway]:
+    return Gateway(context, "aaaaaaaa"), Gateway(context, "bbbbbbbb")
+
+
+def ids(gateway: Gateway) -> list[str]:
+    return [each.request_id for each in gateway.told]
+
+
+def test_each_gateway_hears_of_its_own_requests_and_is_told_the_load_of_all(context: Context) -> None:
+    one, other = pair(context)
+    with shared(context, one, other) as stage:
+        for name in ("aaaaaaaa1", "bbbbbbbb1", "aaaaaaaa2"):
+            stage.work(name)
+        wait_until(lambda: len(one.told) == 2, one.hear)
+        wait_until(lambda: len(other.told) == 1, other.hear)
+        assert ids(one) == ["aaaaaaaa1", "aaaaaaaa2"]
+        assert ids(other) == ["bbbbbbbb1"]
+        for each in (one, other):
+            wait_until(lambda each=each: each.beat.load.running == 3, each.hear)  # type: ignore[misc]
+        # Of a gateway that nobody has joined.
+        stage.work("cccccccc1")
+        stage.work("bbbbbbbb2")
+        wait_until(lambda: len(other.told) == 2, other.hear)
+        assert "cccccccc1" not in stage.service.active_requests()
+
+
+def test_a_gateway_that_ends_takes_its_own_requests_along(context: Context) -> None:
+    one, other = pair(context)
+    with shared(context, one, other) as stage:
+        stage.work("aaaaaaaa1")
+        stage.work("bbbbbbbb1")
+        wait_until(lambda: bool(one.told), one.hear)
+        wait_until(lambda: bool(other.told), other.hear)
+        one.tell(Closing())
+        wait_until(lambda: stage.service.active_requests() == ["bbbbbbbb1"])
+        assert stage.loop.drops == {"orphaned": 1}
+        stage.work("bbbbbbbb1", 1)
+        wait_until(lambda: len(other.told) == 2, other.hear)
+
+
+def test_another_gateway_at_the_address_of_one_replaces_that_one_alone(context: Context) -> None:
+    one, other = pair(context)
+    with shared(context, one, other) as stage:
+        stage.work("aaaaaaaa1")
+        stage.work("bbbbbbbb1")
+        wait_until(lambda: bool(one.told), one.hear)
+        wait_until(lambda: bool(other.told), other.hear)
+        one.name = "cccccccc"
+        one.join()
+        assert stage.service.active_requests() == ["bbbbbbbb1"]
+        # What comes late of its predecessor is nobody's.
+        stage.work("aaaaaaaa1", 1)
+        stage.work("cccccccc1")
+        wait_until(lambda: "cccccccc1" in ids(one), one.hear)
+        assert set(stage.service.active_requests()) == {"bbbbbbbb1", "cccccccc1"}
+
+
+def test_a_gateway_that_is_silent_loses_its_requests_and_is_told_so(context: Context) -> None:
+    one, other = pair(context)
+    with shared(context, one, other, orphan_timeout_s=1.0) as stage:
+        stage.work("aaaaaaaa1")
+        stage.work("bbbbbbbb1")
+
+        def speak() -> None:
+            other.tell(Peers(gateway=other.name))
+            other.hear()
+            one.hear()
+
+        wait_until(lambda: any(isinstance(each, RequestFailed) for each in one.told), speak)
+        wait_until(lambda: [each.name for each in stage.membership.joined] == ["bbbbbbbb"], speak)
+        assert stage.service.active_requests() == ["bbbbbbbb1"]
+        assert not any(isinstance(each, RequestFailed) for each in other.told)
+        # It comes back.
+        one.join()
+
+
+def test_no_gateway_ends_requests_of_another(context: Context) -> None:
+    one, other = pair(context)
+    with shared(context, one, other) as stage:
+        stage.work("bbbbbbbb1")
+        wait_until(lambda: bool(other.told), other.hear)
+        one.tell(Abort(request_id="bbbbbbbb1"))
+        wait_until(lambda: bool(one.beat and one.beat.load.refused), one.hear)
+        assert stage.service.active_requests() == ["bbbbbbbb1"]
+        other.tell(Abort(request_id="bbbbbbbb1"))
+        wait_until(lambda: "bbbbbbbb1" in other.done, other.hear)
+        assert stage.service.active_requests() == []
+        assert one.done == ["hello"]
+
+
+def test_a_gateway_that_takes_nothing_holds_its_own_requests_alone(context: Context) -> None:
+    one, other = Gateway(context, "aaaaaaaa", reads=False), Gateway(context, "bbbbbbbb")
+    with shared(context, one, other) as stage:
+        for seq in range(5):
+            stage.work("aaaaaaaa1", seq, tokens=WINDOW)
+        wait_until(lambda: stage.links[0].events.backlog_bytes > 0)
+        for seq in range(20):
+            stage.work("bbbbbbbb1", seq)
+        wait_until(lambda: len(other.told) == 20, other.hear)
+        assert len(stage.service.work["aaaaaaaa1"]) >= 3
+        one.events = PullQueue[Any](context, one.address, StageEvent)
+        wait_until(lambda: len(one.told) == 5, one.hear)
+
+
+def test_a_stage_drains_until_no_gateway_needs_it(context: Context) -> None:
+    one, other = pair(context)
+    with shared(context, one, other) as stage:
+        stage.loop.drain()
+        one.tell(Peers(gateway=one.name, released=True))
+        wait_until(lambda: stage.links[0].released)
+        assert not stage.membership.may_end(idle=True)
+        other.tell(Closing())
+        wait_until(lambda: stage.membership.may_end(idle=False))
+
+
+def test_replicas_that_any_gateway_knows_are_reached(context: Context) -> None:
+    """One that has just started knows none yet; its word alone would cut off all."""
+    queues = PeerQueues[Any](context, "token2wav", sending())
+    known = {name: free_address() for name in ("x", "y", "z")}
+    gateways = pair(context)
+    stage = Shared(context, list(gateways))
+    links = stage.links
+    member = Membership("talker", INSTANCE, stage.inbox.endpoint, links, queues)
+    assert member.hear(links[0], Peers(gateway="aaaaaaaa", replicas={"x": known["x"], "y": known["y"]}))
+    assert member.hear(links[1], Peers(gateway="bbbbbbbb"))
+    assert set(queues._queues) == {"x", "y"}
+    member.hear(links[1], Peers(gateway="bbbbbbbb", replicas={"y": free_address(), "z": known["z"]}))
+    assert {name: queue.address for name, queue in queues._queues.items()} == known
+    # A gateway that does not name them knows no others than those.
+    member.leave(links[0])
+    member.hear(links[1], Peers(gateway="bbbbbbbb"))
+    assert set(queues._queues) == {"x", "y", "z"}
+    member.hear(links[1], Peers(gateway="bbbbbbbb", replicas={"z": known["z"]}))
+    assert set(queues._queues) == {"z"}
+    for link in links:
+        link.close()
+
+
+def test_a_gateway_without_the_key_gets_nothing(opened: Open) -> None:
+    """It listens at an address that the configuration names; the stage serves the other one."""
+    stage, real = opened("talker"), opened("gateway")
+    control = real.socket(zmq.ROUTER)
+    bind(control, ANY_PORT)
+    with zmq.Context() as outside, outside.socket(zmq.ROUTER) as stranger, outside.socket(zmq.PULL) as sink:
+        stranger.bind(ANY_PORT)
+        sink.bind(ANY_PORT)
+        config = Config.model_validate(
+            {
+                "gateway": {
+                    "control": endpoint(control),
+                    "events": free_address(),
+                    "others": [{"control": endpoint(stranger), "events": endpoint(sink)}],
+                },
+                "stages": {"talker": {"heartbeat_s": 0.05}},
+            }
+        )
+        links = [open_gateway(stage, each, config, "talker", INSTANCE) for each in config.gateway.addresses]
+        try:
+            beat = Heartbeat(
+                stage="talker",
+                pid=1,
+                instance=INSTANCE,
+                inbox="tcp://127.0.0.1:1",
+                limits=EchoService.limits,
+                load=EchoService().load(),
+            )
+            for link in links:
+                link.report(beat, at_once=True)
+            for _ in range(5):
+                assert control.poll(20_000)
+                control.recv_multipart()
+            # It may believe that it has been joined, but nothing goes there.
+            links[1].hear(Peers(gateway="bbbbbbbb"))
+            until = time.monotonic() + 0.5
+            GatewayQueues(links).put(
+                RequestFailed(request_id="bbbbbbbb1", stage="talker", code="stage_failed", message="")
+            )
+            while time.monotonic() < until:
+                assert not stranger.poll(50)
+                assert not sink.poll(50)
+            assert links[1].heart.sent == 0
+        finally:
+            for link in links:
+                link.close()

@@ -1,0 +1,250 @@
+"""Two gateways in front of the same stages: one is lost, the other one's answers do not notice."""
+
+import os
+import re
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from functools import partial
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import pytest
+
+from omnirelay import Client
+from shared.config.gateway import PORTS_APART
+from shared.messages import STAGES
+from tests.chaos.streams import Heard, Stream
+from tests.support.http import get
+from tests.support.ports import free_ports
+from tests.support.processes import Processes, wait_until
+from tests.support.proxy import Relay
+from tests.support.stack import RunningStack, free_addresses, make_config
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+
+STREAMS: Final = 8
+ANSWERED_S: Final = 240.0
+OPEN: Final = ("received", "queued", "thinking", "talking", "synthesizing")
+FIRST, SECOND = GATEWAYS = ("gateway", "gateway 2")
+
+
+class Pair(NamedTuple):
+    """A stack with two gateways.
+
+    Attributes:
+        processes: All of it.
+        network: By which clients and stages reach the second one.
+    """
+
+    processes: Processes
+    network: list[Relay]
+
+    def address(self, gateway: str) -> str:
+        """Where clients reach a gateway."""
+        return self.network[0].address if gateway == SECOND else self.processes.address
+
+    def idle(self) -> bool:
+        """No gateway and no stage has work, and each gateway has each stage as ready."""
+        reports = [self.processes.status(gateway) for gateway in GATEWAYS]
+        return all(
+            report is not None
+            and not any(report.requests[state] for state in OPEN)
+            and [each.state for each in report.stages] == ["ready"] * len(STAGES)
+            and not any(
+                each.load.running or each.load.waiting or each.load.held_bytes or each.load.outbox_bytes
+                for each in report.stages
+            )
+            for report in reports
+        )
+
+    def metric(self, stage: str, name: str, reason: str | None = None) -> float:
+        """A metric of a stage."""
+        address = self.processes.config["stages"][stage]["http"]
+        samples = get(address, "/metrics").metrics[name].samples
+        return sum(each.value for each in samples if reason in (None, each.labels.get("reason")))
+
+
+@pytest.fixture(scope="module")
+def pair(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    events, control = free_addresses(2)
+    with ExitStack() as closing:
+        inner = [closing.enter_context(Relay(address)) for address in (events, control)]
+        config = make_config(
+            tiny_checkpoint,
+            # The stages reach the second gateway through the relays.
+            gateway={
+                "resume_wait_s": 120.0,
+                "drain_s": 60.0,
+                "others": [{"events": inner[0].address, "control": inner[1].address}],
+            },
+        )
+        processes = closing.enter_context(_Behind(config, tmp_path_factory.mktemp("pair"), events, control))
+        outer = closing.enter_context(Relay(processes.addresses(SECOND)["listen"]))
+        for name in (*GATEWAYS, *STAGES):
+            processes.start(name)
+        pair = Pair(processes, [outer, *inner])
+        wait_until(pair.idle, "both gateways have all stages")
+        yield pair
+
+
+class _Behind(Processes):
+    """The second gateway listens behind the relays that the stages know."""
+
+    def __init__(self, config: dict[str, object], directory: Path, events: str, control: str) -> None:
+        super().__init__(config, directory)
+        self._behind = {"events": events, "control": control}
+
+    def addresses(self, name: str) -> dict[str, str]:
+        found = super().addresses(name)
+        return {**found, **self._behind} if name == SECOND else found
+
+
+@pytest.fixture(scope="module")
+def undisturbed(pair: Pair) -> list[Heard]:
+    with Client(pair.address(FIRST)) as client:
+        return heard_of([Stream(client, number) for number in range(STREAMS)])
+
+
+def heard_of(streams: list[Stream]) -> list[Heard]:
+    until = time.monotonic() + ANSWERED_S
+    heard = [stream.result(until) for stream in streams]
+    assert [each.error for each in heard] == [None] * len(heard)
+    return heard
+
+
+def check(streams: list[Stream], undisturbed: list[Heard]) -> None:
+    """Ids, chunk numbers and every sample are those of one gateway alone."""
+    heard = heard_of(streams)
+    found = {
+        stream.number: each.differences(undisturbed[stream.number])
+        for stream, each in zip(streams, heard, strict=True)
+    }
+    assert {number: what for number, what in found.items() if what} == {}
+
+
+def speaks(streams: list[Stream]) -> bool:
+    return sum(len(stream.heard.chunks) for stream in streams) >= 3
+
+
+def test_eight_streams_over_both(pair: Pair, undisturbed: list[Heard]) -> None:
+    with Client(pair.address(FIRST)) as one, Client(pair.address(SECOND)) as other:
+        check([Stream((one, other)[number % 2], number) for number in range(STREAMS)], undisturbed)
+    wait_until(pair.idle, "nothing is left", 60)
+    for stage in STAGES:
+        assert pair.metric(stage, "omnirelay_stage_gateways") == len(GATEWAYS)
+
+
+@pytest.mark.parametrize("how", ["kill", "freeze", "cut"])
+def test_a_lost_gateway_takes_its_requests_along_and_no_others(
+    pair: Pair, undisturbed: list[Heard], how: str
+) -> None:
+    processes = pair.processes
+    before = {stage: pair.metric(stage, "omnirelay_stage_drops_total", "orphaned") for stage in STAGES}
+    lost = [pair.address(SECOND), pair.address(FIRST)]
+    with Client(lost) as moving, Client(pair.address(FIRST)) as staying:
+        theirs = [Stream(moving, number) for number in range(0, STREAMS, 2)]
+        ours = [Stream(staying, number) for number in range(1, STREAMS, 2)]
+        wait_until(lambda: speaks(theirs) and speaks(ours), "speech comes", 120)
+        if how == "cut":
+            for relay in pair.network:
+                relay.cut()
+        else:
+            processes.signal(SECOND, signal.SIGKILL if how == "kill" else signal.SIGSTOP)
+        check(theirs, undisturbed)
+        check(ours, undisturbed)
+        assert moving._client.address == pair.address(FIRST)
+        http = processes.config["gateway"]["http"]
+        assert [get(http, f"/v1/requests/{each.request_id}").json["resumes"] for each in ours] == [0] * 4
+        # Of the lost one nothing is left, though it has told nobody.
+        wait_until(lambda: not _busy(pair), "the stages are idle", 60)
+    dropped = {
+        stage: pair.metric(stage, "omnirelay_stage_drops_total", "orphaned") - before[stage]
+        for stage in STAGES
+    }
+    assert max(dropped.values()) <= len(theirs)
+    if how == "freeze":
+        processes.signal(SECOND, signal.SIGCONT)
+    else:
+        processes.kill(SECOND)
+        for relay in pair.network:
+            relay.heal()
+        processes.start(SECOND)
+    wait_until(pair.idle, "both gateways have all stages again", 60)
+
+
+def _busy(pair: Pair) -> bool:
+    report = pair.processes.status(FIRST)
+    return report is None or any(
+        each.load.running or each.load.waiting or each.load.held_bytes for each in report.stages
+    )
+
+
+def test_gateways_are_replaced_one_after_the_other(pair: Pair, undisturbed: list[Heard]) -> None:
+    """As in an upgrade: each finishes what it has, or its clients go on at the other one."""
+    processes = pair.processes
+    with (
+        Client([pair.address(FIRST), pair.address(SECOND)]) as one,
+        Client([pair.address(SECOND), pair.address(FIRST)]) as other,
+    ):
+        for gateway in GATEWAYS:
+            streams = [Stream((one, other)[number % 2], number) for number in range(STREAMS)]
+            wait_until(partial(speaks, streams), "speech comes", 120)
+            processes.signal(gateway, signal.SIGTERM)
+            more = [Stream((one, other)[number % 2], number) for number in range(STREAMS)]
+            check(streams, undisturbed)
+            check(more, undisturbed)
+            assert processes.running.pop(gateway).wait(90) == 0
+            processes.start(gateway)
+            wait_until(pair.idle, "both gateways have all stages again", 60)
+
+
+def test_a_stage_that_is_lost_is_replaced_for_both(pair: Pair, undisturbed: list[Heard]) -> None:
+    processes = pair.processes
+    with Client(pair.address(FIRST)) as one, Client(pair.address(SECOND)) as other:
+        streams = [Stream((one, other)[number % 2], number) for number in range(STREAMS)]
+        wait_until(lambda: speaks(streams), "speech comes", 120)
+        processes.kill("talker")
+        processes.start("talker")
+        check(streams, undisturbed)
+    wait_until(pair.idle, "nothing is left", 60)
+    assert not re.search("Traceback", "".join(processes.log(name) for name in processes.running))
+
+
+def test_up_starts_two_and_starts_them_again(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    """The ports of the second are those of the first and 100."""
+    config = make_config(tiny_checkpoint, gateway={"replicas": 2})
+    for key, port in zip(
+        ("listen", "events", "control", "http", "monitor"), ports_with_others(5), strict=True
+    ):
+        config["gateway"][key] = f"tcp://127.0.0.1:{port}"
+    first: str = config["gateway"]["listen"]
+    second = f"tcp://127.0.0.1:{int(first.rpartition(':')[2]) + 100}"
+    with RunningStack(config, tmp_path) as stack, Client(second) as client, Client(first) as other:
+        assert f"{second}, http://127.0.0.1:" in "".join(stack.output)
+        streams = [Stream((client, other)[number % 2], number) for number in range(4)]
+        heard = heard_of(streams)
+        before = client.status().gateway.pid
+        os.kill(before, signal.SIGKILL)
+        wait_until(
+            lambda: "gateway 2 was killed by SIGKILL: it is started again" in "".join(stack.output),
+            "again",
+            60,
+        )
+        again = [Stream(client, number) for number in range(4)]
+        check(again, heard)
+        assert client.status().gateway.pid != before
+    assert "stopped" in stack.output[-1]
+
+
+def ports_with_others(count: int) -> list[int]:
+    """Free ports p of which p + 100 is free, too."""
+    found: list[int] = []
+    while len(found) < count:
+        (port,) = free_ports(1)
+        with suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port + PORTS_APART))
+            found.append(port)
+    return found
