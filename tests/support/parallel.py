@@ -15,7 +15,9 @@ TOGETHER: Final = {
 }
 """Tests that share what their conftest makes."""
 STACKS_OF_THEIR_OWN: Final = ("tests/stack/test_grace.py", "tests/stack/test_recovery.py")
-FIRST: Final = (*TOGETHER, *STACKS_OF_THEIR_OWN)
+LONG_FILES: Final = ("tests/gateway/test_processes.py", "tests/stages/test_resume.py")
+"""Files of half a minute or more, each."""
+FIRST: Final = (*TOGETHER, *STACKS_OF_THEIR_OWN, *LONG_FILES)
 
 
 def group_of(nodeid: str) -> str:

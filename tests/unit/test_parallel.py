@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.children import ROOT, python
-from tests.support.parallel import STACKS_OF_THEIR_OWN, group_of
+from tests.support.parallel import FIRST, STACKS_OF_THEIR_OWN, group_of
 
 TESTS = """
 import os
@@ -41,6 +41,11 @@ def test_files_that_do_without_the_shared_stack_are_there() -> None:
     for file in STACKS_OF_THEIR_OWN:
         text = (ROOT / file).read_text(encoding="utf-8")
         assert "stack: RunningStack" not in text
+
+
+def test_what_comes_first_is_there() -> None:
+    """Else a file that was renamed would come last again, unnoticed."""
+    assert all((ROOT / name).is_file() for name in FIRST if name.endswith(".py"))
 
 
 def run_with_two_workers(folder: Path, dies: bool) -> "subprocess.CompletedProcess[str]":
