@@ -58,11 +58,10 @@ class EventTransport:
 
     async def send_audio(self, place: dict[str, Any], pcm: bytes, start_delay_ms: int) -> None:
         """See :meth:`Transport.send_audio`."""
+        told = {**place, "delta": binascii.b2a_base64(pcm, newline=False).decode()}
         if start_delay_ms:
-            told = {**place, "start_delay_ms": start_delay_ms}
-            await self.send("response.output_audio.start_delay", told)
-        delta = binascii.b2a_base64(pcm, newline=False).decode()
-        await self.send("response.output_audio.delta", {**place, "delta": delta})
+            told["start_delay_ms"] = start_delay_ms
+        await self.send("response.output_audio.delta", told)
 
     def stop_audio(self) -> list[Played]:
         """Return nothing: only the client knows."""

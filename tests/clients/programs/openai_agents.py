@@ -98,8 +98,7 @@ async def realtime() -> dict[str, object]:
         async for event in session:
             if event.type == "audio":
                 heard += event.audio.data
-            # An event of the server's own, sent where speech is made too slowly, is an error to the package.
-            elif event.type == "error" and "start_delay" not in str(event.error):
+            elif event.type == "error":
                 raise RuntimeError(event.error)
             elif event.type == "history_updated":
                 for item in event.history:

@@ -90,11 +90,8 @@ export class Live {
       case "response.output_audio_transcript.delta":
         this.#answer?.turn.addText(event.delta);
         break;
-      case "response.output_audio.start_delay":
-        if (this.#answer) this.#answer.delay = event.start_delay_ms;
-        break;
       case "response.output_audio.delta":
-        this.#answer?.turn.addSamples(event.samples, this.#answer.delay);
+        this.#answer?.turn.addSamples(event.samples, event.start_delay_ms);
         break;
       case "response.done":
         this.#finish(event.response.status === "completed" ? "done" : "stopped", event.response.status_details?.error);
@@ -118,7 +115,7 @@ export class Live {
   #begin(id) {
     const plays = this.#link?.kind !== "webrtc";
     const turn = new AnswerTurn(plays, () => this.page.changed());
-    this.#answer = { id, turn, item: null, delay: 0, ended: false };
+    this.#answer = { id, turn, item: null, ended: false };
     this.page.turns.append(turn.element);
     this.page.changed();
   }
