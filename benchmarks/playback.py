@@ -1,10 +1,12 @@
-"""``python -m benchmarks.playback [SIZE]``: what listeners hear, with the playback clock on and off.
+"""``python -m benchmarks.playback [SIZE] [--slower N]``: what listeners hear, playback clock on and off.
 
 First clients that ask again when they have their answer; then requests that come at random times (a Poisson
 process), whether those before have ended or not.  They ask for speech of different lengths; both ways get the
-same requests.
+same requests.  ``--slower`` is for models that this machine computes more slowly than they speak: a second of
+speech lasts so many seconds, and so does a second in the table.
 """
 
+import argparse
 import asyncio
 import random
 import sys
@@ -27,7 +29,7 @@ from benchmarks.measure.results import mean, percentile
 from benchmarks.measure.workload import answer_of
 from omnirelay.errors import OmniRelayError
 
-REQUESTS: Final = 24
+REQUESTS: Final = 48
 LENGTHS_S: Final = (3.0, 6.0, 12.0, 20.0)
 SHARES: Final = (0.6, 0.9)
 """Of the requests a second that most clients at once are answered."""
@@ -50,14 +52,14 @@ class Heard(msgspec.Struct, frozen=True, kw_only=True):
     answers: list[Timing]
 
 
-async def measure(size: str) -> list[Heard]:
+async def measure(size: str, slower: int, ways: Sequence[str]) -> list[Heard]:
     """Put the same loads on both ways, one after the other."""
     model = await ensure(size)
     heard: list[Heard] = []
     capacity = 0.0
-    for clock, changes in WAYS.items():
+    for clock in ways:
         with tempfile.TemporaryDirectory() as directory:
-            async with OmniRelay(model, Path(directory), changes) as server:
+            async with OmniRelay(model, Path(directory), WAYS[clock], slower=slower) as server:
                 await run_load(server, answer_of(1.0), range(4), 4, scenario="warm-up")
                 listener = Listener(server)
                 for clients in CLIENTS:
@@ -135,7 +137,7 @@ def row(heard: Heard) -> str:
     return " | ".join(cells)
 
 
-def table(size: str, heard: Sequence[Heard]) -> str:
+def table(size: str, slower: int, heard: Sequence[Heard]) -> str:
     """All figures, in Markdown."""
     machine = this_machine()
     head = (
@@ -147,6 +149,7 @@ def table(size: str, heard: Sequence[Heard]) -> str:
         f"# {size}: what listeners hear",
         "",
         f"{machine.cpu}, {machine.cores} cores, {machine.memory_gib} GiB.",
+        *([f"A second of speech, and of this table, lasts {slower} seconds."] if slower > 1 else []),
         f"Speech of {', '.join(f'{length:g}' for length in LENGTHS_S)} s; {REQUESTS} requests that come at "
         "random times. The least start is the earliest after which nothing stops, known afterwards.",
         "",
@@ -159,7 +162,13 @@ def table(size: str, heard: Sequence[Heard]) -> str:
 
 
 if __name__ == "__main__":
-    chosen = sys.argv[1] if len(sys.argv) > 1 else "small"
-    text = table(chosen, asyncio.run(measure(chosen)))
-    Path("benchmarks/results", f"{chosen}-playback.md").write_text(text, encoding="utf-8")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.playback")
+    parser.add_argument("size", nargs="?", default="small")
+    parser.add_argument("--slower", type=int, default=1, metavar="N", help="a second lasts so many")
+    parser.add_argument("--clock", nargs="+", choices=WAYS, default=list(WAYS), help="the playback clock")
+    options = parser.parse_args()
+    found = asyncio.run(measure(options.size, options.slower, options.clock))
+    text = table(options.size, options.slower, found)
+    name = f"{options.size}-slower" if options.slower > 1 else options.size
+    Path("benchmarks/results", f"{name}-playback.md").write_text(text, encoding="utf-8")
     sys.stdout.write(text)

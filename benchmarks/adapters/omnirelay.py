@@ -1,6 +1,7 @@
 """OmniRelay: the gateway and the three stages in processes of their own, asked over TCP."""
 
 import asyncio
+import os
 import random
 import socket
 import time
@@ -8,9 +9,11 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any, Final, Self
+from unittest import mock
 
 import yaml
 
+from benchmarks.adapters import slowed
 from benchmarks.adapters.stamps import Stamps
 from benchmarks.measure.answer import MeasuredAnswer
 from benchmarks.measure.counters import Counters, scrape
@@ -38,6 +41,7 @@ _PORTS: Final = range(20_000, 32_000)
 """Below the range that Linux takes ports from."""
 Changes = Mapping[StageName, Mapping[str, Any]]
 _MODULES: Final = {**MODULES, "token2wav": "benchmarks.adapters.stamped_token2wav"}
+_SLOWED: Final = {name: f"{slowed.__name__}.{name}" for name in MODULES}
 
 
 class OmniRelay:
@@ -49,6 +53,7 @@ class OmniRelay:
         changes: What differs from the defaults in the configuration of stages, by stage.
         most_clients: Requests that are worked on at once; None for the default.
         restart: Stages that end are started again, as with ``omnirelay up``; without, they are missed.
+        slower: Speech lasts so many times as long, and times are given as if it did not; divides 50.
     """
 
     name = "omnirelay"
@@ -61,11 +66,14 @@ class OmniRelay:
         *,
         most_clients: int | None = None,
         restart: bool = False,
+        slower: int = 1,
     ) -> None:
         self._restart = restart
+        self._slower = slower
         self.pids: dict[str, int] = {}
         self._path = directory / "omnirelay.yaml"
         values = configuration(model, changes or {})
+        _slow_down(values, slower)
         if most_clients is not None:
             values["gateway"]["limits"]["max_active"] = most_clients
             for stage in values["stages"].values():
@@ -83,7 +91,10 @@ class OmniRelay:
     async def __aenter__(self) -> Self:
         """Start the processes, and wait until all are ready."""
         self._closing.enter_context(self._stamps)
-        stack = Stack(self._config, self._path, show=lambda *_: None, modules=_MODULES)
+        modules = _MODULES if self._slower == 1 else _SLOWED
+        if self._slower > 1:
+            self._closing.enter_context(mock.patch.dict(os.environ, {slowed.VARIABLE: str(self._slower)}))
+        stack = Stack(self._config, self._path, show=lambda *_: None, modules=modules)
         report = await self._closing.enter_async_context(running(stack))
         if self._restart:
             watch = asyncio.create_task(stack.watch())
@@ -109,7 +120,8 @@ class OmniRelay:
         """
         async with AsyncClient(self.address) as client:
             sent = time.monotonic()
-            return await self._read(client.chat(request_of(workload, index)), index, sent, heard)
+            answer = await self._read(client.chat(request_of(workload, index)), index, sent, heard)
+            return answer.on_faster_clock(self._slower)
 
     async def _read(
         self, events: AsyncAnswer, index: int, sent: float, heard: asyncio.Future[float] | None
@@ -197,6 +209,16 @@ def configuration(model: Path, changes: Changes) -> dict[str, Any]:
         },
         "stages": stages,
     }
+
+
+def _slow_down(values: dict[str, Any], slower: int) -> None:
+    """Lengthen what the configuration has in seconds of listening."""
+    defaults = Config()
+    stages = defaults.stages.model_dump()
+    if slower > 1:
+        values["gateway"]["max_start_delay_s"] = slower * defaults.gateway.max_start_delay_s
+        for name in STAGES:
+            values["stages"][name].setdefault("playback_margin_s", slower * stages[name]["playback_margin_s"])
 
 
 def free_addresses(count: int) -> list[str]:

@@ -1,0 +1,21 @@
+"""The processes of the stack, with speech that lasts several times as long.
+
+To the schedulers, and to whoever listens, the machine is so many times as fast: for models that it computes
+more slowly than they speak.  What is computed is the same.
+"""
+
+import os
+from typing import Final
+
+from omnirelay import values
+
+VARIABLE: Final = "BENCHMARKS_SLOWER"
+SLOWER: Final = int(os.environ.get(VARIABLE, "1"))
+# Before any other module imports the rates.
+values.SAMPLE_RATE //= SLOWER  # type: ignore[misc]
+
+from services.families.qwen2_5_omni import codec  # noqa: E402 - imports the first rate
+
+if codec.CODEC_RATE % SLOWER:
+    raise ValueError(f"{VARIABLE} must divide {codec.CODEC_RATE}, {SLOWER} does not")
+codec.CODEC_RATE //= SLOWER  # type: ignore[misc]
