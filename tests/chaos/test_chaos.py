@@ -43,18 +43,3 @@ def test_eight_streams_end_as_if_nothing_had_happened_and_nothing_is_left(
     outcome = campaign.run(cell)
     print(outcome)
     assert outcome.faults == []
-
-
-@pytest.fixture(scope="module")
-def shared(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Campaign]:
-    with ChaosStack(tiny_checkpoint, tmp_path_factory.mktemp("gateways"), gateways=2) as stack:
-        yield Campaign(stack, random.Random(SEED))
-
-
-def test_with_two_gateways_the_loss_of_one_ends_no_answer_and_disturbs_none_of_the_other(
-    shared: Campaign,
-) -> None:
-    """Every other stream is the other one's; more in ``tests/stack/test_gateways.py``."""
-    outcome = shared.run(Cell("gateway", "kill", "talking"))
-    print(outcome)
-    assert outcome.faults == []

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.support.children import Child
 from tests.support.stack import inherited
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,7 +65,7 @@ class Programs:
         modules.unlink(missing_ok=True)
         modules.symlink_to(ENVIRONMENTS / client / "node_modules")
         shutil.copyfile(PROGRAMS / program, path)
-        with subprocess.Popen(
+        with Child(
             [INTERPRETERS[path.suffix], path, *arguments],
             cwd=self.folder,
             env=self.environment(client),

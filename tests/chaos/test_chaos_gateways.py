@@ -1,0 +1,29 @@
+"""Two gateways with the same stages: a cell of the matrix, on a stack of its own; see ``make chaos``."""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.cells import Campaign, Cell
+from tests.chaos.stack import ChaosStack
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]
+
+SEED = 6
+
+
+@pytest.fixture(scope="module")
+def shared(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Campaign]:
+    with ChaosStack(tiny_checkpoint, tmp_path_factory.mktemp("gateways"), gateways=2) as stack:
+        yield Campaign(stack, random.Random(SEED))
+
+
+def test_with_two_gateways_the_loss_of_one_ends_no_answer_and_disturbs_none_of_the_other(
+    shared: Campaign,
+) -> None:
+    """Every other stream is the other one's; more in ``tests/stack/test_gateways.py``."""
+    outcome = shared.run(Cell("gateway", "kill", "talking"))
+    print(outcome)
+    assert outcome.faults == []
