@@ -44,6 +44,10 @@ class _Sink:
         """Drop a message."""
         return 0 if message is None else 1
 
+    def stalls(self, _: str) -> bool:
+        """Keep up with everything."""
+        return False
+
 
 def main(model: Path, repeats: int, lengths: Sequence[float]) -> list[Synthesis]:
     """Measure in this process."""
