@@ -194,6 +194,10 @@ def test_an_interruption_reaches_every_stage(configure: Configure, how: str) -> 
                     assert (done.status, done.status_details.reason) == ("cancelled", "client_cancelled")
                     assert done.output[0].status == "incomplete"
                     assert done.output[0].content[0].transcript == "One two"
+                    # Clients add up the tokens of every response.
+                    assert done.usage.input_tokens == len(request.prompt_token_ids)
+                    assert done.usage.output_token_details.text_tokens == len(b.encode("One two"))
+                    assert done.usage.input_token_details is not None
                     report = await b.http.get(f"/v1/requests/{request.request_id}")
                     assert report.json()["state"] == "cancelled"
                 if how == "create":

@@ -364,25 +364,23 @@ class Response:
             "audio": {"output": settings.shown_output},
             "max_output_tokens": settings.most,
             "metadata": self._metadata,
-            "usage": self._usage(),
+            "usage": None if status == "in_progress" else self._usage(),
             "request_id": self._request_id,
         }
 
-    def _usage(self) -> dict[str, Any] | None:
+    def _usage(self) -> dict[str, Any]:
         if self._done is not None:
             return usage_of(self._done, "input", "output", "token_details")
         report = self._context.gateway.report(self._request_id or "")
-        if report is None or not self._all_written:
-            return None
-        output = report.text_tokens + report.codec_tokens
+        prompt, text, codec = (
+            (report.prompt_tokens, report.text_tokens, report.codec_tokens) if report else (0, 0, 0)
+        )
         return {
-            "input_tokens": report.prompt_tokens,
-            "output_tokens": output,
-            "total_tokens": report.prompt_tokens + output,
-            "output_token_details": {
-                "text_tokens": report.text_tokens,
-                "audio_tokens": report.codec_tokens,
-            },
+            "input_tokens": prompt,
+            "output_tokens": text + codec,
+            "total_tokens": prompt + text + codec,
+            "input_token_details": {},
+            "output_token_details": {"text_tokens": text, "audio_tokens": codec},
         }
 
     def _details(self, status: str) -> dict[str, Any] | None:
