@@ -19,6 +19,7 @@ from tests.support.stack import inherited
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = Path(__file__).with_name("programs")
 EXAMPLES = ROOT / "examples" / "voice"
+CONVERSATIONS = ROOT / "benchmarks" / "voice_clients"
 ENVIRONMENTS = ROOT / ".venv-clients"
 INTERPRETERS = {".py": "python", ".sh": "bash", ".mjs": "node"}
 ANSWER = "twenty plus sixteen is thirty six"
@@ -46,15 +47,18 @@ class Programs:
         self.checkpoint = checkpoint
         self.folder = folder
 
-    def run(self, client: str, program: str, timeout_s: float = 120.0) -> dict[str, Any]:
+    def run(
+        self, client: str, program: str | Path, timeout_s: float = 120.0, arguments: Sequence[str] = ()
+    ) -> dict[str, Any]:
         """Return what a program printed in its last line, which is JSON.
 
         Args:
             client: The environment in ``.venv-clients`` that it needs.
             program: Its file: Python, a shell's, or Node's.
             timeout_s: It is killed then.
+            arguments: Of its command line.
         """
-        return json.loads(self.output(client, program, timeout_s).strip().rpartition("\n")[2])
+        return json.loads(self.output(client, program, timeout_s, arguments).strip().rpartition("\n")[2])
 
     def output(
         self, client: str, program: str | Path, timeout_s: float = 120.0, arguments: Sequence[str] = ()
@@ -91,8 +95,8 @@ class Programs:
         }
         return variables | {
             "PATH": f"{ENVIRONMENTS / client / 'bin'}{os.pathsep}{os.environ['PATH']}",
-            # The examples' agents are imported.
-            "PYTHONPATH": str(EXAMPLES),
+            # The examples' agents and the benchmark's user are imported.
+            "PYTHONPATH": f"{EXAMPLES}{os.pathsep}{CONVERSATIONS}",
             "OPENAI_BASE_URL": f"{self.url}/v1",
             "RECORDING": str(self.checkpoint / "starter.wav"),
             "CHECKPOINT": str(self.checkpoint),

@@ -4,7 +4,16 @@ import wave
 
 import pytest
 
-from tests.clients.running import ANSWER, EXAMPLES, HEARD, LONGEST_S, SHORTEST_S, TRANSCRIPT, Programs
+from tests.clients.running import (
+    ANSWER,
+    CONVERSATIONS,
+    EXAMPLES,
+    HEARD,
+    LONGEST_S,
+    SHORTEST_S,
+    TRANSCRIPT,
+    Programs,
+)
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(300)]
 
@@ -35,3 +44,29 @@ def test_a_voice_app_of_openai_agents(programs: Programs) -> None:
     programs.output("openai-agents", example, arguments=(str(question), str(answer)))
     with wave.open(str(answer)) as file:
         assert is_speech(file.getnframes() / file.getframerate())
+
+
+@pytest.mark.parametrize(
+    ("client", "program"),
+    [
+        ("livekit", "livekit_realtime.py"),
+        ("pipecat", "pipecat_realtime.py"),
+        ("openai-agents", "agents_realtime.py"),
+    ],
+)
+def test_a_user_who_interrupts(programs: Programs, client: str, program: str) -> None:
+    questions = [str(programs.checkpoint / "starter.wav")] * 2
+    heard = programs.run(client, CONVERSATIONS / program, arguments=questions)
+    assert heard["stopped"] == 1
+    assert len(heard["first_audio_s"]) == 2
+    (said,) = heard["said"]
+    assert said[-1] == HEARD
+
+
+@pytest.mark.parametrize(
+    ("client", "program"),
+    [("livekit", "livekit_functions.py"), ("openai-agents", "agents_functions.py")],
+)
+def test_functions_in_realtime_sessions(programs: Programs, client: str, program: str) -> None:
+    (city,) = programs.run(client, program)["calls"]
+    assert city in {"Paris", "Rome"}
