@@ -38,6 +38,9 @@ CLIENTS: Final = {
     "openai-agents": ("openai-agents", "agents_realtime.py"),
 }
 """Each with its environment and its program."""
+MEASURED: Final = """\
+Seconds from the last sample of a question to the first of its answer, the server's wait for the end of the
+turn included; and from the first sample of an interruption to the last that is heard of the answer."""
 CLIENT_S: Final = 300.0
 
 
@@ -134,19 +137,19 @@ def table(loads: Sequence[Load]) -> str:
     lines = [
         "# Voice to voice: the default checkpoint, by voice frameworks",
         "",
-        f"{machine.cpu}, {machine.cores} cores for stack and clients; load average {os.getloadavg()[0]:.1f}.",
-        "Seconds from the last sample of a question to the first of its answer, the server's wait for the",
-        "end of the turn included; and from the first sample of an interruption to the last that is heard of",
-        "the answer, where something was left to be heard.",
+        f"{machine.cpu}, {machine.cores} cores, clients included; "
+        f"load average {os.getloadavg()[2]:.1f} over 15 min.",
+        MEASURED,
         "",
-        "| client | sessions | questions | first sample P50 | P95 | stopped | last sample of | P50 | P95 |",
-        "|---|--:|--:|--:|--:|--:|--:|--:|--:|",
+        "| client | sessions | questions | first sample P50 | P95 | answers stopped "
+        "| last sample P50 | P95 |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for load in loads:
         first, stopped = load.heard.first_audio_s, load.heard.stopped_s
         times = [f"{percentile(first, share):.2f}" for share in (0.5, 0.95)]
         stops = [f"{percentile(stopped, share):.2f}" if stopped else "-" for share in (0.5, 0.95)]
-        cells = (load.client, load.sessions, len(first), *times, load.heard.stopped, len(stopped), *stops)
+        cells = (load.client, load.sessions, len(first), *times, load.heard.stopped, *stops)
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines) + "\n"
 

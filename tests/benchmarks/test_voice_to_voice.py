@@ -69,6 +69,6 @@ def test_a_recording_begins_and_ends_with_its_speech(tmp_path: Path) -> None:
 
 def test_the_table_has_a_row_for_each_load() -> None:
     heard = Heard(first_audio_s=[0.5, 1.5], stopped_s=[], stopped=1, said=[["fifteen"]])
-    assert "| pipecat | 8 | 2 | 0.50 | 1.50 | 1 | 0 | - | - |" in table(
+    assert "| pipecat | 8 | 2 | 0.50 | 1.50 | 1 | - | - |" in table(
         [Load(client="pipecat", sessions=8, heard=heard)]
     )
