@@ -10,6 +10,9 @@ from livekit.agents.voice import io
 from livekit.plugins import openai
 from openai.types.realtime.realtime_audio_input_turn_detection import ServerVad
 
+DEVICE_S = 0.2
+"""From the last sample until a device says so; an interrupted answer is flushed, then cleared."""
+
 
 class Microphone(io.AudioInput):
     """What the user says."""
@@ -39,8 +42,8 @@ class Speaker(io.AudioOutput):
     def flush(self) -> None:
         super().flush()
         if self._taken_s:
-            self._user.end()
-            self._finish = asyncio.get_running_loop().call_later(self._user.left_s, self._finished, False)
+            left_s = self._user.left_s + DEVICE_S
+            self._finish = asyncio.get_running_loop().call_later(left_s, self._finished, False)
 
     def clear_buffer(self) -> None:
         if self._taken_s:
@@ -51,6 +54,7 @@ class Speaker(io.AudioOutput):
             self._finished(True)
 
     def _finished(self, interrupted: bool) -> None:
+        self._user.end()
         played_s, self._taken_s = self._taken_s, 0.0
         self.on_playback_finished(playback_position=played_s, interrupted=interrupted)
 
