@@ -21,7 +21,7 @@ WINDOW_S: Final = 2.0
 ANSWERS: Final = 64
 """So many answers tell how long answers are."""
 RECENT: Final = 8
-"""So many tell how fast they are; the median counts, so that one disturbed answer has no consequence."""
+"""So many tell how fast and how even they are; one disturbed answer among them has no consequence."""
 LONGER: Final = 1.25
 """A reply longer than all that were seen is expected to be so many times as long as it is so far."""
 USUAL_TOKENS: Final = 64
@@ -69,7 +69,7 @@ class SpeechHistory:
     @property
     def uneven_s(self) -> float:
         """How much later pieces come than the rates say: each comes whole."""
-        return median(self._uneven) if self._uneven else 0.0
+        return _high(self._uneven, 0.0)
 
     def expect(self, tokens: int, written: bool) -> tuple[float, float]:
         """Estimate the text tokens and the seconds of an answer; high, for too much is heard once.
