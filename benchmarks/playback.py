@@ -31,7 +31,7 @@ from omnirelay.errors import OmniRelayError
 
 REQUESTS: Final = 48
 LENGTHS_S: Final = (3.0, 6.0, 12.0, 20.0)
-SHARES: Final = (0.6, 0.9)
+SHARES: Final = (0.6, 0.7, 0.9)
 """Of the requests a second that most clients at once are answered."""
 CLIENTS: Final = (1, 4, 8)
 OFF: Final[Changes] = {"talker": {"playback_margin_s": 0.0}, "token2wav": {"playback_margin_s": 0.0}}
@@ -169,6 +169,6 @@ if __name__ == "__main__":
     options = parser.parse_args()
     found = asyncio.run(measure(options.size, options.slower, options.clock))
     text = table(options.size, options.slower, found)
-    name = f"{options.size}-slower" if options.slower > 1 else options.size
+    name = f"{options.size}-slower{options.slower}" if options.slower > 1 else options.size
     Path("benchmarks/results", f"{name}-playback.md").write_text(text, encoding="utf-8")
     sys.stdout.write(text)
