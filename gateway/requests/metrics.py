@@ -8,6 +8,7 @@ from typing import Final, Literal, Protocol, get_args
 from prometheus_client import (
     CollectorRegistry,
     Counter,
+    Gauge,
     GCCollector,
     Histogram,
     ProcessCollector,
@@ -30,6 +31,8 @@ from omnirelay.status import StageState
 from shared.messages import SAMPLE_RATE, STAGES, AudioChunk, StageName, TextDelta
 
 Interface = Literal["tcp", "http"]
+Connection = Literal["websocket", "webrtc"]
+CallEnd = Literal["hung_up", "unconnected", "time_limit", "too_fast", "too_slow", "failed"]
 TurnEvent = Literal["started", "stopped", "interrupted", "timed_out", "answered_early", "dropped_early"]
 
 LATE_INTERVALS: Final = 2
@@ -118,6 +121,10 @@ class GatewayMetrics:
         self._turns = self._counter(
             "realtime_turns", "Turns of realtime sessions that were detected.", ["event"]
         )
+        self.sessions: Final = Gauge(
+            "omnirelay_realtime_sessions", "Open realtime sessions.", ["connection"], registry=self.registry
+        )
+        self._calls = self._counter("realtime_calls", "Calls by WebRTC that ended.", ["end"])
         self.turn_detection = self._counter(
             "turn_detection_seconds", "Time of a core that the detection of turns took."
         )
@@ -132,6 +139,10 @@ class GatewayMetrics:
             self._prefills.labels(outcome)
         for event in get_args(TurnEvent):
             self._turns.labels(event)
+        for connection in get_args(Connection):
+            self.sessions.labels(connection)
+        for end in get_args(CallEnd):
+            self._calls.labels(end)
         for length in ("short", "long"):
             self.real_time.labels(length)
         for interface, error in product(get_args(Interface), TURNED_AWAY):
@@ -157,6 +168,10 @@ class GatewayMetrics:
     def turn(self, event: TurnEvent) -> None:
         """A turn of a realtime session began or ended, or what else followed from turn detection."""
         self._turns.labels(event).inc()
+
+    def call_ended(self, end: CallEnd) -> None:
+        """A call ended; ``time_limit`` is that of calls, or of those in which nothing happens."""
+        self._calls.labels(end).inc()
 
     def restarted(self, stage: StageName) -> None:
         """A process replaced one of a stage."""

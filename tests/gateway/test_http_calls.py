@@ -3,11 +3,12 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 
+from gateway.requests.metrics import CallEnd
 from shared.config import Config
 from tests.gateway.bench import run
 from tests.gateway.caller import Caller, calling
@@ -29,12 +30,16 @@ def with_calls(**webrtc: Any) -> dict[str, Any]:
     return http_gateway(webrtc={"enabled": True, "addresses": ["127.0.0.1"], **webrtc})
 
 
-async def free(b: HttpBench) -> None:
-    """Nothing is held for any call any more."""
+async def free(b: HttpBench, *ends: CallEnd) -> None:
+    """Nothing is held for any call any more; with ``ends``, calls are counted as having ended so."""
     context = b.process._context
     assert context is not None
     await until(lambda: not context.calls, "the end of the calls")
     await idle(b)
+    if ends:
+        assert await b.metric('omnirelay_realtime_sessions{connection="webrtc"}') == 0
+        for end in get_args(CallEnd):
+            assert await b.metric(f'omnirelay_realtime_calls_total{{end="{end}"}}') == ends.count(end)
 
 
 @asynccontextmanager
@@ -174,7 +179,7 @@ def test_a_call_ends_when_its_client_says_so(configure: Configure) -> None:
             # The request is aborted at the stages, too.
             await b.stages.aborted(request.request_id)
             await asyncio.wait_for(c.ended.wait(), 10)
-            await free(b)
+            await free(b, "hung_up")
             assert (await c.hang_up()).status_code == 404
 
     run(scenario())
@@ -198,22 +203,23 @@ def test_a_call_ends_when_its_peer_vanishes(configure: Configure, monkeypatch: p
 
     async def scenario() -> None:
         async with http_bench(configure(with_calls())) as b, connected(b, QUIET) as c:
+            assert await b.metric('omnirelay_realtime_sessions{connection="webrtc"}') == 1
             vanish(c)
-            await free(b)
+            await free(b, "hung_up")
 
     run(scenario())
 
 
 @pytest.mark.parametrize(
-    ("limit", "value"),
+    ("limit", "value", "end"),
     [
-        ("gateway.http.realtime.webrtc.call.CONNECT_S", 0.2),
-        ("gateway.http.realtime.webrtc.call.IDLE_S", 0.5),
-        ("gateway.http.realtime.webrtc.call.FAST_S", -1.0),
+        ("gateway.http.realtime.webrtc.call.CONNECT_S", 0.2, "unconnected"),
+        ("gateway.http.realtime.webrtc.call.IDLE_S", 0.5, "time_limit"),
+        ("gateway.http.realtime.webrtc.call.FAST_S", -1.0, "too_fast"),
     ],
 )
 def test_calls_are_bounded_in_time(
-    configure: Configure, monkeypatch: pytest.MonkeyPatch, limit: str, value: float
+    configure: Configure, monkeypatch: pytest.MonkeyPatch, limit: str, value: float, end: CallEnd
 ) -> None:
     monkeypatch.setattr(limit, value)
 
@@ -227,7 +233,7 @@ def test_calls_are_bounded_in_time(
             else:
                 await c.call(QUIET)
                 await asyncio.wait_for(c.ended.wait(), 10)
-            await free(b)
+            await free(b, end)
 
     run(scenario())
 
@@ -236,7 +242,7 @@ def test_the_longest_call(configure: Configure) -> None:
     async def scenario() -> None:
         async with http_bench(configure(with_calls(max_call_s=0.5))) as b, connected(b, QUIET) as c:
             await asyncio.wait_for(c.ended.wait(), 10)
-            await free(b)
+            await free(b, "time_limit")
 
     run(scenario())
 
@@ -279,7 +285,7 @@ def test_a_client_that_reads_no_events(configure: Configure, monkeypatch: pytest
             vanish(c)
             # Long before the peer counts as gone.
             async with asyncio.timeout(10):
-                await free(b)
+                await free(b, "too_slow")
 
     run(scenario())
 
@@ -294,6 +300,6 @@ def test_many_calls_are_held_and_freed(configure: Configure) -> None:
                 assert b.process.access.http_places._quota.used >= len(callers)
             finally:
                 await asyncio.gather(*(each.close() for each in callers))
-            await free(b)
+            await free(b, *["hung_up"] * 8)
 
     run(scenario())

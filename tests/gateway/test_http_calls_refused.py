@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from ipaddress import IPv4Address
 from typing import Any
 
@@ -347,7 +348,9 @@ def test_clients_that_fill_memory_are_disconnected(
 
     async def scenario() -> None:
         async with http_bench(configure(with_calls())) as b, connected(b, QUIET) as c:
-            await attack(c)
+            # It may be disconnected before it has sent all.
+            with suppress(ConnectionError):
+                await attack(c)
             async with asyncio.timeout(10):
                 await free(b)
 

@@ -62,7 +62,7 @@ class RealtimeApi:
             self._context.told(error)
             await socket.send_denial_response(response_of(error))
             return
-        self._sessions.take(client)
+        self._sessions.take(client, "websocket")
         try:
             offered = socket.scope["subprotocols"]
             await socket.accept(SUBPROTOCOL if SUBPROTOCOL in offered else None)
@@ -70,7 +70,7 @@ class RealtimeApi:
         except (ClientGoneError, WebSocketDisconnect) as error:
             log.debug("a realtime client disconnected: %s", error)
         finally:
-            self._sessions.give(client)
+            self._sessions.give(client, "websocket")
 
     async def _converse(self, socket: WebSocket, settings: Settings) -> None:
         async def send(kind: str, fields: dict[str, Any]) -> None:

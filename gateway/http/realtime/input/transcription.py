@@ -4,7 +4,6 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -113,7 +112,7 @@ class Transcriber:
     async def _transcribe_all(self, before: asyncio.Task[None] | None = None) -> None:
         if before is not None:
             await asyncio.wait({before})
-        with suppress(ClientGoneError):
+        try:
             while True:
                 await asyncio.sleep(PAUSE_S)
                 await self._unanswered()
@@ -125,6 +124,8 @@ class Transcriber:
                 except asyncio.CancelledError:
                     self._waiting.appendleft((item, rules))
                     raise
+        except ClientGoneError:
+            log.debug("the client left before its transcripts")
 
     async def _transcribe(self, item: Item, rules: TranscriptionRules) -> None:
         if item not in self._conversation:

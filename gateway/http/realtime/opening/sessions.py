@@ -12,6 +12,7 @@ from gateway.http.realtime.session import Session
 from gateway.http.realtime.settings import Settings
 from gateway.http.realtime.transport import Transport
 from gateway.http.realtime.turns.pool import VoicePool
+from gateway.requests.metrics import Connection
 from omnirelay.errors import BusyError, InvalidRequestError, OmniRelayError
 from omnirelay.protocol import PIECE_BYTES
 
@@ -38,13 +39,15 @@ class Sessions:
             open_ones = f"{self._open.used} sessions are open, {self._open.own(client)} of them this client's"
             raise BusyError(f"{open_ones}: try again later", RETRY_MS)
 
-    def take(self, client: str) -> None:
+    def take(self, client: str, connection: Connection) -> None:
         """Count a session that was checked."""
         self._open.take(client)
+        self._context.gateway.metrics.sessions.labels(connection).inc()
 
-    def give(self, client: str) -> None:
+    def give(self, client: str, connection: Connection) -> None:
         """A session has ended."""
         self._open.give(client)
+        self._context.gateway.metrics.sessions.labels(connection).dec()
 
     def open(self, connection: HTTPConnection, transport: Transport, settings: Settings) -> Session:
         """Open a session for a client; it must be closed."""

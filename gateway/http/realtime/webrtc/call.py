@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
 
 from aiortc import MediaStreamTrack
 from aiortc.mediastreams import MediaStreamError
@@ -15,6 +15,7 @@ from gateway.http.realtime.opening.sessions import receive
 from gateway.http.realtime.session import Session
 from gateway.http.realtime.webrtc.peer import Peer
 from gateway.http.realtime.webrtc.transport import CallTransport
+from gateway.requests.metrics import CallEnd
 from omnirelay.errors import OmniRelayError
 from shared.messages import SAMPLE_RATE
 
@@ -50,43 +51,47 @@ class Call:
         self._longest_s = longest_s
         self._active = 0.0
 
-    async def run(self) -> None:
+    async def run(self) -> CallEnd:
         """Hold the call until one side hangs up, or a limit is reached; then everything is free."""
         watching = asyncio.create_task(self._peer.watch())
         watching.add_done_callback(lambda _: self._peer.end())
+        end: CallEnd = "hung_up"
         try:
             async with asyncio.timeout(CONNECT_S):
                 channel = await self._peer.opened
             self._transport.open(channel, self._peer.end)
-            await self._converse()
+            end = await self._converse()
         except TimeoutError:
             log.info("%s ends: its client did not connect within %g s", self.id, CONNECT_S)
+            end = "unconnected"
         except ClientGoneError:
             log.debug("the client of %s disconnected", self.id)
         finally:
             watching.cancel()
             await self._peer.close()
+        return "too_slow" if self._transport.stalled else end
 
     def hang_up(self) -> None:
         """End the call."""
         self._peer.end()
 
-    async def _converse(self) -> None:
+    async def _converse(self) -> CallEnd:
         session = self._open_session()
-        ends = (
-            self._hear(session),
-            self._handle(session),
-            self._watch(session),
-            session.too_slow.wait(),
-            self._peer.gone.wait(),
+        ends: tuple[tuple[CallEnd, Coroutine[Any, Any, object]], ...] = (
+            ("hung_up", self._handle(session)),
+            ("hung_up", self._peer.gone.wait()),
+            ("too_slow", session.too_slow.wait()),
+            ("too_fast", self._hear(session)),
+            ("time_limit", self._watch(session)),
         )
         try:
             await session.begin()
-            tasks = [asyncio.create_task(each) for each in ends]
+            tasks = {asyncio.create_task(work): end for end, work in ends}
             try:
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 for each in done:
                     each.result()
+                return next(end for task, end in tasks.items() if task in done)
             finally:
                 for each in tasks:
                     each.cancel()

@@ -21,6 +21,7 @@ from gateway.http.realtime.webrtc.call import Call
 from gateway.http.realtime.webrtc.offer import read_offer
 from gateway.http.realtime.webrtc.peer import Peer
 from gateway.http.realtime.webrtc.transport import CallTransport
+from gateway.requests.metrics import CallEnd
 from omnirelay.errors import BusyError, InvalidRequestError, OmniRelayError, UnknownRequestError
 
 SDP: Final = "application/sdp"
@@ -62,7 +63,7 @@ class CallsApi:
         self._check(client)
         call_id, transport = f"rtc_{secrets.token_hex(16)}", CallTransport()
         place = self._place(request, client, call_id)
-        self._sessions.take(client)
+        self._sessions.take(client, "webrtc")
         self._quota.take(client)
         peer = Peer(transport.track, context.config.gateway.webrtc)
         call = Call(
@@ -98,11 +99,13 @@ class CallsApi:
         return Response()
 
     async def _hold(self, call: Call, place: Place) -> None:
+        end: CallEnd = "failed"
         try:
-            await call.run()
+            end = await call.run()
         except OmniRelayError as error:
             log.warning("%s failed: %s", call.id, error.for_log)
         finally:
+            self._context.gateway.metrics.call_ended(end)
             self._free(call.id, place)
 
     def _check(self, client: str) -> None:
@@ -131,7 +134,7 @@ class CallsApi:
     def _free(self, call_id: str, place: Place) -> None:
         held = self._held.pop(call_id)
         place.leave()
-        self._sessions.give(held.holder)
+        self._sessions.give(held.holder, "webrtc")
         self._quota.give(held.holder)
 
 

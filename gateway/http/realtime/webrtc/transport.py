@@ -23,6 +23,7 @@ class CallTransport:
 
     Attributes:
         track: The speech that goes to the client.
+        stalled: The client has read no event for too long.
     """
 
     plays: Final = True
@@ -33,6 +34,7 @@ class CallTransport:
         self._end: Callable[[], None] = lambda: None
         self._read = asyncio.Event()
         self._events = 0
+        self.stalled = False
 
     def open(self, channel: RTCDataChannel, end: Callable[[], None]) -> None:
         """Send events on a channel, which is open; ``end`` ends the call if they are not read."""
@@ -56,6 +58,7 @@ class CallTransport:
                     await self._read.wait()
             except TimeoutError as error:
                 log.info("a call ends: its client has read no event for %g s", STALL_S)
+                self.stalled = True
                 self._end()
                 raise ClientGoneError from error
 
