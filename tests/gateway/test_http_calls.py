@@ -300,6 +300,7 @@ def test_many_calls_are_held_and_freed(configure: Configure) -> None:
                 assert b.process.access.http_places._quota.used >= len(callers)
             finally:
                 await asyncio.gather(*(each.close() for each in callers))
-            await free(b, *["hung_up"] * 8)
+            ends: list[CallEnd] = ["hung_up"] * len(callers)
+            await free(b, *ends)
 
     run(scenario())
