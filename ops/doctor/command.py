@@ -13,7 +13,7 @@ import msgspec
 from omnirelay.cli.output import say
 from omnirelay.cli.progress import ProgressLine
 from omnirelay.errors import ConfigError, StageStartError
-from ops.doctor import access, checkpoint, demand, gpus, limits, machine, network, security, software
+from ops.doctor import access, calls, checkpoint, demand, gpus, limits, machine, network, security, software
 from ops.doctor.finding import Finding, Level, ok, problem, warning
 from shared.config import Config, load_config
 from shared.devices import EngineReport
@@ -94,6 +94,7 @@ class Examination:
         self._add("keys", lambda: security.check_keys(config))
         self._add("access", lambda: access.check_access(config))
         self._add("ports", lambda: network.check_ports(config, running))
+        self._add("calls", lambda: calls.check_calls(config))
         model, told = self._get("checkpoint", lambda: checkpoint.examine(config)) or (None, [])
         self._findings += told
         self._add("disk", lambda: machine.check_disk(config, model is not None))
