@@ -35,7 +35,7 @@ def test_without_the_extra_the_gateway_would_not_start(monkeypatch: pytest.Monke
     def version(name: str) -> str:
         raise metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(calls.metadata, "version", version)
+    monkeypatch.setattr(metadata, "version", version)
     (finding,) = found()
     assert finding.level == "problem"
     assert "omnirelay-server[webrtc]" in finding.advice
