@@ -2,7 +2,7 @@
 
 import binascii
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from functools import partial
 from itertools import count
 from typing import Any, Final
@@ -15,6 +15,7 @@ from gateway.http.context import HttpContext
 from gateway.http.errors import json_response
 from gateway.http.openai.chat_request import ChatAnswerOptions, read_chat
 from gateway.http.openai.choices import Choices, all_of, joined, merged
+from gateway.http.openai.spoken_answers import SpokenAnswers
 from gateway.http.openai.tools import Call, call_object
 from gateway.http.streams import EventStream
 from omnirelay.events import AudioEvent, CodecEvent, DoneEvent, TextEvent
@@ -36,14 +37,22 @@ class ChatApi:
 
     def __init__(self, context: HttpContext) -> None:
         self._context = context
+        self._spoken = SpokenAnswers()
 
     async def create(self, request: Request) -> Response:
         """Answer a conversation; errors are those of :func:`gateway.http.answer.begin`."""
         context = self._context
         limits, media = context.config.gateway.limits, context.config.media
-        read = partial(read_chat, max_text_tokens=limits.max_text_tokens, max_item_bytes=media.max_item_bytes)
+        client = context.share(request)
+        read = partial(
+            read_chat,
+            max_text_tokens=limits.max_text_tokens,
+            max_item_bytes=media.max_item_bytes,
+            kept=partial(self._spoken.text, client),
+        )
         options, answers = await begin_all(context, request, read, NAMES)
-        completions = [Completion(context, options, answer) for answer in answers]
+        keep = partial(self._spoken.keep, client)
+        completions = [Completion(context, options, answer, keep) for answer in answers]
         choices = Choices(answers)
         if options.events:
             chunks = [completion.chunks() for completion in completions]
@@ -54,10 +63,21 @@ class ChatApi:
 
 
 class Completion:
-    """An answer in OpenAI's form."""
+    """An answer in OpenAI's form.
 
-    def __init__(self, context: HttpContext, options: ChatAnswerOptions, answer: HttpAnswer) -> None:
+    Args:
+        keep: Keeps the text of a spoken answer under the id of its audio; returns until when.
+    """
+
+    def __init__(
+        self,
+        context: HttpContext,
+        options: ChatAnswerOptions,
+        answer: HttpAnswer,
+        keep: Callable[[str, str], int],
+    ) -> None:
         self._answer = answer
+        self._keep = keep
         self._calls = options.call_parser()
         self._token_bytes = context.gateway.token_bytes
         self._report = partial(context.gateway.report, answer.request_id)
@@ -88,7 +108,7 @@ class Completion:
             message |= {"content": text or None, "tool_calls": calls}
         if self._audio is not None:
             pieces.append(await self._audio.finish())
-            audio = {**self._audio_end(), "data": b"".join(pieces).decode(), "transcript": done.text}
+            audio = {**self._audio_end(done), "data": b"".join(pieces).decode(), "transcript": done.text}
             message |= {"content": None, "audio": audio}
         choice = {
             "index": 0,
@@ -122,17 +142,17 @@ class Completion:
                     told = self._told(chunk_samples=[event.sample_count])
                     yield self._chunk(self._audio_delta(data=self._text_of(data), **delay)) | told
                     delay = {}
-        for delta in [*await self._last_audio(), *self._text_deltas("", last=True)]:
+        for delta in [*await self._last_audio(done), *self._text_deltas("", last=True)]:
             yield self._chunk(delta)
         yield self._chunk({}, self._finish_reason(done))
         if self._options.include_usage:
             yield {**self._head("chat.completion.chunk"), "choices": [], "usage": usage_of_chat(done)}
 
-    async def _last_audio(self) -> list[dict[str, Any]]:
+    async def _last_audio(self, done: DoneEvent) -> list[dict[str, Any]]:
         if self._audio is None:
             return []
         data = await self._audio.finish()
-        ending = {"audio": self._audio_end()}
+        ending = {"audio": self._audio_end(done)}
         return [self._audio_delta(data=self._text_of(data)), ending] if data else [ending]
 
     def _text_of(self, data: bytes) -> str:
@@ -223,11 +243,14 @@ class Completion:
         return "tool_calls" if reason == "stop" and self._calls is not None and self._calls.calls else reason
 
     def _audio_delta(self, **fields: Any) -> dict[str, Any]:
-        return {"audio": {"id": f"audio_{self._answer.request_id}", **fields}}
+        return {"audio": {"id": self._audio_id, **fields}}
 
-    def _audio_end(self) -> dict[str, Any]:
-        # Expired at once: the gateway keeps no audio for later turns.
-        return {"id": f"audio_{self._answer.request_id}", "expires_at": self._created}
+    def _audio_end(self, done: DoneEvent) -> dict[str, Any]:
+        return {"id": self._audio_id, "expires_at": self._keep(self._audio_id, done.text)}
+
+    @property
+    def _audio_id(self) -> str:
+        return f"audio_{self._answer.request_id}"
 
 
 def usage_of_chat(done: DoneEvent) -> dict[str, Any]:

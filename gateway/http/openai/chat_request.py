@@ -11,7 +11,7 @@ from gateway.http.answer import AnswerOptions
 from gateway.http.body import read_object
 from gateway.http.encoding.encoders import FORMATS, AudioFormat, require_format
 from gateway.http.fields import convert, read_fields, require_one_of
-from gateway.http.openai.messages import Message, joined_results, read_message
+from gateway.http.openai.messages import Kept, Message, joined_results, read_message
 from gateway.http.openai.strings import MIN_LENGTH, LongStrings
 from gateway.http.openai.tools import CallParser, Choice, Tools, explained, forced_schema
 from omnirelay.content import MAX_MESSAGES
@@ -148,11 +148,13 @@ def read_chat(
     max_text_tokens: int,
     max_item_bytes: int,
     as_chat: Callable[[dict[str, Any]], dict[str, Any]] = lambda values: values,
+    kept: Kept = lambda _: None,
 ) -> tuple[ChatAnswerOptions, GenerateRequest]:
     """Parse and check a body; ``ignore_eos`` asks for ``max_text_tokens``.
 
     Args:
         as_chat: Converts the body of another API to a chat's.
+        kept: Gives the texts of earlier answers.
 
     Raises:
         InvalidRequestError: It is invalid, or asks for something that is not supported.
@@ -166,7 +168,7 @@ def read_chat(
     places = [f"messages[{at}]" for at in range(len(fields.messages))]
     try:
         given = [convert(each, Message, place) for each, place in zip(fields.messages, places, strict=True)]
-        read = [read_message(each, strings, place) for each, place in zip(given, places, strict=True)]
+        read = [read_message(each, strings, place, kept) for each, place in zip(given, places, strict=True)]
     except UnicodeDecodeError as error:
         raise InvalidRequestError(f"the body is not UTF-8: {error}", "messages") from error
     messages = joined_results(given, read)

@@ -19,6 +19,9 @@ ROLES: Final[Mapping[str, Role]] = {
     "assistant": "assistant",
 }
 
+Kept = Callable[[str], str | None]
+"""Gives the text of a spoken answer by the id of its audio; none if it is not kept."""
+
 
 class _StrictStruct(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A struct without further fields."""
@@ -27,6 +30,7 @@ class _StrictStruct(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class SpokenAnswer(msgspec.Struct, frozen=True):
     """Speech of an earlier answer, by its transcript or by its id alone."""
 
+    id: str | None = None
     transcript: str | None = None
 
 
@@ -82,8 +86,11 @@ class _VideoUrlPart(_StrictStruct, frozen=True):
     video_url: _Url
 
 
-def read_message(message: Message, strings: LongStrings, where: str) -> ChatMessage:
+def read_message(message: Message, strings: LongStrings, where: str, kept: Kept) -> ChatMessage:
     """Convert a message, found at ``where`` in the request.
+
+    Args:
+        kept: Gives the texts of earlier answers.
 
     Raises:
         UnsupportedError: It has something that is not supported.
@@ -93,15 +100,15 @@ def read_message(message: Message, strings: LongStrings, where: str) -> ChatMess
         name = "role" if message.role == "function" else "function_call"
         raise UnsupportedError(f"{where}: send tool_calls and the role tool instead", f"{where}.{name}")
     if message.role == "tool":
-        texts = "".join(_only_text(part, where) for part in _parts(message, strings, where))
+        texts = "".join(_only_text(part, where) for part in _parts(message, strings, where, kept))
         return ChatMessage("user", result_text(texts))
     if message.role not in ROLES:
         raise InvalidRequestError(f"{where}: there is no role {message.role[:64]!r}", f"{where}.role")
     if not message.tool_calls:
-        return ChatMessage(ROLES[message.role], _content(message, strings, where))
+        return ChatMessage(ROLES[message.role], _content(message, strings, where, kept))
     if message.role != "assistant":
         raise InvalidRequestError(f"{where}: only the assistant calls tools", f"{where}.tool_calls")
-    said = [] if message.content in (None, "", []) else _parts(message, strings, where)
+    said = [] if message.content in (None, "", []) else _parts(message, strings, where, kept)
     calls = "\n".join(
         PastFunction(call.function.name, strings.text(call.function.arguments)).text
         for call in message.tool_calls
@@ -122,8 +129,8 @@ def joined_results(messages: Sequence[Message], read: Sequence[ChatMessage]) -> 
     return joined
 
 
-def _parts(message: Message, strings: LongStrings, where: str) -> Sequence[ContentPart]:
-    content = _content(message, strings, where)
+def _parts(message: Message, strings: LongStrings, where: str, kept: Kept) -> Sequence[ContentPart]:
+    content = _content(message, strings, where, kept)
     return [TextPart(content)] if isinstance(content, str) else content
 
 
@@ -133,7 +140,7 @@ def _only_text(part: ContentPart, where: str) -> str:
     return part.text
 
 
-def _content(message: Message, strings: LongStrings, where: str) -> str | list[ContentPart]:
+def _content(message: Message, strings: LongStrings, where: str, kept: Kept) -> str | list[ContentPart]:
     if isinstance(message.content, str):
         return strings.text(message.content)
     if message.content is not None:
@@ -141,10 +148,13 @@ def _content(message: Message, strings: LongStrings, where: str) -> str | list[C
     if message.audio is not None and message.audio.transcript is not None:
         return strings.text(message.audio.transcript)
     if message.audio is not None:
-        raise UnsupportedError(
-            f"{where}: audio of earlier answers is not stored: send its transcript, or the text as content",
-            f"{where}.audio",
-        )
+        text = kept(message.audio.id or "")
+        if text is None:
+            raise InvalidRequestError(
+                f"{where}: no spoken answer is kept under this id: send its transcript, or the text as content",
+                f"{where}.audio",
+            )
+        return text
     raise InvalidRequestError(f"{where} has no content", f"{where}.content")
 
 

@@ -1,0 +1,110 @@
+"""Earlier spoken answers, named by the id of their audio."""
+
+from collections.abc import Callable
+from typing import Any
+
+import openai
+import pytest
+
+from gateway.http.openai.spoken_answers import ENTRY_BYTES, KEPT_S, MOST_BYTES, SpokenAnswers
+from shared.config import Config
+from tests.gateway.bench import run
+from tests.gateway.http_bench import HttpBench, cut, http_bench, http_gateway, melody, speaking
+
+Configure = Callable[..., Config]
+ANSWER = "How are you? 😀"
+CHUNKS = cut(melody(0.3), [4800])
+HI: dict[str, Any] = {"role": "user", "content": "Hi"}
+SPOKEN: dict[str, Any] = {
+    "model": "omnirelay",
+    "modalities": ["text", "audio"],
+    "audio": {"voice": "Ethan", "format": "pcm16"},
+}
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def spoken(audio_id: str) -> dict[str, Any]:
+    return {"role": "assistant", "audio": {"id": audio_id}}
+
+
+async def whole(b: HttpBench) -> tuple[str, int]:
+    answer = await b.ai.chat.completions.create(messages=[HI], **SPOKEN)
+    audio = answer.choices[0].message.audio
+    assert audio is not None
+    assert audio.expires_at - answer.created in {KEPT_S, KEPT_S + 1, KEPT_S + 2}
+    return audio.id, audio.expires_at
+
+
+async def streamed(b: HttpBench) -> str:
+    names = set()
+    async for chunk in await b.ai.chat.completions.create(messages=[HI], stream=True, **SPOKEN):
+        if chunk.choices and (audio := getattr(chunk.choices[0].delta, "audio", None)):
+            names.add(audio.id)
+    (name,) = names
+    return str(name)
+
+
+def test_an_answer_is_what_the_assistant_said(configure: Configure) -> None:
+    """The prompt is the same as with the answer's text."""
+
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b, speaking(b, ANSWER, CHUNKS):
+            for name in ((await whole(b))[0], await streamed(b)):
+                for earlier in (spoken(name), {"role": "assistant", "content": ANSWER}):
+                    await b.ai.chat.completions.create(messages=[HI, earlier, HI], **SPOKEN)
+                named, written = b.stages.requests[-2:]
+                assert named.prompt_token_ids == written.prompt_token_ids
+
+    run(scenario())
+
+
+def test_an_answer_that_is_not_kept_is_named(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b, speaking(b, ANSWER, CHUNKS):
+            for name in ("audio_1", "x" * 100_000):
+                with pytest.raises(openai.BadRequestError) as caught:
+                    await b.ai.chat.completions.create(messages=[HI, spoken(name), HI], **SPOKEN)
+                assert caught.value.param == "messages[1].audio"
+                assert "send its transcript" in str(caught.value)
+
+    run(scenario())
+
+
+def test_an_answer_is_kept_for_its_client_and_its_time() -> None:
+    clock = Clock()
+    answers = SpokenAnswers(clock)
+    assert answers.keep("a", "audio_1", "Hello") == 1000 + KEPT_S
+    assert answers.text("a", "audio_1") == "Hello"
+    assert answers.text("b", "audio_1") is None
+    clock.now += KEPT_S
+    assert answers.text("a", "audio_1") is None
+    answers.keep("b", "audio_2", "")
+    assert list(answers._kept) == ["audio_2"]
+    assert answers._quota.used == ENTRY_BYTES
+
+
+def test_a_client_that_fills_the_room_loses_its_own_oldest_answers() -> None:
+    answers = SpokenAnswers(Clock())
+    answers.keep("other", "first", "kept")
+    text = "x" * 9_488
+    for number in range(1000):
+        assert answers.keep("a", f"audio_{number}", text) == 1000 + KEPT_S
+    assert answers._quota.used <= MOST_BYTES
+    assert answers.text("other", "first") == "kept"
+    assert answers.text("a", "audio_0") is None
+    assert answers.text("a", "audio_999") == text
+    assert answers.keep("new", "theirs", "Hello") == 1000 + KEPT_S
+
+
+def test_an_answer_for_which_there_is_no_room_expires_at_once() -> None:
+    answers = SpokenAnswers(Clock())
+    answers.keep("a", "audio_1", "Hello")
+    assert answers.keep("a", "audio_2", "x" * MOST_BYTES) == 1000
+    assert answers.text("a", "audio_2") is None
