@@ -151,7 +151,7 @@ def _content(message: Message, strings: LongStrings, where: str, kept: Kept) -> 
         text = kept(message.audio.id or "")
         if text is None:
             raise InvalidRequestError(
-                f"{where}: no spoken answer is kept under this id: send its transcript, or the text as content",
+                f"{where}: no answer is kept under this id: send its transcript, or the text as content",
                 f"{where}.audio",
             )
         return text
