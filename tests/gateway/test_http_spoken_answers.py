@@ -14,7 +14,7 @@ from tests.gateway.http_bench import HttpBench, cut, http_bench, http_gateway, m
 Configure = Callable[..., Config]
 ANSWER = "How are you? 😀"
 CHUNKS = cut(melody(0.3), [4800])
-HI: dict[str, Any] = {"role": "user", "content": "Hi"}
+HI: Any = {"role": "user", "content": "Hi"}
 SPOKEN: dict[str, Any] = {
     "model": "omnirelay",
     "modalities": ["text", "audio"],
@@ -30,7 +30,7 @@ class Clock:
         return self.now
 
 
-def spoken(audio_id: str) -> dict[str, Any]:
+def spoken(audio_id: str) -> Any:
     return {"role": "assistant", "audio": {"id": audio_id}}
 
 
@@ -57,7 +57,8 @@ def test_an_answer_is_what_the_assistant_said(configure: Configure) -> None:
     async def scenario() -> None:
         async with http_bench(configure(http_gateway())) as b, speaking(b, ANSWER, CHUNKS):
             for name in ((await whole(b))[0], await streamed(b)):
-                for earlier in (spoken(name), {"role": "assistant", "content": ANSWER}):
+                said: Any = {"role": "assistant", "content": ANSWER}
+                for earlier in (spoken(name), said):
                     await b.ai.chat.completions.create(messages=[HI, earlier, HI], **SPOKEN)
                 named, written = b.stages.requests[-2:]
                 assert named.prompt_token_ids == written.prompt_token_ids
