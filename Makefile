@@ -65,7 +65,7 @@ test: env zsh fish kustomize ## run the suite; WORKERS=0 for one test at a time,
 	@$(BIN)/python -m pytest --numprocesses=$(WORKERS) --max-worker-restart=0 $(if $(COVER),--cov --cov-report=term)
 
 test-long: env ## a whole benchmark, stacks that lose processes, 500 requests in a row, checkpoints of other sizes
-	@$(BIN)/python -m pytest -m long tests/benchmarks tests/stack
+	@$(BIN)/python -m pytest -m long
 
 test-chaos: env ## kill, freeze and fail processes under eight streams: the short form of chaos
 	@$(BIN)/python -m pytest -m chaos tests/chaos

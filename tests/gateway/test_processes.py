@@ -211,7 +211,7 @@ def test_up_stops_although_nobody_reads_what_it_says(place: Path) -> None:
         assert process.wait(timeout=60) == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
 @pytest.mark.parametrize("word", ["says hello", "listening on", "is ready after", "ready: tcp://"])
 def test_up_ends_whenever_it_is_told_to(place: Path, word: str, number: signal.Signals) -> None:
     with start("omnirelay.cli", "up") as process:

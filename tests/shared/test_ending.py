@@ -75,7 +75,7 @@ def environment(model: Path, **overrides: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("what", "every"), [("stage", 31), ("gateway", 149)])
-@pytest.mark.parametrize("number", ["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("number", ["SIGTERM", pytest.param("SIGINT", marks=pytest.mark.long)])
 def test_a_process_ends_whenever_it_is_told_to(
     tiny_checkpoint: Path, tmp_path: Path, what: str, every: int, number: str
 ) -> None:

@@ -112,6 +112,7 @@ def test_a_dead_stage_is_started_again_and_its_request_goes_on(own_stack: Runnin
     assert any("talker was killed by SIGKILL: it is started again" in line for line in own_stack.output)
 
 
+@pytest.mark.long
 def test_the_stack_stops_within_ten_seconds_and_leaves_nothing(own_stack: RunningStack) -> None:
     children = children_of(own_stack)
     assert len(children) >= 4

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.support.answers import Reference
 from tests.support.edges import MakeEdge
 from tests.support.talking import TalkerRig
@@ -9,6 +11,7 @@ from tests.support.workers import TWO, check_gone, prepare_two, shared_names, wo
 from tests.talker.test_talker_codes import ask, check
 
 
+@pytest.mark.long
 def test_codes_of_two_workers_are_transformers_codes(
     tiny_checkpoint: Path, reference: Reference, make_edge: MakeEdge
 ) -> None:

@@ -13,6 +13,8 @@ from tests.thinker.conftest import MakeThinker
 from tests.thinker.test_thinker_media import check, expected, request_of
 from tests.thinker.test_thinker_rows import check_track
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def parallel(tiny_checkpoint: Path, make_thinker: MakeThinker) -> ThinkerRig:
