@@ -14,20 +14,17 @@ TOGETHER: Final = {
     "token2wav": "tests/token2wav/",
 }
 """Tests that share what their conftest makes."""
-STACKS_OF_THEIR_OWN: Final = ("tests/stack/test_grace.py", "tests/stack/test_recovery.py")
 LONG_FILES: Final = ("tests/gateway/test_processes.py", "tests/stages/test_resume.py")
 """Files of half a minute or more, each."""
-FIRST: Final = (*TOGETHER, *STACKS_OF_THEIR_OWN, *LONG_FILES)
+FIRST: Final = (*TOGETHER, *LONG_FILES)
 
 
 def group_of(nodeid: str) -> str:
     """What a test is kept together with."""
-    file = nodeid.partition("::")[0]
-    if file not in STACKS_OF_THEIR_OWN:
-        for group, prefix in TOGETHER.items():
-            if file.startswith(prefix):
-                return group
-    return file
+    for group, prefix in TOGETHER.items():
+        if nodeid.startswith(prefix):
+            return group
+    return nodeid.partition("::")[0]
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.children import ROOT, python
-from tests.support.parallel import FIRST, STACKS_OF_THEIR_OWN, group_of
+from tests.support.parallel import FIRST, group_of
 
 TESTS = """
 import os
@@ -27,7 +27,6 @@ def test_that_ends_its_worker():
     ("nodeid", "group"),
     [
         ("tests/stack/test_http.py::test_a", "stack"),
-        ("tests/stack/test_grace.py::test_a", "tests/stack/test_grace.py"),
         ("tests/thinker/test_thinker_text.py::test_a[b::c]", "thinker"),
         ("tests/thinker/test_media_image.py::test_a", "tests/thinker/test_media_image.py"),
         ("tests/gateway/test_keys.py::test_a", "tests/gateway/test_keys.py"),
@@ -35,12 +34,6 @@ def test_that_ends_its_worker():
 )
 def test_what_shares_an_engine_or_a_stack_stays_together(nodeid: str, group: str) -> None:
     assert group_of(nodeid) == group
-
-
-def test_files_that_do_without_the_shared_stack_are_there() -> None:
-    for file in STACKS_OF_THEIR_OWN:
-        text = (ROOT / file).read_text(encoding="utf-8")
-        assert "stack: RunningStack" not in text
 
 
 def test_what_comes_first_is_there() -> None:
