@@ -57,8 +57,9 @@ demo: env ## start the stack on the trained checkpoint and ask it three question
 up: env ## run the stack in the foreground until Ctrl-C
 	@$(BIN)/omnirelay up
 
-# Processes that run tests side by side; each needs up to 2 GB, and those that it starts up to 5.
-WORKERS ?= 2
+# Processes that run tests side by side, on two cores: each waits a good part of its time for those that it starts.
+# They need up to 4 GB each, and the stack of one of them 5.
+WORKERS ?= 3
 # The absolute path reaches children of measured processes that work in another folder.
 test: export COVERAGE_FILE := $(CURDIR)/.coverage
 test: env zsh fish kustomize ## run the suite; WORKERS=0 for one test at a time, COVER=1 with coverage, a third slower
