@@ -17,7 +17,7 @@ from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
-from scripts.lock_hashes import REQUIREMENTS, write
+from scripts.lock_hashes import REQUIREMENTS, wheels_alone, write
 
 FOLDER = REQUIREMENTS / "clients"
 MACHINES = ("x86_64",)
@@ -31,7 +31,7 @@ def resolve(wanted: Path) -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report")
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed"]
-        command += ["--only-binary", ":all:", "--report", str(report), "-r", str(wanted)]
+        command += [*wheels_alone(), "--report", str(report), "-r", str(wanted)]
         subprocess.run(command, check=True)
         installs = json.loads(report.read_text(encoding="utf-8"))["install"]
     found = {canonicalize_name(each["metadata"]["name"]): each["metadata"]["version"] for each in installs}
