@@ -118,7 +118,8 @@ class Validator:
             return self._given_prompt(request)
         if request.prompt_text is not None:
             return self._text_prompt(request, request.prompt_text)
-        asked = [message for message in request.messages if message.role != "system"]
+        # Instructions alone are answered, too: an agent greets that way.
+        asked = [message for message in request.messages if message.role != "system"] or request.messages
         if not any(_has_content(message) for message in asked):
             raise EmptyPromptError("the prompt has no text, audio, image or video")
         messages = self._with_system_message(request)

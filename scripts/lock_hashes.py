@@ -24,6 +24,8 @@ ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "requirements"
 SETS = (("cpu.lock", "dev.lock", "cluster.lock"), ("audit.lock",))
 """Locks that are installed together; versions may differ between these sets."""
+SDISTS = ("docopt",)
+"""Packages that have no wheel, whose sdists may be built; any other sdist is refused."""
 MACHINES = ("x86_64", "aarch64")
 GLIBC = (31, 39)
 """Minor versions: the oldest that every package supports (llguidance's bound), and a new one."""
@@ -41,6 +43,11 @@ def pins_of(lock: Path) -> list[Requirement]:
     return [Requirement(line.removesuffix("\\")) for line in lines if line and line[0] not in "# "]
 
 
+def wheels_alone() -> list[str]:
+    """Return pip's options that refuse sdists but :data:`SDISTS`."""
+    return ["--only-binary", ":all:", "--no-binary", ",".join(SDISTS)]
+
+
 def ask_pip(pins: Iterable[Requirement], machine: str, glibc: int) -> dict[str, str]:
     """Return the SHA-256 of the file that pip would install for each pin, by canonical name."""
     wanted = {
@@ -55,8 +62,7 @@ def ask_pip(pins: Iterable[Requirement], machine: str, glibc: int) -> dict[str, 
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed"]
         command += [
             "--no-deps",
-            "--only-binary",
-            ":all:",
+            *wheels_alone(),
             "--implementation",
             "cp",
             "--python-version",

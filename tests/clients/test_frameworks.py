@@ -1,8 +1,8 @@
-"""Libraries that stand between a program and many servers: litellm, its proxy, langchain."""
+"""What stands between a user and many servers: litellm, its proxy, langchain, Open WebUI."""
 
 import pytest
 
-from tests.clients.running import ANSWER, TRANSCRIPT, Programs, assert_speech
+from tests.clients.running import ANSWER, SHORTEST_S, TRANSCRIPT, Programs, assert_speech
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(300)]
 
@@ -28,3 +28,15 @@ def test_langchain(programs: Programs) -> None:
     assert said.pop("structured") in {"even", "odd"}
     assert said.pop("arguments")["city"] in {"Paris", "Rome"}
     assert said == {"chat": ANSWER, "stream": ANSWER, "function": "weather"}
+
+
+def test_open_webui(programs: Programs) -> None:
+    said = programs.run("open-webui", "open_webui_backend.py", timeout_s=240)
+    assert_speech(said.pop("read"), said.pop("rate"))
+    call = said.pop("call")
+    assert call["understood"] == TRANSCRIPT
+    # The checkpoint was not trained with functions: what it says in a call that offers one is not judged.
+    assert len(call["answers"]) == len(call["seconds"]) == 2
+    assert all(call["answers"])
+    assert min(call["seconds"]) > SHORTEST_S
+    assert said == {"models": ["speaking"], "chat": ANSWER, "stream": ANSWER, "transcript": TRANSCRIPT}

@@ -70,3 +70,11 @@ def test_a_user_who_interrupts(programs: Programs, client: str, program: str) ->
 def test_functions_in_realtime_sessions(programs: Programs, client: str, program: str) -> None:
     (city,) = programs.run(client, program)["calls"]
     assert city in {"Paris", "Rome"}
+
+
+def test_functions_with_pipecat(programs: Programs) -> None:
+    called = programs.run("pipecat", "pipecat_functions.py")
+    assert called.keys() == {"chat", "realtime"}
+    for cities in called.values():
+        assert len(cities) == 2
+        assert set(cities) <= {"Paris", "Rome"}

@@ -469,7 +469,12 @@ def test_requests_that_are_wrong(configure: Configure) -> None:
         (GenerateRequest(messages=hello, speaker="Nobody"), errors.UnknownSpeakerError, "Ethan, Chelsie"),
         (GenerateRequest(), errors.EmptyPromptError, "no text"),
         (GenerateRequest(messages=[ChatMessage("user", " \n")]), errors.EmptyPromptError, "no text"),
-        (GenerateRequest(messages=[ChatMessage("system", "x")]), errors.EmptyPromptError, "no text"),
+        (GenerateRequest(messages=[ChatMessage("system", " ")]), errors.EmptyPromptError, "no text"),
+        (
+            GenerateRequest(messages=[ChatMessage("system", "x"), ChatMessage("user", " ")]),
+            errors.EmptyPromptError,
+            "no text",
+        ),
         (GenerateRequest(prompt_token_ids=[]), errors.EmptyPromptError, "no tokens"),
         (GenerateRequest(prompt_token_ids=[10**6]), errors.InvalidRequestError, "must be from 0"),
         (GenerateRequest(prompt_token_ids=[-1]), errors.InvalidRequestError, "must be from 0"),

@@ -98,3 +98,18 @@ def test_in_a_realtime_session(configure: Configure) -> None:
             assert system_messages(b) == [SPEECH_SYSTEM_PROMPT, "Be brief.", TEMPLATES_OWN]
 
     run(scenario())
+
+
+def test_instructions_alone_are_answered(configure: Configure) -> None:
+    alone: Any = [{"role": "system", "content": "Greet."}]
+
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b, speaking(b, "Hi!", cut(melody(0.5), [])):
+            await b.ai.chat.completions.create(model=MODEL, messages=alone, **SPEECH)
+            async with talking(b) as c:
+                for options in ({}, {"conversation": "none", "input": []}):
+                    last = (await ask(c, instructions="Greet.", **options))[-1]
+                    assert last.response.status == "completed"
+            assert system_messages(b) == ["Greet."] * 3
+
+    run(scenario())

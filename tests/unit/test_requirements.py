@@ -12,6 +12,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from scripts.licences import PAGE, page
+from scripts.lock_clients import LEFT_OUT_OF
 from scripts.lock_gateway import derive, derive_webrtc
 from scripts.lock_hashes import with_hashes
 from scripts.supply_chain import report
@@ -86,10 +87,11 @@ def test_both_devices_share_their_direct_pins() -> None:
 
 
 @pytest.mark.parametrize("name", CLIENTS)
-def test_clients_are_pinned_without_pytorch_and_with_what_was_asked_for(name: str) -> None:
+def test_clients_are_pinned_without_what_is_left_out_and_with_what_was_asked_for(name: str) -> None:
     pins, asked = read_pins(name), read_pins(name.replace(".lock", ".in"))
     assert asked.keys() <= pins.keys()
     assert not [each for each in pins if each.startswith(("torch", "nvidia-", "triton"))]
+    assert not pins.keys() & set(LEFT_OUT_OF.get(Path(name).stem, ()))
 
 
 def test_packages_for_node_have_hashes_and_name_no_other_registry() -> None:
