@@ -10,7 +10,7 @@ DRAWN = SamplingOverrides(temperature=2.0, top_k=0, top_p=1.0, max_tokens=TOKENS
 
 
 def test_text_and_codec_tokens_are_drawn_independently(stack: RunningStack) -> None:
-    """With the same random numbers one pair in twenty was of the same id, of these 35; by chance hardly any is."""
+    """With the same random numbers 35 pairs were of the same id; by chance hardly any is."""
     with Client(stack.address) as client:
         answers = [
             client.chat(
