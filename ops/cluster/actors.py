@@ -6,7 +6,7 @@ import os
 import socket
 import sys
 import tempfile
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +19,9 @@ from ops.cluster import keys, plan
 from ops.cluster.gateway import Told, ask
 from ops.cluster.keys import KeyFiles
 from ops.cluster.members import Placed
-from ops.cluster.plan import GATEWAYS, Kind
-from ops.cluster.supervisor import Supervisor
-from shared.config import ENV_PREFIX, Config, load_config
+from ops.cluster.plan import Kind
+from ops.cluster.supervisor import Gateways, Supervisor
+from shared.config import ENV_PREFIX, Config, GatewayAddresses, load_config
 
 NAMESPACE: Final = "omnirelay"
 """Of our actors in a Ray cluster, which has one stack."""
@@ -64,33 +64,31 @@ class ProcessActor:
         self._folder = tempfile.TemporaryDirectory(prefix="omnirelay-")
         folder = Path(self._folder.name)
         keys.write(launch.keys, folder)
-        path = folder / "config.yaml"
-        path.write_text(launch.settings, encoding="utf-8")
-        self._config: Config = load_config(path, {})
+        self._path = folder / "config.yaml"
+        self._write_settings(launch.settings)
+        self._config: Config = load_config(self._path, {})
         self._http_port = 0
-        self._known: dict[str, Mapping[str, str]] = {}
-        command = [sys.executable, "-m", plan.MODULES[launch.kind], "--config", str(path)]
-        self._supervisor = Supervisor(launch.name, command, self._own, self._wiring)
+        self._known: dict[str, GatewayAddresses] = {}
+        command = [sys.executable, "-m", plan.MODULES[launch.kind], "--config", str(self._path)]
+        self._supervisor = Supervisor(launch.name, command, self._own, self._gateways, self._write)
         self._running = essential(self._supervisor.run())
 
     async def report(self) -> Placed:
         """The process and where it is."""
-        context = ray.get_runtime_context()
-        return Placed(
-            self._launch.name,
-            self._launch.kind,
-            str(context.get_node_id()),
-            self._host,
-            self._supervisor.report(),
-        )
+        launch = self._launch
+        clients: tuple[str, ...] = ()
+        if launch.kind == "gateway":
+            clients = plan.client_addresses(self._config, self._number, self._host)
+        node = str(ray.get_runtime_context().get_node_id())
+        return Placed(launch.name, launch.kind, node, self._host, self._supervisor.report(), clients)
 
-    async def addresses(self) -> Mapping[str, str]:
-        """Of a gateway: where stages meet it, as their variables."""
-        return plan.gateway_addresses(self._config, self._host)
+    async def addresses(self) -> GatewayAddresses:
+        """Of a gateway: where stages meet it."""
+        return plan.gateway_addresses(self._config, self._number, self._host)
 
     async def ask(self) -> Told | None:
         """Of a gateway: what it tells about the stack; None while it does not answer."""
-        return await ask(self._config)
+        return await ask(self._config, self._number)
 
     async def stop(self) -> None:
         """Let the process finish its requests and end."""
@@ -100,25 +98,49 @@ class ProcessActor:
         await self._running
         self._folder.cleanup()
 
+    @property
+    def _number(self) -> int:
+        return plan.number_of(self._launch.name)
+
     def _own(self) -> dict[str, str]:
+        """The process's own variables."""
         kind = self._launch.kind
         own = {}
         if self._launch.keys:
             own[f"{ENV_PREFIX}SECURITY__KEYS"] = yaml.safe_dump(self._folder.name).partition("\n")[0]
-        if kind != "gateway":
+        if kind == "gateway":
+            own |= plan.gateway_variables(self._config, self._number, self._host)
+        else:
             self._http_port = _free_port(self._http_port)
             own |= plan.stage_addresses(self._config, kind, self._host, self._http_port)
         return own
 
-    async def _wiring(self) -> Mapping[str, str] | None:
-        """Where the gateway is; as last heard while it does not answer."""
+    async def _gateways(self) -> Gateways | None:
+        """Where the gateways are that a stage meets; of each as last heard, while it does not answer."""
         if self._launch.kind == "gateway":
-            return await self.addresses()
-        name = plan.actor_name("gateway", GATEWAYS)
-        found = await answer(name, "addresses")
-        if found is not None:
-            self._known[name] = found
-        return self._known.get(name)
+            return []
+        names = actors("gateway")
+        answers = await asyncio.gather(*(answer(name, "addresses") for name in names))
+        heard = {name: each for name, each in zip(names, answers, strict=True) if each is not None}
+        self._known = {name: each for name, each in (self._known | heard).items() if name in names}
+        return [self._known[name] for name in sorted(self._known)] or None
+
+    def _write(self, gateways: Gateways) -> None:
+        if gateways:
+            self._write_settings(plan.stage_settings(self._launch.settings, gateways))
+
+    def _write_settings(self, text: str) -> None:
+        """Replace the file at once: the process may be reading it."""
+        new = self._path.with_suffix(".new")
+        new.write_text(text, encoding="utf-8")
+        new.replace(self._path)
+
+
+def actors(kind: Kind | None = None) -> list[str]:
+    """The actors that run processes, all or those of a kind, in order."""
+    kinds = {name: plan.kind_of(name) for name in ray.util.list_named_actors()}
+    found = [name for name, each in kinds.items() if each is not None and kind in (None, each)]
+    return sorted(found, key=lambda name: (plan.KINDS.index(kinds[name]), plan.number_of(name)))
 
 
 def essential(work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":

@@ -6,7 +6,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shared.messages import MAX_REPLICAS, STAGES, StageName
+from ops.cluster.plan import KINDS, Kind
+from shared.config.gateway import MAX_GATEWAYS
+from shared.messages import MAX_REPLICAS, STAGES
 
 if TYPE_CHECKING:
     from omnirelay.cli.main import Commands
@@ -16,16 +18,16 @@ def add(commands: "Commands[argparse.ArgumentParser]") -> None:
     """Add the subcommand and its own subcommands."""
     parser = commands.add_parser("cluster", help="run the stack on a Ray cluster: up, status, scale, down")
     actions = parser.add_subparsers(required=True, metavar="ACTION")
-    up = actions.add_parser("up", help="start gateway and stages, and wait until they are ready")
+    up = actions.add_parser("up", help="start gateways and stages, and wait until they are ready")
     up.add_argument("--config", type=Path, required=True, metavar="FILE", help="YAML")
     up.set_defaults(run=_run("up"))
     status = actions.add_parser("status", help="show each process, its node and its load")
     status.add_argument("--json", action="store_true", help="print one JSON object")
     status.set_defaults(run=_run("status"))
     scale = actions.add_parser(
-        "scale", help="change numbers of replicas; those that go finish their requests"
+        "scale", help="change numbers of gateways or of replicas; those that go finish their requests"
     )
-    scale.add_argument("numbers", type=replicas, nargs="+", metavar="STAGE=N", help="e.g. talker=3")
+    scale.add_argument("numbers", type=replicas, nargs="+", metavar="STAGE=N", help="e.g. talker=3 gateway=2")
     scale.set_defaults(run=_run("scale"))
     down = actions.add_parser("down", help="finish all requests, and stop every process")
     down.set_defaults(run=_run("down"))
@@ -37,19 +39,21 @@ def add(commands: "Commands[argparse.ArgumentParser]") -> None:
         )
 
 
-def replicas(text: str) -> tuple[StageName, int]:
-    """Read ``STAGE=N``.
+def replicas(text: str) -> tuple[Kind, int]:
+    """Read ``STAGE=N`` or ``gateway=N``.
 
     Raises:
-        argparse.ArgumentTypeError: It is something else, or a number that no stage can have.
+        argparse.ArgumentTypeError: It is something else, or a number that there cannot be.
     """
     name, _, number = text.partition("=")
-    stage = next((stage for stage in STAGES if stage == name), None)
-    if stage is None or not number.isdecimal() or not 1 <= int(number) <= MAX_REPLICAS:
+    kind = next((kind for kind in KINDS if kind == name), None)
+    most = MAX_GATEWAYS if kind == "gateway" else MAX_REPLICAS
+    if kind is None or not number.isdecimal() or not 1 <= int(number) <= most:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not STAGE=N with a stage of {', '.join(STAGES)} and N from 1 to {MAX_REPLICAS}"
+            f"{text!r} is not STAGE=N with a stage of {', '.join(STAGES)} and N from 1 to {MAX_REPLICAS}, "
+            f"nor gateway=N with N from 1 to {MAX_GATEWAYS}"
         )
-    return stage, int(number)
+    return kind, int(number)
 
 
 def _run(action: str) -> Callable[[argparse.Namespace], int]:

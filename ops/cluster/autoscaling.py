@@ -3,7 +3,7 @@
 A stage gets one more replica when it was short for ``scale_up_after_s``, that is, at each look either
 
 - its running and waiting requests fill more than :data:`HIGH` of its replicas' batches, or
-- it is the fullest stage, and requests wait at the gateway or listeners had nothing left to play since the
+- it is the fullest stage, and requests wait at a gateway or listeners had nothing left to play since the
   look before;
 
 and one less when, for ``scale_down_after_s``, no stage was short and the remaining replicas would be filled
@@ -56,8 +56,8 @@ class Look:
 
     Attributes:
         at: When, in monotonic seconds.
-        queued: Requests that wait at the gateway for a place.
-        underruns: Gaps in playback, counted since the gateway's start.
+        queued: Requests that wait at the gateways for a place.
+        underruns: Gaps in playback, counted since some moment.
         stages: Each stage.
     """
 
@@ -84,7 +84,7 @@ class Autoscaler:
 
     def wanted(self, look: Look) -> dict[StageName, int]:
         """The stages that should have another number of replicas, with that number."""
-        # A gateway that has been started again counts from zero.
+        # After the controller was lost it counts from zero again.
         gaps = self._underruns is not None and look.underruns > self._underruns
         self._underruns = look.underruns
         fills = {stage: self._fill(stage, look.stages[stage]) for stage in self._bounds}

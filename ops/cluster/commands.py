@@ -17,8 +17,8 @@ from omnirelay.errors import ClusterError, StageStartError
 from ops.cluster import keys, plan
 from ops.cluster.connection import Cluster, connected
 from ops.cluster.members import Member
+from ops.cluster.plan import Kind
 from shared.config import Config, load_config
-from shared.messages import StageName
 
 POLL_S: Final = 0.5
 MOST_RESTARTS: Final = 3
@@ -38,15 +38,12 @@ def up(arguments: argparse.Namespace) -> int:
     with connected(arguments.address) as cluster:
         cluster.create(plan.settings_text(config), files)
         try:
-            members = _wait(cluster, {stage: config.stage(stage).replicas for stage in config.served_stages})
+            members = _wait(cluster, _configured(config))
         except (StageStartError, KeyboardInterrupt):
             say("stopping ...")
             cluster.stop()
             raise
-        for member in members:
-            if member.kind == "gateway" and member.placed is not None:
-                addresses = plan.client_addresses(config, member.placed.host)
-                say(f"ready: {', '.join(addresses.values())}")
+    say(f"ready: {', '.join(clients(members))}")
     return 0
 
 
@@ -64,21 +61,25 @@ def status(arguments: argparse.Namespace) -> int:
 
 
 def scale(arguments: argparse.Namespace) -> int:
-    """Change numbers of replicas, and wait until they are.
+    """Change numbers of processes, and wait until they are.
 
     Raises:
-        OmniRelayError: There is no stack or no cluster, or the stack does not have such a stage.
+        OmniRelayError: There is no stack or no cluster, or the stack cannot have such a process.
     """
-    numbers: dict[StageName, int] = dict(arguments.numbers)
+    numbers: dict[Kind, int] = dict(arguments.numbers)
     with connected(arguments.address) as cluster:
         config = Config.model_validate(yaml.safe_load(cluster.settings()) or {})
-        absent = numbers.keys() - set(config.served_stages)
+        absent = numbers.keys() - {"gateway", *config.served_stages}
         if absent:
             raise ClusterError(f"the stack has no {', '.join(sorted(absent))}: it was started with text_only")
+        if "gateway" in numbers:
+            plan.with_gateways(config, numbers["gateway"])
         cluster.scale(numbers)
-        _wait(cluster, numbers)
-    for stage, number in numbers.items():
-        say(f"{stage}: {number} ready")
+        members = _wait(cluster, numbers)
+    for kind, number in numbers.items():
+        say(f"{kind}: {number} ready")
+    if "gateway" in numbers:
+        say(f"clients: {', '.join(clients(members))}")
     return 0
 
 
@@ -94,8 +95,19 @@ def down(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _wait(cluster: Cluster, numbers: Mapping[StageName, int]) -> list[Member]:
-    """Wait until there are so many ready replicas, and none that drain.
+def clients(members: Sequence[Member]) -> list[str]:
+    """Where clients reach the gateways, in order."""
+    return [address for each in members if each.placed is not None for address in each.placed.clients]
+
+
+def _configured(config: Config) -> dict[Kind, int]:
+    """How many processes of each kind a stack begins with."""
+    numbers: dict[Kind, int] = {"gateway": config.gateway.replicas}
+    return numbers | {stage: config.stage(stage).replicas for stage in config.served_stages}
+
+
+def _wait(cluster: Cluster, numbers: Mapping[Kind, int]) -> list[Member]:
+    """Wait until there are so many ready processes, and none that drain.
 
     Raises:
         StageStartError: A process ends repeatedly before it is ready.
@@ -115,8 +127,8 @@ def _wait(cluster: Cluster, numbers: Mapping[StageName, int]) -> list[Member]:
             time.sleep(POLL_S)
 
 
-def waiting_for(members: Sequence[Member], numbers: Mapping[StageName, int]) -> list[str]:
-    """What is missing until a stack has a ready gateway and these numbers of ready replicas."""
+def waiting_for(members: Sequence[Member], numbers: Mapping[Kind, int]) -> list[str]:
+    """What is missing until a stack has a ready gateway and these numbers of ready processes."""
     missing = [
         f"{member.name} (no node with free resources yet)" if member.placed is None else member.name
         for member in members
@@ -127,7 +139,7 @@ def waiting_for(members: Sequence[Member], numbers: Mapping[StageName, int]) -> 
     ]
     ready = Counter(member.kind for member in members if member.ready and not member.draining)
     if not missing:
-        missing += [stage for stage, number in numbers.items() if ready[stage] < number]
+        missing += [kind for kind, number in numbers.items() if ready[kind] < number]
     return missing or ([] if ready["gateway"] else ["the gateway"])
 
 
@@ -145,14 +157,15 @@ def check(members: Sequence[Member]) -> None:
 
 
 def describe(members: Sequence[Member]) -> str:
-    """A table of the processes."""
+    """A table of the processes, and where clients reach each gateway."""
     head = ("process", "state", "node", "pid", "restarts", "requests")
     rows = [head, *(_row(member) for member in members)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     ]
-    return "\n".join(line[: max(columns(), 40)] for line in lines)
+    reached = [f"{each.name}: {', '.join(clients([each]))}" for each in members if clients([each])]
+    return "\n".join([*(line[: max(columns(), 40)] for line in lines), *reached])
 
 
 def _row(member: Member) -> tuple[str, ...]:

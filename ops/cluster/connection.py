@@ -9,7 +9,7 @@ from typing import Any, Final
 from omnirelay.errors import ClusterError, MissingPackageError
 from ops.cluster.keys import KeyFiles
 from ops.cluster.members import Member
-from shared.messages import StageName
+from ops.cluster.plan import Kind
 
 ANSWER_S: Final = 60.0
 """How long the controller may take to answer: it may have to come back on another node."""
@@ -88,8 +88,8 @@ class Cluster:
         members: list[Member] = self._call("members")
         return members
 
-    def scale(self, numbers: Mapping[StageName, int]) -> None:
-        """Begin to change numbers of replicas."""
+    def scale(self, numbers: Mapping[Kind, int]) -> None:
+        """Begin to change numbers of processes."""
         self._call("scale", dict(numbers))
 
     def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""The actor that owns the numbers of replicas: starts them, scales them, lets them finish."""
+"""The actor that owns the numbers of processes: starts them, scales them, lets them finish."""
 
 import asyncio
 import time
@@ -9,12 +9,12 @@ import ray
 import yaml
 
 from ops.cluster import plan
-from ops.cluster.actors import NAMESPACE, Launch, ProcessActor, answer, essential
+from ops.cluster.actors import NAMESPACE, Launch, ProcessActor, actors, answer, essential
 from ops.cluster.autoscaling import Autoscaler, Bounds, Look
 from ops.cluster.gateway import Told
 from ops.cluster.keys import KeyFiles, keys_for
 from ops.cluster.members import Member, look_at, member
-from ops.cluster.plan import GATEWAYS, Kind
+from ops.cluster.plan import Kind
 from ops.console import announce
 from shared.config import Config
 from shared.messages import StageName
@@ -53,12 +53,15 @@ class Controller:
             self._config.cluster.scale_up_after_s,
             self._config.cluster.scale_down_after_s,
         )
+        # Gaps in playback: those that each gateway counted by its last answer, and all since this began.
+        self._underruns: dict[str, int] = {}
+        self._gaps = 0
         self._tending = essential(self._tend())
 
     async def start(self) -> None:
         """Start all processes; those that a controller lost meanwhile has started stay as they are."""
-        there = self._names()
-        numbers: dict[Kind, int] = {"gateway": GATEWAYS}
+        there = actors()
+        numbers: dict[Kind, int] = {"gateway": self._config.gateway.replicas}
         numbers |= {stage: self._config.stage(stage).replicas for stage in self._config.served_stages}
         for kind, count in numbers.items():
             for number in range(1, count + 1):
@@ -73,27 +76,20 @@ class Controller:
         """Every process of the stack."""
         return (await self._look())[0]
 
-    async def scale(self, numbers: Mapping[StageName, int]) -> None:
-        """Begin to change the numbers of replicas; those that go finish their requests first."""
-        for stage, number in numbers.items():
-            self._set(stage, number)
+    async def scale(self, numbers: Mapping[Kind, int]) -> None:
+        """Begin to change the numbers of processes; those that go finish their requests first."""
+        for kind, number in numbers.items():
+            self._set(kind, number)
 
     async def stop(self) -> None:
-        """Let the gateway finish all requests, then stop the stages."""
+        """Let the gateways finish all requests, then stop the stages."""
         self._tending.cancel()
-        names = self._names()
+        names = actors()
         gateways = [name for name in names if plan.kind_of(name) == "gateway"]
         for group in (gateways, [name for name in names if name not in gateways]):
             for name in group:
                 self._drain(name)
             await asyncio.gather(*(self._draining[name] for name in group))
-
-    def _names(self) -> list[str]:
-        """The actors that run processes, in order."""
-        found = [name for name in ray.util.list_named_actors() if plan.kind_of(name) is not None]
-        return sorted(
-            found, key=lambda name: (plan.KINDS.index(plan.kind_of(name) or "gateway"), plan.number_of(name))
-        )
 
     def _create(self, kind: Kind, number: int) -> None:
         name = plan.actor_name(kind, number)
@@ -104,13 +100,13 @@ class Controller:
         ray.remote(ProcessActor).options(name=name, **ACTOR, **reserved).remote(launch)
         announce(f"{name} is to be placed")
 
-    def _set(self, stage: StageName, number: int) -> None:
-        """Create replicas under new numbers, or drain the newest ones."""
-        ours = [name for name in self._names() if plan.kind_of(name) == stage]
+    def _set(self, kind: Kind, number: int) -> None:
+        """Create processes under new numbers, or drain the newest ones."""
+        ours = actors(kind)
         staying = [name for name in ours if name not in self._draining]
-        free = (each for each in range(1, len(ours) + number + 1) if plan.actor_name(stage, each) not in ours)
+        free = (each for each in range(1, len(ours) + number + 1) if plan.actor_name(kind, each) not in ours)
         for _ in range(number - len(staying)):
-            self._create(stage, next(free))
+            self._create(kind, next(free))
         for name in staying[number:]:
             self._drain(name)
 
@@ -142,26 +138,34 @@ class Controller:
                 # Told to go by a controller that was lost meanwhile.
                 if each.placed is not None and each.placed.report.state in ("stopping", "ended"):
                     self._drain(each.name)
-            if told is not None:
+            if told:
                 self._scale_by_rule(members, told)
 
-    def _scale_by_rule(self, members: list[Member], told: Told) -> None:
+    def _scale_by_rule(self, members: list[Member], told: Mapping[str, Told]) -> None:
         stages = {stage: look_at(stage, members) for stage in self._config.served_stages}
-        look = Look(time.monotonic(), told.status.requests.get("queued", 0), told.underruns, stages)
+        queued = sum(each.status.requests.get("queued", 0) for each in told.values())
+        for name, each in told.items():
+            # A gateway that is new or has been started again counts from zero.
+            self._gaps += max(0, each.underruns - self._underruns.get(name, each.underruns))
+            self._underruns[name] = each.underruns
+        look = Look(time.monotonic(), queued, self._gaps, stages)
         for stage, number in self._autoscaler.wanted(look).items():
             announce(f"{stage}: {number} replicas instead of {stages[stage].replicas}")
             self._set(stage, number)
 
-    async def _look(self) -> tuple[list[Member], Told | None]:
-        names = self._names()
-        gateway = plan.actor_name("gateway", GATEWAYS)
-        told, *placed = await asyncio.gather(
-            answer(gateway, "ask"), *(answer(name, "report") for name in names)
+    async def _look(self) -> tuple[list[Member], Mapping[str, Told]]:
+        """Every process, and what the gateways tell that answer."""
+        names, gateways = actors(), actors("gateway")
+        answers = await asyncio.gather(
+            *(answer(name, "ask") for name in gateways), *(answer(name, "report") for name in names)
         )
-        status = None if told is None else told.status
+        told: dict[str, Told] = {
+            name: each for name, each in zip(gateways, answers, strict=False) if each is not None
+        }
+        statuses = {name: each.status for name, each in told.items()}
         members = [
-            member(name, kind, name in self._draining, place, status)
-            for name, place in zip(names, placed, strict=True)
+            member(name, kind, name in self._draining, place, statuses)
+            for name, place in zip(names, answers[len(gateways) :], strict=True)
             if (kind := plan.kind_of(name)) is not None
         ]
         return members, told

@@ -1,4 +1,4 @@
-"""What a gateway tells the supervisor of its node about the stack."""
+"""What a gateway tells the actor on its node about the stack."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -29,11 +29,11 @@ class Told:
     underruns: int
 
 
-async def ask(config: Config) -> Told | None:
-    """Ask the gateway of this node; None while it does not answer."""
+async def ask(config: Config, number: int) -> Told | None:
+    """Ask the gateway of a number, on this node; None while it does not answer."""
     try:
-        status = await probe_target(config).status()
-        return Told(status, await _underruns(config.gateway.monitor))
+        status = await probe_target(config, number).status()
+        return Told(status, await _underruns(config.gateway.own_addresses(number)["monitor"]))
     except (GatewayUnreachableError, MessageError, aiohttp.ClientError, TimeoutError):
         return None
 

@@ -1,6 +1,6 @@
 """The processes of a stack on a cluster, as supervisors and gateway tell of them; nothing here needs Ray."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from omnirelay import StatusReport
@@ -20,6 +20,7 @@ class Placed:
         node: Ray's id of its node.
         host: The node's address.
         report: The process itself.
+        clients: Of a gateway, where clients reach it.
     """
 
     name: str
@@ -27,6 +28,7 @@ class Placed:
     node: str
     host: str
     report: Report
+    clients: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Member:
         kind: The process.
         draining: It was told to go.
         placed: Where it is; None while Ray looks for a node, or its node does not answer.
-        ready: The gateway has it as ready; a gateway is, when it answers.
+        ready: All gateways that answer have it as ready; a gateway is, when it answers.
         requests: Those running and waiting there, of a stage.
     """
 
@@ -51,7 +53,7 @@ class Member:
 
 
 def member(
-    name: str, kind: Kind, draining: bool, placed: Placed | None, status: StatusReport | None
+    name: str, kind: Kind, draining: bool, placed: Placed | None, statuses: Mapping[str, StatusReport]
 ) -> Member:
     """Join what is known of a process.
 
@@ -60,18 +62,22 @@ def member(
         kind: The process.
         draining: It was told to go.
         placed: What its actor tells; None without an answer.
-        status: What the gateway tells; None without an answer.
+        statuses: What the gateways tell, by their actors' names, of those that answer.
     """
-    ready, requests = False, 0
-    if placed is not None and status is not None:
-        ready, requests = _at_gateway(placed, status)
-    return Member(name, kind, draining, placed, ready, requests)
+    if placed is None:
+        return Member(name, kind, draining, None, ready=False, requests=0)
+    if kind == "gateway":
+        status = statuses.get(name)
+        ready = status is not None and status.gateway.pid == placed.report.pid
+        return Member(name, kind, draining, placed, ready, requests=0)
+    found = [_at_gateway(placed, status) for status in statuses.values()]
+    ready = bool(found) and all(each for each, _ in found)
+    # Each is told the requests of all.
+    return Member(name, kind, draining, placed, ready, max((each for _, each in found), default=0))
 
 
 def _at_gateway(placed: Placed, status: StatusReport) -> tuple[bool, int]:
-    """Whether a process is ready, and its requests; process ids alone may be those of another node's."""
-    if placed.kind == "gateway":
-        return status.gateway.pid == placed.report.pid, 0
+    """Whether a gateway has a stage's process as ready, and its requests; another node's may have its id."""
     for stage in status.stages:
         host = (stage.inbox or "").removeprefix("tcp://").rpartition(":")[0].strip("[]")
         if (stage.name, stage.pid, host) == (placed.kind, placed.report.pid, placed.host):

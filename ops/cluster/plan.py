@@ -1,14 +1,22 @@
 """What each process of the stack needs on a Ray cluster: resources, settings, addresses."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import yaml
+from pydantic import ValidationError
 
 from omnirelay.errors import ConfigError
-from shared.config import ENV_PREFIX, Config, EngineConfig, ProcessPlace, SynthesisEngineConfig
+from shared.config import (
+    ENV_PREFIX,
+    Config,
+    EngineConfig,
+    GatewayAddresses,
+    ProcessPlace,
+    SynthesisEngineConfig,
+)
 from shared.config.values import is_local
 from shared.messages import STAGES, StageName
 
@@ -21,8 +29,6 @@ MODULES: Final[dict[Kind, str]] = {
     "token2wav": "services.token2wav",
 }
 """What a process runs, ``python -m MODULE``."""
-GATEWAYS: Final = 1
-"""Gateways of a stack."""
 DEFAULT_CPUS: Final = 1.0
 
 
@@ -52,10 +58,8 @@ def check(config: Config) -> None:
         for key, address in config.inner_addresses().items()
         if address.startswith("ipc://")
     ]
-    if gateway.replicas > 1 or gateway.others:
-        problems.append(
-            "gateway.replicas and gateway.others are not served: a stack on a cluster has one gateway"
-        )
+    if gateway.others:
+        problems.append("gateway.others is not served: on a cluster gateway.replicas says how many there are")
     if config.share_gpus:
         problems.append("share_gpus is for stages of one machine: Ray gives each replica GPUs of its own")
     for stage in config.served_stages:
@@ -158,12 +162,40 @@ def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def gateway_addresses(config: Config, host: str) -> dict[str, str]:
-    """Where a gateway on a node meets the stages, as variables for it and for them."""
-    return {
-        f"{ENV_PREFIX}GATEWAY__EVENTS": at_host(config.gateway.events, host),
-        f"{ENV_PREFIX}GATEWAY__CONTROL": at_host(config.gateway.control, host),
-    }
+def gateway_addresses(config: Config, number: int, host: str) -> GatewayAddresses:
+    """Where the gateway of a number, from 1, meets the stages when it is on a node."""
+    own = config.gateway.own_addresses(number)
+    events, control = (at_host(own[key] or "", host) for key in ("events", "control"))
+    return GatewayAddresses(events=events, control=control)
+
+
+def gateway_variables(config: Config, number: int, host: str) -> dict[str, str]:
+    """Where the gateway of a number listens when it is on a node, as variables for it."""
+    met = gateway_addresses(config, number, host)
+    own = config.gateway.own_addresses(number) | met.model_dump() | {"replicas": "1"}
+    return {f"{ENV_PREFIX}GATEWAY__{key.upper()}": value or "null" for key, value in own.items()}
+
+
+def stage_settings(settings: str, gateways: Sequence[GatewayAddresses]) -> str:
+    """A stage's configuration in YAML: the stack's, with the gateways where they are, one at least."""
+    values = yaml.safe_load(settings) or {}
+    first, *others = (each.model_dump() for each in gateways)
+    values["gateway"] = {**values.get("gateway", {}), **first, "replicas": 1, "others": others}
+    return yaml.safe_dump(values)
+
+
+def with_gateways(config: Config, number: int) -> Config:
+    """The configuration with another number of gateways.
+
+    Raises:
+        ConfigError: So many have no ports.
+    """
+    values = config.model_dump(mode="json", exclude_defaults=True)
+    values["gateway"] = {**values.get("gateway", {}), "replicas": number}
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(f"there cannot be {number} gateways: {error.errors()[0]['msg']}") from error
 
 
 def stage_addresses(config: Config, stage: StageName, host: str, http_port: int) -> dict[str, str]:
@@ -178,18 +210,15 @@ def stage_addresses(config: Config, stage: StageName, host: str, http_port: int)
     return found
 
 
-def client_addresses(config: Config, host: str) -> dict[str, str]:
-    """Where clients reach a gateway on a node, by protocol."""
-    secure = config.gateway.tls.certificate is not None
-    served = {
-        "tls" if secure else "tcp": config.gateway.listen,
-        "https" if secure else "http": config.gateway.http,
-    }
-    return {
-        scheme: (address if is_local(address) else at_host(address, host)).replace("tcp:", f"{scheme}:", 1)
+def client_addresses(config: Config, number: int, host: str) -> tuple[str, ...]:
+    """Where clients reach the gateway of a number when it is on a node, by the scheme of each protocol."""
+    secure, own = config.gateway.tls.certificate is not None, config.gateway.own_addresses(number)
+    served = {"tls" if secure else "tcp": own["listen"], "https" if secure else "http": own["http"]}
+    return tuple(
+        (address if is_local(address) else at_host(address, host)).replace("tcp:", f"{scheme}:", 1)
         for scheme, address in served.items()
         if address is not None
-    }
+    )
 
 
 def without_ours(environment: Mapping[str, str]) -> dict[str, str]:

@@ -1,6 +1,7 @@
-"""Runs one process of the stack, and starts it again when it ends or its gateway has another address."""
+"""Runs one process of the stack: starts it again when it ends, and tells it where the gateways are."""
 
 import asyncio
+import signal
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,9 +9,10 @@ from typing import Final, Literal
 
 from ops.child import Child
 from ops.console import announce, console
+from shared.config import GatewayAddresses
 
 POLL_S: Final = 1.0
-"""Time between two looks at the gateway's address."""
+"""Time between two looks at the gateways' addresses."""
 FIRST_PAUSE_S: Final = 1.0
 LONGEST_PAUSE_S: Final = 30.0
 """Pauses before a process is started again double from the first to the longest."""
@@ -18,6 +20,9 @@ STEADY_S: Final = 60.0
 """A process that ran for so long is started again after the first pause."""
 STOP_S: Final = 8.0
 """Time for a process to stop by itself once no request is left; then it is killed."""
+
+Gateways = Sequence[GatewayAddresses]
+"""Where the gateways are; for a gateway itself, none."""
 
 State = Literal["waiting", "running", "stopping", "ended"]
 """Of a process: not started for want of a gateway, running, told to end, ended as it was told."""
@@ -49,8 +54,9 @@ class Supervisor:
         name: What its output goes by.
         command: The program and its arguments.
         own: Gives environment variables of its own, asked before each start.
-        wiring: Gives those that tell where its gateways are; None while there are none.  When they change,
-            the process is stopped and another one is started.
+        gateways: Gives where the gateways are; None while that is unknown, and then nothing is started.
+        write: Writes that where the process reads it, before its start and when it has changed; then the
+            process is sent SIGHUP.
     """
 
     def __init__(
@@ -58,12 +64,14 @@ class Supervisor:
         name: str,
         command: Sequence[str],
         own: Callable[[], Mapping[str, str]],
-        wiring: Callable[[], Awaitable[Mapping[str, str] | None]],
+        gateways: Callable[[], Awaitable[Gateways | None]],
+        write: Callable[[Gateways], None],
     ) -> None:
         self._name = name
         self._command = command
         self._own = own
-        self._wiring = wiring
+        self._gateways = gateways
+        self._write = write
         self._child: Child | None = None
         self._starts = 0
         self._ending = ""
@@ -87,25 +95,23 @@ class Supervisor:
         pause = FIRST_PAUSE_S
         try:
             while not self._stopping.is_set():
-                wiring = await self._wiring()
-                if wiring is None:
+                gateways = await self._gateways()
+                if gateways is None:
                     await self._rest(POLL_S)
                     continue
+                self._write(gateways)
                 began = time.monotonic()
                 self._starts += 1
-                self._child = await Child.start(
-                    self._name, self._command, console.show, {**self._own(), **wiring}
-                )
-                moved = await self._watch(self._child, wiring)
+                self._child = await Child.start(self._name, self._command, console.show, self._own())
+                await self._watch(self._child, gateways)
                 self._ending, self._tail = self._child.ending, tuple(self._child.tail)
                 if self._stopping.is_set():
                     return
                 announce(f"{self._name} {self._ending}: it is started again")
-                if time.monotonic() - began > STEADY_S or moved:
+                if time.monotonic() - began > STEADY_S:
                     pause = FIRST_PAUSE_S
-                if not moved:
-                    await self._rest(pause)
-                    pause = min(2 * pause, LONGEST_PAUSE_S)
+                await self._rest(pause)
+                pause = min(2 * pause, LONGEST_PAUSE_S)
         finally:
             self._over = True
 
@@ -118,17 +124,17 @@ class Supervisor:
         self._grace_s = grace_s
         self._stopping.set()
 
-    async def _watch(self, child: Child, wiring: Mapping[str, str]) -> bool:
-        """Wait for its end, or end it; True if that was because its gateway has another address."""
+    async def _watch(self, child: Child, gateways: Gateways) -> None:
+        """Wait for its end, or end it when it is to stop."""
         while not await child.wait(POLL_S):
             if self._stopping.is_set():
                 await _end(child, self._grace_s + STOP_S)
-                return False
-            if await self._wiring() not in (None, wiring):
-                announce(f"{self._name}: the gateway is elsewhere, so it is started again")
-                await _end(child, STOP_S)
-                return True
-        return False
+                return
+            now = await self._gateways()
+            if now is not None and now != gateways:
+                gateways = now
+                self._write(gateways)
+                child.send_signal(signal.SIGHUP)
 
     async def _rest(self, seconds: float) -> None:
         """Wait, but not beyond :meth:`stop`."""

@@ -2,14 +2,24 @@
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import msgspec
 import zmq
 
+from omnirelay.errors import ConfigError
 from shared.config import Config, GatewayAddresses
-from shared.messages import MISSED_HEARTBEATS, Heartbeat, Peers, StageEvent, StageName, control_identity
+from shared.messages import (
+    MISSED_HEARTBEATS,
+    Farewell,
+    Heartbeat,
+    Peers,
+    StageEvent,
+    StageName,
+    control_identity,
+)
 from shared.stage.heartbeat import HeartbeatThread
 from shared.transport.control import ControlClient
 from shared.transport.queues import PushQueue, Sending
@@ -84,26 +94,74 @@ class GatewayLink:
         told = msgspec.structs.replace(heartbeat, gateway=self.name, breaks={**heartbeat.breaks, **breaks})
         self.heart.note(told, at_once)
 
-    def close(self) -> None:
-        """Close its sockets."""
+    def close(self, deliver: bool = True) -> None:
+        """Close its sockets; ``deliver`` lets ZeroMQ send what it holds."""
         self.heart.stop()
-        self.events.close()
+        self.events.close(deliver)
         self.control.close()
 
 
 class GatewayQueues(QueueGroup[StageEvent]):
-    """Sends each event to the gateway of its request."""
+    """Sends each event to the gateway of its request.
 
-    def __init__(self, gateways: Sequence[GatewayLink]) -> None:
+    Attributes:
+        links: The gateways.
+        sending: This process, as sender, and its limits.
+        refused: Control messages of all gateways that were rejected, by error code.
+    """
+
+    def __init__(self, sending: Sending, links: Sequence[GatewayLink] = ()) -> None:
         super().__init__()
-        self._gateways: Final = tuple(gateways)
-        for each in self._gateways:
-            self.add(each.events.address, each.events)
+        self.sending: Final = sending
+        self.refused: Final = Counter[str]()
+        self.links: tuple[GatewayLink, ...] = ()
+        self._closed_beats = 0, 0
+        for each in links:
+            self._take(each)
 
     @property
-    def sending(self) -> Sending:
-        """This process, as sender, and its limits."""
-        return self._gateways[0].events.sending
+    def beats(self) -> tuple[int, int]:
+        """Heartbeats that were sent, to all gateways together, and how many of them were late."""
+        (sent, late), hearts = self._closed_beats, [each.heart for each in self.links]
+        return sent + sum(each.sent for each in hearts), late + sum(each.late for each in hearts)
+
+    def follow(
+        self, found: Sequence[GatewayAddresses], connect: Callable[[GatewayAddresses], GatewayLink]
+    ) -> bool:
+        """Connect to gateways at new addresses, and close links to addresses that are not found any more.
+
+        A gateway that answers keeps its link, whatever is found: it ends with the gateway.
+
+        Args:
+            found: Where gateways may be.
+            connect: Makes a link.
+
+        Returns:
+            Whether there are other links than before.
+
+        Raises:
+            ConfigError: An address cannot be used.
+            zmq.ZMQError: There is no further socket.
+        """
+        before = self.links
+        wanted = {each.control: each for each in found}
+        for link in before:
+            if link.control.address not in wanted and link.name is None:
+                self._leave(link)
+        for each in wanted.keys() - {link.control.address for link in self.links}:
+            self._take(connect(wanted[each]))
+        return self.links != before
+
+    def say_farewell(self, message: Farewell) -> None:
+        """Tell all gateways that this replica ends; no heartbeat follows."""
+        for each in self.links:
+            each.heart.stop()
+            each.control.send(message)
+
+    def close(self) -> None:
+        """Close all links; ZeroMQ delivers what it holds for a moment."""
+        for each in self.links:
+            self._leave(each, deliver=True)
 
     def put(self, message: StageEvent) -> int:
         """Send an event; 0 bytes if the request's gateway is gone.
@@ -120,9 +178,27 @@ class GatewayQueues(QueueGroup[StageEvent]):
         return queue is not None and queue.stalls(request_id)
 
     def _of(self, request_id: str) -> PushQueue[StageEvent] | None:
-        if len(self._gateways) == 1:
-            return self._gateways[0].events
-        return next((each.events for each in self._gateways if each.owns(request_id)), None)
+        if len(self.links) == 1:
+            return self.links[0].events
+        return next((each.events for each in self.links if each.owns(request_id)), None)
+
+    def _take(self, link: GatewayLink) -> None:
+        link.control.refused = self.refused
+        self.add(link.control.address, link.events)
+        self.links = (*self.links, link)
+
+    def _leave(self, link: GatewayLink, deliver: bool = False) -> None:
+        self.links = tuple(each for each in self.links if each is not link)
+        sent, late = self._closed_beats
+        self._closed_beats = sent + link.heart.sent, late + link.heart.late
+        self.remove(link.control.address)
+        link.close(deliver)
+
+
+def sending_of(config: Config, name: StageName, instance: str) -> Sending:
+    """A replica as sender, with its limits."""
+    identity = control_identity(name, instance)
+    return Sending(identity, config.window_bytes, config.stage(name).max_backlog_bytes)
 
 
 def open_gateway(
@@ -143,11 +219,16 @@ def open_gateway(
 
     Raises:
         ConfigError: An address cannot be used.
+        zmq.ZMQError: There is no further socket.
     """
     stage, identity = config.stage(name), control_identity(name, instance)
     control = ControlClient(context, addresses.control, identity)
-    sending = Sending(identity, config.window_bytes, stage.max_backlog_bytes)
-    events: PushQueue[StageEvent] = PushQueue(context, addresses.events, sending, "gateway")
+    sending = sending_of(config, name, instance)
+    try:
+        events: PushQueue[StageEvent] = PushQueue(context, addresses.events, sending, "gateway")
+    except (ConfigError, zmq.ZMQError):
+        control.close()
+        raise
     heart = HeartbeatThread(context, addresses.control, identity, stage.heartbeat_s)
     heart.start()
     return GatewayLink(control, heart, events, config.gateway.orphan_timeout_s)

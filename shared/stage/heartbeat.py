@@ -56,10 +56,7 @@ class HeartbeatThread(threading.Thread):
     @property
     def report(self) -> Heartbeat | None:
         """The loop's last report, with the time since then; None before the first."""
-        if self._report is None:
-            return None
-        heartbeat, since = self._report
-        return msgspec.structs.replace(heartbeat, busy_s=time.monotonic() - since)
+        return None if self._report is None else aged(*self._report)
 
     def stop(self) -> None:
         """End the thread and wait for it, so that its socket is closed."""
@@ -95,3 +92,8 @@ class HeartbeatThread(threading.Thread):
         if not sent:
             self._told = None
         return sent
+
+
+def aged(heartbeat: Heartbeat, since: float) -> Heartbeat:
+    """A report of a moment, in monotonic seconds, with the time since then."""
+    return msgspec.structs.replace(heartbeat, busy_s=time.monotonic() - since)

@@ -6,7 +6,7 @@ import resource
 import signal
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Generic, Literal, TypeVar
 
 import msgspec
@@ -37,6 +37,7 @@ from shared.messages import (
 )
 from shared.metrics import Distribution
 from shared.stage.gateways import GatewayLink
+from shared.stage.heartbeat import aged
 from shared.stage.membership import Membership
 from shared.stage.service import StageService
 from shared.transport.credits import MARK_AGAIN_S
@@ -58,6 +59,15 @@ log = logging.getLogger(__name__)
 class StageLoop(Generic[M]):
     """Runs a service until it is told to stop.
 
+    Args:
+        service: What is run.
+        config: Of its stage.
+        inbox: What comes.
+        membership: The replica's place in the stack.
+        events: Where events go.
+        outboxes: All queues to others, that of the events included.
+        follow: Connects to gateways at new addresses; whether there are others than before.
+
     Attributes:
         failures: Requests that failed here, by error code.
         drops: Requests that were dropped before their end, by reason.
@@ -74,6 +84,7 @@ class StageLoop(Generic[M]):
         membership: Membership,
         events: Outlet[StageEvent],
         outboxes: Sequence[Outgoing],
+        follow: Callable[[], bool] = lambda: False,
     ) -> None:
         self.failures: Counter[str] = Counter()
         self.drops: Counter[str] = Counter()
@@ -84,7 +95,7 @@ class StageLoop(Generic[M]):
         self._service = service
         self._inbox = inbox
         self._membership = membership
-        self._gateways = membership.gateways
+        self._follow = follow
         self._events = events
         self._outboxes = outboxes
         self._drain_s = config.drain_s
@@ -93,12 +104,13 @@ class StageLoop(Generic[M]):
         self._told_links: object = None
         self._ended: OrderedDict[str, None] = OrderedDict()
         self._stopping = False
-        self._poller = zmq.Poller()
-        self._poller.register(inbox.socket, zmq.POLLIN)
-        for gateway in self._gateways:
-            self._poller.register(gateway.control.socket, zmq.POLLIN)
-        if service.wake_fd is not None:
-            self._poller.register(service.wake_fd, zmq.POLLIN)
+        self._last_report: tuple[Heartbeat, float] | None = None
+        self._poller = self._make_poller()
+
+    @property
+    def report(self) -> Heartbeat | None:
+        """What it reported last, with the time since then; None before that.  Any thread may read it."""
+        return None if self._last_report is None else aged(*self._last_report)
 
     def stop(self) -> None:
         """End the loop after the current step; safe to call from a signal handler."""
@@ -151,6 +163,15 @@ class StageLoop(Generic[M]):
         seconds["send"] += (sent := sending - sending_then)
         seconds[activity] += now - then - computed - sent
 
+    def _make_poller(self) -> zmq.Poller:
+        poller = zmq.Poller()
+        poller.register(self._inbox.socket, zmq.POLLIN)
+        for gateway in self._membership.gateways:
+            poller.register(gateway.control.socket, zmq.POLLIN)
+        if self._service.wake_fd is not None:
+            poller.register(self._service.wake_fd, zmq.POLLIN)
+        return poller
+
     def _wait(self) -> None:
         """Block if there is nothing to compute, until a message, credit, room in ZeroMQ, or `wake_at`."""
         if self._service.ready:
@@ -170,7 +191,7 @@ class StageLoop(Generic[M]):
             os.eventfd_read(wake_fd)
 
     def _take_control(self) -> None:
-        for gateway in self._gateways:
+        for gateway in self._membership.gateways:
             for message in gateway.control.receive():
                 self._take_order(gateway, message)
             if gateway.abandoned:
@@ -252,7 +273,7 @@ class StageLoop(Generic[M]):
                 self._fail(request_id, StageFailedError(f"a message could not be taken: {error!r}"))
         for credit in self._inbox.take_credits():
             # Any gateway passes it on, unless it is for that gateway.  If it is lost, the sender asks again.
-            for gateway in self._gateways:
+            for gateway in self._membership.gateways:
                 gateway.control.send(credit)
 
     def _step(self) -> None:
@@ -291,7 +312,7 @@ class StageLoop(Generic[M]):
             outbox.flush()
 
     def _report(self) -> None:
-        """Pass a report to the heartbeat thread, periodically and when something changed."""
+        """Pass a report to the heartbeat threads, periodically and when something changed."""
         now = time.monotonic()
         links = self._links()
         news = self._membership.news or links != self._told_links
@@ -299,11 +320,12 @@ class StageLoop(Generic[M]):
             return
         self._membership.news, self._told_links = False, links
         self._next_report = now + self._report_s
+        if self._follow():
+            self._poller = self._make_poller()
         load = msgspec.structs.replace(
             self._service.load(),
             outbox_bytes=sum(outbox.backlog_bytes for outbox in self._outboxes),
-            refused=self._inbox.refused.total()
-            + sum(gateway.control.refused.total() for gateway in self._gateways),
+            refused=self._inbox.refused.total() + self._membership.refused.total(),
         )
         report = Heartbeat(
             stage=self._service.name,
@@ -317,12 +339,13 @@ class StageLoop(Generic[M]):
             draining=self._membership.draining,
             breaks=links[1],
         )
-        for gateway in self._gateways:
+        self._last_report = report, now
+        for gateway in self._membership.gateways:
             gateway.report(report, at_once=news)
 
     def _links(self) -> tuple[list[str], dict[str, int], list[int]]:
         """The present connections to the next stage, and how often each, and those to gateways, were lost."""
-        lost = [gateway.events.link.breaks for gateway in self._gateways]
+        lost = [gateway.events.link.breaks for gateway in self._membership.gateways]
         return self._membership.peers, self._membership.breaks, lost
 
 

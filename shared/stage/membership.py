@@ -1,12 +1,13 @@
 """A replica's place in the stack: whose requests it takes, where it sends, when it may end."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import Any, Final
 
 from shared.messages import MAX_REPLICAS, Peers, Route, StageName
-from shared.stage.gateways import GatewayLink
+from shared.stage.gateways import GatewayLink, GatewayQueues
 from shared.transport.routing import PeerQueues
 
 
@@ -14,7 +15,6 @@ class Membership:
     """One replica's place in the stack, with any number of gateways.
 
     Attributes:
-        gateways: All gateways that it may take requests of.
         news: Something changed that the gateways must know.
     """
 
@@ -23,18 +23,33 @@ class Membership:
         stage: StageName,
         instance: str,
         inbox: str,
-        gateways: Sequence[GatewayLink],
+        gateways: GatewayQueues,
         peers: PeerQueues[Any] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.stage: Final[StageName] = stage
         self.instance: Final = instance
         self.inbox: Final = inbox
-        self.gateways: Final = tuple(gateways)
+        self._gateways = gateways
         self.news = False
         self._peers = peers
         self._clock = clock
         self._drain_until: float | None = None
+
+    @property
+    def gateways(self) -> tuple[GatewayLink, ...]:
+        """All gateways that it may take requests of."""
+        return self._gateways.links
+
+    @property
+    def refused(self) -> Counter[str]:
+        """Control messages that were rejected, by error code."""
+        return self._gateways.refused
+
+    @property
+    def beats(self) -> tuple[int, int]:
+        """See :attr:`shared.stage.gateways.GatewayQueues.beats`."""
+        return self._gateways.beats
 
     @property
     def joined(self) -> list[GatewayLink]:

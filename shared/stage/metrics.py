@@ -31,8 +31,7 @@ class StageMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """All metrics of the stage."""
-        hearts = [gateway.heart for gateway in self._membership.gateways]
-        report = hearts[0].report
+        report = self._loop.report
         if report is not None:
             yield from self._of_report(report)
         yield histogram(
@@ -62,12 +61,12 @@ class StageMetrics(Collector):
         yield counter(
             "omnirelay_heartbeats_sent_total",
             "Heartbeats sent, to all gateways together; none to one that is not connected.",
-            [(self._labels, sum(heart.sent for heart in hearts))],
+            [(self._labels, self._membership.beats[0])],
         )
         yield counter(
             "omnirelay_heartbeats_sent_late_total",
             "Heartbeats more than an interval late, because their thread was not scheduled.",
-            [(self._labels, sum(heart.late for heart in hearts))],
+            [(self._labels, self._membership.beats[1])],
         )
         yield gauge(
             "omnirelay_stage_gateways",

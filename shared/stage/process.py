@@ -16,15 +16,16 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import zmq
 from prometheus_client import REGISTRY
 
-from omnirelay.errors import EngineFailedError, OmniRelayError
+from omnirelay.errors import ConfigError, EngineFailedError, OmniRelayError
 from shared.checkpoints import resolve_model
-from shared.config import Config, load_config, tell_ignored
+from shared.config import Config, GatewayAddresses, load_config, tell_ignored
 from shared.ending import Start, limit_end, run_to_end
-from shared.log import configure_logging
+from shared.log import configure_logging, limited
 from shared.messages import Farewell, StageName
 from shared.metrics import LogMetrics
+from shared.stage.discovery import GatewayFinder
 from shared.stage.endpoint import HttpEndpoint
-from shared.stage.gateways import GatewayLink, GatewayQueues, open_gateway
+from shared.stage.gateways import GatewayLink, GatewayQueues, open_gateway, sending_of
 from shared.stage.health import StageHealth
 from shared.stage.loop import StageLoop, stop_on_signals
 from shared.stage.membership import Membership
@@ -75,13 +76,15 @@ def _run(name: StageName, union: Any, build: Build, check: Check) -> int:
     parser.add_argument("--config", type=Path, help="YAML file; without it, the built-in configuration")
     path: Path | None = parser.parse_args().config
     configure_logging(name, "info")
+    finder = GatewayFinder(path)
+    # Before the file is read, so that no change of it is missed.
+    signal.signal(signal.SIGHUP, lambda *_: finder.reload())
     try:
         config = load_config(path)
         configure_logging(name, config.log_level, config.log_format)
         tell_ignored()
-        signal.signal(signal.SIGHUP, _stay)
         with start.closing:
-            _serve(start, name, config, union, build, check)
+            _serve(start, name, config, finder, union, build, check)
     except EngineFailedError as error:
         log.error("%s: %s", error.code, error)
         return error.exit_status
@@ -90,10 +93,6 @@ def _run(name: StageName, union: Any, build: Build, check: Check) -> int:
         return 1
     log.info("stopped")
     return 0
-
-
-def _stay(_number: int, _: Any) -> None:
-    log.info("SIGHUP: a stage reloads nothing; restart it to change its configuration")
 
 
 def lower_priority(niceness: int) -> None:
@@ -121,16 +120,24 @@ class _Channels:
     inbox: PullQueue[Any]
     tracer: "Tracer | None"
     instance: str
-    gateways: list[GatewayLink]
     events: GatewayQueues
+    follow: Callable[[], bool]
 
 
-def _serve(start: Start, name: StageName, config: Config, union: Any, build: Build, check: Check) -> None:
+def _serve(
+    start: Start,
+    name: StageName,
+    config: Config,
+    finder: GatewayFinder,
+    union: Any,
+    build: Build,
+    check: Check,
+) -> None:
     model = resolve_model(config)
     check(model)
     prepare_environment(config.stage(name), len(config.served_stages))
     with start.making():
-        channels = _open(start.closing, name, config, union)
+        channels = _open(start.closing, name, config, finder, union)
     # The threads of heartbeats and ZeroMQ exist by now and keep their priority; compute threads follow.
     lower_priority(config.stage(name).niceness)
     log.info("loading %s", model)
@@ -139,11 +146,13 @@ def _serve(start: Start, name: StageName, config: Config, union: Any, build: Bui
         loop = _prepare(start.closing, name, config, channels, service, peers)
         stop_on_signals(loop)
     log.info("%s is ready on %s", channels.instance, config.stage(name).advertise or channels.inbox.endpoint)
-    channels.health.loaded(channels.gateways[0].heart)
+    channels.health.loaded(loop)
     loop.run()
 
 
-def _open(closing: ExitStack, name: StageName, config: Config, union: Any) -> _Channels:
+def _open(
+    closing: ExitStack, name: StageName, config: Config, finder: GatewayFinder, union: Any
+) -> _Channels:
     """Open all sockets first: an address in use is reported before a model is loaded."""
     stage = config.stage(name)
     context = open_context(config, name)
@@ -158,11 +167,24 @@ def _open(closing: ExitStack, name: StageName, config: Config, union: Any) -> _C
     if tracer is not None:
         closing.callback(tracer.close)
     instance = secrets.token_hex(8)
-    gateways = []
-    for addresses in config.gateway.addresses:
-        gateways.append(open_gateway(context, addresses, config, name, instance))
-        closing.callback(gateways[-1].close)
-    return _Channels(context, health, inbox, tracer, instance, gateways, GatewayQueues(gateways))
+    events = GatewayQueues(sending_of(config, name, instance))
+    closing.callback(events.close)
+    finder.begin(config.gateway)
+    closing.callback(finder.stop)
+
+    def connect(found: GatewayAddresses) -> GatewayLink:
+        return open_gateway(context, found, config, name, instance)
+
+    def follow() -> bool:
+        try:
+            return events.follow(finder.found, connect)
+        except (ConfigError, zmq.ZMQError) as error:
+            limited(log).error("cannot connect to a gateway: %s", error)
+            return True
+
+    # What is wrong with a configured address is told at once.
+    events.follow(finder.found, connect)
+    return _Channels(context, health, inbox, tracer, instance, events, follow)
 
 
 def _prepare(
@@ -174,26 +196,24 @@ def _prepare(
     peers: PeerQueues[Any] | None,
 ) -> StageLoop[Any]:
     """Assemble the loop around what was loaded."""
-    stage, instance, gateways = config.stage(name), channels.instance, channels.gateways
+    stage, instance = config.stage(name), channels.instance
     outboxes: dict[str, Outgoing] = {"gateway": channels.events}
     if peers is not None:
         outboxes[peers.stage] = peers
         closing.callback(peers.close)
     closing.callback(service.close)
-    for gateway in gateways:
-        closing.callback(gateway.control.send, Farewell(stage=name, instance=instance))
-        # No heartbeat may follow the farewell.
-        closing.callback(gateway.heart.stop)
+    closing.callback(channels.events.say_farewell, Farewell(stage=name, instance=instance))
     closing.callback(channels.health.ended)
     closing.callback(limit_end)
     service.traces.tracer = channels.tracer
     address = stage.advertise or channels.inbox.endpoint
-    membership = Membership(name, instance, address, gateways, peers)
+    membership = Membership(name, instance, address, channels.events, peers)
     # What was loaded stays until the end; garbage collection can skip it.
     gc.freeze()
-    loop = StageLoop(service, stage, channels.inbox, membership, channels.events, list(outboxes.values()))
-    refused = [gateway.control.refused for gateway in gateways]
-    edges = EdgeMetrics(name, outboxes, {name: channels.inbox}, {"control": refused})
+    loop = StageLoop(
+        service, stage, channels.inbox, membership, channels.events, list(outboxes.values()), channels.follow
+    )
+    edges = EdgeMetrics(name, outboxes, {name: channels.inbox}, {"control": [channels.events.refused]})
     for metrics in (
         StageMetrics(service, loop, membership),
         edges,

@@ -24,11 +24,13 @@ class ControlClient:
     """Connects a stage to the gateway's control socket, under a unique identity.
 
     Attributes:
+        address: Where the gateway's control socket is.
         refused: Number of rejected messages, by error code.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, identity: str) -> None:
         self._decoder: Decoder[ControlToStage] = Decoder(ControlToStage, MAX_CONTROL_BYTES)
+        self.address: Final = address
         self.refused: Counter[str] = Counter()
         self.socket = context.socket(zmq.DEALER)
         self.socket.set(zmq.IDENTITY, identity.encode())

@@ -168,8 +168,8 @@ class Harness:
         )
         self.heart = HeartbeatThread(context, control_address, STAGE, heartbeat_s)
         link = GatewayLink(self._control, self.heart, self.gateway, orphan_timeout_s)
-        self.service.gateway = GatewayQueues([link])
-        self.membership = Membership(STAGE, INSTANCE, self.inbox.endpoint, [link])
+        self.service.gateway = GatewayQueues(self.gateway.sending, [link])
+        self.membership = Membership(STAGE, INSTANCE, self.inbox.endpoint, self.service.gateway)
         self.loop = CountingLoop(
             self.service,
             self.config,

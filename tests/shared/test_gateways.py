@@ -89,8 +89,8 @@ class Shared:
         self.inbox = PullQueue[Any](context, ANY_PORT, Token2WavInput)
         self.links = [self._link(context, each, orphan_timeout_s) for each in gateways]
         self.service = EchoService()
-        self.service.gateway = GatewayQueues(self.links)
-        self.membership = Membership(STAGE, INSTANCE, self.inbox.endpoint, self.links)
+        self.service.gateway = GatewayQueues(sending(), self.links)
+        self.membership = Membership(STAGE, INSTANCE, self.inbox.endpoint, self.service.gateway)
         config = Config().stages.talker
         self.loop: StageLoop[Any] = StageLoop(
             self.service, config, self.inbox, self.membership, self.service.gateway, [self.service.gateway]
@@ -255,7 +255,7 @@ def test_replicas_that_any_gateway_knows_are_reached(context: Context) -> None:
     gateways = pair(context)
     stage = Shared(context, list(gateways))
     links = stage.links
-    member = Membership("talker", INSTANCE, stage.inbox.endpoint, links, queues)
+    member = Membership("talker", INSTANCE, stage.inbox.endpoint, stage.service.gateway, queues)
     assert member.hear(links[0], Peers(gateway="aaaaaaaa", replicas={"x": known["x"], "y": known["y"]}))
     assert member.hear(links[1], Peers(gateway="bbbbbbbb"))
     assert set(queues._queues) == {"x", "y"}
@@ -307,7 +307,7 @@ def test_a_gateway_without_the_key_gets_nothing(opened: Open) -> None:
             # It may believe that it has been joined, but nothing goes there.
             links[1].hear(Peers(gateway="bbbbbbbb"))
             until = time.monotonic() + 0.5
-            GatewayQueues(links).put(
+            GatewayQueues(sending(), links).put(
                 RequestFailed(request_id="bbbbbbbb1", stage="talker", code="stage_failed", message="")
             )
             while time.monotonic() < until:

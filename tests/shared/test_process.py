@@ -10,9 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
+import zmq
 
 from shared.messages import STAGES
-from tests.shared.support import free_address, wait_until
+from tests.shared.support import ANY_PORT, endpoint, free_address, wait_until
 from tests.support.children import Child
 from tests.support.http import get
 
@@ -123,11 +125,11 @@ def test_a_damaged_file_ends_the_stage_with_one_line(tmp_path: Path, tiny_checkp
         assert f"checkpoint_invalid: the checkpoint in {model} is damaged: {problem}" in line
 
 
-def start_echo(model: Path, **overrides: str) -> Child[str]:
+def start_echo(model: Path, *arguments: str, **overrides: str) -> Child[str]:
     """Start a stage that echoes what it is given; it loads until its standard input is closed."""
     gateway = {"OMNIRELAY_GATEWAY__EVENTS": free_address(), "OMNIRELAY_GATEWAY__CONTROL": free_address()}
     return Child(
-        [sys.executable, "-c", ECHO],
+        [sys.executable, "-c", ECHO, *arguments],
         env=environment(model, **gateway, **overrides),
         cwd=ROOT,
         stdin=subprocess.PIPE,
@@ -190,24 +192,39 @@ def test_a_stage_answers_while_it_loads_serves_and_stops_cleanly(tiny_checkpoint
     assert [line.rpartition(": ")[2] for line in seen[2:]] == ["stopping\n", "stopped\n"]
 
 
-def test_a_stage_that_is_sent_sighup_stays(tiny_checkpoint: Path) -> None:
-    inbox = free_address()
+def test_a_stage_that_is_sent_sighup_stays_and_reads_where_its_gateways_are(
+    tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("gateway: {}")
     process = start_echo(
-        tiny_checkpoint, OMNIRELAY_STAGES__TOKEN2WAV__INBOX=inbox, OMNIRELAY_STAGES__TOKEN2WAV__HTTP="null"
+        tiny_checkpoint,
+        "--config",
+        str(path),
+        OMNIRELAY_STAGES__TOKEN2WAV__INBOX=free_address(),
+        OMNIRELAY_STAGES__TOKEN2WAV__HTTP="null",
     )
-    with process:
+    with process, zmq.Context() as context, context.socket(zmq.ROUTER) as gateway:
         try:
             assert process.stdin is not None
             assert process.stdout is not None
             assert process.stderr is not None
             process.stdout.readline()
             assert "loading" in process.stderr.readline()
+            path.write_text("gateway: {nothing: 1}")
             process.send_signal(signal.SIGHUP)
-            assert "SIGHUP: a stage reloads nothing" in process.stderr.readline()
+            line = process.stderr.readline()
+            assert "the gateways' addresses stay as they are" in line
+            assert "gateway.nothing: no such key" in line
             process.stdin.close()
             assert "ready on" in process.stderr.readline()
+            gateway.bind(ANY_PORT)
+            place = {"control": endpoint(gateway), "events": free_address()}
+            path.write_text(yaml.safe_dump({"gateway": {"others": [place]}}))
             process.send_signal(signal.SIGHUP)
-            assert "SIGHUP: a stage reloads nothing" in process.stderr.readline()
+            assert "read the gateways' addresses again" in process.stderr.readline()
+            assert place["control"] in process.stderr.readline()
+            assert gateway.poll(20_000), "no heartbeat came"
             process.send_signal(signal.SIGTERM)
             assert process.wait(timeout=60) == 0
         finally:

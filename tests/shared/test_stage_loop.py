@@ -103,12 +103,12 @@ class Bench:
             HeartbeatThread(context, control, "token2wav", config.heartbeat_s),
             to_gateway,
         )
-        queues = GatewayQueues([link])
+        queues = GatewayQueues(to_gateway.sending, [link])
         self._loop: StageLoop[Token2WavInput] = StageLoop(
             self.service,
             config,
             self.inbox,
-            Membership("token2wav", "one", self.inbox.endpoint, [link]),
+            Membership("token2wav", "one", self.inbox.endpoint, queues),
             queues,
             [queues, self.absent],
         )

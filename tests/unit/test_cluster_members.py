@@ -1,5 +1,7 @@
 """What is known of processes on a cluster, and what a command still waits for."""
 
+from dataclasses import replace
+
 import pytest
 
 from omnirelay import StatusReport
@@ -49,18 +51,30 @@ def status(pid: int = 7, inbox: str = "tcp://10.0.0.1:4000", state: StageState =
 def test_a_stage_is_ready_when_the_gateway_has_this_very_process(
     told: StatusReport | None, ready: bool, requests: int
 ):
-    found = member("talker-1", "talker", False, placed("talker-1"), told)
+    answers = {} if told is None else {"gateway-1": told}
+    found = member("talker-1", "talker", False, placed("talker-1"), answers)
     assert (found.ready, found.requests) == (ready, requests)
 
 
 def test_an_address_of_ipv6_is_that_of_its_node():
     there = placed("talker-1", host="fd00::7")
-    assert member("talker-1", "talker", False, there, status(inbox="tcp://[fd00::7]:4000")).ready
+    answers = {"gateway-1": status(inbox="tcp://[fd00::7]:4000")}
+    assert member("talker-1", "talker", False, there, answers).ready
+
+
+def test_a_stage_is_ready_when_all_gateways_that_answer_have_it():
+    for others, ready in ((status(), True), (status(state="down"), False), (status(pid=8), False)):
+        answers = {"gateway-1": status(), "gateway-2": others}
+        found = member("talker-1", "talker", False, placed("talker-1"), answers)
+        assert (found.ready, found.requests) == (ready, 5)
 
 
 def test_a_gateway_is_ready_when_it_answers_itself():
-    assert member("gateway-1", "gateway", False, placed("gateway-1", pid=3), status()).ready
-    assert not member("gateway-1", "gateway", False, placed("gateway-1", pid=4), status()).ready
+    answers = {"gateway-1": status()}
+    for number, pid, ready in ((1, 3, True), (1, 4, False), (2, 3, False)):
+        name = f"gateway-{number}"
+        assert member(name, "gateway", False, placed(name, pid=pid), answers).ready == ready
+    assert not member("gateway-1", "gateway", False, None, answers).ready
 
 
 def known(name: str, ready: bool = True, draining: bool = False, requests: int = 0) -> Member:
@@ -76,6 +90,8 @@ def test_replicas_that_drain_count_for_nothing_when_a_stage_is_scaled():
     ("members", "missing"),
     [
         ([known("gateway-1"), known("talker-1")], []),
+        ([known("gateway-1"), known("gateway-2", ready=False), known("talker-1")], ["gateway-2"]),
+        ([known("gateway-1"), known("gateway-2", draining=True), known("talker-1")], []),
         ([known("gateway-1"), known("talker-1"), known("thinker-1", ready=False)], []),
         ([known("talker-1")], ["the gateway"]),
         ([known("gateway-1", ready=False), known("talker-1")], ["gateway-1"]),
@@ -91,6 +107,14 @@ def test_what_a_command_waits_for(members: list[Member], missing: list[str]):
     assert commands.waiting_for(members, {"talker": 1}) == missing
 
 
+def test_gateways_are_waited_for_as_stages_are():
+    one, two = known("gateway-1"), known("gateway-2")
+    assert commands.waiting_for([one], {"gateway": 2}) == ["gateway"]
+    assert commands.waiting_for([one, two], {"gateway": 2}) == []
+    leaving = known("gateway-2", draining=True)
+    assert commands.waiting_for([one, leaving], {"gateway": 1}) == ["the end of gateway-2"]
+
+
 def test_a_process_that_ends_again_and_again_is_reported_with_its_last_lines():
     broken = Member("talker-1", "talker", False, placed("talker-1", restarts=3), False, 0)
     with pytest.raises(StageStartError, match=r"(?s)talker-1 ended with exit status 1 .*\[talker-1\] broken"):
@@ -102,7 +126,13 @@ def test_a_process_that_ends_again_and_again_is_reported_with_its_last_lines():
 
 def test_the_table_has_every_process():
     waits = Member("talker-2", "talker", False, None, False, 0)
-    text = commands.describe([known("gateway-1"), known("talker-1", requests=4), waits])
+    gateway = replace(
+        placed("gateway-1"), clients=("tcp://10.0.0.1:5555", "http://" + "a" * 200 + ".example:8000")
+    )
+    there = Member("gateway-1", "gateway", False, gateway, True, 0)
+    text = commands.describe([there, known("talker-1", requests=4), waits])
+    # An address is never cut off.
+    assert text.splitlines()[-1] == f"gateway-1: {', '.join(gateway.clients)}"
     rows = [line.split() for line in text.splitlines()]
     assert rows[2] == ["talker-1", "ready", "10.0.0.1", "abababab", "7", "0", "4"]
     assert "waits for a node" in text

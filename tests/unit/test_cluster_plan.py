@@ -13,7 +13,7 @@ from omnirelay.errors import ConfigError
 from ops.cluster import keys, plan
 from ops.cluster.arguments import replicas
 from ops.cluster.gateway import read_underruns
-from shared.config import Config, load_config
+from shared.config import Config, GatewayAddresses, load_config
 from shared.transport.keys import load_keys
 
 
@@ -46,6 +46,10 @@ def test_a_stage_may_do_without_the_gpus_that_are_there():
     ("values", "words"),
     [
         ({"model": None}, "model is not set"),
+        (
+            {"gateway": {"others": [{"events": "tcp://127.0.0.1:1", "control": "tcp://127.0.0.1:2"}]}},
+            "others",
+        ),
         ({"share_gpus": True}, "share_gpus is for stages of one machine"),
         ({"gateway": {"api_keys": "keys.yaml"}}, "gateway.api_keys keys.yaml is relative"),
         (
@@ -100,10 +104,19 @@ def test_overrides_of_a_node_are_not_those_of_the_stack():
 
 def test_processes_listen_on_their_node():
     stack = config(gateway={"events": "tcp://127.0.0.1:7000"})
-    assert plan.gateway_addresses(stack, "10.0.0.7") == {
-        "OMNIRELAY_GATEWAY__EVENTS": "tcp://10.0.0.7:7000",
-        "OMNIRELAY_GATEWAY__CONTROL": "tcp://10.0.0.7:5561",
+    assert plan.gateway_addresses(stack, 1, "10.0.0.7") == GatewayAddresses(
+        events="tcp://10.0.0.7:7000", control="tcp://10.0.0.7:5561"
+    )
+    assert plan.gateway_variables(stack, 2, "10.0.0.7") == {
+        "OMNIRELAY_GATEWAY__LISTEN": "tcp://127.0.0.1:5655",
+        "OMNIRELAY_GATEWAY__EVENTS": "tcp://10.0.0.7:7100",
+        "OMNIRELAY_GATEWAY__CONTROL": "tcp://10.0.0.7:5661",
+        "OMNIRELAY_GATEWAY__HTTP": "tcp://127.0.0.1:8100",
+        "OMNIRELAY_GATEWAY__MONITOR": "tcp://127.0.0.1:5671",
+        "OMNIRELAY_GATEWAY__REPLICAS": "1",
     }
+    silent = config(gateway={"http": None})
+    assert plan.gateway_variables(silent, 1, "10.0.0.7")["OMNIRELAY_GATEWAY__HTTP"] == "null"
     assert plan.stage_addresses(stack, "talker", "10.0.0.7", 4321) == {
         "OMNIRELAY_STAGES__TALKER__INBOX": "tcp://10.0.0.7:*",
         "OMNIRELAY_STAGES__TALKER__HTTP": "tcp://127.0.0.1:4321",
@@ -123,10 +136,27 @@ def test_processes_listen_on_their_node():
 
 def test_clients_are_told_the_nodes_address():
     opened = config(gateway={"listen": "tcp://0.0.0.0:5555"})
-    assert plan.client_addresses(opened, "10.0.0.7") == {
-        "tcp": "tcp://10.0.0.7:5555",
-        "http": "http://127.0.0.1:8000",
-    }
+    assert plan.client_addresses(opened, 1, "10.0.0.7") == ("tcp://10.0.0.7:5555", "http://127.0.0.1:8000")
+    assert plan.client_addresses(opened, 3, "10.0.0.8") == ("tcp://10.0.0.8:5755", "http://127.0.0.1:8200")
+
+
+def test_a_stage_reads_where_the_gateways_are(tmp_path: Path):
+    stack = config(gateway={"replicas": 3, "limits": {"max_active": 3}}, security={"internal_network": True})
+    path = tmp_path / "settings.yaml"
+    places = [plan.gateway_addresses(stack, number, f"10.0.0.{number}") for number in (1, 3)]
+    path.write_text(plan.stage_settings(plan.settings_text(stack), places), encoding="utf-8")
+    read = load_config(path, {})
+    assert read.gateway.addresses == places
+    assert read.gateway.limits == stack.gateway.limits
+    # Whatever a file says, there is room for all.
+    plan.stage_settings("", [plan.gateway_addresses(stack, number, "10.0.0.1") for number in range(1, 17)])
+
+
+def test_gateways_without_ports_are_refused():
+    stack = config(gateway={"listen": "tcp://127.0.0.1:65400"})
+    assert plan.with_gateways(stack, 2).gateway.replicas == 2
+    with pytest.raises(ConfigError, match=r"there cannot be 3 gateways: .*listen of gateway 3"):
+        plan.with_gateways(stack, 3)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +187,7 @@ def test_configured_keys_are_used_and_none_where_none_are_needed(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    "text", ["talker", "talker=", "talker=0", "talker=257", "talker=-1", "gateway=2", "x=1"]
+    "text", ["talker", "talker=", "talker=0", "talker=257", "talker=-1", "gateway=17", "gateway=0", "x=1"]
 )
 def test_a_number_that_no_stage_can_have_is_refused(text: str):
     with pytest.raises(argparse.ArgumentTypeError, match="is not STAGE=N"):
@@ -165,8 +195,8 @@ def test_a_number_that_no_stage_can_have_is_refused(text: str):
 
 
 def test_stages_and_their_numbers_are_read():
-    arguments = build_parser().parse_args(["cluster", "scale", "talker=3", "token2wav=256"])
-    assert arguments.numbers == [("talker", 3), ("token2wav", 256)]
+    arguments = build_parser().parse_args(["cluster", "scale", "talker=3", "token2wav=256", "gateway=16"])
+    assert arguments.numbers == [("talker", 3), ("token2wav", 256), ("gateway", 16)]
 
 
 def test_without_ray_the_command_says_how_to_install_it(

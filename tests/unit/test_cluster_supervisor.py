@@ -1,4 +1,4 @@
-"""One process on a node of a cluster: started again, moved to another gateway, stopped in order."""
+"""One process on a node of a cluster: started again, told of other gateways, stopped in order."""
 
 import asyncio
 import itertools
@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,33 +15,41 @@ import psutil
 import pytest
 
 from ops.cluster import supervisor
-from ops.cluster.supervisor import Supervisor
+from ops.cluster.supervisor import Gateways, Supervisor
+from shared.config import GatewayAddresses
 
 WITHIN_S = 60.0
 OBEDIENT = (
     "import os, signal, sys\n"
+    "def read(*_): print(open(os.environ['FILE']).read(), os.environ['OWN'], flush=True)\n"
+    "signal.signal(signal.SIGHUP, read)\n"
     "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n"
-    "print(os.environ['WIRED'], os.environ['OWN'], flush=True)\n"
+    "read()\n"
     "while True: signal.pause()\n"
 )
 STUBBORN = OBEDIENT.replace("lambda *_: sys.exit(0)", "signal.SIG_IGN")
 
 
 class Running:
-    """A supervisor whose wiring a test sets."""
+    """A supervisor whose gateways a test sets; its process says where they are, and which start it was."""
 
-    def __init__(self, program: str) -> None:
-        self.wired: Mapping[str, str] | None = {"WIRED": "first"}
+    def __init__(self, program: str, file: Path) -> None:
+        self.gateways: Gateways | None = [at("first")]
         self.owns = 0
-        self.supervisor = Supervisor("talker-1", [sys.executable, "-c", program], self._own, self._wiring)
+        self._file = file
+        command = [sys.executable, "-c", program]
+        self.supervisor = Supervisor("talker-1", command, self._own, self._where, self._write)
         self.task = asyncio.create_task(self.supervisor.run())
 
     def _own(self) -> dict[str, str]:
         self.owns += 1
-        return {"OWN": str(self.owns)}
+        return {"OWN": str(self.owns), "FILE": str(self._file)}
 
-    async def _wiring(self) -> Mapping[str, str] | None:
-        return self.wired
+    async def _where(self) -> Gateways | None:
+        return self.gateways
+
+    def _write(self, gateways: Gateways) -> None:
+        self._file.write_text(",".join(each.control.removeprefix("ipc://") for each in gateways))
 
     async def until(self, condition: Callable[[], Any]) -> None:
         deadline = time.monotonic() + WITHIN_S
@@ -57,6 +65,10 @@ class Running:
         return pid
 
 
+def at(path: str) -> GatewayAddresses:
+    return GatewayAddresses(events=f"ipc://{path}", control=f"ipc://{path}")
+
+
 @pytest.fixture(autouse=True)
 def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("POLL_S", "FIRST_PAUSE_S"):
@@ -65,8 +77,8 @@ def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-async def running(request: pytest.FixtureRequest) -> AsyncIterator[Running]:
-    made = Running(getattr(request, "param", OBEDIENT))
+async def running(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Running]:
+    made = Running(getattr(request, "param", OBEDIENT), tmp_path / "gateways")
     yield made
     made.supervisor.stop(0.0)
     await asyncio.wait_for(made.task, WITHIN_S)
@@ -98,27 +110,30 @@ async def test_one_that_cannot_start_is_tried_less_and_less_often(running: Runni
     assert running.supervisor.report().ending == "ended with exit status 3"
 
 
-async def test_nothing_is_started_before_there_is_a_gateway() -> None:
-    made = Running(OBEDIENT)
-    made.wired = None
+async def test_nothing_is_started_before_there_is_a_gateway(tmp_path: Path) -> None:
+    made = Running(OBEDIENT, tmp_path / "gateways")
+    made.gateways = None
     await asyncio.sleep(0)
     assert made.supervisor.report().state == "waiting"
     assert made.owns == 0
-    made.wired = {"WIRED": "late"}
+    made.gateways = [at("late")]
     await made.said("late 1")
     made.supervisor.stop(0.0)
     await made.task
 
 
-async def test_a_process_follows_its_gateway_to_another_address(running: Running) -> None:
+async def test_a_running_process_is_told_of_other_gateways(running: Running) -> None:
     first = await running.said("first 1")
-    running.wired = None
+    running.gateways = None
     await running.until(lambda: running.supervisor.report().state == "running")
     assert running.supervisor.report().pid == first
-    running.wired = {"WIRED": "second"}
-    second = await running.said("second 2")
-    assert second != first
-    assert not psutil.pid_exists(first)
+    running.gateways = [at("first"), at("second")]
+    assert await running.said("first,second 1") == first
+    running.gateways = [at("second")]
+    assert await running.said("second 1") == first
+    # The next one reads it when it starts.
+    os.kill(first, signal.SIGKILL)
+    assert await running.said("second 2") != first
 
 
 @pytest.mark.parametrize(
@@ -139,9 +154,9 @@ async def test_a_process_does_not_outlive_its_supervisor(tmp_path: Path) -> None
     script.write_text(
         "import asyncio, sys\n"
         "from ops.cluster.supervisor import Supervisor\n"
-        "async def wired(): return {}\n"
+        "async def where(): return []\n"
         "child = 'import os, time; print(os.getpid(), flush=True); time.sleep(600)'\n"
-        "asyncio.run(Supervisor('x', [sys.executable, '-c', child], dict, wired).run())\n",
+        "asyncio.run(Supervisor('x', [sys.executable, '-c', child], dict, where, len).run())\n",
         encoding="utf-8",
     )
     parent = subprocess.Popen(
