@@ -28,6 +28,7 @@ class Process:
         pid: Its id.
         ready: It takes requests.
         restarts: How often it was started again on this node.
+        clients: Where clients reach it, of a gateway.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Process:
     pid: int | None
     ready: bool
     restarts: int
+    clients: tuple[str, ...]
 
 
 class ClusterStack:
@@ -83,10 +85,10 @@ class ClusterStack:
     def processes(self) -> dict[str, Process]:
         found = {}
         for each in json.loads(self.run("status", "--json")):
-            placed = each["placed"] or {"host": None, "report": {"pid": None, "restarts": 0}}
-            report = placed["report"]
+            placed = each["placed"] or {"host": None, "clients": [], "report": {"pid": None, "restarts": 0}}
+            report, clients = placed["report"], tuple(placed["clients"])
             found[each["name"]] = Process(
-                each["name"], placed["host"], report["pid"], each["ready"], report["restarts"]
+                each["name"], placed["host"], report["pid"], each["ready"], report["restarts"], clients
             )
         return found
 

@@ -205,12 +205,15 @@ def test_a_node_that_comes_back_finds_its_processes_fenced(
 def test_a_gateway_that_loses_its_node_is_found_on_another(
     stack: ClusterStack, nodes: RayNodes, undisturbed: list[Heard]
 ) -> None:
-    before = stack.wait_until_ready()["gateway-1"]
+    found = stack.wait_until_ready()
+    before = found["gateway-1"]
     assert before.host is not None
     nodes.kill(before.host)
+    staying = {each.pid for each in found.values() if each.host != before.host}
     try:
         wait_until(lambda: away_from(stack, before.host or "", {"gateway-1"}), "it is elsewhere", ANSWERS_S)
-        stack.wait_until_ready()
+        # No model was loaded again but those of the node.
+        assert staying <= {each.pid for each in stack.wait_until_ready().values()}
         with Client(stack.address) as client:
             streams = stack.ask(client)
             assert differences(streams, undisturbed, time.monotonic() + ANSWERS_S) == {}

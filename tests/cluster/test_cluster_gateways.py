@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -62,8 +63,12 @@ def ask(clients: list[Client]) -> list[Stream]:
     """Begin the streams, half of them at each gateway, and wait until both speak."""
     streams = [Stream(clients[number % 2], number) for number in range(STREAMS)]
     for half in (streams[::2], streams[1::2]):
-        wait_until(lambda half=half: any(each.heard.chunks for each in half), "speech comes", ANSWERS_S)
+        wait_until(partial(speaks, half), "speech comes", ANSWERS_S)
     return streams
+
+
+def speaks(streams: list[Stream]) -> bool:
+    return any(each.heard.chunks for each in streams)
 
 
 def served_by(address: str) -> set[int | None]:

@@ -3,10 +3,9 @@
 import os
 import re
 import signal
-import socket
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -14,14 +13,12 @@ from typing import Final, NamedTuple
 import pytest
 
 from omnirelay import Client
-from shared.config.gateway import PORTS_APART
 from shared.messages import STAGES
 from tests.chaos.streams import Heard, Stream
 from tests.support.http import get
-from tests.support.ports import free_ports
 from tests.support.processes import Processes, wait_until
 from tests.support.proxy import Relay
-from tests.support.stack import RunningStack, free_addresses, make_config
+from tests.support.stack import RunningStack, addresses_of_several, free_addresses, make_config
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -216,10 +213,7 @@ def test_a_stage_that_is_lost_is_replaced_for_both(pair: Pair, undisturbed: list
 def test_up_starts_two_and_starts_them_again(tiny_checkpoint: Path, tmp_path: Path) -> None:
     """The ports of the second are those of the first and 100."""
     config = make_config(tiny_checkpoint, gateway={"replicas": 2})
-    for key, port in zip(
-        ("listen", "events", "control", "http", "monitor"), ports_with_others(5), strict=True
-    ):
-        config["gateway"][key] = f"tcp://127.0.0.1:{port}"
+    config["gateway"] |= addresses_of_several()
     first: str = config["gateway"]["listen"]
     second = f"tcp://127.0.0.1:{int(first.rpartition(':')[2]) + 100}"
     with RunningStack(config, tmp_path) as stack, Client(second) as client, Client(first) as other:
@@ -237,14 +231,3 @@ def test_up_starts_two_and_starts_them_again(tiny_checkpoint: Path, tmp_path: Pa
         check(again, heard)
         assert client.status().gateway.pid != before
     assert "stopped" in stack.output[-1]
-
-
-def ports_with_others(count: int) -> list[int]:
-    """Free ports p of which p + 100 is free, too."""
-    found: list[int] = []
-    while len(found) < count:
-        (port,) = free_ports(1)
-        with suppress(OSError), socket.socket() as probe:
-            probe.bind(("127.0.0.1", port + PORTS_APART))
-            found.append(port)
-    return found

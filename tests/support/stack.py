@@ -2,15 +2,18 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
 import yaml
 
+from shared.config.gateway import PORTS_APART
 from tests.support.ports import free_ports
 
 START_S = 240.0
@@ -32,6 +35,18 @@ def inherited(measured: bool = False) -> dict[str, str]:
 def free_addresses(count: int) -> list[str]:
     """Addresses on the loopback that nobody listens on."""
     return [f"tcp://127.0.0.1:{port}" for port in free_ports(count)]
+
+
+def addresses_of_several() -> dict[str, str]:
+    """Free addresses of a gateway; so are those 100 ports above, where a second one listens."""
+    found: dict[str, str] = {}
+    keys = ["listen", "events", "control", "http", "monitor"]
+    while keys:
+        (port,) = free_ports(1)
+        with suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port + PORTS_APART))
+            found[keys.pop()] = f"tcp://127.0.0.1:{port}"
+    return found
 
 
 def make_config(model: Path, **changes: Any) -> dict[str, Any]:

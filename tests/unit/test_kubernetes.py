@@ -95,12 +95,14 @@ def test_a_process_reads_its_configuration_and_listens_on_the_ports_of_its_conta
 
 
 @pytest.mark.parametrize("process", STAGES)
-def test_a_stage_reaches_the_gateway_and_says_where_it_is_reached(stack: Rendered, process: str) -> None:
+def test_a_stage_finds_all_gateways_and_says_where_it_is_reached(stack: Rendered, process: str) -> None:
     config = stack.config(process)
-    service = stack.of_kind("Service")["omnirelay-gateway"]["spec"]
-    named = {each["name"]: f"tcp://omnirelay-gateway:{each['port']}" for each in service["ports"]}
+    service = stack.of_kind("Service")["omnirelay-gateways"]["spec"]
+    named = {each["name"]: f"tcp://omnirelay-gateways:{each['port']}" for each in service["ports"]}
     assert (config.gateway.events, config.gateway.control) == (named["events"], named["control"])
-    # The gateway is ready when the stages have reached it.
+    # The name stands for each pod's address, on which the port is that of the container.
+    assert service["clusterIP"] == "None"
+    # A gateway is ready when the stages have reached it.
     assert service["publishNotReadyAddresses"] is True
     advertised = config.stage(process).advertise  # type: ignore[arg-type]
     assert advertised == f"tcp://10.244.0.7:{stack.ports(process)['inbox']}"
@@ -110,7 +112,7 @@ def test_a_stage_reaches_the_gateway_and_says_where_it_is_reached(stack: Rendere
 
 def test_services_lead_to_ports_of_the_pods_that_they_select(stack: Rendered) -> None:
     services = stack.of_kind("Service")
-    assert set(services) == {"omnirelay", *(f"omnirelay-{process}" for process in PROCESSES)}
+    assert set(services) == {"omnirelay", "omnirelay-gateways", *(f"omnirelay-{each}" for each in STAGES)}
     for name, service in services.items():
         process = service["spec"]["selector"][COMPONENT]
         labels = stack.deployment(process)["spec"]["template"]["metadata"]["labels"]
@@ -122,7 +124,7 @@ def test_services_lead_to_ports_of_the_pods_that_they_select(stack: Rendered) ->
         assert names == (
             {"tcp", "http"} if name == "omnirelay" else set(stack.ports(process)) - {"tcp", "http"}
         )
-        assert (service["spec"].get("clusterIP") == "None") is (process in STAGES)
+        assert (service["spec"].get("clusterIP") == "None") is (name != "omnirelay")
 
 
 def test_the_variables_that_kubernetes_makes_of_our_services_stop_no_process(stack: Rendered) -> None:
@@ -302,9 +304,12 @@ def test_the_checkpoint_is_written_where_the_processes_read_it(stack: Rendered) 
             assert PurePosixPath(folder[-1], DEFAULT_CHECKPOINT).is_relative_to(MODEL)
 
 
-def test_there_is_one_gateway_and_nobody_scales_stages_back(stack: Rendered) -> None:
+def test_gateways_are_replaced_one_after_the_other_and_nobody_scales_stages_back(stack: Rendered) -> None:
     gateway = stack.deployment("gateway")["spec"]
-    assert (gateway["replicas"], gateway["strategy"]) == (1, {"type": "Recreate"})
+    assert gateway["replicas"] == 2
+    assert gateway["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
+    (spread,) = stack.pod("gateway")["topologySpreadConstraints"]
+    assert spread["labelSelector"] == gateway["selector"]
     assert not any("replicas" in stack.deployment(stage)["spec"] for stage in STAGES)
 
 
