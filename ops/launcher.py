@@ -156,9 +156,9 @@ class Stack:
         return await Child.start(child, command, self._show, common | self._changes[child])
 
     def reload(self) -> None:
-        """Let the gateways reload their API keys and certificates."""
-        for gateway in self._gateways():
-            gateway.send_signal(signal.SIGHUP)
+        """Let gateways reload their API keys and certificates, and stages the gateways' addresses."""
+        for child in self._children:
+            child.send_signal(signal.SIGHUP)
 
     def hurry(self) -> None:
         """Let :meth:`stop` abort open requests."""

@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
 async def until_told_to_stop(stack: Stack, work: Coroutine[Any, Any, None], drain_s: float = 0.0) -> bool:
     """Run until the work ends, or SIGINT or SIGTERM cancels it; a second signal ends open requests.
 
-    SIGHUP lets the gateway reload its files, or stops the stack if the controlling terminal was closed.
+    SIGHUP lets the processes reload their files, or stops the stack if the controlling terminal was closed.
 
     Args:
         stack: What the work starts and stops.

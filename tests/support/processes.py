@@ -67,7 +67,7 @@ class Processes:
         }
         with (self._directory / f"{name}.log").open("ab") as log:
             self.running[name] = subprocess.Popen(
-                [sys.executable, "-m", *self.module(name), "--config", str(self._path)],
+                [*self.prefix(name), sys.executable, "-m", *self.module(name), "--config", str(self._path)],
                 stdout=log,
                 stderr=log,
                 cwd=ROOT,
@@ -78,6 +78,11 @@ class Processes:
         """What is run as a process: a module, and arguments before those that all have."""
         stage = name.partition(" ")[0]
         return [f"services.{stage}" if stage in STAGES else stage]
+
+    def prefix(self, name: str) -> list[str]:
+        """A program that runs a process, with its arguments, and becomes it."""
+        del name
+        return []
 
     def environment(self, name: str) -> dict[str, str]:
         """Variables for a process, beside the test's own."""

@@ -142,7 +142,7 @@ def test_the_variables_that_kubernetes_makes_of_our_services_stop_no_process(sta
             variables |= {one: f"tcp://10.96.3.4:{each['port']}", f"{one}_PROTO": "tcp"}
             variables |= {f"{one}_PORT": str(each["port"]), f"{one}_ADDR": "10.96.3.4"}
     assert "OMNIRELAY_PORT" in variables
-    assert "OMNIRELAY_GATEWAY_SERVICE_PORT_EVENTS" in variables
+    assert "OMNIRELAY_SERVICE_PORT_HTTP" in variables
     assert load_config(environment=variables) == Config()
     assert all(pod["enableServiceLinks"] is False for _, pod in stack.pods())
 
