@@ -152,6 +152,12 @@ class EngineFailedError(OmniRelayError):
     """EX_SOFTWARE of sysexits.h."""
 
 
+class StageReservedError(OmniRelayError):
+    """A replica takes a request later: one that may end its engine is tried there alone."""
+
+    code = "stage_reserved"
+
+
 class RequestError(OmniRelayError):
     """Ends one request, and is reported to its client."""
 

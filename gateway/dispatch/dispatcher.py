@@ -23,6 +23,7 @@ from omnirelay.errors import (
     PoisonRequestError,
     QueueFullError,
     StageFailedError,
+    StageReservedError,
     StageUnavailableError,
 )
 from shared.config import GatewayConfig
@@ -31,6 +32,8 @@ from shared.messages import STAGES, RequestFailed, StageName
 
 PAUSE_S: Final = 0.5
 """Delay before a retry after a failure: a stage whose engine failed reports it before it ends."""
+RESERVED_PAUSE_S: Final = 0.5
+"""Delay before a request asks again for a replica that another gateway's request has alone."""
 log = logging.getLogger(__name__)
 
 
@@ -109,8 +112,11 @@ class Dispatcher:
             if self._suspects.add_death(active, stage, replica or "", "engine failed"):
                 self._fail_poison(active, stage)
                 return
+        elif failed.code == StageReservedError.code:
+            self._wait_for_room(active, stage, RESERVED_PAUSE_S)
+            return
         elif isinstance(error, BusyError) and self._is_shared(active, stage):
-            self._wait_for_room(active, stage, error)
+            self._wait_for_room(active, stage, error.retry_after_ms / 1000)
             return
         elif not (
             isinstance(error, StageFailedError | StageUnavailableError)
@@ -155,18 +161,21 @@ class Dispatcher:
         load = replica.beat.load
         return load.running + load.waiting > len(self.held_by(replica))
 
-    def _wait_for_room(self, active: ActiveRequest, stage: StageName, error: BusyError) -> None:
-        """Try again later, until the deadline: others fill the stage, so nothing is refused."""
-        log.info("request %s waits for room at the %s, which others fill", active.name, stage)
+    def _wait_for_room(self, active: ActiveRequest, stage: StageName, pause_s: float) -> None:
+        """Try again later, until the deadline: others have the stage, so nothing is refused."""
+        log.info("request %s waits for room at the %s, which others have", active.name, stage)
         if active.attempt is not None:
             active.avoid.add((stage, active.attempt.route.replica(stage) or ""))
-        active.not_before = self._clock() + error.retry_after_ms / 1000
+        active.not_before = self._clock() + pause_s
         active.interruptions += 1
         self._requeue(active)
 
     def progressed(self, active: ActiveRequest) -> None:
         """More of an answer arrived, which may clear a suspect."""
         cleared = self._suspects.clear(active)
+        for stage in cleared:
+            if active.attempt is not None:
+                self._stages.end_alone(stage, active.attempt.route.replica(stage) or "", active.attempt.id)
         following = self._suspects.first
         if cleared and following is not None and following.apart & cleared:
             # The next suspect must run alone; this request resumes afterwards.
@@ -194,6 +203,16 @@ class Dispatcher:
             if active.record.request_id in there and self._suspects.add_death(active, stage, name, death):
                 self._fail_poison(active, stage)
 
+    def is_alone(self, stage: StageName, name: str, attempt_id: str) -> None:
+        """A replica has nothing but this attempt, and takes nothing else: if it dies, this is the cause."""
+        active = self._attempts.get(attempt_id)
+        if active is None:
+            self._stages.abort(stage, name, attempt_id)
+            return
+        if stage in active.suspicions:
+            active.suspicions[stage].tried_on = name
+        self._stages.begin_alone(stage, name, attempt_id)
+
     def remove_death(self, stage: StageName, name: str) -> None:
         """A replica that was taken for dead is alive."""
         self._suspects.remove_death(self._all(), stage, name)
@@ -208,6 +227,8 @@ class Dispatcher:
         route = place(self._registry, think.speech is not None, active.avoid, closed, active.near)
         if route is None:
             return False
+        # No other gateway's request may be there, either, which only the stage knows.
+        route = msgspec.structs.replace(route, alone=tuple(sorted(active.apart)))
         try:
             self._stages.think(msgspec.structs.replace(think, route=route))
         except QueueFullError as error:
@@ -215,8 +236,8 @@ class Dispatcher:
             return False
         self._registry.placed(route)
         active.attempt = Attempt(think.request_id, route)
-        for stage, suspicion in active.suspicions.items():
-            suspicion.tried_on = route.replica(stage) if stage in active.apart else None
+        for suspicion in active.suspicions.values():
+            suspicion.tried_on = None
         self._attempts[think.request_id] = active
         active.started()
         return True

@@ -12,7 +12,7 @@ from gateway.requests.metrics import GatewayMetrics
 from omnirelay.errors import StageUnavailableError
 from shared.config import Config
 from shared.log import limited
-from shared.messages import AbortDone, ControlToGateway, Farewell, Heartbeat, Peers
+from shared.messages import AbortDone, Alone, ControlToGateway, Farewell, Heartbeat, Peers
 
 _WHAT: Final[dict[Reason, str]] = {
     "silent": "does not answer any more",
@@ -59,7 +59,7 @@ class ReplicaMonitor:
             self._stages.say_goodbye(replica.stage, replica.name)
 
     def on_control(self, message: ControlToGateway) -> None:
-        """Take a heartbeat, a farewell or a confirmed abort."""
+        """Take a heartbeat, a farewell, a confirmed abort, or word of a request that is alone."""
         if isinstance(message, Heartbeat):
             if not self._closed:
                 self._hear(message)
@@ -69,6 +69,8 @@ class ReplicaMonitor:
                 self._lose(left, "left", for_good=True)
         elif isinstance(message, AbortDone):
             self._dispatcher.aborts.confirmed(message.stage, message.instance, message.request_id)
+        elif isinstance(message, Alone):
+            self._dispatcher.is_alone(message.stage, message.instance, message.request_id)
 
     def check(self) -> None:
         """Detect lost thinker connections and silent or hung replicas; call it periodically."""

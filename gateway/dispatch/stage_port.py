@@ -16,6 +16,14 @@ class StagePort(Protocol):
         """Tell a replica to drop an attempt."""
         ...
 
+    def begin_alone(self, stage: StageName, replica: str, request_id: str) -> None:
+        """Let a replica begin with an attempt that is alone there."""
+        ...
+
+    def end_alone(self, stage: StageName, replica: str, request_id: str) -> None:
+        """Let a replica take others beside an attempt that was alone there."""
+        ...
+
     def tell(self, stage: StageName, replica: str, peers: Peers) -> None:
         """Answer a replica's heartbeat."""
         ...

@@ -19,6 +19,8 @@ from shared.messages import (
     HEARTBEAT_SUFFIX,
     Abort,
     AudioChunk,
+    Begin,
+    Cleared,
     Closing,
     CodecDelta,
     ControlToGateway,
@@ -116,6 +118,14 @@ class StageTransport:
         if stage == "thinker":
             self._thinkers.discard(request_id)
         self._send(control_identity(stage, replica).encode(), Abort(request_id=request_id))
+
+    def begin_alone(self, stage: StageName, replica: str, request_id: str) -> None:
+        """Let a replica begin with an attempt that is alone there."""
+        self._send(control_identity(stage, replica).encode(), Begin(request_id=request_id))
+
+    def end_alone(self, stage: StageName, replica: str, request_id: str) -> None:
+        """Let a replica take others beside an attempt that was alone there."""
+        self._send(control_identity(stage, replica).encode(), Cleared(request_id=request_id))
 
     def tell(self, stage: StageName, replica: str, peers: Peers) -> None:
         """Answer a replica's heartbeat."""

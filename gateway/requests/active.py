@@ -25,7 +25,7 @@ class Suspicion:
     Attributes:
         progress: Of the answer, at the last death.
         deaths: Weight of each death, by replica.
-        tried_on: The replica on which the current attempt is isolated, if it is.
+        tried_on: The replica that has said that the current attempt is alone there.
     """
 
     progress: AnswerProgress

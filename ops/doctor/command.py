@@ -91,6 +91,7 @@ class Examination:
         on_cpu = report is None or report.platform == "cpu"
         running = self._get("ports", lambda: network.ask_gateway(config))
         self._add("addresses", lambda: network.check_addresses(config))
+        self._add("gateways", lambda: network.check_others(config))
         self._add("keys", lambda: security.check_keys(config))
         self._add("access", lambda: access.check_access(config))
         self._add("ports", lambda: network.check_ports(config, running))

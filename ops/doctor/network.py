@@ -13,9 +13,11 @@ from ops.addresses import ANYWHERE, holder, split, used, why_not
 from ops.doctor.finding import Findings, ok, problem, warning
 from ops.target import probe_target
 from shared.config import Config
-from shared.config.values import is_local
+from shared.config.values import WILDCARDS, is_local
 
 PORTS: Final = "ports"
+GATEWAYS: Final = "gateways"
+CONNECT_S: Final = 2.0
 STATUS_S: Final = 5.0
 CLIENTS: Final = ("gateway.listen", "gateway.http")
 """Guarded by API keys and TLS, which :mod:`ops.doctor.access` checks."""
@@ -45,6 +47,44 @@ def check_addresses(config: Config) -> Findings:
         yield ok(
             "addresses", f"all are different, and only this machine can reach those of the stages{others}"
         )
+
+
+def check_others(config: Config) -> Findings:
+    """Check the gateways elsewhere, ``gateway.others``: whether stages could reach them, and do now."""
+    ours = {_place(address): key for key, address in used(config)}
+    problems, silent = 0, []
+    for index, other in enumerate(config.gateway.others):
+        for key, address in (("events", other.events), ("control", other.control)):
+            setting = f"gateway.others.{index}.{key}"
+            same, host = ours.setdefault(_place(address), setting), address.removeprefix("tcp://")
+            wrong = f"{same} is the same address" if same != setting else None
+            if host.rpartition(":")[0] in WILDCARDS:
+                wrong = "stands for all addresses of a machine, so nobody can connect to it"
+            if wrong is not None:
+                problems += 1
+                yield problem(
+                    GATEWAYS, f"{address} ({setting}): {wrong}", "give it that gateway's own address"
+                )
+            elif (error := _why_unreachable(address)) is not None:
+                silent.append(f"{address} ({setting}: {error})")
+    if silent:
+        advice = "right if that gateway does not run yet; else correct the address"
+        yield warning(GATEWAYS, f"nobody answers at {', '.join(silent)}", advice)
+    elif config.gateway.others and not problems:
+        yield ok(GATEWAYS, f"all {len(config.gateway.others)} of gateway.others can be reached")
+
+
+def _why_unreachable(address: str) -> str | None:
+    """Why no connection can be made now; None if one was."""
+    try:
+        if address.startswith("ipc://"):
+            with socket.socket(socket.AF_UNIX) as probe:
+                probe.connect(address.removeprefix("ipc://"))
+        else:
+            socket.create_connection(split(address), CONNECT_S).close()
+    except (OSError, UnicodeError) as error:
+        return str(getattr(error, "strerror", None) or error)
+    return None
 
 
 def ask_gateway(config: Config) -> StatusReport | None:

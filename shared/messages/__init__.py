@@ -12,8 +12,8 @@ Edges (the direction data flows)::
     talker    -> token2wav  SynthesisStart, CodecTokens
     any stage -> gateway    TextDelta, CodecDelta, AudioChunk, RequestFailed
     each of these           Mark
-    control, to the gateway Heartbeat, AbortDone, Farewell, Credit
-    control, to a stage     Peers, Abort, Closing, Credit
+    control, to the gateway Heartbeat, AbortDone, Alone, Farewell, Credit
+    control, to a stage     Peers, Abort, Begin, Cleared, Closing, Credit
 """
 
 from omnirelay.status import StageLimits, StageLoad
@@ -45,6 +45,9 @@ from shared.messages.control import (
     MISSED_HEARTBEATS,
     Abort,
     AbortDone,
+    Alone,
+    Begin,
+    Cleared,
     Closing,
     ControlToGateway,
     ControlToStage,
@@ -100,7 +103,10 @@ __all__ = [
     "Abort",
     "AbortDone",
     "AddressText",
+    "Alone",
     "AudioChunk",
+    "Begin",
+    "Cleared",
     "Closing",
     "CodecDelta",
     "CodecTokens",

@@ -99,6 +99,26 @@ class AbortDone(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     instance: Name
 
 
+class Alone(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="alone"):
+    """Stage to gateway, on the control socket: only this request is here, and waits for :class:`Begin`."""
+
+    request_id: RequestId
+    stage: StageName
+    instance: Name
+
+
+class Begin(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="begin"):
+    """Gateway to stage, on the control socket, in answer to :class:`Alone`: begin with this request."""
+
+    request_id: RequestId
+
+
+class Cleared(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="cleared"):
+    """Gateway to stage, on the control socket: this request does not end engines, so others may join it."""
+
+    request_id: RequestId
+
+
 def gateway_of(request_id: str) -> str:
     """The name of a request's gateway, with which all its ids begin."""
     return request_id[: 2 * GATEWAY_NAME_BYTES]
@@ -109,5 +129,5 @@ def control_identity(stage: StageName, instance: str) -> str:
     return f"{stage}.{instance}"
 
 
-ControlToGateway = Heartbeat | AbortDone | Farewell | Credit
-ControlToStage = Peers | Abort | Closing | Credit
+ControlToGateway = Heartbeat | AbortDone | Alone | Farewell | Credit
+ControlToStage = Peers | Abort | Begin | Cleared | Closing | Credit

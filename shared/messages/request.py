@@ -146,11 +146,13 @@ class Route(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         thinker: Of the thinker.
         talker: Of the talker; none for an answer in text only.
         token2wav: Of token2wav; none for an answer in text only.
+        alone: The stages whose engine it may end, so that no other request may be there meanwhile.
     """
 
     thinker: Name
     talker: Name | None = None
     token2wav: Name | None = None
+    alone: Annotated[tuple[StageName, ...], Meta(max_length=3)] = ()
 
     def replica(self, stage: "StageName") -> str | None:
         """Which replica of a stage serves the request; none if no replica does."""

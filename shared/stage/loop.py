@@ -20,6 +20,7 @@ from omnirelay.errors import (
     RepeatedMessageError,
     RequestError,
     StageFailedError,
+    StageReservedError,
     StageUnavailableError,
 )
 from shared.config import StageConfig
@@ -28,11 +29,15 @@ from shared.log import of_request
 from shared.messages import (
     Abort,
     AbortDone,
+    Alone,
+    Begin,
+    Cleared,
     ControlToStage,
     Credit,
     Heartbeat,
     Peers,
     RequestFailed,
+    Route,
     StageEvent,
 )
 from shared.metrics import Distribution
@@ -135,7 +140,7 @@ class StageLoop(Generic[M]):
                 self._take_control()
                 self._take_inbox()
                 self._spent("take")
-                if self._service.ready:
+                if self._may_step:
                     self._step()
                     self._spent("engine")
                 self._flush()
@@ -163,6 +168,10 @@ class StageLoop(Generic[M]):
         seconds["send"] += (sent := sending - sending_then)
         seconds[activity] += now - then - computed - sent
 
+    @property
+    def _may_step(self) -> bool:
+        return self._service.ready and self._membership.isolation.asks is None
+
     def _make_poller(self) -> zmq.Poller:
         poller = zmq.Poller()
         poller.register(self._inbox.socket, zmq.POLLIN)
@@ -174,7 +183,7 @@ class StageLoop(Generic[M]):
 
     def _wait(self) -> None:
         """Block if there is nothing to compute, until a message, credit, room in ZeroMQ, or `wake_at`."""
-        if self._service.ready:
+        if self._may_step:
             return
         until = min(self._next_report, self._service.wake_at)
         wait_s = max(0.0, until - time.monotonic())
@@ -205,6 +214,10 @@ class StageLoop(Generic[M]):
     def _take_order(self, gateway: GatewayLink, message: ControlToStage) -> None:
         if isinstance(message, Abort):
             self._abort(gateway, message.request_id)
+        elif isinstance(message, Begin):
+            self._membership.isolation.begin(message.request_id)
+        elif isinstance(message, Cleared):
+            self._membership.isolation.end(message.request_id)
         elif isinstance(message, Peers):
             if self._membership.hear(gateway, message):
                 self._drop_orphans()
@@ -254,27 +267,45 @@ class StageLoop(Generic[M]):
             request_id: str = message.request_id  # type: ignore[attr-defined]  # every message has one
             if request_id in self._ended:
                 continue
-            if not self._membership.concerns(request_id, getattr(message, "route", None)):
+            route = getattr(message, "route", None)
+            if not self._membership.concerns(request_id, route):
                 # Nor are its later messages for this process.
                 self._end(request_id)
                 continue
-            try:
-                self._service.accept(message)
-            except MessageError as error:
-                self._inbox.refuse(error)
-                if self._service.holds(request_id) and not isinstance(error, RepeatedMessageError):
-                    self._fail(request_id, StageFailedError(f"{error.code}: {error}"))
-            except (RequestError, QueueFullError) as error:
-                self._fail(request_id, error)
-            except Exception as error:
-                # Nothing was computed yet, so only this request is affected.
-                about = of_request(request_id)
-                log.exception("a message of request %s could not be taken", request_id, extra=about)
-                self._fail(request_id, StageFailedError(f"a message could not be taken: {error!r}"))
+            self._take(request_id, route, message)
         for credit in self._inbox.take_credits():
             # Any gateway passes it on, unless it is for that gateway.  If it is lost, the sender asks again.
             for gateway in self._membership.gateways:
                 gateway.control.send(credit)
+
+    def _take(self, request_id: str, route: Route | None, message: M) -> None:
+        try:
+            if route is not None:
+                self._membership.isolation.check(request_id, route, self._service.active_requests())
+            self._service.accept(message)
+            if route is not None:
+                self._ask_to_begin()
+        except StageReservedError as error:
+            self._end(request_id)
+            self._tell_failure(request_id, error)
+        except MessageError as error:
+            self._inbox.refuse(error)
+            if self._service.holds(request_id) and not isinstance(error, RepeatedMessageError):
+                self._fail(request_id, StageFailedError(f"{error.code}: {error}"))
+        except (RequestError, QueueFullError) as error:
+            self._fail(request_id, error)
+        except Exception as error:
+            # Nothing was computed yet, so only this request is affected.
+            about = of_request(request_id)
+            log.exception("a message of request %s could not be taken", request_id, extra=about)
+            self._fail(request_id, StageFailedError(f"a message could not be taken: {error!r}"))
+
+    def _ask_to_begin(self) -> None:
+        """Tell the gateway of a request that is alone here; repeated, in case it was lost."""
+        request_id = self._membership.isolation.asks
+        if request_id is not None and (gateway := self._membership.owner(request_id)) is not None:
+            instance = self._membership.instance
+            gateway.control.send(Alone(request_id=request_id, stage=self._service.name, instance=instance))
 
     def _step(self) -> None:
         started = time.perf_counter()
@@ -305,6 +336,7 @@ class StageLoop(Generic[M]):
         self._ended[request_id] = None
         if len(self._ended) > REMEMBERED_ENDS:
             self._ended.popitem(last=False)
+        self._membership.isolation.end(request_id)
         self._service.abort(request_id)
 
     def _flush(self) -> None:
@@ -320,6 +352,7 @@ class StageLoop(Generic[M]):
             return
         self._membership.news, self._told_links = False, links
         self._next_report = now + self._report_s
+        self._ask_to_begin()
         if self._follow():
             self._poller = self._make_poller()
         load = msgspec.structs.replace(

@@ -1,14 +1,63 @@
-"""A replica's place in the stack: whose requests it takes, where it sends, when it may end."""
+"""A replica's place in the stack: whose requests it takes and which together, where it sends, how it ends."""
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final
 
+from omnirelay.errors import StageReservedError
 from shared.messages import MAX_REPLICAS, Peers, Route, StageName
 from shared.stage.gateways import GatewayLink, GatewayQueues
 from shared.transport.routing import PeerQueues
+
+RESERVED_S: Final = 2.0
+"""How long nothing new is taken for the sake of a request that has to be alone, since it last came."""
+
+
+class Isolation:
+    """Lets a request that may end the engine be there alone, whichever gateway others are of.
+
+    It begins when its gateway knows that it is alone: what ended the engine before that was not this request.
+
+    Attributes:
+        asks: The request that is alone and waits for its gateway.
+    """
+
+    def __init__(self, stage: StageName, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stage: Final = stage
+        self._clock = clock
+        self.asks: str | None = None
+        self._alone: str | None = None
+        self._reserved_until = 0.0
+
+    def check(self, request_id: str, route: Route, active: Sequence[str]) -> None:
+        """Check that a new request may be taken beside those that are there.
+
+        Raises:
+            StageReservedError: It may not now.
+        """
+        if self._stage in route.alone:
+            if active:
+                self._reserved_until = self._clock() + RESERVED_S
+                raise StageReservedError("it has to be alone, and others are there")
+            self.asks = self._alone = request_id
+            self._reserved_until = 0.0
+        elif self._alone in active:
+            raise StageReservedError("a request is there that has to be alone")
+        elif self._clock() < self._reserved_until:
+            raise StageReservedError("a request waits that has to be alone")
+
+    def begin(self, request_id: str) -> None:
+        """A request begins."""
+        if self.asks == request_id:
+            self.asks = None
+
+    def end(self, request_id: str) -> None:
+        """A request has ended, or need not be alone any more."""
+        self.begin(request_id)
+        if self._alone == request_id:
+            self._alone = None
 
 
 class Membership:
@@ -16,6 +65,7 @@ class Membership:
 
     Attributes:
         news: Something changed that the gateways must know.
+        isolation: Which requests may be here together.
     """
 
     def __init__(
@@ -35,6 +85,7 @@ class Membership:
         self._peers = peers
         self._clock = clock
         self._drain_until: float | None = None
+        self.isolation: Final = Isolation(stage, clock)
 
     @property
     def gateways(self) -> tuple[GatewayLink, ...]:

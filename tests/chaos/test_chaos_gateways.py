@@ -27,3 +27,22 @@ def test_with_two_gateways_the_loss_of_one_ends_no_answer_and_disturbs_none_of_t
     outcome = shared.run(Cell("gateway", "kill", "talking"))
     print(outcome)
     assert outcome.faults == []
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        Cell("thinker", "segfault", "talking"),
+        Cell("talker", "poison", "talking"),
+        Cell("talker", "segfault", "talking"),
+        Cell("token2wav", "poison", "synthesizing"),
+    ],
+    ids=str,
+)
+def test_a_request_that_ends_engines_is_refused_and_none_of_the_other_gateway(
+    shared: Campaign, cell: Cell
+) -> None:
+    """Both gateways try their suspects on the only replica of the stage."""
+    outcome = shared.run(cell)
+    print(outcome)
+    assert outcome.faults == []

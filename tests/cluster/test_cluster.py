@@ -1,6 +1,5 @@
 """``omnirelay cluster`` on a real Ray cluster of four nodes: placement, scaling, lost and frozen nodes."""
 
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -9,6 +8,7 @@ import psutil
 import pytest
 
 from omnirelay import Client
+from tests.chaos.load import Load
 from tests.chaos.streams import Heard, Stream
 from tests.cluster.nodes import CPUS, RayNodes
 from tests.cluster.stack import STREAMS, ClusterStack, differences
@@ -83,46 +83,11 @@ def test_a_second_stack_is_refused(stack: ClusterStack) -> None:
     assert "already runs a stack" in done.stderr
 
 
-class Load:
-    """Eight clients that ask one request after the other."""
-
-    def __init__(self, stack: ClusterStack, undisturbed: list[Heard]) -> None:
-        self.wrong: list[tuple[int, list[str]]] = []
-        self.answers = 0
-        self._stack = stack
-        self._undisturbed = undisturbed
-        self._stopping = threading.Event()
-        self._threads = [threading.Thread(target=self._run, args=(number,)) for number in range(STREAMS)]
-
-    def __enter__(self) -> "Load":
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stopping.set()
-        for thread in self._threads:
-            thread.join(ANSWERS_S)
-
-    def wait_for_more(self) -> None:
-        """Wait until each client may have had a whole answer since."""
-        before = self.answers
-        wait_until(lambda: self.answers > before + STREAMS, "more answers", ANSWERS_S)
-
-    def _run(self, number: int) -> None:
-        with Client(self._stack.address) as client:
-            while not self._stopping.is_set():
-                heard = Stream(client, number).result(time.monotonic() + ANSWERS_S)
-                if wrong := heard.differences(self._undisturbed[number]):
-                    self.wrong.append((number, wrong))
-                self.answers += 1
-
-
 def test_scaling_under_load_loses_nothing_and_shares_the_work(
     stack: ClusterStack, undisturbed: list[Heard]
 ) -> None:
     stack.wait_until_ready()
-    with Load(stack, undisturbed) as load:
+    with Load([[stack.address]] * STREAMS, undisturbed) as load:
         load.wait_for_more()
         assert "token2wav: 2 ready" in stack.run("scale", "token2wav=2")
         found = stack.processes()

@@ -16,7 +16,10 @@ from shared.messages import (
     STAGES,
     Abort,
     AbortDone,
+    Alone,
     AudioChunk,
+    Begin,
+    Cleared,
     Closing,
     CodecDelta,
     ControlToStage,
@@ -92,6 +95,8 @@ class FakeReplica:
         peers: The replicas of the next stage that it was told of.
         released: It was told that nothing needs it.
         aborts: The requests that it was told to drop.
+        begun: Those that are alone here and may begin.
+        cleared: Those that others may join.
         breaks: How often its connections have ended.
     """
 
@@ -106,6 +111,8 @@ class FakeReplica:
         self.peers: dict[str, str] = {}
         self.released = False
         self.aborts: list[str] = []
+        self.begun: list[str] = []
+        self.cleared: list[str] = []
         self.breaks: dict[str, int] = {}
         self.load = StageLoad(running=1)
         self.busy_s = 0.0
@@ -167,8 +174,19 @@ class FakeReplica:
                 self.peers = {} if self.deaf_to_peers else known
             elif isinstance(message, Closing):
                 self.gateway = None
+            elif isinstance(message, Begin):
+                self.begun.append(message.request_id)
+            elif isinstance(message, Cleared):
+                self.cleared.append(message.request_id)
             elif isinstance(message, Abort):
                 await self._take_abort(message.request_id)
+
+    async def be_alone(self, request_id: str) -> None:
+        """Say that there is nothing but this request, and wait until it may begin."""
+        if not self.silent:
+            alone = Alone(request_id=request_id, stage=self.stage, instance=self.name)
+            await self.control.send_multipart(encode(alone))
+            await until(lambda: request_id in self.begun, f"the beginning of {request_id}")
 
     async def _take_abort(self, request_id: str) -> None:
         self.aborts.append(request_id)
@@ -183,6 +201,7 @@ class FakeStages:
 
     Attributes:
         generous: The thinker gives credit.
+        admits: Requests that have to be alone are.
     """
 
     def __init__(self, config: Config) -> None:
@@ -193,6 +212,7 @@ class FakeStages:
         self.aborts: dict[StageName, list[str]] = {stage: [] for stage in STAGES}
         self.confirm = True
         self.generous = True
+        self.admits = True
         self.pids: dict[StageName, int] = {stage: 100 + index for index, stage in enumerate(STAGES)}
         self.max_positions = 512
         self.max_prefills = 0
@@ -344,4 +364,8 @@ class FakeStages:
                 continue
             problem = problem_of(request, self._placeholders)
             self.problems += [problem] if problem else []
+            if self.admits and request.route is not None:
+                for stage in request.route.alone:
+                    where = self.replica(stage, request.route.replica(stage) or "")
+                    await where.be_alone(request.request_id)
             self.requests.append(request)

@@ -4,7 +4,8 @@ import pytest
 
 from omnirelay import AsyncClient, errors
 from omnirelay.client.answer import AsyncAnswer
-from shared.messages import STAGES, StageName, ThinkRequest
+from shared.messages import STAGES, Alone, StageName, ThinkRequest
+from shared.transport.wire import encode
 from tests.gateway.bench import Bench
 from tests.gateway.fake_stages import until
 from tests.gateway.recovering import SOON_S, Configure, is_lost, recover, recovering, seen
@@ -192,6 +193,8 @@ def test_others_go_on_at_other_replicas_meanwhile(configure: Configure) -> None:
         late = await b.stages.request(5)
         assert late.route is not None
         assert late.route.talker == spared, "it is shared again"
+        there = b.stages.replica("talker", spared)
+        await until(lambda: there.cleared == [tried.request_id], "the stage knows")
         for each in b.stages.requests[1:]:
             await script.play(each)
         for answer in [suspect, *others, more]:
@@ -215,5 +218,46 @@ def test_a_suspect_that_is_given_up_lets_the_next_one_be_tried(configure: Config
         assert last.seed == 2
         await script.play(last)
         await whole(answers[2], script)
+
+    recover(recovering(configure), scenario)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_suspect_is_refused_only_where_the_stage_said_that_it_was_alone(
+    configure: Configure, stage: StageName
+) -> None:
+    """Else a suspect of another gateway may have been the reason."""
+
+    async def scenario(b: Bench, client: AsyncClient) -> None:
+        script = Script(b)
+        answers = await begun(b, client, script, 1)
+        await engine_fails(b, stage, b.stages.requests[:1])
+        b.stages.admits = False
+        request = await b.stages.request(1)
+        assert request.route is not None
+        assert request.route.alone == (stage,)
+        assert b.stages.requests[0].route is not None
+        assert b.stages.requests[0].route.alone == ()
+        await is_killed(b, stage)
+        again = await b.stages.request(2)
+        # Others are there: it comes again, and that counts as no attempt.
+        for number in range(2, 7):
+            await b.stages.fail(again.request_id, stage, "stage_reserved", "others are there")
+            again = await b.stages.request(number + 1)
+        b.stages.admits = True
+        await script.play(again)
+        await whole(answers[0], script)
+        assert b.process.status().resumes == 2
+
+    recover(recovering(configure), scenario)
+
+
+def test_one_that_the_gateway_does_not_know_is_dropped_by_the_stage(configure: Configure) -> None:
+    async def scenario(b: Bench, client: AsyncClient) -> None:
+        talker = b.stages.replica("talker")
+        alone = Alone(request_id="unknown", stage="talker", instance=talker.name)
+        await talker.control.send_multipart(encode(alone))
+        await until(lambda: talker.aborts == ["unknown"], "it is dropped")
+        assert talker.begun == []
 
     recover(recovering(configure), scenario)

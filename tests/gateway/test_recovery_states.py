@@ -123,6 +123,12 @@ class Recovery(RuleBasedStateMachine):
     def abort(self, stage: StageName, replica: str, request_id: str) -> None:
         self.aborted.add((stage, replica, request_id))
 
+    def begin_alone(self, stage: StageName, replica: str, request_id: str) -> None:
+        pass
+
+    def end_alone(self, stage: StageName, replica: str, request_id: str) -> None:
+        pass
+
     def tell(self, stage: StageName, replica: str, peers: Peers) -> None:
         self.told[stage, replica] = peers
         if peers.replicas is not None:

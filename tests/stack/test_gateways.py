@@ -14,6 +14,7 @@ import pytest
 
 from omnirelay import Client
 from shared.messages import STAGES
+from tests.chaos.load import Load
 from tests.chaos.streams import Heard, Stream
 from tests.support.http import get
 from tests.support.processes import Processes, wait_until
@@ -196,6 +197,24 @@ def test_gateways_are_replaced_one_after_the_other(pair: Pair, undisturbed: list
             assert processes.running.pop(gateway).wait(90) == 0
             processes.start(gateway)
             wait_until(pair.idle, "both gateways have all stages again", 60)
+
+
+def test_every_process_is_replaced_under_load(pair: Pair, undisturbed: list[Heard]) -> None:
+    """One after the other, as an operator does it: clients of both gateways notice nothing but time."""
+    processes = pair.processes
+    before = {name: processes.running[name].pid for name in (*STAGES, *GATEWAYS)}
+    places = [pair.address(gateway) for gateway in GATEWAYS]
+    with Load([places, places[::-1], places, places[::-1]], undisturbed) as load:
+        load.wait_for_more()
+        for name in (*STAGES, *GATEWAYS):
+            processes.signal(name, signal.SIGTERM)
+            assert processes.running.pop(name).wait(120) == 0
+            processes.start(name)
+            wait_until(lambda: all(processes.ready(gateway=each) for each in GATEWAYS), "all are ready")
+            load.wait_for_more()
+    assert load.wrong == []
+    wait_until(pair.idle, "nothing is left", 60)
+    assert not {name for name, pid in before.items() if processes.running[name].pid == pid}
 
 
 def test_a_stage_that_is_lost_is_replaced_for_both(pair: Pair, undisturbed: list[Heard]) -> None:

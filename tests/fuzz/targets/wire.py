@@ -91,7 +91,7 @@ def _take(message: Any, frames: list[bytes]) -> None:
             _record().apply(message)
         case messages.RequestFailed():
             assert isinstance(stage_errors.from_stage(message), OmniRelayError)
-        case messages.Heartbeat() | messages.AbortDone() | messages.Farewell():
+        case messages.Heartbeat() | messages.AbortDone() | messages.Alone() | messages.Farewell():
             _hear(messages.control_identity(message.stage, message.instance), frames)
 
 
@@ -207,7 +207,10 @@ def _messages() -> Iterator[tuple[int, Any]]:
     )
     yield 4, beat
     yield 4, messages.AbortDone(request_id="gw.1", stage="talker", instance="k0")
+    yield 4, messages.Alone(request_id="gw.1", stage="talker", instance="k0")
     yield 4, messages.Farewell(stage="token2wav", instance="w0")
     yield 5, messages.Peers(gateway="gw", replicas={"k0": "tcp://127.0.0.1:5562"}, released=True)
     yield 5, messages.Abort(request_id="gw.1")
+    yield 5, messages.Begin(request_id="gw.1")
+    yield 5, messages.Cleared(request_id="gw.1")
     yield 5, messages.Closing()

@@ -17,6 +17,7 @@ from shared.config import Config
 from shared.messages import STAGES
 from tests.gateway.bench import bench, make_config, run
 from tests.support.ports import free_ports
+from tests.support.stack import merge
 
 
 def configured(security: dict[str, Any] | None = None, **addresses: str) -> Config:
@@ -188,3 +189,35 @@ def test_addresses_that_need_a_key_are_not_open() -> None:
     )
     assert finding.level == "warning"
     assert finding.what.endswith("from other machines: stages.thinker.http tcp://0.0.0.0:5999")
+
+
+def with_others(*others: tuple[str, str]) -> list[Finding]:
+    listed = [{"events": events, "control": control} for events, control in others]
+    settings = configured(security={"internal_network": True}).model_dump()
+    return list(network.check_others(Config.model_validate(merge(settings, {"gateway": {"others": listed}}))))
+
+
+def test_gateways_elsewhere_are_asked_for() -> None:
+    assert with_others() == []
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as two:
+        places = [f"tcp://127.0.0.1:{each.getsockname()[1]}" for each in (one, two)]
+        (finding,) = with_others((places[0], places[1]))
+        assert (finding.level, finding.what) == ("ok", "all 1 of gateway.others can be reached")
+    (finding,) = with_others((places[0], places[1]), ("ipc:///nowhere/a", "tcp://nowhere.invalid:1"))
+    assert finding.level == "warning"
+    assert f"{places[0]} (gateway.others.0.events: Connection refused)" in finding.what
+    assert "ipc:///nowhere/a (gateway.others.1.events: No such file or directory)" in finding.what
+    assert "tcp://nowhere.invalid:1 (gateway.others.1.control: " in finding.what
+
+
+def test_gateways_elsewhere_that_cannot_be_are_problems() -> None:
+    config = configured()
+    same, free = config.gateway.control, "tcp://127.0.0.1:1"
+    settings = config.model_dump()
+    settings["gateway"]["others"] = [{"events": free, "control": same}, {"events": free, "control": free}]
+    found = list(network.check_others(Config.model_validate(settings)))
+    assert [each.level for each in found] == ["problem", "problem", "problem", "warning"]
+    assert f"{same} (gateway.others.0.control): gateway.control is the same address" in found[0].what
+    assert "gateway.others.1.events): gateway.others.0.events is the same address" in found[1].what
+    (finding,) = with_others(("tcp://0.0.0.0:5560", "tcp://0.0.0.0:5561"))[:1]
+    assert (finding.level, "nobody can connect to it" in finding.what) == ("problem", True)
