@@ -97,7 +97,7 @@ class Stack:
         return await self._wait_until_ready()
 
     async def watch(self) -> None:
-        """Restart processes that fail, but not those told to end.
+        """Restart processes that fail, and gateways told to end while another serves; not others told to end.
 
         Gateways resume the requests of stages, and clients those of gateways.
 
@@ -115,7 +115,7 @@ class Stack:
             for index, child in enumerate(list(self._children)):
                 if not child.alive:
                     await self._check_restart(child)
-                    if child.status == 0:
+                    if child.status == 0 and not self._is_replaced(child):
                         announce(f"the {child.name} {child.ending}")
                         self._children.remove(child)
                     else:
@@ -125,7 +125,7 @@ class Stack:
 
     async def _check_restart(self, child: Child) -> None:
         gateways = self._gateways()
-        if child not in gateways and await self._could_serve(child):
+        if self._is_replaced(child) or (child not in gateways and await self._could_serve(child)):
             # The cause came from outside, a request or an operator, and must not end the stack.
             return
         now = time.monotonic()
@@ -133,6 +133,12 @@ class Stack:
         if len(recent) >= MOST_RESTARTS or gateways == [child]:
             self._check_alive("while the stack was running")
         self._restarts = [*recent, now]
+
+    def _is_replaced(self, child: Child) -> bool:
+        """Whether it is a gateway that was told to end while another one serves."""
+        gateways = self._gateways()
+        others = [each for each in gateways if each is not child]
+        return child in gateways and child.status == 0 and any(each.alive for each in others)
 
     async def _could_serve(self, child: Child) -> bool:
         """Whether a stage that has ended had loaded its model.

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from gateway.fairness.semaphore import FairSemaphore
 from omnirelay.errors import CancelledRequestError
@@ -29,10 +29,15 @@ class PromptExecutor:
         if self._closing:
             self._turn.leave(1, client)
             raise CancelledRequestError("the gateway is shutting down")
-        leave = partial(self._turn.leave, 1, client)
         job = asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
-        job.add_done_callback(lambda _: leave())
+        job.add_done_callback(partial(self._ended, client))
         return await asyncio.shield(job)
+
+    def _ended(self, client: str, job: "asyncio.Future[Any]") -> None:
+        self._turn.leave(1, client)
+        if not job.cancelled():
+            # Read, or asyncio would log the error of one whose caller was cancelled.
+            job.exception()
 
     def close(self) -> None:
         """Start nothing more."""

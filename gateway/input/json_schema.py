@@ -4,6 +4,7 @@ With a vocabulary of 150,000 tokens, schemas within these bounds took at most 15
 of one object, or 2,000 nested objects, took more than 60 s, in less than the 64 KiB that are allowed.
 """
 
+import re
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -19,6 +20,9 @@ MAX_OBJECTS: Final = 2000
 """In the whole schema."""
 MAX_PATTERN: Final = 1000
 """Characters of a regular expression."""
+ASSERTIONS: Final = frozenset({"(?=", "(?!", "(?<=", "(?<!"})
+"""The grammar's compiler would ignore them, and write the pattern into the thinker's log."""
+_TOKENS: Final = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\(\?<?[=!]|.", re.DOTALL)
 FIELD: Final = "text_sampling.json_schema"
 
 
@@ -46,11 +50,13 @@ def require_feasible(schema: str) -> None:
             raise _invalid(
                 f"an object of the schema has {len(properties)} properties, more than {MAX_PROPERTIES}"
             )
-        pattern = each.get("pattern")
-        if isinstance(pattern, str) and len(pattern) > MAX_PATTERN:
-            raise _invalid(
-                f"the schema has a pattern of {len(pattern)} characters, at most {MAX_PATTERN} are taken"
-            )
+        for pattern in _patterns(each):
+            if len(pattern) > MAX_PATTERN:
+                raise _invalid(
+                    f"the schema has a pattern of {len(pattern)} characters, at most {MAX_PATTERN} are taken"
+                )
+            if any(token in ASSERTIONS for token in _TOKENS.findall(pattern)):
+                raise _invalid("a pattern of the schema looks ahead or behind, which is not supported")
 
 
 def _containers(root: Any) -> Iterator[tuple[dict[str, Any] | list[Any], int]]:
@@ -63,6 +69,13 @@ def _containers(root: Any) -> Iterator[tuple[dict[str, Any] | list[Any], int]]:
             waiting.extend(
                 (value, depth + 1) for value in (each.values() if isinstance(each, dict) else each)
             )
+
+
+def _patterns(each: dict[str, Any]) -> list[str]:
+    """The regular expressions of an object of the schema."""
+    properties = each.get("patternProperties")
+    names = list(properties) if isinstance(properties, dict) else []
+    return [*names, each["pattern"]] if isinstance(each.get("pattern"), str) else names
 
 
 def _invalid(message: str) -> InvalidRequestError:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from vllm.config import StructuredOutputsConfig
 from vllm.model_executor.models import ModelRegistry
 from vllm.platforms import current_platform
 from vllm.v1.engine.llm_engine import LLMEngine
@@ -53,10 +54,10 @@ def build_thinker(
         mm_processor_cache_gb=0,
         # There is no memory to be measured on a CPU: its KV cache has the size it is given.
         skip_mm_profiling=current_platform.is_cpu(),
+        # Named, or vLLM checks each schema for the library that suits it, and compiles all by the first's.
+        # Without free white space: models may go on with line breaks until their answer is full.
+        structured_outputs_config=StructuredOutputsConfig(backend="xgrammar", disable_any_whitespace=True),
     )
-    # Models may go on with line breaks until their answer is full.  Not an argument: vLLM refuses it where it
-    # chooses the library of each grammar, though both libraries observe it.
-    engine.vllm_config.structured_outputs_config.disable_any_whitespace = True
     rules = family.media(engine, media)
     core = engine.engine_core.engine_core
     core.scheduler.pieces.heard_s = 1 / family.rows_per_s

@@ -262,7 +262,10 @@ class ThinkerService:
         clock = PlaybackClock(message.speech is None or message.speech.streaming)
         self._scheduler.attach(engine_id, clock)
         likeliest = message.sampling.logprobs or 0
-        generation = Generation(message.request_id, engine_id, length, track, progress, clock, likeliest)
+        schema = message.sampling.json_schema
+        generation = Generation(
+            message.request_id, engine_id, length, track, progress, clock, likeliest, schema is not None
+        )
         receivers = (self._talker, self._gateway)
         self._scheduler.follow(engine_id, *(partial(each.stalls, message.request_id) for each in receivers))
         self._generations[message.request_id] = generation

@@ -7,6 +7,7 @@ from typing import Final
 from prometheus_client.core import Metric
 from vllm.outputs import RequestOutput
 
+from omnirelay.errors import InvalidRequestError
 from services.thinker.family import TrackWriter
 from services.thinker.resume import Progress
 from services.thinker.text_sampling import logprobs_of
@@ -32,6 +33,7 @@ class Generation:
     progress: Progress
     clock: PlaybackClock
     logprobs: int
+    follows_schema: bool = False
     seq: int = 0
 
 
@@ -59,6 +61,10 @@ class TextSender:
         if generation.progress.finish_reason is not None:
             # The whole text was sent before the resume.
             return generation.progress.finish_reason
+        drawn = generation.seq or generation.progress.text
+        if completion.finish_reason == "error" and generation.follows_schema and not drawn:
+            # It is compiled in the background, once the engine has the request.
+            raise InvalidRequestError("the JSON schema cannot be compiled: simplify it")
         reason = finish_reason(completion) if output.finished else None
         usage = None
         if generation.seq == 0:

@@ -11,6 +11,8 @@ import secrets
 import signal
 import sys
 
+import msgspec
+
 from omnirelay.errors import EngineFailedError
 from shared.config import Config, load_config
 from shared.ending import leave_on_signals
@@ -57,7 +59,10 @@ def run(name: StageName) -> None:
     context = open_context(config, name)
     instance = secrets.token_hex(4)
     identity = control_identity(name, instance)
-    control = ControlClient(context, config.gateway.control, identity)
+    control, *others = (
+        ControlClient(context, gateway.control, identity) for gateway in config.gateway.addresses
+    )
+    further = [Further(each) for each in others]
     events = queues_of(config, context, name, instance)
     inbox: PullQueue[ThinkRequest] = PullQueue(context, config.stage(name).inbox, ThinkRequest)
     speakers = ["Chelsie"] if name == "token2wav" else []
@@ -91,6 +96,8 @@ def run(name: StageName) -> None:
                 peers = peers if message.replicas is None else list(message.replicas)
             elif isinstance(message, Credit):
                 events[name].credit(message)
+        for each in further:
+            each.beat(beat)
         for request in inbox.drain():
             if problem := problem_of(request, placeholders):
                 failed = RequestFailed(
@@ -101,6 +108,20 @@ def run(name: StageName) -> None:
                 answer(events, request)
         send_what_waits(control, inbox, events)
         inbox.socket.poll(20)
+
+
+class Further:
+    """A further gateway, which knows that the stage is there; only the first one's requests are answered."""
+
+    def __init__(self, control: ControlClient) -> None:
+        self._control = control
+        self._joined = Peers(gateway="none")
+
+    def beat(self, beat: Heartbeat) -> None:
+        self._control.send(msgspec.structs.replace(beat, gateway=self._joined.gateway))
+        for message in self._control.receive():
+            if isinstance(message, Peers):
+                self._joined = message
 
 
 def send_what_waits(

@@ -14,6 +14,7 @@ import pytest
 from openai.resources.realtime.realtime import AsyncRealtimeConnection
 
 from gateway.http.realtime.idle import MOST_IN_A_ROW
+from gateway.http.realtime.protocol import BoundedWebSocket
 from gateway.http.realtime.turns import listener
 from omnirelay.errors import BusyError
 from shared.config import Config
@@ -293,6 +294,29 @@ def test_a_flood_of_audio_waits_in_its_own_connection(configure: Configure) -> N
                 await say(flood, bytes(2 * RATE * 6))
                 await say(c, said(SENTENCES[3], 0.3)[RATE:])
                 await take(c, "input_audio_buffer.speech_started")
+
+    run(scenario())
+
+
+def test_a_client_whose_audio_is_being_heard_is_not_taken_for_gone(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its answers to pings are not read before the event is processed."""
+    monkeypatch.setattr(listener, "BURST_S", 0.5)
+    monkeypatch.setattr(listener, "SPEED", 1.0)
+    make = BoundedWebSocket.__init__
+
+    def impatient(self: BoundedWebSocket, *args: Any, **kwargs: Any) -> None:
+        make(self, *args, **kwargs)
+        self.ping_interval = self.ping_timeout = 0.3
+
+    monkeypatch.setattr(BoundedWebSocket, "__init__", impatient)
+
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b, listening(b) as c:
+            await say(c, bytes(2 * RATE * 3))
+            await c.input_audio_buffer.clear()
+            await take(c, "input_audio_buffer.cleared")
 
     run(scenario())
 

@@ -109,3 +109,4 @@ def test_an_answer_for_which_there_is_no_room_expires_at_once() -> None:
     answers.keep("a", "audio_1", "Hello")
     assert answers.keep("a", "audio_2", "x" * MOST_BYTES) == 1000
     assert answers.text("a", "audio_2") is None
+    assert answers.text("a", "audio_1") == "Hello"

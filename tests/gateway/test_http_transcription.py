@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gateway.http import multipart
 from gateway.http.multipart import Form, read_form
-from gateway.http.openai.transcription import read_transcription
+from gateway.http.openai.transcription import _seconds, read_transcription
 from omnirelay.content import AudioPart, ChatMessage, TextPart
 from omnirelay.errors import InvalidRequestError, MediaTooLargeError, UnsupportedError
 from shared.config import Config
@@ -34,6 +34,26 @@ def recording(seconds: float = 0.5) -> bytes:
         written.setframerate(16_000)
         written.writeframes(bytes(round(seconds * 32_000)))
     return file.getvalue()
+
+
+def test_the_length_of_a_wav_file_is_that_of_its_samples() -> None:
+    whole = recording(1.5)
+    assert _seconds(whole) == 1.5
+    # As encoders write that stream, and do not know it.
+    assert _seconds(whole[:40] + b"\xff\xff\xff\xff" + whole[44:]) == 1.5
+    assert _seconds(whole[:12] + b"JUNK\xff\xff\xff\xff" + whole[12:]) is None
+    assert _seconds(whole[:16] + b"\xff\xff\xff\xff" + whole[20:]) is None
+
+
+@given(st.dictionaries(st.integers(0, 43), st.integers(0, 255), max_size=6), st.binary(max_size=20))
+@settings(max_examples=300, deadline=None)
+def test_a_damaged_header_never_claims_more_than_there_is(damage: dict[int, int], inserted: bytes) -> None:
+    data = bytearray(recording(0.01))
+    for place, value in damage.items():
+        data[place] = value
+    data[12:12] = inserted
+    seconds = _seconds(bytes(data))
+    assert seconds is None or 0 <= seconds <= len(data)
 
 
 def form(**fields: Any) -> tuple[str, bytearray]:

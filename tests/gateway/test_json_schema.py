@@ -30,6 +30,8 @@ def nested(levels: int) -> dict[str, Any]:
         {"anyOf": [{"type": "integer"}] * (MAX_OBJECTS - 1)},
         {"type": "string", "pattern": "a" * MAX_PATTERN},
         {"enum": [f"v{number}" for number in range(5000)]},
+        {"type": "string", "pattern": r"^(?:a|b)\(?=[(?=!]\\(?:x)$"},
+        {"type": "object", "patternProperties": {"^a": {"type": "string"}}},
         # A property of that name is not a regular expression, nor a list of properties.
         {"type": "object", "properties": {"pattern": {"type": "string"}, "properties": {"type": "object"}}},
     ],
@@ -52,6 +54,14 @@ def test_schemas_that_take_minutes_to_compile_are_refused(schema: Any, message: 
     with pytest.raises(InvalidRequestError, match=message) as error:
         require_feasible(json.dumps(schema))
     assert error.value.param == "text_sampling.json_schema"
+
+
+@pytest.mark.parametrize("pattern", ["x(?=y)", "(?!y)", "[(](?<=x)", r"\\(?<!x)", "[^]a](?=b)"])
+@pytest.mark.parametrize("place", ["pattern", "patternProperties"])
+def test_patterns_that_would_be_ignored_are_refused(pattern: str, place: str) -> None:
+    value = pattern if place == "pattern" else {pattern: {"type": "string"}}
+    with pytest.raises(InvalidRequestError, match="looks ahead or behind"):
+        require_feasible(json.dumps({"items": {place: value}}))
 
 
 @pytest.mark.parametrize("text", ["{", "no", "[" * 65_000, '{"a":' * 10_000])

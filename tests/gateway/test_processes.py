@@ -27,6 +27,7 @@ from omnirelay.errors import CancelledRequestError, StageStartError
 from ops import child, demo, launcher
 from ops.launcher import Stack, running
 from shared.config import DEFAULT_CHECKPOINT, load_config
+from shared.config.gateway import PORTS_APART
 from shared.messages import STAGES
 from shared.real_time import set_realtime_priority
 from tests.gateway.bench import run
@@ -199,6 +200,38 @@ def test_up_starts_as_many_replicas_as_are_wanted(place: Path, monkeypatch: pyte
         process.send_signal(signal.SIGINT)
         rest, _ = process.communicate(timeout=60)
         assert process.returncode == 0, rest
+
+
+def pid_at(address: str) -> int:
+    with Client(address) as client:
+        return client.status().gateway.pid
+
+
+def test_gateways_are_replaced_one_after_the_other(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMNIRELAY_GATEWAY__REPLICAS", "2")
+    first = os.environ["OMNIRELAY_GATEWAY__LISTEN"]
+    host, _, port = first.rpartition(":")
+    second = f"{host}:{int(port) + PORTS_APART}"
+    with start("omnirelay.cli", "up") as process:
+        read_until(process, "ready: tcp://")
+        for name, address in (("gateway", first), ("gateway 2", second)):
+            os.kill(pid_at(address), signal.SIGTERM)
+            read_until(process, f"the {name} ended with exit status 0: it is started again")
+            read_until(process, "listening on")
+        # Neither is the only one now.
+        os.kill(pid_at(first), signal.SIGKILL)
+        read_until(process, "the gateway was killed by SIGKILL: it is started again")
+        read_until(process, "listening on")
+        # Told to end together, they are not replaced: the stack ends with the last one.
+        pids = [pid_at(first), pid_at(second)]
+        process.send_signal(signal.SIGSTOP)
+        for pid in pids:
+            os.kill(pid, signal.SIGTERM)
+        wait_for(lambda: all(map(gone, pids)))
+        process.send_signal(signal.SIGCONT)
+        told, _ = process.communicate(timeout=60)
+        assert process.returncode == 1
+        assert "while the stack was running" in told
 
 
 def test_up_stops_although_nobody_reads_what_it_says(place: Path) -> None:

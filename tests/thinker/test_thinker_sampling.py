@@ -1,6 +1,7 @@
 """What only text has of sampling, compared with transformers' logits."""
 
 import json
+import time
 from collections import Counter
 from typing import Any
 
@@ -99,6 +100,8 @@ def test_a_schema_is_obeyed(thinker: ThinkerRig) -> None:
     [
         ({"json_schema": "no JSON"}, "JSON"),
         ({"json_schema": '{"type": "nothing"}'}, "nothing"),
+        ({"json_schema": '{"type": "string", "pattern": "\\\\p{L}"}'}, "not supported"),
+        ({"json_schema": '{"type": "integer", "multipleOf": 2}'}, "not supported"),
         ({"logit_bias": {10**6: 1.0}}, "logit_bias"),
     ],
 )
@@ -108,3 +111,24 @@ def test_what_vllm_refuses_is_the_requests_error(
     failure = thinker.failure(thinker_request("bad", random_prompt(9), **values))
     assert isinstance(failure, InvalidRequestError)
     assert problem in str(failure)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        '{"$ref": "#"}',
+        '{"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}',
+        '{"type": "string", "pattern": "a{1,900}b{1,900}"}',
+    ],
+)
+def test_a_schema_that_cannot_be_compiled_is_the_requests_error(thinker: ThinkerRig, schema: str) -> None:
+    """It turns out in the background, when the engine has the request already."""
+    thinker.service.accept(thinker_request("bad", random_prompt(9), json_schema=schema))
+    thinker.wait()
+    deadline = time.monotonic() + 60
+    while not (failed := thinker.step()):
+        assert time.monotonic() < deadline
+    thinker.service.abort("bad")
+    assert failed.keys() == {"bad"}
+    assert isinstance(failed["bad"], InvalidRequestError)
+    assert "cannot be compiled" in str(failed["bad"])

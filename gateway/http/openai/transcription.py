@@ -1,6 +1,7 @@
 """``/v1/audio/transcriptions``: speech to text by the thinker, which is asked to transcribe."""
 
 import io
+import struct
 import wave
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
@@ -158,10 +159,12 @@ def _value(name: str, value: Any) -> Any:
 
 
 def _seconds(data: bytes) -> float | None:
-    """Return the length of a WAV file."""
+    """Return the length of a WAV file; none for others, which the thinker decodes or refuses."""
+    buffer = io.BytesIO(data)
     try:
-        with wave.open(io.BytesIO(data)) as file:
-            return file.getnframes() / file.getframerate()
-    except (wave.Error, EOFError, ZeroDivisionError):
-        # Another format: the thinker decodes it.
+        with wave.open(buffer) as file:
+            # It stands at the samples; encoders that stream claim more than there are.
+            there = (len(data) - buffer.tell()) // (file.getnchannels() * file.getsampwidth())
+            return min(file.getnframes(), there) / file.getframerate()
+    except (wave.Error, EOFError, ArithmeticError, ValueError, RuntimeError, struct.error):
         return None

@@ -77,6 +77,13 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         self._place.leave()
         super().connection_lost(exc)
 
+    def keepalive_timeout(self) -> None:
+        """End the connection, unless a message is processed: the client's answer is not read meanwhile."""
+        if self.read_paused and self.ping_timeout is not None:
+            self.pong_timer = self.loop.call_later(self.ping_timeout, self.keepalive_timeout)
+        else:
+            super().keepalive_timeout()
+
     def data_received(self, data: bytes) -> None:
         """Process data, and limit the time for the rest of a message."""
         if self._upload is None:
