@@ -34,13 +34,13 @@ $(RAY): requirements/cluster.lock $(READY)
 	@$(BIN)/python -m pip install --quiet --no-input --no-deps --require-hashes -r requirements/cluster.lock
 	@touch $@
 
-# Each client program has an environment of its own; guidellm finds PyTorch in the server's.
+# Each client program has an environment of its own; guidellm and vllm-omni find PyTorch, and vLLM, in the server's.
 CLIENTS := $(patsubst requirements/clients/%.lock,.venv-clients/%/.ready,$(wildcard requirements/clients/*.lock))
 
 .venv-clients/%/.ready: requirements/clients/%.lock
 	@"$(PYTHON)" -m venv --clear $(@D)
 	@$(@D)/bin/python -m pip install --quiet --no-input --no-deps --require-hashes -r $<
-	@$(if $(filter guidellm,$*),echo "$(CURDIR)/$(VENV)/lib/python3.11/site-packages" \
+	@$(if $(filter guidellm vllm-omni,$*),echo "$(CURDIR)/$(VENV)/lib/python3.11/site-packages" \
 		>$(@D)/lib/python3.11/site-packages/torch.pth)
 	@[ ! -d requirements/clients/$* ] || { cp requirements/clients/$*/package*.json $(@D) && cd $(@D) && \
 		PATH="$$PWD/bin:$$PATH" npm ci --silent --no-audit --no-fund; }

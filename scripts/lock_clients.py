@@ -24,6 +24,8 @@ MACHINES = ("x86_64",)
 """Those that the suite runs on: some programs need packages that are built for no other."""
 LEFT_OUT = ("cuda-", "nvidia-", "torch", "triton")
 """Packages that no client program is given: PyTorch and what it needs for GPUs, gigabytes of it."""
+BESIDE_SERVER = ("vllm-omni",)
+"""What is installed without its dependencies, and finds those that it needs in the server's environment."""
 LEFT_OUT_OF = {
     "open-webui": (
         "accelerate",
@@ -53,6 +55,7 @@ def resolve(wanted: Path) -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report")
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed"]
+        command += ["--no-deps"] if wanted.stem in BESIDE_SERVER else []
         command += [*wheels_alone(), "--report", str(report), "-r", str(wanted)]
         subprocess.run(command, check=True)
         installs = json.loads(report.read_text(encoding="utf-8"))["install"]

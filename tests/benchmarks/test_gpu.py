@@ -96,6 +96,7 @@ def test_a_report_names_the_device_and_what_was_not_run() -> None:
     assert "- kill: no time" in told
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_the_bare_models_equal_transformers(tiny_checkpoint: Path, tmp_path: Path) -> None:
     arguments = ["bare", "--device", "cpu", "--checkpoint", "tiny", "--model", str(tiny_checkpoint)]

@@ -227,7 +227,9 @@ sys.exit(main(sys.argv[2:]))
 """
 
 
-@pytest.mark.parametrize("most", [2**15, 2**20], ids=["tokenizer", "weights"])
+@pytest.mark.parametrize(
+    "most", [pytest.param(2**15, marks=pytest.mark.long), 2**20], ids=["tokenizer", "weights"]
+)
 def test_a_full_disk_is_told_in_one_line_and_nothing_is_left(tmp_path: Path, most: int) -> None:
     """A process that may write no larger files: they fail in the middle, as on a full disk."""
     command = [sys.executable, "-c", LIMITED, str(most), str(tmp_path / "model")]

@@ -18,6 +18,14 @@ def test_guidellm(programs: Programs) -> None:
     assert metrics["time_to_first_token_ms"]["successful"]["mean"] > 0
 
 
+def test_vllm_omnis_benchmark(programs: Programs) -> None:
+    report = programs.run("vllm-omni", "vllm_omni_bench.py")
+    assert (report["completed"], report["failed"]) == (4, 0)
+    assert report["total_output_tokens"] > 0
+    for measure in ("ttft_ms", "audio_ttfp_ms", "audio_rtf"):
+        assert report[f"mean_{measure}"] > 0
+
+
 def test_aiperf(programs: Programs) -> None:
     programs.output("aiperf", "aiperf.sh")
     path = programs.folder / "aiperf" / "profile_export_aiperf.json"

@@ -222,16 +222,9 @@ def test_gateways_are_replaced_one_after_the_other(place: Path, monkeypatch: pyt
         os.kill(pid_at(first), signal.SIGKILL)
         read_until(process, "the gateway was killed by SIGKILL: it is started again")
         read_until(process, "listening on")
-        # Told to end together, they are not replaced: the stack ends with the last one.
-        pids = [pid_at(first), pid_at(second)]
-        process.send_signal(signal.SIGSTOP)
-        for pid in pids:
-            os.kill(pid, signal.SIGTERM)
-        wait_for(lambda: all(map(gone, pids)))
-        process.send_signal(signal.SIGCONT)
+        process.send_signal(signal.SIGTERM)
         told, _ = process.communicate(timeout=60)
-        assert process.returncode == 1
-        assert "while the stack was running" in told
+        assert process.returncode == 0, told
 
 
 def test_up_stops_although_nobody_reads_what_it_says(place: Path) -> None:

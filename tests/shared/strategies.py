@@ -102,7 +102,11 @@ deltas: dict[str, Any] = {
 
 addresses = st.text(min_size=1, max_size=30)
 routes = st.none() | st.builds(
-    messages.Route, thinker=names, talker=st.none() | names, token2wav=st.none() | names
+    messages.Route,
+    thinker=names,
+    talker=st.none() | names,
+    token2wav=st.none() | names,
+    alone=st.lists(st.sampled_from(STAGES), max_size=3).map(tuple),
 )
 resumed_speech = st.builds(
     messages.ResumedSpeech,
@@ -216,11 +220,14 @@ control_to_gateway: st.SearchStrategy[Any] = st.builds(
     busy_s=st.floats(0, 1e6),
 ) | st.one_of(
     st.builds(messages.AbortDone, request_id=request_ids, stage=st.sampled_from(STAGES), instance=names),
+    st.builds(messages.Alone, request_id=request_ids, stage=st.sampled_from(STAGES), instance=names),
     st.builds(messages.Farewell, stage=st.sampled_from(STAGES), instance=names),
     credits_,
 )
 control_to_stage: st.SearchStrategy[Any] = st.one_of(
     st.builds(messages.Abort, request_id=request_ids),
+    st.builds(messages.Begin, request_id=request_ids),
+    st.builds(messages.Cleared, request_id=request_ids),
     st.builds(messages.Closing),
     credits_,
     st.builds(

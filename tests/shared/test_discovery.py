@@ -258,7 +258,7 @@ def test_gateways_come_and_go_beside_one_that_stays(context: Context, stage: Fol
     stage.list(one, other)
     other.done.clear()
     stage.hears(other)
-    assert [link.name for link in stage.queues.links] == [one.name, other.name]
+    wait_until(lambda: [link.name for link in stage.queues.links] == [one.name, other.name])
     assert stage.queues.beats[0] >= sent
 
 
