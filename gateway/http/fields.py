@@ -23,6 +23,7 @@ IGNORED: Final = frozenset(
         "reasoning",
         "reasoning_effort",
         "request_id",
+        "return_stage_metrics",
         "safety_identifier",
         "service_tier",
         "store",

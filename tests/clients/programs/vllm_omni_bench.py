@@ -36,6 +36,7 @@ options = {
     "num-prompts": REQUESTS,
     "max-concurrency": 2,
     "percentile-metrics": "ttft,tpot,itl,e2el,audio_ttfp,audio_rtf",
+    "extra-body": json.dumps({"modalities": ["text", "audio"]}),
     "result-filename": "result.json",
 }
 words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
