@@ -12,6 +12,7 @@ import msgspec
 
 from benchmarks.gateway.measure import GatewayResult, measure_replicas, measure_streams
 from benchmarks.gateway.report import report
+from benchmarks.gateway.sessions import measure_sessions
 from benchmarks.measure.checkpoints import ensure
 from benchmarks.measure.machine import this_machine
 from benchmarks.measure.output import tell
@@ -20,6 +21,7 @@ from omnirelay.errors import OmniRelayError
 RESULTS: Final = Path("benchmarks/results")
 STREAMS: Final = (1, 100, 500, 1000, 2000, 4000)
 REPLICAS: Final = (1, 32, 256)
+SESSIONS: Final = (1, 16, 64)
 HEARTBEATS_S: Final = (0.5, 5.0)
 INTERFACES: Final = ("tcp", "http")
 
@@ -45,7 +47,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             replicas.append(measure_replicas(model, number, heartbeat_s, options.seconds))
         except OmniRelayError as error:
             missed.append(f"{number} replicas of each stage: {error}")
-    result = GatewayResult(machine=machine, streams=streams, replicas=replicas, missed=missed)
+    sessions = []
+    for number in options.sessions:
+        tell(f"{number} realtime sessions")
+        sessions.append(measure_sessions(model, number, options.seconds))
+    result = GatewayResult(
+        machine=machine, streams=streams, replicas=replicas, sessions=sessions, missed=missed
+    )
     name = f"{options.name}-gateway" if options.name else "gateway"
     text = report(result)
     options.out.mkdir(parents=True, exist_ok=True)
@@ -75,6 +83,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--heartbeats", type=float, nargs="+", default=HEARTBEATS_S, metavar="S", help="their intervals"
+    )
+    parser.add_argument(
+        "--sessions", type=int, nargs="*", default=SESSIONS, metavar="N", help="realtime ones, at most 64"
     )
     parser.add_argument("--interfaces", nargs="+", choices=INTERFACES, default=INTERFACES)
     parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement (default: 10)")

@@ -91,6 +91,24 @@ class ReplicaLevel(msgspec.Struct, frozen=True, kw_only=True):
     resident_bytes: int
 
 
+class SessionLevel(msgspec.Struct, frozen=True, kw_only=True):
+    """So many sessions with turn detection, and no answer.
+
+    Attributes:
+        sessions: How many; all were held to the end.
+        seconds: For how long they were measured.
+        cpu: Of the gateway, all threads: seconds a second.
+        loop_cpu: Of the thread of its event loop.
+        bytes_per_session: Growth of the gateway's resident memory from no session to all, for each.
+    """
+
+    sessions: int
+    seconds: float
+    cpu: float
+    loop_cpu: float
+    bytes_per_session: float
+
+
 class GatewayResult(msgspec.Struct, frozen=True, kw_only=True):
     """One run.
 
@@ -98,12 +116,14 @@ class GatewayResult(msgspec.Struct, frozen=True, kw_only=True):
         machine: Where.
         streams: What was measured with streams.
         replicas: What was measured with replicas.
+        sessions: What was measured with realtime sessions.
         missed: What could not be measured, and why.
     """
 
     machine: MachineFacts
     streams: list[StreamLevel]
     replicas: list[ReplicaLevel]
+    sessions: list[SessionLevel] = []
     missed: list[str] = []
 
 
@@ -168,7 +188,7 @@ def measure_replicas(model: Path, replicas: int, heartbeat_s: float, seconds: fl
         pid = stack.pids["gateway"]
         # Addresses that have become known are still told to all.
         time.sleep(SETTLE_S + 2 * heartbeat_s)
-        cpu, loop, began = Cpu({"gateway": pid}), _thread_seconds(pid), time.monotonic()
+        cpu, loop, began = Cpu({"gateway": pid}), thread_seconds(pid), time.monotonic()
         time.sleep(seconds)
         measured = time.monotonic() - began
         return ReplicaLevel(
@@ -176,7 +196,7 @@ def measure_replicas(model: Path, replicas: int, heartbeat_s: float, seconds: fl
             heartbeat_s=heartbeat_s,
             seconds=measured,
             cpu=cpu.spent()["gateway"] / measured,
-            loop_cpu=(_thread_seconds(pid) - loop) / measured,
+            loop_cpu=(thread_seconds(pid) - loop) / measured,
             resident_bytes=resident_bytes(pid),
         )
 
@@ -211,6 +231,6 @@ def _latency(seconds: list[float]) -> Latency:
     )
 
 
-def _thread_seconds(pid: int) -> float:
+def thread_seconds(pid: int) -> float:
     """Processor time of a process's main thread, to the nanosecond."""
     return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text(encoding="ascii").split()[0]) / 1e9

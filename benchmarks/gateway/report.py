@@ -1,6 +1,6 @@
 """The tables of a run, in Markdown."""
 
-from benchmarks.gateway.measure import GatewayResult, Latency, ReplicaLevel, StreamLevel
+from benchmarks.gateway.measure import GatewayResult, Latency, ReplicaLevel, SessionLevel, StreamLevel
 from benchmarks.gateway.pace import CODES, TEXT_S
 
 _MIB = 2**20
@@ -35,6 +35,14 @@ def report(result: GatewayResult) -> str:
             "|--:|--:|--:|--:|--:|",
             *map(_replicas, result.replicas),
         ]
+    if result.sessions:
+        lines += [
+            "",
+            "| realtime sessions that hear silence | gateway's core | of it the event loop "
+            "| memory per session |",
+            "|--:|--:|--:|--:|",
+            *map(_sessions, result.sessions),
+        ]
     if result.missed:
         lines += ["", "Not held:", "", *(f"- {each}" for each in result.missed)]
     return "\n".join(lines) + "\n"
@@ -54,6 +62,13 @@ def _replicas(level: ReplicaLevel) -> str:
     return (
         f"| {level.replicas} | {level.heartbeat_s:g} s | {level.cpu:.2%} | {level.loop_cpu:.2%} "
         f"| {level.resident_bytes / _MIB:.0f} MiB |"
+    )
+
+
+def _sessions(level: SessionLevel) -> str:
+    return (
+        f"| {level.sessions} | {level.cpu:.1%} | {level.loop_cpu:.1%} "
+        f"| {level.bytes_per_session / 1024:,.0f} KiB |"
     )
 
 
