@@ -14,7 +14,7 @@ WINDOW_BYTES: Final = 2 * BYTES_PER_S
 """The audio encoder's window."""
 AHEAD_BYTES: Final = BYTES_PER_S * 15 // 100
 """What the thinker needs of the audio behind a window."""
-PARTS: Final = 8
+PARTS: Final = 16
 """A recording is sent again when it has grown by a part of it, so that all together are few times as long."""
 PAUSE_S: Final = 0.1
 """A request that follows within this time needs nothing computed before it."""
