@@ -20,6 +20,7 @@ from tests.support.children import ROOT, python
 from tests.support.processes import Processes, wait_until
 from tests.support.stack import make_config
 
+pytestmark = pytest.mark.long
 VOCABULARY = 1600
 """Of the tokenizer of the tiny checkpoint."""
 TEXT_TOKENS = 12

@@ -14,6 +14,7 @@ from tests.support.answers import Reference, random_prompt
 from tests.support.thinking import ThinkerRig, speech_of, thinker_request
 from tests.thinker.conftest import MakeThinker
 
+pytestmark = pytest.mark.long
 GROUP = 32
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """In which AWQ packs eight numbers of four bits into one of 32."""
