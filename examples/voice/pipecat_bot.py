@@ -58,8 +58,14 @@ async def bot(arguments: RunnerArguments) -> None:
         arguments,
         {"webrtc": lambda: TransportParams(**audio), "twilio": lambda: FastAPIWebsocketParams(**audio)},
     )
+    worker = PipelineWorker(pipeline([transport.input()], [transport.output()]))
+
+    @transport.event_handler("on_client_disconnected")
+    async def hang_up(*_: object) -> None:
+        await worker.cancel()
+
     runner = WorkerRunner(handle_sigint=arguments.handle_sigint)
-    await runner.add_workers(PipelineWorker(pipeline([transport.input()], [transport.output()])))
+    await runner.add_workers(worker)
     await runner.run()
 
 

@@ -10,6 +10,7 @@ from tests.clients.running import (
     EXAMPLES,
     HEARD,
     LONGEST_S,
+    QUIET,
     SHORTEST_S,
     TRANSCRIPT,
     Programs,
@@ -78,3 +79,12 @@ def test_functions_with_pipecat(programs: Programs) -> None:
     for cities in called.values():
         assert len(cities) == 2
         assert set(cities) <= {"Paris", "Rome"}
+
+
+def test_a_bot_on_the_telephone(programs: Programs) -> None:
+    call = programs.run("pipecat", "pipecat_telephone.py")
+    assert call["webhook"] == "wss://tunnel.example.com/ws"
+    # The checkpoint was not trained on a telephone's narrow band: it mistakes the numbers.
+    assert " plus " in call["said"]
+    assert is_speech(call["seconds"])
+    assert call["loudest"] > QUIET
