@@ -1,6 +1,7 @@
 """The processes of the stack on one machine: started together, watched, stopped together."""
 
 import asyncio
+import json
 import signal
 import sys
 import time
@@ -231,7 +232,9 @@ class Stack:
         stage = next((stage for stage in STAGES if stage == name), None)
         if stage is None:
             prefix = f"{ENV_PREFIX}GATEWAY__"
-            own = {**self._config.gateway.own_addresses(number), "replicas": "1"}
+            gateway = self._config.gateway
+            origins = json.dumps(gateway.page_origins)
+            own = gateway.own_addresses(number) | {"replicas": "1", "http_gateways": origins}
         else:
             prefix = f"{ENV_PREFIX}STAGES__{name.upper()}__"
             own = own_addresses(self._config, stage, number)

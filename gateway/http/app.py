@@ -49,11 +49,12 @@ def make_app(context: HttpContext) -> Starlette:
     hosts = allowed_hosts(config)
     if hosts is not None:
         middleware.append(guard(check_host, hosts))
-    middleware.append(guard(check_origin, frozenset(config.http_origins)))
-    if config.http_origins:
+    origins = sorted({*config.http_origins, *config.page_origins})
+    middleware.append(guard(check_origin, frozenset(origins)))
+    if origins:
         cors = Middleware(
             CORSMiddleware,
-            allow_origins=config.http_origins,
+            allow_origins=origins,
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
             expose_headers=["Location", "X-Request-Id", "Retry-After", "Retry-After-Ms", START_DELAY],
@@ -64,7 +65,7 @@ def make_app(context: HttpContext) -> Starlette:
     sessions = Sessions(context)
     models, page, realtime, operations = (
         ModelsApi(context),
-        PageApi(),
+        PageApi(config.page_origins),
         RealtimeApi(context, sessions),
         OperationsApi(context),
     )

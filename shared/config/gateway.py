@@ -102,6 +102,7 @@ class GatewayConfig(Section):
     trusted_proxies: list[Network] = Field(default_factory=list)
     http_origins: list[Origin] = Field(default_factory=list)
     http_hosts: list[Host] | None = None
+    http_gateways: list[Origin] = Field(default_factory=list, max_length=MAX_GATEWAYS)
     api_keys: FilePath = None
     tls: TlsConfig = TlsConfig()
     webrtc: WebRtcConfig = WebRtcConfig()
@@ -140,6 +141,19 @@ class GatewayConfig(Section):
             for number in range(1, self.replicas + 1)
         ]
         return list({each.control: each for each in [*ours, *self.others]}.values())
+
+    @property
+    def page_origins(self) -> list[str]:
+        """Where a browser finds the gateways: a page that loses its own goes on at the next."""
+        if self.http_gateways or self.http is None or self.replicas == 1:
+            return self.http_gateways
+        scheme = "http" if self.tls.certificate is None else "https"
+        addresses = [self.own_addresses(number)["http"] or "" for number in range(1, self.replicas + 1)]
+        return [
+            f"{scheme}://{host}:{address.rpartition(':')[2]}"
+            for host in ("127.0.0.1", "localhost")
+            for address in addresses
+        ]
 
 
 def _further(address: str, number: int) -> str:

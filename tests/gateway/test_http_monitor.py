@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterable
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from prometheus_client.core import Metric
+from pydantic import ValidationError
 
 from gateway.dispatch.registry import StageRegistry
 from gateway.process import GatewayProcess
@@ -336,6 +338,45 @@ def test_browsers_of_other_origins_are_refused(configure: Configure) -> None:
             assert len(b.stages.requests) == 3
 
     run(scenario())
+
+
+def test_the_page_may_use_the_other_gateways(configure: Configure) -> None:
+    both = ["https://a.example.com", "https://b.example.com:8443"]
+
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway(http_gateways=both))) as b:
+            page = await b.http.get("/")
+            allowed = re.findall("connect-src (.*?);", page.headers["content-security-policy"])
+            sockets = [each.replace("https", "wss") for each in both]
+            assert [each.split() for each in allowed] == [["'self'", *both, *sockets]]
+            assert (await b.http.get("/page/gateways.json")).json() == both
+            b.stages.serve(b.encode("Hi"))
+            for origin, host in zip(both, ["b.example.com:8443", "a.example.com"], strict=True):
+                headers = {"Origin": origin, "Host": host}
+                answer = await b.http.post("/v1/chat/completions", json=chat_body(), headers=headers)
+                assert answer.status_code == 200
+                assert answer.headers["access-control-allow-origin"] == origin
+            stranger = {"Origin": "https://c.example.com", "Host": "b.example.com:8443"}
+            refused = await b.http.post("/v1/chat/completions", json=chat_body(), headers=stranger)
+            assert refused.status_code == 403
+
+    run(scenario())
+
+
+def test_where_pages_find_the_gateways() -> None:
+    def origins(**gateway: Any) -> list[str]:
+        return Config.model_validate({"gateway": gateway}).gateway.page_origins
+
+    assert origins() == []
+    assert origins(replicas=2, http=None) == []
+    found = [f"http://{host}:{port}" for host in ("127.0.0.1", "localhost") for port in (8000, 8100)]
+    assert origins(replicas=2) == found
+    files = {"certificate": "a.pem", "key": "a.key"}
+    assert origins(replicas=2, tls=files) == [each.replace("http", "https") for each in found]
+    given = ["https://a.example.com", "https://b.example.com"]
+    assert origins(replicas=2, http_gateways=given) == given
+    with pytest.raises(ValidationError, match=r"b\.example\.com/"):
+        origins(http_gateways=["https://b.example.com/"])
 
 
 def chat_body() -> dict[str, Any]:

@@ -236,6 +236,7 @@ def test_who_is_told_to_stop_has_time_for_it(service: str) -> None:
 def test_a_second_gateway_is_as_the_first_but_for_its_ports() -> None:
     more = yaml.safe_load((ROOT / "compose.gateways.yaml").read_text(encoding="utf-8"))["services"]
     first, second = dict(COMPOSE["services"]["gateway"]), dict(more.pop("gateway-2"))
+    first["environment"] = first["environment"] | more.pop("gateway")["environment"]
     for own in ("ports", "pull_policy", "build"):
         first.pop(own, None)
         second.pop(own, None)

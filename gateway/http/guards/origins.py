@@ -51,7 +51,8 @@ def allowed_hosts(gateway: GatewayConfig) -> frozenset[str] | None:
     hosts = gateway.http_hosts
     if hosts is None and gateway.http is not None and not is_local(parse_tcp(gateway.http)[0]):
         return None
-    return frozenset(hosts or ()) | {_name(origin.partition("://")[2]) for origin in gateway.http_origins}
+    origins = [*gateway.http_origins, *gateway.page_origins]
+    return frozenset(hosts or ()) | {_name(origin.partition("://")[2]) for origin in origins}
 
 
 def is_local(name: str) -> bool:

@@ -1,6 +1,8 @@
 """The page at ``/``, which loads nothing from elsewhere."""
 
 import hashlib
+import json
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import PurePath
 from typing import Final
@@ -14,14 +16,14 @@ TYPES: Final = {
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
+    ".json": "application/json",
 }
 POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; media-src blob:; "
-    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    "connect-src {connect}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 HEADERS: Final = {
     "Cache-Control": "no-cache",
-    "Content-Security-Policy": POLICY,
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=(self)",
@@ -32,9 +34,16 @@ HEADERS: Final = {
 
 
 class PageApi:
-    """The endpoints; the files are read once."""
+    """The endpoints; the files are read once.
 
-    def __init__(self) -> None:
+    Args:
+        gateways: Origins of all gateways, of which the page may use any; none if there is one.
+    """
+
+    def __init__(self, gateways: Sequence[str]) -> None:
+        sockets = [origin.replace("http", "ws", 1) for origin in gateways]
+        policy = POLICY.format(connect=" ".join(["'self'", *gateways, *sockets]))
+        self._headers = HEADERS | {"Content-Security-Policy": policy}
         static = files(__name__) / "static"
         self._files = {
             each.name: each.read_bytes()
@@ -42,6 +51,7 @@ class PageApi:
             for each in folder.iterdir()
             if PurePath(each.name).suffix in TYPES
         }
+        self._files["gateways.json"] = json.dumps(gateways).encode()
 
     async def index(self, request: Request) -> Response:
         """Answer the page."""
@@ -60,7 +70,7 @@ class PageApi:
             raise HTTPException(404)
         body = self._files[name]
         tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
-        headers = {**HEADERS, "ETag": tag}
+        headers = {**self._headers, "ETag": tag}
         if request.headers.get("if-none-match") == tag:
             return Response(status_code=304, headers=headers)
         return Response(body, headers={**headers, "Content-Type": TYPES[PurePath(name).suffix]})

@@ -53,19 +53,46 @@ export function keepKey() {
   else sessionStorage.removeItem(KEY_NAME);
 }
 
+let gateways = [location.origin]; // the one in use first
+
+/** The origin of the gateway in use. */
+export function gateway() {
+  return gateways[0];
+}
+
+/** Learn where the other gateways are. */
+export async function findGateways() {
+  const known = await (await ask("/page/gateways.json")).json();
+  const own = known.indexOf(location.origin);
+  if (own >= 0) gateways = [...known.slice(own), ...known.slice(0, own)];
+  else gateways = [location.origin, ...known];
+}
+
+/** Use the next gateway from now on, if this one is still in use. */
+function leave(origin) {
+  if (gateways[0] === origin) gateways.push(gateways.shift());
+}
+
 const SILENT_MS = 20000; // the gateway sends something every 15 s
 const AWAY = "The gateway cannot be reached. Is it running?";
 
 async function ask(path, options) {
+  let origin;
   let response;
-  try {
-    const headers = { ...options?.headers, ...(key && { Authorization: `Bearer ${key}` }) };
-    response = await fetch(path, { ...options, headers });
-  } catch (error) {
-    if (error.name === "AbortError") throw error;
-    throw new ApiError(AWAY, { lost: true });
+  for (let left = gateways.length; response === undefined; left--) {
+    origin = gateway();
+    try {
+      const headers = { ...options?.headers, ...(key && { Authorization: `Bearer ${key}` }) };
+      const signal = options?.signal ?? AbortSignal.timeout(SILENT_MS);
+      response = await fetch(new URL(path, origin), { ...options, headers, signal });
+    } catch (error) {
+      if (error.name === "AbortError") throw error;
+      leave(origin);
+      if (left === 1) throw new ApiError(AWAY, { lost: true });
+    }
   }
   if (response.ok) return response;
+  if (response.status === 503) leave(origin);
   const body = await response.json().catch(() => null);
   const words = body?.error?.message ?? body?.reasons?.join(", ") ?? `The gateway answered ${response.status}.`;
   throw new ApiError(words, { status: response.status, code: body?.error?.code });
@@ -108,6 +135,7 @@ export async function chat(body, signal) {
 }
 
 async function* events(response) {
+  const { origin } = new URL(response.url);
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   try {
@@ -126,8 +154,11 @@ async function* events(response) {
       }
     }
   } catch (error) {
-    if (error instanceof ApiError || error.name === "AbortError") throw error;
-    throw new ApiError("The answer was cut off: the connection to the gateway broke.", { lost: true });
+    if (error.name === "AbortError") throw error;
+    const cut = "The answer was cut off: the connection to the gateway broke.";
+    const told = error instanceof ApiError ? error : new ApiError(cut, { lost: true });
+    if (told.lost) leave(origin);
+    throw told;
   } finally {
     reader.cancel().catch(() => {});
   }

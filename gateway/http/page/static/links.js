@@ -1,6 +1,6 @@
 // A realtime session with the gateway, by WebRTC or else by a WebSocket.
 
-import { ApiError, beginCall, usedKey } from "./api.js";
+import { ApiError, beginCall, gateway, usedKey } from "./api.js";
 import { base64, PcmReader, RATE } from "./pcm.js";
 
 const CONNECT_MS = 8000;
@@ -105,7 +105,7 @@ class SocketLink {
   async #connect(session, onEvent) {
     const key = usedKey();
     const protocols = ["realtime", ...(key ? [`openai-insecure-api-key.${key}`] : [])];
-    const url = new URL("/v1/realtime?model=omnirelay", location.href);
+    const url = new URL("/v1/realtime?model=omnirelay", gateway());
     url.protocol = url.protocol.replace("http", "ws");
     this.#socket = new WebSocket(url, protocols);
     const reader = new PcmReader();

@@ -1,6 +1,6 @@
 // The line that says whether the stack can serve, the API key, and the choice of voices.
 
-import { ApiError, keepKey, requireReady, servedModel, usedKey, useKey } from "./api.js";
+import { ApiError, findGateways, keepKey, requireReady, servedModel, usedKey, useKey } from "./api.js";
 
 const CHECK_MS = 5000;
 const AWAY_MS = 1000; // while it cannot serve
@@ -60,6 +60,7 @@ export class Stack {
   }
 
   async #learn() {
+    await findGateways();
     this.model = await servedModel();
     keepKey();
     const options = [...this.model.voices, TEXT_ONLY].map((name) => new Option(name, name));
