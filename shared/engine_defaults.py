@@ -9,8 +9,10 @@ CPU_KV_CACHE_BYTES: Final = 256 * 2**20
 """KV cache of a stage on a CPU: vLLM's own default claims most of the machine."""
 ALONE_UTILIZATION: Final = 0.85
 """Share of a GPU that vLLM may use when a stage has it to itself."""
-CPU_BLOCK_SIZE: Final = 128
-"""Positions of a KV block on a CPU, as vLLM chooses it."""
+CPU_BLOCK_SIZE: Final = 32
+"""Positions of a KV block on a CPU, the fewest for which vLLM's attention is made; vLLM's own default is 128.
+
+The prefix cache keeps whole blocks: the larger they are, the more of a prompt is computed again."""
 
 
 def kv_cache_bytes(config: EngineConfig, on_cpu: bool) -> int | None:

@@ -11,7 +11,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 
 from omnirelay.errors import CheckpointError, StageStartError
 from shared.config import EngineConfig
-from shared.engine_defaults import ALONE_UTILIZATION, kv_cache_bytes
+from shared.engine_defaults import ALONE_UTILIZATION, CPU_BLOCK_SIZE, kv_cache_bytes
 from shared.messages import StageName
 from shared.vllm.process_groups import end_groups_of_one
 from shared.vllm.workers import prepared_workers
@@ -102,7 +102,7 @@ def build_engine(
         "gpu_memory_utilization": config.gpu_memory_utilization or ALONE_UTILIZATION,
         "enforce_eager": config.enforce_eager or on_cpu,
         "tensor_parallel_size": config.tensor_parallel_size,
-        "block_size": config.block_size,
+        "block_size": config.block_size or (CPU_BLOCK_SIZE if on_cpu else None),
         "scheduling_policy": "priority",
         "async_scheduling": False,
         "disable_log_stats": not log_stats,

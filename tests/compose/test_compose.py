@@ -23,8 +23,10 @@ from checkpoint.training.data.corpus import VOICES
 from checkpoint.training.measure.recognizer import word_error_rate
 from omnirelay import Client, SamplingOverrides
 from omnirelay.errors import UnauthenticatedError
+from omnirelay.events import AudioEvent, DoneEvent
 from shared.config import DEFAULT_CHECKPOINT
 from tests.compose.project import ROOT, SERVING, STAGES, Project, docker, say
+from tests.support.stack import free_addresses
 
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(1800)]
 
@@ -219,6 +221,39 @@ def test_a_stage_that_hangs_is_seen_and_one_that_is_killed_comes_back(running: P
     running.wait_for("gateway", "healthy", UNHEALTHY_S)
     assert running.inspect("talker")["RestartCount"] == 1
     ask_and_listen(running)
+
+
+def test_a_second_gateway_goes_on_with_answers_of_the_first(running: Project) -> None:
+    tcp, http = (int(address.rpartition(":")[2]) for address in free_addresses(2))
+    ports = {**running.ports, "TCP_PORT_2": tcp, "HTTP_PORT_2": http}
+    both = Project(running.name, ports, ROOT / "compose.gateways.yaml")
+    both.run("up", "--detach", "--wait", timeout_s=900.0)
+    addresses = [f"tcp://127.0.0.1:{ports[name]}" for name in ("TCP_PORT", "TCP_PORT_2")]
+    origins = [
+        f"http://{host}:{ports[name]}"
+        for host in ("127.0.0.1", "localhost")
+        for name in ("HTTP_PORT", "HTTP_PORT_2")
+    ]
+    assert json.loads(get(both, "/page/gateways.json")[1]) == origins
+    with Client(addresses) as client:
+        question, answer = next(iter(ANSWERS.items()))
+        undisturbed = client.chat(question, seed=1).result()
+        first = both.inspect("gateway")["State"]["Pid"]
+        samples: list[int] = []
+        for event in client.chat(question, seed=1):
+            if isinstance(event, AudioEvent):
+                if not samples:
+                    say("killing the first gateway")
+                    os.kill(first, signal.SIGKILL)
+                samples.append(event.samples.size)
+            elif isinstance(event, DoneEvent):
+                done = event
+    assert done.text == answer
+    assert sum(samples) == undisturbed.audio.size
+    second = Project(running.name, {"HTTP_PORT": http})
+    assert get(second, f"/v1/requests/{done.request_id}")[0] == 200
+    both.wait_for("gateway", "healthy", UNHEALTHY_S)
+    both.run("rm", "--stop", "--force", "gateway-2")
 
 
 def test_keys_tls_and_a_second_talker_as_the_documentation_has_them(running: Project, tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ def test_no_gateway_is_an_error_that_says_what_to_do() -> None:
 
 
 def test_a_conversation_computes_what_was_said_before_only_once(stack: RunningStack, tmp_path: Path) -> None:
-    """Through the prefix cache, which works by blocks of 128 positions."""
+    """Through the prefix cache, which works by blocks of 32 positions."""
     told = "Remember the house and the tree. " * 20
     lines = [told, "And now?", "/voice Ethan", "Again.", f"/save {tmp_path}/last.wav", ""]
     done = omnirelay("chat", "--json", *SHORT, "--gateway", stack.address, lines="\n".join(lines))
@@ -142,7 +142,7 @@ def test_a_conversation_computes_what_was_said_before_only_once(stack: RunningSt
     assert first["speaker"] == second["speaker"] != third["speaker"] == "Ethan"
     assert first["prompt_tokens"] < second["prompt_tokens"] < third["prompt_tokens"]
     for earlier, later in ((first, second), (second, third)):
-        assert later["cached_prompt_tokens"] >= earlier["prompt_tokens"] // 128 * 128 > 0
+        assert later["cached_prompt_tokens"] >= earlier["prompt_tokens"] // 32 * 32 > 0
     with wave.open(str(tmp_path / "last.wav")) as file:
         assert file.getnframes() == len(third["codec_token_ids"]) * 480
 

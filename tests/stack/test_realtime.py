@@ -197,7 +197,7 @@ def test_a_question_is_computed_while_it_is_asked_and_the_answer_is_transformers
     assert done.text_token_ids == answer.text
     (text, cached) = texts[0]
     assert text == done.text
-    # Blocks are of 128 tokens at most: the first of them ends within the recording.
+    # Blocks are of 32 tokens at most: the first of them ends within the recording.
     assert 100 < cached < len(answer.prompt), (cached, len(answer.prompt))
 
 

@@ -57,17 +57,17 @@ def cache(model: Model, on_cpu: bool = True, **sections: Any) -> list[Finding]:
 def test_a_cache_that_holds_the_longest_request() -> None:
     thinker, talker = cache(TINY)
     assert thinker.level == talker.level == "ok"
-    # As vLLM itself counts: 256 MiB in blocks of 128 positions of 1,536 bytes.
-    assert "holds 174,720 positions; one request has at most 8,192" in thinker.what
+    # As vLLM itself counts: 256 MiB in blocks of 32 positions of 1,536 bytes.
+    assert "holds 174,752 positions; one request has at most 8,192" in thinker.what
 
 
 def test_a_released_checkpoint_with_the_defaults_of_a_cpu() -> None:
     thinker, talker = cache(LARGE)
     assert thinker.level == talker.level == "problem"
-    assert "of 256 MiB holds 4,096 positions, a request may have 32,768" in thinker.what
+    assert "of 256 MiB holds 4,160 positions, a request may have 32,768" in thinker.what
     enough = 32_768 * 32_256 * 2
-    assert f"kv_cache_memory_bytes to {enough} or more, or max_model_len to 4096 or less" in thinker.advice
-    for change in ({"kv_cache_memory_bytes": enough}, {"max_model_len": 4096}):
+    assert f"kv_cache_memory_bytes to {enough} or more, or max_model_len to 4160 or less" in thinker.advice
+    for change in ({"kv_cache_memory_bytes": enough}, {"max_model_len": 4160}):
         assert cache(LARGE, **engine("thinker", **change))[0].level == "ok"
 
 
@@ -100,11 +100,11 @@ def test_what_the_stages_need() -> None:
 def test_the_blocks_are_those_of_the_configuration() -> None:
     small = {"kv_cache_memory_bytes": 1000 * 1536, "max_model_len": 900}
     (default, _), (set_, _) = (
-        cache(TINY, **engine("thinker", **small, **more)) for more in ({}, {"block_size": 16})
+        cache(TINY, **engine("thinker", **small, **more)) for more in ({}, {"block_size": 128})
     )
-    assert (default.level, set_.level) == ("problem", "ok")
-    assert "holds 896 positions" in default.what
-    assert "holds 992 positions" in set_.what
+    assert (default.level, set_.level) == ("ok", "problem")
+    assert "holds 992 positions" in default.what
+    assert "holds 896 positions" in set_.what
 
 
 def test_a_model_that_cannot_be_divided_so() -> None:
