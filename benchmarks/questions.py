@@ -42,8 +42,10 @@ TYPED: Final = {
     "content": [{"type": "input_text", "text": "What is that?"}],
 }
 OTHERS_S: Final = 10.0
-"""Speech of each answer to those beside."""
+"""Speech of each answer to those beside: 500 codec tokens."""
 ANSWER_TOKENS: Final = 8
+MOST_CODEC_TOKENS: Final = 500
+"""Of any answer; models that were not trained do not end by themselves."""
 WAYS: Final[dict[str, tuple[int, str]]] = {
     "while it is spoken": (32_768, "recording"),
     "while it is spoken, causal clamp": (32_768, "causal"),
@@ -91,7 +93,7 @@ async def served(model: Path, way: str) -> AsyncIterator[tuple[str, str]]:
     """Start a stack that computes prompts in one way; gives the addresses of sessions and of TCP clients."""
     tokens, clamp = WAYS[way]
     values = configuration(model, {})
-    values["gateway"]["limits"]["early_prompt_tokens"] = tokens
+    values["gateway"]["limits"] |= {"early_prompt_tokens": tokens, "max_codec_tokens": MOST_CODEC_TOKENS}
     values["media"] = {"audio_clamp": clamp}
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "omnirelay.yaml"
