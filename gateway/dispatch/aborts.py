@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from typing import Final
 
 from shared.log import of_request
-from shared.messages import StageName
+from shared.messages import Abort, StageName
 
 RESEND_AFTER_S: Final = 0.4
 MAX_OPEN: Final = 10_000
@@ -22,13 +22,12 @@ class AbortLedger:
     """Unconfirmed aborts by replica.
 
     Args:
-        send: Sends an abort.
         observe: Called with the seconds until all replicas of a request had confirmed; not if one was lost.
     """
 
     def __init__(
         self,
-        send: Callable[[StageName, str, str], None],
+        send: Callable[[StageName, str, Abort], None],
         observe: Callable[[float], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -50,7 +49,7 @@ class AbortLedger:
                 self._unconfirmed.pop(oldest := next(iter(waiting)), None)
                 del waiting[oldest]
             waiting[request_id] = now
-            self._send(*holder, request_id)
+            self._send(*holder, Abort(request_id=request_id))
 
     def confirmed(self, stage: StageName, replica: str, request_id: str) -> None:
         """A replica has dropped the attempt."""
@@ -64,10 +63,8 @@ class AbortLedger:
             self._unconfirmed[request_id] = began, missing - 1
         elif missing:
             seconds = self._clock() - began
-            about = of_request(request_id)
-            log.debug(
-                "request %s was dropped by all its stages after %.4f s", request_id, seconds, extra=about
-            )
+            dropped = "request %s was dropped by all its stages after %.4f s"
+            log.debug(dropped, request_id, seconds, extra=of_request(request_id))
             self._observe(seconds)
 
     def resend(self, stage: StageName, replica: str) -> None:
@@ -77,7 +74,7 @@ class AbortLedger:
         for request_id, sent in waiting.items():
             if now - sent > RESEND_AFTER_S:
                 waiting[request_id] = now
-                self._send(stage, replica, request_id)
+                self._send(stage, replica, Abort(request_id=request_id))
 
     def unconfirmed(self, stage: StageName, replica: str) -> list[str]:
         """Attempts that a replica may still be working on."""

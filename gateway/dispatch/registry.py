@@ -5,7 +5,10 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, get_args
+
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from gateway.requests.lifecycle import Reason
 from omnirelay.errors import StageUnavailableError
@@ -21,6 +24,7 @@ MAX_DEPARTED: Final = 1000
 
 NEXT: Final[dict[StageName, StageName]] = {"thinker": "talker", "talker": "token2wav"}
 """The stage to which a stage sends."""
+BEST_FIRST: Final[tuple[StageState, ...]] = ("ready", "draining", "starting")
 _NOBODY: Final[dict[str, str]] = {}
 _BEFORE: Final = {receiver: sender for sender, receiver in NEXT.items()}
 
@@ -65,7 +69,7 @@ class Replica:
         return load.running + load.waiting + sum(self.placed), load.held_bytes
 
 
-class StageRegistry:
+class StageRegistry(Collector):
     """All known replicas.
 
     States depend on those of the senders and are updated incrementally: a heartbeat costs only its changes.
@@ -128,16 +132,11 @@ class StageRegistry:
         return [each for replicas in self._replicas.values() for each in replicas.values()]
 
     def note(self, beat: Heartbeat) -> list[Replica]:
-        """Take a heartbeat.
-
-        Returns:
-            Replicas that this one has replaced at its address; they are removed.
-        """
+        """Take a heartbeat; return the replicas that its sender has replaced at its address, now removed."""
         replicas = self._replicas[beat.stage]
         known = replicas.get(beat.instance)
-        if (beat.stage, beat.instance) in self._departed or (
-            known is None and not self._has_room(beat.stage)
-        ):
+        departed = (beat.stage, beat.instance) in self._departed
+        if departed or (known is None and not self._has_room(beat.stage)):
             return []
         if known is None:
             known = replicas[beat.instance] = Replica(beat, self._clock(), peers=frozenset(beat.peers or ()))
@@ -181,10 +180,7 @@ class StageRegistry:
                 self._missing_since[stage] = since + away_s
 
     def newly_down(self) -> list[Replica]:
-        """Detect replicas that fell silent or hang since the last call.
-
-        Call it after taking all pending heartbeats, or delays of the gateway would count against the stages.
-        """
+        """Replicas that fell silent or hang since the last call; take all pending heartbeats before."""
         now, silent_s = self._clock(), self._silent_s
         # Called ten times a second; many replicas may be silent for long.
         if now - self._looked_at < silent_s / 20:
@@ -203,8 +199,7 @@ class StageRegistry:
 
     def state(self, stage: StageName) -> StageState:
         """The best state of a stage's replicas."""
-        states: tuple[StageState, ...] = ("ready", "draining", "starting")
-        for state in states:
+        for state in BEST_FIRST:
             if self._states[stage][state]:
                 return state
         return "down" if stage in self._known_once else "starting"
@@ -282,11 +277,26 @@ class StageRegistry:
             told += [] if replicas else [StageStatus(name=stage, state=self.state(stage))]
         return told
 
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        """The metrics of stages and their replicas."""
+        up = GaugeMetricFamily(
+            "omnirelay_stage_up", "1 for a stage with a replica that is ready, else 0.", labels=["stage"]
+        )
+        replicas = GaugeMetricFamily(
+            "omnirelay_stage_replicas", "Replicas of a stage by state.", labels=["stage", "state"]
+        )
+        for stage in self.stages:
+            up.add_metric([stage], float(self.state(stage) == "ready"))
+            for state in get_args(StageState):
+                replicas.add_metric([stage, state], self.count(stage, state))
+        return [up, replicas]
+
     def _has_room(self, stage: StageName) -> bool:
         """Make room for one more replica, by removing one that is down if necessary."""
         replicas = self._replicas[stage]
         if len(replicas) >= MAX_REPLICAS:
-            gone = min((each for each in replicas.values() if each.down), key=_last_seen, default=None)
+            down = (each for each in replicas.values() if each.down)
+            gone = min(down, key=lambda each: each.seen, default=None)
             if gone is None:
                 return False
             self._remove(gone)
@@ -391,7 +401,3 @@ class StageRegistry:
             load=beat.load,
             limits=beat.limits,
         )
-
-
-def _last_seen(replica: Replica) -> float:
-    return replica.seen

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from shared.messages import Peers, StageName, ThinkerInput
+from shared.messages import ControlToStage, StageName, ThinkerInput
 
 
 class StagePort(Protocol):
@@ -10,31 +10,12 @@ class StagePort(Protocol):
 
     def think(self, request: ThinkerInput) -> None:
         """Send a request, or the beginning of one, to its thinker; QueueFullError if its queue is full."""
-        ...
 
-    def abort(self, stage: StageName, replica: str, request_id: str) -> None:
-        """Tell a replica to drop an attempt."""
-        ...
-
-    def begin_alone(self, stage: StageName, replica: str, request_id: str) -> None:
-        """Let a replica begin with an attempt that is alone there."""
-        ...
-
-    def end_alone(self, stage: StageName, replica: str, request_id: str) -> None:
-        """Let a replica take others beside an attempt that was alone there."""
-        ...
-
-    def tell(self, stage: StageName, replica: str, peers: Peers) -> None:
-        """Answer a replica's heartbeat."""
-        ...
-
-    def say_goodbye(self, stage: StageName, replica: str) -> None:
-        """Tell a replica that this gateway stops."""
-        ...
+    def tell(self, stage: StageName, replica: str, message: ControlToStage) -> None:
+        """Send a control message, if the replica can be reached: what must arrive is repeated."""
 
     def reach(self, thinkers: dict[str, str]) -> None:
         """Keep connections to exactly these thinkers (name to address)."""
-        ...
 
     def breaks(self) -> dict[str, int]:
         """Number of lost connections per thinker; only those with at least one."""

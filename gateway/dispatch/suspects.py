@@ -34,11 +34,7 @@ class Suspects:
         return active.record.request_id in self._order and bool(active.apart)
 
     def add_death(self, active: ActiveRequest, stage: StageName, replica: str, death: Death) -> bool:
-        """Count the death of a replica that was working on a request.
-
-        Returns:
-            True if the request was isolated there: it is the cause.
-        """
+        """Count the death of a replica that worked on a request; true if that was alone there: the cause."""
         if not active.record.computes(stage):
             return False
         progress = active.record.progress
@@ -61,11 +57,7 @@ class Suspects:
                 active.suspicions[stage].deaths.pop(replica, None)
 
     def clear(self, active: ActiveRequest) -> set[StageName]:
-        """Remove suspicions that the request's progress has disproved.
-
-        Returns:
-            The stages at which it need not be isolated any more.
-        """
+        """Remove disproved suspicions; return the stages at which it need not be isolated any more."""
         past = {
             stage: suspicion
             for stage, suspicion in active.suspicions.items()

@@ -40,12 +40,7 @@ class Suspicion:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One try at a request.
-
-    Attributes:
-        id: The stages' name of it: the request's id, after the first with the attempt's number.
-        route: Its replicas.
-    """
+    """One try at a request; ``id`` is the request's, after the first with the attempt's number."""
 
     id: str
     route: Route
@@ -90,8 +85,11 @@ class ActiveRequest:
     @property
     def name(self) -> str:
         """For the log: its id, with the trace if it has one."""
-        request_id = self.record.request_id
-        return request_id if self.trace is None else f"{request_id} (trace {self.trace})"
+        return self.record.request_id + (f" (trace {self.trace})" if self.trace is not None else "")
+
+    def replica(self, stage: StageName) -> str:
+        """The replica that serves the current attempt at a stage; empty if none does."""
+        return (self.attempt.route.replica(stage) if self.attempt is not None else None) or ""
 
     @property
     def apart(self) -> set[StageName]:

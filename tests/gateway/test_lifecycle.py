@@ -213,7 +213,9 @@ def test_aborts_are_bounded_and_repeated_until_confirmed(monkeypatch: pytest.Mon
     monkeypatch.setattr("gateway.dispatch.aborts.MAX_OPEN", 2)
     sent: list[tuple[str, str, str]] = []
     now = 0.0
-    ledger = AbortLedger(lambda *abort: sent.append(abort), lambda _: None, clock=lambda: now)
+    ledger = AbortLedger(
+        lambda stage, name, abort: sent.append((stage, name, abort.request_id)), lambda _: None, lambda: now
+    )
     for name in "abc":
         ledger.abort(name, [("thinker", "one"), ("talker", "two")])
     sent.clear()
