@@ -12,7 +12,7 @@ from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.prefills import Prefills
 from gateway.dispatch.registry import StageRegistry
 from gateway.dispatch.replica_monitor import ReplicaMonitor
-from gateway.dispatch.stage_port import StagePort
+from gateway.dispatch.stage_transport import StageTransport
 from gateway.fairness.admission import Admission
 from gateway.fairness.memory_budget import Hold, MemoryBudget
 from gateway.input.media import Fetch
@@ -68,7 +68,7 @@ class Gateway:
         self,
         config: Config,
         prompts: PromptBuilder,
-        stages: StagePort,
+        stages: StageTransport,
         fetch: Fetch | None = None,
         traces: GatewayTraces | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -81,7 +81,7 @@ class Gateway:
         self.counts: Final = StateCounts()
         self.metrics: Final = GatewayMetrics(self.counts, self.registry)
         self.dispatcher: Final = Dispatcher(
-            settings, self.registry, self.metrics, stages, self._close_failed, clock
+            settings, self.registry, self.metrics, stages, self._close_request, clock
         )
         self.prefills: Final = Prefills(
             self.registry, stages, self.dispatcher.aborts, self.metrics, limits.early_prompt_tokens
@@ -117,7 +117,12 @@ class Gateway:
         hold = Hold(self.held.of(account.share))
         account_open = False
         try:
-            self._require_open()
+            if self.stopping:
+                left_ms = round(1000 * (self._ends_at - self._clock()))
+                raise StoppingError(
+                    "the gateway is stopping and takes no more requests: reconnect and retry",
+                    max(MIN_RETRY_STOPPING_MS, left_ms),
+                )
             if request.resume is not None:
                 self._end_earlier(request.resume, account)
             account.open()
@@ -234,14 +239,6 @@ class Gateway:
         self._monitor.close()
         self._intake.close()
 
-    def _require_open(self) -> None:
-        if self.stopping:
-            left_ms = round(1000 * (self._ends_at - self._clock()))
-            raise StoppingError(
-                "the gateway is stopping and takes no more requests: reconnect and retry",
-                max(MIN_RETRY_STOPPING_MS, left_ms),
-            )
-
     async def _admit(
         self,
         request: GenerateRequest,
@@ -348,13 +345,12 @@ class Gateway:
     def _end(self, active: ActiveRequest, state: RequestState, error: OmniRelayError) -> None:
         """End a request without an answer: abort it at the stages, and tell the client."""
         self.dispatcher.end(active)
-        self._close_request(active, state, error)
+        self._close_request(active, error, state)
 
-    def _close_failed(self, active: ActiveRequest, error: OmniRelayError) -> None:
-        """The dispatcher has given up a request."""
-        self._close_request(active, RequestState.FAILED, error)
-
-    def _close_request(self, active: ActiveRequest, state: RequestState, error: OmniRelayError) -> None:
+    def _close_request(
+        self, active: ActiveRequest, error: OmniRelayError, state: RequestState = RequestState.FAILED
+    ) -> None:
+        """End a request that the dispatcher has removed."""
         lifecycle, about = active.record.lifecycle, of_request(active.record.request_id)
         log.info("request %s %s from %s: %s", active.name, state, lifecycle.state, error.for_log, extra=about)
         lifecycle.move(state)

@@ -79,13 +79,7 @@ class Validator:
         return DEFAULT_SPEAKER if DEFAULT_SPEAKER in known or not known else known[0]
 
     def prompt(self, request: GenerateRequest) -> list[int]:
-        """Build the prompt's token ids; slow if it is long.
-
-        Raises:
-            EmptyPromptError: There is nothing to answer.
-            PromptTooLongError: It has too many characters to be tokenized.
-            InvalidRequestError: It is invalid.
-        """
+        """Build the prompt's token ids, slowly if it is long; InvalidRequestError tells what is wrong."""
         if request.prompt_token_ids is not None:
             return self._given_prompt(request)
         if request.prompt_text is not None:
@@ -114,11 +108,7 @@ class Validator:
         speaker: str | None,
         drawn_seed: int,
     ) -> ThinkRequest:
-        """Build the thinker's request, without media.
-
-        Args:
-            speaker: As :meth:`speaker` returned it.
-            drawn_seed: Used if the request has none.
+        """Build the thinker's request, without media; ``drawn_seed`` is for requests without a seed.
 
         Raises:
             PromptTooLongError: It exceeds a stage's context.

@@ -35,18 +35,16 @@ class Access:
     """Authenticates clients and opens their accounts; raises ConfigError as keys and certificate do."""
 
     def __init__(self, config: Config) -> None:
-        self._gateway = config.gateway
+        gateway, limits = config.gateway, config.gateway.limits
+        self._gateway = gateway
         self._media = config.media
-        path = config.gateway.api_keys
-        self.keys: Final = ApiKeys(Path(path) if path is not None else None)
+        self.keys: Final = ApiKeys(Path(gateway.api_keys) if gateway.api_keys is not None else None)
         self.ephemeral: Final = EphemeralKeys()
-        self.tls: Final = (
-            ServerTls(config.gateway.tls) if config.gateway.tls.certificate is not None else None
-        )
-        self.proxies: Final = Proxies(config.gateway.trusted_proxies)
-        self.tcp_places: Final = Places(config.gateway.limits.max_connections, self.proxies)
-        self.http_places: Final = Places(config.gateway.limits.max_connections, self.proxies)
-        self._unread = Unread(config.gateway.limits.backlog_bytes)
+        self.tls: Final = ServerTls(gateway.tls) if gateway.tls.certificate is not None else None
+        self.proxies: Final = Proxies(gateway.trusted_proxies)
+        self.tcp_places: Final = Places(limits.max_connections, self.proxies)
+        self.http_places: Final = Places(limits.max_connections, self.proxies)
+        self._unread = Unread(limits.backlog_bytes)
 
     @property
     def server_options(self) -> TlsOptions:
@@ -84,15 +82,8 @@ class Access:
         most = self._gateway.limits.request_bytes
         if client.limits.request_bytes is not None:
             most = min(most, client.limits.request_bytes)
-        media = self._media
-        return Welcome(
-            PROTOCOL_VERSION,
-            most,
-            media.max_item_bytes,
-            media.max_request_bytes,
-            MAX_PIECE_BYTES,
-            resumes=True,
-        )
+        item, together = self._media.max_item_bytes, self._media.max_request_bytes
+        return Welcome(PROTOCOL_VERSION, most, item, together, MAX_PIECE_BYTES, resumes=True)
 
     def reload(self) -> None:
         """Reload keys and certificate, both or neither; the log tells why if not."""
@@ -108,7 +99,7 @@ class Access:
         self.keys.take(keys)
         told = [f"{len(keys)} API keys"] if self.keys.needed else []
         if self.tls is not None and certificate is not None:
-            self.tls.show(certificate)
+            self.tls.certificate = certificate
             told.append(f"the certificate, valid {certificate.left(time.time())}")
         log.info("reloaded: %s", "; ".join(told))
         self._warn_of_certificate()
@@ -120,11 +111,10 @@ class Access:
         self._warn_of_certificate()
 
     def _warn_of_certificate(self) -> None:
-        if self.tls is None:
-            return
-        shown = self.tls.certificate
-        for what in filter(None, (shown.why_not_now(time.time()), shown.why_not_chained())):
-            log.warning("%s", what)
+        if self.tls is not None:
+            shown = self.tls.certificate
+            for what in filter(None, (shown.why_not_now(time.time()), shown.why_not_chained())):
+                log.warning("%s", what)
 
 
 def open_doors(gateway: GatewayConfig) -> list[str]:

@@ -19,7 +19,6 @@ class Unread:
 
     Attributes:
         limit: In bytes; beyond it, connections with more than :data:`UNREAD_OF_ONE` unread get no more.
-        total: Unread bytes.
         requests: Requests whose end has not been read.
     """
 
@@ -29,12 +28,7 @@ class Unread:
 
 
 class ClientAccount:
-    """Counts what one connection has open and unread.
-
-    Args:
-        client: Default: the connection is a client of its own.
-        unread: Counts over all connections.
-    """
+    """Counts what one connection has open and unread; without ``client`` it is a client of its own."""
 
     def __init__(
         self,

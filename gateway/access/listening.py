@@ -24,13 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class ListeningSocket(socket.socket):
-    """Reports a shortage of file descriptors once per pause of asyncio.
-
-    asyncio accepts the whole backlog in one go, and reports each failure.
-
-    Attributes:
-        reserved: Descriptors that its connections may not use.
-    """
+    """Reports a shortage of descriptors once, for asyncio tries to accept the whole backlog in one go."""
 
     reserved = 0
     _short_until = 0.0

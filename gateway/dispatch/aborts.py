@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from typing import Final
 
 from shared.log import of_request
@@ -18,26 +19,17 @@ Holder = tuple[StageName, str]
 """Stage and name of a replica."""
 
 
+@dataclass(eq=False)
 class AbortLedger:
-    """Unconfirmed aborts by replica.
+    """Unconfirmed aborts by replica; observes the seconds until all replicas had confirmed one."""
 
-    Args:
-        observe: Called with the seconds until all replicas of a request had confirmed; not if one was lost.
-    """
-
-    def __init__(
-        self,
-        send: Callable[[StageName, str, Abort], None],
-        observe: Callable[[float], None],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._send = send
-        self._observe = observe
-        self._clock = clock
-        # By replica: unconfirmed attempts, and when the abort was last sent.
-        self._open: dict[Holder, dict[str, float]] = {}
-        # By attempt: when it was aborted, and how many replicas have not confirmed.
-        self._unconfirmed: dict[str, tuple[float, int]] = {}
+    _send: Callable[[StageName, str, Abort], None]
+    _observe: Callable[[float], None]
+    _clock: Callable[[], float] = time.monotonic
+    # By replica: unconfirmed attempts, and when the abort was last sent.
+    _open: dict[Holder, dict[str, float]] = field(default_factory=dict)
+    # By attempt: when it was aborted, and how many replicas have not confirmed.
+    _unconfirmed: dict[str, tuple[float, int]] = field(default_factory=dict)
 
     def abort(self, request_id: str, holders: Collection[Holder]) -> None:
         """Abort an attempt at its replicas."""

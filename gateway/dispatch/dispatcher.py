@@ -11,7 +11,7 @@ from gateway.dispatch.aborts import AbortLedger
 from gateway.dispatch.placement import place
 from gateway.dispatch.registry import Replica, StageRegistry
 from gateway.dispatch.stage_errors import from_stage
-from gateway.dispatch.stage_port import StagePort
+from gateway.dispatch.stage_transport import StageTransport
 from gateway.dispatch.suspects import Death, Suspects
 from gateway.requests.active import ActiveRequest, Attempt
 from gateway.requests.lifecycle import Reason
@@ -38,14 +38,10 @@ log = logging.getLogger(__name__)
 
 
 class Dispatcher:
-    """The attempts of all requests.
+    """The attempts of all requests; ``resumes`` counts retries.
 
     Args:
         on_failed: Called with a request that cannot be served and the reason, after it was removed here.
-
-    Attributes:
-        aborts: Aborts that replicas have not confirmed.
-        resumes: Number of retries so far.
     """
 
     def __init__(
@@ -53,7 +49,7 @@ class Dispatcher:
         config: GatewayConfig,
         registry: StageRegistry,
         metrics: GatewayMetrics,
-        stages: StagePort,
+        stages: StageTransport,
         on_failed: Callable[[ActiveRequest, OmniRelayError], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -85,11 +81,14 @@ class Dispatcher:
 
     def begin_waiting(self) -> None:
         """Place requests that wait for a replica, and fail those that have waited too long."""
+        most_s = self._config.resume_wait_s
         for active in list(self._waiting.values()):
             if self._clock() >= active.not_before and self._try(active):
                 del self._waiting[active.record.request_id]
-            else:
-                self._check_patience(active)
+            elif (stage := self._missing(active)) and self._registry.missing_s(stage) > most_s:
+                because = active.trouble or f"the {stage} is {self._registry.state(stage)}"
+                problem = f"{because}, and no {stage} came back within {most_s:g} s"
+                self._fail(active, StageUnavailableError(problem))
 
     def end(self, active: ActiveRequest, completed: bool = False) -> None:
         """Remove a request; unless it completed, its attempt is aborted at the stages."""
@@ -249,14 +248,6 @@ class Dispatcher:
         """The first stage that the request needs and that has no ready replica."""
         needed = STAGES if active.record.speaks else STAGES[:1]
         return next((stage for stage in needed if self._registry.state(stage) != "ready"), None)
-
-    def _check_patience(self, active: ActiveRequest) -> None:
-        stage, most_s = self._missing(active), self._config.resume_wait_s
-        if stage is not None and self._registry.missing_s(stage) > most_s:
-            because = active.trouble or f"the {stage} is {self._registry.state(stage)}"
-            self._fail(
-                active, StageUnavailableError(f"{because}, and no {stage} came back within {most_s:g} s")
-            )
 
     def _fail_poison(self, active: ActiveRequest, stage: StageName) -> None:
         log.error("request %s ended the engine of a %s while alone on it: rejected", active.name, stage)

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import Counter, OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
@@ -11,7 +11,7 @@ import msgspec
 from gateway.dispatch.aborts import AbortLedger
 from gateway.dispatch.placement import thinkers_for
 from gateway.dispatch.registry import StageRegistry
-from gateway.dispatch.stage_port import StagePort
+from gateway.dispatch.stage_transport import StageTransport
 from gateway.requests.metrics import GatewayMetrics, Outcome
 from omnirelay.errors import BusyError, QueueFullError, StageUnavailableError
 from shared.log import of_request
@@ -33,24 +33,17 @@ class _Open:
     done: "asyncio.Future[Outcome]"
 
 
+@dataclass(eq=False)
 class Prefills:
-    """Sends beginnings to thinkers with room; a client has ``allowance`` tokens between two requests."""
+    """Sends beginnings to thinkers with room; a client has ``_allowance`` tokens between two requests."""
 
-    def __init__(
-        self,
-        registry: StageRegistry,
-        stages: StagePort,
-        aborts: AbortLedger,
-        metrics: GatewayMetrics,
-        allowance: int,
-    ) -> None:
-        self._registry = registry
-        self._stages = stages
-        self._aborts = aborts
-        self._metrics = metrics
-        self._allowance = allowance
-        self._open: dict[str, _Open] = {}
-        self._spent: OrderedDict[str, int] = OrderedDict()
+    _registry: StageRegistry
+    _stages: StageTransport
+    _aborts: AbortLedger
+    _metrics: GatewayMetrics
+    _allowance: int
+    _open: dict[str, _Open] = field(default_factory=dict)
+    _spent: OrderedDict[str, int] = field(default_factory=OrderedDict)
 
     def __contains__(self, request_id: str) -> bool:
         """Whether a beginning is being computed."""

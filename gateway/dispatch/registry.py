@@ -36,7 +36,6 @@ class Replica:
     Attributes:
         beat: Its last heartbeat.
         seen: Monotonic time of that.
-        down: It is lost.
         suspect: A connection to it broke since its last heartbeat.
         peers: Replicas of the next stage that it can send to.
         reaches: The registry's addresses of these, while they are all of the next stage.
@@ -52,15 +51,9 @@ class Replica:
     reaches: Mapping[str, str] | None = None
     placed: list[int] = field(default_factory=lambda: [0, 0])
 
-    @property
-    def stage(self) -> StageName:
-        """Its stage."""
-        return self.beat.stage
-
-    @property
-    def name(self) -> str:
-        """Its random name."""
-        return self.beat.instance
+    def __post_init__(self) -> None:
+        self.stage = self.beat.stage
+        self.name = self.beat.instance
 
     @property
     def work(self) -> tuple[int, int]:
@@ -166,8 +159,7 @@ class StageRegistry(Collector):
         self._departed[stage, name] = None
         if len(self._departed) > MAX_DEPARTED:
             self._departed.popitem(last=False)
-        left = self.get(stage, name)
-        if left is not None:
+        if (left := self.get(stage, name)) is not None:
             self._remove(left)
         return left
 
@@ -195,7 +187,7 @@ class StageRegistry(Collector):
 
     def why_down(self, replica: Replica) -> Reason:
         """Why a replica is down."""
-        return "hung" if self._age_s(replica) <= self._silent_s else "silent"
+        return "hung" if self.age_s(replica) <= self._silent_s else "silent"
 
     def state(self, stage: StageName) -> StageState:
         """The best state of a stage's replicas."""
@@ -220,12 +212,10 @@ class StageRegistry(Collector):
 
     def addresses(self, stage: StageName) -> dict[str, str]:
         """Addresses of replicas that can receive, draining ones included."""
-        known = self._addresses.get(stage)
-        if known is None:
+        if stage not in self._addresses:
             replicas = self._replicas[stage].values()
-            known = {each.name: each.beat.inbox for each in replicas if not each.down}
-            self._addresses[stage] = known
-        return known
+            self._addresses[stage] = {each.name: each.beat.inbox for each in replicas if not each.down}
+        return self._addresses[stage]
 
     def news(self, replica: Replica) -> dict[str, str] | None:
         """Addresses of the replicas of its next stage; none if it is connected to exactly these."""
@@ -238,14 +228,12 @@ class StageRegistry(Collector):
     def placed(self, route: Route) -> None:
         """A request was placed on these replicas."""
         for stage in STAGES:
-            replica = self.get(stage, route.replica(stage) or "")
-            if replica is not None:
+            if (replica := self.get(stage, route.replica(stage) or "")) is not None:
                 replica.placed[0] += 1
 
-    def heartbeat_age_s(self, stage: StageName, name: str) -> float | None:
+    def age_s(self, replica: Replica) -> float:
         """Seconds since a replica's last heartbeat."""
-        replica = self.get(stage, name)
-        return self._age_s(replica) if replica is not None else None
+        return self._clock() - replica.seen
 
     def require(self, stages: Iterable[StageName]) -> None:
         """Raise StageUnavailableError with the names of stages that are not ready."""
@@ -255,8 +243,7 @@ class StageRegistry(Collector):
 
     def speakers(self) -> list[str]:
         """All speakers that any stage knows, in their order."""
-        names = (name for each in self.replicas() for name in each.beat.limits.speakers)
-        return list(dict.fromkeys(names))
+        return list(dict.fromkeys(name for each in self.replicas() for name in each.beat.limits.speakers))
 
     def codec(self) -> CodecLimits:
         """The codec of the talkers; the usual one if none has told of its own."""
@@ -301,9 +288,6 @@ class StageRegistry(Collector):
                 return False
             self._remove(gone)
         return True
-
-    def _age_s(self, replica: Replica) -> float:
-        return self._clock() - replica.seen
 
     @property
     def _silent_s(self) -> float:
@@ -395,7 +379,7 @@ class StageRegistry(Collector):
             state=replica.state,
             replica=beat.instance,
             inbox=beat.inbox,
-            heartbeat_age_s=self._age_s(replica),
+            heartbeat_age_s=self.age_s(replica),
             pid=beat.pid,
             peak_memory_bytes=beat.peak_memory_bytes,
             load=beat.load,

@@ -2,11 +2,12 @@
 
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.registry import NEXT, Replica, StageRegistry
-from gateway.dispatch.stage_port import StagePort
+from gateway.dispatch.stage_transport import StageTransport
 from gateway.requests.lifecycle import Reason
 from gateway.requests.metrics import GatewayMetrics
 from omnirelay.errors import StageUnavailableError
@@ -25,28 +26,20 @@ _WHAT: Final[dict[Reason, str]] = {
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class ReplicaMonitor:
     """Takes control messages of replicas, and answers heartbeats."""
 
-    def __init__(
-        self,
-        name: str,
-        config: Config,
-        registry: StageRegistry,
-        metrics: GatewayMetrics,
-        stages: StagePort,
-        dispatcher: Dispatcher,
-    ) -> None:
-        self._name = name
-        self._config = config
-        self._registry = registry
-        self._metrics = metrics
-        self._stages = stages
-        self._dispatcher = dispatcher
-        self._draining = False
-        self._closed = False
-        # Lost connections per thinker at the last check.
-        self._breaks: dict[str, int] = {}
+    _name: str
+    _config: Config
+    _registry: StageRegistry
+    _metrics: GatewayMetrics
+    _stages: StageTransport
+    _dispatcher: Dispatcher
+    _draining: bool = False
+    _closed: bool = False
+    # Lost connections per thinker at the last check.
+    _breaks: dict[str, int] = field(default_factory=dict)
 
     def drain(self) -> None:
         """Release no replica until :meth:`close`: the open requests need them."""
@@ -88,7 +81,7 @@ class ReplicaMonitor:
         # Not released on its first draining heartbeat: if the whole stack is being stopped, this gateway may
         # learn of it a moment later and still need the stage for queued requests.
         drained_before = beat.draining and known is not None and known.beat.draining
-        age_s = registry.heartbeat_age_s(stage, name)
+        age_s = registry.age_s(known) if known is not None else None
         interval_s = max(registry.heartbeat_s, self._config.stage(stage).heartbeat_s)
         self._metrics.heartbeat(stage, age_s, interval_s)
         left = known is not None and known.beat.gateway == self._name != beat.gateway

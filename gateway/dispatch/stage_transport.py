@@ -48,12 +48,7 @@ _checked: Final = lru_cache(maxsize=1024)(check_reachable)
 
 
 class StageTransport:
-    """Sends requests and aborts; receives events, heartbeats and confirmations.
-
-    Raises:
-        AddressInUseError: An address is in use.
-        ConfigError: An address or the keys cannot be used.
-    """
+    """The sockets; AddressInUseError or ConfigError if an address or the keys cannot be used."""
 
     def __init__(self, config: Config) -> None:
         gateway = config.gateway

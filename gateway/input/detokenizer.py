@@ -5,7 +5,7 @@ The output here, joined, equals ``Tokenizer.decode`` of all ids.
 """
 
 import codecs
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
 
@@ -29,11 +29,8 @@ _ALPHABET: Final = _byte_level_alphabet()
 class Detokenizer:
     """The text of one token stream; ``special_ids`` have none.
 
-    Args:
-        stop: The text ends before the first of these.
-
     Attributes:
-        stopped: It has ended so.
+        stopped: The text has ended before one of ``stop``.
     """
 
     def __init__(self, tokenizer: Tokenizer, special_ids: frozenset[int], stop: Sequence[str] = ()) -> None:
@@ -55,7 +52,10 @@ class Detokenizer:
         """The text that tokens add; at the end incomplete characters become replacement characters."""
         if self.stopped:
             return ""
-        piece = self._decoder.decode(b"".join(map(bytes_of, self._textual(token_ids))), last)
+        textual = [each for each in token_ids if each not in self._special_ids]
+        # Embedding tables are padded, so ids beyond the vocabulary occur.
+        tokens = (self._tokenizer.id_to_token(each) or "" for each in textual)
+        piece = self._decoder.decode(b"".join(map(bytes_of, tokens)), last)
         if self._stop:
             piece = self._until_stop(self._held + piece, last)
         self._pieces.append(piece)
@@ -72,12 +72,6 @@ class Detokenizer:
         held = next((n for n in range(most, 0, -1) if any(s.startswith(text[-n:]) for s in self._stop)), 0)
         self._held = text[len(text) - held :]
         return text[: len(text) - held]
-
-    def _textual(self, token_ids: Iterable[int]) -> Iterable[str]:
-        for token_id in token_ids:
-            if token_id not in self._special_ids:
-                # Embedding tables are padded, so ids beyond the vocabulary occur.
-                yield self._tokenizer.id_to_token(token_id) or ""
 
 
 @lru_cache(maxsize=MAX_CACHED_TOKENS)

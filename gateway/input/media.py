@@ -19,13 +19,7 @@ InThread = Callable[..., Awaitable[Any]]
 
 
 class CheckedItem(NamedTuple):
-    """A media item that may be loaded.
-
-    Attributes:
-        name: For errors: kind and number.
-        kind: Audio, image or video.
-        source: The file, a ``data:`` URL, or an https URL.
-    """
+    """A media item that may be loaded from a file, ``data:`` URL or https URL; its name is for errors."""
 
     name: str
     kind: MediaKind
@@ -37,7 +31,6 @@ class Fetch(Protocol):
 
     def check(self, name: str, url: HttpsUrl) -> None:
         """Reject a URL whose host is not allowed."""
-        ...
 
     async def fetch(
         self, name: str, url: HttpsUrl, grow: Callable[[int], None], client: str = ""
@@ -55,12 +48,7 @@ class MediaIntake:
         self._in_thread = in_thread
 
     def check(self, items: Sequence[tuple[str, MediaPart]], hold: Hold) -> list[CheckedItem]:
-        """Check everything that needs no loading, and charge the bytes that are in memory.
-
-        Raises:
-            MediaError: Names the item.
-            BusyError: The memory budget is exhausted.
-        """
+        """Check what needs no loading, and charge the bytes in memory; MediaError or BusyError if refused."""
         counts = Counter(part.kind for _, part in items)
         for kind in MEDIA_KINDS:
             limit: int = getattr(self._config, f"max_{kind}s")

@@ -20,11 +20,10 @@ APART: Final = 2
 
 @dataclass
 class Suspicion:
-    """Evidence that a request ends a stage's engines.
+    """Evidence that a request ends a stage's engines: the weight of each death, by replica.
 
     Attributes:
         progress: Of the answer, at the last death.
-        deaths: Weight of each death, by replica.
         tried_on: The replica that has said that the current attempt is alone there.
     """
 
@@ -53,9 +52,7 @@ class ActiveRequest:
     Attributes:
         attempt: The current one; none while the request waits for replicas.
         resumes: Retries so far.
-        interruptions: How often it was taken from the stages, without a fault: so that another request could
-            be isolated, or because requests of other gateways left no room.
-        suspicions: By stage.
+        interruptions: How often it was taken from the stages without a fault, to make room for others.
         not_before: Earliest monotonic time of the next attempt.
         avoid: Replicas where it failed.
         trouble: Why the last attempt ended.

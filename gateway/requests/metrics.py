@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from itertools import product
 from typing import Final, Literal, TypeVar, get_args
 
@@ -155,35 +156,27 @@ def _with_series(metric: Metric, labels: dict[str, Iterable[str]]) -> Metric:
     return metric
 
 
+@dataclass(eq=False)
 class RequestMeter:
     """Measures one request.
 
     Attributes:
+        pace: Estimates the start delay; none for speech that comes in one piece.
+        start_delay_s: How long the client is advised to wait with the first audio.
         first_text: Monotonic time of the first text.
         first_audio: Monotonic time of the first audio.
-        start_delay_s: How long the client is advised to wait with it.
-
-    Args:
-        pace: Estimates that; none for speech that comes in one piece.
     """
 
-    def __init__(
-        self,
-        metrics: GatewayMetrics,
-        lifecycle: Lifecycle,
-        clock: Callable[[], float] = time.monotonic,
-        pace: AnswerPace | None = None,
-    ) -> None:
-        self._metrics = metrics
-        self._lifecycle = lifecycle
-        self._clock = clock
-        self._pace = pace
-        self.start_delay_s = 0.0
-        self.first_text: float | None = None
-        self.first_audio: float | None = None
-        self._prompt_counted = False
-        self._heard_until: float | None = None
-        self._audio_seconds = 0.0
+    _metrics: GatewayMetrics
+    _lifecycle: Lifecycle
+    _clock: Callable[[], float] = time.monotonic
+    pace: AnswerPace | None = None
+    start_delay_s: float = 0.0
+    first_text: float | None = None
+    first_audio: float | None = None
+    _prompt_counted: bool = False
+    _heard_until: float | None = None
+    _audio_seconds: float = 0.0
 
     def started(self) -> None:
         """The request left the queue."""
@@ -198,8 +191,8 @@ class RequestMeter:
                 self._prompt_counted = True
                 metrics.prompt_tokens.inc(delta.prompt.tokens)
             metrics.text_tokens.inc(len(delta.token_ids))
-            if self._pace is not None:
-                self._pace.text(len(delta.token_ids), last=delta.finish_reason is not None)
+            if self.pace is not None:
+                self.pace.text(len(delta.token_ids), last=delta.finish_reason is not None)
             if delta.token_ids and self.first_text is None:
                 self.first_text = self._clock()
                 metrics.first_text.observe(self._age(self.first_text))
@@ -207,8 +200,8 @@ class RequestMeter:
             self._take_audio(delta.samples / SAMPLE_RATE, delta.last)
         else:
             metrics.codec_tokens.inc(len(delta.token_ids))
-            if self._pace is not None:
-                self._pace.codes(len(delta.token_ids))
+            if self.pace is not None:
+                self.pace.codes(len(delta.token_ids))
 
     def ended(self, error: BaseException | None) -> None:
         """The request ended."""
@@ -218,8 +211,8 @@ class RequestMeter:
             entered = lifecycle.entered
             served = entered[RequestState.COMPLETED] - entered[RequestState.THINKING]
             self._metrics.request.observe(self._age(self._clock()))
-            if self._pace is not None:
-                self._pace.ended()
+            if self.pace is not None:
+                self.pace.ended()
             if self._audio_seconds:
                 length = "long" if self._audio_seconds >= LONG_SPEECH_S else "short"
                 self._metrics.real_time.labels(length).observe(served / self._audio_seconds)
@@ -228,7 +221,7 @@ class RequestMeter:
         if not seconds:
             return
         now = self._clock()
-        if self._pace is not None and (delay := self._pace.audio(seconds, last)) is not None:
+        if self.pace is not None and (delay := self.pace.audio(seconds, last)) is not None:
             self.start_delay_s = delay
             self._metrics.start_delay.observe(delay)
         if self._heard_until is None:

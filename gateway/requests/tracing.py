@@ -35,11 +35,7 @@ class GatewayTraces:
 
 
 class RequestTrace:
-    """The gateway's part of one trace.
-
-    Attributes:
-        traceparent: The request's span, for the stages.
-    """
+    """The gateway's part of one trace; ``traceparent`` is its span, for the stages."""
 
     def __init__(self, tracer: "Tracer", span: "Span", lifecycle: Lifecycle, model: str) -> None:
         self.traceparent: Final = tracer.traceparent(span)
@@ -80,8 +76,10 @@ class RequestTrace:
             for (state, began), (_, ended) in pairwise(entered.items())
             if state in _PHASES
         ]
-        ended_ns = self._unix_ns(entered[self._lifecycle.state])
-        self._tracer.end(self._span, ended_ns, phases, told, self._code(error))
+        code = None
+        if error is not None and self._lifecycle.state is not RequestState.CANCELLED:
+            code = error.code if isinstance(error, OmniRelayError) else OmniRelayError.code
+        self._tracer.end(self._span, self._unix_ns(entered[self._lifecycle.state]), phases, told, code)
 
     def _begins(self, meter: RequestMeter) -> dict[str, float]:
         """Add when text and audio began."""
@@ -92,12 +90,6 @@ class RequestTrace:
                 self._span.add_event(name, timestamp=self._unix_ns(at))
                 begins[f"omnirelay.{name}_seconds"] = at - received
         return begins
-
-    def _code(self, error: BaseException | None) -> str | None:
-        """The error code; none for a request that its client cancelled."""
-        if error is None or self._lifecycle.state is RequestState.CANCELLED:
-            return None
-        return error.code if isinstance(error, OmniRelayError) else OmniRelayError.code
 
     def _unix_ns(self, at: float) -> int:
         """Convert from monotonic time."""

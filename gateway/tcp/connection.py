@@ -66,9 +66,7 @@ log = logging.getLogger(__name__)
 
 
 class Connection:
-    """One client's connection, with any number of requests.
-
-    If the client closes it, or only its sending side, all its requests are cancelled.
+    """One client's connection; if the client closes it, or its sending side, all its requests are cancelled.
 
     Args:
         name: Of the connection, in the log.
@@ -101,7 +99,7 @@ class Connection:
         self._refused = refused
         self._address: str = (writer.get_extra_info("peername") or ("unknown",))[0]
         self._share = access.share(self._account.client, self._address)
-        self._decoder = msgspec.msgpack.Decoder(ClientMessage)
+        self._decoder: msgspec.msgpack.Decoder[ClientMessage] = msgspec.msgpack.Decoder(ClientMessage)
         self._request_decoder = msgspec.msgpack.Decoder(GenerateRequest)
         self.known: Callable[[str], object] = lambda _: None
         self._sending = asyncio.Lock()
@@ -127,16 +125,7 @@ class Connection:
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def _greet(self) -> None:
-        """Agree on the version and identify the client.
-
-        Without a key where one is needed, a client may only query the status.
-
-        Raises:
-            VersionError: The client's version is unsupported.
-            UnauthenticatedError: Its key is invalid.
-            MessageError: The first message is not a hello.
-            TimeoutError: It sends nothing.
-        """
+        """Agree on the version and identify the client; without a needed key it may only query the status."""
         async with asyncio.timeout(HELLO_TIMEOUT_S):
             message = self._decode(await read_frame(self._reader, PIECE_BYTES))
         if not isinstance(message, Hello):
@@ -155,13 +144,7 @@ class Connection:
         await self._send(welcome)
 
     async def _read(self) -> bytearray:
-        """Read the next frame; memory is taken as bytes arrive.
-
-        Raises:
-            MessageError: It is too long or too slow.
-            UnauthenticatedError: It is large, and the client has not identified itself.
-            BusyError: Its memory was needed.
-        """
+        """Read the next frame; memory is taken as bytes arrive, and BusyError raised if it was needed."""
         client = self._account.client
         async with asyncio.timeout(None if client.known else HELLO_TIMEOUT_S):
             length = await read_length(self._reader, self._max_frame_bytes)
@@ -189,17 +172,17 @@ class Connection:
 
     def _decode(self, body: bytearray) -> ClientMessage:
         try:
-            message: ClientMessage = self._decoder.decode(body)
+            return self._decoder.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise MessageError(f"message cannot be read: {said(error)}") from error
-        return message
 
     async def _handle(self, body: bytearray) -> None:
         """Process one message; an invalid one does not affect the rest of the connection."""
         try:
             message = self._decode(body)
             if isinstance(message, Submit):
-                await self._submit(message)
+                if await self._may_begin(message.id):
+                    self._begin(message.id, partial(self._read_request, message.request))
             elif isinstance(message, Piece):
                 await self._take_piece(message)
             elif isinstance(message, Cancel):
@@ -232,10 +215,6 @@ class Connection:
     async def answered(self) -> None:
         """Wait until every request has its last event."""
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
-
-    async def _submit(self, message: Submit) -> None:
-        if await self._may_begin(message.id):
-            self._begin(message.id, partial(self._read_request, message.request))
 
     async def _take_piece(self, piece: Piece) -> None:
         if piece.offset > 0 and piece.id in self._ended_early:
@@ -349,12 +328,9 @@ class Connection:
             raise InvalidRequestError(f"the request is not valid: {said(error)}") from error
 
     async def _send(self, message: ServerMessage) -> None:
-        """Write a frame; one at a time, so that waiting frames are counted in their response streams.
-
-        Raises:
-            ConnectionError: The client is gone, or was hung up on because it reads nothing.
-        """
+        """Write a frame, one at a time; ConnectionError if the client is gone, or reads nothing for long."""
         frame = pack(message)
+        # Frames that wait for this are counted in their response streams.
         async with self._sending:
             self._writer.write(frame)
             if not self._writer.transport.get_write_buffer_size() and not self._writer.is_closing():

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable
+from itertools import count
 from typing import Final
 
 from gateway.access.access import Access
@@ -38,7 +39,7 @@ class TcpServer:
         self._status = status
         self._servers: list[asyncio.Server] = []
         self._connections: dict[asyncio.Task[None], Connection] = {}
-        self._peers = 0
+        self._numbers = count(1)
 
     async def start(self) -> None:
         """Listen; AddressInUseError or ConfigError if that is not possible."""
@@ -53,10 +54,7 @@ class TcpServer:
             each.close()
 
     async def close(self) -> None:
-        """Flush answers for :data:`FAREWELL_S`, then close all connections.
-
-        Close the gateway first: it ends the requests.
-        """
+        """Flush answers for :data:`FAREWELL_S`, then close all connections, after the gateway is closed."""
         if not self._servers:
             return
         self.stop_listening()
@@ -84,17 +82,9 @@ class TcpServer:
             limited(log).warning("closed a connection: its address holds too many")
             writer.transport.abort()
             return
-        self._peers += 1
-        name = f"client {self._peers}"
+        name = f"client {next(self._numbers)}"
         connection = Connection(
-            self._gateway,
-            reader,
-            writer,
-            name,
-            self._access,
-            self._uploads,
-            self._status,
-            self.refused,
+            self._gateway, reader, writer, name, self._access, self._uploads, self._status, self.refused
         )
         self._connections[task] = connection
         connection.known = place.move

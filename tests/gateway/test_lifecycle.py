@@ -236,7 +236,7 @@ def test_aborts_are_bounded_and_repeated_until_confirmed(monkeypatch: pytest.Mon
 def test_an_abort_lasts_until_the_last_replica_has_confirmed_it() -> None:
     now = 0.0
     lasted: list[float] = []
-    ledger = AbortLedger(lambda *_: None, lasted.append, clock=lambda: now)
+    ledger = AbortLedger(lambda *_: None, lasted.append, lambda: now)
     for name in "ab":
         ledger.abort(name, [("thinker", "one"), ("talker", "two")])
     now = 1.0

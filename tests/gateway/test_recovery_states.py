@@ -102,7 +102,8 @@ class Recovery(RuleBasedStateMachine):
         config = make_config(
             prompts.directory, {"resume_attempts": 2, "resume_wait_s": 5.0}, max_active=2, max_queued=3
         )
-        self.gateway = Gateway(config, prompts, self, clock=lambda: self.now)
+        stages: Any = self
+        self.gateway = Gateway(config, prompts, stages, clock=lambda: self.now)
         self.ids = prompts._tokenizer.encode(TEXT).ids
         self.account = ClientAccount("a", 100, 2**20)
         self.told: dict[tuple[StageName, str], Peers] = {}
