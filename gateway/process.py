@@ -44,10 +44,7 @@ log = logging.getLogger(__name__)
 class GatewayProcess:
     """All parts of a gateway; ``fetch`` replaces the configured fetcher of media.
 
-    Raises:
-        CheckpointError: The checkpoint is missing or incomplete.
-        ConfigError: ``media.url_hosts``, an OpenTelemetry variable, the keys or the certificate is invalid.
-        AddressInUseError: An address is in use.
+    Raises CheckpointError, AddressInUseError, or ConfigError for what the configuration names.
     """
 
     def __init__(self, config: Config, fetch: Fetch | None = None) -> None:
@@ -63,13 +60,8 @@ class GatewayProcess:
         traces = GatewayTraces(self._tracer, served_name(config)) if self._tracer is not None else None
         self._transport = StageTransport(config)
         self.gateway: Final = Gateway(config, self._prompts, self._transport, fetch, traces)
-        collectors = [
-            self._transport.edges(),
-            self._transport.peers(),
-            self.access.keys,
-            LogMetrics("gateway"),
-        ]
-        for each in (*collectors, self.access.tls):
+        traffic, peers = self._transport.edges(), self._transport.peers()
+        for each in (traffic, peers, self.access.keys, self.access.tls, LogMetrics("gateway")):
             if each is not None:
                 self.gateway.metrics.registry.register(each)
         uploads = UploadRoom(config.gateway.limits.held_bytes)
@@ -182,9 +174,8 @@ class GatewayProcess:
             now = time.monotonic()
             away_s, before = now - before - TICK_S, now
             if away_s > AWAY_S:
-                log.warning(
-                    "this gateway was suspended for %.1f s: timeouts of stages are extended by that", away_s
-                )
+                told = "this gateway was suspended for %.1f s: timeouts of stages are extended by that"
+                log.warning(told, away_s)
                 self.gateway.registry.excuse(away_s)
             self._transport.poll()
             self.gateway.start_waiting()

@@ -54,16 +54,12 @@ class ListeningSocket(socket.socket):
 
 
 async def listen(address: str, key: str, reserved: int = RESERVED_FILES) -> list[socket.socket]:
-    """Listen on all addresses of a host.
+    """Listen on all addresses of a host; AddressInUseError or ConfigError if that is not possible.
 
     Args:
         address: ``tcp://HOST:PORT``.
         key: The address's key in the configuration.
         reserved: Descriptors that its connections may not use.
-
-    Raises:
-        AddressInUseError: An address is in use.
-        ConfigError: An address cannot be used.
     """
     host, port = parse_tcp(address)
     sockets: list[socket.socket] = []

@@ -2,6 +2,7 @@
 
 import ipaddress
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Final
 
 from gateway.fairness.quota import Quota
@@ -33,6 +34,7 @@ class Proxies:
         return None
 
 
+@dataclass(eq=False)
 class Place:
     """One connection's place; ``holder`` is an address, or the name of a key.
 
@@ -40,11 +42,10 @@ class Place:
         idle: Whether the connection may be closed to make room.
     """
 
-    def __init__(self, places: "Places", holder: str, hang_up: Callable[[], None]) -> None:
-        self._places: Final = places
-        self.holder = holder
-        self.hang_up: Final = hang_up
-        self.idle: Callable[[], bool] = lambda: False
+    _places: "Places"
+    holder: str
+    hang_up: Callable[[], None]
+    idle: Callable[[], bool] = lambda: False
 
     def move(self, holder: str) -> bool:
         """Transfer it to another holder; false if that exceeds the holder's share."""

@@ -128,7 +128,7 @@ class Dispatcher:
             return
         about = of_request(active.record.request_id)
         log.warning("request %s is resumed: %s", active.name, error, extra=about)
-        if reason == "failed" and active.attempt is not None:
+        if reason == "failed":
             active.avoid.add((stage, active.replica(stage)))
         active.resumes += 1
         active.trouble = error
@@ -150,8 +150,7 @@ class Dispatcher:
     def _wait_for_room(self, active: ActiveRequest, stage: StageName, pause_s: float) -> None:
         """Try again later, until the deadline: others have the stage, so nothing is refused."""
         log.info("request %s waits for room at the %s, which others have", active.name, stage)
-        if active.attempt is not None:
-            active.avoid.add((stage, active.replica(stage)))
+        active.avoid.add((stage, active.replica(stage)))
         active.not_before = self._clock() + pause_s
         active.interruptions += 1
         self._requeue(active)
@@ -199,7 +198,9 @@ class Dispatcher:
 
     def remove_death(self, stage: StageName, name: str) -> None:
         """A replica that was taken for dead is alive."""
-        self._suspects.remove_death(self._all(), stage, name)
+        for active in self._all():
+            if stage in active.suspicions:
+                active.suspicions[stage].deaths.pop(name, None)
 
     def _try(self, active: ActiveRequest) -> bool:
         """Start an attempt if there is a route and the thinker's queue has room."""

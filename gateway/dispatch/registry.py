@@ -87,7 +87,7 @@ class StageRegistry(Collector):
         self._step_timeout_s = step_timeout_s
         self._gateway = gateway
         self._clock = clock
-        self._gateway_drains = False
+        self.gateway_drains = False
         self._replicas: dict[StageName, dict[str, Replica]] = {stage: {} for stage in STAGES}
         self._states: dict[StageName, Counter[StageState]] = {stage: Counter() for stage in STAGES}
         # By address, the replica listening there; by name, the number of ready senders that know it.
@@ -105,14 +105,9 @@ class StageRegistry(Collector):
         """Least time between two heartbeats of a replica."""
         return sum(map(len, self._replicas.values())) / MAX_HEARTBEATS_PER_S
 
-    @property
-    def gateway_drains(self) -> bool:
+    def set_gateway_drains(self, drains: bool) -> None:
         """While the gateway drains, draining replicas still serve its queue."""
-        return self._gateway_drains
-
-    @gateway_drains.setter
-    def gateway_drains(self, drains: bool) -> None:
-        self._gateway_drains = drains
+        self.gateway_drains = drains
         for replica in self.replicas():
             self._settle(replica)
 
@@ -300,16 +295,13 @@ class StageRegistry(Collector):
     def _state(self, replica: Replica) -> StageState:
         if replica.down:
             return "down"
-        if replica.beat.gateway != self._gateway or not self._reachable(replica):
+        if replica.beat.gateway != self._gateway:
             return "starting"
-        return "draining" if replica.beat.draining and not self._gateway_drains else "ready"
-
-    def _reachable(self, replica: Replica) -> bool:
-        """A sender knows the replica, or there is no sender."""
         sender = _BEFORE.get(replica.stage)
-        if sender is None or not self._states[sender]["ready"]:
-            return True
-        return self._senders[replica.stage][replica.name] > 0
+        if sender and self._states[sender]["ready"] and not self._senders[replica.stage][replica.name]:
+            # No sender knows it yet.
+            return "starting"
+        return "draining" if replica.beat.draining and not self.gateway_drains else "ready"
 
     def _settle(self, replica: Replica) -> None:
         """Update a replica's state, and those of replicas it sends to."""
@@ -319,7 +311,10 @@ class StageRegistry(Collector):
         replica.state = now
         self._states[stage][before] -= 1
         self._states[stage][now] += 1
-        self._note_missing(stage)
+        if self.state(stage) == "ready":
+            self._missing_since[stage] = None
+        elif self._missing_since[stage] is None:
+            self._missing_since[stage] = self._clock()
         self._note_ready(replica, (now == "ready") - (before == "ready"))
 
     def _note_ready(self, replica: Replica, change: int) -> None:
@@ -365,12 +360,6 @@ class StageRegistry(Collector):
         self._stop_listening(replica)
         self._states[replica.stage]["down"] -= 1
         del self._replicas[replica.stage][replica.name]
-
-    def _note_missing(self, stage: StageName) -> None:
-        if self.state(stage) == "ready":
-            self._missing_since[stage] = None
-        elif self._missing_since[stage] is None:
-            self._missing_since[stage] = self._clock()
 
     def _status(self, replica: Replica) -> StageStatus:
         beat = replica.beat

@@ -43,7 +43,8 @@ class ReplicaMonitor:
 
     def drain(self) -> None:
         """Release no replica until :meth:`close`: the open requests need them."""
-        self._draining = self._registry.gateway_drains = True
+        self._draining = True
+        self._registry.set_gateway_drains(True)
 
     def close(self) -> None:
         """Tell all replicas that this gateway stops, and ignore heartbeats from now on."""

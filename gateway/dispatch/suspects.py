@@ -1,6 +1,5 @@
 """Requests that may end engines: each is isolated in turn."""
 
-from collections.abc import Iterable
 from typing import Final, Literal
 
 from gateway.requests.active import ActiveRequest, Suspicion
@@ -49,12 +48,6 @@ class Suspects:
         if suspicion.serious:
             self._order[active.record.request_id] = active
         return was_apart
-
-    def remove_death(self, requests: Iterable[ActiveRequest], stage: StageName, replica: str) -> None:
-        """A replica that was taken for dead is alive."""
-        for active in requests:
-            if stage in active.suspicions:
-                active.suspicions[stage].deaths.pop(replica, None)
 
     def clear(self, active: ActiveRequest) -> set[StageName]:
         """Remove disproved suspicions; return the stages at which it need not be isolated any more."""

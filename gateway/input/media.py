@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from gateway.fairness.memory_budget import Hold
@@ -39,13 +40,13 @@ class Fetch(Protocol):
         ...
 
 
+@dataclass(frozen=True)
 class MediaIntake:
     """Checks and loads the media of requests; without ``fetch`` no https URL is allowed."""
 
-    def __init__(self, config: MediaConfig, fetch: Fetch | None, in_thread: InThread) -> None:
-        self._config = config
-        self._fetch = fetch
-        self._in_thread = in_thread
+    _config: MediaConfig
+    _fetch: Fetch | None
+    _in_thread: InThread
 
     def check(self, items: Sequence[tuple[str, MediaPart]], hold: Hold) -> list[CheckedItem]:
         """Check what needs no loading, and charge the bytes in memory; MediaError or BusyError if refused."""
