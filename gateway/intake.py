@@ -1,14 +1,14 @@
 """Turns clients' requests into the thinker's: validated, their prompts built, their media loaded."""
 
 import secrets
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from gateway.dispatch.prefills import MAX_BYTES
 from gateway.fairness.memory_budget import Hold
 from gateway.input.executor import PromptExecutor
-from gateway.input.media import Fetch, MediaIntake
+from gateway.input.media import MediaIntake
 from gateway.input.prompt import PromptBuilder
 from gateway.input.urls import HttpsUrl
 from gateway.validation import SEED_BITS, Validator
@@ -18,6 +18,9 @@ from omnirelay.protocol import GenerateRequest
 from shared.config import MediaConfig
 from shared.messages import PrefillRequest, ThinkRequest
 
+if TYPE_CHECKING:
+    from gateway.input.fetch import Fetcher
+
 RETRY_WITH_REQUEST_MS: Final = 1000
 
 
@@ -25,7 +28,12 @@ class RequestIntake:
     """Builds prompts on a thread of its own, and loads media; ``name`` is the prefix of request ids."""
 
     def __init__(
-        self, name: str, validator: Validator, prompts: PromptBuilder, media: MediaConfig, fetch: Fetch | None
+        self,
+        name: str,
+        validator: Validator,
+        prompts: PromptBuilder,
+        media: MediaConfig,
+        fetch: "Fetcher | None",
     ) -> None:
         self._name = name
         self._validator = validator

@@ -5,7 +5,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from gateway.access.account import ClientAccount
 from gateway.dispatch.dispatcher import Dispatcher
@@ -15,7 +15,6 @@ from gateway.dispatch.replica_monitor import ReplicaMonitor
 from gateway.dispatch.stage_transport import StageTransport
 from gateway.fairness.admission import Admission
 from gateway.fairness.memory_budget import Hold, MemoryBudget
-from gateway.input.media import Fetch
 from gateway.input.prompt import PromptBuilder
 from gateway.intake import RequestIntake
 from gateway.requests.active import ActiveRequest
@@ -51,6 +50,9 @@ from shared.messages import (
     ThinkRequest,
 )
 
+if TYPE_CHECKING:
+    from gateway.input.fetch import Fetcher
+
 MIN_RETRY_STOPPING_MS: Final = 1000
 """A restart takes at least this long."""
 log = logging.getLogger(__name__)
@@ -69,7 +71,7 @@ class Gateway:
         config: Config,
         prompts: PromptBuilder,
         stages: StageTransport,
-        fetch: Fetch | None = None,
+        fetch: "Fetcher | None" = None,
         traces: GatewayTraces | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

@@ -14,7 +14,6 @@ from gateway.access.access import Access
 from gateway.access.listening import tell_shortage
 from gateway.dispatch.stage_transport import StageTransport
 from gateway.fairness.uploads import UploadRoom
-from gateway.input.media import Fetch
 from gateway.input.prompt import PromptBuilder
 from gateway.manager import Gateway
 from gateway.requests.tracing import GatewayTraces
@@ -32,6 +31,7 @@ from shared.tracing.setup import open_tracer
 if TYPE_CHECKING:
     from gateway.http.context import HttpContext
     from gateway.http.server import HttpServer
+    from gateway.input.fetch import Fetcher
 
 TICK_S: Final = 0.1
 AWAY_S: Final = 0.25
@@ -47,7 +47,7 @@ class GatewayProcess:
     Raises CheckpointError, AddressInUseError, or ConfigError for what the configuration names.
     """
 
-    def __init__(self, config: Config, fetch: Fetch | None = None) -> None:
+    def __init__(self, config: Config, fetch: "Fetcher | None" = None) -> None:
         self._started = time.monotonic()
         self.access: Final = Access(config)
         self._text_only = config.text_only

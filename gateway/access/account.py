@@ -40,16 +40,12 @@ class ClientAccount:
     ) -> None:
         self.name: Final = name
         self.max_requests: Final = max_requests
-        self.client = client or Principal(name)
+        self.client: Final = client or Principal(name)
+        self.share: Final = self.client.name
         self._max_backlog_bytes = max_backlog_bytes
         self._unread = unread or Unread(max_backlog_bytes)
         self.open_requests = 0
         self.backlog_bytes = 0
-
-    @property
-    def share(self) -> str:
-        """The quota that the client uses."""
-        return self.client.name
 
     def allowed(self, request: GenerateRequest) -> GenerateRequest:
         """The request, with its priority limited to what the client may use."""

@@ -105,22 +105,13 @@ class ApiKeys(Collector):
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
+        self.needed: Final = path is not None
         self._entries: dict[str, KeyEntry] = {}
         self._clients: dict[str, Principal] = {}
         self._by_hash: dict[str, Principal] = {}
         # Counts of removed keys: their names may return, and counters must not decrease.
         self._counted: OrderedDict[str, tuple[int, int]] = OrderedDict()
         self.take(self.read())
-
-    @property
-    def needed(self) -> bool:
-        """Clients need a key."""
-        return self._path is not None
-
-    @property
-    def names(self) -> list[str]:
-        """Names of the keys."""
-        return list(self._clients)
 
     def read(self) -> dict[str, KeyEntry]:
         """Read the file, for :meth:`take`; ConfigError if it is unreadable, invalid or empty."""

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Set
+from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
@@ -37,34 +38,28 @@ RESERVED_PAUSE_S: Final = 0.5
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class Dispatcher:
     """The attempts of all requests; ``resumes`` counts retries.
 
-    Args:
-        on_failed: Called with a request that cannot be served and the reason, after it was removed here.
+    Attributes:
+        _on_failed: Called with a request that cannot be served and the reason, after it was removed here.
+        _waiting: Admitted requests without a replica.
     """
 
-    def __init__(
-        self,
-        config: GatewayConfig,
-        registry: StageRegistry,
-        metrics: GatewayMetrics,
-        stages: StageTransport,
-        on_failed: Callable[[ActiveRequest, OmniRelayError], None],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.aborts: Final = AbortLedger(stages.tell, metrics.abort.observe, clock)
-        self.resumes = 0
-        self._config = config
-        self._registry = registry
-        self._metrics = metrics
-        self._stages = stages
-        self._on_failed = on_failed
-        self._clock = clock
-        self._suspects = Suspects()
-        self._attempts: dict[str, ActiveRequest] = {}
-        # Admitted requests without a replica.
-        self._waiting: dict[str, ActiveRequest] = {}
+    _config: GatewayConfig
+    _registry: StageRegistry
+    _metrics: GatewayMetrics
+    _stages: StageTransport
+    _on_failed: Callable[[ActiveRequest, OmniRelayError], None]
+    _clock: Callable[[], float] = time.monotonic
+    resumes: int = 0
+    _suspects: Suspects = field(default_factory=Suspects)
+    _attempts: dict[str, ActiveRequest] = field(default_factory=dict)
+    _waiting: dict[str, ActiveRequest] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.aborts = AbortLedger(self._stages.tell, self._metrics.abort.observe, self._clock)
 
     def of(self, attempt_id: str) -> ActiveRequest | None:
         """The request whose current attempt this is."""

@@ -168,10 +168,15 @@ class StageTransport:
         try:
             for _ in range(CONTROL_BURST):
                 identity, *frames = self._control.recv_multipart(zmq.NOBLOCK, copy=False)
-                message = self._decode_control(identity, frames)
-                if isinstance(message, Credit):
-                    self._pass_on(message)
-                elif message is not None:
+                try:
+                    message = self._decode_control(identity, frames)
+                    if isinstance(message, Credit):
+                        self._pass_on(message)
+                except MessageError as error:
+                    self._control_refused[error.code] += 1
+                    limited(log).warning("rejected a control message: %s: %s", error.code, error)
+                    continue
+                if not isinstance(message, Credit):
                     self._on_control(message)
         except zmq.Again:
             return
@@ -183,35 +188,23 @@ class StageTransport:
         """Give credit to its sender: a stage, or this gateway."""
         if credit.sender != self._sending.sender:
             self._send(credit.sender.encode(), credit)
-            return
-        try:
-            if not self._thinkers.credit(credit):
-                log.debug("credit for the channel %s, which was closed", credit.channel)
-        except MessageError as error:
-            self._refuse_control(error)
+        elif not self._thinkers.credit(credit):
+            log.debug("credit for the channel %s, which was closed", credit.channel)
 
-    def _decode_control(self, identity: zmq.Frame, frames: list[zmq.Frame]) -> ControlToGateway | None:
-        """Decode a message, and check that it comes from the replica it names."""
-        try:
-            message = self._decoder.decode([frame.buffer for frame in frames])
-            if isinstance(message, Credit):
-                # Channel names are random, so only its peer knows it.
-                return message
-            speaker = control_identity(message.stage, message.instance)
-            if identity.bytes.removesuffix(HEARTBEAT_SUFFIX.encode()) != speaker.encode():
-                raise MessageError(f"peer {identity.bytes[:64]!r} speaks for {speaker}")
-            if has_keys(self._context):
-                check_key(identity, message.stage)
-            if isinstance(message, Heartbeat):
-                return msgspec.structs.replace(message, inbox=_reachable(message.inbox, identity))
-        except MessageError as error:
-            self._refuse_control(error)
-            return None
+    def _decode_control(self, identity: zmq.Frame, frames: list[zmq.Frame]) -> ControlToGateway:
+        """Decode a message; MessageError if it does not come from the replica it names."""
+        message = self._decoder.decode([frame.buffer for frame in frames])
+        if isinstance(message, Credit):
+            # Channel names are random, so only its peer knows it.
+            return message
+        speaker = control_identity(message.stage, message.instance)
+        if identity.bytes.removesuffix(HEARTBEAT_SUFFIX.encode()) != speaker.encode():
+            raise MessageError(f"peer {identity.bytes[:64]!r} speaks for {speaker}")
+        if has_keys(self._context):
+            check_key(identity, message.stage)
+        if isinstance(message, Heartbeat):
+            return msgspec.structs.replace(message, inbox=_reachable(message.inbox, identity))
         return message
-
-    def _refuse_control(self, error: MessageError) -> None:
-        self._control_refused[error.code] += 1
-        limited(log).warning("rejected a control message: %s: %s", error.code, error)
 
 
 def _speaker(event: StageEvent | Mark) -> Role:

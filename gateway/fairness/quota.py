@@ -8,7 +8,7 @@ TIMES_FREE: Final = 4
 
 
 class Quota:
-    """Places or bytes: a client that holds ``times_free`` as many as are free gets no more."""
+    """Places or bytes; a client gets no more while it holds ``times_free`` times the units that are free."""
 
     def __init__(self, total: int, times_free: int = TIMES_FREE) -> None:
         self.total: Final = total

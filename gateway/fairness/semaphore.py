@@ -22,16 +22,6 @@ class FairSemaphore:
         self._waiting: dict[str, tuple[asyncio.Future[None], int]] = {}
         self._names = count()
 
-    @property
-    def used(self) -> int:
-        """Units taken."""
-        return self._quota.used
-
-    @property
-    def waiting(self) -> int:
-        """Number of waiters."""
-        return len(self._waiting)
-
     @asynccontextmanager
     async def take(self, size: int, client: str = "") -> AsyncIterator[None]:
         """Hold units inside a block."""

@@ -4,7 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gateway.fairness.memory_budget import Hold
 from gateway.input.urls import HttpsUrl, decode_data_url, is_data_url, parse_https
@@ -13,6 +13,10 @@ from omnirelay.errors import MediaError, MediaTooLargeError, MediaUnreachableErr
 from shared.config import MediaConfig
 from shared.messages import MAX_MEDIA_ITEMS, MEDIA_KINDS, MediaItem, MediaKind
 from shared.messages.payloads import Blob
+
+if TYPE_CHECKING:
+    # Loads an HTTP client.
+    from gateway.input.fetch import Fetcher
 
 _URL = (str, HttpsUrl)
 InThread = Callable[..., Awaitable[Any]]
@@ -27,25 +31,12 @@ class CheckedItem(NamedTuple):
     source: memoryview | str | HttpsUrl
 
 
-class Fetch(Protocol):
-    """See :class:`gateway.input.fetch.Fetcher`."""
-
-    def check(self, name: str, url: HttpsUrl) -> None:
-        """Reject a URL whose host is not allowed."""
-
-    async def fetch(
-        self, name: str, url: HttpsUrl, grow: Callable[[int], None], client: str = ""
-    ) -> bytearray:
-        """Fetch a file."""
-        ...
-
-
 @dataclass(frozen=True)
 class MediaIntake:
     """Checks and loads the media of requests; without ``fetch`` no https URL is allowed."""
 
     _config: MediaConfig
-    _fetch: Fetch | None
+    _fetch: "Fetcher | None"
     _in_thread: InThread
 
     def check(self, items: Sequence[tuple[str, MediaPart]], hold: Hold) -> list[CheckedItem]:
@@ -103,19 +94,17 @@ class MediaIntake:
 
     async def _load_one(self, item: CheckedItem, grow: Callable[[int], None], client: str) -> MediaItem:
         name, kind, source = item
-        data: bytearray | memoryview
+        if not isinstance(source, _URL):
+            return MediaItem(kind=kind, data=Blob(source))
         if isinstance(source, str):
             most = self._config.max_item_bytes
-            data = await self._in_thread(client, decode_data_url, name, source, most)
+            data: bytearray = await self._in_thread(client, decode_data_url, name, source, most)
             grow(len(data))
-            self._check_size(name, len(data))
-        elif isinstance(source, HttpsUrl):
-            if self._fetch is None:
-                raise MediaUnreachableError(f"{name}: this gateway fetches from no host (media.url_hosts)")
-            data = await self._fetch.fetch(name, source, grow, client)
-            self._check_size(name, len(data))
+        elif self._fetch is None:
+            raise MediaUnreachableError(f"{name}: this gateway fetches from no host (media.url_hosts)")
         else:
-            data = source
+            data = await self._fetch.fetch(name, source, grow, client)
+        self._check_size(name, len(data))
         return MediaItem(kind=kind, data=Blob(data))
 
     def _check_size(self, name: str, size: int) -> None:

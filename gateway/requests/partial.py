@@ -23,7 +23,7 @@ def check_partial(
     vocabulary: int,
     placeholders: Container[int],
 ) -> None:
-    """Check a partial answer, in time proportional to what its request may generate; InvalidResumeError."""
+    """Check a partial answer, in time bounded by what the request may generate, or InvalidResumeError."""
     _require_at_most("text_token_ids", len(partial.text_token_ids), think.sampling.max_tokens)
     for index, token in enumerate(partial.text_token_ids):
         if token >= vocabulary:

@@ -43,7 +43,7 @@ class AnswerProgress(NamedTuple):
 
 @dataclass
 class TokenStream:
-    """Tokens received from one stage; each attempt starts with sequence number 0."""
+    """Tokens received from one stage; ``next_seq`` is the expected sequence number, 0 in a new attempt."""
 
     token_ids: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
@@ -64,7 +64,7 @@ class TokenStream:
 
 @dataclass
 class AudioProgress:
-    """Audio received, in samples; each attempt starts with sequence number 0."""
+    """Audio received, in samples; ``next_seq`` as of :class:`TokenStream`."""
 
     samples: int = 0
     chunk_samples: list[int] = field(default_factory=list)
@@ -96,6 +96,7 @@ class RequestRecord:
         codec: CodecLimits | None = None,
     ) -> None:
         self.think: Final = think
+        self.request_id: Final = think.request_id
         self.lifecycle: Final = lifecycle
         self.text: Final = TokenStream()
         self.codec: Final = TokenStream()
@@ -115,11 +116,6 @@ class RequestRecord:
             self.audio.chunk_samples += partial.chunk_samples
             self.audio.samples = sum(partial.chunk_samples)
             self._note_all_audio()
-
-    @property
-    def request_id(self) -> str:
-        """The gateway's id of the request."""
-        return self.think.request_id
 
     @property
     def speaks(self) -> bool:
