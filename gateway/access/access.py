@@ -1,6 +1,5 @@
 """What both servers ask about clients: keys, TLS, shares, connection limits."""
 
-import ipaddress
 import logging
 import ssl
 import time
@@ -15,8 +14,9 @@ from gateway.access.clients import Principal
 from gateway.access.ephemeral import EphemeralKeys
 from gateway.access.places import Places, Proxies, holder_of
 from omnirelay.errors import ConfigError
-from omnirelay.protocol import MAX_PIECE_BYTES, PROTOCOL_VERSION, Welcome, parse_tcp
+from omnirelay.protocol import MAX_PIECE_BYTES, PROTOCOL_VERSION, Welcome
 from shared.config import Config, GatewayConfig
+from shared.config.values import is_local
 
 SHUTDOWN_S: Final = 5.0
 """Time limit of the TLS shutdown."""
@@ -120,7 +120,7 @@ class Access:
 def open_doors(gateway: GatewayConfig) -> list[str]:
     """Warnings about addresses that other machines reach without keys or TLS."""
     addresses = {"gateway.listen": gateway.listen, "gateway.http": gateway.http}
-    reached = [key for key, address in addresses.items() if address and not _is_loopback(address)]
+    reached = [key for key, address in addresses.items() if address and not is_local(address)]
     if not reached:
         return []
     where = " and ".join(reached)
@@ -130,11 +130,3 @@ def open_doors(gateway: GatewayConfig) -> list[str]:
     if gateway.tls.certificate is None:
         told.append(f"{where}: traffic can be read in transit, as there is no TLS (set gateway.tls)")
     return told
-
-
-def _is_loopback(address: str) -> bool:
-    host = parse_tcp(address)[0]
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
