@@ -110,10 +110,7 @@ class Gateway:
     async def submit(
         self, request: GenerateRequest, account: ClientAccount, near: str | None = None
     ) -> ResponseStream:
-        """Take a request, or raise a RequestError; the caller must close the stream of its events.
-
-        Preferred is the thinker ``near``, which has computed the beginning of its prompt.
-        """
+        """Take a request, by the thinker ``near`` if possible, or raise a RequestError; close its stream."""
         lifecycle = Lifecycle(self.counts)
         trace = self._traces.begin(request.traceparent, lifecycle) if self._traces is not None else None
         hold = Hold(self.held.of(account.share))

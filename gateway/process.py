@@ -42,10 +42,7 @@ log = logging.getLogger(__name__)
 
 
 class GatewayProcess:
-    """All parts of a gateway; ``fetch`` replaces the configured fetcher of media.
-
-    Raises CheckpointError, AddressInUseError, or ConfigError for what the configuration names.
-    """
+    """All parts of a gateway; raises CheckpointError, AddressInUseError or ConfigError."""
 
     def __init__(self, config: Config, fetch: "Fetcher | None" = None) -> None:
         self._started = time.monotonic()

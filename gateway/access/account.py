@@ -15,11 +15,9 @@ UNREAD_OF_ONE: Final = 2**20
 
 @dataclass
 class Unread:
-    """Unread answers of all clients.
+    """Unread answers of all clients, in bytes; ``requests`` are those whose end has not been read.
 
-    Attributes:
-        limit: In bytes; beyond it, connections with more than :data:`UNREAD_OF_ONE` unread get no more.
-        requests: Requests whose end has not been read.
+    Beyond ``limit``, connections with more than :data:`UNREAD_OF_ONE` unread get no more.
     """
 
     limit: int

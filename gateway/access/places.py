@@ -36,11 +36,7 @@ class Proxies:
 
 @dataclass(eq=False)
 class Place:
-    """One connection's place; ``holder`` is an address, or the name of a key.
-
-    Attributes:
-        idle: Whether the connection may be closed to make room.
-    """
+    """One connection's place; ``holder`` is an address or a key, and ``idle`` ones may be closed for room."""
 
     _places: "Places"
     holder: str

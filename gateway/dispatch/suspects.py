@@ -7,10 +7,8 @@ from shared.messages import StageName
 
 Death = Literal["engine failed", "unexplained"]
 WEIGHT: Final[dict[Death, int]] = {"engine failed": 2, "unexplained": 1}
-"""How much a death counts against the requests on the replica, toward :data:`gateway.requests.active.APART`.
-
-A stage reports an engine that raises. Any other death may be caused by a request, the kernel or an operator,
-so it takes two of them.
+"""Of a death against the replica's requests, toward :data:`gateway.requests.active.APART`: one that no stage
+reports may be the kernel's or an operator's doing, so it takes two of them.
 """
 
 

@@ -21,7 +21,6 @@ class Admission:
     """Serves by priority (smaller first); within one, clients take turns, each in order of arrival."""
 
     def __init__(self, max_active: int, max_queued: int) -> None:
-        self._max_active = max_active
         self._places = Quota(max_active + max_queued, TIMES_FREE)
         self._clients: dict[str, str] = {}
         self._queued: dict[str, int] = {}
@@ -99,7 +98,7 @@ class Admission:
 
     def retry_after_ms(self) -> int:
         """Expected time until a place is free."""
-        return round(min(max(1000 * self._mean_s / self._max_active, MIN_RETRY_MS), MAX_RETRY_MS))
+        return round(min(max(1000 * self._mean_s / self._active.total, MIN_RETRY_MS), MAX_RETRY_MS))
 
     def _drop_if_empty(self, priority: int) -> None:
         if not self._queues[priority]:

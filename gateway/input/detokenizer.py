@@ -27,11 +27,7 @@ _ALPHABET: Final = _byte_level_alphabet()
 
 
 class Detokenizer:
-    """The text of one token stream; ``special_ids`` have none.
-
-    Attributes:
-        stopped: The text has ended before one of ``stop``.
-    """
+    """The text of a token stream; ``special_ids`` have none, and before one of ``stop`` it is ``stopped``."""
 
     def __init__(self, tokenizer: Tokenizer, special_ids: frozenset[int], stop: Sequence[str] = ()) -> None:
         self._tokenizer = tokenizer

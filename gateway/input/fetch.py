@@ -58,12 +58,7 @@ async def resolve(host: str, port: int) -> Sequence[str]:
 
 
 class Fetcher:
-    """Fetches media files; ConfigError if a configured host is malformed.
-
-    Args:
-        allowed: Whether an address may be connected to.
-        tls: Default: the system's trust store.
-    """
+    """Fetches media files, with the system's trust store by default; ConfigError if a host is malformed."""
 
     def __init__(
         self,

@@ -51,7 +51,6 @@ class ActiveRequest:
 
     Attributes:
         attempt: The current one; none while the request waits for replicas.
-        resumes: Retries so far.
         interruptions: How often it was taken from the stages without a fault, to make room for others.
         not_before: Earliest monotonic time of the next attempt.
         avoid: Replicas where it failed.

@@ -27,9 +27,7 @@ from shared.messages import (
 
 Delta = TextDelta | CodecDelta | AudioChunk
 PAST_TOKENS: Final = 16
-"""So many tokens further, a stage is past a place in the answer: the last tokens drawn before it died may not
-have arrived.
-"""
+"""A stage is past a place only so many tokens further: the last before it died may not have arrived."""
 
 
 class AnswerProgress(NamedTuple):
