@@ -48,10 +48,10 @@ class Detokenizer:
         """The text that tokens add; at the end incomplete characters become replacement characters."""
         if self.stopped:
             return ""
-        textual = [each for each in token_ids if each not in self._special_ids]
+        token, special = self._tokenizer.id_to_token, self._special_ids
         # Embedding tables are padded, so ids beyond the vocabulary occur.
-        tokens = (self._tokenizer.id_to_token(each) or "" for each in textual)
-        piece = self._decoder.decode(b"".join(map(bytes_of, tokens)), last)
+        parts = [bytes_of(token(each) or "") for each in token_ids if each not in special]
+        piece = self._decoder.decode(b"".join(parts), last)
         if self._stop:
             piece = self._until_stop(self._held + piece, last)
         self._pieces.append(piece)
