@@ -21,11 +21,7 @@ log = logging.getLogger(__name__)
 
 
 def main() -> int:
-    """Run until SIGTERM or SIGINT.
-
-    Returns:
-        1 if the gateway could not start, else 0.
-    """
+    """Run until SIGTERM or SIGINT; return 1 if the gateway could not start, else 0."""
     # Until the running gateway installs its own handlers.
     leave_on_signals()
     parser = argparse.ArgumentParser(prog="python -m gateway", description="Run the gateway.")

@@ -1,14 +1,14 @@
 """Turns clients' requests into the thinker's: validated, their prompts built, their media loaded."""
 
 import secrets
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from gateway.dispatch.prefills import MAX_BYTES
 from gateway.fairness.memory_budget import Hold
 from gateway.input.executor import PromptExecutor
-from gateway.input.media import Fetch, MediaIntake
+from gateway.input.media import MediaIntake
 from gateway.input.prompt import PromptBuilder
 from gateway.input.urls import HttpsUrl
 from gateway.validation import SEED_BITS, Validator
@@ -18,16 +18,14 @@ from omnirelay.protocol import GenerateRequest
 from shared.config import MediaConfig
 from shared.messages import PrefillRequest, ThinkRequest
 
+if TYPE_CHECKING:
+    from gateway.input.fetch import Fetcher
+
 RETRY_WITH_REQUEST_MS: Final = 1000
 
 
 class RequestIntake:
-    """Builds prompts on a thread of its own, and loads media.
-
-    Args:
-        name: Of the gateway; prefix of request ids.
-        fetch: None if no host is allowed.
-    """
+    """Builds prompts on a thread of its own, and loads media; ``name`` is the prefix of request ids."""
 
     def __init__(
         self,
@@ -35,7 +33,7 @@ class RequestIntake:
         validator: Validator,
         prompts: PromptBuilder,
         media: MediaConfig,
-        fetch: Fetch | None,
+        fetch: "Fetcher | None",
     ) -> None:
         self._name = name
         self._validator = validator
@@ -46,11 +44,7 @@ class RequestIntake:
     async def request(
         self, request: GenerateRequest, speaker: str | None, hold: Hold, traceparent: str | None
     ) -> ThinkRequest:
-        """Build the thinker's request; everything is validated before media are fetched.
-
-        Raises:
-            RequestError: It is invalid or too large.
-        """
+        """Build the thinker's request, validated before media are fetched; RequestError if it is invalid."""
         items = self._media.check(media_of(request.messages), hold)
         prompt = await self._thread.run(hold.client, self._validator.prompt, request)
         drawn_seed = secrets.randbits(SEED_BITS)
@@ -59,21 +53,17 @@ class RequestIntake:
         return msgspec.structs.replace(think, media=media, traceparent=traceparent)
 
     async def beginning(self, request: GenerateRequest, hold: Hold, goes_on: bool) -> PrefillRequest:
-        """Build the beginning of a prompt; media by URL are not fetched for it.
+        """Build the beginning of a prompt; RequestError if it is invalid, too large, or has media by URL.
 
         Args:
             goes_on: The last item is a recording that goes on.
-
-        Raises:
-            RequestError: It is invalid or too large.
         """
         items = self._media.check(media_of(request.messages), hold)
         if any(isinstance(item.source, HttpsUrl) for item in items):
             raise BusyError("media by URL are fetched with the request", RETRY_WITH_REQUEST_MS)
         if hold.size > MAX_BYTES:
-            raise BusyError(
-                f"{hold.size} bytes of media are sent with the request only", RETRY_WITH_REQUEST_MS
-            )
+            problem = f"{hold.size} bytes of media are sent with the request only"
+            raise BusyError(problem, RETRY_WITH_REQUEST_MS)
         prompt: list[int] = await self._thread.run(hold.client, self._validator.prompt, request)
         if goes_on:
             while prompt and prompt[-1] not in self._placeholders:

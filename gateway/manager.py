@@ -5,24 +5,23 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from gateway.access.account import ClientAccount
 from gateway.dispatch.dispatcher import Dispatcher
-from gateway.dispatch.prefills import Outcome, Prefills
+from gateway.dispatch.prefills import Prefills
 from gateway.dispatch.registry import StageRegistry
 from gateway.dispatch.replica_monitor import ReplicaMonitor
-from gateway.dispatch.stage_port import StagePort
+from gateway.dispatch.stage_transport import StageTransport
 from gateway.fairness.admission import Admission
 from gateway.fairness.memory_budget import Hold, MemoryBudget
-from gateway.input.media import Fetch
 from gateway.input.prompt import PromptBuilder
 from gateway.intake import RequestIntake
 from gateway.requests.active import ActiveRequest
 from gateway.requests.answer_events import done_event, event_of
 from gateway.requests.history import RequestHistory, RequestReport, report_of
 from gateway.requests.lifecycle import Lifecycle, RequestState, StateCounts, late_error, state_after
-from gateway.requests.metrics import GatewayMetrics, RequestMeter
+from gateway.requests.metrics import GatewayMetrics, Outcome, RequestMeter
 from gateway.requests.partial import check_partial
 from gateway.requests.record import Delta, RequestRecord, stage_of
 from gateway.requests.response_stream import ResponseStream
@@ -51,19 +50,16 @@ from shared.messages import (
     ThinkRequest,
 )
 
+if TYPE_CHECKING:
+    from gateway.input.fetch import Fetcher
+
 MIN_RETRY_STOPPING_MS: Final = 1000
 """A restart takes at least this long."""
 log = logging.getLogger(__name__)
 
 
 class Gateway:
-    """Owns all requests; alone decides when one ends.
-
-    Runs on the event loop's thread without locks; prompts are built and data URLs decoded on another thread.
-
-    Args:
-        fetch: None if no host is allowed.
-        traces: None without tracing.
+    """Owns all requests; alone decides when one ends.  Runs on the event loop's thread, without locks.
 
     Attributes:
         name: Random; prefix of its request ids.
@@ -74,21 +70,20 @@ class Gateway:
         self,
         config: Config,
         prompts: PromptBuilder,
-        stages: StagePort,
-        fetch: Fetch | None = None,
+        stages: StageTransport,
+        fetch: "Fetcher | None" = None,
         traces: GatewayTraces | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        timeouts = config.gateway
-        limits = config.gateway.limits
+        settings, limits = config.gateway, config.gateway.limits
         self.name: Final = secrets.token_hex(GATEWAY_NAME_BYTES)
         self.registry: Final = StageRegistry(
-            timeouts.heartbeat_timeout_s, timeouts.step_timeout_s, self.name, clock, config.served_stages
+            settings.heartbeat_timeout_s, settings.step_timeout_s, self.name, clock, config.served_stages
         )
         self.counts: Final = StateCounts()
         self.metrics: Final = GatewayMetrics(self.counts, self.registry)
         self.dispatcher: Final = Dispatcher(
-            config.gateway, self.registry, self.metrics, stages, self._close_failed, clock
+            settings, self.registry, self.metrics, stages, self._close_request, clock
         )
         self.prefills: Final = Prefills(
             self.registry, stages, self.dispatcher.aborts, self.metrics, limits.early_prompt_tokens
@@ -99,14 +94,14 @@ class Gateway:
         self.dropped_events = 0
         self._prompts = prompts
         self._traces = traces
-        self._validator = Validator(config.gateway, self.registry, prompts)
+        self._validator = Validator(settings, self.registry, prompts)
         self._admission = Admission(limits.max_active, limits.max_queued)
         self.held: Final = MemoryBudget(limits.held_bytes, self._admission.retry_after_ms)
         self._intake = RequestIntake(self.name, self._validator, prompts, config.media, fetch)
         self._active: dict[str, ActiveRequest] = {}
         self._history = RequestHistory()
         self._spoken = SpeechHistory()
-        self._max_start_delay_s = config.gateway.max_start_delay_s
+        self._max_start_delay_s = settings.max_start_delay_s
         self._clock = clock
         self._ends_at = 0.0
         self.stopping = False
@@ -115,17 +110,18 @@ class Gateway:
     async def submit(
         self, request: GenerateRequest, account: ClientAccount, near: str | None = None
     ) -> ResponseStream:
-        """Take a request, or raise a RequestError; the caller must close the stream of its events.
-
-        Args:
-            near: The thinker that has computed the beginning of its prompt.
-        """
+        """Take a request, by the thinker ``near`` if possible, or raise a RequestError; close its stream."""
         lifecycle = Lifecycle(self.counts)
         trace = self._traces.begin(request.traceparent, lifecycle) if self._traces is not None else None
         hold = Hold(self.held.of(account.share))
         account_open = False
         try:
-            self._require_open()
+            if self.stopping:
+                left_ms = round(1000 * (self._ends_at - self._clock()))
+                raise StoppingError(
+                    "the gateway is stopping and takes no more requests: reconnect and retry",
+                    max(MIN_RETRY_STOPPING_MS, left_ms),
+                )
             if request.resume is not None:
                 self._end_earlier(request.resume, account)
             account.open()
@@ -151,11 +147,10 @@ class Gateway:
     async def compute_early(
         self, request: GenerateRequest, account: ClientAccount, client: str, thinker: str, goes_on: bool
     ) -> Outcome:
-        """Have a thinker compute the prompt of a request that may come.
+        """Have a thinker, told by :attr:`prefills`, compute the prompt of a request that may come.
 
         Args:
             client: Whose allowance is used.
-            thinker: As :attr:`prefills` told.
             goes_on: The last item is a recording that goes on.
         """
         if self.stopping or not account.client.known or self._admission.has_queued:
@@ -164,13 +159,10 @@ class Gateway:
         try:
             begun = await self._intake.beginning(request, hold, goes_on)
             return await self.prefills.compute(begun, client, thinker)
-        except BusyError as error:
-            log.debug("a beginning was not computed: %s", error)
-            return self.prefills.counted("skipped")
         except OmniRelayError as error:
             # A request like it would be told.
             log.debug("a beginning was not computed: %s", error)
-            return self.prefills.counted("failed")
+            return self.prefills.counted("skipped" if isinstance(error, BusyError) else "failed")
         finally:
             hold.release()
 
@@ -188,16 +180,14 @@ class Gateway:
 
     def cancel(self, request_id: str, reason: str = "the client cancelled the request") -> None:
         """Cancel a request, unless it has ended."""
-        active = self._active.get(request_id)
-        if active is not None:
+        if (active := self._active.get(request_id)) is not None:
             self._end(active, RequestState.CANCELLED, CancelledRequestError(reason))
 
     def report(self, request_id: str) -> RequestReport | None:
         """Describe a request; none if it is unknown, or ended too long ago."""
-        active = self._active.get(request_id)
-        return (
-            report_of(active.record, active.resumes) if active is not None else self._history.get(request_id)
-        )
+        if (active := self._active.get(request_id)) is not None:
+            return report_of(active.record, active.resumes)
+        return self._history.get(request_id)
 
     def on_event(self, event: StageEvent) -> None:
         """Take a stage's message about a request."""
@@ -243,18 +233,10 @@ class Gateway:
     def close(self) -> None:
         """Cancel all requests and take no more."""
         self.stopping = self._closed = True
-        for active in list(self._active.values()):
-            self._end(active, RequestState.CANCELLED, CancelledRequestError("the gateway is shutting down"))
+        for request_id in list(self._active):
+            self.cancel(request_id, "the gateway is shutting down")
         self._monitor.close()
         self._intake.close()
-
-    def _require_open(self) -> None:
-        if self.stopping:
-            left_ms = round(1000 * (self._ends_at - self._clock()))
-            raise StoppingError(
-                "the gateway is stopping and takes no more requests: reconnect and retry",
-                max(MIN_RETRY_STOPPING_MS, left_ms),
-            )
 
     async def _admit(
         self,
@@ -306,22 +288,15 @@ class Gateway:
     def _end_earlier(self, partial: PartialAnswer, account: ClientAccount) -> None:
         """End what this client still has open of an answer that it goes on with: each has one request."""
         name = partial.request_id
-        for earlier in list(self._active.values()):
-            if earlier.stream.belongs_to(account) and name in (earlier.record.request_id, earlier.continues):
-                self.cancel(
-                    earlier.record.request_id, "the client goes on with the answer by another request"
-                )
+        for request_id, earlier in list(self._active.items()):
+            if earlier.stream.belongs_to(account) and name in (request_id, earlier.continues):
+                self.cancel(request_id, "the client goes on with the answer by another request")
 
     def _go_on(self, active: ActiveRequest, partial: PartialAnswer) -> bool:
         """Begin behind a partial answer; return whether nothing is missing, and the request has ended."""
-        record = active.record
+        record, about = active.record, of_request(active.record.request_id)
         self.metrics.continued.inc()
-        log.info(
-            "request %s goes on with the answer of %s",
-            active.name,
-            partial.request_id,
-            extra=of_request(record.request_id),
-        )
+        log.info("request %s goes on with the answer of %s", active.name, partial.request_id, extra=about)
         active.continues = partial.request_id
         active.detokenizer.push(partial.text_token_ids, last=record.text.ended)
         if active.detokenizer.stopped:
@@ -358,30 +333,23 @@ class Gateway:
                 self.dispatcher.progressed(active)
 
     def _complete(self, active: ActiveRequest) -> None:
-        record, done = active.record, done_event(active)
+        done, about = done_event(active), of_request(active.record.request_id)
         seconds = done.state_seconds
-        log.info(
-            "request %s completed after %.3f s",
-            active.name,
-            seconds["completed"],
-            extra=of_request(record.request_id),
-        )
-        served_s = seconds["completed"] - seconds["thinking"]
+        log.info("request %s completed after %.3f s", active.name, seconds["completed"], extra=about)
         # The thinker does not know of a stop.
         self.dispatcher.end(active, completed=not active.detokenizer.stopped)
-        self._remove(active, served_s, None)
+        self._remove(active, seconds["completed"] - seconds["thinking"], None)
         active.stream.finish(done)
 
     def _end(self, active: ActiveRequest, state: RequestState, error: OmniRelayError) -> None:
         """End a request without an answer: abort it at the stages, and tell the client."""
         self.dispatcher.end(active)
-        self._close_request(active, state, error)
+        self._close_request(active, error, state)
 
-    def _close_failed(self, active: ActiveRequest, error: OmniRelayError) -> None:
-        """The dispatcher has given up a request."""
-        self._close_request(active, RequestState.FAILED, error)
-
-    def _close_request(self, active: ActiveRequest, state: RequestState, error: OmniRelayError) -> None:
+    def _close_request(
+        self, active: ActiveRequest, error: OmniRelayError, state: RequestState = RequestState.FAILED
+    ) -> None:
+        """End a request that the dispatcher has removed."""
         lifecycle, about = active.record.lifecycle, of_request(active.record.request_id)
         log.info("request %s %s from %s: %s", active.name, state, lifecycle.state, error.for_log, extra=about)
         lifecycle.move(state)
@@ -401,7 +369,6 @@ class Gateway:
         asyncio.get_running_loop().call_soon(self.start_waiting)
 
     def _expire(self, request_id: str, deadline_s: float) -> None:
-        active = self._active.get(request_id)
-        if active is not None:
-            state = active.record.lifecycle.state
-            self._end(active, RequestState.EXPIRED, late_error(state, deadline_s))
+        if (active := self._active.get(request_id)) is not None:
+            error = late_error(active.record.lifecycle.state, deadline_s)
+            self._end(active, RequestState.EXPIRED, error)

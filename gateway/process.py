@@ -8,14 +8,12 @@ import resource
 import signal
 import sys
 import time
-from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from gateway.access.access import Access
 from gateway.access.listening import tell_shortage
 from gateway.dispatch.stage_transport import StageTransport
 from gateway.fairness.uploads import UploadRoom
-from gateway.input.media import Fetch
 from gateway.input.prompt import PromptBuilder
 from gateway.manager import Gateway
 from gateway.requests.tracing import GatewayTraces
@@ -23,7 +21,7 @@ from gateway.tcp.server import TcpServer
 from omnirelay.errors import OmniRelayError
 from omnirelay.status import GatewayStatus, StatusReport
 from shared.checkpoints import TOKENIZER_FILES, resolve_model, served_name
-from shared.config import Config, MediaConfig
+from shared.config import Config
 from shared.ending import STOP_SIGNALS, TOGETHER_S, limit_end
 from shared.metrics import LogMetrics
 from shared.real_time import set_realtime_priority
@@ -33,6 +31,7 @@ from shared.tracing.setup import open_tracer
 if TYPE_CHECKING:
     from gateway.http.context import HttpContext
     from gateway.http.server import HttpServer
+    from gateway.input.fetch import Fetcher
 
 TICK_S: Final = 0.1
 AWAY_S: Final = 0.25
@@ -43,34 +42,32 @@ log = logging.getLogger(__name__)
 
 
 class GatewayProcess:
-    """All parts of a gateway; ``fetch`` replaces the configured fetcher of media.
+    """All parts of a gateway; raises CheckpointError, AddressInUseError or ConfigError."""
 
-    Raises:
-        CheckpointError: The checkpoint is missing or incomplete.
-        ConfigError: ``media.url_hosts``, an OpenTelemetry variable, the keys or the certificate is invalid.
-        AddressInUseError: An address is in use.
-    """
-
-    def __init__(self, config: Config, fetch: Fetch | None = None) -> None:
+    def __init__(self, config: Config, fetch: "Fetcher | None" = None) -> None:
         self._started = time.monotonic()
         self.access: Final = Access(config)
         self._text_only = config.text_only
         self._prompts = PromptBuilder(resolve_model(config, TOKENIZER_FILES))
-        fetch = fetch or _fetcher(config.media)
+        if fetch is None and config.media.url_hosts:
+            from gateway.input.fetch import Fetcher  # noqa: PLC0415 - loads an HTTP client
+
+            fetch = Fetcher(config.media)
         self._tracer = open_tracer(config.tracing, "gateway")
         traces = GatewayTraces(self._tracer, served_name(config)) if self._tracer is not None else None
         self._transport = StageTransport(config)
         self.gateway: Final = Gateway(config, self._prompts, self._transport, fetch, traces)
-        self.gateway.metrics.registry.register(self._transport.edges())
-        self.gateway.metrics.registry.register(self._transport.peers())
-        self.gateway.metrics.registry.register(self.access.keys)
-        self.gateway.metrics.registry.register(LogMetrics("gateway"))
-        if self.access.tls is not None:
-            self.gateway.metrics.registry.register(self.access.tls)
+        traffic, peers = self._transport.edges(), self._transport.peers()
+        for each in (traffic, peers, self.access.keys, self.access.tls, LogMetrics("gateway")):
+            if each is not None:
+                self.gateway.metrics.registry.register(each)
         uploads = UploadRoom(config.gateway.limits.held_bytes)
         self._server = TcpServer(self.gateway, config, self.status, uploads, self.access)
-        self._context = self._http_context(config, uploads)
-        self._http, self._monitor = self._http_servers(config)
+        self._context: HttpContext | None = None
+        self._http: HttpServer | None = None
+        self._monitor: HttpServer | None = None
+        if config.gateway.http is not None or config.gateway.monitor is not None:
+            self._prepare_http(config, uploads)
         self._ticker: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -111,7 +108,6 @@ class GatewayProcess:
 
     def status(self) -> StatusReport:
         """The status of the stack."""
-        refused: Counter[str] = self._transport.refused() + self._server.refused
         return StatusReport(
             gateway=GatewayStatus(
                 pid=os.getpid(),
@@ -122,7 +118,7 @@ class GatewayProcess:
             ),
             stages=self.gateway.registry.report(),
             requests=self.gateway.counts.report(),
-            refused=dict(refused),
+            refused=dict(self._transport.refused() + self._server.refused),
             dropped_events=self.gateway.dropped_events,
             resumes=self.gateway.dispatcher.resumes,
         )
@@ -137,13 +133,14 @@ class GatewayProcess:
         if self._tracer is not None:
             self._tracer.close()
 
-    def _http_context(self, config: Config, uploads: UploadRoom) -> "HttpContext | None":
-        if config.gateway.http is None and config.gateway.monitor is None:
-            return None
-        from gateway.http.context import HttpContext  # noqa: PLC0415 - only loaded where HTTP is served
+    def _prepare_http(self, config: Config, uploads: UploadRoom) -> None:
+        """Make the servers for clients and for monitoring."""
+        # Only loaded where HTTP is served.
+        from gateway.http.context import HttpContext  # noqa: PLC0415
+        from gateway.http.server import api_server, monitor_server  # noqa: PLC0415
 
         directory = self._prompts.directory
-        return HttpContext(
+        self._context = HttpContext(
             self.gateway,
             config,
             self.status,
@@ -153,18 +150,10 @@ class GatewayProcess:
             starters=[each.text for each in load_starters(directory) if each.typed],
             random_weights=has_random_weights(directory),
         )
-
-    def _http_servers(self, config: Config) -> "tuple[HttpServer | None, HttpServer | None]":
-        """The servers for clients and for monitoring."""
-        if self._context is None:
-            return None, None
-        from gateway.http.server import api_server, monitor_server  # noqa: PLC0415 - as above
-
-        http, monitor = config.gateway.http, config.gateway.monitor
-        return (
-            api_server(http, self._context) if http is not None else None,
-            monitor_server(monitor, self._context) if monitor is not None else None,
-        )
+        if config.gateway.http is not None:
+            self._http = api_server(config.gateway.http, self._context)
+        if config.gateway.monitor is not None:
+            self._monitor = monitor_server(config.gateway.monitor, self._context)
 
     async def _close_servers(self) -> None:
         calls = self._context.calls if self._context is not None else set()
@@ -182,21 +171,12 @@ class GatewayProcess:
             now = time.monotonic()
             away_s, before = now - before - TICK_S, now
             if away_s > AWAY_S:
-                log.warning(
-                    "this gateway was suspended for %.1f s: timeouts of stages are extended by that", away_s
-                )
+                told = "this gateway was suspended for %.1f s: timeouts of stages are extended by that"
+                log.warning(told, away_s)
                 self.gateway.registry.excuse(away_s)
             self._transport.poll()
             self.gateway.start_waiting()
             self.gateway.check_stages()
-
-
-def _fetcher(config: MediaConfig) -> Fetch | None:
-    if not config.url_hosts:
-        return None
-    from gateway.input.fetch import Fetcher  # noqa: PLC0415 - loads an HTTP client
-
-    return Fetcher(config)
 
 
 def peak_memory_bytes() -> int:
@@ -206,18 +186,10 @@ def peak_memory_bytes() -> int:
 
 
 def limit_collections() -> None:
-    """Let the garbage collector leave out what the process has loaded, and run less often.
-
-    A full collection stops all streams, for as long as it takes to visit every object.
-    """
+    """Let the garbage collector run less often, and leave out what is loaded: it stops all streams."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
-
-
-def _listening(config: Config) -> list[str]:
-    gateway = config.gateway
-    return [each for each in (gateway.listen, gateway.http, gateway.monitor) if each is not None]
 
 
 async def run(config: Config) -> None:
@@ -250,7 +222,8 @@ async def run(config: Config) -> None:
     # Or stages on the same machine would delay it.
     set_realtime_priority()
     limit_collections()
-    log.info("listening on %s", ", ".join(_listening(config)))
+    addresses = (config.gateway.listen, config.gateway.http, config.gateway.monitor)
+    log.info("listening on %s", ", ".join(filter(None, addresses)))
     process.access.warn()
     await stop.wait()
     await process.drain(config.gateway.drain_s, hurry)

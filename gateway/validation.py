@@ -1,12 +1,12 @@
 """Validates a client's request and converts it into the thinker's."""
 
-from collections.abc import Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 
 from gateway.dispatch.registry import StageRegistry
 from gateway.input.json_schema import require_feasible
+from gateway.input.prompt import PromptBuilder
 from omnirelay.content import ChatMessage, MediaPart, parts_of
 from omnirelay.errors import (
     EmptyPromptError,
@@ -17,7 +17,7 @@ from omnirelay.errors import (
 )
 from omnirelay.protocol import GenerateRequest, SamplingOverrides
 from shared.config import GatewayConfig
-from shared.messages import STAGES, MediaKind, StageName, ThinkRequest
+from shared.messages import STAGES, StageName, ThinkRequest
 
 DEFAULT_SPEAKER: Final = "Chelsie"
 """Of the released model; if the checkpoint lacks it, its first speaker."""
@@ -27,37 +27,10 @@ SEED_BITS: Final = 32
 """Of generated seeds: short enough to be typed."""
 
 
-class Prompts(Protocol):
-    """See :class:`gateway.input.prompt.PromptBuilder`."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Token ids are smaller."""
-        ...
-
-    @property
-    def placeholders(self) -> Mapping[int, MediaKind]:
-        """Placeholder tokens of media."""
-        ...
-
-    def build(self, messages: list[ChatMessage]) -> list[int]:
-        """The prompt of a conversation."""
-        ...
-
-    def encode(self, text: str) -> list[int]:
-        """A text as it is."""
-        ...
-
-
-def stages_for(request: GenerateRequest) -> tuple[StageName, ...]:
-    """The stages that a request needs."""
-    return STAGES if request.speech else STAGES[:1]
-
-
 class Validator:
     """Checks requests against the limits of gateway, stages and checkpoint."""
 
-    def __init__(self, config: GatewayConfig, registry: StageRegistry, prompts: Prompts) -> None:
+    def __init__(self, config: GatewayConfig, registry: StageRegistry, prompts: PromptBuilder) -> None:
         self._limits = config.limits
         self._speech_system_prompt = config.speech_system_prompt
         self._aliases = config.voice_aliases
@@ -67,14 +40,13 @@ class Validator:
     def check_stages(self, request: GenerateRequest) -> None:
         """Reject a request whose stages are not ready, or that asks for speech from a text-only gateway."""
         if request.speech and request.stop:
-            raise UnsupportedError(
-                "stop is for answers in text only: what is spoken cannot be taken back", "stop"
-            )
+            problem = "stop is for answers in text only: what is spoken cannot be taken back"
+            raise UnsupportedError(problem, "stop")
         if request.speech and "talker" not in self._registry.stages:
             raise InvalidRequestError(
                 "this gateway is text-only (text_only is set): request an answer without speech"
             )
-        self._registry.require(stages_for(request))
+        self._registry.require(STAGES if request.speech else STAGES[:1])
 
     def speaker(self, request: GenerateRequest) -> str | None:
         """The speaker of a request, none without speech; UnknownSpeakerError lists the known ones."""
@@ -107,23 +79,21 @@ class Validator:
         return DEFAULT_SPEAKER if DEFAULT_SPEAKER in known or not known else known[0]
 
     def prompt(self, request: GenerateRequest) -> list[int]:
-        """Build the prompt's token ids; slow if it is long.
-
-        Raises:
-            EmptyPromptError: There is nothing to answer.
-            PromptTooLongError: It has too many characters to be tokenized.
-            InvalidRequestError: It is invalid.
-        """
+        """Build the prompt's token ids, slowly if it is long; InvalidRequestError tells what is wrong."""
         if request.prompt_token_ids is not None:
             return self._given_prompt(request)
         if request.prompt_text is not None:
             return self._text_prompt(request, request.prompt_text)
         # Instructions alone are answered, too: an agent greets that way.
         asked = [message for message in request.messages if message.role != "system"] or request.messages
-        if not any(_has_content(message) for message in asked):
+        parts = [part for message in asked for part in parts_of(message)]
+        if not any(isinstance(part, MediaPart) or part.text.strip() for part in parts):
             raise EmptyPromptError("the prompt has no text, audio, image or video")
-        messages = self._with_system_message(request)
-        length = sum(_characters(message) for message in messages)
+        messages, prompt = list(request.messages), self._speech_system_prompt
+        if request.speech and prompt is not None and all(each.role != "system" for each in messages):
+            messages.insert(0, ChatMessage("system", prompt))
+        parts = [part for message in messages for part in parts_of(message)]
+        length = sum(len(part.text) for part in parts if not isinstance(part, MediaPart))
         if length > MAX_TEXT_CHARACTERS:
             raise PromptTooLongError(
                 f"the prompt has {length} characters of text, at most {MAX_TEXT_CHARACTERS} are allowed"
@@ -138,11 +108,7 @@ class Validator:
         speaker: str | None,
         drawn_seed: int,
     ) -> ThinkRequest:
-        """Build the thinker's request, without media.
-
-        Args:
-            speaker: As :meth:`speaker` returned it.
-            drawn_seed: Used if the request has none.
+        """Build the thinker's request, without media; ``drawn_seed`` is for requests without a seed.
 
         Raises:
             PromptTooLongError: It exceeds a stage's context.
@@ -152,25 +118,25 @@ class Validator:
         if request.chunk_frames and not request.streaming:
             raise InvalidRequestError("chunk_frames needs streaming: true", "chunk_frames")
         seed = drawn_seed if request.seed is None else request.seed
-        # Checked without speech too: a value out of range is an error in either case.
-        speech: dict[str, Any] = {
-            "speaker": speaker or DEFAULT_SPEAKER,
-            "sampling": self._codec_sampling(request, len(prompt)),
-            "seed": seed,
-            "streaming": request.streaming,
-            "chunk_frames": request.chunk_frames,
-        }
         fields = {
+            "type": "think",
             "request_id": request_id,
             "prompt_token_ids": prompt,
             "sampling": self._text_sampling(request.text_sampling, len(prompt)),
             "seed": seed,
             "priority": request.priority,
-            "speech": speech,
+            # Checked without speech too: a value out of range is an error in either case.
+            "speech": {
+                "speaker": speaker or DEFAULT_SPEAKER,
+                "sampling": self._codec_sampling(request, len(prompt)),
+                "seed": seed,
+                "streaming": request.streaming,
+                "chunk_frames": request.chunk_frames,
+            },
             "use_audio_in_video": request.use_audio_in_video,
         }
         try:
-            think = msgspec.convert({"type": "think", **fields}, ThinkRequest)
+            think = msgspec.convert(fields, ThinkRequest)
         except msgspec.ValidationError as error:
             raise _invalid(error) from error
         return think if request.speech else msgspec.structs.replace(think, speech=None)
@@ -182,13 +148,6 @@ class Validator:
         if not request.deadline_s > 0:
             raise InvalidRequestError(f"deadline_s must be positive, not {request.deadline_s}", "deadline_s")
         return min(request.deadline_s, self._limits.deadline_s)
-
-    def _with_system_message(self, request: GenerateRequest) -> list[ChatMessage]:
-        """The messages, with the system message for speech if they lack one."""
-        text = self._speech_system_prompt
-        if not request.speech or text is None or any(each.role == "system" for each in request.messages):
-            return request.messages
-        return [ChatMessage("system", text), *request.messages]
 
     def _given_prompt(self, request: GenerateRequest) -> list[int]:
         prompt = request.prompt_token_ids or []
@@ -202,11 +161,10 @@ class Validator:
                 f"not {min(prompt)} to {max(prompt)}",
                 "prompt_token_ids",
             )
-        if kinds := {
-            self._prompts.placeholders[each] for each in prompt if each in self._prompts.placeholders
-        }:
+        placeholders = self._prompts.placeholders
+        if kinds := sorted({placeholders[each] for each in prompt if each in placeholders}):
             raise InvalidRequestError(
-                f"prompt_token_ids contain the placeholder of {', '.join(sorted(kinds))}: "
+                f"prompt_token_ids contain the placeholder of {', '.join(kinds)}: "
                 "send media as parts of messages",
                 "prompt_token_ids",
             )
@@ -224,14 +182,12 @@ class Validator:
         return self._prompts.encode(text)
 
     def _check_length(self, length: int, speech: bool) -> None:
-        bounds: list[tuple[int | None, str]] = [
+        talker = self._room("talker", self._registry.codec().start_positions + 1) if speech else None
+        for most, who in (
             (self._limits.max_prompt_tokens, "this gateway takes"),
             (self._room("thinker", 1), "the thinker can take"),
-        ]
-        if speech:
-            used = self._registry.codec().start_positions + 1
-            bounds.append((self._room("talker", used), "the talker can take"))
-        for most, who in bounds:
+            (talker, "the talker can take"),
+        ):
             if most is not None and length > most:
                 raise PromptTooLongError(f"the prompt has {length} tokens, {who} at most {max(most, 0)}")
 
@@ -241,12 +197,12 @@ class Validator:
         return None if positions is None else positions - used
 
     def _text_sampling(self, changes: SamplingOverrides, prompt: int) -> dict[str, Any]:
-        if changes.json_schema is not None and changes.min_tokens:
-            raise InvalidRequestError(
-                "the schema says where the answer ends: leave out min_tokens and ignore_eos",
-                "text_sampling.min_tokens",
-            )
         if changes.json_schema is not None:
+            if changes.min_tokens:
+                raise InvalidRequestError(
+                    "the schema says where the answer ends: leave out min_tokens and ignore_eos",
+                    "text_sampling.min_tokens",
+                )
             require_feasible(changes.json_schema)
         room = self._room("thinker", prompt)
         return _merge("text_sampling", {}, changes, self._limits.max_text_tokens, room)
@@ -286,11 +242,3 @@ def _invalid(error: msgspec.ValidationError) -> InvalidRequestError:
         if place.startswith(ours):
             place = theirs + place.removeprefix(ours)
     return InvalidRequestError(f"the request is not valid: {place}: {problem}", place)
-
-
-def _has_content(message: ChatMessage) -> bool:
-    return any(isinstance(part, MediaPart) or part.text.strip() for part in parts_of(message))
-
-
-def _characters(message: ChatMessage) -> int:
-    return sum(len(part.text) for part in parts_of(message) if not isinstance(part, MediaPart))

@@ -1,6 +1,5 @@
 """What both servers ask about clients: keys, TLS, shares, connection limits."""
 
-import ipaddress
 import logging
 import ssl
 import time
@@ -15,8 +14,9 @@ from gateway.access.clients import Principal
 from gateway.access.ephemeral import EphemeralKeys
 from gateway.access.places import Places, Proxies, holder_of
 from omnirelay.errors import ConfigError
-from omnirelay.protocol import MAX_PIECE_BYTES, PROTOCOL_VERSION, Welcome, parse_tcp
+from omnirelay.protocol import MAX_PIECE_BYTES, PROTOCOL_VERSION, Welcome
 from shared.config import Config, GatewayConfig
+from shared.config.values import is_local
 
 SHUTDOWN_S: Final = 5.0
 """Time limit of the TLS shutdown."""
@@ -35,18 +35,16 @@ class Access:
     """Authenticates clients and opens their accounts; raises ConfigError as keys and certificate do."""
 
     def __init__(self, config: Config) -> None:
-        self._gateway = config.gateway
+        gateway, limits = config.gateway, config.gateway.limits
+        self._gateway = gateway
         self._media = config.media
-        path = config.gateway.api_keys
-        self.keys: Final = ApiKeys(Path(path) if path is not None else None)
+        self.keys: Final = ApiKeys(Path(gateway.api_keys) if gateway.api_keys is not None else None)
         self.ephemeral: Final = EphemeralKeys()
-        self.tls: Final = (
-            ServerTls(config.gateway.tls) if config.gateway.tls.certificate is not None else None
-        )
-        self.proxies: Final = Proxies(config.gateway.trusted_proxies)
-        self.tcp_places: Final = Places(config.gateway.limits.max_connections, self.proxies)
-        self.http_places: Final = Places(config.gateway.limits.max_connections, self.proxies)
-        self._unread = Unread(config.gateway.limits.backlog_bytes)
+        self.tls: Final = ServerTls(gateway.tls) if gateway.tls.certificate is not None else None
+        self.proxies: Final = Proxies(gateway.trusted_proxies)
+        self.tcp_places: Final = Places(limits.max_connections, self.proxies)
+        self.http_places: Final = Places(limits.max_connections, self.proxies)
+        self._unread = Unread(limits.backlog_bytes)
 
     @property
     def server_options(self) -> TlsOptions:
@@ -84,15 +82,8 @@ class Access:
         most = self._gateway.limits.request_bytes
         if client.limits.request_bytes is not None:
             most = min(most, client.limits.request_bytes)
-        media = self._media
-        return Welcome(
-            PROTOCOL_VERSION,
-            most,
-            media.max_item_bytes,
-            media.max_request_bytes,
-            MAX_PIECE_BYTES,
-            resumes=True,
-        )
+        item, together = self._media.max_item_bytes, self._media.max_request_bytes
+        return Welcome(PROTOCOL_VERSION, most, item, together, MAX_PIECE_BYTES, resumes=True)
 
     def reload(self) -> None:
         """Reload keys and certificate, both or neither; the log tells why if not."""
@@ -108,7 +99,7 @@ class Access:
         self.keys.take(keys)
         told = [f"{len(keys)} API keys"] if self.keys.needed else []
         if self.tls is not None and certificate is not None:
-            self.tls.show(certificate)
+            self.tls.certificate = certificate
             told.append(f"the certificate, valid {certificate.left(time.time())}")
         log.info("reloaded: %s", "; ".join(told))
         self._warn_of_certificate()
@@ -120,17 +111,16 @@ class Access:
         self._warn_of_certificate()
 
     def _warn_of_certificate(self) -> None:
-        if self.tls is None:
-            return
-        shown = self.tls.certificate
-        for what in filter(None, (shown.why_not_now(time.time()), shown.why_not_chained())):
-            log.warning("%s", what)
+        if self.tls is not None:
+            shown = self.tls.certificate
+            for what in filter(None, (shown.why_not_now(time.time()), shown.why_not_chained())):
+                log.warning("%s", what)
 
 
 def open_doors(gateway: GatewayConfig) -> list[str]:
     """Warnings about addresses that other machines reach without keys or TLS."""
     addresses = {"gateway.listen": gateway.listen, "gateway.http": gateway.http}
-    reached = [key for key, address in addresses.items() if address and not _is_loopback(address)]
+    reached = [key for key, address in addresses.items() if address and not is_local(address)]
     if not reached:
         return []
     where = " and ".join(reached)
@@ -140,11 +130,3 @@ def open_doors(gateway: GatewayConfig) -> list[str]:
     if gateway.tls.certificate is None:
         told.append(f"{where}: traffic can be read in transit, as there is no TLS (set gateway.tls)")
     return told
-
-
-def _is_loopback(address: str) -> bool:
-    host = parse_tcp(address)[0]
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

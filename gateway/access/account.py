@@ -15,12 +15,9 @@ UNREAD_OF_ONE: Final = 2**20
 
 @dataclass
 class Unread:
-    """Unread answers of all clients.
+    """Unread answers of all clients, in bytes; ``requests`` are those whose end has not been read.
 
-    Attributes:
-        limit: In bytes; beyond it, connections with more than :data:`UNREAD_OF_ONE` unread get no more.
-        total: Unread bytes.
-        requests: Requests whose end has not been read.
+    Beyond ``limit``, connections with more than :data:`UNREAD_OF_ONE` unread get no more.
     """
 
     limit: int
@@ -29,12 +26,7 @@ class Unread:
 
 
 class ClientAccount:
-    """Counts what one connection has open and unread.
-
-    Args:
-        client: Default: the connection is a client of its own.
-        unread: Counts over all connections.
-    """
+    """Counts what one connection has open and unread; without ``client`` it is a client of its own."""
 
     def __init__(
         self,
@@ -46,16 +38,12 @@ class ClientAccount:
     ) -> None:
         self.name: Final = name
         self.max_requests: Final = max_requests
-        self.client = client or Principal(name)
+        self.client: Final = client or Principal(name)
+        self.share: Final = self.client.name
         self._max_backlog_bytes = max_backlog_bytes
         self._unread = unread or Unread(max_backlog_bytes)
         self.open_requests = 0
         self.backlog_bytes = 0
-
-    @property
-    def share(self) -> str:
-        """The quota that the client uses."""
-        return self.client.name
 
     def allowed(self, request: GenerateRequest) -> GenerateRequest:
         """The request, with its priority limited to what the client may use."""

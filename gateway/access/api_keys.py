@@ -33,11 +33,7 @@ log = logging.getLogger(__name__)
 
 
 class KeyEntry(ClientLimits, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An entry of the keys file.
-
-    Attributes:
-        sha256: Of the key, in hexadecimal.
-    """
+    """An entry of the keys file, with the key's SHA-256 in hexadecimal."""
 
     sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 
@@ -53,11 +49,7 @@ def hash_of(key: str) -> str:
 
 
 def read_keys(path: Path) -> dict[str, KeyEntry]:
-    """Read the entries of a keys file by name.
-
-    Raises:
-        ConfigError: It is unreadable or invalid; the message quotes nothing but names.
-    """
+    """Read the entries of a keys file by name; ConfigError, which quotes only names, if it is invalid."""
     text = _read(path)
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -113,22 +105,13 @@ class ApiKeys(Collector):
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
+        self.needed: Final = path is not None
         self._entries: dict[str, KeyEntry] = {}
         self._clients: dict[str, Principal] = {}
         self._by_hash: dict[str, Principal] = {}
         # Counts of removed keys: their names may return, and counters must not decrease.
         self._counted: OrderedDict[str, tuple[int, int]] = OrderedDict()
         self.take(self.read())
-
-    @property
-    def needed(self) -> bool:
-        """Clients need a key."""
-        return self._path is not None
-
-    @property
-    def names(self) -> list[str]:
-        """Names of the keys."""
-        return list(self._clients)
 
     def read(self) -> dict[str, KeyEntry]:
         """Read the file, for :meth:`take`; ConfigError if it is unreadable, invalid or empty."""
@@ -156,19 +139,15 @@ class ApiKeys(Collector):
             if not client.known:
                 self._counted[name] = client.taken, client.refused
         for name in [name for name in entries if name not in clients]:
-            clients[name] = Principal(
-                f"key {name}", entries[name], counted=self._counted.pop(name, (0, 0)), keyed=True
-            )
+            counted = self._counted.pop(name, (0, 0))
+            clients[name] = Principal(f"key {name}", entries[name], counted=counted, keyed=True)
         while len(self._counted) > MAX_KEYS:
             self._counted.popitem(last=False)
         self._entries, self._clients = entries, clients
         self._by_hash = {entry.sha256: clients[name] for name, entry in entries.items()}
 
     def client(self, key: str | None) -> Principal:
-        """The client of a key, or UnauthenticatedError.
-
-        A dict look-up by hash: its timing does not help to guess a key.
-        """
+        """The client of a key, or UnauthenticatedError; the timing of a look-up by hash reveals no key."""
         found = self._by_hash.get(hash_of(key)) if key else None
         if found is None:
             raise UnauthenticatedError(NO_KEY)
@@ -176,14 +155,10 @@ class ApiKeys(Collector):
 
     def collect(self) -> Iterable[CounterMetricFamily | GaugeMetricFamily]:
         """Metrics by key name."""
-        requests = CounterMetricFamily(
-            "omnirelay_key_requests", "Requests by key.", labels=["key", "outcome"]
-        )
-        active_requests = GaugeMetricFamily(
-            "omnirelay_key_open_requests", "Open requests of a key.", labels=["key"]
-        )
+        counts = CounterMetricFamily("omnirelay_key_requests", "Requests by key.", labels=["key", "outcome"])
+        opened = GaugeMetricFamily("omnirelay_key_open_requests", "Open requests of a key.", labels=["key"])
         for name, client in self._clients.items():
-            requests.add_metric([name, "taken"], client.taken)
-            requests.add_metric([name, "busy"], client.refused)
-            active_requests.add_metric([name], client.open_requests)
-        return [requests, active_requests]
+            counts.add_metric([name, "taken"], client.taken)
+            counts.add_metric([name, "busy"], client.refused)
+            opened.add_metric([name], client.open_requests)
+        return [counts, opened]

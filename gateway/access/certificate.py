@@ -25,11 +25,9 @@ _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
 @dataclass(frozen=True)
 class Certificate:
-    """A certificate with its private key.
+    """A certificate with its private key, and a context that presents it.
 
     Attributes:
-        context: Presents it.
-        path: Of its file.
         begins: Start of its validity, Unix time.
         expires: End of its validity, Unix time.
         chained: The further certificates of the file form a chain from it.
@@ -76,16 +74,12 @@ class ServerTls(Collector):
         self.context.sni_callback = self._choose
 
     def read(self) -> Certificate:
-        """Read the files again, for :meth:`show`; ConfigError also if that would end validity."""
+        """Read the files again, to replace ``certificate``; ConfigError also if that would end validity."""
         renewed, now = read_certificate(self._tls), time.time()
         worse = renewed.why_not_now(now)
         if worse is not None and self.certificate.why_not_now(now) is None:
             raise ConfigError(f"{worse}, and the current one is still valid")
         return renewed
-
-    def show(self, certificate: Certificate) -> None:
-        """Present this certificate to new connections."""
-        self.certificate = certificate
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
         """The expiry metric."""
@@ -101,11 +95,7 @@ class ServerTls(Collector):
 
 
 def read_certificate(tls: TlsConfig) -> Certificate:
-    """Read a certificate and its key, and test a handshake with them; dates are not checked.
-
-    Raises:
-        ConfigError: A file cannot be used, or others may read the key.
-    """
+    """Read a certificate and its key, and test a handshake; ConfigError if it fails, or the key is open."""
     if tls.certificate is None or tls.key is None:
         raise ConfigError("gateway.tls names no certificate and key")
     context = _server_context()
@@ -130,13 +120,11 @@ def read_certificate(tls: TlsConfig) -> Certificate:
         fields = _meet(context, trusting_only(shown or b"")).getpeercert() or {}
     except ssl.SSLError as error:
         why = error.verify_message if isinstance(error, ssl.SSLCertVerificationError) else error.reason
-        raise ConfigError(
-            f"clients cannot use {tls.certificate} (gateway.tls.certificate): {why or error}"
-        ) from None
+        problem = f"clients cannot use {tls.certificate} (gateway.tls.certificate): {why or error}"
+        raise ConfigError(problem) from None
     begins, expires = (ssl.cert_time_to_seconds(str(fields[key])) for key in ("notBefore", "notAfter"))
-    return Certificate(
-        context, tls.certificate, begins, expires, not behind or _leads_to(context, behind[-1])
-    )
+    chained = not behind or _leads_to(context, behind[-1])
+    return Certificate(context, tls.certificate, begins, expires, chained)
 
 
 def _server_context() -> ssl.SSLContext:

@@ -35,13 +35,10 @@ class ClientLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class Principal:
     """One client over all of its connections.
 
-    Args:
-        name: Of its quota, and for the log; not secret.
-        known: False if it has not identified itself, or its key was removed.
-        counted: Earlier counts of taken and refused.
-        keyed: It is the holder of a key.
-
     Attributes:
+        name: Of its quota, and for the log; not secret.
+        keyed: It is the holder of a key.
+        known: False if it has not identified itself, or its key was removed.
         taken: Number of admitted requests.
         refused: Number of requests beyond its own limits.
     """
@@ -61,34 +58,24 @@ class Principal:
         self.taken, self.refused = counted
         self.change(limits or ClientLimits())
 
-    @property
-    def limits(self) -> ClientLimits:
-        """Its limits."""
-        return self._limits
-
     def change(self, limits: ClientLimits) -> None:
         """Replace the limits."""
-        self._limits = limits
+        self.limits = limits
         rate = limits.requests_per_second
         self._bucket = TokenBucket(rate, limits.burst or math.ceil(rate)) if rate is not None else None
 
     def check(self) -> None:
-        """Reject a request before it is read, as :meth:`open` would.
-
-        Raises:
-            UnauthenticatedError: The client is unknown.
-            BusyError: It has too many open requests, or starts them too fast.
-        """
+        """Reject a request before it is read: UnauthenticatedError, or BusyError beyond its limits."""
         if not self.known:
             raise UnauthenticatedError(NO_KEY)
-        most = self._limits.max_requests
+        most = self.limits.max_requests
         if most is not None and self.open_requests >= most:
             self.refused += 1
             raise BusyError(f"this key may have {most} open requests, no more", RETRY_OWN_REQUESTS_MS)
         if self._bucket is not None and (wait_s := self._bucket.wait_s()):
             self.refused += 1
             raise BusyError(
-                f"this key may send {self._limits.requests_per_second:g} requests a second, no more",
+                f"this key may send {self.limits.requests_per_second:g} requests a second, no more",
                 math.ceil(1000 * wait_s),
             )
 

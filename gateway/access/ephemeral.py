@@ -20,12 +20,7 @@ RETRY_MS: Final = 5000
 
 @dataclass(frozen=True)
 class EphemeralKey:
-    """What a key stands for.
-
-    Attributes:
-        maker: The client that had it made.
-        session: Fields of the session that it opens.
-    """
+    """What a key stands for: the client that had it made, and fields of the session that it opens."""
 
     maker: Principal
     session: dict[str, Any]
@@ -39,22 +34,16 @@ class EphemeralKeys:
         self._by_hash: dict[str, EphemeralKey] = {}
 
     def make(self, key: EphemeralKey, share: str, hold: Hold, seconds: float) -> str:
-        """Return a new key.
+        """Return a new key, valid for some seconds; BusyError if there are too many.
 
         Args:
             share: The quota that it counts in.
             hold: The memory of its session, released when it expires.
-            seconds: Until then.
-
-        Raises:
-            BusyError: There are too many.
         """
         if not self._quota.has_for(share):
-            own = self._quota.own(share)
-            raise BusyError(
-                f"{self._quota.used} ephemeral keys are valid, {own} of them this client's: try again later",
-                RETRY_MS,
-            )
+            used, own = self._quota.used, self._quota.own(share)
+            problem = f"{used} ephemeral keys are valid, {own} of them this client's: try again later"
+            raise BusyError(problem, RETRY_MS)
         self._quota.take(share)
         value = PREFIX + secrets.token_urlsafe(KEY_BYTES)
         hashed = hash_of(value)
@@ -69,11 +58,7 @@ class EphemeralKeys:
         return value
 
     def find(self, value: str) -> EphemeralKey:
-        """Return what a key stands for; a look-up by hash, whose timing does not help to guess one.
-
-        Raises:
-            UnauthenticatedError: It never existed, or has expired.
-        """
+        """What a key stands for, or UnauthenticatedError; the timing of a look-up by hash reveals no key."""
         found = self._by_hash.get(hash_of(value))
         if found is None:
             raise UnauthenticatedError(EXPIRED)

@@ -24,13 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class ListeningSocket(socket.socket):
-    """Reports a shortage of file descriptors once per pause of asyncio.
-
-    asyncio accepts the whole backlog in one go, and reports each failure.
-
-    Attributes:
-        reserved: Descriptors that its connections may not use.
-    """
+    """Reports a shortage of descriptors once, for asyncio tries to accept the whole backlog in one go."""
 
     reserved = 0
     _short_until = 0.0
@@ -60,16 +54,12 @@ class ListeningSocket(socket.socket):
 
 
 async def listen(address: str, key: str, reserved: int = RESERVED_FILES) -> list[socket.socket]:
-    """Listen on all addresses of a host.
+    """Listen on all addresses of a host; AddressInUseError or ConfigError if that is not possible.
 
     Args:
         address: ``tcp://HOST:PORT``.
         key: The address's key in the configuration.
         reserved: Descriptors that its connections may not use.
-
-    Raises:
-        AddressInUseError: An address is in use.
-        ConfigError: An address cannot be used.
     """
     host, port = parse_tcp(address)
     sockets: list[socket.socket] = []

@@ -2,6 +2,7 @@
 
 import ipaddress
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Final
 
 from gateway.fairness.quota import Quota
@@ -23,11 +24,7 @@ class Proxies:
         return found is not None and any(found in each for each in self._networks)
 
     def client(self, forwarded: Iterable[str]) -> str | None:
-        """The client behind the proxies; none if the header does not tell.
-
-        Args:
-            forwarded: Values of ``X-Forwarded-For``; each proxy appends the address that it sees.
-        """
+        """The client behind the proxies, each of which has appended what it saw to ``X-Forwarded-For``."""
         for each in reversed(",".join(forwarded).split(",")):
             address = _without_port(each.strip())
             if _parsed(address) is None:
@@ -37,78 +34,62 @@ class Proxies:
         return None
 
 
+@dataclass(eq=False)
 class Place:
-    """One connection's place.
+    """One connection's place; ``holder`` is an address or a key, and ``idle`` ones may be closed for room."""
 
-    Attributes:
-        holder: An address, or the name of a key.
-        idle: Whether the connection may be closed to make room.
-    """
-
-    def __init__(self, places: "Places", holder: str, hang_up: Callable[[], None]) -> None:
-        self._places: Final = places
-        self.holder = holder
-        self.hang_up: Final = hang_up
-        self.idle: Callable[[], bool] = lambda: False
+    _places: "Places"
+    holder: str
+    hang_up: Callable[[], None]
+    idle: Callable[[], bool] = lambda: False
 
     def move(self, holder: str) -> bool:
-        """Transfer it to another holder.
-
-        Returns:
-            False if that exceeds the holder's share.
-        """
-        return holder == self.holder or self._places.move(self, holder)
+        """Transfer it to another holder; false if that exceeds the holder's share."""
+        places = self._places
+        if holder == self.holder or self not in places.taken:
+            return True
+        places.quota.give(self.holder)
+        fits = places.quota.has_for(holder)
+        places.quota.take(holder)
+        self.holder = holder
+        return fits
 
     def leave(self) -> None:
         """Free it; may be called again."""
-        self._places.leave(self)
+        if self in self._places.taken:
+            del self._places.taken[self]
+            self._places.quota.give(self.holder)
 
 
 class Places:
     """The places of a server, limited per holder by a quota; proxies are exempt."""
 
     def __init__(self, total: int, proxies: Proxies) -> None:
-        self._quota: Final = Quota(total)
+        self.quota: Final = Quota(total)
         self._proxies: Final = proxies
-        self._taken: dict[Place, None] = {}
+        self.taken: dict[Place, None] = {}
 
     def take(self, address: str, hang_up: Callable[[], None]) -> Place | None:
         """Take a place for a connection, which ``hang_up`` closes; none if its address gets no more."""
         holder = holder_of(address)
         trusted = address in self._proxies
-        if not self._quota.free and (trusted or not self._quota.own(holder)):
+        if not self.quota.free and (trusted or not self.quota.own(holder)):
             self._make_room()
-        enough = self._quota.free > 0 if trusted else self._quota.has_for(holder)
+        enough = self.quota.free > 0 if trusted else self.quota.has_for(holder)
         return self._add(holder, hang_up) if enough else None
-
-    def move(self, place: Place, holder: str) -> bool:
-        """See :meth:`Place.move`."""
-        if place not in self._taken:
-            return True
-        self._quota.give(place.holder)
-        fits = self._quota.has_for(holder)
-        self._quota.take(holder)
-        place.holder = holder
-        return fits
-
-    def leave(self, place: Place) -> None:
-        """See :meth:`Place.leave`."""
-        if place in self._taken:
-            del self._taken[place]
-            self._quota.give(place.holder)
 
     def _make_room(self) -> None:
         """Close the oldest idle connection of the holder with the most places, if it has several."""
-        idle = [place for place in self._taken if place.idle()]
-        victim = max(idle, key=lambda place: self._quota.own(place.holder), default=None)
-        if victim is not None and self._quota.own(victim.holder) > 1:
+        idle = [place for place in self.taken if place.idle()]
+        victim = max(idle, key=lambda place: self.quota.own(place.holder), default=None)
+        if victim is not None and self.quota.own(victim.holder) > 1:
             victim.leave()
             victim.hang_up()
 
     def _add(self, holder: str, hang_up: Callable[[], None]) -> Place:
         place = Place(self, holder, hang_up)
-        self._taken[place] = None
-        self._quota.take(holder)
+        self.taken[place] = None
+        self.quota.take(holder)
         return place
 
 
@@ -117,8 +98,8 @@ class WatchersPlaces(Places):
 
     def take(self, address: str, hang_up: Callable[[], None]) -> Place:
         """Take a place for a connection."""
-        while not self._quota.free:
-            oldest = next(iter(self._taken))
+        while not self.quota.free:
+            oldest = next(iter(self.taken))
             oldest.leave()
             oldest.hang_up()
         return self._add(holder_of(address), hang_up)
@@ -127,11 +108,9 @@ class WatchersPlaces(Places):
 def holder_of(address: str) -> str:
     """The holder that an address counts as; IPv6 addresses by their network."""
     found = _parsed(address)
-    if found is not None and found.version == 6:
-        mapped = found.ipv4_mapped
-        found_in = ipaddress.ip_network((found, SUBSCRIBER_BITS), strict=False)
-        return f"address {mapped if mapped is not None else found_in}"
-    return f"address {address}"
+    if found is None or found.version == 4:
+        return f"address {address}"
+    return f"address {found.ipv4_mapped or ipaddress.ip_network((found, SUBSCRIBER_BITS), strict=False)}"
 
 
 def _parsed(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

@@ -24,9 +24,8 @@ def own_context(tls: TlsConfig) -> ssl.SSLContext | None:
     except (ValueError, IndexError, ssl.SSLError):
         raise ConfigError(f"{tls.certificate} (gateway.tls.certificate) has no PEM certificate") from None
     except OSError as error:
-        raise ConfigError(
-            f"cannot read {tls.certificate} (gateway.tls.certificate): {error.strerror}"
-        ) from error
+        problem = f"cannot read {tls.certificate} (gateway.tls.certificate): {error.strerror}"
+        raise ConfigError(problem) from error
 
 
 def trusting_only(der: bytes) -> ssl.SSLContext:

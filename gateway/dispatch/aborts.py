@@ -3,10 +3,11 @@
 import logging
 import time
 from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from typing import Final
 
 from shared.log import of_request
-from shared.messages import StageName
+from shared.messages import Abort, StageName
 
 RESEND_AFTER_S: Final = 0.4
 MAX_OPEN: Final = 10_000
@@ -18,27 +19,17 @@ Holder = tuple[StageName, str]
 """Stage and name of a replica."""
 
 
+@dataclass(eq=False)
 class AbortLedger:
-    """Unconfirmed aborts by replica.
+    """Unconfirmed aborts by replica; observes the seconds until all replicas had confirmed one."""
 
-    Args:
-        send: Sends an abort.
-        observe: Called with the seconds until all replicas of a request had confirmed; not if one was lost.
-    """
-
-    def __init__(
-        self,
-        send: Callable[[StageName, str, str], None],
-        observe: Callable[[float], None],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._send = send
-        self._observe = observe
-        self._clock = clock
-        # By replica: unconfirmed attempts, and when the abort was last sent.
-        self._open: dict[Holder, dict[str, float]] = {}
-        # By attempt: when it was aborted, and how many replicas have not confirmed.
-        self._unconfirmed: dict[str, tuple[float, int]] = {}
+    _send: Callable[[StageName, str, Abort], None]
+    _observe: Callable[[float], None]
+    _clock: Callable[[], float] = time.monotonic
+    # By replica: unconfirmed attempts, and when the abort was last sent.
+    _open: dict[Holder, dict[str, float]] = field(default_factory=dict)
+    # By attempt: when it was aborted, and how many replicas have not confirmed.
+    _unconfirmed: dict[str, tuple[float, int]] = field(default_factory=dict)
 
     def abort(self, request_id: str, holders: Collection[Holder]) -> None:
         """Abort an attempt at its replicas."""
@@ -50,7 +41,7 @@ class AbortLedger:
                 self._unconfirmed.pop(oldest := next(iter(waiting)), None)
                 del waiting[oldest]
             waiting[request_id] = now
-            self._send(*holder, request_id)
+            self._send(*holder, Abort(request_id=request_id))
 
     def confirmed(self, stage: StageName, replica: str, request_id: str) -> None:
         """A replica has dropped the attempt."""
@@ -64,10 +55,8 @@ class AbortLedger:
             self._unconfirmed[request_id] = began, missing - 1
         elif missing:
             seconds = self._clock() - began
-            about = of_request(request_id)
-            log.debug(
-                "request %s was dropped by all its stages after %.4f s", request_id, seconds, extra=about
-            )
+            dropped = "request %s was dropped by all its stages after %.4f s"
+            log.debug(dropped, request_id, seconds, extra=of_request(request_id))
             self._observe(seconds)
 
     def resend(self, stage: StageName, replica: str) -> None:
@@ -77,7 +66,7 @@ class AbortLedger:
         for request_id, sent in waiting.items():
             if now - sent > RESEND_AFTER_S:
                 waiting[request_id] = now
-                self._send(stage, replica, request_id)
+                self._send(stage, replica, Abort(request_id=request_id))
 
     def unconfirmed(self, stage: StageName, replica: str) -> list[str]:
         """Attempts that a replica may still be working on."""

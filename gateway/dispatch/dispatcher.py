@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Set
+from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
@@ -11,7 +12,7 @@ from gateway.dispatch.aborts import AbortLedger
 from gateway.dispatch.placement import place
 from gateway.dispatch.registry import Replica, StageRegistry
 from gateway.dispatch.stage_errors import from_stage
-from gateway.dispatch.stage_port import StagePort
+from gateway.dispatch.stage_transport import StageTransport
 from gateway.dispatch.suspects import Death, Suspects
 from gateway.requests.active import ActiveRequest, Attempt
 from gateway.requests.lifecycle import Reason
@@ -28,7 +29,7 @@ from omnirelay.errors import (
 )
 from shared.config import GatewayConfig
 from shared.log import of_request
-from shared.messages import STAGES, RequestFailed, StageName
+from shared.messages import STAGES, Abort, Begin, Cleared, RequestFailed, StageName
 
 PAUSE_S: Final = 0.5
 """Delay before a retry after a failure: a stage whose engine failed reports it before it ends."""
@@ -37,49 +38,35 @@ RESERVED_PAUSE_S: Final = 0.5
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class Dispatcher:
-    """The attempts of all requests.
-
-    Args:
-        on_failed: Called with a request that cannot be served and the reason, after it was removed here.
+    """The attempts of all requests; ``resumes`` counts retries.
 
     Attributes:
-        aborts: Aborts that replicas have not confirmed.
-        resumes: Number of retries so far.
+        _on_failed: Called with a request that cannot be served and the reason, after it was removed here.
+        _waiting: Admitted requests without a replica.
     """
 
-    def __init__(
-        self,
-        config: GatewayConfig,
-        registry: StageRegistry,
-        metrics: GatewayMetrics,
-        stages: StagePort,
-        on_failed: Callable[[ActiveRequest, OmniRelayError], None],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.aborts: Final = AbortLedger(stages.abort, metrics.abort.observe, clock)
-        self.resumes = 0
-        self._config = config
-        self._registry = registry
-        self._metrics = metrics
-        self._stages = stages
-        self._on_failed = on_failed
-        self._clock = clock
-        self._suspects = Suspects()
-        self._attempts: dict[str, ActiveRequest] = {}
-        # Admitted requests without a replica.
-        self._waiting: dict[str, ActiveRequest] = {}
+    _config: GatewayConfig
+    _registry: StageRegistry
+    _metrics: GatewayMetrics
+    _stages: StageTransport
+    _on_failed: Callable[[ActiveRequest, OmniRelayError], None]
+    _clock: Callable[[], float] = time.monotonic
+    resumes: int = 0
+    _suspects: Suspects = field(default_factory=Suspects)
+    _attempts: dict[str, ActiveRequest] = field(default_factory=dict)
+    _waiting: dict[str, ActiveRequest] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.aborts = AbortLedger(self._stages.tell, self._metrics.abort.observe, self._clock)
 
     def of(self, attempt_id: str) -> ActiveRequest | None:
         """The request whose current attempt this is."""
         return self._attempts.get(attempt_id)
 
     def begin(self, active: ActiveRequest) -> bool:
-        """Place a request, or let it wait for a stage that is missing.
-
-        Returns:
-            False if the thinker is full or the request must be isolated: it stays queued.
-        """
+        """Place a request, or let it wait for a missing stage; false if it stays queued for want of room."""
         if self._try(active):
             return True
         if self._missing(active) is None:
@@ -89,11 +76,14 @@ class Dispatcher:
 
     def begin_waiting(self) -> None:
         """Place requests that wait for a replica, and fail those that have waited too long."""
+        most_s = self._config.resume_wait_s
         for active in list(self._waiting.values()):
             if self._clock() >= active.not_before and self._try(active):
                 del self._waiting[active.record.request_id]
-            else:
-                self._check_patience(active)
+            elif (stage := self._missing(active)) and self._registry.missing_s(stage) > most_s:
+                because = active.trouble or f"the {stage} is {self._registry.state(stage)}"
+                problem = f"{because}, and no {stage} came back within {most_s:g} s"
+                self._fail(active, StageUnavailableError(problem))
 
     def end(self, active: ActiveRequest, completed: bool = False) -> None:
         """Remove a request; unless it completed, its attempt is aborted at the stages."""
@@ -108,8 +98,7 @@ class Dispatcher:
         """A stage reported that the attempt failed: retry, or fail the request."""
         stage, error = failed.stage, from_stage(failed)
         if failed.code == EngineFailedError.code:
-            replica = active.attempt.route.replica(stage) if active.attempt is not None else None
-            if self._suspects.add_death(active, stage, replica or "", "engine failed"):
+            if self._suspects.add_death(active, stage, active.replica(stage), "engine failed"):
                 self._fail_poison(active, stage)
                 return
         elif failed.code == StageReservedError.code:
@@ -128,34 +117,26 @@ class Dispatcher:
         self.retry(active, stage, "failed", error)
 
     def retry(self, active: ActiveRequest, stage: StageName, reason: Reason, error: OmniRelayError) -> None:
-        """Replace a lost attempt by one that resumes from the tokens received so far.
-
-        Args:
-            active: The request.
-            stage: Where the attempt was lost.
-            reason: Why.
-            error: The client's error if no attempts are left.
-        """
+        """Resume a request whose attempt was lost at a stage; ``error`` ends it if no attempts are left."""
         if active.resumes >= self._config.resume_attempts:
             self._fail(active, error)
             return
         about = of_request(active.record.request_id)
         log.warning("request %s is resumed: %s", active.name, error, extra=about)
-        if reason == "failed" and active.attempt is not None:
-            active.avoid.add((stage, active.attempt.route.replica(stage) or ""))
+        if reason == "failed":
+            active.avoid.add((stage, active.replica(stage)))
         active.resumes += 1
         active.trouble = error
         active.not_before = self._clock() + (PAUSE_S if reason == "failed" else 0.0)
         self._requeue(active)
         self.resumes += 1
-        self._metrics.resumed(stage, reason)
+        self._metrics.resumes.labels(stage, reason).inc()
         if active.trace is not None:
             active.trace.resumed(stage, reason)
 
     def _is_shared(self, active: ActiveRequest, stage: StageName) -> bool:
         """Whether requests of other gateways take room at the replica that serves a request."""
-        name = active.attempt.route.replica(stage) if active.attempt is not None else None
-        replica = self._registry.get(stage, name or "")
+        replica = self._registry.get(stage, active.replica(stage))
         if replica is None:
             return False
         load = replica.beat.load
@@ -164,8 +145,7 @@ class Dispatcher:
     def _wait_for_room(self, active: ActiveRequest, stage: StageName, pause_s: float) -> None:
         """Try again later, until the deadline: others have the stage, so nothing is refused."""
         log.info("request %s waits for room at the %s, which others have", active.name, stage)
-        if active.attempt is not None:
-            active.avoid.add((stage, active.attempt.route.replica(stage) or ""))
+        active.avoid.add((stage, active.replica(stage)))
         active.not_before = self._clock() + pause_s
         active.interruptions += 1
         self._requeue(active)
@@ -175,7 +155,7 @@ class Dispatcher:
         cleared = self._suspects.clear(active)
         for stage in cleared:
             if active.attempt is not None:
-                self._stages.end_alone(stage, active.attempt.route.replica(stage) or "", active.attempt.id)
+                self._stages.tell(stage, active.replica(stage), Cleared(request_id=active.attempt.id))
         following = self._suspects.first
         if cleared and following is not None and following.apart & cleared:
             # The next suspect must run alone; this request resumes afterwards.
@@ -189,9 +169,7 @@ class Dispatcher:
         return [
             active
             for active in self._attempts.values()
-            if active.attempt is not None
-            and active.attempt.route.replica(replica.stage) == replica.name
-            and active.record.needs(replica.stage)
+            if active.replica(replica.stage) == replica.name and active.record.needs(replica.stage)
         ]
 
     def note_death(self, replica: Replica, death: Death) -> None:
@@ -207,15 +185,17 @@ class Dispatcher:
         """A replica has nothing but this attempt, and takes nothing else: if it dies, this is the cause."""
         active = self._attempts.get(attempt_id)
         if active is None:
-            self._stages.abort(stage, name, attempt_id)
+            self._stages.tell(stage, name, Abort(request_id=attempt_id))
             return
         if stage in active.suspicions:
             active.suspicions[stage].tried_on = name
-        self._stages.begin_alone(stage, name, attempt_id)
+        self._stages.tell(stage, name, Begin(request_id=attempt_id))
 
     def remove_death(self, stage: StageName, name: str) -> None:
         """A replica that was taken for dead is alive."""
-        self._suspects.remove_death(self._all(), stage, name)
+        for active in self._all():
+            if stage in active.suspicions:
+                active.suspicions[stage].deaths.pop(name, None)
 
     def _try(self, active: ActiveRequest) -> bool:
         """Start an attempt if there is a route and the thinker's queue has room."""
@@ -252,7 +232,7 @@ class Dispatcher:
                 if self.held_by(replica)
             }
         if first.attempt is not None:
-            return {(stage, first.attempt.route.replica(stage) or "") for stage in first.apart}
+            return {(stage, first.replica(stage)) for stage in first.apart}
         # One replica of each stage is emptied for it.
         free = (
             min(self._registry.ready(stage), key=lambda each: len(self.held_by(each)), default=None)
@@ -264,14 +244,6 @@ class Dispatcher:
         """The first stage that the request needs and that has no ready replica."""
         needed = STAGES if active.record.speaks else STAGES[:1]
         return next((stage for stage in needed if self._registry.state(stage) != "ready"), None)
-
-    def _check_patience(self, active: ActiveRequest) -> None:
-        stage = self._missing(active)
-        most_s = self._config.resume_wait_s
-        if stage is not None and self._registry.missing_s(stage) > most_s:
-            because = active.trouble or f"the {stage} is {self._registry.state(stage)}"
-            error = StageUnavailableError(f"{because}, and no {stage} came back within {most_s:g} s")
-            self._fail(active, error)
 
     def _fail_poison(self, active: ActiveRequest, stage: StageName) -> None:
         log.error("request %s ended the engine of a %s while alone on it: rejected", active.name, stage)
@@ -295,9 +267,8 @@ class Dispatcher:
         self._waiting[active.record.request_id] = active
 
     def _abort(self, active: ActiveRequest) -> None:
-        attempt, active.attempt = active.attempt, None
-        if attempt is None:
-            return
-        del self._attempts[attempt.id]
-        route = ((stage, attempt.route.replica(stage)) for stage in STAGES)
-        self.aborts.abort(attempt.id, [(stage, replica) for stage, replica in route if replica is not None])
+        if active.attempt is not None:
+            del self._attempts[active.attempt.id]
+            holders = [(stage, name) for stage in STAGES if (name := active.replica(stage))]
+            self.aborts.abort(active.attempt.id, holders)
+            active.attempt = None

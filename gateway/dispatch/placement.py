@@ -1,11 +1,10 @@
 """Chooses the replicas of an attempt."""
 
-from collections.abc import Sequence, Set
-from functools import partial
+from collections.abc import Iterable, Set
 from typing import Final
 
 from gateway.dispatch.registry import Replica, StageRegistry
-from shared.messages import Route, StageName
+from shared.messages import STAGES, Route, StageName
 
 NEAR: Final = 4
 """A preferred thinker is used if it has at most so many requests more than another."""
@@ -20,19 +19,21 @@ def place(
 ) -> Route | None:
     """Choose the least loaded replicas that are connected to each other; none if there is no route now.
 
-    A replica is used only once its sender has confirmed that it knows its address.
-
     Args:
         speech: Without it the thinker alone is needed.
         avoid: Used only if there is no other: the request failed there.
         closed: Not used.
         near: The thinker that has computed the beginning of the prompt.
     """
-    candidates = partial(_candidates, registry, avoid, closed)
-    thinkers = _candidates(registry, avoid, closed, "thinker", thinkers_for(registry, near))
+
+    def candidates(stage: StageName, ready: Iterable[Replica]) -> list[Replica]:
+        able = [each for each in ready if (stage, each.name) not in closed]
+        return sorted(able, key=lambda each: (stage, each.name) in avoid)
+
+    thinkers = candidates("thinker", thinkers_for(registry, near))
     if not speech:
         return Route(thinker=thinkers[0].name) if thinkers else None
-    talkers, last = candidates("talker"), candidates("token2wav")
+    talkers, last = (candidates(stage, registry.ready(stage)) for stage in STAGES[1:])
     ends = {each.name: next((end.name for end in last if end.name in each.peers), None) for each in talkers}
     for thinker in thinkers:
         for name, token2wav in ends.items():
@@ -48,15 +49,3 @@ def thinkers_for(registry: StageRegistry, near: str | None) -> list[Replica]:
         return []
     most = ready[0].work[0] + NEAR
     return sorted(ready, key=lambda each: each.name != near or each.work[0] > most)
-
-
-def _candidates(
-    registry: StageRegistry,
-    avoid: Set[tuple[StageName, str]],
-    closed: Set[tuple[StageName, str]],
-    stage: StageName,
-    ready: Sequence[Replica] | None = None,
-) -> list[Replica]:
-    ready = registry.ready(stage) if ready is None else ready
-    able = [each for each in ready if (stage, each.name) not in closed]
-    return sorted(able, key=lambda each: (stage, each.name) in avoid)

@@ -3,16 +3,16 @@
 import asyncio
 import logging
 from collections import Counter, OrderedDict
-from dataclasses import dataclass
-from typing import Final, Literal
+from dataclasses import dataclass, field
+from typing import Final
 
 import msgspec
 
 from gateway.dispatch.aborts import AbortLedger
 from gateway.dispatch.placement import thinkers_for
-from gateway.dispatch.registry import Replica, StageRegistry
-from gateway.dispatch.stage_port import StagePort
-from gateway.requests.metrics import GatewayMetrics
+from gateway.dispatch.registry import StageRegistry
+from gateway.dispatch.stage_transport import StageTransport
+from gateway.requests.metrics import GatewayMetrics, Outcome
 from omnirelay.errors import BusyError, QueueFullError, StageUnavailableError
 from shared.log import of_request
 from shared.messages import PrefillDone, PrefillRequest, RequestFailed, Route
@@ -23,7 +23,6 @@ MAX_CLIENTS: Final = 10_000
 """Clients whose spent tokens are remembered; the one that was idle longest is forgotten beyond this."""
 BYTES_PER_TOKEN: Final = 1024
 """Of media, until the thinker has told how many tokens they are."""
-Outcome = Literal["computed", "aborted", "failed", "skipped"]
 log = logging.getLogger(__name__)
 
 
@@ -34,28 +33,17 @@ class _Open:
     done: "asyncio.Future[Outcome]"
 
 
+@dataclass(eq=False)
 class Prefills:
-    """Sends beginnings to thinkers with room; bounds what a client has computed between two requests.
+    """Sends beginnings to thinkers with room; a client has ``_allowance`` tokens between two requests."""
 
-    Args:
-        allowance: Tokens of one client.
-    """
-
-    def __init__(
-        self,
-        registry: StageRegistry,
-        stages: StagePort,
-        aborts: AbortLedger,
-        metrics: GatewayMetrics,
-        allowance: int,
-    ) -> None:
-        self._registry = registry
-        self._stages = stages
-        self._aborts = aborts
-        self._metrics = metrics
-        self._allowance = allowance
-        self._open: dict[str, _Open] = {}
-        self._spent: OrderedDict[str, int] = OrderedDict()
+    _registry: StageRegistry
+    _stages: StageTransport
+    _aborts: AbortLedger
+    _metrics: GatewayMetrics
+    _allowance: int
+    _open: dict[str, _Open] = field(default_factory=dict)
+    _spent: OrderedDict[str, int] = field(default_factory=OrderedDict)
 
     def __contains__(self, request_id: str) -> bool:
         """Whether a beginning is being computed."""
@@ -66,11 +54,7 @@ class Prefills:
         self._spent.pop(client, None)
 
     def thinker_for(self, client: str, near: str | None = None) -> str | None:
-        """A thinker that may compute a beginning for this client now, if there is one.
-
-        Args:
-            near: Preferred.
-        """
+        """A thinker, if possible ``near``, that may compute a beginning for this client now."""
         if self._spent.get(client, 0) >= self._allowance:
             return None
         able = thinkers_for(self._registry, near)
@@ -80,14 +64,16 @@ class Prefills:
         if own and 2 * own >= most:
             return None
         held = Counter(each.thinker for each in self._open.values())
-        free = (each for each in able if _has_room(each, held[each.name]))
-        return next((each.name for each in free), None)
+        for each in able:
+            # No request waits there, either.
+            if held[each.name] < each.beat.limits.prefills and not each.beat.load.waiting:
+                return each.name
+        return None
 
     async def compute(self, request: PrefillRequest, client: str, thinker: str) -> Outcome:
         """Have a beginning computed; if this is cancelled, it is aborted."""
         name = request.request_id
         outcome: Outcome = "aborted"
-        size = sum(item.data.nbytes for item in request.media)
         opened = _Open(thinker, client, asyncio.get_running_loop().create_future())
         try:
             self._stages.think(msgspec.structs.replace(request, route=Route(thinker=thinker)))
@@ -95,6 +81,7 @@ class Prefills:
             log.debug("a beginning was not sent: %s", error)
             return self.counted("skipped")
         self._open[name] = opened
+        size = sum(item.data.nbytes for item in request.media)
         estimate = len(request.prompt_token_ids) + size // BYTES_PER_TOKEN
         self._spend(client, estimate)
         try:
@@ -131,7 +118,7 @@ class Prefills:
 
     def counted(self, outcome: Outcome) -> Outcome:
         """Count how a beginning ended."""
-        self._metrics.prefilled(outcome)
+        self._metrics.prefills.labels(outcome).inc()
         return outcome
 
     def _end(self, name: str, outcome: Outcome) -> None:
@@ -144,8 +131,3 @@ class Prefills:
         self._spent.move_to_end(client)
         if len(self._spent) > MAX_CLIENTS:
             self._spent.popitem(last=False)
-
-
-def _has_room(thinker: Replica, beginnings: int) -> bool:
-    """Whether a thinker takes one more, and no request waits there."""
-    return beginnings < thinker.beat.limits.prefills and not thinker.beat.load.waiting

@@ -5,7 +5,10 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, get_args
+
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from gateway.requests.lifecycle import Reason
 from omnirelay.errors import StageUnavailableError
@@ -21,6 +24,7 @@ MAX_DEPARTED: Final = 1000
 
 NEXT: Final[dict[StageName, StageName]] = {"thinker": "talker", "talker": "token2wav"}
 """The stage to which a stage sends."""
+BEST_FIRST: Final[tuple[StageState, ...]] = ("ready", "draining", "starting")
 _NOBODY: Final[dict[str, str]] = {}
 _BEFORE: Final = {receiver: sender for sender, receiver in NEXT.items()}
 
@@ -32,7 +36,6 @@ class Replica:
     Attributes:
         beat: Its last heartbeat.
         seen: Monotonic time of that.
-        down: It is lost.
         suspect: A connection to it broke since its last heartbeat.
         peers: Replicas of the next stage that it can send to.
         reaches: The registry's addresses of these, while they are all of the next stage.
@@ -48,15 +51,9 @@ class Replica:
     reaches: Mapping[str, str] | None = None
     placed: list[int] = field(default_factory=lambda: [0, 0])
 
-    @property
-    def stage(self) -> StageName:
-        """Its stage."""
-        return self.beat.stage
-
-    @property
-    def name(self) -> str:
-        """Its random name."""
-        return self.beat.instance
+    def __post_init__(self) -> None:
+        self.stage = self.beat.stage
+        self.name = self.beat.instance
 
     @property
     def work(self) -> tuple[int, int]:
@@ -65,7 +62,7 @@ class Replica:
         return load.running + load.waiting + sum(self.placed), load.held_bytes
 
 
-class StageRegistry:
+class StageRegistry(Collector):
     """All known replicas.
 
     States depend on those of the senders and are updated incrementally: a heartbeat costs only its changes.
@@ -90,7 +87,7 @@ class StageRegistry:
         self._step_timeout_s = step_timeout_s
         self._gateway = gateway
         self._clock = clock
-        self._gateway_drains = False
+        self.gateway_drains = False
         self._replicas: dict[StageName, dict[str, Replica]] = {stage: {} for stage in STAGES}
         self._states: dict[StageName, Counter[StageState]] = {stage: Counter() for stage in STAGES}
         # By address, the replica listening there; by name, the number of ready senders that know it.
@@ -108,14 +105,9 @@ class StageRegistry:
         """Least time between two heartbeats of a replica."""
         return sum(map(len, self._replicas.values())) / MAX_HEARTBEATS_PER_S
 
-    @property
-    def gateway_drains(self) -> bool:
+    def set_gateway_drains(self, drains: bool) -> None:
         """While the gateway drains, draining replicas still serve its queue."""
-        return self._gateway_drains
-
-    @gateway_drains.setter
-    def gateway_drains(self, drains: bool) -> None:
-        self._gateway_drains = drains
+        self.gateway_drains = drains
         for replica in self.replicas():
             self._settle(replica)
 
@@ -128,16 +120,11 @@ class StageRegistry:
         return [each for replicas in self._replicas.values() for each in replicas.values()]
 
     def note(self, beat: Heartbeat) -> list[Replica]:
-        """Take a heartbeat.
-
-        Returns:
-            Replicas that this one has replaced at its address; they are removed.
-        """
+        """Take a heartbeat; return the replicas that its sender has replaced at its address, now removed."""
         replicas = self._replicas[beat.stage]
         known = replicas.get(beat.instance)
-        if (beat.stage, beat.instance) in self._departed or (
-            known is None and not self._has_room(beat.stage)
-        ):
+        departed = (beat.stage, beat.instance) in self._departed
+        if departed or (known is None and not self._has_room(beat.stage)):
             return []
         if known is None:
             known = replicas[beat.instance] = Replica(beat, self._clock(), peers=frozenset(beat.peers or ()))
@@ -167,8 +154,7 @@ class StageRegistry:
         self._departed[stage, name] = None
         if len(self._departed) > MAX_DEPARTED:
             self._departed.popitem(last=False)
-        left = self.get(stage, name)
-        if left is not None:
+        if (left := self.get(stage, name)) is not None:
             self._remove(left)
         return left
 
@@ -181,10 +167,7 @@ class StageRegistry:
                 self._missing_since[stage] = since + away_s
 
     def newly_down(self) -> list[Replica]:
-        """Detect replicas that fell silent or hang since the last call.
-
-        Call it after taking all pending heartbeats, or delays of the gateway would count against the stages.
-        """
+        """Replicas that fell silent or hang since the last call; take all pending heartbeats before."""
         now, silent_s = self._clock(), self._silent_s
         # Called ten times a second; many replicas may be silent for long.
         if now - self._looked_at < silent_s / 20:
@@ -199,12 +182,11 @@ class StageRegistry:
 
     def why_down(self, replica: Replica) -> Reason:
         """Why a replica is down."""
-        return "hung" if self._age_s(replica) <= self._silent_s else "silent"
+        return "hung" if self.age_s(replica) <= self._silent_s else "silent"
 
     def state(self, stage: StageName) -> StageState:
         """The best state of a stage's replicas."""
-        states: tuple[StageState, ...] = ("ready", "draining", "starting")
-        for state in states:
+        for state in BEST_FIRST:
             if self._states[stage][state]:
                 return state
         return "down" if stage in self._known_once else "starting"
@@ -225,12 +207,10 @@ class StageRegistry:
 
     def addresses(self, stage: StageName) -> dict[str, str]:
         """Addresses of replicas that can receive, draining ones included."""
-        known = self._addresses.get(stage)
-        if known is None:
+        if stage not in self._addresses:
             replicas = self._replicas[stage].values()
-            known = {each.name: each.beat.inbox for each in replicas if not each.down}
-            self._addresses[stage] = known
-        return known
+            self._addresses[stage] = {each.name: each.beat.inbox for each in replicas if not each.down}
+        return self._addresses[stage]
 
     def news(self, replica: Replica) -> dict[str, str] | None:
         """Addresses of the replicas of its next stage; none if it is connected to exactly these."""
@@ -243,14 +223,12 @@ class StageRegistry:
     def placed(self, route: Route) -> None:
         """A request was placed on these replicas."""
         for stage in STAGES:
-            replica = self.get(stage, route.replica(stage) or "")
-            if replica is not None:
+            if (replica := self.get(stage, route.replica(stage) or "")) is not None:
                 replica.placed[0] += 1
 
-    def heartbeat_age_s(self, stage: StageName, name: str) -> float | None:
+    def age_s(self, replica: Replica) -> float:
         """Seconds since a replica's last heartbeat."""
-        replica = self.get(stage, name)
-        return self._age_s(replica) if replica is not None else None
+        return self._clock() - replica.seen
 
     def require(self, stages: Iterable[StageName]) -> None:
         """Raise StageUnavailableError with the names of stages that are not ready."""
@@ -260,8 +238,7 @@ class StageRegistry:
 
     def speakers(self) -> list[str]:
         """All speakers that any stage knows, in their order."""
-        names = (name for each in self.replicas() for name in each.beat.limits.speakers)
-        return list(dict.fromkeys(names))
+        return list(dict.fromkeys(name for each in self.replicas() for name in each.beat.limits.speakers))
 
     def codec(self) -> CodecLimits:
         """The codec of the talkers; the usual one if none has told of its own."""
@@ -282,18 +259,30 @@ class StageRegistry:
             told += [] if replicas else [StageStatus(name=stage, state=self.state(stage))]
         return told
 
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        """The metrics of stages and their replicas."""
+        up = GaugeMetricFamily(
+            "omnirelay_stage_up", "1 for a stage with a replica that is ready, else 0.", labels=["stage"]
+        )
+        replicas = GaugeMetricFamily(
+            "omnirelay_stage_replicas", "Replicas of a stage by state.", labels=["stage", "state"]
+        )
+        for stage in self.stages:
+            up.add_metric([stage], float(self.state(stage) == "ready"))
+            for state in get_args(StageState):
+                replicas.add_metric([stage, state], self.count(stage, state))
+        return [up, replicas]
+
     def _has_room(self, stage: StageName) -> bool:
         """Make room for one more replica, by removing one that is down if necessary."""
         replicas = self._replicas[stage]
         if len(replicas) >= MAX_REPLICAS:
-            gone = min((each for each in replicas.values() if each.down), key=_last_seen, default=None)
+            down = (each for each in replicas.values() if each.down)
+            gone = min(down, key=lambda each: each.seen, default=None)
             if gone is None:
                 return False
             self._remove(gone)
         return True
-
-    def _age_s(self, replica: Replica) -> float:
-        return self._clock() - replica.seen
 
     @property
     def _silent_s(self) -> float:
@@ -306,16 +295,13 @@ class StageRegistry:
     def _state(self, replica: Replica) -> StageState:
         if replica.down:
             return "down"
-        if replica.beat.gateway != self._gateway or not self._reachable(replica):
+        if replica.beat.gateway != self._gateway:
             return "starting"
-        return "draining" if replica.beat.draining and not self._gateway_drains else "ready"
-
-    def _reachable(self, replica: Replica) -> bool:
-        """A sender knows the replica, or there is no sender."""
         sender = _BEFORE.get(replica.stage)
-        if sender is None or not self._states[sender]["ready"]:
-            return True
-        return self._senders[replica.stage][replica.name] > 0
+        if sender and self._states[sender]["ready"] and not self._senders[replica.stage][replica.name]:
+            # No sender knows it yet.
+            return "starting"
+        return "draining" if replica.beat.draining and not self.gateway_drains else "ready"
 
     def _settle(self, replica: Replica) -> None:
         """Update a replica's state, and those of replicas it sends to."""
@@ -325,7 +311,10 @@ class StageRegistry:
         replica.state = now
         self._states[stage][before] -= 1
         self._states[stage][now] += 1
-        self._note_missing(stage)
+        if self.state(stage) == "ready":
+            self._missing_since[stage] = None
+        elif self._missing_since[stage] is None:
+            self._missing_since[stage] = self._clock()
         self._note_ready(replica, (now == "ready") - (before == "ready"))
 
     def _note_ready(self, replica: Replica, change: int) -> None:
@@ -372,12 +361,6 @@ class StageRegistry:
         self._states[replica.stage]["down"] -= 1
         del self._replicas[replica.stage][replica.name]
 
-    def _note_missing(self, stage: StageName) -> None:
-        if self.state(stage) == "ready":
-            self._missing_since[stage] = None
-        elif self._missing_since[stage] is None:
-            self._missing_since[stage] = self._clock()
-
     def _status(self, replica: Replica) -> StageStatus:
         beat = replica.beat
         return StageStatus(
@@ -385,13 +368,9 @@ class StageRegistry:
             state=replica.state,
             replica=beat.instance,
             inbox=beat.inbox,
-            heartbeat_age_s=self._age_s(replica),
+            heartbeat_age_s=self.age_s(replica),
             pid=beat.pid,
             peak_memory_bytes=beat.peak_memory_bytes,
             load=beat.load,
             limits=beat.limits,
         )
-
-
-def _last_seen(replica: Replica) -> float:
-    return replica.seen

@@ -2,17 +2,18 @@
 
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.registry import NEXT, Replica, StageRegistry
-from gateway.dispatch.stage_port import StagePort
+from gateway.dispatch.stage_transport import StageTransport
 from gateway.requests.lifecycle import Reason
 from gateway.requests.metrics import GatewayMetrics
 from omnirelay.errors import StageUnavailableError
 from shared.config import Config
 from shared.log import limited
-from shared.messages import AbortDone, Alone, ControlToGateway, Farewell, Heartbeat, Peers
+from shared.messages import AbortDone, Alone, Closing, ControlToGateway, Farewell, Heartbeat, Peers
 
 _WHAT: Final[dict[Reason, str]] = {
     "silent": "does not answer any more",
@@ -25,38 +26,31 @@ _WHAT: Final[dict[Reason, str]] = {
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class ReplicaMonitor:
     """Takes control messages of replicas, and answers heartbeats."""
 
-    def __init__(
-        self,
-        name: str,
-        config: Config,
-        registry: StageRegistry,
-        metrics: GatewayMetrics,
-        stages: StagePort,
-        dispatcher: Dispatcher,
-    ) -> None:
-        self._name = name
-        self._config = config
-        self._registry = registry
-        self._metrics = metrics
-        self._stages = stages
-        self._dispatcher = dispatcher
-        self._draining = False
-        self._closed = False
-        # Lost connections per thinker at the last check.
-        self._breaks: dict[str, int] = {}
+    _name: str
+    _config: Config
+    _registry: StageRegistry
+    _metrics: GatewayMetrics
+    _stages: StageTransport
+    _dispatcher: Dispatcher
+    _draining: bool = False
+    _closed: bool = False
+    # Lost connections per thinker at the last check.
+    _breaks: dict[str, int] = field(default_factory=dict)
 
     def drain(self) -> None:
         """Release no replica until :meth:`close`: the open requests need them."""
-        self._draining = self._registry.gateway_drains = True
+        self._draining = True
+        self._registry.set_gateway_drains(True)
 
     def close(self) -> None:
         """Tell all replicas that this gateway stops, and ignore heartbeats from now on."""
         self._closed = True
         for replica in self._registry.replicas():
-            self._stages.say_goodbye(replica.stage, replica.name)
+            self._stages.tell(replica.stage, replica.name, Closing())
 
     def on_control(self, message: ControlToGateway) -> None:
         """Take a heartbeat, a farewell, a confirmed abort, or word of a request that is alone."""
@@ -64,8 +58,7 @@ class ReplicaMonitor:
             if not self._closed:
                 self._hear(message)
         elif isinstance(message, Farewell):
-            left = self._registry.dismiss(message.stage, message.instance)
-            if left is not None:
+            if (left := self._registry.dismiss(message.stage, message.instance)) is not None:
                 self._lose(left, "left", for_good=True)
         elif isinstance(message, AbortDone):
             self._dispatcher.aborts.confirmed(message.stage, message.instance, message.request_id)
@@ -89,14 +82,14 @@ class ReplicaMonitor:
         # Not released on its first draining heartbeat: if the whole stack is being stopped, this gateway may
         # learn of it a moment later and still need the stage for queued requests.
         drained_before = beat.draining and known is not None and known.beat.draining
-        age_s = registry.heartbeat_age_s(stage, name)
+        age_s = registry.age_s(known) if known is not None else None
         interval_s = max(registry.heartbeat_s, self._config.stage(stage).heartbeat_s)
         self._metrics.heartbeat(stage, age_s, interval_s)
         left = known is not None and known.beat.gateway == self._name != beat.gateway
         cut = _increased(known.beat.breaks, beat.breaks) if known is not None else []
         was_down = known is not None and known.down
         for before in registry.note(beat):
-            self._metrics.restarted(stage)
+            self._metrics.restarts.labels(stage).inc()
             self._lose(before, "restarted", for_good=True, died=True)
         replica = registry.get(stage, name)
         if was_down and replica is not None and not replica.down:
@@ -121,10 +114,7 @@ class ReplicaMonitor:
         self._stages.tell(stage, name, peers)
 
     def _cut(self, sender: Replica, receiver: str) -> None:
-        """A replica lost its connection to one of the next stage, or to the gateway.
-
-        Messages in flight may be lost, and nothing would reveal that the last one is missing.
-        """
+        """A replica lost a connection, and perhaps messages: nothing would reveal that the last is lost."""
         stage, following = sender.stage, NEXT.get(sender.stage)
         suspect = self._registry.get(following, receiver) if following else None
         if suspect is not None:
@@ -132,8 +122,7 @@ class ReplicaMonitor:
             suspect.suspect = True
         error = StageUnavailableError(f"the {stage} lost its connection to the {following or 'gateway'}")
         for active in self._dispatcher.held_by(sender):
-            route = active.attempt.route if active.attempt is not None else None
-            if receiver == "gateway" or (route and following and route.replica(following) == receiver):
+            if receiver == "gateway" or (following and active.replica(following) == receiver):
                 self._dispatcher.retry(active, stage, "cut off", error)
 
     def _cut_thinker(self, name: str) -> None:
@@ -148,12 +137,7 @@ class ReplicaMonitor:
                 self._dispatcher.retry(active, "thinker", "cut off", error)
 
     def _lose(self, replica: Replica, reason: Reason, for_good: bool = False, died: bool = False) -> None:
-        """A replica is lost: retry its requests.
-
-        Args:
-            for_good: It cannot come back.
-            died: The cause is unknown, so one of its requests may be it.
-        """
+        """A replica is lost: retry its requests, one of which may be the cause if it ``died``."""
         stage = replica.stage
         log.error("the %s %s %s", stage, replica.name, _WHAT[reason])
         if died and not replica.beat.draining:

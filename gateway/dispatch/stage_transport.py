@@ -19,16 +19,12 @@ from shared.messages import (
     HEARTBEAT_SUFFIX,
     Abort,
     AudioChunk,
-    Begin,
-    Cleared,
-    Closing,
     CodecDelta,
     ControlToGateway,
     ControlToStage,
     Credit,
     Heartbeat,
     Mark,
-    Peers,
     PrefillDone,
     RequestFailed,
     StageEvent,
@@ -52,12 +48,7 @@ _checked: Final = lru_cache(maxsize=1024)(check_reachable)
 
 
 class StageTransport:
-    """Sends requests and aborts; receives events, heartbeats and confirmations.
-
-    Raises:
-        AddressInUseError: An address is in use.
-        ConfigError: An address or the keys cannot be used.
-    """
+    """The sockets; AddressInUseError or ConfigError if an address or the keys cannot be used."""
 
     def __init__(self, config: Config) -> None:
         gateway = config.gateway
@@ -68,7 +59,12 @@ class StageTransport:
             self._events: PullQueue[StageEvent] = PullQueue(
                 self._context, gateway.events, StageEvent, speaker=_speaker
             )
-            self._control = self._bind_control(gateway.control)
+            self._control = self._context.socket(zmq.ROUTER)
+            self._control.set(zmq.LINGER, LINGER_MS)
+            # Without it an abort to an unknown stage would be dropped silently.
+            self._control.set(zmq.ROUTER_MANDATORY, 1)
+            self._control.set(zmq.MAXMSGSIZE, MAX_CONTROL_BYTES)
+            bind(self._control, gateway.control)
         except OmniRelayError:
             self._context.destroy(linger=0)
             raise
@@ -92,18 +88,20 @@ class StageTransport:
         self.poll()
 
     def poll(self) -> None:
-        """Flush and read.
-
-        ZeroMQ's descriptor is edge-triggered, and a send may consume the edge: call it after sends and
-        periodically.
-        """
+        """Flush and read, periodically: ZeroMQ's descriptor is edge-triggered, and sends consume edges."""
         self._thinkers.flush()
         self._read_events()
         self._read_control()
 
     def think(self, request: ThinkerInput) -> None:
-        """See :class:`gateway.dispatch.stage_port.StagePort`."""
+        """Send a request, or the beginning of one, to its thinker; QueueFullError if its queue is full."""
         self._thinkers.put(request)
+
+    def tell(self, stage: StageName, replica: str, message: ControlToStage) -> None:
+        """Send a control message, if the replica can be reached: what must arrive is repeated."""
+        if stage == "thinker" and isinstance(message, Abort):
+            self._thinkers.discard(message.request_id)
+        self._send(control_identity(stage, replica).encode(), message)
 
     def reach(self, thinkers: dict[str, str]) -> None:
         """Keep connections to exactly these thinkers (name to address)."""
@@ -112,28 +110,6 @@ class StageTransport:
     def breaks(self) -> dict[str, int]:
         """Number of lost connections per thinker; only those with at least one."""
         return self._thinkers.breaks
-
-    def abort(self, stage: StageName, replica: str, request_id: str) -> None:
-        """Tell a replica to drop an attempt, if it can be reached."""
-        if stage == "thinker":
-            self._thinkers.discard(request_id)
-        self._send(control_identity(stage, replica).encode(), Abort(request_id=request_id))
-
-    def begin_alone(self, stage: StageName, replica: str, request_id: str) -> None:
-        """Let a replica begin with an attempt that is alone there."""
-        self._send(control_identity(stage, replica).encode(), Begin(request_id=request_id))
-
-    def end_alone(self, stage: StageName, replica: str, request_id: str) -> None:
-        """Let a replica take others beside an attempt that was alone there."""
-        self._send(control_identity(stage, replica).encode(), Cleared(request_id=request_id))
-
-    def tell(self, stage: StageName, replica: str, peers: Peers) -> None:
-        """Answer a replica's heartbeat."""
-        self._send(control_identity(stage, replica).encode(), peers)
-
-    def say_goodbye(self, stage: StageName, replica: str) -> None:
-        """Tell a replica that this gateway stops."""
-        self._send(control_identity(stage, replica).encode(), Closing())
 
     def refused(self) -> Counter[str]:
         """Rejected messages by error code."""
@@ -166,22 +142,12 @@ class StageTransport:
         self._context.term()
 
     def _send(self, identity: bytes, message: ControlToStage) -> None:
-        """Send on the control socket; callers that need delivery repeat the message."""
         try:
             self._control.send_multipart([identity, *encode(message)], zmq.NOBLOCK)
         except zmq.ZMQError as error:
             log.debug("%s did not reach %s: %s", type(message).__name__, identity.decode(), error)
         if not self._reading:
             asyncio.get_running_loop().call_soon(self._read_control)
-
-    def _bind_control(self, address: str) -> zmq.Socket[bytes]:
-        socket = self._context.socket(zmq.ROUTER)
-        socket.set(zmq.LINGER, LINGER_MS)
-        # Without it an abort to an unknown stage would be dropped silently.
-        socket.set(zmq.ROUTER_MANDATORY, 1)
-        socket.set(zmq.MAXMSGSIZE, MAX_CONTROL_BYTES)
-        bind(socket, address)
-        return socket
 
     def _read_events(self) -> None:
         if self._on_event is None:
@@ -202,10 +168,15 @@ class StageTransport:
         try:
             for _ in range(CONTROL_BURST):
                 identity, *frames = self._control.recv_multipart(zmq.NOBLOCK, copy=False)
-                message = self._decode_control(identity, frames)
-                if isinstance(message, Credit):
-                    self._pass_on(message)
-                elif message is not None:
+                try:
+                    message = self._decode_control(identity, frames)
+                    if isinstance(message, Credit):
+                        self._pass_on(message)
+                except MessageError as error:
+                    self._control_refused[error.code] += 1
+                    limited(log).warning("rejected a control message: %s: %s", error.code, error)
+                    continue
+                if not isinstance(message, Credit):
                     self._on_control(message)
         except zmq.Again:
             return
@@ -217,37 +188,23 @@ class StageTransport:
         """Give credit to its sender: a stage, or this gateway."""
         if credit.sender != self._sending.sender:
             self._send(credit.sender.encode(), credit)
-            return
-        try:
-            known = self._thinkers.credit(credit)
-        except MessageError as error:
-            self._refuse_control(error)
-        else:
-            if not known:
-                log.debug("credit for the channel %s, which was closed", credit.channel)
+        elif not self._thinkers.credit(credit):
+            log.debug("credit for the channel %s, which was closed", credit.channel)
 
-    def _decode_control(self, identity: zmq.Frame, frames: list[zmq.Frame]) -> ControlToGateway | None:
-        """Decode a message, and check that it comes from the replica it names."""
-        try:
-            message = self._decoder.decode([frame.buffer for frame in frames])
-            if isinstance(message, Credit):
-                # Channel names are random, so only its peer knows it.
-                return message
-            speaker = control_identity(message.stage, message.instance)
-            if identity.bytes.removesuffix(HEARTBEAT_SUFFIX.encode()) != speaker.encode():
-                raise MessageError(f"peer {identity.bytes[:64]!r} speaks for {speaker}")
-            if has_keys(self._context):
-                check_key(identity, message.stage)
-            if isinstance(message, Heartbeat):
-                return msgspec.structs.replace(message, inbox=_reachable(message.inbox, identity))
-        except MessageError as error:
-            self._refuse_control(error)
-            return None
+    def _decode_control(self, identity: zmq.Frame, frames: list[zmq.Frame]) -> ControlToGateway:
+        """Decode a message; MessageError if it does not come from the replica it names."""
+        message = self._decoder.decode([frame.buffer for frame in frames])
+        if isinstance(message, Credit):
+            # Channel names are random, so only its peer knows it.
+            return message
+        speaker = control_identity(message.stage, message.instance)
+        if identity.bytes.removesuffix(HEARTBEAT_SUFFIX.encode()) != speaker.encode():
+            raise MessageError(f"peer {identity.bytes[:64]!r} speaks for {speaker}")
+        if has_keys(self._context):
+            check_key(identity, message.stage)
+        if isinstance(message, Heartbeat):
+            return msgspec.structs.replace(message, inbox=_reachable(message.inbox, identity))
         return message
-
-    def _refuse_control(self, error: MessageError) -> None:
-        self._control_refused[error.code] += 1
-        limited(log).warning("rejected a control message: %s: %s", error.code, error)
 
 
 def _speaker(event: StageEvent | Mark) -> Role:
@@ -266,15 +223,7 @@ def _speaker(event: StageEvent | Mark) -> Role:
 
 
 def _reachable(inbox: str, frame: zmq.Frame) -> str:
-    """The address at which a replica is reached.
-
-    Args:
-        inbox: As the replica tells it, not yet validated.
-        frame: Of its message, which tells its IP address.
-
-    Raises:
-        MessageError: The address is invalid or cannot be connected to.
-    """
+    """The address at which the replica is reached whose message tells this inbox; MessageError if by none."""
     host, _, port = inbox.removeprefix("tcp://").rpartition(":")
     try:
         if host in WILDCARDS:

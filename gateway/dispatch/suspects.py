@@ -1,6 +1,5 @@
 """Requests that may end engines: each is isolated in turn."""
 
-from collections.abc import Iterable
 from typing import Final, Literal
 
 from gateway.requests.active import ActiveRequest, Suspicion
@@ -8,10 +7,8 @@ from shared.messages import StageName
 
 Death = Literal["engine failed", "unexplained"]
 WEIGHT: Final[dict[Death, int]] = {"engine failed": 2, "unexplained": 1}
-"""How much a death counts against the requests on the replica, toward :data:`gateway.requests.active.APART`.
-
-A stage reports an engine that raises. Any other death may be caused by a request, the kernel or an operator,
-so it takes two of them.
+"""Of a death against the replica's requests, toward :data:`gateway.requests.active.APART`: one that no stage
+reports may be the kernel's or an operator's doing, so it takes two of them.
 """
 
 
@@ -34,11 +31,7 @@ class Suspects:
         return active.record.request_id in self._order and bool(active.apart)
 
     def add_death(self, active: ActiveRequest, stage: StageName, replica: str, death: Death) -> bool:
-        """Count the death of a replica that was working on a request.
-
-        Returns:
-            True if the request was isolated there: it is the cause.
-        """
+        """Count the death of a replica that worked on a request; true if that was alone there: the cause."""
         if not active.record.computes(stage):
             return False
         progress = active.record.progress
@@ -54,18 +47,8 @@ class Suspects:
             self._order[active.record.request_id] = active
         return was_apart
 
-    def remove_death(self, requests: Iterable[ActiveRequest], stage: StageName, replica: str) -> None:
-        """A replica that was taken for dead is alive."""
-        for active in requests:
-            if stage in active.suspicions:
-                active.suspicions[stage].deaths.pop(replica, None)
-
     def clear(self, active: ActiveRequest) -> set[StageName]:
-        """Remove suspicions that the request's progress has disproved.
-
-        Returns:
-            The stages at which it need not be isolated any more.
-        """
+        """Remove disproved suspicions; return the stages at which it need not be isolated any more."""
         past = {
             stage: suspicion
             for stage, suspicion in active.suspicions.items()

@@ -18,15 +18,9 @@ TIMES_FREE: Final = 16
 
 
 class Admission:
-    """Serves by priority (smaller first); within one, clients take turns, each in order of arrival.
-
-    Args:
-        max_active: Places at the stages.
-        max_queued: Places in the queue.
-    """
+    """Serves by priority (smaller first); within one, clients take turns, each in order of arrival."""
 
     def __init__(self, max_active: int, max_queued: int) -> None:
-        self._max_active = max_active
         self._places = Quota(max_active + max_queued, TIMES_FREE)
         self._clients: dict[str, str] = {}
         self._queued: dict[str, int] = {}
@@ -37,10 +31,7 @@ class Admission:
 
     @contextmanager
     def preparing(self, client: str = "") -> Iterator[None]:
-        """Reserve a place while a prompt is built; :meth:`enter` right after finds it free.
-
-        Raises BusyError if the queue, or the client's share of it, is full.
-        """
+        """Reserve a place, which :meth:`enter` right after finds free; BusyError if the client gets none."""
         self._require_place()
         if not self._places.has_for(client):
             raise BusyError(
@@ -91,12 +82,7 @@ class Admission:
         self._drop_if_empty(priority)
 
     def leave(self, request_id: str, served_s: float | None = None) -> None:
-        """Free a request's place.
-
-        Args:
-            request_id: Which.
-            served_s: Its time at the stages, if it completed.
-        """
+        """Free a request's place; ``served_s`` is its time at the stages, if it completed."""
         if served_s is not None:
             self._mean_s += WEIGHT_OF_NEWEST * (served_s - self._mean_s)
         client = self._clients.pop(request_id, None)
@@ -112,7 +98,7 @@ class Admission:
 
     def retry_after_ms(self) -> int:
         """Expected time until a place is free."""
-        return round(min(max(1000 * self._mean_s / self._max_active, MIN_RETRY_MS), MAX_RETRY_MS))
+        return round(min(max(1000 * self._mean_s / self._active.total, MIN_RETRY_MS), MAX_RETRY_MS))
 
     def _drop_if_empty(self, priority: int) -> None:
         if not self._queues[priority]:

@@ -7,12 +7,11 @@ from typing import Final
 
 @dataclass
 class _Turn:
-    """One client's waiting requests.
+    """One client's waiting requests, each with its arrival number.
 
     Attributes:
         round: In which the first one is due.
         newcomer: The client had nothing in service when it came: it precedes the others of its round.
-        waiting: Requests in order of arrival, each with its arrival number.
     """
 
     round: int

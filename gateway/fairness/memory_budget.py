@@ -8,10 +8,7 @@ from omnirelay.errors import BusyError
 
 
 class MemoryBudget:
-    """Bounds the bytes that the media of all open requests take, fairly among clients.
-
-    ``retry_after_ms`` gives the delay after which a rejected request should be retried.
-    """
+    """Bounds the bytes that the media of all open requests take, fairly among clients."""
 
     def __init__(self, limit: int, retry_after_ms: Callable[[], int]) -> None:
         self._quota = Quota(limit)

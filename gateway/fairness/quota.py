@@ -8,12 +8,7 @@ TIMES_FREE: Final = 4
 
 
 class Quota:
-    """Places or bytes: the more others hold, the fewer a client gets; one that holds none gets any free one.
-
-    Args:
-        total: Number of units.
-        times_free: A client that holds so many times the free units gets no more.
-    """
+    """Places or bytes; a client gets no more while it holds ``times_free`` times the units that are free."""
 
     def __init__(self, total: int, times_free: int = TIMES_FREE) -> None:
         self.total: Final = total
@@ -31,11 +26,7 @@ class Quota:
         return self._own[client]
 
     def has_for(self, client: str, size: int = 1, besides: int = 0) -> bool:
-        """Whether a client may take more.
-
-        Args:
-            besides: Units it holds for the same purpose, which are not counted against it.
-        """
+        """Whether a client may take more; ``besides`` units that it holds are not counted against it."""
         own = self._own[client] - besides
         return size <= self.free and (not own or own < self._times_free * self.free)
 

@@ -10,13 +10,10 @@ from gateway.fairness.quota import Quota
 
 
 class FairSemaphore:
-    """Units that clients wait for.
+    """Units that clients wait for; a waiter that wants more than all gets them when none are taken.
 
     A waiter that does not fit yet blocks those behind it, so that smaller ones do not starve it; a client at
     its quota blocks only itself.
-
-    Args:
-        total: Number of units; a waiter that wants more gets them when none are taken.
     """
 
     def __init__(self, total: int) -> None:
@@ -24,16 +21,6 @@ class FairSemaphore:
         self._queue = FairQueue(lambda client: self._quota.own(client) > 0)
         self._waiting: dict[str, tuple[asyncio.Future[None], int]] = {}
         self._names = count()
-
-    @property
-    def used(self) -> int:
-        """Units taken."""
-        return self._quota.used
-
-    @property
-    def waiting(self) -> int:
-        """Number of waiters."""
-        return len(self._waiting)
 
     @asynccontextmanager
     async def take(self, size: int, client: str = "") -> AsyncIterator[None]:
@@ -69,7 +56,8 @@ class FairSemaphore:
         self._wake()
 
     def _wake(self) -> None:
-        while (first := self._queue.first(self._may)) is not None:
+        own, has_for = self._quota.own, self._quota.has_for
+        while (first := self._queue.first(lambda each: not own(each) or has_for(each, 0))) is not None:
             client, name = first
             granted, size = self._waiting[name]
             if self._quota.used and size > self._quota.free:
@@ -78,6 +66,3 @@ class FairSemaphore:
             self._quota.take(client, size)
             del self._waiting[name]
             granted.set_result(None)
-
-    def _may(self, client: str) -> bool:
-        return not self._quota.own(client) or self._quota.has_for(client, 0)

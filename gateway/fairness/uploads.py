@@ -24,8 +24,6 @@ class IncomingUpload:
     Dropped when it pauses for :data:`IDLE_S`, is slower than :data:`MIN_BYTES_PER_S`, or memory is short.
 
     Args:
-        room: Counts its bytes.
-        client: The sender.
         give_up: Called once with the reason if it is dropped; the caller must then discard what it received.
 
     Attributes:
@@ -128,16 +126,10 @@ class IncomingUpload:
 
 
 class UploadRoom:
-    """Memory shared by all uploads; only bytes that have arrived count.
+    """Memory shared by all uploads, in bytes that have arrived; a single upload may be larger than all.
 
     When it is full, the slowest upload below :data:`MIN_BYTES_PER_S` is dropped, else the slowest of the
     client that holds most.
-
-    Args:
-        total: In bytes; a single upload may be larger.
-
-    Attributes:
-        used: Bytes taken.
     """
 
     def __init__(self, total: int) -> None:
@@ -153,12 +145,7 @@ class UploadRoom:
 
     @asynccontextmanager
     async def reading(self, client: str) -> AsyncIterator[IncomingUpload]:
-        """Receive an upload inside a block, which is interrupted if the upload is dropped.
-
-        Raises:
-            SlowUploadError: It was too slow.
-            BusyError: Its memory was needed.
-        """
+        """Receive an upload in a block, which SlowUploadError or BusyError ends if the upload is dropped."""
         upload: IncomingUpload | None = None
         try:
             async with asyncio.timeout(None) as timer:

@@ -5,7 +5,7 @@ The output here, joined, equals ``Tokenizer.decode`` of all ids.
 """
 
 import codecs
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
 
@@ -27,14 +27,7 @@ _ALPHABET: Final = _byte_level_alphabet()
 
 
 class Detokenizer:
-    """The text of one token stream; ``special_ids`` have none.
-
-    Args:
-        stop: The text ends before the first of these.
-
-    Attributes:
-        stopped: It has ended so.
-    """
+    """The text of a token stream; ``special_ids`` have none, and before one of ``stop`` it is ``stopped``."""
 
     def __init__(self, tokenizer: Tokenizer, special_ids: frozenset[int], stop: Sequence[str] = ()) -> None:
         self._tokenizer = tokenizer
@@ -55,7 +48,10 @@ class Detokenizer:
         """The text that tokens add; at the end incomplete characters become replacement characters."""
         if self.stopped:
             return ""
-        piece = self._decoder.decode(b"".join(map(bytes_of, self._textual(token_ids))), last)
+        token, special = self._tokenizer.id_to_token, self._special_ids
+        # Embedding tables are padded, so ids beyond the vocabulary occur.
+        parts = [bytes_of(token(each) or "") for each in token_ids if each not in special]
+        piece = self._decoder.decode(b"".join(parts), last)
         if self._stop:
             piece = self._until_stop(self._held + piece, last)
         self._pieces.append(piece)
@@ -72,12 +68,6 @@ class Detokenizer:
         held = next((n for n in range(most, 0, -1) if any(s.startswith(text[-n:]) for s in self._stop)), 0)
         self._held = text[len(text) - held :]
         return text[: len(text) - held]
-
-    def _textual(self, token_ids: Iterable[int]) -> Iterable[str]:
-        for token_id in token_ids:
-            if token_id not in self._special_ids:
-                # Embedding tables are padded, so ids beyond the vocabulary occur.
-                yield self._tokenizer.id_to_token(token_id) or ""
 
 
 @lru_cache(maxsize=MAX_CACHED_TOKENS)

@@ -21,10 +21,8 @@ class PromptExecutor:
         self._closing = False
 
     async def run(self, client: str, function: Callable[..., T], *arguments: object) -> T:
-        """Run a function on the thread; CancelledRequestError if the gateway stops.
-
-        Callers wait in a fair queue, not in the executor, which would keep the data of cancelled requests.
-        """
+        """Run a function on the thread; CancelledRequestError if the gateway stops."""
+        # Not queued in the executor, which would keep the data of cancelled requests.
         await self._turn.enter(1, client)
         if self._closing:
             self._turn.leave(1, client)

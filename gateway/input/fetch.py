@@ -58,15 +58,7 @@ async def resolve(host: str, port: int) -> Sequence[str]:
 
 
 class Fetcher:
-    """Fetches media files.
-
-    Args:
-        allowed: Whether an address may be connected to.
-        tls: Default: the system's trust store.
-
-    Raises:
-        ConfigError: A configured host is malformed.
-    """
+    """Fetches media files, with the system's trust store by default; ConfigError if a host is malformed."""
 
     def __init__(
         self,
@@ -83,8 +75,7 @@ class Fetcher:
         self._places = FairSemaphore(AT_ONCE)
         self._hosts: set[tuple[str, int]] = set()
         for text in config.url_hosts:
-            place = parse_host(text)
-            if place is None:
+            if (place := parse_host(text)) is None:
                 raise ConfigError(f"media.url_hosts: {text!r} is neither HOST nor HOST:PORT")
             self._hosts.add(place)
 
@@ -98,15 +89,13 @@ class Fetcher:
     async def fetch(
         self, name: str, url: HttpsUrl, grow: Callable[[int], None], client: str = ""
     ) -> bytearray:
-        """Fetch a file; clients take turns.
+        """Fetch the file of the named item; clients take turns.
 
         Args:
-            name: Of the item, for errors.
             grow: Called with a number of bytes before they are kept; may raise.
 
         Raises:
-            MediaUnreachableError: It cannot be fetched.
-            MediaTooLargeError: It is too large.
+            MediaError: It cannot be fetched, or is too large.
         """
         self.check(name, url)
         async with self._places.take(1, client):

@@ -27,11 +27,7 @@ FIELD: Final = "text_sampling.json_schema"
 
 
 def require_feasible(schema: str) -> None:
-    """Check a schema's text.
-
-    Raises:
-        InvalidRequestError: it is not JSON, or more complex than this module's bounds.
-    """
+    """Check a schema's text; InvalidRequestError if it is not JSON, or exceeds this module's bounds."""
     try:
         root = msgspec.json.decode(schema)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -66,9 +62,8 @@ def _containers(root: Any) -> Iterator[tuple[dict[str, Any] | list[Any], int]]:
         each, depth = waiting.pop()
         if isinstance(each, dict | list):
             yield each, depth
-            waiting.extend(
-                (value, depth + 1) for value in (each.values() if isinstance(each, dict) else each)
-            )
+            values = each.values() if isinstance(each, dict) else each
+            waiting.extend((value, depth + 1) for value in values)
 
 
 def _patterns(each: dict[str, Any]) -> list[str]:

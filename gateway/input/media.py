@@ -3,7 +3,8 @@
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gateway.fairness.memory_budget import Hold
 from gateway.input.urls import HttpsUrl, decode_data_url, is_data_url, parse_https
@@ -13,54 +14,33 @@ from shared.config import MediaConfig
 from shared.messages import MAX_MEDIA_ITEMS, MEDIA_KINDS, MediaItem, MediaKind
 from shared.messages.payloads import Blob
 
+if TYPE_CHECKING:
+    # Loads an HTTP client.
+    from gateway.input.fetch import Fetcher
+
 _URL = (str, HttpsUrl)
 InThread = Callable[..., Awaitable[Any]]
 """Runs a function on another thread; given the client, the function and its arguments."""
 
 
 class CheckedItem(NamedTuple):
-    """A media item that may be loaded.
-
-    Attributes:
-        name: For errors: kind and number.
-        kind: Audio, image or video.
-        source: The file, a ``data:`` URL, or an https URL.
-    """
+    """A media item that may be loaded from a file, ``data:`` URL or https URL; its name is for errors."""
 
     name: str
     kind: MediaKind
     source: memoryview | str | HttpsUrl
 
 
-class Fetch(Protocol):
-    """See :class:`gateway.input.fetch.Fetcher`."""
-
-    def check(self, name: str, url: HttpsUrl) -> None:
-        """Reject a URL whose host is not allowed."""
-        ...
-
-    async def fetch(
-        self, name: str, url: HttpsUrl, grow: Callable[[int], None], client: str = ""
-    ) -> bytearray:
-        """Fetch a file."""
-        ...
-
-
+@dataclass(frozen=True)
 class MediaIntake:
     """Checks and loads the media of requests; without ``fetch`` no https URL is allowed."""
 
-    def __init__(self, config: MediaConfig, fetch: Fetch | None, in_thread: InThread) -> None:
-        self._config = config
-        self._fetch = fetch
-        self._in_thread = in_thread
+    _config: MediaConfig
+    _fetch: "Fetcher | None"
+    _in_thread: InThread
 
     def check(self, items: Sequence[tuple[str, MediaPart]], hold: Hold) -> list[CheckedItem]:
-        """Check everything that needs no loading, and charge the bytes that are in memory.
-
-        Raises:
-            MediaError: Names the item.
-            BusyError: The memory budget is exhausted.
-        """
+        """Check what needs no loading, and charge the bytes in memory; MediaError or BusyError if refused."""
         counts = Counter(part.kind for _, part in items)
         for kind in MEDIA_KINDS:
             limit: int = getattr(self._config, f"max_{kind}s")
@@ -114,19 +94,17 @@ class MediaIntake:
 
     async def _load_one(self, item: CheckedItem, grow: Callable[[int], None], client: str) -> MediaItem:
         name, kind, source = item
-        data: bytearray | memoryview
+        if not isinstance(source, _URL):
+            return MediaItem(kind=kind, data=Blob(source))
         if isinstance(source, str):
             most = self._config.max_item_bytes
-            data = await self._in_thread(client, decode_data_url, name, source, most)
+            data: bytearray = await self._in_thread(client, decode_data_url, name, source, most)
             grow(len(data))
-            self._check_size(name, len(data))
-        elif isinstance(source, HttpsUrl):
-            if self._fetch is None:
-                raise MediaUnreachableError(f"{name}: this gateway fetches from no host (media.url_hosts)")
-            data = await self._fetch.fetch(name, source, grow, client)
-            self._check_size(name, len(data))
+        elif self._fetch is None:
+            raise MediaUnreachableError(f"{name}: this gateway fetches from no host (media.url_hosts)")
         else:
-            data = source
+            data = await self._fetch.fetch(name, source, grow, client)
+        self._check_size(name, len(data))
         return MediaItem(kind=kind, data=Blob(data))
 
     def _check_size(self, name: str, size: int) -> None:

@@ -65,9 +65,7 @@ class PromptBuilder:
         return bytes_of(self._tokenizer.id_to_token(token_id) or "")
 
     def build(self, messages: Sequence[ChatMessage]) -> list[int]:
-        """The prompt of a conversation, up to the assistant's turn.
-
-        Each media item is one placeholder token, in order.
+        """The prompt of a conversation, up to the assistant's turn; each media item is one placeholder token.
 
         Raises:
             InvalidRequestError: The chat template rejects the conversation, or drops or reorders its media.
@@ -99,21 +97,12 @@ class PromptBuilder:
         return self._encode_guarded(prompt, _user_spans(prompt, marked, mark, list(_texts(messages))))
 
     def _render(self, messages: Iterable[ChatMessage]) -> str:
-        plain = [
-            {
-                "role": message.role,
-                "content": message.content
-                if isinstance(message.content, str)
-                else [_plain(part) for part in message.content],
-            }
-            for message in messages
-        ]
+        plain = [{"role": message.role, "content": _plain(message.content)} for message in messages]
         try:
             return self._template.render(messages=plain, add_generation_prompt=True)
         except (jinja2.TemplateError, TypeError) as error:
-            raise InvalidRequestError(
-                f"the chat template rejects this conversation: {error}", "messages"
-            ) from error
+            problem = f"the chat template rejects this conversation: {error}"
+            raise InvalidRequestError(problem, "messages") from error
 
     def _encode_guarded(self, prompt: str, spans: Sequence[Span]) -> list[int]:
         """Tokenize with the user's special tokens as ordinary text.
@@ -122,31 +111,30 @@ class PromptBuilder:
         the same ids as the whole text.
         """
         ids: list[int] = []
-        done = 0
+        done = start = 0
         # With this flag the tokenizer treats special tokens as text.
         self._tokenizer.encode_special_tokens = True
         try:
-            for start, end in self._template_tokens(prompt, spans):
-                ids += self._tokenizer.encode(prompt[done:start], add_special_tokens=False).ids
-                ids.append(self._id_of[prompt[start:end]])
-                done = end
+            for user_start, user_end in [*spans, (len(prompt), len(prompt))]:
+                for match in self._special_pattern.finditer(prompt, start, user_start):
+                    ids += self._tokenizer.encode(prompt[done : match.start()], add_special_tokens=False).ids
+                    ids.append(self._id_of[match[0]])
+                    done = match.end()
+                start = user_end
             ids += self._tokenizer.encode(prompt[done:], add_special_tokens=False).ids
         finally:
             self._tokenizer.encode_special_tokens = False
         return ids
 
-    def _template_tokens(self, prompt: str, spans: Sequence[Span]) -> Iterator[Span]:
-        """Special tokens in the template's own text."""
-        start = 0
-        for user_start, user_end in [*spans, (len(prompt), len(prompt))]:
-            for match in self._special_pattern.finditer(prompt, start, user_start):
-                yield match.span()
-            start = user_end
 
-
-def _plain(part: ContentPart) -> dict[str, str]:
-    """A part as chat templates expect it, without the file."""
-    return {"type": part.kind} if isinstance(part, MediaPart) else {"type": "text", "text": part.text}
+def _plain(content: str | Sequence[ContentPart]) -> str | list[dict[str, str]]:
+    """A message's content as chat templates expect it, without files."""
+    if isinstance(content, str):
+        return content
+    return [
+        {"type": part.kind} if isinstance(part, MediaPart) else {"type": "text", "text": part.text}
+        for part in content
+    ]
 
 
 def _texts(messages: Iterable[ChatMessage]) -> Iterator[str]:
@@ -181,9 +169,8 @@ def _user_spans(prompt: str, marked: str, mark: str, texts: Sequence[str]) -> li
         rebuilt += text + between
     if rebuilt != prompt:
         # The template alters texts, so the origin of a special token is unknown.
-        raise InvalidRequestError(
-            "a message contains a special token as text, which is not allowed", "messages"
-        )
+        problem = "a message contains a special token as text, which is not allowed"
+        raise InvalidRequestError(problem, "messages")
     return spans
 
 

@@ -26,13 +26,7 @@ _BROKEN_ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 
 @dataclass(frozen=True)
 class HttpsUrl:
-    """A parsed https URL.
-
-    Attributes:
-        host: In lower case.
-        port: Default 443.
-        target: Path and query as written, without the fragment.
-    """
+    """A parsed https URL: host in lower case, and path and query as written, without the fragment."""
 
     host: str
     port: int
@@ -46,8 +40,7 @@ def is_data_url(url: str) -> bool:
 
 def parse_host(text: str) -> tuple[str, int] | None:
     """Split ``HOST`` or ``HOST:PORT``; none if malformed."""
-    match = _HOST.fullmatch(text)
-    if match is None:
+    if (match := _HOST.fullmatch(text)) is None:
         return None
     port = int(match[2] or HTTPS_PORT)
     return (match[1].lower(), port) if 0 < port < 2**16 else None
@@ -71,12 +64,7 @@ def parse_https(name: str, url: str) -> HttpsUrl:
 
 
 def decode_data_url(name: str, url: str, max_bytes: int) -> bytearray:
-    """Decode a ``data:`` URL (RFC 2397), base64 or percent-encoded; ``name`` is the item's, for errors.
-
-    Raises:
-        MediaTooLargeError: It has too many bytes or escapes; detected before decoding.
-        MediaError: It is malformed.
-    """
+    """Decode a ``data:`` URL (RFC 2397), base64 or percent-encoded; MediaError, with the item's name."""
     header, comma, _ = url[:MAX_HEADER_CHARACTERS].partition(",")
     if not comma:
         raise MediaError(f"{name}: its data URL has no comma in its first {MAX_HEADER_CHARACTERS} characters")
@@ -87,9 +75,8 @@ def decode_data_url(name: str, url: str, max_bytes: int) -> bytearray:
     if base64:
         size = size * 3 // 4 - url.count("=", -2)
     if size > max_bytes:
-        raise MediaTooLargeError(
-            f"{name}: {size} bytes, at most {max_bytes} are allowed (media.max_item_bytes)"
-        )
+        problem = f"{size} bytes, at most {max_bytes} are allowed (media.max_item_bytes)"
+        raise MediaTooLargeError(f"{name}: {problem}")
     if escapes > MAX_ESCAPES:
         raise MediaTooLargeError(
             f"{name}: its data URL has {escapes} %-escapes, at most {MAX_ESCAPES} are taken: "

@@ -20,11 +20,10 @@ APART: Final = 2
 
 @dataclass
 class Suspicion:
-    """Evidence that a request ends a stage's engines.
+    """Evidence that a request ends a stage's engines: the weight of each death, by replica.
 
     Attributes:
         progress: Of the answer, at the last death.
-        deaths: Weight of each death, by replica.
         tried_on: The replica that has said that the current attempt is alone there.
     """
 
@@ -40,12 +39,7 @@ class Suspicion:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One try at a request.
-
-    Attributes:
-        id: The stages' name of it: the request's id, after the first with the attempt's number.
-        route: Its replicas.
-    """
+    """One try at a request; ``id`` is the request's, after the first with the attempt's number."""
 
     id: str
     route: Route
@@ -57,10 +51,7 @@ class ActiveRequest:
 
     Attributes:
         attempt: The current one; none while the request waits for replicas.
-        resumes: Retries so far.
-        interruptions: How often it was taken from the stages, without a fault: so that another request could
-            be isolated, or because requests of other gateways left no room.
-        suspicions: By stage.
+        interruptions: How often it was taken from the stages without a fault, to make room for others.
         not_before: Earliest monotonic time of the next attempt.
         avoid: Replicas where it failed.
         trouble: Why the last attempt ended.
@@ -90,8 +81,11 @@ class ActiveRequest:
     @property
     def name(self) -> str:
         """For the log: its id, with the trace if it has one."""
-        request_id = self.record.request_id
-        return request_id if self.trace is None else f"{request_id} (trace {self.trace})"
+        return self.record.request_id + (f" (trace {self.trace})" if self.trace is not None else "")
+
+    def replica(self, stage: StageName) -> str:
+        """The replica that serves the current attempt at a stage; empty if none does."""
+        return (self.attempt.route.replica(stage) if self.attempt is not None else None) or ""
 
     @property
     def apart(self) -> set[StageName]:

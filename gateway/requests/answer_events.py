@@ -3,7 +3,7 @@
 from gateway.requests.active import ActiveRequest
 from gateway.requests.record import Delta
 from omnirelay.events import AudioEvent, CodecEvent, DoneEvent, TextEvent
-from shared.messages import SAMPLE_RATE, AudioChunk, CodecDelta, TextDelta
+from shared.messages import SAMPLE_RATE, CodecDelta, TextDelta
 
 
 def event_of(active: ActiveRequest, delta: Delta) -> TextEvent | CodecEvent | AudioEvent | None:
@@ -14,7 +14,9 @@ def event_of(active: ActiveRequest, delta: Delta) -> TextEvent | CodecEvent | Au
         if not active.resumable or not (delta.token_ids or delta.finish_reason):
             return None
         return CodecEvent(token_ids=delta.token_ids, finish_reason=delta.finish_reason)
-    return _audio_event(active, delta)
+    number = active.record.audio.chunks - 1
+    delay_ms = round(1000 * active.meter.start_delay_s) if number == 0 else 0
+    return AudioEvent(seq=number, pcm=bytes(delta.data.view), start_delay_ms=delay_ms)
 
 
 def done_event(active: ActiveRequest) -> DoneEvent:
@@ -46,9 +48,3 @@ def _text_event(active: ActiveRequest, delta: TextDelta) -> TextEvent | None:
     if not (delta.token_ids or text or reason):
         return None
     return TextEvent(token_ids=delta.token_ids, text=text, logprobs=delta.logprobs, finish_reason=reason)
-
-
-def _audio_event(active: ActiveRequest, chunk: AudioChunk) -> AudioEvent:
-    number = active.record.audio.chunks - 1
-    delay_ms = round(1000 * active.meter.start_delay_s) if number == 0 else 0
-    return AudioEvent(seq=number, pcm=bytes(chunk.data.view), start_delay_ms=delay_ms)

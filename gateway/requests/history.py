@@ -66,18 +66,11 @@ def report_of(record: RequestRecord, resumes: int = 0, error: str | None = None)
     )
 
 
-class RequestHistory:
-    """Reports of recently ended requests."""
-
-    def __init__(self) -> None:
-        self._ended: OrderedDict[str, RequestReport] = OrderedDict()
+class RequestHistory(OrderedDict[str, RequestReport]):
+    """Reports of recently ended requests, by id."""
 
     def add(self, report: RequestReport) -> None:
         """Keep a report."""
-        self._ended[report.id] = report
-        if len(self._ended) > MAX_ENDED:
-            self._ended.popitem(last=False)
-
-    def get(self, request_id: str) -> RequestReport | None:
-        """The report of a request, if it is still kept."""
-        return self._ended.get(request_id)
+        self[report.id] = report
+        if len(self) > MAX_ENDED:
+            self.popitem(last=False)

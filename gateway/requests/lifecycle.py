@@ -7,9 +7,12 @@ if audio is already sent.
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import Final, Literal
+
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from omnirelay.errors import CancelledRequestError, DeadlineError, StateTransitionError
 
@@ -47,7 +50,7 @@ TRANSITIONS: Final[dict[RequestState, frozenset[RequestState]]] = {
 }
 
 
-class StateCounts:
+class StateCounts(Collector):
     """Number of requests by state: open ones now, ended ones since the start."""
 
     def __init__(self) -> None:
@@ -62,6 +65,14 @@ class StateCounts:
     def report(self) -> dict[str, int]:
         """The counts by state."""
         return {state.value: self._counts[state] for state in RequestState}
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        """The metric of open requests."""
+        requests = GaugeMetricFamily("omnirelay_requests", "Open requests by state.", labels=["state"])
+        for state in RequestState:
+            if state not in ENDED:
+                requests.add_metric([state.value], self._counts[state])
+        return [requests]
 
 
 class Lifecycle:

@@ -23,15 +23,7 @@ def check_partial(
     vocabulary: int,
     placeholders: Container[int],
 ) -> None:
-    """Check a partial answer against its request, in time proportional to what the request may generate.
-
-    Args:
-        vocabulary: Text tokens are smaller.
-        placeholders: Text tokens that stand for media.
-
-    Raises:
-        InvalidResumeError: No answer to the request can begin so; names the field.
-    """
+    """Check a partial answer, in time bounded by what the request may generate, or InvalidResumeError."""
     _require_at_most("text_token_ids", len(partial.text_token_ids), think.sampling.max_tokens)
     for index, token in enumerate(partial.text_token_ids):
         if token >= vocabulary:
@@ -39,9 +31,8 @@ def check_partial(
                 f"text_token_ids[{index}]: token {token} lies outside the vocabulary of {vocabulary}"
             )
         if token in placeholders:
-            raise InvalidResumeError(
-                f"text_token_ids[{index}]: token {token} is the placeholder of a media item"
-            )
+            problem = f"text_token_ids[{index}]: token {token} is the placeholder of a media item"
+            raise InvalidResumeError(problem)
     if partial.text_finish_reason is not None and not partial.text_token_ids:
         raise InvalidResumeError("text_finish_reason: a text that has ended has tokens")
     if think.speech is not None:
@@ -55,9 +46,8 @@ def _check_speech(partial: PartialAnswer, speech: SpeechSettings, codec: CodecLi
     most = speech.sampling.max_tokens
     _require_at_most("codec_token_ids", len(codes), most * codec.groups)
     if len(codes) % codec.groups:
-        raise InvalidResumeError(
-            f"codec_token_ids: {len(codes)} ids are no whole frames of {codec.groups} ids"
-        )
+        problem = f"codec_token_ids: {len(codes)} ids are no whole frames of {codec.groups} ids"
+        raise InvalidResumeError(problem)
     if not speech.streaming and len(partial.chunk_samples) > 1:
         raise InvalidResumeError("chunk_samples: speech that is not streamed comes in one piece")
     _require_at_most("chunk_samples", len(partial.chunk_samples), most)

@@ -27,9 +27,7 @@ from shared.messages import (
 
 Delta = TextDelta | CodecDelta | AudioChunk
 PAST_TOKENS: Final = 16
-"""So many tokens further, a stage is past a place in the answer: the last tokens drawn before it died may not
-have arrived.
-"""
+"""A stage is past a place only so many tokens further: the last before it died may not have arrived."""
 
 
 class AnswerProgress(NamedTuple):
@@ -43,11 +41,7 @@ class AnswerProgress(NamedTuple):
 
 @dataclass
 class TokenStream:
-    """Tokens received from one stage.
-
-    Attributes:
-        next_seq: Expected sequence number; each attempt starts at 0.
-    """
+    """Tokens received from one stage; ``next_seq`` is the expected sequence number, 0 in a new attempt."""
 
     token_ids: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
@@ -68,12 +62,7 @@ class TokenStream:
 
 @dataclass
 class AudioProgress:
-    """Audio received.
-
-    Attributes:
-        chunk_samples: Size of each chunk.
-        next_seq: Expected sequence number; each attempt starts at 0.
-    """
+    """Audio received, in samples; ``next_seq`` as of :class:`TokenStream`."""
 
     samples: int = 0
     chunk_samples: list[int] = field(default_factory=list)
@@ -95,14 +84,7 @@ class AudioProgress:
 
 
 class RequestRecord:
-    """One request at the stages.
-
-    Args:
-        think: What the thinker is asked.
-        lifecycle: Its state.
-        partial: The beginning of the answer, which the client has; checked.
-        codec: Of the checkpoint.
-    """
+    """One request at the stages; ``partial`` is the checked beginning of the answer, which the client has."""
 
     def __init__(
         self,
@@ -112,24 +94,26 @@ class RequestRecord:
         codec: CodecLimits | None = None,
     ) -> None:
         self.think: Final = think
+        self.request_id: Final = think.request_id
         self.lifecycle: Final = lifecycle
         self.text: Final = TokenStream()
         self.codec: Final = TokenStream()
         self.audio: Final = AudioProgress()
         self.prompt = PromptUsage(tokens=len(think.prompt_token_ids))
         """The thinker's first count; until then each placeholder counts as one token."""
-        self.prompt_told = False
+        self._prompt_told = False
         # The talker has all conditioning rows.
         self._conditioned = False
         self._partial: Final = partial
         self._codec: Final = codec or CodecLimits()
         if partial is not None:
-            self._take_partial(partial)
-
-    @property
-    def request_id(self) -> str:
-        """The gateway's id of the request."""
-        return self.think.request_id
+            self.text.token_ids += partial.text_token_ids
+            self.text.finish_reason = partial.text_finish_reason
+            self.codec.token_ids += partial.codec_token_ids
+            self.codec.finish_reason = partial.codec_finish_reason
+            self.audio.chunk_samples += partial.chunk_samples
+            self.audio.samples = sum(partial.chunk_samples)
+            self._note_all_audio()
 
     @property
     def speaks(self) -> bool:
@@ -139,7 +123,7 @@ class RequestRecord:
     @property
     def is_whole(self) -> bool:
         """Nothing of the answer is missing."""
-        return self.text.ended and (self.think.speech is None or (self.codec.ended and self.audio.ended))
+        return self.text.ended and not self.speaks
 
     def needs(self, stage: StageName) -> bool:
         """The stage, or the next one, may still lack something from it."""
@@ -182,11 +166,7 @@ class RequestRecord:
         self._conditioned = False
 
     def ask(self, attempt: int) -> ThinkRequest:
-        """The thinker's request, without a route.
-
-        Args:
-            attempt: 0 asks for all that the client does not have, later ones resume.
-        """
+        """The thinker's request, without a route: attempt 0 asks for what the client lacks, others resume."""
         if attempt == 0 and self._partial is None:
             return self.think
         speech = self.think.speech if self.speaks else None
@@ -209,18 +189,13 @@ class RequestRecord:
         )
 
     def apply(self, delta: Delta) -> None:
-        """Take a stage's message; :meth:`advance` then updates the state.
-
-        Raises:
-            SequenceError: It is out of sequence, or of a stream that was not requested.
-        """
+        """Take a stage's message; SequenceError if it is out of sequence or its stream was not requested."""
         if isinstance(delta, TextDelta):
             if delta.prompt is not None and delta.seq > 0:
                 raise SequenceError(f"prompt usage came with text message {delta.seq}, not 0")
             self.text.take(delta)
-            if delta.prompt is not None and not self.prompt_told:
-                self.prompt = delta.prompt
-                self.prompt_told = True
+            if delta.prompt is not None and not self._prompt_told:
+                self.prompt, self._prompt_told = delta.prompt, True
         elif self.think.speech is None:
             raise SequenceError("speech came for a text-only request")
         elif isinstance(delta, CodecDelta):
@@ -247,15 +222,6 @@ class RequestRecord:
         samples = frames * frame_samples(self._codec)
         if self._partial is not None and self.codec.ended and samples and self.audio.samples == samples:
             self.audio.ended = True
-
-    def _take_partial(self, partial: PartialAnswer) -> None:
-        self.text.token_ids += partial.text_token_ids
-        self.text.finish_reason = partial.text_finish_reason
-        self.codec.token_ids += partial.codec_token_ids
-        self.codec.finish_reason = partial.codec_finish_reason
-        self.audio.chunk_samples += partial.chunk_samples
-        self.audio.samples = sum(partial.chunk_samples)
-        self._note_all_audio()
 
 
 def stage_of(delta: Delta) -> StageName:

@@ -6,16 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from gateway.access.account import ClientAccount
-from omnirelay.events import (
-    AcceptedEvent,
-    AudioEvent,
-    CodecEvent,
-    DoneEvent,
-    ErrorEvent,
-    Event,
-    FinalEvent,
-    TextEvent,
-)
+from omnirelay.events import AcceptedEvent, AudioEvent, CodecEvent, Event, FinalEvent, TextEvent
 
 EVENT_OVERHEAD: Final = 64
 BYTES_PER_ID: Final = 8
@@ -38,17 +29,10 @@ class ResponseStream:
     """Async iterator over a request's events; the last one is a done or error event.
 
     Always close it: that frees the client's place, and cancels the request if it has not ended.
-
-    Args:
-        seed: Told to the client of a resumable request.
     """
 
     def __init__(
-        self,
-        request_id: str,
-        account: ClientAccount,
-        cancel: Callable[[str], None],
-        seed: int | None = None,
+        self, request_id: str, account: ClientAccount, cancel: Callable[[str], None], seed: int | None = None
     ) -> None:
         self.request_id: Final = request_id
         self._account = account
@@ -74,8 +58,7 @@ class ResponseStream:
         """Append the last event; never rejected."""
         self._finished = True
         if drop_waiting:
-            while self._events:
-                self._release(self._events.popleft())
+            self._drop_waiting()
         self._events.append(event)
         self._wake()
 
@@ -90,8 +73,7 @@ class ResponseStream:
             return
         self._closed = True
         self.cancel()
-        while self._events:
-            self._release(self._events.popleft())
+        self._drop_waiting()
         self._account.end()
 
     def __aiter__(self) -> "ResponseStream":
@@ -114,6 +96,10 @@ class ResponseStream:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
+    def _drop_waiting(self) -> None:
+        while self._events:
+            self._release(self._events.popleft())
+
     def _release(self, event: Event) -> None:
-        if not isinstance(event, AcceptedEvent | DoneEvent | ErrorEvent):
+        if not isinstance(event, AcceptedEvent | FinalEvent):
             self._account.release(weight(event))

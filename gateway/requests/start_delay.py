@@ -9,6 +9,7 @@ All rates are real-time factors: seconds of work for a second of speech.
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Final, NamedTuple
 
@@ -72,11 +73,9 @@ class SpeechHistory:
         return _high(self._uneven, 0.0)
 
     def expect(self, tokens: int, written: bool) -> tuple[float, float]:
-        """Estimate the text tokens and the seconds of an answer; high, for too much is heard once.
+        """Estimate an answer's text tokens and seconds from its tokens so far; ``written``: they are all.
 
-        Args:
-            tokens: Its text tokens so far.
-            written: They are all.
+        High, for too much is heard once.
         """
         expected = float(tokens)
         if not written:
@@ -95,41 +94,33 @@ class SpeechHistory:
             self._uneven.append(uneven_s)
 
 
+@dataclass(eq=False)
 class AnswerPace:
     """The rates of one answer, as the gateway sees it arrive.
 
-    Args:
-        history: Of all answers.
-        rate: Codec frames a second; while text is written, one for each text token.
-        groups: Codec ids of a frame.
-        most_s: Longest delay; 0 switches it off.
+    Attributes:
+        _rate: Codec frames a second; while text is written, one for each text token.
+        _groups: Codec ids of a frame.
+        _most_s: Longest delay; 0 switches it off.
+        _window: Where the measurement of speaking began: time, seconds so far, how late pieces were.
     """
 
-    def __init__(
-        self,
-        history: SpeechHistory,
-        rate: int,
-        groups: int,
-        most_s: float,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._history = history
-        self._rate = rate
-        self._groups = groups
-        self._most_s = most_s
-        self._clock = clock
-        self._texts: list[float] = []
-        self._tokens = 0
-        self._written_at: float | None = None
-        self._codes: list[tuple[float, int]] = []
-        self._audio_s = 0.0
-        self._first_s = 0.0
-        self._first_at = 0.0
-        self._late_s = 0.0
-        # Where the measurement of speaking began: the time, the seconds so far, and how late pieces were.
-        self._window: tuple[float, float, float] | None = None
-        self._speaking: float | None = None
-        self._expected = 0.0
+    _history: SpeechHistory
+    _rate: int
+    _groups: int
+    _most_s: float
+    _clock: Callable[[], float] = time.monotonic
+    _texts: list[float] = field(default_factory=list)
+    _tokens: int = 0
+    _written_at: float | None = None
+    _codes: list[tuple[float, int]] = field(default_factory=list)
+    _audio_s: float = 0.0
+    _first_s: float = 0.0
+    _first_at: float = 0.0
+    _late_s: float = 0.0
+    _window: tuple[float, float, float] | None = None
+    _speaking: float | None = None
+    _expected: float = 0.0
 
     def text(self, tokens: int, last: bool) -> None:
         """Text tokens arrived."""
@@ -148,11 +139,7 @@ class AnswerPace:
             self._codes.append((self._clock(), before + ids // self._groups))
 
     def audio(self, seconds: float, last: bool) -> float | None:
-        """Audio arrived.
-
-        Returns:
-            With the first piece the delay in seconds, else none.
-        """
+        """Audio arrived; with the first piece, return the delay in seconds."""
         now = self._clock()
         delay = None
         if not self._audio_s:

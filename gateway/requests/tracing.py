@@ -1,6 +1,7 @@
 """The gateway's spans of a request; they hold no content."""
 
 import time
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,12 +21,12 @@ _PHASES: Final = {RequestState.RECEIVED: "prepare", RequestState.QUEUED: "queue"
 """Names of states that no stage reports."""
 
 
+@dataclass(frozen=True)
 class GatewayTraces:
     """Starts the traces of requests."""
 
-    def __init__(self, tracer: "Tracer", model: str) -> None:
-        self._tracer = tracer
-        self._model = model
+    _tracer: "Tracer"
+    _model: str
 
     def begin(self, traceparent: str | None, lifecycle: Lifecycle) -> "RequestTrace | None":
         """Start a request's trace, or continue its client's (not validated yet); none if not sampled."""
@@ -35,11 +36,7 @@ class GatewayTraces:
 
 
 class RequestTrace:
-    """The gateway's part of one trace.
-
-    Attributes:
-        traceparent: The request's span, for the stages.
-    """
+    """The gateway's part of one trace; ``traceparent`` is its span, for the stages."""
 
     def __init__(self, tracer: "Tracer", span: "Span", lifecycle: Lifecycle, model: str) -> None:
         self.traceparent: Final = tracer.traceparent(span)
@@ -73,31 +70,21 @@ class RequestTrace:
         if record is not None:
             told |= _attributes(record)
         if meter is not None:
-            told |= self._begins(meter)
+            received = self._lifecycle.entered[RequestState.RECEIVED]
+            for name, at in (("first_text", meter.first_text), ("first_audio", meter.first_audio)):
+                if at is not None:
+                    self._span.add_event(name, timestamp=self._unix_ns(at))
+                    told[f"omnirelay.{name}_seconds"] = at - received
         entered = self._lifecycle.entered
         phases = [
             Phase(_PHASES[state], self._unix_ns(began), self._unix_ns(ended))
             for (state, began), (_, ended) in pairwise(entered.items())
             if state in _PHASES
         ]
-        ended_ns = self._unix_ns(entered[self._lifecycle.state])
-        self._tracer.end(self._span, ended_ns, phases, told, self._code(error))
-
-    def _begins(self, meter: RequestMeter) -> dict[str, float]:
-        """Add when text and audio began."""
-        received = self._lifecycle.entered[RequestState.RECEIVED]
-        begins = {}
-        for name, at in (("first_text", meter.first_text), ("first_audio", meter.first_audio)):
-            if at is not None:
-                self._span.add_event(name, timestamp=self._unix_ns(at))
-                begins[f"omnirelay.{name}_seconds"] = at - received
-        return begins
-
-    def _code(self, error: BaseException | None) -> str | None:
-        """The error code; none for a request that its client cancelled."""
-        if error is None or self._lifecycle.state is RequestState.CANCELLED:
-            return None
-        return error.code if isinstance(error, OmniRelayError) else OmniRelayError.code
+        code = None
+        if error is not None and self._lifecycle.state is not RequestState.CANCELLED:
+            code = error.code if isinstance(error, OmniRelayError) else OmniRelayError.code
+        self._tracer.end(self._span, self._unix_ns(entered[self._lifecycle.state]), phases, told, code)
 
     def _unix_ns(self, at: float) -> int:
         """Convert from monotonic time."""

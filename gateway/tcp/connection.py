@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
@@ -62,53 +63,42 @@ FAREWELL_S: Final = 1.0
 """How long a connection that is being closed may take its last events."""
 MAX_ENDED_EARLY: Final = 1000
 """Uploads of a connection that ended before their last piece, remembered; the oldest is forgotten first."""
+_DECODER: Final = msgspec.msgpack.Decoder[ClientMessage](ClientMessage)
+_REQUEST_DECODER: Final = msgspec.msgpack.Decoder(GenerateRequest)
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class Connection:
-    """One client's connection, with any number of requests.
-
-    If the client closes it, or only its sending side, all its requests are cancelled.
-
-    Args:
-        name: Of the connection, in the log.
-        refused: Counts rejected messages by error code.
+    """One client's connection; if the client closes it, or its sending side, all its requests are cancelled.
 
     Attributes:
+        _name: Of the connection, in the log.
+        _refused: Counts rejected messages by error code.
         known: Called with the connection's share once the client has identified itself.
     """
 
-    def __init__(
-        self,
-        gateway: Gateway,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        name: str,
-        access: Access,
-        uploads: UploadRoom,
-        status: Callable[[], StatusReport],
-        refused: Counter[str],
-    ) -> None:
-        self._gateway = gateway
-        self._reader = reader
-        self._writer = writer
-        self._access = access
+    _gateway: Gateway
+    _reader: asyncio.StreamReader
+    _writer: asyncio.StreamWriter
+    _name: str
+    _access: Access
+    _uploads: UploadRoom
+    _status: Callable[[], StatusReport]
+    _refused: Counter[str]
+    known: Callable[[str], object] = lambda _: None
+    _max_frame_bytes: int = 0
+    _sending: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict)
+    _incoming: dict[int, Incoming] = field(default_factory=dict)
+    _ended_early: dict[int, None] = field(default_factory=dict)
+    _streams: dict[int, ResponseStream] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
         # Replaced once the client has identified itself.
-        self._account = access.account(name, Principal(name, known=False))
-        self._max_frame_bytes = 0
-        self._uploads = uploads
-        self._status = status
-        self._refused = refused
-        self._address: str = (writer.get_extra_info("peername") or ("unknown",))[0]
-        self._share = access.share(self._account.client, self._address)
-        self._decoder = msgspec.msgpack.Decoder(ClientMessage)
-        self._request_decoder = msgspec.msgpack.Decoder(GenerateRequest)
-        self.known: Callable[[str], object] = lambda _: None
-        self._sending = asyncio.Lock()
-        self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._incoming: dict[int, Incoming] = {}
-        self._ended_early: dict[int, None] = {}
-        self._streams: dict[int, ResponseStream] = {}
+        self._account = self._access.account(self._name, Principal(self._name, known=False))
+        self._address: str = (self._writer.get_extra_info("peername") or ("unknown",))[0]
+        self._share = self._access.share(self._account.client, self._address)
 
     async def serve(self) -> None:
         """Serve the client until it disconnects or breaks the protocol."""
@@ -127,16 +117,7 @@ class Connection:
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def _greet(self) -> None:
-        """Agree on the version and identify the client.
-
-        Without a key where one is needed, a client may only query the status.
-
-        Raises:
-            VersionError: The client's version is unsupported.
-            UnauthenticatedError: Its key is invalid.
-            MessageError: The first message is not a hello.
-            TimeoutError: It sends nothing.
-        """
+        """Agree on the version and identify the client; without a needed key it may only query the status."""
         async with asyncio.timeout(HELLO_TIMEOUT_S):
             message = self._decode(await read_frame(self._reader, PIECE_BYTES))
         if not isinstance(message, Hello):
@@ -146,8 +127,8 @@ class Connection:
                 f"the client uses protocol version {message.version}, this gateway {PROTOCOL_VERSION}"
             )
         if message.key is not None or not self._access.keys.needed:
-            name = self._account.name
-            self._account = self._access.account(name, self._access.client(message.key, name))
+            client = self._access.client(message.key, self._name)
+            self._account = self._access.account(self._name, client)
         self._share = self._access.share(self._account.client, self._address)
         self.known(self._share)
         welcome = self._access.welcome(self._account.client)
@@ -155,13 +136,7 @@ class Connection:
         await self._send(welcome)
 
     async def _read(self) -> bytearray:
-        """Read the next frame; memory is taken as bytes arrive.
-
-        Raises:
-            MessageError: It is too long or too slow.
-            UnauthenticatedError: It is large, and the client has not identified itself.
-            BusyError: Its memory was needed.
-        """
+        """Read the next frame; memory is taken as bytes arrive, and BusyError raised if it was needed."""
         client = self._account.client
         async with asyncio.timeout(None if client.known else HELLO_TIMEOUT_S):
             length = await read_length(self._reader, self._max_frame_bytes)
@@ -189,17 +164,17 @@ class Connection:
 
     def _decode(self, body: bytearray) -> ClientMessage:
         try:
-            message: ClientMessage = self._decoder.decode(body)
+            return _DECODER.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise MessageError(f"message cannot be read: {said(error)}") from error
-        return message
 
     async def _handle(self, body: bytearray) -> None:
         """Process one message; an invalid one does not affect the rest of the connection."""
         try:
             message = self._decode(body)
             if isinstance(message, Submit):
-                await self._submit(message)
+                if await self._may_begin(message.id):
+                    self._begin(message.id, partial(self._read_request, message.request))
             elif isinstance(message, Piece):
                 await self._take_piece(message)
             elif isinstance(message, Cancel):
@@ -232,10 +207,6 @@ class Connection:
     async def answered(self) -> None:
         """Wait until every request has its last event."""
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
-
-    async def _submit(self, message: Submit) -> None:
-        if await self._may_begin(message.id):
-            self._begin(message.id, partial(self._read_request, message.request))
 
     async def _take_piece(self, piece: Piece) -> None:
         if piece.offset > 0 and piece.id in self._ended_early:
@@ -344,17 +315,14 @@ class Connection:
 
     async def _read_request(self, raw: msgspec.Raw) -> GenerateRequest:
         try:
-            return self._request_decoder.decode(raw)
+            return _REQUEST_DECODER.decode(raw)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise InvalidRequestError(f"the request is not valid: {said(error)}") from error
 
     async def _send(self, message: ServerMessage) -> None:
-        """Write a frame; one at a time, so that waiting frames are counted in their response streams.
-
-        Raises:
-            ConnectionError: The client is gone, or was hung up on because it reads nothing.
-        """
+        """Write a frame, one at a time; ConnectionError if the client is gone, or reads nothing for long."""
         frame = pack(message)
+        # Frames that wait for this are counted in their response streams.
         async with self._sending:
             self._writer.write(frame)
             if not self._writer.transport.get_write_buffer_size() and not self._writer.is_closing():

@@ -22,8 +22,7 @@ class Incoming:
         """Take a piece, unless the upload has failed."""
         if self._whole.done():
             return
-        problem = self._problem(piece)
-        if problem is not None:
+        if (problem := self._problem(piece)) is not None:
             self._fail(problem)
             return
         self._upload.add(piece.data)
@@ -31,11 +30,7 @@ class Incoming:
             self._whole.set_result(self._upload.finish())
 
     async def whole(self) -> msgspec.Raw:
-        """Wait for the complete request.
-
-        Raises:
-            RequestError: A piece is invalid, the upload is too long or too slow, or memory is short.
-        """
+        """Wait for the complete request; RequestError if it is invalid, too long or slow, or has no room."""
         try:
             return msgspec.Raw(await self._whole)
         finally:

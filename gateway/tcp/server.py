@@ -3,8 +3,9 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import count
 
 from gateway.access.access import Access
 from gateway.access.listening import BACKLOG, listen
@@ -18,33 +19,25 @@ from shared.log import limited
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class TcpServer:
     """Serves each TCP client on a connection of its own."""
 
-    def __init__(
-        self,
-        gateway: Gateway,
-        config: Config,
-        status: Callable[[], StatusReport],
-        uploads: UploadRoom,
-        access: Access,
-    ) -> None:
-        self.refused: Final[Counter[str]] = Counter()
-        self._gateway = gateway
-        self._access = access
-        self._listen = config.gateway.listen
-        self._limits = config.gateway.limits
-        self._uploads = uploads
-        self._status = status
-        self._servers: list[asyncio.Server] = []
-        self._connections: dict[asyncio.Task[None], Connection] = {}
-        self._peers = 0
+    _gateway: Gateway
+    _config: Config
+    _status: Callable[[], StatusReport]
+    _uploads: UploadRoom
+    _access: Access
+    refused: Counter[str] = field(default_factory=Counter)
+    _servers: list[asyncio.Server] = field(default_factory=list)
+    _connections: dict[asyncio.Task[None], Connection] = field(default_factory=dict)
+    _numbers: Iterator[int] = field(default_factory=lambda: count(1))
 
     async def start(self) -> None:
         """Listen; AddressInUseError or ConfigError if that is not possible."""
         self._servers = [
             await asyncio.start_server(self._serve, sock=each, backlog=BACKLOG, **self._access.server_options)
-            for each in await listen(self._listen, "gateway.listen")
+            for each in await listen(self._config.gateway.listen, "gateway.listen")
         ]
 
     def stop_listening(self) -> None:
@@ -53,10 +46,7 @@ class TcpServer:
             each.close()
 
     async def close(self) -> None:
-        """Flush answers for :data:`FAREWELL_S`, then close all connections.
-
-        Close the gateway first: it ends the requests.
-        """
+        """Flush answers for :data:`FAREWELL_S`, then close all connections, after the gateway is closed."""
         if not self._servers:
             return
         self.stop_listening()
@@ -84,17 +74,9 @@ class TcpServer:
             limited(log).warning("closed a connection: its address holds too many")
             writer.transport.abort()
             return
-        self._peers += 1
-        name = f"client {self._peers}"
+        name = f"client {next(self._numbers)}"
         connection = Connection(
-            self._gateway,
-            reader,
-            writer,
-            name,
-            self._access,
-            self._uploads,
-            self._status,
-            self.refused,
+            self._gateway, reader, writer, name, self._access, self._uploads, self._status, self.refused
         )
         self._connections[task] = connection
         connection.known = place.move

@@ -6,7 +6,7 @@ from typing import Any, Final, cast
 
 from gateway.access.access import Access
 from gateway.access.account import ClientAccount
-from gateway.dispatch.prefills import Outcome, Prefills
+from gateway.dispatch.prefills import Prefills
 from gateway.dispatch.registry import StageRegistry
 from gateway.fairness.memory_budget import Hold, MemoryBudget
 from gateway.fairness.uploads import UploadRoom
@@ -15,7 +15,7 @@ from gateway.input.media import MediaIntake
 from gateway.input.urls import decode_data_url, is_data_url
 from gateway.manager import Gateway
 from gateway.requests.lifecycle import StateCounts
-from gateway.requests.metrics import GatewayMetrics, Interface
+from gateway.requests.metrics import GatewayMetrics, Interface, Outcome
 from gateway.requests.response_stream import ResponseStream
 from gateway.validation import Validator
 from omnirelay.content import ChatMessage, TextPart, media_of, parts_of
@@ -92,7 +92,8 @@ class Intake:
         self.taken: list[GenerateRequest] = []
         nowhere: Any = None
         self.prefills = Prefills(self.registry, nowhere, nowhere, self.metrics, 1000)
-        self._validator = Validator(CONFIG.gateway, self.registry, Prompts())
+        prompts: Any = Prompts()
+        self._validator = Validator(CONFIG.gateway, self.registry, prompts)
         self._media = MediaIntake(CONFIG.media, None, _nowhere)
 
     async def submit(

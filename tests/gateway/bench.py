@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gateway.input.media import Fetch
+from gateway.input.fetch import Fetcher
 from gateway.input.prompt import PromptBuilder
 from gateway.process import GatewayProcess
 from omnirelay import AsyncClient
@@ -83,7 +83,7 @@ async def bench(
     ready: bool = True,
     alive: Iterable[StageName] = STAGES,
     listening: bool = True,
-    fetch: Fetch | None = None,
+    fetch: Fetcher | None = None,
 ) -> AsyncIterator[Bench]:
     """Run a gateway; wait for its stages to be ready, unless told not to.
 

@@ -164,7 +164,7 @@ def test_idle_connections_of_whoever_holds_most_give_way() -> None:
     for number in range(12):
         assert taken.take(f"198.51.100.{number}", lambda: None) is not None
     assert taken.take("198.51.100.99", lambda: None) is None, "no idle connection is one of several"
-    assert taken._quota.used == 20
+    assert taken.quota.used == 20
 
 
 @pytest.mark.parametrize("protocol", ["tcp", "http"])
@@ -178,7 +178,7 @@ def test_a_full_server_closes_an_idle_connection_for_a_new_address(
             for last in range(2, 6):
                 for _ in range(16):
                     await s.connect(where, source=(f"127.0.0.{last}", 0))
-            await until(lambda: server._quota.free == 0)
+            await until(lambda: server.quota.free == 0)
             await until(lambda: s.alive() == 20)
             if protocol == "tcp":
                 raw = RawClient(*await asyncio.open_connection(*where))
@@ -294,7 +294,7 @@ def test_a_key_takes_its_connection_out_of_the_share_of_its_address() -> None:
         assert each is not None
         each.leave()
         assert each.move("late")
-    assert taken._quota.used == 0
+    assert taken.quota.used == 0
 
 
 def test_of_watchers_the_oldest_goes() -> None:
@@ -432,7 +432,7 @@ def test_a_message_of_a_websocket_is_an_upload_like_others(configure: Configure)
                 await socket.wait_closed()
             await until(lambda: used.used == 0)
             await other.close()
-            await until(lambda: b.process.access.http_places._quota.used == 0)
+            await until(lambda: b.process.access.http_places.quota.used == 0)
 
     run(scenario())
 

@@ -232,16 +232,16 @@ def test_room_is_given_in_turn_and_nobody_waits_for_one_who_has_enough() -> None
             tasks = [asyncio.create_task(take(*each)) for each in (("a", 1), ("b", 1))]
             # It has 9 of 10: the last one is for whoever has none.
             await until(lambda: got == ["a", "a", "b"])
-            assert room.waiting == 1
+            assert len(room._waiting) == 1
             gone = asyncio.create_task(take("c", 3))
-            await until(lambda: room.waiting == 2)
+            await until(lambda: len(room._waiting) == 2)
             gone.cancel()
             await until(gone.done)
-            assert room.waiting == 1
+            assert len(room._waiting) == 1
             await stack.aclose()
             await asyncio.gather(tasks[0])
             assert got == ["a", "a", "b", "a"]
-        assert room.used == room.waiting == 0
+        assert room._quota.used == len(room._waiting) == 0
 
     run(scenario())
 
@@ -254,7 +254,7 @@ def test_all_who_wait_for_room_get_it_or_leave_nothing(wishes: list[tuple[int, i
 
         async def use(client: str, size: int) -> None:
             async with room.take(size, client):
-                assert room.used <= max(10, size)
+                assert room._quota.used <= max(10, size)
                 await asyncio.sleep(0)
 
         tasks = [asyncio.create_task(use(str(client), size)) for client, size, _ in wishes]
@@ -263,7 +263,7 @@ def test_all_who_wait_for_room_get_it_or_leave_nothing(wishes: list[tuple[int, i
             if not stays:
                 task.cancel()
         await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 10)
-        assert room.used == room.waiting == 0
+        assert room._quota.used == len(room._waiting) == 0
 
     asyncio.run(scenario())
 

@@ -297,7 +297,7 @@ def test_many_calls_are_held_and_freed(configure: Configure) -> None:
             try:
                 await asyncio.gather(*(each.call(QUIET) for each in callers))
                 await asyncio.gather(*(ask(each, "output_audio_buffer.stopped") for each in callers))
-                assert b.process.access.http_places._quota.used >= len(callers)
+                assert b.process.access.http_places.quota.used >= len(callers)
             finally:
                 await asyncio.gather(*(each.close() for each in callers))
             ends: list[CallEnd] = ["hung_up"] * len(callers)

@@ -85,7 +85,7 @@ def test_offers_that_are_refused(
             assert error["param"] == "sdp"
             assert word in error["message"]
             await free(b)
-            assert b.process.access.http_places._quota.used <= 1
+            assert b.process.access.http_places.quota.used <= 1
 
     run(scenario())
 

@@ -41,7 +41,7 @@ def test_a_key_is_known_by_its_hash_alone(tmp_path: Path) -> None:
 
 def test_without_a_file_nobody_needs_a_key() -> None:
     assert not ApiKeys(None).needed
-    assert list(ApiKeys(None).names) == []
+    assert list(ApiKeys(None)._clients) == []
 
 
 @pytest.mark.parametrize(

@@ -213,7 +213,9 @@ def test_aborts_are_bounded_and_repeated_until_confirmed(monkeypatch: pytest.Mon
     monkeypatch.setattr("gateway.dispatch.aborts.MAX_OPEN", 2)
     sent: list[tuple[str, str, str]] = []
     now = 0.0
-    ledger = AbortLedger(lambda *abort: sent.append(abort), lambda _: None, clock=lambda: now)
+    ledger = AbortLedger(
+        lambda stage, name, abort: sent.append((stage, name, abort.request_id)), lambda _: None, lambda: now
+    )
     for name in "abc":
         ledger.abort(name, [("thinker", "one"), ("talker", "two")])
     sent.clear()
@@ -234,7 +236,7 @@ def test_aborts_are_bounded_and_repeated_until_confirmed(monkeypatch: pytest.Mon
 def test_an_abort_lasts_until_the_last_replica_has_confirmed_it() -> None:
     now = 0.0
     lasted: list[float] = []
-    ledger = AbortLedger(lambda *_: None, lasted.append, clock=lambda: now)
+    ledger = AbortLedger(lambda *_: None, lasted.append, lambda: now)
     for name in "ab":
         ledger.abort(name, [("thinker", "one"), ("talker", "two")])
     now = 1.0

@@ -23,9 +23,11 @@ from omnirelay.events import AcceptedEvent, AudioEvent, DoneEvent, ErrorEvent, E
 from omnirelay.protocol import GenerateRequest
 from shared.messages import (
     STAGES,
+    Abort,
     AbortDone,
     AudioChunk,
     CodecDelta,
+    ControlToStage,
     Farewell,
     Heartbeat,
     Peers,
@@ -100,7 +102,8 @@ class Recovery(RuleBasedStateMachine):
         config = make_config(
             prompts.directory, {"resume_attempts": 2, "resume_wait_s": 5.0}, max_active=2, max_queued=3
         )
-        self.gateway = Gateway(config, prompts, self, clock=lambda: self.now)
+        stages: Any = self
+        self.gateway = Gateway(config, prompts, stages, clock=lambda: self.now)
         self.ids = prompts._tokenizer.encode(TEXT).ids
         self.account = ClientAccount("a", 100, 2**20)
         self.told: dict[tuple[StageName, str], Peers] = {}
@@ -120,22 +123,13 @@ class Recovery(RuleBasedStateMachine):
         assert all(each.request.request_id != request.request_id for each in self.tries), "an id comes twice"
         self.tries.append(Try(request))
 
-    def abort(self, stage: StageName, replica: str, request_id: str) -> None:
-        self.aborted.add((stage, replica, request_id))
-
-    def begin_alone(self, stage: StageName, replica: str, request_id: str) -> None:
-        pass
-
-    def end_alone(self, stage: StageName, replica: str, request_id: str) -> None:
-        pass
-
-    def tell(self, stage: StageName, replica: str, peers: Peers) -> None:
-        self.told[stage, replica] = peers
-        if peers.replicas is not None:
-            self.peers[stage, replica] = list(peers.replicas)
-
-    def say_goodbye(self, stage: StageName, replica: str) -> None:
-        pass
+    def tell(self, stage: StageName, replica: str, message: ControlToStage) -> None:
+        if isinstance(message, Abort):
+            self.aborted.add((stage, replica, message.request_id))
+        elif isinstance(message, Peers):
+            self.told[stage, replica] = message
+            if message.replicas is not None:
+                self.peers[stage, replica] = list(message.replicas)
 
     def reach(self, thinkers: dict[str, str]) -> None:
         pass

@@ -246,7 +246,7 @@ def test_states_are_those_of_all_that_is_known_whatever_came_before(seed: int) -
             registry.dismiss(stage, name)
             names[stage].append(f"{stage}-{len(names[stage])}")
         else:
-            registry.gateway_drains = not registry.gateway_drains
+            registry.set_gateway_drains(not registry.gateway_drains)
         known = registry.replicas()
         assert {each.name: each.state for each in known} == {
             each.name: state_from_scratch(registry, each) for each in known

@@ -6,6 +6,7 @@ Then come the number of blobs (0 to 3), two bytes for the length of each, the he
 import atexit
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -113,10 +114,8 @@ def _record() -> RequestRecord:
 
 def _hear(speaker: str, frames: list[bytes]) -> None:
     """What the gateway does with a message of a stage before it believes it."""
-    link = _link()
-    heard = link._decode_control(zmq.Frame(speaker.encode()), [zmq.Frame(each) for each in frames])
-    assert heard is not None or link._control_refused.total()
-    link._control_refused.clear()
+    with suppress(MessageError):
+        _link()._decode_control(zmq.Frame(speaker.encode()), [zmq.Frame(each) for each in frames])
 
 
 @cache
