@@ -136,8 +136,11 @@ class Gateway:
             if trace is not None:
                 trace.ended(error)
             what = "a request" if trace is None else f"a request (trace {trace})"
-            why = error.for_log if isinstance(error, OmniRelayError) else type(error).__name__
-            limited(log).info("refused %s of %s: %s", what, account.name, why)
+            if isinstance(error, asyncio.CancelledError):
+                log.debug("%s of %s was cancelled before it was taken", what, account.name)
+            else:
+                why = error.for_log if isinstance(error, OmniRelayError) else type(error).__name__
+                limited(log).info("refused %s of %s: %s", what, account.name, why)
             raise
 
     def has_room(self, account: ClientAccount) -> bool:

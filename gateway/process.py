@@ -58,7 +58,8 @@ class GatewayProcess:
         self._transport = StageTransport(config)
         self.gateway: Final = Gateway(config, self._prompts, self._transport, fetch, traces)
         traffic, peers = self._transport.edges(), self._transport.peers()
-        for each in (traffic, peers, self.access.keys, self.access.tls, LogMetrics("gateway")):
+        access = self.access.keys, self.access.ephemeral, self.access.tls
+        for each in (traffic, peers, *access, LogMetrics("gateway")):
             if each is not None:
                 self.gateway.metrics.registry.register(each)
         uploads = UploadRoom(config.gateway.limits.held_bytes)

@@ -2,8 +2,12 @@
 
 import asyncio
 import secrets
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
+
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from gateway.access.api_keys import KEY_BYTES, hash_of
 from gateway.access.clients import Principal
@@ -26,7 +30,7 @@ class EphemeralKey:
     session: dict[str, Any]
 
 
-class EphemeralKeys:
+class EphemeralKeys(Collector):
     """The keys that have not expired, in memory: none outlives the process."""
 
     def __init__(self) -> None:
@@ -56,6 +60,11 @@ class EphemeralKeys:
 
         asyncio.get_running_loop().call_later(seconds, expire)
         return value
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        """The number of keys."""
+        number = len(self._by_hash)
+        return [GaugeMetricFamily("omnirelay_client_secrets", "Client secrets that are valid.", number)]
 
     def find(self, value: str) -> EphemeralKey:
         """What a key stands for, or UnauthenticatedError; the timing of a look-up by hash reveals no key."""

@@ -78,9 +78,10 @@ def test_a_key_expires_and_its_memory_is_free(configure: Configure, monkeypatch:
         async with http_bench(configure(http_gateway())) as b:
             secret = await made(b, session=SESSION, expires_after={"anchor": "created_at", "seconds": 10})
             assert b.process.gateway.held.total > 0
+            assert "\nomnirelay_client_secrets 1.0\n" in (await b.http.get("/metrics")).text
             await idle(b)
             assert await refused(b, secret["value"]) == 401
-            assert not b.process.access.ephemeral._by_hash
+            assert "\nomnirelay_client_secrets 0.0\n" in (await b.http.get("/metrics")).text
 
     run(scenario())
 
