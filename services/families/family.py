@@ -40,19 +40,13 @@ class Family:
     its environment is prepared.
 
     Attributes:
-        model_type: As in ``config.json``.
         files: Files that the stages read besides the weights and the tokenizer.
-        check_files: Checks what can be checked of them without loading a model; raises
-            :class:`omnirelay.errors.CheckpointError`.
+        check_files: Checks them without loading a model; raises :class:`omnirelay.errors.CheckpointError`.
         weights: The prefix of each stage's tensors, up to the first dot.
-        models: Where vLLM's worker processes find the models, ``module:class``, by the architectures of
-            ``thinker`` and ``talker``.  A program that brings a family of its own needs an entry point of its
-            own for that, as :mod:`services.plugin` is one.
+        models: Where vLLM's worker processes find the models, ``module:class``, by architecture.  A program
+            that brings a family of its own needs an entry point for that, as :mod:`services.plugin` is one.
         paged: What the KV caches hold, by the content of ``config.json``; raises
             :class:`omnirelay.errors.CheckpointError`.
-        thinker: Loads what the thinker needs.
-        talker: Loads what the talker needs.
-        token2wav: Loads what token2wav needs.
     """
 
     model_type: str

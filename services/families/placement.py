@@ -31,13 +31,6 @@ def placed(
 ) -> Iterator[S]:
     """Load a stage's engine in this context: no other one loads on its GPUs meanwhile.
 
-    Args:
-        config: The stack's.
-        name: The stage.
-        stage: Its configuration.
-        directory: The checkpoint's.
-        families: Those that the checkpoint may be of.
-
     Returns:
         The stage's configuration, with its share of a GPU that other processes compute on too.
 
@@ -65,17 +58,10 @@ def placed(
 def share_of(
     config: Config, name: StageName, model: Model, gpus: list[Gpu], inherited: str | None = None
 ) -> Share | None:
-    """Divide the GPUs of a stage among all that compute on them.
+    """The share of its GPUs that a stage has among all that compute on them.
 
-    Args:
-        config: The stack's.
-        name: The stage.
-        model: The checkpoint's sizes.
-        gpus: Those of the stage, in their order.
-        inherited: ``CUDA_VISIBLE_DEVICES`` before it was set for the stage.
-
-    Returns:
-        The stage's share; None if it has its GPUs to itself, or a share by its configuration.
+    None if it has its GPUs to itself, or a share by its configuration.  ``inherited`` is
+    ``CUDA_VISIBLE_DEVICES`` before it was set for the stage.
     """
     if utilization_of(config, name) is not None:
         return None

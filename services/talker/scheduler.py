@@ -39,22 +39,14 @@ class RowWrites:
 
 @dataclass
 class TalkerStep(SchedulerOutput):
-    """A step of the talker.
-
-    Attributes:
-        row_writes: Its rows; none if no position needs one.
-    """
+    """A step of the talker, and its rows; none if no position needs one."""
 
     row_writes: RowWrites | None = None
 
 
 @dataclass
 class TalkerOutput(ModelRunnerOutput):
-    """What a step of the talker computed.
-
-    Attributes:
-        further_codes: The further ids of the frame that was sampled, by the engine's name of the request.
-    """
+    """What a step computed: the further ids of each sampled frame, by the engine's name of the request."""
 
     further_codes: dict[str, list[int]] = field(default_factory=dict)
 

@@ -78,15 +78,7 @@ class _Speech:
 
 
 class TalkerService:
-    """Speaks replies; see :class:`shared.stage.service.StageService` for the protocol.
-
-    Args:
-        family: The checkpoint's.
-        model: Directory of the checkpoint.
-        config: The stage's configuration.
-        gateway: Where a copy of the codec tokens goes.
-        token2wav: Where codec tokens go.
-    """
+    """Speaks replies; see :class:`shared.stage.service.StageService` for the protocol."""
 
     name: StageName = "talker"
     wake_fd: int | None = None
@@ -228,15 +220,7 @@ class TalkerService:
         self._announce(message, resume)
 
     def _resumed_frames(self, resume: ResumedSpeech, most: int) -> list[list[int]]:
-        """The frames that an earlier attempt sampled.
-
-        Args:
-            resume: What there is of the speech.
-            most: Most frames that there may be.
-
-        Raises:
-            InvalidRequestError: No attempt can have sampled them.
-        """
+        """The frames that an earlier attempt sampled; raises InvalidRequestError if none can have."""
         codes, groups = resume.codec_token_ids, self._codec.groups
         if len(codes) % groups:
             raise InvalidRequestError(
@@ -318,10 +302,7 @@ class TalkerService:
     def _deliver(self, speech: _Speech, codes: list[int], reason: FinishReason | None) -> None:
         """Send what there is of a request's speech, once token2wav can begin with it.
 
-        Args:
-            speech: The request.
-            codes: The first id of each new frame.
-            reason: Why the speech ended; none if it goes on.
+        ``codes`` are the first ids of the new frames.
         """
         before = speech.made
         speech.made += len(codes)

@@ -80,10 +80,8 @@ class ConditioningTrack:
     def read(self, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows ``[n, width]`` and position ids int32 ``[3, n]`` of positions ``start`` to ``stop``.
 
-        Past the end of a closed track the last row repeats, and its position id runs on.
-
-        Raises:
-            SequenceError: A position has no row yet.
+        Past the end of a closed track the last row repeats, and its position id runs on.  Raises
+        :class:`SequenceError` if a position has no row yet.
         """
         if stop > self.available:
             raise SequenceError(f"position {stop - 1} has no row yet, {self.length} are there")

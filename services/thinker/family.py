@@ -16,33 +16,22 @@ from shared.messages import ConditioningRows
 
 @dataclass(frozen=True)
 class SpeechEmbeddings:
-    """Rows of a track that are not computed in a step, read once.
-
-    Attributes:
-        voices: Row ``[width]`` of each voice, by name.
-        closing: Rows ``[n, width]`` behind the last one of a reply.
-    """
+    """Rows of a track read once: ``[width]`` of each voice, and ``[n, width]`` behind the last of a reply."""
 
     voices: dict[str, torch.Tensor]
     closing: torch.Tensor
 
 
 class TrackWriter(Protocol):
-    """Turns the thinker's rows of one request into the rows that the talker is conditioned on.
-
-    Attributes:
-        request_id: The request.
-    """
+    """Turns the thinker's rows of one request into the rows that the talker is conditioned on."""
 
     request_id: str
 
     def rows(self, start: int, rows: torch.Tensor, positions: torch.Tensor) -> ConditioningRows:
-        """Make the message for the next rows; it has at most one row more than they.
+        """Make the message for the next rows ``[m, width]``; it has at most one row more than they.
 
-        Args:
-            start: The thinker's position of the first row; rows come in order, without gap.
-            rows: ``[m, width]``.
-            positions: The thinker's position ids, ``[3, m]``.
+        Rows come in order, without gap; ``start`` is the thinker's position of the first, ``positions`` are
+        ``[3, m]``.
         """
         ...
 

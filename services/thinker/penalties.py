@@ -63,11 +63,7 @@ class AnswerPenalties(LogitsProcessor):
         process_dict_updates(self._counts, batch_update, _counts_of)
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
-        """Penalize in place.
-
-        Args:
-            logits: Before temperature, float32 [requests, vocabulary].
-        """
+        """Penalize float32 [requests, vocabulary] before temperature, in place."""
         for row, counts in self._counts.items():
             tokens, penalties = counts.penalties()
             if tokens:

@@ -46,24 +46,11 @@ class Progress:
 
     @property
     def replayed_tokens(self) -> list[int]:
-        """Tokens that are to be computed again, behind the prompt.
-
-        The last token of a reply that ended never was: it has no row.
-        """
+        """Tokens to compute again behind the prompt: the last of a reply that ended has no row."""
         return self.text if self.finish_reason is None else self.text[:-1]
 
     def check(self, request: ThinkRequest, most: int, end_tokens: Collection[int], vocabulary: int) -> None:
-        """Refuse what no earlier attempt can have given.
-
-        Args:
-            request: Whose progress it is.
-            most: Most tokens that its reply may have.
-            end_tokens: Those that end a reply.
-            vocabulary: How many tokens there are.
-
-        Raises:
-            InvalidRequestError: Naming the field.
-        """
+        """Raise :class:`InvalidRequestError`, naming the field, at what no earlier attempt can have given."""
         check_resumed(
             "resume.text_token_ids",
             self.text,

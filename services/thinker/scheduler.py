@@ -29,13 +29,7 @@ EARLY_STEP_TOKENS: Final = 512
 
 @dataclass(frozen=True)
 class RowRead:
-    """Rows that can be read after a step.
-
-    Attributes:
-        engine_id: The request, by the engine's name for it.
-        start: Position of the first row.
-        slots: int64 ``[n]``, where the rows lie in KV memory until the next step.
-    """
+    """Rows of a request from position ``start`` on: slots int64 ``[n]`` of KV memory until the next step."""
 
     engine_id: str
     start: int
@@ -44,12 +38,7 @@ class RowRead:
 
 @dataclass
 class ThinkerStep(SchedulerOutput):
-    """A step of the thinker.
-
-    Attributes:
-        row_slots: Slots of all rows that become readable with it, request by request as
-            :meth:`ThinkerScheduler.take_reads` has them; none if there are none.
-    """
+    """A step, and the slots of all rows that become readable with it, in the order of ``take_reads``."""
 
     row_slots: torch.Tensor | None = None
 

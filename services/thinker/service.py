@@ -61,17 +61,7 @@ from shared.vllm.workers import Workers
 
 
 class ThinkerService:
-    """Answers prompts; see :class:`shared.stage.service.StageService` for the protocol.
-
-    Args:
-        family: The checkpoint's.
-        model: Directory of the checkpoint.
-        config: The stage's configuration.
-        gateway: Where text goes.
-        talker: Where rows go.
-        media: What sounds, pictures and videos a request may bring.
-        max_payload_bytes: Largest tensor that the talker takes.
-    """
+    """Answers prompts; see :class:`shared.stage.service.StageService` for the protocol."""
 
     name: StageName = "thinker"
     wake_at: float = math.inf

@@ -49,15 +49,12 @@ class SpeakingModel(_Model):
 
     @staticmethod
     def row_of(hidden: torch.Tensor, embeds: torch.Tensor, is_text: torch.Tensor) -> torch.Tensor:
-        """Lay out the rows of a step.
+        """Lay out the rows ``[n, row_width]`` of a step.
 
         Args:
             hidden: Last hidden states ``[n, hidden]``.
             embeds: What went into the first layer ``[n, hidden]``.
             is_text: ``[n, 1]`` of the model's dtype: 0 at positions of media, else 1.
-
-        Returns:
-            The rows ``[n, row_width]``.
         """
         raise NotImplementedError
 

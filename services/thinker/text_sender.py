@@ -38,13 +38,7 @@ class Generation:
 
 
 class TextSender:
-    """Sends text deltas, advances playback clocks, and counts prompts' tokens.
-
-    Args:
-        gateway: Where text goes.
-        traces: Of the stage.
-        rows_per_s: Text tokens that a voice speaks in a second.
-    """
+    """Sends text deltas, advances playback clocks by text tokens a second, and counts prompts' tokens."""
 
     def __init__(self, gateway: Outlet[StageEvent], traces: StageTraces, rows_per_s: float) -> None:
         self._gateway = gateway

@@ -94,11 +94,7 @@ class CodecGeometry:
         return self.block_size * self.unit_samples / SAMPLE_RATE
 
     def codec_frames(self, chunk_samples: Sequence[int]) -> list[int]:
-        """Sizes of chunks in codec frames.
-
-        Raises:
-            InvalidRequestError: a chunk is no whole number of frames.
-        """
+        """Sizes of chunks in codec frames; raises :class:`InvalidRequestError` if one is no whole number."""
         each = self.repeats * self.unit_samples
         for index, samples in enumerate(chunk_samples):
             if samples % each:
@@ -114,9 +110,8 @@ class CodecGeometry:
     def check_codes(self, codes: Sequence[int]) -> None:
         """Refuse codec ids that cannot be synthesized.
 
-        Raises:
-            InvalidRequestError: an id is out of range, and the message names it and its place; or they are
-                no whole frames.
+        An :class:`InvalidRequestError` names an id out of range and its place, or says that they are no whole
+        frames.
         """
         if len(codes) % self.groups:
             raise InvalidRequestError(f"codes: {len(codes)} ids are no whole frames of {self.groups}")
@@ -129,13 +124,7 @@ class CodecGeometry:
 class ChunkPlan:
     """One chunk; positions are indices of codec frames in the stream, ends exclusive.
 
-    Attributes:
-        index: number of the chunk.
-        start: where target and window begin.
-        target_end: where the target ends.
-        window_end: where the window ends.
-        is_last: whether the stream ends with the target.
-        delivered: whether its audio was delivered before the stream was resumed.
+    ``is_last``: the stream ends with the target; ``delivered``: before the stream was resumed.
     """
 
     index: int
@@ -218,9 +207,7 @@ class ChunkPlanner:
     def check_end(self, received: int) -> None:
         """Check the length of a stream that is there to its end.
 
-        Raises:
-            InvalidRequestError: it does not continue, or end with, the chunks that are said to have been
-                delivered.
+        Raises :class:`InvalidRequestError` if it does not continue, or end with, the delivered chunks.
         """
         if not self._delivered or received == self._resumed_at:
             return

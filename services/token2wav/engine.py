@@ -136,15 +136,6 @@ class SynthesisEngine:
     """The engine with vLLM's vocabulary taken off: chunks in, outcomes out.
 
     Not safe for threads: one loop submits, steps and aborts.
-
-    Args:
-        engine: vLLM's.
-        family: the checkpoint's.
-        budget: of a step.
-
-    Attributes:
-        geometry: what a chunk planner must know of the checkpoint.
-        model_time: how long the model has computed.
     """
 
     def __init__(self, engine: LLMEngine, family: SynthesisFamily, budget: Budget) -> None:
@@ -158,11 +149,7 @@ class SynthesisEngine:
 
     @property
     def scheduler(self) -> SynthesisScheduler:
-        """The engine's scheduler.
-
-        Raises:
-            StageFailedError: the engine was not built by :func:`build_token2wav`.
-        """
+        """The engine's; raises :class:`StageFailedError` if :func:`build_token2wav` did not build it."""
         # vLLM's client of an engine core in the same process is a thin wrapper around it.
         core = getattr(self._engine.engine_core, "engine_core", None)
         scheduler = getattr(core, "scheduler", None)
@@ -171,12 +158,7 @@ class SynthesisEngine:
         return scheduler
 
     def submit_chunk(self, request_id: str, chunk: SynthesisChunk, priority: int = 0) -> None:
-        """Queue a chunk.
-
-        Args:
-            request_id: unique among the chunks in flight; names the outcome.
-            chunk: what to synthesise.
-            priority: lower runs first; equal ones in the order of arrival.
+        """Queue a chunk under an id unique among those in flight; lower priorities run first.
 
         Raises:
             InvalidRequestError: a value of the chunk is out of range; nothing was queued.

@@ -13,11 +13,9 @@ from services.token2wav.synthesis import SynthesisChunk
 
 
 class Cost(NamedTuple):
-    """What one advance of a chunk takes, in units of :class:`services.token2wav.chunks.CodecGeometry`.
+    """What an advance of a chunk takes, in units of :class:`services.token2wav.chunks.CodecGeometry`.
 
-    Attributes:
-        solver: Units that a solver advances; 0 for a synthesizer that has none.
-        vocoder: Units that become audio.
+    ``solver``: that a solver advances, 0 where there is none; ``vocoder``: that become audio.
     """
 
     solver: int
@@ -40,11 +38,7 @@ class Work(Protocol):
         ...
 
     def check(self, chunk: SynthesisChunk) -> None:
-        """Refuse a chunk that the model would fail on.
-
-        Raises:
-            InvalidRequestError: Naming the field.
-        """
+        """Refuse a chunk that the model would fail on: an :class:`InvalidRequestError` names the field."""
         ...
 
 
@@ -55,31 +49,20 @@ class Synthesizer(Protocol):
     """
 
     def prepare(self, chunk: SynthesisChunk) -> Any:
-        """Begin with a chunk.
+        """Begin with a chunk; gives its state, which is kept for as long as the chunk is in work.
 
-        Returns:
-            Its state, which is kept for as long as the chunk is in work.
-
-        Raises:
-            OmniRelayError: The chunk cannot be synthesized.
+        Raises :class:`OmniRelayError` if the chunk cannot be synthesized.
         """
         ...
 
     def advance(self, states: Sequence[Any], advances: Sequence[range]) -> None:
-        """Advance chunks.
-
-        Args:
-            states: What :meth:`prepare` returned for each.
-            advances: Which advances each of them takes, of those that :meth:`Work.advances` counts.
-        """
+        """Advance chunks by their states; each takes those of its :meth:`Work.advances` that are given."""
         ...
 
     def finished(self, state: Any) -> torch.Tensor | None:
-        """Ask for the samples of a chunk that was just advanced.
+        """The samples of a chunk that was just advanced; None while there is more to be done.
 
-        Returns:
-            float32 ``[samples]`` at :data:`omnirelay.values.SAMPLE_RATE`, none of them for a silent chunk;
-            None while there is more to be done.
+        float32 ``[samples]`` at :data:`omnirelay.values.SAMPLE_RATE`, none of them for a silent chunk.
         """
         ...
 

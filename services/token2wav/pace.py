@@ -53,20 +53,12 @@ class Pace:
         return not self._margin_s or now >= start_by - self._margin_s
 
     def choose(self, sizes: Sequence[int], may_wait: bool, due: float, now: float) -> tuple[int, float]:
-        """Choose the next target of a stream, or wait: what comes meanwhile makes it larger.
+        """Choose one of ``sizes`` (blocks, ascending) for the next target; or 0, and when to ask again.
 
         The largest is chosen that will be made in time.  If none will, there is a gap: it is ended by the
         smallest that plays for as long as it takes to make one.  If there is none, synthesis does not
-        keep up, and the largest wastes least.
-
-        Args:
-            sizes: possible numbers of blocks, ascending.
-            may_wait: whether more may come.
-            due: when the listener has heard all that was made.
-            now: the time.
-
-        Returns:
-            One of the sizes; or 0, and when to ask again.
+        keep up, and the largest wastes least.  Waiting makes a target larger; it is over when the listener
+        will have heard all that was made, at ``due``, less the margin.
         """
         start_by = due - self.expected(sizes[-1])
         if may_wait and not self.is_urgent(start_by, now):

@@ -31,12 +31,6 @@ class SynthesisPooler(Pooler):
 
     The states hang on vLLM's own ``PoolingStates`` objects by weak reference: when vLLM lets go of a
     request, finished or aborted, its state goes with it.
-
-    Args:
-        synthesizer: The model's.
-
-    Attributes:
-        synthesizer: The same.
     """
 
     def __init__(self, synthesizer: Synthesizer) -> None:
@@ -60,14 +54,9 @@ class SynthesisPooler(Pooler):
         return {"plugin"}
 
     def forward(self, hidden_states: torch.Tensor, pooling_metadata: PoolingMetadata) -> PoolerOutput:
-        """Advance the batch.
+        """Advance the batch; gives each request None, or its packed result or failure, float32 [values].
 
-        Args:
-            hidden_states: of no use here; its device and dtype do for a profiling run's output.
-            pooling_metadata: the batch.
-
-        Returns:
-            For each request None, or its packed result or failure, float32 [values].
+        ``hidden_states`` serve only for the device and dtype of a profiling run's output.
         """
         cursor, keys = pooling_metadata.get_pooling_cursor(), pooling_metadata.pooling_states
         chunks = [_chunk_of(params) for params in pooling_metadata.pooling_params]

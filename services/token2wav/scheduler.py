@@ -35,10 +35,7 @@ class SynthesisScheduler(StageScheduler):
     waiting ones none overtakes another, unless that can wait.
 
     A chunk that is alone takes as many advances at once as fit, for there is nobody to wait for.
-
-    Attributes:
-        work: what chunks take; set when the engine is built, before any request.
-        solver_steps: of all chunks so far.
+    ``work`` is set when the engine is built, before any request.
 
     Raises:
         ConfigError: a budget is missing or not a positive integer.
@@ -80,11 +77,7 @@ class SynthesisScheduler(StageScheduler):
         return output
 
     def _choose(self) -> list[Request]:
-        """Give the room of the next step to running requests and to the next one in line.
-
-        Returns:
-            The running requests that are left out.
-        """
+        """Share the next step's room among running requests and the next in line; gives those left out."""
         waiting = list(self.waiting) if len(self.running) < self.max_num_active_reqs else []
         due = {request.request_id: _chunk_of(request).due for request in [*self.running, *waiting]}
         self._ahead = has_slack(due, self._margin_s)
@@ -156,11 +149,7 @@ class SynthesisScheduler(StageScheduler):
 
 
 def _chunk_of(request: Request) -> SynthesisChunk:
-    """Return the chunk of a request: its parameters alone say that it is one of diffusion.
-
-    Raises:
-        InvalidRequestError: they do not carry one.
-    """
+    """The chunk of a request; raises InvalidRequestError if its parameters do not carry one."""
     extra = request.pooling_params.extra_kwargs if request.pooling_params is not None else None
     chunk = (extra or {}).get(CHUNK_KEY)
     if not isinstance(chunk, SynthesisChunk):
@@ -169,11 +158,7 @@ def _chunk_of(request: Request) -> SynthesisChunk:
 
 
 def budget_of(additional: object) -> Budget:
-    """What a step may take, by the engine's ``additional_config``.
-
-    Raises:
-        ConfigError: It does not say.
-    """
+    """What a step may take, by ``additional_config``; raises :class:`ConfigError` if it does not say."""
     return Budget(
         solver=_positive(additional, MAX_BATCH_FRAMES_KEY),
         vocoder=_positive(additional, MAX_VOCODER_FRAMES_KEY),

@@ -78,12 +78,6 @@ class Token2WavService:
     """Gives replies their sound; see :class:`shared.stage.service.StageService` for the protocol.
 
     A stream has one chunk in the engine at a time, named like its request.
-
-    Args:
-        family: The checkpoint's.
-        model: Directory of the checkpoint.
-        config: The stage's configuration.
-        gateway: Where audio goes.
     """
 
     name: StageName = "token2wav"
@@ -248,11 +242,7 @@ class Token2WavService:
         self._advance(voice)
 
     def _advance(self, voice: _Voice) -> bool:
-        """Give the engine the stream's next chunk, or end a stream that has none left.
-
-        Returns:
-            Whether the engine was given one.
-        """
+        """Give the engine the stream's next chunk, or end a stream without one; tells if there was one."""
         if self._gateway.stalls(voice.request_id):
             voice.cut_at = time.monotonic() + GATEWAY_CHECK_S
             return False

@@ -34,8 +34,7 @@ _RESTORABLE: Mapping[str, type[OmniRelayError]] = {
 class StreamState:
     """The past of a stream; a stream's chunks share it and go through the engine one after the other.
 
-    Attributes:
-        left: What the family's synthesizer keeps of the chunks so far; none before the first.
+    ``left`` is what the family's synthesizer keeps of the chunks so far; none before the first.
     """
 
     left: Any = None

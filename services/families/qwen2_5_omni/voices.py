@@ -20,7 +20,6 @@ class Speaker:
     """One voice.
 
     Attributes:
-        name: the name a request asks for.
         cond: speaker embedding, float32 [1, enc_emb_dim].
         ref_mel: log-mel frames of a reference recording, float32 [1, frames, mel_dim].
         bos_token: text token id with which the talker's prompt for this voice begins.
@@ -33,10 +32,7 @@ class Speaker:
 
 
 def load_speakers(path: Path) -> dict[str, Speaker]:
-    """Read every voice of a speaker file, in the order of the file.
-
-    Args:
-        path: the file, or the checkpoint directory that holds it as ``spk_dict.pt``.
+    """Read every voice of a speaker file, or of the checkpoint directory that holds it, in its order.
 
     Raises:
         CheckpointError: the file is missing, is not a plain dictionary of tensors, holds no voice,

@@ -11,11 +11,7 @@ Pixels = NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DecodedAudio:
-    """A sound.
-
-    Attributes:
-        samples: ``[n]``, float32, mono, at :attr:`DecodeLimits.sampling_rate`.
-    """
+    """A sound: ``[n]``, float32, mono, at :attr:`DecodeLimits.sampling_rate`."""
 
     samples: Samples
 
@@ -27,11 +23,7 @@ class DecodedAudio:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DecodedImage:
-    """A picture.
-
-    Attributes:
-        pixels: ``[height, width, 3]``, uint8, RGB.
-    """
+    """A picture: ``[height, width, 3]``, uint8, RGB."""
 
     pixels: Pixels
 
@@ -45,9 +37,7 @@ class DecodedImage:
 class DecodedVideo:
     """The sampled frames of a video, and its sound if that was asked for.
 
-    Attributes:
-        frames: ``[t, height, width, 3]``, uint8, RGB; t is a multiple of the temporal patch size.
-        audio: As :attr:`DecodedAudio.samples`; none if it was not asked for.
+    ``[t, height, width, 3]``, uint8, RGB; t is a multiple of the temporal patch size.
     """
 
     frames: Pixels

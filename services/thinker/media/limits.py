@@ -20,10 +20,8 @@ class DecodeLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """Limits from the configuration, and what the checkpoint's processors want.
 
     Attributes:
-        max_audio_seconds: Longest sound.
         min_image_side: Shortest side of a picture or of a video's frames, in pixels.
         max_image_pixels: Largest picture, and largest frame of a video.
-        max_video_seconds: Longest video.
         max_video_frames: Most frames of a video after sampling.
         max_decoded_bytes: Most bytes of a picture's pixels or of a video's frames.
         timeout_s: Longest time for one item.
@@ -69,16 +67,7 @@ class DecodeLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 
 def check_seconds(seconds: float, most: float, *, so_far: bool = False) -> None:
-    """Refuse what lasts too long.
-
-    Args:
-        seconds: How long it lasts.
-        most: How long it may last.
-        so_far: It may last longer than ``seconds``.
-
-    Raises:
-        MediaTooLargeError: It lasts longer than ``most``.
-    """
+    """Raise :class:`MediaTooLargeError` at more than ``most``; ``so_far``: it may still last longer."""
     if seconds > most:
         so_far = so_far or round(seconds, 2) <= most
         length = f"more than {most:g} s" if so_far else f"{seconds:,.2f} s"

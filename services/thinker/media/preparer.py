@@ -43,11 +43,7 @@ class Outcome:
 
     @property
     def prompt(self) -> MultiModalInput:
-        """The engine's input.
-
-        Raises:
-            RequestError: There is none; the error says why.
-        """
+        """The engine's input; raises the :class:`RequestError` that says why there is none."""
         if isinstance(self.result, RequestError):
             raise self.result
         return self.result
@@ -58,14 +54,6 @@ class MediaPreparer:
 
     One thread and one decoder process for each item that is decoded at a time.  :attr:`wake_fd`, an
     eventfd, is written to when there is something to :meth:`take`.
-
-    Args:
-        rules: The checkpoint's.
-        config: The limits.
-        max_positions: Of a request, in the thinker.
-
-    Attributes:
-        metrics: What was prepared, and how long it took.
     """
 
     def __init__(self, rules: MediaRules, config: MediaConfig, max_positions: int) -> None:
@@ -244,11 +232,7 @@ class _ByteBudget:
         return sum(self._held.values())
 
     def require_half(self, size: int) -> None:
-        """Refuse more bytes if half of what may be held would be exceeded.
-
-        Raises:
-            BusyError: It would.
-        """
+        """Raise BusyError if half of what may be held would be exceeded."""
         with self._changed:
             if 2 * (self.held_bytes + size) > self._max_bytes:
                 raise BusyError("too much memory is held to compute a prompt early", EARLY_RETRY_MS)

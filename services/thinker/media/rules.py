@@ -19,14 +19,7 @@ Decoded = DecodedAudio | DecodedImage | DecodedVideo
 
 @dataclass(frozen=True)
 class FrameSampling:
-    """How many frames of a video the checkpoint looks at.
-
-    Attributes:
-        frames_per_second: Of the video.
-        min_frames: At least, if there are as many.
-        max_frames: At most.
-        temporal_patch_size: Frames of a temporal patch; the number is a multiple of it.
-    """
+    """How many frames of a video the checkpoint looks at: a multiple of those of a temporal patch."""
 
     frames_per_second: float
     min_frames: int
@@ -69,42 +62,25 @@ class MediaRules(Protocol):
     sampling: FrameSampling
 
     def prepare(self, digest: str, decoded: Decoded, name: str) -> PreparedItem:
-        """Compute the encoders' input of an item.
+        """Compute the encoders' input of an item, called ``name`` in errors.
 
-        Args:
-            digest: The item's.
-            decoded: The item.
-            name: What to call it in an error.
-
-        Raises:
-            MediaError: The checkpoint's processor refuses it.
+        Raises :class:`MediaError` if the checkpoint's processor refuses it.
         """
         ...
 
     def settled(self, item: Any) -> PreparedItem:
         """The part of a recording that goes on which further audio does not change, unless it is louder.
 
-        Args:
-            item: What :meth:`prepare` returned for the recording so far.
+        ``item`` is what :meth:`prepare` returned for the recording so far.
         """
         ...
 
     def lay_out(self, prompt: Sequence[int], items: Sequence[Any]) -> MultiModalInput:
-        """Replace each placeholder of a prompt by the tokens of its item.
-
-        Args:
-            prompt: Token ids, one placeholder for each item.
-            items: What :meth:`prepare` returned for each placeholder, in their order.
-        """
+        """Replace each placeholder of a prompt by the tokens of its item, as :meth:`prepare` returned it."""
         ...
 
     def positions(self, length: int, features: Sequence[MultiModalFeatureSpec]) -> Positions:
-        """Position ids int64 ``[3, length]`` of a prompt with media.
-
-        Args:
-            length: Tokens of the prompt.
-            features: The engine's, of all its media.
-        """
+        """Position ids int64 ``[3, length]`` of a prompt, by the engine's features of all its media."""
         ...
 
 
@@ -137,11 +113,7 @@ class NoMedia:
 def check_placeholders(
     prompt: Sequence[int], items: Sequence[MediaItem], placeholders: Mapping[MediaKind, int]
 ) -> None:
-    """Refuse a prompt whose placeholders are not those of its items.
-
-    Raises:
-        InvalidRequestError: They differ in number, kind or order.
-    """
+    """Raise :class:`InvalidRequestError` at placeholders of other number, kind or order than the items."""
     kind_of = {token: kind for kind, token in placeholders.items()}
     found = [kind_of[token] for token in prompt if token in kind_of]
     given = [item.kind for item in items]

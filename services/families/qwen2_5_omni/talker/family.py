@@ -20,8 +20,7 @@ _CODES_PER_BLOCK: Final = "codes_per_block"
 def talker_config(config: Any) -> Any:
     """The talker's part of a whole model's configuration, as vLLM is to see it.
 
-    Raises:
-        CheckpointError: Its position ids are none of M-RoPE's.
+    Raises :class:`CheckpointError` if its position ids are none of M-RoPE's.
     """
     talker = getattr(config, "talker_config", None)
     if talker is None:
@@ -44,11 +43,7 @@ def talker_config(config: Any) -> Any:
 
 
 def speech_rules(config: Any) -> SpeechRules:
-    """How the checkpoint speaks.
-
-    Args:
-        config: What :func:`talker_config` returned.
-    """
+    """How the checkpoint speaks, by what :func:`talker_config` returned."""
     mask, starts = (
         config.tts_codec_mask_token_id,
         [

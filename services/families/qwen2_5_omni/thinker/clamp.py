@@ -18,11 +18,9 @@ _SHIFT: Final = 4.0
 
 
 def log_mel_of(samples: Samples, extractor: Any) -> torch.Tensor:
-    """Log-mel values ``[bins, frames]`` as the reference has them before it clamps.
+    """Log-mel values ``[bins, frames]`` of a recording, as the reference has them before it clamps.
 
-    Args:
-        samples: Of a recording; a second of silence is appended, as for the reference.
-        extractor: The checkpoint's.
+    A second of silence is appended, as for the reference.
     """
     padded = np.concatenate([samples, np.zeros(int(extractor.sampling_rate), np.float32)])
     window = torch.hann_window(extractor.n_fft)
@@ -34,12 +32,7 @@ def log_mel_of(samples: Samples, extractor: Any) -> torch.Tensor:
 
 
 def clamp_by_window(log_mel: torch.Tensor, frames: int) -> torch.Tensor:
-    """Clamp and scale log-mel values, each window by the maximum up to its end.
-
-    Args:
-        log_mel: ``[bins, n]``.
-        frames: Of a window.
-    """
+    """Clamp and scale log-mel ``[bins, n]``, each window of ``frames`` by the maximum up to its end."""
     loudest = torch.tensor(-torch.inf)
     pieces = []
     for window in log_mel.split(frames, dim=1):

@@ -59,10 +59,7 @@ class Features:
 class FeatureExtractor:
     """Runs the checkpoint's processors on one item at a time; safe to use from any thread.
 
-    Args:
-        engine: The thinker's engine.
-        marks: The checkpoint's tokens for media.
-        clamp: ``causal``: the features of a recording depend on nothing that comes later.
+    With ``clamp`` ``causal`` the features of a recording depend on nothing that comes later.
     """
 
     def __init__(self, engine: LLMEngine, marks: Marks, clamp: AudioClamp = "recording") -> None:
@@ -88,17 +85,10 @@ class FeatureExtractor:
     def extract(
         self, digest: str, decoded: DecodedAudio | DecodedImage | DecodedVideo, name: str
     ) -> tuple[Features, ...]:
-        """The features of an item.
+        """The features of an item, called ``name`` in errors.
 
         Those of a recording are cut into windows.  A video whose sound is heard has two, the pictures first.
-
-        Args:
-            digest: Names the file and how it was read.
-            decoded: The item.
-            name: What to call it in an error.
-
-        Raises:
-            MediaError: The checkpoint's processor refuses it.
+        Raises :class:`MediaError` if the checkpoint's processor refuses the item.
         """
         if isinstance(decoded, DecodedAudio):
             data, tokens = self._audio(decoded.samples, name)
@@ -156,8 +146,7 @@ class FeatureExtractor:
 def window_frames(n_window: int) -> int:
     """Mel frames of a window: of as few of the encoder's attention windows as make whole tokens.
 
-    Args:
-        n_window: Half of an attention window, in frames, as the checkpoint has it.
+    ``n_window`` is half of an attention window, in frames, as the checkpoint has it.
     """
     return math.lcm(2 * n_window, 4)
 
@@ -168,14 +157,10 @@ def audio_tokens(frames: int) -> int:
 
 
 def cut_windows(data: MultiModalKwargsItem, frames: int) -> Iterator[Features]:
-    """Cut a recording into windows, each named by its features.
+    """Cut a recording into windows of ``frames``, each named by its features.
 
     The encoder convolves and attends within each of them, so it gives the same for them as for the whole.
     Frames at the end that make no token are left out.
-
-    Args:
-        data: The encoder's input for the whole recording.
-        frames: Of a window.
     """
     for piece in data[_FRAMES].data.split(frames, dim=1):
         if tokens := audio_tokens(piece.shape[1]):
@@ -188,12 +173,7 @@ def cut_windows(data: MultiModalKwargsItem, frames: int) -> Iterator[Features]:
 
 
 def settled(windows: Sequence[Features], frames: int) -> tuple[Features, ...]:
-    """The first windows of a recording, which further audio does not change, unless it is louder.
-
-    Args:
-        windows: Of the recording so far.
-        frames: Of a window.
-    """
+    """The first windows of a recording, which further audio does not change, unless it is louder."""
     whole = [window.tokens == audio_tokens(frames) for window in windows]
     behind = accumulate((window.tokens for window in reversed(windows)), initial=0)
     tokens_behind = list(behind)[-2::-1]

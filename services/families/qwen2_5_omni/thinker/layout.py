@@ -15,13 +15,7 @@ from services.families.qwen2_5_omni.thinker.spans import Clock, interleave
 
 @dataclass(frozen=True)
 class QwenMediaItem:
-    """An item of a request.
-
-    Attributes:
-        digest: Names the file and how it was read: equal digests have equal features.
-        features: As :meth:`FeatureExtractor.extract` returned them: windows of a recording, the frames and
-            the sound of a video, or one.
-    """
+    """An item of a request; equal digests have equal features, see :meth:`FeatureExtractor.extract`."""
 
     digest: str
     features: tuple[Features, ...]
@@ -40,14 +34,7 @@ class QwenMediaItem:
 def lay_out(
     prompt: Sequence[int], items: Sequence[QwenMediaItem], marks: Marks, clock: Clock
 ) -> MultiModalInput:
-    """The engine's input for a prompt with media.
-
-    Args:
-        prompt: Token ids, one placeholder for each item.
-        items: What the placeholders stand for, in their order.
-        marks: The checkpoint's.
-        clock: The checkpoint's.
-    """
+    """The engine's input for a prompt with one placeholder for each item, in their order."""
     waiting = iter(items)
     placeholders = set(marks.placeholders.values())
     laid = _Layout()

@@ -8,13 +8,7 @@ from shared.messages import MediaKind
 
 @dataclass(frozen=True)
 class Marks:
-    """Ids of the tokens that stand for media, from the checkpoint.
-
-    Attributes:
-        placeholders: Of each kind.
-        audio_begin: Before sound.
-        audio_end: Behind it.
-    """
+    """Ids of the checkpoint's tokens that stand for media, and those before and behind sound."""
 
     placeholders: dict[MediaKind, int]
     audio_begin: int

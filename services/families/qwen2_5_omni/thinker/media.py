@@ -17,12 +17,7 @@ from shared.messages import MediaKind
 
 
 class QwenMedia:
-    """See :class:`services.thinker.media.rules.MediaRules`.
-
-    Args:
-        extractor: Runs the checkpoint's processors.
-        marks: The checkpoint's tokens for media.
-    """
+    """See :class:`services.thinker.media.rules.MediaRules`."""
 
     def __init__(self, extractor: FeatureExtractor, marks: Marks) -> None:
         self._extractor = extractor

@@ -54,9 +54,8 @@ class InterleavingThinker(Qwen2_5OmniThinkerForConditionalGeneration):
 class SpeakingThinker(SpeakingModel, InterleavingThinker):
     """A thinker whose hidden states can be spoken.
 
-    A position's row is its last hidden state + its text embedding, where the text embedding is zero
-    at image, audio and video tokens: what transformers'
-    ``Qwen2_5OmniForConditionalGeneration.generate`` hands to the talker.
+    A position's row is its last hidden state + its text embedding, which is zero at image, audio and video
+    tokens: what transformers' ``Qwen2_5OmniForConditionalGeneration.generate`` hands to the talker.
     """
 
     @staticmethod

@@ -10,14 +10,9 @@ from services.thinker.media.rules import Positions
 
 
 def prompt_positions(length: int, features: Sequence[MultiModalFeatureSpec], clock: Clock) -> Positions:
-    """M-RoPE position ids int64 ``[3, length]`` of a prompt.
+    """M-RoPE position ids int64 ``[3, length]`` of a prompt, by the engine's features of all its media.
 
     vLLM's own differ from the reference's where the sound of a video is heard.
-
-    Args:
-        length: Tokens of the prompt.
-        features: The engine's, of all its media.
-        clock: The checkpoint's.
 
     Raises:
         StageFailedError: The engine no longer has the features of a picture or video.

@@ -19,7 +19,7 @@ class Clock:
     """How time becomes position ids.
 
     Attributes:
-        positions_per_second: Position ids of one second, of sound as of video.
+        positions_per_second: Of sound as of video.
         chunk: Position ids of a chunk, the unit in which the sound and the frames of a video alternate.
         merge: Patches that become one token, along each side.
     """
@@ -41,13 +41,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class Grid:
-    """The tokens of a picture or a video.
-
-    Attributes:
-        times: Position id of each temporal patch, from 0 on.
-        height: Rows of tokens.
-        width: Tokens of a row.
-    """
+    """Tokens of a picture or a video: ``height`` rows of ``width`` for each temporal patch's position id."""
 
     times: tuple[int, ...]
     height: int
@@ -80,13 +74,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class VisualSpan:
-    """Tokens of a picture or video in the prompt, with the sound of the video if it is heard.
-
-    Attributes:
-        offset: Index of the first token.
-        grid: Its pictures.
-        audio_tokens: Tokens of the sound that alternates with them; none if it is not heard.
-    """
+    """Tokens of a picture or video in the prompt, and of the sound that alternates with them, if heard."""
 
     offset: int
     grid: Grid
@@ -114,12 +102,9 @@ def interleave(grid: Grid, audio_tokens: int, clock: Clock) -> Iterator[Run]:
 
 
 def mrope_positions(length: int, spans: Iterable[VisualSpan], clock: Clock) -> Positions:
-    """M-RoPE position ids int64 ``[3, length]`` of a prompt.
+    """M-RoPE position ids int64 ``[3, length]`` of a prompt with these pictures and videos, in order.
 
-    Args:
-        length: Tokens of the prompt.
-        spans: All pictures and videos, in order.  Sound alone counts like text.
-        clock: The checkpoint's.
+    Sound alone counts like text.
     """
     pieces: list[Positions] = []
     done = 0

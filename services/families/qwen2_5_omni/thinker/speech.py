@@ -14,11 +14,7 @@ from services.thinker.family import SpeechEmbeddings
 def end_token_ids(hf_config: Any) -> list[int]:
     """The tokens that end a reply: the thinker's ``eos_token_id``, as transformers' generate takes it.
 
-    Args:
-        hf_config: The engine's Hugging Face configuration, of the thinker or of the whole model.
-
-    Raises:
-        CheckpointError: config.json names none.
+    Raises :class:`CheckpointError` if ``config.json`` names none.
     """
     thinker = getattr(hf_config, "thinker_config", hf_config)
     for config in (thinker, thinker.get_text_config()):

@@ -18,15 +18,7 @@ from shared.vllm.transfer import all_to_device
 
 
 def to_blocks(frames: torch.Tensor, block_size: int) -> torch.Tensor:
-    """Cut frames into blocks, the last one padded with zeros.
-
-    Args:
-        frames: [frames, channels].
-        block_size: frames in a block.
-
-    Returns:
-        [blocks, block_size, channels]
-    """
+    """Cut frames [frames, channels] into [blocks, block_size, channels], the last block padded with zeros."""
     blocks = -(-frames.shape[0] // block_size)
     padded = functional.pad(frames, (0, 0, 0, blocks * block_size - frames.shape[0]))
     return padded.view(blocks, block_size, frames.shape[1])
@@ -81,7 +73,7 @@ class BlockLayout:
     def with_neighbours(
         self, states: torch.Tensor, backward: bool, ahead: bool, past: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Put the neighbours' frames beside each block's own.
+        """Put the wanted neighbours' frames beside each block's own.
 
         Args:
             states: [rows, heads, block_size, head_dim].
@@ -129,7 +121,7 @@ def build_layout(
     device: torch.device,
     continued: Sequence[bool] = (),
 ) -> BlockLayout:
-    """Lay out the sequences of a batch.
+    """Lay out the sequences of a batch, one of so many ``frames`` for each request.
 
     Args:
         frames: length of each request's sequence.

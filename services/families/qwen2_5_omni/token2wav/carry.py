@@ -56,11 +56,7 @@ class CarriedChunk:
 
 @dataclass(frozen=True, eq=False)
 class Carry:
-    """Keys and values that the chunks of a batch take over and leave.
-
-    Attributes:
-        chunks: those that do either, in the order of the batch.
-    """
+    """Keys and values that the chunks of a batch take over and leave; in the order of the batch."""
 
     chunks: Sequence[CarriedChunk]
 
@@ -79,14 +75,7 @@ class Carry:
         return torch.cat(taken, dim=1).unbind() if taken else (None, None)
 
     def leave(self, layer: int, evaluations: Sequence[int], key: torch.Tensor, value: torch.Tensor) -> None:
-        """Keep what the next chunks will need, in the place of what was looked up.
-
-        Args:
-            layer: number of the layer among those that look back.
-            evaluations: number of each request's evaluation of the network.
-            key: [rows, heads, block_size, head_dim].
-            value: shaped as ``key``.
-        """
+        """Keep keys and values [rows, heads, block_size, head_dim] in the place of those looked up."""
         for chunk in self.chunks:
             if chunk.last_rows is not None:
                 place = chunk.past[evaluations[chunk.request], layer]

@@ -12,8 +12,7 @@ from omnirelay.errors import CheckpointError
 def component_configs(config: object) -> tuple[Qwen2_5OmniDiTConfig, Qwen2_5OmniBigVGANConfig]:
     """Return the configurations of the transformer and of the vocoder.
 
-    Raises:
-        CheckpointError: this is no configuration of token2wav, or its parts do not fit each other.
+    Raises :class:`CheckpointError` if this is none of token2wav, or its parts do not fit each other.
     """
     if not isinstance(config, Qwen2_5OmniToken2WavConfig):
         raise CheckpointError(f"expected a token2wav configuration, got {type(config).__name__}")

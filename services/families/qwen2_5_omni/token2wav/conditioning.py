@@ -91,12 +91,7 @@ class SolverState:
 
 
 class Conditioner:
-    """Prepares requests for a transformer and puts prepared ones into a batch.
-
-    Args:
-        dit: the transformer, weights loaded before the first use.
-        speakers: voices of the checkpoint.
-    """
+    """Prepares requests for a transformer, whose weights are loaded, and puts prepared ones into a batch."""
 
     def __init__(self, dit: DiffusionTransformer, speakers: Mapping[str, Speaker]) -> None:
         self._dit = dit
@@ -110,11 +105,7 @@ class Conditioner:
         return self._dit.input_embed.proj.weight.device
 
     def voice(self, name: str) -> Voice:
-        """Embed a voice, or recall it.
-
-        Raises:
-            UnknownSpeakerError: the checkpoint has no such voice.
-        """
+        """Embed a voice, or recall it; raises :class:`UnknownSpeakerError` if the checkpoint lacks it."""
         if name not in self._voices:
             speaker = self._speakers.get(name)
             if speaker is None:
@@ -132,13 +123,9 @@ class Conditioner:
         return Voice(embed.project_voice(ref_mel, cond), silence + no_code)
 
     def prepare(self, chunk: SynthesisChunk) -> SolverState:
-        """Compute everything of a request that does not change over the solver's steps.
+        """Compute all of a valid chunk (see ``validate_chunk``) that does not change over the solver's steps.
 
-        Args:
-            chunk: a valid one (see ``validate_chunk``).
-
-        Raises:
-            UnknownSpeakerError: the checkpoint has no such voice.
+        Raises :class:`UnknownSpeakerError` if the checkpoint has no such voice.
         """
         config = self._dit.config
         voice = self.voice(chunk.speaker)
@@ -243,11 +230,7 @@ def _carry(states: Sequence[SolverState], layout: BlockLayout, block_size: int) 
 
 
 def check_speakers(speakers: Mapping[str, Speaker], config: Qwen2_5OmniDiTConfig, path: Path) -> None:
-    """Refuse voices that do not fit the checkpoint's transformer.
-
-    Raises:
-        CheckpointError: naming the file and the key.
-    """
+    """Raise :class:`CheckpointError`, naming file and key, at voices that do not fit the transformer."""
     # Reflection needs more frames than it adds.
     shortest = 1 + max(
         (kernel - 1) * dilation // 2

@@ -59,24 +59,18 @@ class DiTBatch:
     carry: Carry
 
     def modulation(self, evaluations: Sequence[int]) -> torch.Tensor:
-        """Look up what modulates the layers at each request's evaluation.
+        """What modulates the layers at each request's evaluation, float32 [requests, values].
 
-        Returns:
-            float32 [requests, values], or [1, values] where it is the same for all.
+        [1, values] where it is the same for all.
         """
         found = [table[number] for table, number in zip(self.modulations, evaluations, strict=True)]
         same = all(table is self.modulations[0] for table in self.modulations) and len(set(evaluations)) == 1
         return torch.stack(found[:1] if same else found)
 
     def of_rows(self, values: torch.Tensor, count: int) -> tuple[torch.Tensor, ...]:
-        """Hand each row its request's part of a modulation.
+        """Hand each row its request's part of a layer's modulation, float32 [requests or 1, count * hidden].
 
-        Args:
-            values: of a layer, float32 [requests or 1, count * hidden].
-            count: vectors in it.
-
-        Returns:
-            ``count`` tensors, float32 [rows or 1, 1, hidden].
+        Returns ``count`` tensors, float32 [rows or 1, 1, hidden].
         """
         if values.shape[0] > 1:
             values = values[self.layout.request]
@@ -101,15 +95,7 @@ class InputEmbedding(nn.Module):
         return functional.linear(mel, self._columns()[0])
 
     def project_voice(self, ref_mel: torch.Tensor, cond: torch.Tensor) -> torch.Tensor:
-        """Project a voice, with the bias.
-
-        Args:
-            ref_mel: float32 [1, frames, mel_dim].
-            cond: float32 [1, enc_emb_dim].
-
-        Returns:
-            float32 [hidden]
-        """
+        """Project a voice, [1, frames, mel_dim] and [1, enc_emb_dim], with the bias; float32 [hidden]."""
         _, voice, _, speaker = self._columns()
         encoded = functional.linear(self.spk_encoder(ref_mel), voice)
         return (encoded + functional.linear(cond, speaker)).squeeze(0) + self.proj.bias
@@ -125,11 +111,7 @@ class InputEmbedding(nn.Module):
 class BlockAttention(nn.Module):
     """Attention of each block to itself and, where the layer reaches that far, its neighbours.
 
-    Args:
-        config: of the transformer.
-        past_index: number of the layer among those that look back; None if it does not.
-        ahead: whether it looks ahead.
-        projection: makes its linear layers.
+    ``past_index`` numbers the layer among those that look back; None if it does not.
     """
 
     def __init__(
@@ -170,13 +152,9 @@ class BlockAttention(nn.Module):
 
 
 def _rotate_first_head(states: torch.Tensor, batch: DiTBatch) -> torch.Tensor:
-    """Apply rotary embedding to the first head only, as the checkpoint was trained; in place.
+    """Rotate the first head of [rows, heads, block_size, head_dim], as the checkpoint was trained; in place.
 
     The members of a pair stand side by side in the checkpoint: a pair is a complex number.
-
-    Args:
-        states: [rows, heads, block_size, head_dim].
-        batch: with the rotary table.
     """
     torch.view_as_complex(states[:, 0].unflatten(-1, (-1, 2))).mul_(batch.rotation)
     return states
@@ -215,10 +193,7 @@ def _gelu_(values: torch.Tensor) -> torch.Tensor:
 class Modulation(nn.Module):
     """Time-dependent shifts, scales and gates of a layer (adaLN-Zero of Peebles & Xie, "DiT", 2023).
 
-    Args:
-        hidden_size: of the layer.
-        count: vectors that it wants.
-        scales: which of them are scales: deviations from one in the checkpoint.
+    ``scales`` says which of its ``count`` vectors are scales: deviations from one in the checkpoint.
     """
 
     def __init__(self, hidden_size: int, count: int, scales: Sequence[int]) -> None:
@@ -275,15 +250,7 @@ class DiTLayer(nn.Module):
 
 
 class DiffusionTransformer(nn.Module):
-    """Velocity of a batch of noisy mel spectrograms.
-
-    Args:
-        config: ``dit_config`` of the checkpoint.
-        projection: makes linear layers, which compute most of it.
-
-    Attributes:
-        config: as given.
-    """
+    """Velocity of a batch of noisy mel spectrograms; ``projection`` makes the linear layers."""
 
     def __init__(self, config: Qwen2_5OmniDiTConfig, projection: Projection = nn.Linear) -> None:
         super().__init__()
@@ -299,13 +266,9 @@ class DiffusionTransformer(nn.Module):
         self.proj_out = projection(config.hidden_size, config.mel_dim)
 
     def modulation(self, times: torch.Tensor) -> torch.Tensor:
-        """Compute the shifts, scales and gates of all layers: they depend on nothing but the time.
+        """Shifts, scales and gates of all layers at float32 [times], on which alone they depend.
 
-        Args:
-            times: float32 [times].
-
-        Returns:
-            float32 [times, (6 * layers + 2) * hidden]
+        Returns float32 [times, (6 * layers + 2) * hidden].
         """
         time = functional.silu(self.time_embed(times))
         # In the order of the layers; the output's comes last.

@@ -27,12 +27,9 @@ _COMPUTED = ["rotary_embed.inv_freq", "sample.filter"]
 
 
 class Token2WavForSynthesis(SynthesisModel):
-    """DiT and vocoder.
+    """DiT and vocoder, float32 as the reference insists (``Qwen2_5OmniForConditionalGeneration``).
 
-    Weights are float32, as the reference insists (``Qwen2_5OmniForConditionalGeneration``).
-
-    Raises:
-        CheckpointError: the configuration or the speaker file does not fit.
+    Raises :class:`CheckpointError` if the configuration or the speaker file does not fit.
     """
 
     hf_to_vllm_mapper = WeightsMapper(
@@ -67,8 +64,7 @@ class Token2WavForSynthesis(SynthesisModel):
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Load every tensor of token2wav, and skip those of the other stages.
 
-        Raises:
-            CheckpointError: a tensor is missing, unknown, or of another shape.
+        Raises :class:`CheckpointError` if one is missing, unknown, or of another shape.
         """
         loader = AutoWeightsLoader(self, ignore_unexpected_suffixes=_COMPUTED)
         try:

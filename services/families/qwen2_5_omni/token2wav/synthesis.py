@@ -32,10 +32,6 @@ class SolverWork:
     """See :class:`services.token2wav.family.Work`.
 
     A chunk takes solver steps, the last of which makes the first piece of audio, and then further pieces.
-
-    Attributes:
-        geometry: Of the checkpoint.
-        budget: Of a step.
     """
 
     geometry: CodecGeometry
@@ -70,10 +66,8 @@ def steps_of(chunk: SynthesisChunk) -> int:
 def validate_chunk(chunk: SynthesisChunk, geometry: CodecGeometry) -> None:
     """Refuse a chunk that the model would fail on, or worse, answer wrongly.
 
-    Its codec ids were checked when they came (:meth:`CodecGeometry.check_codes`).
-
-    Raises:
-        InvalidRequestError: naming the field.
+    Its codec ids were checked when they came (:meth:`CodecGeometry.check_codes`).  An
+    :class:`InvalidRequestError` names the field.
     """
     _validate_window(chunk, geometry)
     if not 2 <= chunk.time_points <= MAX_TIME_POINTS:

@@ -20,15 +20,8 @@ _END_S: Final = 5.0
 class DecoderProcess:
     """A child that decodes; it has been started, and is not ready before :meth:`wait_until_ready`.
 
-    Args:
-        command: The program; the descriptor of its end of the socket pair is added.
-
-    Attributes:
-        pipe: The other end.
-        ready: It takes files.
-
-    Raises:
-        OSError: No process can be started.
+    The descriptor of its end of the socket pair is added to ``command``.  Raises ``OSError`` if no process
+    can be started.
     """
 
     def __init__(self, command: Sequence[str]) -> None:
@@ -73,8 +66,7 @@ class DecoderProcess:
 
         Raises:
             MessageError: It says something else, or nothing for too long.
-            EOFError: It ended.
-            OSError: It ended.
+            EOFError, OSError: It ended.
         """
         self.pipe.set_deadline(_START_S)
         try:

@@ -20,18 +20,10 @@ _SHORTEST: Final = Fraction(1, MAX_FRAME_RATE)
 
 
 def decode_animation(data: bytes, form: Format, limits: DecodeLimits) -> Pixels:
-    """Decode the sampled frames of an animation.
+    """Decode the sampled frames of a png, gif or webp, ``[t, height, width, 3]``, uint8, RGB.
 
     A frame counts as often as it lasts longer than the shortest one: programs write a long frame for several
     that are equal.  Frames that would have more than ``limits.max_decoded_bytes`` together are scaled down.
-
-    Args:
-        data: The whole file.
-        form: png, gif or webp.
-        limits: Sizes and lengths that are taken, and how to sample.
-
-    Returns:
-        ``[t, height, width, 3]``, uint8, RGB.
 
     Raises:
         MediaError: It is damaged, cut short, too small, or not animated.

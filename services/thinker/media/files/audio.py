@@ -21,15 +21,7 @@ _LOUDEST: Final = 1e10
 
 
 def decode_audio(data: bytes, form: Format, limits: DecodeLimits) -> Samples:
-    """Decode a sound file, or the sound of a video file.
-
-    Args:
-        data: The whole file.
-        form: Its format.
-        limits: Longest sound, and the rate to resample to.
-
-    Returns:
-        ``[n]``, float32, mono.
+    """Decode a sound file, or the sound of a video file; ``[n]``, float32, mono.
 
     Raises:
         MediaError: There is no sound, or the file is damaged or cut short.
@@ -48,18 +40,9 @@ def decode_audio(data: bytes, form: Format, limits: DecodeLimits) -> Samples:
 
 
 def decode_sound_track(data: bytes, form: Format, limits: DecodeLimits) -> Samples:
-    """Decode the sound of a video, at most as long as a video may be; what is longer is cut off.
+    """Decode the sound of a video, at most as long as a video may be; ``[n]``, float32, mono.
 
-    Args:
-        data: The whole file.
-        form: Its format.
-        limits: Longest video, and the rate to resample to.
-
-    Returns:
-        ``[n]``, float32, mono.
-
-    Raises:
-        MediaError: There is no sound, or the file is damaged or cut short.
+    Raises :class:`MediaError` if there is no sound, or the file is damaged or cut short.
     """
     with MediaFile(data, form) as file:
         track = file.sound_track()
@@ -101,11 +84,7 @@ class _Sound:
         self._pieces.append(self._resampler.resample_chunk(samples) if self._resampler else samples)
 
     def close(self) -> Samples:
-        """All samples, once nothing follows.
-
-        Raises:
-            MediaError: There are none, or some are no finite numbers.
-        """
+        """All samples, once nothing follows; raises MediaError if there are none, or some are not finite."""
         if self._resampler:
             self._pieces.append(self._resampler.resample_chunk(np.empty(0, np.float32), last=True))
         samples = np.concatenate(self._pieces) if self._pieces else np.empty(0, np.float32)

@@ -52,12 +52,8 @@ def reading() -> Iterator[None]:
 class MediaFile:
     """A file with tracks of sound and pictures; a context manager.
 
-    Args:
-        data: The whole file.
-        form: Its format; FFmpeg takes it for this and nothing else, and opens no other file.
-
-    Raises:
-        MediaError: It is cut short, or FFmpeg cannot read its beginning.
+    FFmpeg takes it for ``form`` and nothing else, and opens no other file.  Raises :class:`MediaError` if it
+    is cut short, or FFmpeg cannot read its beginning.
     """
 
     def __init__(self, data: bytes, form: Format) -> None:
@@ -81,18 +77,13 @@ class MediaFile:
         self._container.close()
 
     def sound_track(self) -> AudioStream | None:
-        """The first track of sound, if there is one.
-
-        Raises:
-            MediaError: Its codec is not decoded here.
-        """
+        """The first track of sound, if any; raises :class:`MediaError` if its codec is not decoded here."""
         return next((_checked(track) for track in self._container.streams.audio), None)
 
     def picture_track(self) -> VideoStream | None:
         """The first track of moving pictures, if there is one; a cover is none.
 
-        Raises:
-            MediaError: Its codec is not decoded here.
+        Raises :class:`MediaError` if its codec is not decoded here.
         """
         tracks = (
             track
@@ -114,10 +105,8 @@ class MediaFile:
     def packets(self, track: AudioStream | VideoStream) -> "Iterator[Packet[Any]]":
         """The packets of a track, and one without data at the end.
 
-        The other tracks are looked at too, so that a file that ends too early is noticed.
-
-        Raises:
-            MediaError: The file is cut short or damaged.
+        The other tracks are looked at too, so that a file that ends too early is noticed: raises
+        :class:`MediaError` if it is cut short or damaged.
         """
         first, last, count = float("inf"), float("-inf"), 0
         with reading():
@@ -134,11 +123,7 @@ class MediaFile:
         self._check_length(max(0.0, last - first), count)
 
     def frames(self, track: AudioStream | VideoStream) -> Iterator[Any]:
-        """The frames of a track, decoded.
-
-        Raises:
-            MediaError: The file is cut short or damaged.
-        """
+        """The decoded frames of a track; raises :class:`MediaError` if the file is cut short or damaged."""
         for packet in self.packets(track):
             with reading():
                 yield from packet.decode()

@@ -49,14 +49,9 @@ _SIGNATURES: Final[tuple[tuple[Format, int, bytes, bytes], ...]] = (
 
 
 def check_format(kind: MediaKind, data: bytes) -> Format:
-    """The format of an item.
+    """The format of an item, by its whole file or its beginning with all tags.
 
-    Args:
-        kind: What it was sent as.
-        data: The whole file, or its beginning with all tags.
-
-    Raises:
-        MediaError: It is of no format that is taken for this kind, or there are no bytes.
+    Raises :class:`MediaError` if it is none that is taken for this kind, or there are no bytes.
     """
     if not data:
         raise MediaError("the file is empty")

@@ -10,12 +10,7 @@ from services.thinker.media.limits import MAX_FRAME_RATE, MAX_SIDES_RATIO, Decod
 
 
 def check_rate(total: int, rate: float, limits: DecodeLimits) -> None:
-    """Refuse a video for its length or its frame rate.
-
-    Args:
-        total: Frames of the video.
-        rate: Its frames a second.
-        limits: Longest video.
+    """Refuse a video of ``total`` frames for its length or its frames a second.
 
     Raises:
         MediaError: There are too many frames in a second.
@@ -28,11 +23,6 @@ def check_rate(total: int, rate: float, limits: DecodeLimits) -> None:
 
 def sample_frames(total: int, rate: float, limits: DecodeLimits) -> NDArray[np.int64]:
     """Choose frames evenly, as transformers' ``Qwen2VLVideoProcessor.sample_frames`` does.
-
-    Args:
-        total: Frames of the video.
-        rate: Its frames a second.
-        limits: Sampling rate, least and most frames.
 
     Returns:
         ``[n]``, ascending indices below ``total``; n is a multiple of the temporal patch size.
@@ -58,8 +48,7 @@ def sample_frames(total: int, rate: float, limits: DecodeLimits) -> NDArray[np.i
 def fit_frames(count: int, width: int, height: int, limits: DecodeLimits) -> tuple[int, int]:
     """Width and height of sampled frames: smaller, if all of them together would have too many bytes.
 
-    Raises:
-        MediaTooLargeError: They would become too small.
+    Raises :class:`MediaTooLargeError` if they would become too small.
     """
     ratio = math.sqrt(limits.max_decoded_bytes / (3 * count * width * height))
     if ratio >= 1:

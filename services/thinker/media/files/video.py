@@ -28,18 +28,10 @@ _MATRIX: Final = struct.Struct("=2i4x2i16x")
 
 
 def decode_video(data: bytes, form: Format, limits: DecodeLimits) -> Pixels:
-    """Decode the sampled frames of a video.
+    """Decode the sampled frames of an mp4 or webm, ``[t, height, width, 3]``, uint8, RGB, upright.
 
     Frames that would have more than ``limits.max_decoded_bytes`` together are scaled down while they are
     decoded, all to one size that keeps the ratio of their sides.
-
-    Args:
-        data: The whole file.
-        form: mp4 or webm.
-        limits: Sizes and lengths that are taken, and how to sample.
-
-    Returns:
-        ``[t, height, width, 3]``, uint8, RGB, upright.
 
     Raises:
         MediaError: It is damaged, cut short, too small, or has too few frames.
@@ -91,16 +83,10 @@ def _is_shown(packet: "Packet[VideoStream]") -> bool:
 
 
 def decode_frames(file: MediaFile, wanted: NDArray[np.int64], total: int, limits: DecodeLimits) -> Pixels:
-    """Decode a video up to the last frame that is wanted, and keep those that are.
+    """Decode a video, open at its beginning, up to the last frame that is wanted, and keep those that are.
 
-    Args:
-        file: The open file, at its beginning.
-        wanted: ``[t]``, ascending indices of frames.
-        total: Number of frames that were counted; a few of them may not come out of the decoder.
-        limits: Sizes that are taken.
-
-    Returns:
-        ``[t, height, width, 3]``, uint8, RGB, upright.
+    ``wanted`` are ascending indices ``[t]``.  Of the ``total`` frames that were counted a few may not come
+    out of the decoder.  Returns ``[t, height, width, 3]``, uint8, RGB, upright.
 
     Raises:
         MediaError: The file is damaged or cut short, or its frames are too small.
@@ -132,10 +118,7 @@ def decode_frames(file: MediaFile, wanted: NDArray[np.int64], total: int, limits
 class Upright:
     """What is done to a video's frames before they are shown: phones film lying or mirrored, and say so.
 
-    Attributes:
-        swapped: Rows become columns, before anything else.
-        left_right: Left and right change places.
-        up_down: Top and bottom do.
+    Rows become columns (``swapped``) before anything else.
     """
 
     swapped: bool = False
