@@ -70,7 +70,6 @@ class TalkerModel(Protocol):
         Returns:
             The other ids int64 ``[n, groups - 1]``.
         """
-        ...
 
 
 @dataclass(frozen=True)

@@ -33,11 +33,9 @@ class TrackWriter(Protocol):
         Rows come in order, without gap; ``start`` is the thinker's position of the first, ``positions`` are
         ``[3, m]``.
         """
-        ...
 
     def close(self) -> ConditioningRows:
         """Make the last message."""
-        ...
 
 
 @dataclass(frozen=True)

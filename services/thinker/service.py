@@ -11,6 +11,7 @@ from prometheus_client.core import Metric
 from vllm import SamplingParams
 from vllm.inputs import MultiModalInput, TokensInput, tokens_input
 from vllm.outputs import RequestOutput
+from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from omnirelay.errors import (
@@ -29,7 +30,6 @@ from services.thinker.prefills import Prefills
 from services.thinker.resume import Progress
 from services.thinker.rows import RowSender
 from services.thinker.scheduler import PROMPT_TOKENS, SPEECH, ThinkerScheduler
-from services.thinker.text_sampling import vllm_params
 from services.thinker.text_sender import Generation, TextSender
 from shared.config import MediaConfig, ThinkerConfig
 from shared.messages import (
@@ -322,6 +322,7 @@ class ThinkerService:
         if progress.finish_reason is not None:
             # vLLM computes no prompt without drawing a token behind it; this one is thrown away.
             sampling, made = TextSampling(max_tokens=1), 0
+        schema = sampling.json_schema
         return sampling_params(
             sampling,
             stage=self.name,
@@ -330,7 +331,12 @@ class ThinkerService:
             room=room,
             made=made,
             extra_args={SPEECH: progress.needs_rows, PROMPT_TOKENS: length, **answer_penalties(sampling)},
-            further=vllm_params(sampling),
+            further={
+                "min_p": sampling.min_p,
+                "logit_bias": sampling.logit_bias or None,
+                "logprobs": sampling.logprobs,
+                "structured_outputs": StructuredOutputsParams(json=schema) if schema is not None else None,
+            },
         )
 
     def _track_of(self, engine_id: str) -> TrackWriter | None:

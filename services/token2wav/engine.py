@@ -145,17 +145,9 @@ class SynthesisEngine:
         self.geometry = family.geometry(config)
         self.model_time = watch_model(engine)
         self._work = family.work(config, budget)
-        self.scheduler.work = self._work
-
-    @property
-    def scheduler(self) -> SynthesisScheduler:
-        """The engine's; raises :class:`StageFailedError` if :func:`build_token2wav` did not build it."""
         # vLLM's client of an engine core in the same process is a thin wrapper around it.
-        core = getattr(self._engine.engine_core, "engine_core", None)
-        scheduler = getattr(core, "scheduler", None)
-        if not isinstance(scheduler, SynthesisScheduler):
-            raise StageFailedError(f"the engine runs a {type(scheduler).__name__}, not a SynthesisScheduler")
-        return scheduler
+        self.scheduler: SynthesisScheduler = engine.engine_core.engine_core.scheduler
+        self.scheduler.work = self._work
 
     def submit_chunk(self, request_id: str, chunk: SynthesisChunk, priority: int = 0) -> None:
         """Queue a chunk under an id unique among those in flight; lower priorities run first.

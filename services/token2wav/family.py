@@ -31,15 +31,12 @@ class Work(Protocol):
 
     def advances(self, chunk: SynthesisChunk) -> int:
         """How often a chunk has to be advanced until it is audio, at most the engine's positions."""
-        ...
 
     def cost(self, chunk: SynthesisChunk, done: int) -> Cost:
         """What the next advance takes, where so many are done."""
-        ...
 
     def check(self, chunk: SynthesisChunk) -> None:
         """Refuse a chunk that the model would fail on: an :class:`InvalidRequestError` names the field."""
-        ...
 
 
 class Synthesizer(Protocol):
@@ -53,18 +50,15 @@ class Synthesizer(Protocol):
 
         Raises :class:`OmniRelayError` if the chunk cannot be synthesized.
         """
-        ...
 
     def advance(self, states: Sequence[Any], advances: Sequence[range]) -> None:
         """Advance chunks by their states; each takes those of its :meth:`Work.advances` that are given."""
-        ...
 
     def finished(self, state: Any) -> torch.Tensor | None:
         """The samples of a chunk that was just advanced; None while there is more to be done.
 
         float32 ``[samples]`` at :data:`omnirelay.values.SAMPLE_RATE`, none of them for a silent chunk.
         """
-        ...
 
 
 @dataclass(frozen=True)

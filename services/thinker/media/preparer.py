@@ -62,7 +62,9 @@ class MediaPreparer:
         self._closed = False
         self.metrics: Final = MediaMetrics()
         self._budget: Final = _ByteBudget(config.max_held_bytes)
-        self._cache = _ItemCache(config.cache_bytes)
+        self._cache: LRUCache[str, PreparedItem] = LRUCache(
+            config.cache_bytes, getsizeof=lambda item: item.nbytes
+        )
         self._limits = _decode_limits(config, rules)
         self._threads = ThreadPoolExecutor(config.decoders, "media", self._start_thread)
         self._own = threading.local()
@@ -180,7 +182,8 @@ class MediaPreparer:
         hasher = hashlib.sha256(item.data.view)
         hasher.update(f"{item.kind} {with_audio}".encode())
         digest = hasher.hexdigest()
-        prepared = self._cache.get(digest)
+        with self._lock:
+            prepared = self._cache.get(digest)
         if prepared is not None:
             self.metrics.items(item.kind, "cached").inc()
             return prepared
@@ -191,31 +194,15 @@ class MediaPreparer:
                 )
             prepared = self._rules.prepare(digest, decoded, name)
         self.metrics.items(item.kind, "decoded").inc()
-        if keep:
-            self._cache.put(prepared)
+        if keep and prepared.nbytes <= self._cache.maxsize:
+            with self._lock:
+                self._cache[digest] = prepared
         return prepared
 
     def _require_wanted(self, request: ThinkerInput) -> None:
         """Stop the work for a request that was released."""
         if request.request_id not in self._waiting:
             raise CancelledRequestError("the request was released")
-
-
-class _ItemCache:
-    """The items used last, bounded in bytes."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self._lock = threading.Lock()
-        self._items: LRUCache[str, PreparedItem] = LRUCache(max_bytes, getsizeof=lambda item: item.nbytes)
-
-    def get(self, digest: str) -> PreparedItem | None:
-        with self._lock:
-            return self._items.get(digest)
-
-    def put(self, item: PreparedItem) -> None:
-        with self._lock:
-            if item.nbytes <= self._items.maxsize:
-                self._items[item.digest] = item
 
 
 class _ByteBudget:

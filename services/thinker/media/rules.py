@@ -10,11 +10,10 @@ from vllm.inputs import MultiModalInput
 from vllm.multimodal.inputs import MultiModalFeatureSpec
 
 from omnirelay.errors import InvalidRequestError
-from services.thinker.media.decoded import DecodedAudio, DecodedImage, DecodedVideo
+from services.thinker.media.decoded import Decoded
 from shared.messages import MediaItem, MediaKind
 
 Positions = npt.NDArray[np.int64]
-Decoded = DecodedAudio | DecodedImage | DecodedVideo
 
 
 @dataclass(frozen=True)
@@ -33,17 +32,14 @@ class PreparedItem(Protocol):
     @property
     def digest(self) -> str:
         """Names the file and how it was read: equal digests have equal features."""
-        ...
 
     @property
     def tokens(self) -> int:
         """Tokens that it takes in the prompt."""
-        ...
 
     @property
     def nbytes(self) -> int:
         """Bytes held."""
-        ...
 
 
 class MediaRules(Protocol):
@@ -66,22 +62,18 @@ class MediaRules(Protocol):
 
         Raises :class:`MediaError` if the checkpoint's processor refuses it.
         """
-        ...
 
     def settled(self, item: Any) -> PreparedItem:
         """The part of a recording that goes on which further audio does not change, unless it is louder.
 
         ``item`` is what :meth:`prepare` returned for the recording so far.
         """
-        ...
 
     def lay_out(self, prompt: Sequence[int], items: Sequence[Any]) -> MultiModalInput:
         """Replace each placeholder of a prompt by the tokens of its item, as :meth:`prepare` returned it."""
-        ...
 
     def positions(self, length: int, features: Sequence[MultiModalFeatureSpec]) -> Positions:
         """Position ids int64 ``[3, length]`` of a prompt, by the engine's features of all its media."""
-        ...
 
 
 class NoMedia:

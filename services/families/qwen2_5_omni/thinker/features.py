@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, Final
 
+import numpy as np
 import torch
 from PIL import Image
 from vllm.multimodal.inputs import MultiModalKwargsItem
@@ -16,9 +17,7 @@ from vllm.multimodal.processing.context import TimingContext
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from omnirelay.errors import MediaError
-from services.families.qwen2_5_omni.thinker.clamp import clamp_by_window, log_mel_of
-from services.families.qwen2_5_omni.thinker.marks import Marks
-from services.families.qwen2_5_omni.thinker.spans import Clock, Grid
+from services.families.qwen2_5_omni.thinker.spans import Clock, Grid, Marks
 from services.thinker.media.decoded import DecodedAudio, DecodedImage, DecodedVideo, Samples
 from services.thinker.media.rules import FrameSampling
 from shared.config.media import AudioClamp
@@ -189,3 +188,32 @@ def _digest(mel: torch.Tensor) -> str:
     # As bytes: NumPy has no bfloat16.
     hasher.update(mel.contiguous().view(torch.uint8).numpy().data)
     return hasher.hexdigest()
+
+
+_SMALLEST: Final = 1e-10
+_RANGE: Final = 8.0
+_SHIFT: Final = 4.0
+
+
+def log_mel_of(samples: Samples, extractor: Any) -> torch.Tensor:
+    """Log-mel values ``[bins, frames]`` of a recording, as the reference has them before it clamps.
+
+    A second of silence is appended, as for the reference.
+    """
+    padded = np.concatenate([samples, np.zeros(int(extractor.sampling_rate), np.float32)])
+    window = torch.hann_window(extractor.n_fft)
+    waveform = torch.from_numpy(padded)
+    stft = torch.stft(waveform, extractor.n_fft, extractor.hop_length, window=window, return_complex=True)
+    power = (stft[..., :-1].abs() ** 2).contiguous()
+    mel = torch.from_numpy(extractor.mel_filters).to(torch.float32).T @ power
+    return torch.clamp(mel, min=_SMALLEST).log10()
+
+
+def clamp_by_window(log_mel: torch.Tensor, frames: int) -> torch.Tensor:
+    """Clamp and scale log-mel ``[bins, n]``, each window of ``frames`` by the maximum up to its end."""
+    loudest = torch.tensor(-torch.inf)
+    pieces = []
+    for window in log_mel.split(frames, dim=1):
+        loudest = torch.maximum(loudest, window.max())
+        pieces.append((torch.maximum(window, loudest - _RANGE) + _SHIFT) / _SHIFT)
+    return torch.cat(pieces, dim=1)

@@ -10,8 +10,11 @@ from itertools import zip_longest
 from typing import Any, Literal, Self
 
 import numpy as np
+from vllm.multimodal.inputs import MultiModalFeatureSpec
 
+from omnirelay.errors import StageFailedError
 from services.thinker.media.rules import Positions
+from shared.messages import MediaKind
 
 
 @dataclass(frozen=True)
@@ -150,3 +153,55 @@ def _chunks(times: Sequence[int], width: int) -> Iterator[tuple[int, int]]:
             start = index
             limit += width
     yield start, len(times)
+
+
+@dataclass(frozen=True)
+class Marks:
+    """Ids of the checkpoint's tokens that stand for media, and those before and behind sound."""
+
+    placeholders: dict[MediaKind, int]
+    audio_begin: int
+    audio_end: int
+
+    @classmethod
+    def of(cls, thinker_config: Any) -> Self:
+        """The tokens that a checkpoint's ``thinker_config`` names."""
+        return cls(
+            placeholders={
+                "audio": thinker_config.audio_token_index,
+                "image": thinker_config.image_token_index,
+                "video": thinker_config.video_token_index,
+            },
+            audio_begin=thinker_config.audio_start_token_id,
+            audio_end=thinker_config.audio_end_token_id,
+        )
+
+
+def prompt_positions(length: int, features: Sequence[MultiModalFeatureSpec], clock: Clock) -> Positions:
+    """M-RoPE position ids int64 ``[3, length]`` of a prompt, by the engine's features of all its media.
+
+    vLLM's own differ from the reference's where the sound of a video is heard.
+
+    Raises:
+        StageFailedError: The engine no longer has the features of a picture or video.
+    """
+    sounds = {
+        each.mm_position.offset: each.mm_position.get_num_embeds()
+        for each in features
+        if each.modality == "audio"
+    }
+    spans = [
+        VisualSpan(feature.mm_position.offset, _grid(feature, clock), sounds.get(feature.mm_position.offset))
+        for feature in sorted(features, key=lambda each: each.mm_position.offset)
+        if feature.modality != "audio"
+    ]
+    return mrope_positions(length, spans, clock)
+
+
+def _grid(feature: MultiModalFeatureSpec, clock: Clock) -> Grid:
+    """The grid of a picture or video, from what its encoder is given."""
+    if feature.data is None:
+        raise StageFailedError("the engine has lost the features of an item")
+    patches = feature.data[f"{feature.modality}_grid_thw"].data.tolist()
+    is_video = feature.modality == "video"
+    return Grid.of(patches, float(feature.data["second_per_grid_ts"].data) if is_video else 0.0, clock)

@@ -6,9 +6,8 @@ from typing import Any, Final
 
 from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniToken2WavConfig
 
-from services.families.qwen2_5_omni.token2wav.checkpoint import component_configs
 from services.families.qwen2_5_omni.token2wav.model import Token2WavForSynthesis
-from services.families.qwen2_5_omni.token2wav.synthesis import SolverWork, geometry_of
+from services.families.qwen2_5_omni.token2wav.synthesis import SolverWork, component_configs, geometry_of
 from services.families.qwen2_5_omni.voices import load_speakers
 from services.token2wav.chunks import CodecGeometry
 from services.token2wav.family import Budget, SynthesisFamily

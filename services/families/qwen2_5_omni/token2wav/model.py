@@ -4,22 +4,31 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import torch
+from torch import nn
 from vllm.config import VllmConfig
+from vllm.model_executor.layers.linear import ReplicatedLinear
 from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper
 from vllm.platforms import current_platform
 
 from omnirelay.errors import CheckpointError
 from services.families.qwen2_5_omni.files import SPEAKER_FILE, is_of_another
-from services.families.qwen2_5_omni.token2wav.checkpoint import component_configs
 from services.families.qwen2_5_omni.token2wav.conditioning import Conditioner, check_speakers
 from services.families.qwen2_5_omni.token2wav.dit import DiffusionTransformer
-from services.families.qwen2_5_omni.token2wav.projection import vllm_projection
-from services.families.qwen2_5_omni.token2wav.synthesis import SolverWork, geometry_of
+from services.families.qwen2_5_omni.token2wav.synthesis import SolverWork, component_configs, geometry_of
 from services.families.qwen2_5_omni.token2wav.synthesizer import SolverSynthesizer
 from services.families.qwen2_5_omni.token2wav.vocoder import Vocoder
 from services.families.qwen2_5_omni.voices import load_speakers
 from services.token2wav.model import SynthesisModel
 from services.token2wav.scheduler import budget_of
+
+
+def vllm_projection(inputs: int, outputs: int) -> nn.Module:
+    """A linear layer in float32 with vLLM's choice of kernel: twice as fast as PyTorch's on many CPUs."""
+    layer: nn.Module = ReplicatedLinear(
+        inputs, outputs, return_bias=False, params_dtype=torch.float32, disable_tp=True
+    )
+    return layer
+
 
 _DIT, _VOCODER = "code2wav_dit_model.", "code2wav_bigvgan_model."
 # Buffers that older releases of transformers wrote into checkpoints; they are computed here.
