@@ -15,21 +15,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Paged:
-    """What a stage's model keeps for each position, and how it can be divided; see ``docs/operations.md``.
+    """What a stage's model keeps for each position, and how it can be divided; see ``docs/operations.md``."""
 
-    Attributes:
-        positions: Most positions of one request, as the checkpoint has it.
-        elements: Numbers a position: keys and values of all layers, and a conditioning row.
-        row: Those of the row, which keep the model's dtype beside a quantised KV cache.
-        divided: Sizes of the model that ``tensor_parallel_size`` must divide, by what they count.
-        key_value_heads: Its attention's; workers have as many each, or as many workers have one.
-    """
-
-    positions: int
-    elements: int
-    row: int = 0
-    divided: Mapping[str, int] = field(default_factory=dict)
-    key_value_heads: int = 0
+    positions: int  # Most positions of one request, as the checkpoint has it
+    elements: int  # Numbers a position: keys and values of all layers, and a conditioning row
+    row: int = 0  # Those of the row, which keep the model's dtype beside a quantised KV cache
+    divided: Mapping[str, int] = field(default_factory=dict)  # Sizes that workers divide, by what they count
+    key_value_heads: int = 0  # Of its attention; workers have as many each, or as many workers have one
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ FAMILIES: Final[Families] = MappingProxyType({each.model_type: each for each in 
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """Read a checkpoint's ``config.json``; raises :class:`CheckpointError` if it cannot be read."""
+    """Read a checkpoint's ``config.json``; raises CheckpointError if it cannot be read."""
     path = directory / "config.json"
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
@@ -27,7 +27,7 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 
 def family_of(config: dict[str, Any], families: Families = FAMILIES) -> Family:
-    """Find a checkpoint's family by its ``config.json``; raises :class:`CheckpointError` if none is known."""
+    """Find a checkpoint's family by its ``config.json``; raises CheckpointError if none is known."""
     kind = config.get("model_type")
     family = families.get(kind) if isinstance(kind, str) else None
     if family is None:

@@ -58,10 +58,9 @@ def placed(
 def share_of(
     config: Config, name: StageName, model: Model, gpus: list[Gpu], inherited: str | None = None
 ) -> Share | None:
-    """The share of its GPUs that a stage has among all that compute on them.
+    """The share of its GPUs that a stage has; None if it has all of them, or a share by its configuration.
 
-    None if it has its GPUs to itself, or a share by its configuration.  ``inherited`` is
-    ``CUDA_VISIBLE_DEVICES`` before it was set for the stage.
+    ``inherited`` is ``CUDA_VISIBLE_DEVICES`` before it was set for the stage.
     """
     if utilization_of(config, name) is not None:
         return None

@@ -41,10 +41,7 @@ class Model:
 
 
 def read_model(directory: Path, families: Families = FAMILIES) -> Model:
-    """Read what a checkpoint's files say of the model.
-
-    Raises :class:`CheckpointError` if one cannot be read, or there are no weights of a stage.
-    """
+    """Read what a checkpoint's files say; raises CheckpointError if one cannot be read, or lacks weights."""
     config = read_config(directory)
     family = family_of(config, families)
     found = read_weights(directory)
@@ -68,10 +65,7 @@ def dtype_of(config: Mapping[str, Any]) -> str:
 
 
 def require_one_dtype(config: Config, dtype: str) -> None:
-    """Check that thinker and talker compute in one dtype: rows cross between them as bytes of it.
-
-    ``dtype`` is the checkpoint's; raises :class:`ConfigError` if they do not.
-    """
+    """Raise ConfigError unless thinker and talker compute in one dtype: rows cross as bytes of it."""
     chosen = {"thinker": config.stages.thinker.engine.dtype, "talker": config.stages.talker.engine.dtype}
     used = {stage: dtype if own == "auto" else own for stage, own in chosen.items()}
     if not config.text_only and used["thinker"] != used["talker"]:
@@ -83,7 +77,7 @@ def require_one_dtype(config: Config, dtype: str) -> None:
 
 
 def require_divisible(config: Config, stage: StageName, paged: Paged) -> None:
-    """Raise :class:`ConfigError` if a stage's model cannot be divided among its configured workers."""
+    """Raise ConfigError if a stage's model cannot be divided among its configured workers."""
     workers = parallel(config, stage)
     reasons = [f"its {name} are {size}" for name, size in paged.divided.items() if size % workers]
     shared = paged.key_value_heads

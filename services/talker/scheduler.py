@@ -23,18 +23,11 @@ PLAYBACK_MARGIN_KEY: Final = "playback_margin_s"
 
 @dataclass(frozen=True)
 class RowWrites:
-    """Rows that the worker puts into KV memory before it computes a step.
+    """Rows that the worker puts into KV memory before it computes a step."""
 
-    Attributes:
-        slots: int64 ``[n]``.
-        rows: ``[n, width]``.
-        ids: M-RoPE position ids, and behind them the further ids of the frames of codec tokens at these
-            positions: int32 ``[3 + groups - 1, n]``.
-    """
-
-    slots: torch.Tensor
-    rows: torch.Tensor
-    ids: torch.Tensor
+    slots: torch.Tensor  # int64 ``[n]``
+    rows: torch.Tensor  # ``[n, width]``
+    ids: torch.Tensor  # M-RoPE position ids, then the frames' further ids: int32 ``[3 + groups - 1, n]``
 
 
 @dataclass

@@ -59,10 +59,7 @@ from shared.vllm.workers import Workers
 
 @dataclass
 class _Speech:
-    """A request in work: its codec tokens that were not sent yet, and how many frames there were in all.
-
-    ``resumed`` of them are those that an earlier attempt sampled.
-    """
+    """A request in work: codec tokens not sent yet, frames in all, and those of an earlier attempt."""
 
     request_id: str
     engine_id: str
@@ -300,10 +297,7 @@ class TalkerService:
         self._deliver(speech, codes, reason)
 
     def _deliver(self, speech: _Speech, codes: list[int], reason: FinishReason | None) -> None:
-        """Send what there is of a request's speech, once token2wav can begin with it.
-
-        ``codes`` are the first ids of the new frames.
-        """
+        """Send frames, of which ``codes`` are the first ids, once token2wav can begin with what there is."""
         before = speech.made
         speech.made += len(codes)
         speech.clock.made(len(codes) / self._codec.rate)

@@ -59,10 +59,7 @@ def build_thinker(
 
 
 def read_embeddings(family: ThinkerFamily, engine: LLMEngine, model: Path) -> SpeechEmbeddings:
-    """Read the rows of a track that no step computes.
-
-    Raises :class:`CheckpointError` if voices cannot be read, or a token lies outside the vocabulary.
-    """
+    """Read the rows that no step computes; raises CheckpointError at strange voices or tokens."""
     return family.read_embeddings(
         engine.model_config.hf_config,
         model,

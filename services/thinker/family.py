@@ -28,10 +28,9 @@ class TrackWriter(Protocol):
     request_id: str
 
     def rows(self, start: int, rows: torch.Tensor, positions: torch.Tensor) -> ConditioningRows:
-        """Make the message for the next rows ``[m, width]``; it has at most one row more than they.
+        """The message for the thinker's next rows ``[m, width]``, from ``start`` on, at positions ``[3, m]``.
 
-        Rows come in order, without gap; ``start`` is the thinker's position of the first, ``positions`` are
-        ``[3, m]``.
+        Rows come in order, without gap; the message has at most one row more.
         """
 
     def close(self) -> ConditioningRows:

@@ -61,10 +61,7 @@ class Prefills:
         return [*(each.request_id for each in self._queued), *prepared, *self._computing.values()]
 
     def accept(self, request: PrefillRequest) -> None:
-        """Take a prompt, whose tokens and length have been checked.
-
-        Raises :class:`BusyError` if there are too many.
-        """
+        """Take a prompt, whose tokens and length were checked; raises BusyError if there are too many."""
         if len(self.ids()) >= self.most:
             raise BusyError(f"{self.most} prompts are being computed early, the maximum", EARLY_RETRY_MS)
         if request.recording_continues:

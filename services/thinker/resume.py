@@ -13,19 +13,12 @@ from shared.stage.resume import check_resumed
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a request has come; a new one has come nowhere.
+    """How far a request has come; a new one has come nowhere."""
 
-    Attributes:
-        text: Tokens of the reply, the end token included.
-        finish_reason: Why the reply ended; none if more is to be drawn.
-        speech: What is there of its speech; none if there is nothing.
-        needs_rows: The talker still speaks, and wants to be told what.
-    """
-
-    text: list[int]
-    finish_reason: FinishReason | None
-    speech: ResumedSpeech | None
-    needs_rows: bool
+    text: list[int]  # Tokens of the reply, the end token included
+    finish_reason: FinishReason | None  # Why the reply ended; none if more is to be drawn
+    speech: ResumedSpeech | None  # What is there of its speech; none if there is nothing
+    needs_rows: bool  # The talker still speaks, and wants to be told what
 
     @classmethod
     def of(cls, request: ThinkRequest) -> Self:
@@ -50,7 +43,7 @@ class Progress:
         return self.text if self.finish_reason is None else self.text[:-1]
 
     def check(self, request: ThinkRequest, most: int, end_tokens: Collection[int], vocabulary: int) -> None:
-        """Raise :class:`InvalidRequestError`, naming the field, at what no earlier attempt can have given."""
+        """Raise InvalidRequestError, naming the field, at what no earlier attempt can have given."""
         check_resumed(
             "resume.text_token_ids",
             self.text,

@@ -43,16 +43,13 @@ class RowSender:
             first = last
 
     def close(self, track: TrackWriter) -> None:
-        """Send the last message of a track; raises :class:`QueueFullError` if the talker's queue is full."""
+        """Send the last message of a track; raises QueueFullError if the talker's queue is full."""
         self._put(track.close())
 
     def _send_track(
         self, track: TrackWriter, start: int, rows: torch.Tensor, positions: torch.Tensor
     ) -> None:
-        """Send a request's next rows, in messages that the talker takes.
-
-        A step may bring many more rows than it computes: all that a long prompt finds in the prefix cache.
-        """
+        """Send a request's next rows, in several messages: the prefix cache may hold many of a prompt."""
         # One less, for the track may add a row.
         most = max(1, self._max_payload_bytes // (rows.shape[1] * rows.dtype.itemsize) - 1)
         for first in range(0, rows.shape[0], most):

@@ -57,8 +57,7 @@ def build_token2wav(  # noqa: PLR0913 - a keyword for each setting
         max_num_seqs: chunks that may run together.
         max_vocoder_frames: mel frames that may become audio in a step.
         playback_margin_s: chunks due later than that wait while others are not; 0 lets none wait.
-        gpu_memory_utilization: share of the device's memory that vLLM checks for at the start; None for that
-            of a stage alone on its device.
+        gpu_memory_utilization: share of the device's memory; None for that of a stage alone on its device.
         precision: of float32 on a GPU; a CPU is always exact.
         log_stats: keep vLLM's own metrics.
 
@@ -152,9 +151,7 @@ class SynthesisEngine:
     def submit_chunk(self, request_id: str, chunk: SynthesisChunk, priority: int = 0) -> None:
         """Queue a chunk under an id unique among those in flight; lower priorities run first.
 
-        Raises:
-            InvalidRequestError: a value of the chunk is out of range; nothing was queued.
-            StageFailedError: a chunk of this id is in flight.
+        Raises InvalidRequestError at a value out of range, StageFailedError at an id in flight.
         """
         self._work.check(chunk)
         if request_id in self._internal_ids:

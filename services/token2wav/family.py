@@ -13,10 +13,7 @@ from services.token2wav.synthesis import SynthesisChunk
 
 
 class Cost(NamedTuple):
-    """What an advance of a chunk takes, in units of :class:`services.token2wav.chunks.CodecGeometry`.
-
-    ``solver``: that a solver advances, 0 where there is none; ``vocoder``: that become audio.
-    """
+    """What an advance of a chunk takes: units that a solver advances, if any, and units that become audio."""
 
     solver: int
     vocoder: int
@@ -36,7 +33,7 @@ class Work(Protocol):
         """What the next advance takes, where so many are done."""
 
     def check(self, chunk: SynthesisChunk) -> None:
-        """Refuse a chunk that the model would fail on: an :class:`InvalidRequestError` names the field."""
+        """Refuse a chunk that the model would fail on: an InvalidRequestError names the field."""
 
 
 class Synthesizer(Protocol):
@@ -46,19 +43,13 @@ class Synthesizer(Protocol):
     """
 
     def prepare(self, chunk: SynthesisChunk) -> Any:
-        """Begin with a chunk; gives its state, which is kept for as long as the chunk is in work.
-
-        Raises :class:`OmniRelayError` if the chunk cannot be synthesized.
-        """
+        """Begin with a chunk; gives its state for as long as it is in work, or raises OmniRelayError."""
 
     def advance(self, states: Sequence[Any], advances: Sequence[range]) -> None:
         """Advance chunks by their states; each takes those of its :meth:`Work.advances` that are given."""
 
     def finished(self, state: Any) -> torch.Tensor | None:
-        """The samples of a chunk that was just advanced; None while there is more to be done.
-
-        float32 ``[samples]`` at :data:`omnirelay.values.SAMPLE_RATE`, none of them for a silent chunk.
-        """
+        """Samples float32 ``[samples]`` of a chunk just advanced, none if silent; None if unfinished."""
 
 
 @dataclass(frozen=True)

@@ -130,10 +130,9 @@ def _chunk_of(params: PoolingParams) -> SynthesisChunk | None:
 
 @attn_type("attention_free")
 class SynthesisModel(nn.Module, IsAttentionFree):
-    """Base class of the models that make audio: a family sets the synthesizer up, and loads weights.
+    """Base class of models that make audio: a family sets the synthesizer, and loads weights.
 
-    Its tokens are advances of chunks and carry nothing: ``forward`` returns zeros and the work is the
-    pooler's.
+    Its tokens, advances of chunks, carry nothing: ``forward`` returns zeros, the work is the pooler's.
     """
 
     is_pooling_model = True

@@ -16,12 +16,8 @@ class Pace:
     How long chunks take is estimated from those that were made, by a regression line through moving
     averages of sizes and times.  Where sizes did not differ enough, it errs on the safe side: larger chunks
     take more in proportion to their windows, smaller ones no less.  Until a chunk was made, one is expected
-    to take as long as its window sounds.
-
-    Args:
-        look_ahead: blocks of a window beyond its target.
-        block_s: seconds of sound of a block.
-        margin_s: how long before its latest time a chunk is cut; 0 lets none wait.
+    to take as long as its window, ``look_ahead`` blocks beyond its target, sounds.  A chunk is cut
+    ``margin_s`` before its latest time; 0 lets none wait.
     """
 
     def __init__(self, look_ahead: int, block_s: float, margin_s: float) -> None:

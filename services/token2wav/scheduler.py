@@ -158,7 +158,7 @@ def _chunk_of(request: Request) -> SynthesisChunk:
 
 
 def budget_of(additional: object) -> Budget:
-    """What a step may take, by ``additional_config``; raises :class:`ConfigError` if it does not say."""
+    """What a step may take, by ``additional_config``; raises ConfigError if it does not say."""
     return Budget(
         solver=_positive(additional, MAX_BATCH_FRAMES_KEY),
         vocoder=_positive(additional, MAX_VOCODER_FRAMES_KEY),

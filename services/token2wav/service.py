@@ -56,10 +56,6 @@ class _Voice:
     """A request in work: its stream, and the numbers of the next messages in and out.
 
     Chunks that an earlier attempt delivered are not among them.
-
-    Attributes:
-        cut_at: When the next chunk must be cut, of those that are there, in seconds of ``time.monotonic``.
-        measured: When the chunk in the engine was submitted, and its blocks; none if its time is not typical.
     """
 
     request_id: str
@@ -68,8 +64,8 @@ class _Voice:
     clock: PlaybackClock
     streaming: bool
     resumed: bool
-    cut_at: float = math.inf
-    measured: tuple[float, int] | None = None
+    cut_at: float = math.inf  # When the next chunk must be cut, by ``time.monotonic``
+    measured: tuple[float, int] | None = None  # Submission and blocks of a typical chunk in the engine
     next_codes: int = 0
     next_audio: int = 0
 

@@ -52,21 +52,18 @@ class AudioStream:
         return len(self._codes) // self._groups
 
     def extend(self, codes: Iterable[int]) -> None:
-        """Add codec ids as they come; raises :class:`StateTransitionError` after :meth:`end`."""
+        """Add codec ids as they come; raises StateTransitionError after :meth:`end`."""
         if self._ended:
             raise StateTransitionError("codec ids came after the end of their stream")
         self._codes.extend(codes)
 
     def end(self) -> None:
-        """Say that no more codec ids will come.
-
-        Raises :class:`InvalidRequestError` if there are too few for the chunks that were delivered.
-        """
+        """Say that no more codec ids come; InvalidRequestError if too few for what was delivered."""
         self._planner.check_end(self._received)
         self._ended = True
 
     def next_chunk(self, pick: Pick = largest) -> SynthesisChunk | None:
-        """Return the next chunk, or None: its ids are missing, it waits, one is in flight, or all were made.
+        """The next chunk, or None: its ids are missing, it waits, one is in flight, or all were made.
 
         See :meth:`services.token2wav.chunks.ChunkPlanner.next_plan`.
         """
@@ -91,9 +88,9 @@ class AudioStream:
         )
 
     def accept_chunk(self) -> bool:
-        """Say that the chunk in flight was made; tells whether its audio is wanted, as it was not delivered.
+        """Say that the chunk in flight was made; gives whether its audio is wanted.
 
-        Raises :class:`StateTransitionError` if no chunk is in flight.
+        Raises StateTransitionError if no chunk is in flight.
         """
         if self._in_flight is None:
             raise StateTransitionError("a result came for a stream without a chunk in flight")

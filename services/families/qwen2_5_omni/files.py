@@ -40,12 +40,12 @@ def is_of_another(stage: StageName, name: str) -> bool:
 
 
 def check_files(directory: Path) -> None:
-    """Check that the file of the voices is whole; raises :class:`CheckpointError` if not."""
+    """Check that the file of the voices is whole; raises CheckpointError if not."""
     check_torch_file(directory / SPEAKER_FILE)
 
 
 def paged(config: Mapping[str, Any]) -> dict[StageName, Paged]:
-    """What thinker and talker keep in their KV caches; raises :class:`CheckpointError` at a missing value."""
+    """What thinker and talker keep in their KV caches; raises CheckpointError at a missing value."""
     try:
         thinker = config["thinker_config"]["text_config"]
         talker = config["talker_config"]

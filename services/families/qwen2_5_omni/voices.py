@@ -17,26 +17,18 @@ from services.families.qwen2_5_omni.files import SPEAKER_FILE
 
 @dataclass(frozen=True, eq=False)
 class Speaker:
-    """One voice.
-
-    Attributes:
-        cond: speaker embedding, float32 [1, enc_emb_dim].
-        ref_mel: log-mel frames of a reference recording, float32 [1, frames, mel_dim].
-        bos_token: text token id with which the talker's prompt for this voice begins.
-    """
+    """One voice."""
 
     name: str
-    cond: torch.Tensor
-    ref_mel: torch.Tensor
-    bos_token: int
+    cond: torch.Tensor  # Speaker embedding, float32 [1, enc_emb_dim]
+    ref_mel: torch.Tensor  # Log-mel frames of a reference recording, float32 [1, frames, mel_dim]
+    bos_token: int  # Text token id with which the talker's prompt begins
 
 
 def load_speakers(path: Path) -> dict[str, Speaker]:
     """Read every voice of a speaker file, or of the checkpoint directory that holds it, in its order.
 
-    Raises:
-        CheckpointError: the file is missing, is not a plain dictionary of tensors, holds no voice,
-            or a value in it has the wrong shape or type.
+    Raises CheckpointError if there is none, or a value has the wrong shape or type.
     """
     file = path / SPEAKER_FILE if path.is_dir() else path
     if not file.is_file():

@@ -43,7 +43,7 @@ class Outcome:
 
     @property
     def prompt(self) -> MultiModalInput:
-        """The engine's input; raises the :class:`RequestError` that says why there is none."""
+        """The engine's input; raises the RequestError that says why there is none."""
         if isinstance(self.result, RequestError):
             raise self.result
         return self.result

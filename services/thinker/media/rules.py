@@ -45,11 +45,7 @@ class PreparedItem(Protocol):
 class MediaRules(Protocol):
     """How a family's checkpoint takes media; safe to use from any thread.
 
-    Attributes:
-        placeholders: The token that stands for an item of each kind; a kind without one is not taken.
-        sampling_rate: Of the sound that the encoder takes.
-        longest_audio_s: Longest sound that it takes.
-        sampling: Frames of a video.
+    A kind without placeholder is not taken; ``longest_audio_s`` is the longest sound that is.
     """
 
     placeholders: Mapping[MediaKind, int]
@@ -58,16 +54,10 @@ class MediaRules(Protocol):
     sampling: FrameSampling
 
     def prepare(self, digest: str, decoded: Decoded, name: str) -> PreparedItem:
-        """Compute the encoders' input of an item, called ``name`` in errors.
-
-        Raises :class:`MediaError` if the checkpoint's processor refuses it.
-        """
+        """Compute the encoders' input of an item, called ``name`` in errors; raises MediaError if refused."""
 
     def settled(self, item: Any) -> PreparedItem:
-        """The part of a recording that goes on which further audio does not change, unless it is louder.
-
-        ``item`` is what :meth:`prepare` returned for the recording so far.
-        """
+        """The part of a prepared recording that further audio does not change, unless it is louder."""
 
     def lay_out(self, prompt: Sequence[int], items: Sequence[Any]) -> MultiModalInput:
         """Replace each placeholder of a prompt by the tokens of its item, as :meth:`prepare` returned it."""
@@ -105,7 +95,7 @@ class NoMedia:
 def check_placeholders(
     prompt: Sequence[int], items: Sequence[MediaItem], placeholders: Mapping[MediaKind, int]
 ) -> None:
-    """Raise :class:`InvalidRequestError` at placeholders of other number, kind or order than the items."""
+    """Raise InvalidRequestError at placeholders of other number, kind or order than the items."""
     kind_of = {token: kind for kind, token in placeholders.items()}
     found = [kind_of[token] for token in prompt if token in kind_of]
     given = [item.kind for item in items]

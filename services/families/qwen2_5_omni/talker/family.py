@@ -18,10 +18,7 @@ _CODES_PER_BLOCK: Final = "codes_per_block"
 
 
 def talker_config(config: Any) -> Any:
-    """The talker's part of a whole model's configuration, as vLLM is to see it.
-
-    Raises :class:`CheckpointError` if its position ids are none of M-RoPE's.
-    """
+    """The talker's part of a configuration; raises CheckpointError if its positions are no M-RoPE's."""
     talker = getattr(config, "talker_config", None)
     if talker is None:
         return config

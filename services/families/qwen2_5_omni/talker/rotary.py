@@ -12,13 +12,9 @@ class StepRotary(RotaryEmbedding):
     vLLM's own M-RoPE puts the angles of the three axes together in every layer, which takes as long as the
     attention on a CPU.  Here each row holds the angles of its token's three position ids, and the layers see
     plain positions: 0 to n.  Table and positions are buffers: compiled code and CUDA graphs find them where
-    they were.  Reference: transformers' ``Qwen2_5OmniRotaryEmbedding``.
+    they were.  ``sections`` are the numbers of frequencies of each axis.
 
-    Args:
-        head_size: Of the attention; all of it is rotated.
-        base: ``rope_theta``.
-        sections: How many of the frequencies belong to each axis.
-        most_tokens: Most tokens of a step.
+    Reference: transformers' ``Qwen2_5OmniRotaryEmbedding``.
     """
 
     axes: torch.Tensor

@@ -17,10 +17,7 @@ from services.thinker.family import SpeechEmbeddings, ThinkerFamily
 
 
 def end_token_ids(hf_config: Any) -> list[int]:
-    """The tokens that end a reply: the thinker's ``eos_token_id``, as transformers' generate takes it.
-
-    Raises :class:`CheckpointError` if ``config.json`` names none.
-    """
+    """The thinker's ``eos_token_id``, as transformers' generate takes it; raises CheckpointError."""
     thinker = getattr(hf_config, "thinker_config", hf_config)
     for config in (thinker, thinker.get_text_config()):
         ids = getattr(config, "eos_token_id", None)
@@ -34,13 +31,8 @@ def read_speech_embeddings(
 ) -> SpeechEmbeddings:
     """Read the embeddings of each voice's start token, and those of the text end and the text pad token.
 
-    Args:
-        hf_config: The engine's Hugging Face configuration.
-        directory: The checkpoint's.
-        embed: Embeds token ids as ``[n, hidden]``.
-
-    Raises:
-        CheckpointError: The voices cannot be read, or a token lies outside the vocabulary.
+    ``embed`` makes ``[n, hidden]`` of token ids.  Raises CheckpointError if the voices cannot be
+    read, or a token lies outside the vocabulary.
     """
     speakers = load_speakers(directory)
     talker = hf_config.talker_config

@@ -1,4 +1,10 @@
-"""Decoded media to what the encoders take, by vLLM's multimodal processor."""
+"""Decoded media to what the encoders take, by vLLM's multimodal processor.
+
+Mel frames may depend on nothing that comes later.  The reference (transformers'
+``WhisperFeatureExtractor``) clamps log-mel values at the maximum of the whole recording - 8, so a loud moment
+changes quiet frames before it.  With ``causal`` the maximum is that up to the end of a frame's window: the
+same where the loudest moment is in the first window.
+"""
 
 import hashlib
 import math
@@ -32,21 +38,13 @@ _LOOK_AHEAD_TOKENS: Final = 3
 
 @dataclass(frozen=True)
 class Features:
-    """One item for an encoder: an image, a video's frames or sound, or a window of a recording.
+    """One item for an encoder: an image, a video's frames or sound, or a window of a recording."""
 
-    Attributes:
-        digest: Names the features in the prefix cache and the encoder cache.
-        kind: Which encoder.
-        data: The encoder's input, as vLLM names it.
-        tokens: Tokens that it is in the prompt.
-        grid: How they are laid out; none for sound.
-    """
-
-    digest: str
+    digest: str  # Names the features in the prefix cache and the encoder cache
     kind: MediaKind
-    data: MultiModalKwargsItem
-    tokens: int
-    grid: Grid | None = None
+    data: MultiModalKwargsItem  # The encoder's input, as vLLM names it
+    tokens: int  # Tokens that it is in the prompt
+    grid: Grid | None = None  # How they are laid out; none for sound
 
     @property
     def nbytes(self) -> int:
@@ -56,10 +54,7 @@ class Features:
 
 
 class FeatureExtractor:
-    """Runs the checkpoint's processors on one item at a time; safe to use from any thread.
-
-    With ``clamp`` ``causal`` the features of a recording depend on nothing that comes later.
-    """
+    """Runs the checkpoint's processors on one item at a time; safe to use from any thread."""
 
     def __init__(self, engine: LLMEngine, marks: Marks, clamp: AudioClamp = "recording") -> None:
         self._marks = marks
@@ -84,10 +79,9 @@ class FeatureExtractor:
     def extract(
         self, digest: str, decoded: DecodedAudio | DecodedImage | DecodedVideo, name: str
     ) -> tuple[Features, ...]:
-        """The features of an item, called ``name`` in errors.
+        """The windows of a recording, an image, or a video's pictures and, if it is heard, its sound.
 
-        Those of a recording are cut into windows.  A video whose sound is heard has two, the pictures first.
-        Raises :class:`MediaError` if the checkpoint's processor refuses the item.
+        Raises MediaError if the checkpoint's processor refuses the item, which it calls ``name``.
         """
         if isinstance(decoded, DecodedAudio):
             data, tokens = self._audio(decoded.samples, name)
@@ -143,10 +137,7 @@ class FeatureExtractor:
 
 
 def window_frames(n_window: int) -> int:
-    """Mel frames of a window: of as few of the encoder's attention windows as make whole tokens.
-
-    ``n_window`` is half of an attention window, in frames, as the checkpoint has it.
-    """
+    """Mel frames of as few attention windows of the encoder, of ``2 * n_window``, as make whole tokens."""
     return math.lcm(2 * n_window, 4)
 
 
@@ -156,10 +147,9 @@ def audio_tokens(frames: int) -> int:
 
 
 def cut_windows(data: MultiModalKwargsItem, frames: int) -> Iterator[Features]:
-    """Cut a recording into windows of ``frames``, each named by its features.
+    """Cut a recording into windows of ``frames``, each named by its features; a rest without token is lost.
 
     The encoder convolves and attends within each of them, so it gives the same for them as for the whole.
-    Frames at the end that make no token are left out.
     """
     for piece in data[_FRAMES].data.split(frames, dim=1):
         if tokens := audio_tokens(piece.shape[1]):
@@ -196,10 +186,7 @@ _SHIFT: Final = 4.0
 
 
 def log_mel_of(samples: Samples, extractor: Any) -> torch.Tensor:
-    """Log-mel values ``[bins, frames]`` of a recording, as the reference has them before it clamps.
-
-    A second of silence is appended, as for the reference.
-    """
+    """The reference's log-mel ``[bins, frames]`` of a recording and a second of silence, before it clamps."""
     padded = np.concatenate([samples, np.zeros(int(extractor.sampling_rate), np.float32)])
     window = torch.hann_window(extractor.n_fft)
     waveform = torch.from_numpy(padded)

@@ -19,17 +19,11 @@ from shared.messages import MediaKind
 
 @dataclass(frozen=True)
 class Clock:
-    """How time becomes position ids.
+    """How time becomes position ids."""
 
-    Attributes:
-        positions_per_second: Of sound as of video.
-        chunk: Position ids of a chunk, the unit in which the sound and the frames of a video alternate.
-        merge: Patches that become one token, along each side.
-    """
-
-    positions_per_second: float
-    chunk: int
-    merge: int
+    positions_per_second: float  # Of sound as of video
+    chunk: int  # Position ids of the unit in which the sound and the frames of a video alternate
+    merge: int  # Patches that become one token, along each side
 
     @classmethod
     def of(cls, thinker_config: Any) -> Self:
@@ -105,10 +99,7 @@ def interleave(grid: Grid, audio_tokens: int, clock: Clock) -> Iterator[Run]:
 
 
 def mrope_positions(length: int, spans: Iterable[VisualSpan], clock: Clock) -> Positions:
-    """M-RoPE position ids int64 ``[3, length]`` of a prompt with these pictures and videos, in order.
-
-    Sound alone counts like text.
-    """
+    """M-RoPE position ids int64 ``[3, length]`` of a prompt with these spans; sound alone is like text."""
     pieces: list[Positions] = []
     done = 0
     for span in spans:
@@ -180,10 +171,8 @@ class Marks:
 def prompt_positions(length: int, features: Sequence[MultiModalFeatureSpec], clock: Clock) -> Positions:
     """M-RoPE position ids int64 ``[3, length]`` of a prompt, by the engine's features of all its media.
 
-    vLLM's own differ from the reference's where the sound of a video is heard.
-
-    Raises:
-        StageFailedError: The engine no longer has the features of a picture or video.
+    vLLM's own differ from the reference's where the sound of a video is heard.  Raises
+    StageFailedError if the engine no longer has the features of a picture or video.
     """
     sounds = {
         each.mm_position.offset: each.mm_position.get_num_embeds()

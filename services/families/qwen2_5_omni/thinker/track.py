@@ -32,10 +32,7 @@ class QwenTrackWriter:
         self._largest_position = 0
 
     def rows(self, start: int, rows: torch.Tensor, positions: torch.Tensor) -> ConditioningRows:
-        """The message for the thinker's next rows ``[m, hidden]``, with its M-RoPE position ids ``[3, m]``.
-
-        Rows come in order, without gap; ``start`` is the thinker's position of the first.
-        """
+        """The message for the thinker's next rows ``[m, hidden]``, from ``start`` on, at ``[3, m]``."""
         in_prompt = max(0, min(self._prompt_tokens - start, rows.shape[0]))
         parts, part_positions = [rows[:in_prompt]], [positions[:, :in_prompt]]
         if in_prompt:

@@ -38,40 +38,23 @@ _OUTPUT_VECTORS = 2
 
 @dataclass
 class DiTBatch:
-    """What a batch of sequences keeps over all evaluations of the network.
-
-    Attributes:
-        layout: of the blocks.
-        modulations: of each request, by number of the evaluation; see
-            :meth:`DiffusionTransformer.modulation`.
-        constant: the part of the input projection that does not change, float32
-            [rows, block_size, hidden].
-        rotation: rotary table, complex64 [rows, block_size, head_dim / 2].
-        guidance: guidance scale of each guided source row, float32 [guided, 1, 1].
-        carry: what the chunks take over from those before them and leave to those after.
-    """
+    """What a batch of sequences keeps over all evaluations of the network."""
 
     layout: BlockLayout
-    modulations: Sequence[torch.Tensor]
-    constant: torch.Tensor
-    rotation: torch.Tensor
-    guidance: torch.Tensor
-    carry: Carry
+    modulations: Sequence[torch.Tensor]  # Of each request, by evaluation
+    constant: torch.Tensor  # Of the projected input, float32 [rows, block_size, hidden]
+    rotation: torch.Tensor  # Rotary table, complex64 [rows, block_size, head_dim / 2]
+    guidance: torch.Tensor  # Scale of each guided source row, float32 [guided, 1, 1]
+    carry: Carry  # What chunks take over from those before them and leave to those after
 
     def modulation(self, evaluations: Sequence[int]) -> torch.Tensor:
-        """What modulates the layers at each request's evaluation, float32 [requests, values].
-
-        [1, values] where it is the same for all.
-        """
+        """What modulates the layers, float32 [requests, values], or [1, values] where all have the same."""
         found = [table[number] for table, number in zip(self.modulations, evaluations, strict=True)]
         same = all(table is self.modulations[0] for table in self.modulations) and len(set(evaluations)) == 1
         return torch.stack(found[:1] if same else found)
 
     def of_rows(self, values: torch.Tensor, count: int) -> tuple[torch.Tensor, ...]:
-        """Hand each row its request's part of a layer's modulation, float32 [requests or 1, count * hidden].
-
-        Returns ``count`` tensors, float32 [rows or 1, 1, hidden].
-        """
+        """Each row's part of [requests or 1, count * hidden]: ``count`` of float32 [rows or 1, 1, hidden]."""
         if values.shape[0] > 1:
             values = values[self.layout.request]
         return values.unsqueeze(1).chunk(count, dim=-1)
@@ -266,24 +249,18 @@ class DiffusionTransformer(nn.Module):
         self.proj_out = projection(config.hidden_size, config.mel_dim)
 
     def modulation(self, times: torch.Tensor) -> torch.Tensor:
-        """Shifts, scales and gates of all layers at float32 [times], on which alone they depend.
-
-        Returns float32 [times, (6 * layers + 2) * hidden].
-        """
+        """Shifts, scales and gates by float32 [times]: float32 [times, (6 * layers + 2) * hidden]."""
         time = functional.silu(self.time_embed(times))
         # In the order of the layers; the output's comes last.
         return torch.cat([each(time) for each in self.modules() if isinstance(each, Modulation)], dim=-1)
 
     def forward(self, mel: torch.Tensor, batch: DiTBatch, evaluations: Sequence[int]) -> torch.Tensor:
-        """Evaluate the network and apply guidance.
+        """The velocity with guidance, shaped as ``mel``; what stands in padded frames has no meaning.
 
         Args:
             mel: noisy mel frames, float32 [source rows, block_size, mel_dim].
             batch: of these requests.
             evaluations: how many evaluations of each request came before this one.
-
-        Returns:
-            The velocity, shaped as ``mel``; what stands in padded frames has no meaning.
         """
         layout = batch.layout
         widths = [_LAYER_VECTORS * self.config.hidden_size] * len(self.transformer_blocks)

@@ -36,10 +36,7 @@ _COMPUTED = ["rotary_embed.inv_freq", "sample.filter"]
 
 
 class Token2WavForSynthesis(SynthesisModel):
-    """DiT and vocoder, float32 as the reference insists (``Qwen2_5OmniForConditionalGeneration``).
-
-    Raises :class:`CheckpointError` if the configuration or the speaker file does not fit.
-    """
+    """DiT and vocoder, float32 as the reference insists (``Qwen2_5OmniForConditionalGeneration``)."""
 
     hf_to_vllm_mapper = WeightsMapper(
         orig_to_new_prefix={
@@ -71,10 +68,7 @@ class Token2WavForSynthesis(SynthesisModel):
         return is_of_another("token2wav", name)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Load every tensor of token2wav, and skip those of the other stages.
-
-        Raises :class:`CheckpointError` if one is missing, unknown, or of another shape.
-        """
+        """Load token2wav's tensors; raises CheckpointError at one missing, unknown, or of another shape."""
         loader = AutoWeightsLoader(self, ignore_unexpected_suffixes=_COMPUTED)
         try:
             loaded: set[str] = loader.load_weights(weights, mapper=self.hf_to_vllm_mapper)

@@ -21,7 +21,7 @@ def initial_noise(seed: int, frames: int, mel_dim: int, start: int = 0) -> torch
     """Standard normal noise for consecutive mel frames of a stream, float32 [frames, mel_dim], on the CPU.
 
     ``initial_noise(s, n, d)[a:b]`` equals ``initial_noise(s, b - a, d, start=a)`` for any n >= b.
-    Raises :class:`InvalidRequestError` if an argument is out of range; a seed is an unsigned 64-bit integer.
+    Raises InvalidRequestError if an argument is out of range; a seed is an unsigned 64-bit integer.
     """
     if not 0 <= seed <= _MAX_SEED:
         raise InvalidRequestError(f"seed {seed} is not an unsigned 64-bit integer")

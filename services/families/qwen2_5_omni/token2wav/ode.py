@@ -49,9 +49,6 @@ def advance(
         value: values at the interval's beginning, float32 [rows, ...], the rows of all requests together.
         length: of each request's interval, float32 [requests].
         rows: the request that each row of ``value`` belongs to, int64 [rows].
-
-    Returns:
-        Values at the interval's end, shaped as ``value``.
     """
     step = length[rows].view(-1, *(1,) * (value.ndim - 1))
     k1 = velocity(value, 0)

@@ -1,4 +1,4 @@
-"""What a chunk costs in solver steps and pieces of audio, and which chunks are none."""
+"""The configuration of chunks' synthesis, and what one costs in solver steps and pieces of audio."""
 
 import math
 from dataclasses import dataclass
@@ -17,10 +17,7 @@ from services.token2wav.synthesis import MAX_TIME_POINTS, SynthesisChunk
 
 
 def component_configs(config: object) -> tuple[Qwen2_5OmniDiTConfig, Qwen2_5OmniBigVGANConfig]:
-    """Return the configurations of the transformer and of the vocoder.
-
-    Raises :class:`CheckpointError` if this is none of token2wav, or its parts do not fit each other.
-    """
+    """Configurations of transformer and vocoder; raises CheckpointError if they do not fit each other."""
     if not isinstance(config, Qwen2_5OmniToken2WavConfig):
         raise CheckpointError(f"expected a token2wav configuration, got {type(config).__name__}")
     dit, bigvgan = config.dit_config, config.bigvgan_config
@@ -82,10 +79,9 @@ def steps_of(chunk: SynthesisChunk) -> int:
 
 
 def validate_chunk(chunk: SynthesisChunk, geometry: CodecGeometry) -> None:
-    """Refuse a chunk that the model would fail on, or worse, answer wrongly.
+    """Raise InvalidRequestError, naming the field, where the model would fail, or answer wrongly.
 
-    Its codec ids were checked when they came (:meth:`CodecGeometry.check_codes`).  An
-    :class:`InvalidRequestError` names the field.
+    A chunk's codec ids were checked when they came (:meth:`CodecGeometry.check_codes`).
     """
     _validate_window(chunk, geometry)
     if not 2 <= chunk.time_points <= MAX_TIME_POINTS:

@@ -21,8 +21,8 @@ class SolverSynthesizer:
     """See :class:`services.token2wav.family.Synthesizer`.
 
     An advance of a chunk is a solver step or a piece of audio; the last step makes the first piece too.
-    ``together`` makes pieces of equal shapes audio together.  On a CPU it takes as long, and the last bits
-    of a stream would depend on its neighbours.
+    On a CPU it takes as long to make pieces of equal shapes audio ``together``, and the last bits of a stream
+    would depend on its neighbours.
     """
 
     def __init__(

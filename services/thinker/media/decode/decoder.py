@@ -39,10 +39,7 @@ class MediaDecoder:
         self._closed = False
 
     def start(self) -> None:
-        """Start the child already, so that the first file need not wait for it.
-
-        Raises :class:`MediaError` if no process can be started, or the decoder was closed.
-        """
+        """Start the child already; raises MediaError if that cannot be, or the decoder was closed."""
         with self._turn:
             self._current_child()
 
@@ -51,9 +48,8 @@ class MediaDecoder:
     ) -> Decoded:
         """Decode a whole file, of a video with its sound if wanted; calls of any threads take turns.
 
-        Raises:
-            MediaError: The file cannot be used; the message begins with ``name``, as ``audio 2``.
-            MediaTooLargeError: It is larger or longer than allowed.
+        Raises MediaError if it cannot be used, MediaTooLargeError if it is larger or longer than allowed; the
+        message begins with ``name``, as ``audio 2``.
         """
         job = DecodeJob(kind, len(data), with_audio and kind == "video")
         with self._turn:

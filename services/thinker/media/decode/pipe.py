@@ -36,10 +36,7 @@ class DecodeJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="jo
 
 
 class Done(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="done"):
-    """Decoder to thinker: decoded; the pixels, uint8, and then the samples, float32, follow.
-
-    There are no pixels from a sound, and no samples from a picture or a video whose sound was not wanted.
-    """
+    """Decoder to thinker: pixels, uint8, and samples, float32, follow, each as far as they are wanted."""
 
     pixels: Annotated[tuple[_Side, ...], Meta(min_length=3, max_length=4)] | None = None
     samples: _Side | None = None
@@ -83,7 +80,7 @@ class Pipe:
             self._socket.sendall(part)
 
     def receive(self, decoder: msgspec.msgpack.Decoder[_Header]) -> _Header:
-        """The next header; raises :class:`MessageError` if it is too long, or not what was expected."""
+        """The next header; raises MessageError if it is too long, or not what was expected."""
         prefix = bytearray(_LENGTH.size)
         self.receive_into(memoryview(prefix))
         (length,) = _LENGTH.unpack(prefix)

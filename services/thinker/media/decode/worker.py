@@ -31,10 +31,7 @@ _MEMORY_PER_DECODED_BYTE: Final = 2
 
 
 def decode(data: bytes, job: DecodeJob, limits: DecodeLimits) -> tuple[Pixels | None, Samples | None]:
-    """Decode a file to pixels, none from a sound, and samples, none from a picture or where not wanted.
-
-    Raises :class:`MediaError` if it cannot be used, :class:`MediaTooLargeError` if it is too large or long.
-    """
+    """Decode a file to pixels, none from a sound, and samples, none from a picture or where not wanted."""
     form = check_format(job.kind, data)
     if job.kind == "audio":
         return None, decode_audio(data, form, limits)

@@ -24,10 +24,8 @@ def decode_animation(data: bytes, form: Format, limits: DecodeLimits) -> Pixels:
 
     A frame counts as often as it lasts longer than the shortest one: programs write a long frame for several
     that are equal.  Frames that would have more than ``limits.max_decoded_bytes`` together are scaled down.
-
-    Raises:
-        MediaError: It is damaged, cut short, too small, or not animated.
-        MediaTooLargeError: It is too large or too long.
+    Raises MediaError if it is damaged, cut short, too small or no animation, MediaTooLargeError if it is too
+    large or too long.
     """
     with open_picture(data, limits) as image:
         frames = getattr(image, "n_frames", 1)

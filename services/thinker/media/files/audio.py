@@ -21,11 +21,9 @@ _LOUDEST: Final = 1e10
 
 
 def decode_audio(data: bytes, form: Format, limits: DecodeLimits) -> Samples:
-    """Decode a sound file, or the sound of a video file; ``[n]``, float32, mono.
+    """Decode the sound of a file, ``[n]``, float32, mono.
 
-    Raises:
-        MediaError: There is no sound, or the file is damaged or cut short.
-        MediaTooLargeError: It lasts too long.
+    Raises MediaError at none or damage, MediaTooLargeError if it lasts too long.
     """
     with MediaFile(data, form) as file:
         track = file.sound_track()
@@ -40,10 +38,7 @@ def decode_audio(data: bytes, form: Format, limits: DecodeLimits) -> Samples:
 
 
 def decode_sound_track(data: bytes, form: Format, limits: DecodeLimits) -> Samples:
-    """Decode the sound of a video, at most as long as a video may be; ``[n]``, float32, mono.
-
-    Raises :class:`MediaError` if there is no sound, or the file is damaged or cut short.
-    """
+    """Decode a video's sound, no more than a video may last: ``[n]``, float32, mono; or raise MediaError."""
     with MediaFile(data, form) as file:
         track = file.sound_track()
         if track is None:

@@ -29,7 +29,7 @@ _LAST_PAGE: Final = 4
 
 
 def check_complete(form: Format, data: bytes) -> None:
-    """Raise :class:`MediaError` at a sound or video file that ends before its own end.
+    """Raise MediaError at a sound or video file that ends before its own end.
 
     What follows the end is not looked at.  Of flac and mp3 nothing is known before they are decoded.
     """

@@ -50,10 +50,9 @@ def reading() -> Iterator[None]:
 
 
 class MediaFile:
-    """A file with tracks of sound and pictures; a context manager.
+    """A file with tracks, which FFmpeg takes for ``form`` and nothing else; a context manager.
 
-    FFmpeg takes it for ``form`` and nothing else, and opens no other file.  Raises :class:`MediaError` if it
-    is cut short, or FFmpeg cannot read its beginning.
+    Raises MediaError if it is cut short, or FFmpeg cannot read its beginning.
     """
 
     def __init__(self, data: bytes, form: Format) -> None:
@@ -77,14 +76,11 @@ class MediaFile:
         self._container.close()
 
     def sound_track(self) -> AudioStream | None:
-        """The first track of sound, if any; raises :class:`MediaError` if its codec is not decoded here."""
+        """The first track of sound, if any; raises MediaError at a codec that is not decoded here."""
         return next((_checked(track) for track in self._container.streams.audio), None)
 
     def picture_track(self) -> VideoStream | None:
-        """The first track of moving pictures, if there is one; a cover is none.
-
-        Raises :class:`MediaError` if its codec is not decoded here.
-        """
+        """The first moving pictures, if any; a cover is none.  Raises MediaError as :meth:`sound_track`."""
         tracks = (
             track
             for track in self._container.streams.video
@@ -103,10 +99,9 @@ class MediaFile:
         return float(track.duration * track.time_base)
 
     def packets(self, track: AudioStream | VideoStream) -> "Iterator[Packet[Any]]":
-        """The packets of a track, and one without data at the end.
+        """The packets of a track, and one without data at the end; raises MediaError at a damaged file.
 
-        The other tracks are looked at too, so that a file that ends too early is noticed: raises
-        :class:`MediaError` if it is cut short or damaged.
+        The other tracks are looked at too, so that a file that ends too early is noticed.
         """
         first, last, count = float("inf"), float("-inf"), 0
         with reading():
@@ -123,7 +118,7 @@ class MediaFile:
         self._check_length(max(0.0, last - first), count)
 
     def frames(self, track: AudioStream | VideoStream) -> Iterator[Any]:
-        """The decoded frames of a track; raises :class:`MediaError` if the file is cut short or damaged."""
+        """The decoded frames of a track; raises MediaError if the file is cut short or damaged."""
         for packet in self.packets(track):
             with reading():
                 yield from packet.decode()

@@ -25,7 +25,7 @@ _GIF_FRAME: Final = 10
 
 
 def frame_durations(data: bytes, form: Format) -> list[Fraction]:
-    """Durations of all frames, in seconds; raises :class:`MediaError` if the file is cut short."""
+    """Durations of all frames, in seconds; raises MediaError if the file is cut short."""
     durations = {"png": _png, "webp": _webp, "gif": _gif}[form]
     try:
         return [duration or _UNDECLARED for duration in durations(data)]

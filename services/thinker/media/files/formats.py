@@ -48,10 +48,7 @@ _SIGNATURES: Final[tuple[tuple[Format, int, bytes, bytes], ...]] = (
 
 
 def check_format(kind: MediaKind, data: bytes) -> Format:
-    """The format of an item, by its whole file or its beginning with all tags.
-
-    Raises :class:`MediaError` if it is none that is taken for this kind, or there are no bytes.
-    """
+    """The format of an item, by its beginning with all tags; raises MediaError if its kind has another."""
     if not data:
         raise MediaError("the file is empty")
     formats, names = _TAKEN[kind]

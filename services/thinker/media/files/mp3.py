@@ -1,4 +1,4 @@
-"""What must be known of mp3 files before FFmpeg reads them: tags, the first frame, the declared length."""
+"""What must be known of mp3 files and AAC's ADTS frames before FFmpeg reads them: tags, frames, lengths."""
 
 import struct
 from typing import Final

@@ -31,11 +31,8 @@ def decode_video(data: bytes, form: Format, limits: DecodeLimits) -> Pixels:
     """Decode the sampled frames of an mp4 or webm, ``[t, height, width, 3]``, uint8, RGB, upright.
 
     Frames that would have more than ``limits.max_decoded_bytes`` together are scaled down while they are
-    decoded, all to one size that keeps the ratio of their sides.
-
-    Raises:
-        MediaError: It is damaged, cut short, too small, or has too few frames.
-        MediaTooLargeError: It is too large or too long.
+    decoded, all to one size that keeps the ratio of their sides.  Raises MediaError if it is damaged, cut
+    short, too small, or has too few frames, MediaTooLargeError if it is too large or long.
     """
     total, rate = _measure(data, form, limits)
     check_rate(total, rate, limits)
@@ -83,14 +80,10 @@ def _is_shown(packet: "Packet[VideoStream]") -> bool:
 
 
 def decode_frames(file: MediaFile, wanted: NDArray[np.int64], total: int, limits: DecodeLimits) -> Pixels:
-    """Decode a video, open at its beginning, up to the last frame that is wanted, and keep those that are.
+    """Decode a video up to its last wanted frame: ``[t, height, width, 3]``, uint8, RGB, upright.
 
     ``wanted`` are ascending indices ``[t]``.  Of the ``total`` frames that were counted a few may not come
-    out of the decoder.  Returns ``[t, height, width, 3]``, uint8, RGB, upright.
-
-    Raises:
-        MediaError: The file is damaged or cut short, or its frames are too small.
-        MediaTooLargeError: They are too large.
+    out of the decoder.  Raises as :func:`decode_video`.
     """
     frames: Pixels | None = None
     size, upright, taken, count = (0, 0), Upright(), 0, 0
