@@ -79,7 +79,9 @@ class TalkerScheduler(StageScheduler):
 
     def may_run(self, request: Request) -> bool:
         """Whether the row of a request's next position is there, and its token2wav keeps up."""
-        return self._has_row(request) and super().may_run(request)
+        track = self._tracks.get(request.request_id)
+        has_row = track is not None and request.num_tokens <= track.available
+        return has_row and super().may_run(request)
 
     def schedule(self, throttle_prefills: bool = False) -> TalkerStep:
         """Schedule a step of the requests that have their rows and whose token2wav keeps up."""
@@ -107,10 +109,6 @@ class TalkerScheduler(StageScheduler):
             scheduler_output, model_runner_output
         )
         return outputs
-
-    def _has_row(self, request: Request) -> bool:
-        track = self._tracks.get(request.request_id)
-        return track is not None and request.num_tokens <= track.available
 
     def _plan_writes(self, output: SchedulerOutput) -> RowWrites | None:
         plans = []

@@ -70,9 +70,6 @@ class _Speech:
     unsent: list[int] = field(default_factory=list)
     made: int = 0
 
-    def __post_init__(self) -> None:
-        self.made = self.resumed
-
 
 class TalkerService:
     """Speaks replies; see :class:`shared.stage.service.StageService` for the protocol."""
@@ -213,7 +210,9 @@ class TalkerService:
         self._scheduler.attach(engine_id, track, clock)
         receivers = (self._token2wav, self._gateway)
         self._scheduler.follow(engine_id, *(partial(each.stalls, message.request_id) for each in receivers))
-        self._speeches[message.request_id] = _Speech(message.request_id, engine_id, track, clock, len(frames))
+        self._speeches[message.request_id] = _Speech(
+            message.request_id, engine_id, track, clock, resumed=len(frames), made=len(frames)
+        )
         self._announce(message, resume)
 
     def _resumed_frames(self, resume: ResumedSpeech, most: int) -> list[list[int]]:

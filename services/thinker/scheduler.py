@@ -74,7 +74,9 @@ class ThinkerScheduler(StageScheduler):
         self._reads = []
         requests_run = self._requests_can_run()
         if requests_run:
-            self._preempt_early()
+            for request in [request for request in self.running if is_early(request)]:
+                self.running.remove(request)
+                self._preempt_request(request, time.monotonic())
         ready = [request for request in self.running if not self.is_stalled(request)]
         spoken = [request for request in ready if _wants_rows(request) and self._is_due(request)]
         if spoken:
@@ -138,11 +140,6 @@ class ThinkerScheduler(StageScheduler):
     def _requests_can_run(self) -> bool:
         may_run = super().may_run
         return any(not is_early(request) and may_run(request) for request in self.requests.values())
-
-    def _preempt_early(self) -> None:
-        for request in [request for request in self.running if is_early(request)]:
-            self.running.remove(request)
-            self._preempt_request(request, time.monotonic())
 
     def _note(self, request: Request) -> None:
         start = self._read_until.get(request.request_id, 0)

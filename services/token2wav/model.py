@@ -12,7 +12,6 @@ from vllm.config import VllmConfig
 from vllm.model_executor.layers.pooler import Pooler
 from vllm.model_executor.models.interfaces import IsAttentionFree
 from vllm.model_executor.models.interfaces_base import attn_type
-from vllm.pooling_params import PoolingParams
 from vllm.tasks import PoolingTask
 from vllm.v1.outputs import PoolerOutput
 from vllm.v1.pool.metadata import PoolingMetadata, PoolingStates
@@ -59,13 +58,14 @@ class SynthesisPooler(Pooler):
         ``hidden_states`` serve only for the device and dtype of a profiling run's output.
         """
         cursor, keys = pooling_metadata.get_pooling_cursor(), pooling_metadata.pooling_states
-        chunks = [_chunk_of(params) for params in pooling_metadata.pooling_params]
+        extras = [params.extra_kwargs or {} for params in pooling_metadata.pooling_params]
+        chunks = [extra.get(CHUNK_KEY) for extra in extras]
         outputs: list[torch.Tensor | None] = [None] * len(chunks)
         tokens: dict[int, range] = {}
         for index, chunk in enumerate(chunks):
             end = int(cursor.seq_lens_cpu[index])
             start = end - int(cursor.num_scheduled_tokens_cpu[index])
-            if chunk is None:
+            if not isinstance(chunk, SynthesisChunk):
                 # Only vLLM's profiling run: the scheduler refuses requests without a chunk.
                 outputs[index] = hidden_states.new_zeros(1)
             else:
@@ -79,7 +79,7 @@ class SynthesisPooler(Pooler):
             if output is not None:
                 del self._states[keys[index]]
         for index, output in enumerate(outputs):
-            if output is not None and chunks[index] is not None:
+            if output is not None and isinstance(chunks[index], SynthesisChunk):
                 # The runner returns the output of every request that the mask says is done.
                 cursor.finished_mask[index] = True
         return outputs
@@ -121,11 +121,6 @@ def _alone(work: Callable[[], T], what: str) -> tuple[T | None, torch.Tensor | N
     except Exception as error:
         logger.exception("a chunk could not be %s", what)
         return None, pack_failure(StageFailedError(f"the chunk could not be {what}: {error}"))
-
-
-def _chunk_of(params: PoolingParams) -> SynthesisChunk | None:
-    chunk = (params.extra_kwargs or {}).get(CHUNK_KEY)
-    return chunk if isinstance(chunk, SynthesisChunk) else None
 
 
 @attn_type("attention_free")

@@ -159,14 +159,9 @@ def _chunk_of(request: Request) -> SynthesisChunk:
 
 def budget_of(additional: object) -> Budget:
     """What a step may take, by ``additional_config``; raises ConfigError if it does not say."""
-    return Budget(
-        solver=_positive(additional, MAX_BATCH_FRAMES_KEY),
-        vocoder=_positive(additional, MAX_VOCODER_FRAMES_KEY),
-    )
-
-
-def _positive(additional: object, key: str) -> int:
-    budget = additional.get(key) if isinstance(additional, dict) else None
-    if isinstance(budget, bool) or not isinstance(budget, int) or budget < 1:
-        raise ConfigError(f"additional_config.{key} is {budget!r}, not a positive integer")
-    return budget
+    values = additional if isinstance(additional, dict) else {}
+    for key in (MAX_BATCH_FRAMES_KEY, MAX_VOCODER_FRAMES_KEY):
+        budget = values.get(key)
+        if isinstance(budget, bool) or not isinstance(budget, int) or budget < 1:
+            raise ConfigError(f"additional_config.{key} is {budget!r}, not a positive integer")
+    return Budget(solver=values[MAX_BATCH_FRAMES_KEY], vocoder=values[MAX_VOCODER_FRAMES_KEY])

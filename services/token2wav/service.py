@@ -24,12 +24,11 @@ from services.token2wav.family import SynthesisFamily
 from services.token2wav.pace import Pace
 from services.token2wav.stream import AudioStream, VoiceSettings
 from services.token2wav.synthesis import SynthesisChunk
-from shared.config import SynthesisConfig, Token2WavConfig
+from shared.config import Token2WavConfig
 from shared.messages import (
     SAMPLE_RATE,
     AudioChunk,
     CodecTokens,
-    SpeechSettings,
     StageEvent,
     StageLimits,
     StageLoad,
@@ -207,9 +206,23 @@ class Token2WavService:
             raise UnknownSpeakerError(
                 f"no voice {speech.speaker!r}, this checkpoint has {', '.join(self.limits.speakers)}"
             )
+        synthesis = self._synthesis
+        settings = VoiceSettings(
+            seed=speech.seed,
+            speaker=speech.speaker,
+            time_points=synthesis.time_points,
+            guidance_scale=synthesis.guidance_scale,
+            sway_coefficient=synthesis.sway_coefficient,
+        )
+        chunking = ChunkingConfig(
+            first_blocks=synthesis.first_chunk_blocks,
+            max_blocks=max(synthesis.max_chunk_blocks, synthesis.first_chunk_blocks),
+            look_ahead_blocks=synthesis.look_ahead_blocks,
+            mode="stream" if speech.streaming else "offline",
+        )
         stream = AudioStream(
-            _voice_settings(self._synthesis, speech),
-            _chunking(self._synthesis, speech.streaming),
+            settings,
+            chunking,
             geometry,
             speech.chunk_frames,
             geometry.codec_frames(message.chunk_samples),
@@ -293,22 +306,3 @@ class Token2WavService:
         del self._voices[voice.request_id]
         if voice.request_id in self.traces:
             self.traces.completed(voice.request_id, {"omnirelay.chunks": voice.next_audio})
-
-
-def _voice_settings(synthesis: SynthesisConfig, speech: SpeechSettings) -> VoiceSettings:
-    return VoiceSettings(
-        seed=speech.seed,
-        speaker=speech.speaker,
-        time_points=synthesis.time_points,
-        guidance_scale=synthesis.guidance_scale,
-        sway_coefficient=synthesis.sway_coefficient,
-    )
-
-
-def _chunking(synthesis: SynthesisConfig, streaming: bool) -> ChunkingConfig:
-    return ChunkingConfig(
-        first_blocks=synthesis.first_chunk_blocks,
-        max_blocks=max(synthesis.max_chunk_blocks, synthesis.first_chunk_blocks),
-        look_ahead_blocks=synthesis.look_ahead_blocks,
-        mode="stream" if streaming else "offline",
-    )

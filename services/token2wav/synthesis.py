@@ -91,13 +91,9 @@ def unpack_waveform(packed: torch.Tensor) -> torch.Tensor:
     kind, size = packed[:_HEADER_WORDS].view(torch.int32).tolist()
     body = packed[_HEADER_WORDS:]
     if kind == _FAILURE:
-        raise _restore(body, size)
+        text = body.contiguous().view(torch.uint8)[:size].numpy().tobytes().decode()
+        code, _, message = text.partition("\n")
+        raise _RESTORABLE.get(code, StageFailedError)(message)
     if kind != _WAVEFORM or body.numel() != size:
         raise StageFailedError(f"token2wav returned {packed.numel()} values that are not {size} samples")
     return body
-
-
-def _restore(body: torch.Tensor, size: int) -> OmniRelayError:
-    text = body.contiguous().view(torch.uint8)[:size].numpy().tobytes().decode()
-    code, _, message = text.partition("\n")
-    return _RESTORABLE.get(code, StageFailedError)(message)

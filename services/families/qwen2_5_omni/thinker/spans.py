@@ -111,17 +111,14 @@ def mrope_positions(length: int, spans: Iterable[VisualSpan], clock: Clock) -> P
             # Both begin marks share a position, and so do both end marks, each one token beyond the span.
             pieces.append(_text(span.offset - 2 - done, _next(pieces)))
             pieces.append(np.full((3, 2), _next(pieces)))
-            pieces += _alternating(span.grid, span.audio_tokens, _next(pieces), clock)
+            start = _next(pieces)
+            of_kind = {"video": span.grid.positions(start), "audio": _text(span.audio_tokens, start)}
+            for kind, first, last in interleave(span.grid, span.audio_tokens, clock):
+                pieces.append(of_kind[kind][:, first:last])
             pieces.append(np.full((3, 2), _next(pieces)))
             done = span.offset + span.tokens + 2
     pieces.append(_text(length - done, _next(pieces)))
     return np.concatenate(pieces, axis=1)
-
-
-def _alternating(grid: Grid, audio_tokens: int, start: int, clock: Clock) -> Iterator[Positions]:
-    of_kind = {"video": grid.positions(start), "audio": _text(audio_tokens, start)}
-    for kind, first, last in interleave(grid, audio_tokens, clock):
-        yield of_kind[kind][:, first:last]
 
 
 def _text(count: int, start: int) -> Positions:

@@ -65,8 +65,19 @@ class SolverWork:
         return Cost(solved, -(-chunk.target_frames // self.pieces(chunk)))
 
     def check(self, chunk: SynthesisChunk) -> None:
-        """Refuse a chunk that the model would fail on, or worse, answer wrongly."""
-        validate_chunk(chunk, self.geometry)
+        """Raise InvalidRequestError, naming the field, where the model would fail, or answer wrongly.
+
+        A chunk's codec ids were checked when they came (:meth:`CodecGeometry.check_codes`).
+        """
+        _validate_window(chunk, self.geometry)
+        if not 2 <= chunk.time_points <= MAX_TIME_POINTS:
+            raise InvalidRequestError(f"time_points {chunk.time_points} is not in 2..{MAX_TIME_POINTS}")
+        if not 0 <= chunk.seed < 2**64:
+            raise InvalidRequestError(f"seed {chunk.seed} is not an unsigned 64-bit integer")
+        for name in ("guidance_scale", "sway_coefficient", "due"):
+            value = getattr(chunk, name)
+            if value is not None and not math.isfinite(value):
+                raise InvalidRequestError(f"{name} {value} is not finite")
 
     def pieces(self, chunk: SynthesisChunk) -> int:
         """In how many pieces a chunk becomes audio."""
@@ -76,22 +87,6 @@ class SolverWork:
 def steps_of(chunk: SynthesisChunk) -> int:
     """Number of solver steps."""
     return chunk.time_points - 1
-
-
-def validate_chunk(chunk: SynthesisChunk, geometry: CodecGeometry) -> None:
-    """Raise InvalidRequestError, naming the field, where the model would fail, or answer wrongly.
-
-    A chunk's codec ids were checked when they came (:meth:`CodecGeometry.check_codes`).
-    """
-    _validate_window(chunk, geometry)
-    if not 2 <= chunk.time_points <= MAX_TIME_POINTS:
-        raise InvalidRequestError(f"time_points {chunk.time_points} is not in 2..{MAX_TIME_POINTS}")
-    if not 0 <= chunk.seed < 2**64:
-        raise InvalidRequestError(f"seed {chunk.seed} is not an unsigned 64-bit integer")
-    for name in ("guidance_scale", "sway_coefficient", "due"):
-        value = getattr(chunk, name)
-        if value is not None and not math.isfinite(value):
-            raise InvalidRequestError(f"{name} {value} is not finite")
 
 
 def _validate_window(chunk: SynthesisChunk, geometry: CodecGeometry) -> None:
