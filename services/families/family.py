@@ -29,22 +29,17 @@ class Family:
     """A model family, found by the ``model_type`` of a checkpoint's ``config.json``.
 
     The parts of the stages load PyTorch and vLLM, so they are functions, called in the stage's process once
-    its environment is prepared.
+    its environment is prepared.  ``check_files``, which loads no model, and ``paged``, what the KV caches
+    hold by the content of ``config.json``, raise CheckpointError.
 
-    Attributes:
-        files: Files that the stages read besides the weights and the tokenizer.
-        check_files: Checks them without loading a model; raises :class:`omnirelay.errors.CheckpointError`.
-        weights: The prefix of each stage's tensors, up to the first dot.
-        models: Where vLLM's worker processes find the models, ``module:class``, by architecture.  A program
-            that brings a family of its own needs an entry point for that, as :mod:`services.plugin` is one.
-        paged: What the KV caches hold, by the content of ``config.json``; raises
-            :class:`omnirelay.errors.CheckpointError`.
+    ``models`` says where vLLM's worker processes find the models, ``module:class``, by architecture.  A
+    program that brings a family of its own needs an entry point for that, as :mod:`services.plugin` is one.
     """
 
     model_type: str
-    files: tuple[str, ...]
+    files: tuple[str, ...]  # That the stages read besides the weights and the tokenizer
     check_files: Callable[[Path], None]
-    weights: Mapping[StageName, str]
+    weights: Mapping[StageName, str]  # The prefix of each stage's tensors, up to the first dot
     models: Mapping[str, str]
     paged: Callable[[Mapping[str, Any]], dict[StageName, Paged]]
     thinker: "Callable[[], ThinkerFamily]"

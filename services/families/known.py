@@ -37,11 +37,7 @@ def family_of(config: dict[str, Any], families: Families = FAMILIES) -> Family:
 
 
 def require_family(directory: Path, families: Families = FAMILIES) -> Family:
-    """Find the family of a checkpoint, and check that its files are there and whole.
-
-    Raises:
-        CheckpointError: It is of no known family, a file is missing, or one is damaged.
-    """
+    """Find a checkpoint's family; raises CheckpointError also if a file is missing or damaged."""
     try:
         family = family_of(read_config(directory), families)
     except CheckpointError as error:

@@ -52,16 +52,11 @@ class TalkerModel(Protocol):
 class TalkerFamily:
     """A family's talker.
 
-    Attributes:
-        architecture: The name by which vLLM finds the model.
-        model: Its class, a :class:`TalkerModel`.
-        config: Narrows a whole model's Hugging Face configuration to the talker's, which has to be a vLLM
-            model's.  vLLM calls it on its own result again, and on an empty configuration, both of which it
-            returns as they are.
-        speech: The rules, by the narrowed configuration.
+    ``config`` narrows a whole model's Hugging Face configuration to the talker's, which has to be a vLLM
+    model's.  vLLM calls it on its own result again, and on an empty one, and gets both back.
     """
 
-    architecture: str
-    model: type[nn.Module]
+    architecture: str  # The name by which vLLM finds the model
+    model: type[nn.Module]  # A :class:`TalkerModel`
     config: Callable[[Any], Any]
-    speech: Callable[[Any], SpeechRules]
+    speech: Callable[[Any], SpeechRules]  # By the narrowed configuration

@@ -27,7 +27,7 @@ _APART: Final = b"a reply that counts from the largest position of its prompt"
 
 
 def hash_replies_apart(hash_blocks: BlockHasher, block_size: int, positions: PromptPositions) -> BlockHasher:
-    """vLLM's hasher, but a reply is another one than the same text in a prompt, where its positions are."""
+    """vLLM's hasher, which tells a reply from the same text in a prompt where their positions differ."""
 
     def hash_apart(request: Request) -> list[BlockHash]:
         hashes = hash_blocks(request)

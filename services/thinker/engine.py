@@ -59,7 +59,7 @@ def build_thinker(
 
 
 def read_embeddings(family: ThinkerFamily, engine: LLMEngine, model: Path) -> SpeechEmbeddings:
-    """Read the rows that no step computes; raises CheckpointError at strange voices or tokens."""
+    """Read the rows that no step computes; raises CheckpointError at damaged voices or unknown tokens."""
     return family.read_embeddings(
         engine.model_config.hf_config,
         model,

@@ -28,7 +28,7 @@ class TrackWriter(Protocol):
     request_id: str
 
     def rows(self, start: int, rows: torch.Tensor, positions: torch.Tensor) -> ConditioningRows:
-        """The message for the thinker's next rows ``[m, width]``, from ``start`` on, at positions ``[3, m]``.
+        """The message for rows ``[m, width]`` from position ``start`` on, whose position ids are ``[3, m]``.
 
         Rows come in order, without gap; the message has at most one row more.
         """
@@ -41,22 +41,15 @@ class TrackWriter(Protocol):
 class ThinkerFamily:
     """A family's thinker.
 
-    Attributes:
-        architecture: The name by which vLLM finds the model.
-        model: Its class.
-        end_tokens: Token ids that end a reply, by the engine's Hugging Face configuration.
-        read_embeddings: Reads the rows for voices and for the end of a reply.  Takes that configuration, the
-            checkpoint's directory, and what embeds token ids as ``[n, hidden]``.
-        track: Makes the writer of a request's track: its id, the prompt's tokens, the row of its voice, and
-            the closing rows.
-        rows_per_s: Rows of a reply that a second of its speech needs while the text is written.
-        media: Makes the rules of media, by the engine and the configuration of media.
+    ``read_embeddings`` takes the engine's Hugging Face configuration, the checkpoint's directory, and what
+    embeds token ids as ``[n, hidden]``; ``track`` a request's id, its prompt's tokens, the row of its voice,
+    and the closing rows.
     """
 
-    architecture: str
+    architecture: str  # The name by which vLLM finds the model
     model: type[SpeakingModel]
-    end_tokens: Callable[[Any], list[int]]
+    end_tokens: Callable[[Any], list[int]]  # By the engine's Hugging Face configuration
     read_embeddings: Callable[[Any, Path, Callable[[list[int]], torch.Tensor]], SpeechEmbeddings]
     track: Callable[[str, int, torch.Tensor, torch.Tensor], TrackWriter]
-    rows_per_s: int
+    rows_per_s: int  # Rows of a reply that a second of its speech needs while the text is written
     media: Callable[[LLMEngine, MediaConfig], MediaRules]

@@ -1,5 +1,6 @@
 """The thinker's scheduler: autoregressive, and it knows which conditioning rows a step computed."""
 
+import math
 import time
 from dataclasses import dataclass
 from functools import partial
@@ -78,7 +79,8 @@ class ThinkerScheduler(StageScheduler):
                 self.running.remove(request)
                 self._preempt_request(request, time.monotonic())
         ready = [request for request in self.running if not self.is_stalled(request)]
-        spoken = [request for request in ready if _wants_rows(request) and self._is_due(request)]
+        soon = time.monotonic() + self._margin_s if self._margin_s else -math.inf
+        spoken = [each for each in ready if _wants_rows(each) and self._due(each) <= soon]
         if spoken:
             ahead = has_slack({each.request_id: self._due(each) for each in ready}, self._margin_s)
             ready = [request for request in ready if request.request_id not in ahead]
@@ -133,9 +135,6 @@ class ThinkerScheduler(StageScheduler):
 
     def _due(self, request: Request) -> float:
         return self._clocks[request.request_id].due
-
-    def _is_due(self, request: Request) -> bool:
-        return self._margin_s > 0 and self._due(request) <= time.monotonic() + self._margin_s
 
     def _requests_can_run(self) -> bool:
         may_run = super().may_run

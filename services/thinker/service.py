@@ -52,11 +52,7 @@ from shared.stage.service import Failures
 from shared.tracing.stage import StageTraces
 from shared.transport.routing import Outlet
 from shared.vllm.model_time import watch_model
-from shared.vllm.sampling.generation import (
-    engine_load,
-    sampling_params,
-    submit,
-)
+from shared.vllm.sampling.generation import engine_load, sampling_params, submit
 from shared.vllm.workers import Workers
 
 

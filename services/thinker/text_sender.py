@@ -64,7 +64,10 @@ class TextSender:
         reason = finish_reason(completion) if output.finished else None
         usage = None
         if generation.seq == 0:
-            usage = self._usage(generation, output)
+            cached = min(output.num_cached_tokens or 0, generation.prompt_tokens)
+            self._prompt_tokens += generation.prompt_tokens
+            self._cached_tokens += cached
+            usage = PromptUsage(tokens=generation.prompt_tokens, cached_tokens=cached)
             begin_of_decoding(self._traces, generation.request_id, output)
         self._gateway.put(
             TextDelta(
@@ -92,12 +95,6 @@ class TextSender:
             "Those of them that were found in the prefix cache and not computed.",
             [(labels, self._cached_tokens)],
         )
-
-    def _usage(self, generation: Generation, output: RequestOutput) -> PromptUsage:
-        cached = min(output.num_cached_tokens or 0, generation.prompt_tokens)
-        self._prompt_tokens += generation.prompt_tokens
-        self._cached_tokens += cached
-        return PromptUsage(tokens=generation.prompt_tokens, cached_tokens=cached)
 
 
 def _logprobs_of(completion: CompletionOutput, most: int) -> list[TokenLogprobs]:

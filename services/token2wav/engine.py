@@ -51,8 +51,6 @@ def build_token2wav(  # noqa: PLR0913 - a keyword for each setting
     """Build the vLLM engine of the token2wav stage in this process.
 
     Args:
-        family: the checkpoint's.
-        model_dir: directory of the checkpoint.
         max_batch_frames: mel frames that the solver may advance in a step.
         max_num_seqs: chunks that may run together.
         max_vocoder_frames: mel frames that may become audio in a step.
@@ -61,9 +59,8 @@ def build_token2wav(  # noqa: PLR0913 - a keyword for each setting
         precision: of float32 on a GPU; a CPU is always exact.
         log_stats: keep vLLM's own metrics.
 
-    Raises:
-        ConfigError: a bound is not positive.
-        CheckpointError: the directory lacks a file or a tensor, or holds one that does not fit.
+    Raises ConfigError if a bound is not positive, CheckpointError if the directory lacks a file or a tensor,
+    or holds one that does not fit.
     """
     if min(max_batch_frames, max_num_seqs, max_vocoder_frames) < 1:
         raise ConfigError(

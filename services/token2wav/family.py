@@ -56,19 +56,13 @@ class Synthesizer(Protocol):
 class SynthesisFamily:
     """A family's token2wav.
 
-    Attributes:
-        architecture: The name by which vLLM finds the model.
-        model: Its class, a :class:`services.token2wav.model.SynthesisModel`.
-        config: Narrows a whole model's Hugging Face configuration to token2wav's; none where it is not the
-            family's.  vLLM calls it on its own result again, and on an empty configuration.
-        geometry: Of the codes, by the narrowed configuration.
-        work: What chunks take, by the narrowed configuration and the budget of a step.
-        voices: Names of the voices of the checkpoint in a directory.
+    ``config`` narrows a whole model's Hugging Face configuration to token2wav's; none where it is not the
+    family's.  vLLM calls it on its own result again, and on an empty configuration.
     """
 
-    architecture: str
-    model: type[nn.Module]
+    architecture: str  # The name by which vLLM finds the model
+    model: type[nn.Module]  # A :class:`services.token2wav.model.SynthesisModel`
     config: Callable[[Any], Any]
-    geometry: Callable[[Any], CodecGeometry]
-    work: Callable[[Any, Budget], Work]
-    voices: Callable[[Path], Sequence[str]]
+    geometry: Callable[[Any], CodecGeometry]  # By the narrowed configuration
+    work: Callable[[Any, Budget], Work]  # By the narrowed configuration and the budget of a step
+    voices: Callable[[Path], Sequence[str]]  # Names, of the checkpoint in a directory

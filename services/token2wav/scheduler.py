@@ -37,8 +37,7 @@ class SynthesisScheduler(StageScheduler):
     A chunk that is alone takes as many advances at once as fit, for there is nobody to wait for.
     ``work`` is set when the engine is built, before any request.
 
-    Raises:
-        ConfigError: a budget is missing or not a positive integer.
+    Raises ConfigError if a budget is missing or not a positive integer.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

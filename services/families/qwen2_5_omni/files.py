@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from omnirelay.errors import CheckpointError
 from services.families.family import Paged
-from shared.messages import StageName
+from shared.messages import STAGES, StageName
 from shared.model_files import check_torch_file
 
 SPEAKER_FILE: Final = "spk_dict.pt"
@@ -18,12 +18,7 @@ MODELS: Final = {
     THINKER: "services.families.qwen2_5_omni.thinker.model:SpeakingThinker",
     TALKER: "services.families.qwen2_5_omni.talker.model:ConditionedTalker",
 }
-WEIGHTS: Final[Mapping[StageName, str]] = {
-    "thinker": "thinker",
-    "talker": "talker",
-    "token2wav": "token2wav",
-}
-
+WEIGHTS: Final[Mapping[StageName, str]] = {stage: stage for stage in STAGES}
 
 _TEXT_DIVIDED: Final = {
     "num_attention_heads": "attention heads",

@@ -15,22 +15,12 @@ class DecodedAudio:
 
     samples: Samples
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the samples."""
-        return self.samples.nbytes
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DecodedImage:
     """A picture: ``[height, width, 3]``, uint8, RGB."""
 
     pixels: Pixels
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the pixels."""
-        return self.pixels.nbytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,11 +32,6 @@ class DecodedVideo:
 
     frames: Pixels
     audio: Samples | None = None
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the frames and the samples."""
-        return self.frames.nbytes + (0 if self.audio is None else self.audio.nbytes)
 
 
 Decoded = DecodedAudio | DecodedImage | DecodedVideo

@@ -66,32 +66,6 @@ class MediaRules(Protocol):
         """Position ids int64 ``[3, length]`` of a prompt, by the engine's features of all its media."""
 
 
-class NoMedia:
-    """The rules of a family that takes text alone."""
-
-    def __init__(self) -> None:
-        self.placeholders: Mapping[MediaKind, int] = {}
-        self.sampling_rate = 16_000
-        self.longest_audio_s = 1.0
-        self.sampling = FrameSampling(1.0, 1, 1, 1)
-
-    def prepare(self, digest: str, decoded: Decoded, name: str) -> PreparedItem:  # noqa: ARG002 - the protocol's
-        """Refuse an item."""
-        raise InvalidRequestError(f"{name}: this model takes text alone")
-
-    def settled(self, item: Any) -> PreparedItem:  # noqa: ARG002 - as above
-        """Refuse an item."""
-        raise InvalidRequestError("this model takes text alone")
-
-    def lay_out(self, prompt: Sequence[int], items: Sequence[Any]) -> MultiModalInput:  # noqa: ARG002 - as above
-        """Refuse a prompt."""
-        raise InvalidRequestError("this model takes text alone")
-
-    def positions(self, length: int, features: Sequence[MultiModalFeatureSpec]) -> Positions:  # noqa: ARG002
-        """Position ids of text."""
-        return np.broadcast_to(np.arange(length, dtype=np.int64), (3, length))
-
-
 def check_placeholders(
     prompt: Sequence[int], items: Sequence[MediaItem], placeholders: Mapping[MediaKind, int]
 ) -> None:

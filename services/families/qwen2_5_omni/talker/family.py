@@ -41,13 +41,8 @@ def talker_config(config: Any) -> Any:
 
 def speech_rules(config: Any) -> SpeechRules:
     """How the checkpoint speaks, by what :func:`talker_config` returned."""
-    mask, starts = (
-        config.tts_codec_mask_token_id,
-        [
-            config.tts_codec_pad_token_id,
-            config.tts_codec_start_token_id,
-        ],
-    )
+    mask = config.tts_codec_mask_token_id
+    starts = [config.tts_codec_pad_token_id, config.tts_codec_start_token_id]
     return SpeechRules(
         row_width=config.embedding_size,
         start_positions=START_POSITIONS,

@@ -17,7 +17,7 @@ from services.thinker.family import SpeechEmbeddings, ThinkerFamily
 
 
 def end_token_ids(hf_config: Any) -> list[int]:
-    """The thinker's ``eos_token_id``, as transformers' generate takes it; raises CheckpointError."""
+    """The thinker's ``eos_token_id``, as transformers' generate takes it; CheckpointError without one."""
     thinker = getattr(hf_config, "thinker_config", hf_config)
     for config in (thinker, thinker.get_text_config()):
         ids = getattr(config, "eos_token_id", None)

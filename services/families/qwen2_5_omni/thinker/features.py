@@ -32,6 +32,9 @@ from shared.messages import MediaKind
 _NO_TIMING: Final = TimingContext(enabled=False)
 _FRAMES: Final = "input_audio_features"
 _LENGTH: Final = "audio_feature_lengths"
+_SMALLEST: Final = 1e-10
+_RANGE: Final = 8.0
+_SHIFT: Final = 4.0
 _LOOK_AHEAD_TOKENS: Final = 3
 """So much of a recording, 0.12 s, follows a settled window: resampling and mel frames look ahead."""
 
@@ -86,7 +89,9 @@ class FeatureExtractor:
         if isinstance(decoded, DecodedAudio):
             data, tokens = self._audio(decoded.samples, name)
             if self._clamp == "causal":
-                data = self._causal(decoded.samples, data)
+                log_mel = log_mel_of(decoded.samples, self._extractor)[:, : data[_FRAMES].data.shape[1]]
+                mel = clamp_by_window(log_mel, self.window_frames)
+                data = MultiModalKwargsItem({**data, _FRAMES: replace(data[_FRAMES], data=mel)})
             windows = tuple(cut_windows(data, self.window_frames))
             if sum(window.tokens for window in windows) != tokens:
                 raise MediaError(f"{name}: its windows do not have the {tokens} tokens of the whole")
@@ -104,12 +109,6 @@ class FeatureExtractor:
         # of silence behind the end gives the same frames to the last bit.
         longest = {"audio_kwargs": {"max_length": len(samples) + self.sampling_rate}}
         return self._process("audio", (samples, self.sampling_rate), longest, name)
-
-    def _causal(self, samples: Samples, data: MultiModalKwargsItem) -> MultiModalKwargsItem:
-        """The encoder's input with mel frames that are clamped by what came before them."""
-        log_mel = log_mel_of(samples, self._extractor)[:, : data[_FRAMES].data.shape[1]]
-        mel = clamp_by_window(log_mel, self.window_frames)
-        return MultiModalKwargsItem({**data, _FRAMES: replace(data[_FRAMES], data=mel)})
 
     def _visual(self, digest: str, kind: MediaKind, pictures: Any, name: str) -> Features:
         data, tokens = self._process(kind, pictures, {}, name)
@@ -147,17 +146,21 @@ def audio_tokens(frames: int) -> int:
 
 
 def cut_windows(data: MultiModalKwargsItem, frames: int) -> Iterator[Features]:
-    """Cut a recording into windows of ``frames``, each named by its features; a rest without token is lost.
+    """Cut a recording into windows of ``frames``, each named by its features.
 
     The encoder convolves and attends within each of them, so it gives the same for them as for the whole.
+    Frames at the end that make no token are left out.
     """
     for piece in data[_FRAMES].data.split(frames, dim=1):
         if tokens := audio_tokens(piece.shape[1]):
             mel = piece.contiguous()
+            hasher = hashlib.sha256(repr(tuple(mel.shape)).encode())
+            # As bytes: NumPy has no bfloat16.
+            hasher.update(mel.view(torch.uint8).numpy().data)
             changed = {_FRAMES: mel, _LENGTH: torch.full_like(data[_LENGTH].data, mel.shape[1])}
             elements = {name: replace(data[name], data=tensor) for name, tensor in changed.items()}
             yield Features(
-                f"audio.{_digest(mel)}", "audio", MultiModalKwargsItem({**data, **elements}), tokens
+                f"audio.{hasher.hexdigest()}", "audio", MultiModalKwargsItem({**data, **elements}), tokens
             )
 
 
@@ -171,18 +174,6 @@ def settled(windows: Sequence[Features], frames: int) -> tuple[Features, ...]:
         for window, complete, more in zip(windows, whole, tokens_behind, strict=True)
         if complete and more >= _LOOK_AHEAD_TOKENS
     )
-
-
-def _digest(mel: torch.Tensor) -> str:
-    hasher = hashlib.sha256(repr(tuple(mel.shape)).encode())
-    # As bytes: NumPy has no bfloat16.
-    hasher.update(mel.contiguous().view(torch.uint8).numpy().data)
-    return hasher.hexdigest()
-
-
-_SMALLEST: Final = 1e-10
-_RANGE: Final = 8.0
-_SHIFT: Final = 4.0
 
 
 def log_mel_of(samples: Samples, extractor: Any) -> torch.Tensor:

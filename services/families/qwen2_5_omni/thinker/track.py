@@ -32,7 +32,7 @@ class QwenTrackWriter:
         self._largest_position = 0
 
     def rows(self, start: int, rows: torch.Tensor, positions: torch.Tensor) -> ConditioningRows:
-        """The message for the thinker's next rows ``[m, hidden]``, from ``start`` on, at ``[3, m]``."""
+        """The message for rows ``[m, hidden]`` from position ``start`` on, at M-RoPE ids ``[3, m]``."""
         in_prompt = max(0, min(self._prompt_tokens - start, rows.shape[0]))
         parts, part_positions = [rows[:in_prompt]], [positions[:, :in_prompt]]
         if in_prompt:

@@ -56,7 +56,7 @@ class SolverState:
     rotation: torch.Tensor  # Rotary table, complex64 [blocks, block_size, head_dim / 2]
     due_pieces: list[int] = field(default_factory=list)  # Numbers of those that become audio now
     audio: list[torch.Tensor] = field(default_factory=list)  # Of the pieces so far, float32 [samples] each
-    early_audio: dict[int, torch.Tensor] = field(default_factory=dict)  # Of due pieces, made with others'
+    early_audio: dict[int, torch.Tensor] = field(default_factory=dict)  # By due piece, made with others
 
     def split_mel(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return the frames before the target, the target and the frames after it, [frames, mel_dim] each."""
@@ -103,7 +103,7 @@ class Conditioner:
         return Voice(embed.project_voice(ref_mel, cond), silence + no_code)
 
     def prepare(self, chunk: SynthesisChunk) -> SolverState:
-        """Compute all of a valid chunk that does not change over steps; raises UnknownSpeakerError."""
+        """Compute what of a valid chunk is the same in all the solver's steps; raises UnknownSpeakerError."""
         config = self._dit.config
         voice = self.voice(chunk.speaker)
         codes = to_device(torch.tensor(chunk.codes), self._device)

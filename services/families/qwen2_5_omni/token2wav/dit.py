@@ -54,7 +54,7 @@ class DiTBatch:
         return torch.stack(found[:1] if same else found)
 
     def of_rows(self, values: torch.Tensor, count: int) -> tuple[torch.Tensor, ...]:
-        """Each row's part of [requests or 1, count * hidden]: ``count`` of float32 [rows or 1, 1, hidden]."""
+        """Each row's part of [requests or 1, count * hidden]: ``count`` tensors [rows or 1, 1, hidden]."""
         if values.shape[0] > 1:
             values = values[self.layout.request]
         return values.unsqueeze(1).chunk(count, dim=-1)
@@ -209,12 +209,7 @@ class DiTLayer(nn.Module):
         looking_back = layers_looking_back(config)
         past_index = looking_back.index(index) if index in looking_back else None
         self.attn_norm = Modulation(config.hidden_size, count=_LAYER_VECTORS, scales=(1, 4))
-        self.attn = BlockAttention(
-            config,
-            past_index=past_index,
-            ahead=index in config.look_ahead_layers,
-            projection=projection,
-        )
+        self.attn = BlockAttention(config, past_index, index in config.look_ahead_layers, projection)
         self.ff = FeedForward(config, projection)
 
     def forward(

@@ -76,13 +76,9 @@ class Token2WavForSynthesis(SynthesisModel):
             raise CheckpointError(f"{self._model_dir}: token2wav: {error}") from error
         missing = sorted(name for name, _ in self.named_parameters() if name not in loaded)
         if missing:
-            names = [
-                name.replace("dit.", f"token2wav.{_DIT}", 1).replace(
-                    "vocoder.bigvgan.", f"token2wav.{_VOCODER}", 1
-                )
-                for name in missing
-            ]
+            first = missing[0].replace("dit.", f"token2wav.{_DIT}", 1)
+            first = first.replace("vocoder.bigvgan.", f"token2wav.{_VOCODER}", 1)
             raise CheckpointError(
-                f"{self._model_dir}: {len(names)} tensors are missing, the first is {names[0]}"
+                f"{self._model_dir}: {len(missing)} tensors are missing, the first is {first}"
             )
         return loaded

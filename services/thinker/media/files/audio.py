@@ -63,11 +63,9 @@ class _Sound:
 
     @property
     def seconds(self) -> float:
-        """How long what was added lasts."""
         return self._count / self._own_rate if self._own_rate else 0.0
 
     def add(self, frame: av.AudioFrame) -> None:
-        """Add the next frame."""
         if not self._own_rate:
             self._start(frame.sample_rate)
         if frame.sample_rate != self._own_rate:

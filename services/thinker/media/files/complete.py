@@ -8,7 +8,7 @@ from typing import Final
 
 from omnirelay.errors import MediaError
 from services.thinker.media.files.formats import Format
-from services.thinker.media.files.mp3 import HEADER, frame_length, is_sync, tags_length
+from services.thinker.media.files.mpeg_audio import HEADER, frame_length, is_sync, tags_length
 
 _CHUNK: Final = struct.Struct("<4sI")
 _RIFF_HEADER: Final = 12

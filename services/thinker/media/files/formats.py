@@ -7,7 +7,7 @@ takes playlists and other texts that name further files.
 from typing import Final, Literal
 
 from omnirelay.errors import MediaError
-from services.thinker.media.files.mp3 import is_adts, is_frame, tags_length
+from services.thinker.media.files.mpeg_audio import is_adts, is_frame, tags_length
 from shared.messages import MediaKind
 
 Format = Literal["wav", "flac", "ogg", "mp3", "aac", "mp4", "webm", "png", "jpeg", "webp", "gif"]

@@ -11,7 +11,6 @@ from av.sidedata.sidedata import Type as SideDataType
 from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
-from omnirelay.errors import MediaError
 from services.thinker.media.decoded import Pixels
 from services.thinker.media.files.complete import cut_short
 from services.thinker.media.files.container import MediaFile, reading
@@ -41,17 +40,10 @@ def decode_video(data: bytes, form: Format, limits: DecodeLimits) -> Pixels:
         return decode_frames(file, wanted, total, limits)
 
 
-def _track(file: MediaFile) -> VideoStream:
-    track = file.picture_track()
-    if track is None:
-        raise MediaError("there are no moving pictures in the file")
-    return track
-
-
 def _measure(data: bytes, form: Format, limits: DecodeLimits) -> tuple[int, float]:
     """How many frames there are, without decoding them, and how many of them are shown in a second."""
     with MediaFile(data, form) as file:
-        track = _track(file)
+        track = file.picture_track()
         limits.check_sides(track.width, track.height)
         check_seconds(file.declared_seconds(track) or 0.0, limits.max_video_seconds)
         total, first, last = 0, float("inf"), float("-inf")
@@ -87,7 +79,7 @@ def decode_frames(file: MediaFile, wanted: NDArray[np.int64], total: int, limits
     """
     frames: Pixels | None = None
     size, upright, taken, count = (0, 0), Upright(), 0, 0
-    for frame in file.frames(_track(file)):
+    for frame in file.frames(file.picture_track()):
         limits.check_sides(frame.width, frame.height)
         if count == wanted[taken]:
             if frames is None:
