@@ -1,4 +1,1 @@
-"""The model families: all that depends on the architecture of a checkpoint, a package for each.
-
-Importing a family loads neither PyTorch nor vLLM; what a stage calls on it does.
-"""
+"""All that depends on a checkpoint's architecture, a package for each family; imports no PyTorch or vLLM."""

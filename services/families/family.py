@@ -15,21 +15,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Paged:
-    """What a stage's model keeps for each position, and how it can be divided; see ``docs/operations.md``.
+    """What a stage's model keeps for each position, and how it can be divided; see ``docs/operations.md``."""
 
-    Attributes:
-        positions: Most positions of one request, as the checkpoint has it.
-        elements: Numbers a position: keys and values of all layers, and a conditioning row.
-        row: Those of the row, which keep the model's dtype beside a quantised KV cache.
-        divided: Sizes of the model that ``tensor_parallel_size`` must divide, by what they count.
-        key_value_heads: Its attention's; workers have as many each, or as many workers have one.
-    """
-
-    positions: int
-    elements: int
-    row: int = 0
-    divided: Mapping[str, int] = field(default_factory=dict)
-    key_value_heads: int = 0
+    positions: int  # Most positions of one request, as the checkpoint has it
+    elements: int  # Numbers a position: keys and values of all layers, and a conditioning row
+    row: int = 0  # Those of the row, which keep the model's dtype beside a quantised KV cache
+    divided: Mapping[str, int] = field(default_factory=dict)  # Sizes that workers divide, by what they count
+    key_value_heads: int = 0  # Of its attention; workers have as many each, or as many workers have one
 
 
 @dataclass(frozen=True)
@@ -37,28 +29,17 @@ class Family:
     """A model family, found by the ``model_type`` of a checkpoint's ``config.json``.
 
     The parts of the stages load PyTorch and vLLM, so they are functions, called in the stage's process once
-    its environment is prepared.
+    its environment is prepared.  ``check_files``, which loads no model, and ``paged``, what the KV caches
+    hold by the content of ``config.json``, raise CheckpointError.
 
-    Attributes:
-        model_type: As in ``config.json``.
-        files: Files that the stages read besides the weights and the tokenizer.
-        check_files: Checks what can be checked of them without loading a model; raises
-            :class:`omnirelay.errors.CheckpointError`.
-        weights: The prefix of each stage's tensors, up to the first dot.
-        models: Where vLLM's worker processes find the models, ``module:class``, by the architectures of
-            ``thinker`` and ``talker``.  A program that brings a family of its own needs an entry point of its
-            own for that, as :mod:`services.plugin` is one.
-        paged: What the KV caches hold, by the content of ``config.json``; raises
-            :class:`omnirelay.errors.CheckpointError`.
-        thinker: Loads what the thinker needs.
-        talker: Loads what the talker needs.
-        token2wav: Loads what token2wav needs.
+    ``models`` says where vLLM's worker processes find the models, ``module:class``, by architecture.  A
+    program that brings a family of its own needs an entry point for that, as :mod:`services.plugin` is one.
     """
 
     model_type: str
-    files: tuple[str, ...]
+    files: tuple[str, ...]  # That the stages read besides the weights and the tokenizer
     check_files: Callable[[Path], None]
-    weights: Mapping[StageName, str]
+    weights: Mapping[StageName, str]  # The prefix of each stage's tensors, up to the first dot
     models: Mapping[str, str]
     paged: Callable[[Mapping[str, Any]], dict[StageName, Paged]]
     thinker: "Callable[[], ThinkerFamily]"

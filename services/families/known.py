@@ -15,11 +15,7 @@ FAMILIES: Final[Families] = MappingProxyType({each.model_type: each for each in 
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """Read a checkpoint's ``config.json``.
-
-    Raises:
-        CheckpointError: It cannot be read.
-    """
+    """Read a checkpoint's ``config.json``; raises CheckpointError if it cannot be read."""
     path = directory / "config.json"
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
@@ -31,15 +27,7 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 
 def family_of(config: dict[str, Any], families: Families = FAMILIES) -> Family:
-    """Find the family of a checkpoint.
-
-    Args:
-        config: The content of its ``config.json``.
-        families: Those to choose from.
-
-    Raises:
-        CheckpointError: It is of none of them.
-    """
+    """Find a checkpoint's family by its ``config.json``; raises CheckpointError if none is known."""
     kind = config.get("model_type")
     family = families.get(kind) if isinstance(kind, str) else None
     if family is None:
@@ -49,11 +37,7 @@ def family_of(config: dict[str, Any], families: Families = FAMILIES) -> Family:
 
 
 def require_family(directory: Path, families: Families = FAMILIES) -> Family:
-    """Find the family of a checkpoint, and check that its files are there and whole.
-
-    Raises:
-        CheckpointError: It is of no known family, a file is missing, or one is damaged.
-    """
+    """Find a checkpoint's family; raises CheckpointError also if a file is missing or damaged."""
     try:
         family = family_of(read_config(directory), families)
     except CheckpointError as error:

@@ -8,14 +8,7 @@ from typing import TypeVar
 
 from services.families.family import Families
 from services.families.known import FAMILIES, family_of, read_config
-from services.families.sizes import (
-    Model,
-    dtype_of,
-    need_of,
-    read_model,
-    require_divisible,
-    require_one_dtype,
-)
+from services.families.sizes import Model, dtype_of, need_of, read_model, require_divisible, require_one_dtype
 from shared.config import Config, StageConfig
 from shared.devices import Gpu
 from shared.messages import StageName
@@ -31,15 +24,7 @@ def placed(
 ) -> Iterator[S]:
     """Load a stage's engine in this context: no other one loads on its GPUs meanwhile.
 
-    Args:
-        config: The stack's.
-        name: The stage.
-        stage: Its configuration.
-        directory: The checkpoint's.
-        families: Those that the checkpoint may be of.
-
-    Returns:
-        The stage's configuration, with its share of a GPU that other processes compute on too.
+    Gives the stage's configuration, with its share of a GPU that other processes compute on too.
 
     Raises:
         ConfigError: The stages on a GPU do not fit on it, or thinker and talker have unequal dtypes,
@@ -65,17 +50,9 @@ def placed(
 def share_of(
     config: Config, name: StageName, model: Model, gpus: list[Gpu], inherited: str | None = None
 ) -> Share | None:
-    """Divide the GPUs of a stage among all that compute on them.
+    """The share of its GPUs that a stage has; None if it has them alone, or a share by its configuration.
 
-    Args:
-        config: The stack's.
-        name: The stage.
-        model: The checkpoint's sizes.
-        gpus: Those of the stage, in their order.
-        inherited: ``CUDA_VISIBLE_DEVICES`` before it was set for the stage.
-
-    Returns:
-        The stage's share; None if it has its GPUs to itself, or a share by its configuration.
+    ``inherited`` is ``CUDA_VISIBLE_DEVICES`` before it was set for the stage.
     """
     if utilization_of(config, name) is not None:
         return None

@@ -32,14 +32,7 @@ STREAM_BYTES: Final = 28_000_000
 
 @dataclass(frozen=True)
 class Model:
-    """What a checkpoint's files say of the model.
-
-    Attributes:
-        dtype: That its weights are kept in.
-        weights: How many there are.
-        paged: What the KV caches of the thinker and the talker hold for each position.
-        quantization: How its weights are quantised, as ``config.json`` has it; None if they are not.
-    """
+    """What a checkpoint's files say of the model; ``quantization`` is as ``config.json`` has it."""
 
     dtype: str
     weights: Weights
@@ -48,11 +41,7 @@ class Model:
 
 
 def read_model(directory: Path, families: Families = FAMILIES) -> Model:
-    """Read what a checkpoint's files say of the model.
-
-    Raises:
-        CheckpointError: A file cannot be read, or there are no weights of a stage.
-    """
+    """Read what a checkpoint's files say; raises CheckpointError if one cannot be read, or lacks weights."""
     config = read_config(directory)
     family = family_of(config, families)
     found = read_weights(directory)
@@ -76,15 +65,7 @@ def dtype_of(config: Mapping[str, Any]) -> str:
 
 
 def require_one_dtype(config: Config, dtype: str) -> None:
-    """Check that thinker and talker compute in one dtype: rows cross between them as bytes of it.
-
-    Args:
-        config: The stack's.
-        dtype: The checkpoint's.
-
-    Raises:
-        ConfigError: They do not.
-    """
+    """Raise ConfigError unless thinker and talker compute in one dtype: rows cross as bytes of it."""
     chosen = {"thinker": config.stages.thinker.engine.dtype, "talker": config.stages.talker.engine.dtype}
     used = {stage: dtype if own == "auto" else own for stage, own in chosen.items()}
     if not config.text_only and used["thinker"] != used["talker"]:
@@ -96,16 +77,7 @@ def require_one_dtype(config: Config, dtype: str) -> None:
 
 
 def require_divisible(config: Config, stage: StageName, paged: Paged) -> None:
-    """Check that a stage's model can be divided among as many workers as are asked for.
-
-    Args:
-        config: The stack's.
-        stage: The stage.
-        paged: What the checkpoint says of its model.
-
-    Raises:
-        ConfigError: It cannot.
-    """
+    """Raise ConfigError if a stage's model cannot be divided among its configured workers."""
     workers = parallel(config, stage)
     reasons = [f"its {name} are {size}" for name, size in paged.divided.items() if size % workers]
     shared = paged.key_value_heads

@@ -32,11 +32,7 @@ def build(
 
 
 def main(families: Families = FAMILIES) -> NoReturn:
-    """Run the talker.
-
-    Args:
-        families: The model families that it serves.
-    """
+    """Run the talker with these model families."""
     check = partial(require_family, families=families)
     run_stage("talker", TalkerInput, partial(build, families=families), check)
 

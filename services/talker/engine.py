@@ -14,16 +14,7 @@ from shared.vllm.sampling.repetition import RepetitionProcessor
 
 
 def build_talker(family: TalkerFamily, model: Path, config: TalkerConfig) -> tuple[LLMEngine, SpeechRules]:
-    """Make the talker's engine.
-
-    Args:
-        family: The checkpoint's.
-        model: Directory of the checkpoint.
-        config: The stage's configuration.
-
-    Returns:
-        The engine, and how its checkpoint speaks.
-    """
+    """Make the engine for the checkpoint in a directory; gives it and how the checkpoint speaks."""
     ModelRegistry.register_model(family.architecture, family.model)
     engine = build_engine(
         "talker",

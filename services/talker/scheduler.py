@@ -23,38 +23,23 @@ PLAYBACK_MARGIN_KEY: Final = "playback_margin_s"
 
 @dataclass(frozen=True)
 class RowWrites:
-    """Rows that the worker puts into KV memory before it computes a step.
+    """Rows that the worker puts into KV memory before it computes a step."""
 
-    Attributes:
-        slots: int64 ``[n]``.
-        rows: ``[n, width]``.
-        ids: M-RoPE position ids, and behind them the further ids of the frames of codec tokens at these
-            positions: int32 ``[3 + groups - 1, n]``.
-    """
-
-    slots: torch.Tensor
-    rows: torch.Tensor
-    ids: torch.Tensor
+    slots: torch.Tensor  # int64 ``[n]``
+    rows: torch.Tensor  # ``[n, width]``
+    ids: torch.Tensor  # M-RoPE position ids, then the frames' further ids: int32 ``[3 + groups - 1, n]``
 
 
 @dataclass
 class TalkerStep(SchedulerOutput):
-    """A step of the talker.
-
-    Attributes:
-        row_writes: Its rows; none if no position needs one.
-    """
+    """A step of the talker, and its rows; none if no position needs one."""
 
     row_writes: RowWrites | None = None
 
 
 @dataclass
 class TalkerOutput(ModelRunnerOutput):
-    """What a step of the talker computed.
-
-    Attributes:
-        further_codes: The further ids of the frame that was sampled, by the engine's name of the request.
-    """
+    """What a step computed: the further ids of each sampled frame, by the engine's name of the request."""
 
     further_codes: dict[str, list[int]] = field(default_factory=dict)
 
@@ -94,7 +79,9 @@ class TalkerScheduler(StageScheduler):
 
     def may_run(self, request: Request) -> bool:
         """Whether the row of a request's next position is there, and its token2wav keeps up."""
-        return self._has_row(request) and super().may_run(request)
+        track = self._tracks.get(request.request_id)
+        has_row = track is not None and request.num_tokens <= track.available
+        return has_row and super().may_run(request)
 
     def schedule(self, throttle_prefills: bool = False) -> TalkerStep:
         """Schedule a step of the requests that have their rows and whose token2wav keeps up."""
@@ -122,10 +109,6 @@ class TalkerScheduler(StageScheduler):
             scheduler_output, model_runner_output
         )
         return outputs
-
-    def _has_row(self, request: Request) -> bool:
-        track = self._tracks.get(request.request_id)
-        return track is not None and request.num_tokens <= track.available
 
     def _plan_writes(self, output: SchedulerOutput) -> RowWrites | None:
         plans = []

@@ -59,10 +59,7 @@ from shared.vllm.workers import Workers
 
 @dataclass
 class _Speech:
-    """A request in work: its codec tokens that were not sent yet, and how many frames there were in all.
-
-    ``resumed`` of them are those that an earlier attempt sampled.
-    """
+    """A request in work: codec tokens not sent yet, frames in all, and those of an earlier attempt."""
 
     request_id: str
     engine_id: str
@@ -73,20 +70,9 @@ class _Speech:
     unsent: list[int] = field(default_factory=list)
     made: int = 0
 
-    def __post_init__(self) -> None:
-        self.made = self.resumed
-
 
 class TalkerService:
-    """Speaks replies; see :class:`shared.stage.service.StageService` for the protocol.
-
-    Args:
-        family: The checkpoint's.
-        model: Directory of the checkpoint.
-        config: The stage's configuration.
-        gateway: Where a copy of the codec tokens goes.
-        token2wav: Where codec tokens go.
-    """
+    """Speaks replies; see :class:`shared.stage.service.StageService` for the protocol."""
 
     name: StageName = "talker"
     wake_fd: int | None = None
@@ -224,19 +210,13 @@ class TalkerService:
         self._scheduler.attach(engine_id, track, clock)
         receivers = (self._token2wav, self._gateway)
         self._scheduler.follow(engine_id, *(partial(each.stalls, message.request_id) for each in receivers))
-        self._speeches[message.request_id] = _Speech(message.request_id, engine_id, track, clock, len(frames))
+        self._speeches[message.request_id] = _Speech(
+            message.request_id, engine_id, track, clock, resumed=len(frames), made=len(frames)
+        )
         self._announce(message, resume)
 
     def _resumed_frames(self, resume: ResumedSpeech, most: int) -> list[list[int]]:
-        """The frames that an earlier attempt sampled.
-
-        Args:
-            resume: What there is of the speech.
-            most: Most frames that there may be.
-
-        Raises:
-            InvalidRequestError: No attempt can have sampled them.
-        """
+        """The frames that an earlier attempt sampled; raises InvalidRequestError if none can have."""
         codes, groups = resume.codec_token_ids, self._codec.groups
         if len(codes) % groups:
             raise InvalidRequestError(
@@ -316,13 +296,7 @@ class TalkerService:
         self._deliver(speech, codes, reason)
 
     def _deliver(self, speech: _Speech, codes: list[int], reason: FinishReason | None) -> None:
-        """Send what there is of a request's speech, once token2wav can begin with it.
-
-        Args:
-            speech: The request.
-            codes: The first id of each new frame.
-            reason: Why the speech ended; none if it goes on.
-        """
+        """Send frames, of which ``codes`` are the first ids, once token2wav can begin with what there is."""
         before = speech.made
         speech.made += len(codes)
         speech.clock.made(len(codes) / self._codec.rate)

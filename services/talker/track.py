@@ -14,15 +14,8 @@ _FIRST_CAPACITY_MARGIN = 256
 class ConditioningTrack:
     """Rows and position ids of the talker's positions, from 0 on, without gap.
 
-    Args:
-        prompt_positions: Positions of the talker's prompt; the talker may start when it has them.
-        width: Elements of a row.
-        dtype: The model's.
-        groups: Ids of a frame of codec tokens.  The first of each is a token of the engine; the others are
-            kept here, as the model needs them at the frame's position.
-
-    Attributes:
-        further_codes: The other ids of each frame so far.
+    The talker may start when it has those of the prompt.  Of frames of more than one id the first is a token
+    of the engine; ``further_codes`` are the others, as the model needs them at the frame's position.
     """
 
     def __init__(self, prompt_positions: int, width: int, dtype: torch.dtype, groups: int = 1) -> None:
@@ -51,12 +44,7 @@ class ConditioningTrack:
         return self._rows.nbytes + self._positions.nbytes
 
     def expect(self, seq: int, start: int) -> None:
-        """Check that a message is the next one.
-
-        Raises:
-            RepeatedMessageError: It came before.
-            SequenceError: One is missing before it, or the track is closed.
-        """
+        """Raise RepeatedMessageError at a message that came before, SequenceError unless it is the next."""
         if seq < self._next_seq:
             raise RepeatedMessageError(f"rows number {seq} came twice")
         if self.closed:
@@ -78,12 +66,9 @@ class ConditioningTrack:
         self._next_seq += 1
 
     def read(self, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rows ``[n, width]`` and position ids int32 ``[3, n]`` of positions ``start`` to ``stop``.
+        """Rows ``[n, width]`` and position ids int32 ``[3, n]``; raises SequenceError at a missing row.
 
         Past the end of a closed track the last row repeats, and its position id runs on.
-
-        Raises:
-            SequenceError: A position has no row yet.
         """
         if stop > self.available:
             raise SequenceError(f"position {stop - 1} has no row yet, {self.length} are there")

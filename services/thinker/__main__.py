@@ -35,11 +35,7 @@ def build(
 
 
 def main(families: Families = FAMILIES) -> NoReturn:
-    """Run the thinker.
-
-    Args:
-        families: The model families that it serves.
-    """
+    """Run the thinker with these model families."""
     check = partial(require_family, families=families)
     run_stage("thinker", ThinkerInput, partial(build, families=families), check)
 

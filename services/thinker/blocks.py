@@ -27,13 +27,7 @@ _APART: Final = b"a reply that counts from the largest position of its prompt"
 
 
 def hash_replies_apart(hash_blocks: BlockHasher, block_size: int, positions: PromptPositions) -> BlockHasher:
-    """A hasher in which a reply is another one than the same text in a prompt, where its positions are.
-
-    Args:
-        hash_blocks: vLLM's hasher.
-        block_size: Positions of a block.
-        positions: The checkpoint's.
-    """
+    """vLLM's hasher, which tells a reply from the same text in a prompt where their positions differ."""
 
     def hash_apart(request: Request) -> list[BlockHash]:
         hashes = hash_blocks(request)

@@ -21,17 +21,7 @@ from shared.vllm.sampling.repetition import RepetitionProcessor
 def build_thinker(
     family: ThinkerFamily, model: Path, config: ThinkerConfig, media: MediaConfig
 ) -> tuple[LLMEngine, MediaRules]:
-    """Make the thinker's engine.
-
-    Args:
-        family: The checkpoint's.
-        model: Directory of the checkpoint.
-        config: The stage's configuration.
-        media: What a request may bring.
-
-    Returns:
-        The engine, and the rules of media of its checkpoint.
-    """
+    """Make the engine for the checkpoint in a directory; gives it and the checkpoint's rules of media."""
     ModelRegistry.register_model(family.architecture, family.model)
     engine = build_engine(
         "thinker",
@@ -69,16 +59,7 @@ def build_thinker(
 
 
 def read_embeddings(family: ThinkerFamily, engine: LLMEngine, model: Path) -> SpeechEmbeddings:
-    """Read the rows of a track that no step computes.
-
-    Args:
-        family: The checkpoint's.
-        engine: The thinker's engine.
-        model: Directory of the checkpoint.
-
-    Raises:
-        CheckpointError: The voices cannot be read, or a token lies outside the vocabulary.
-    """
+    """Read the rows that no step computes; raises CheckpointError at damaged voices or unknown tokens."""
     return family.read_embeddings(
         engine.model_config.hf_config,
         model,

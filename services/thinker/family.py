@@ -16,61 +16,40 @@ from shared.messages import ConditioningRows
 
 @dataclass(frozen=True)
 class SpeechEmbeddings:
-    """Rows of a track that are not computed in a step, read once.
-
-    Attributes:
-        voices: Row ``[width]`` of each voice, by name.
-        closing: Rows ``[n, width]`` behind the last one of a reply.
-    """
+    """Rows of a track read once: ``[width]`` of each voice, and ``[n, width]`` behind the last of a reply."""
 
     voices: dict[str, torch.Tensor]
     closing: torch.Tensor
 
 
 class TrackWriter(Protocol):
-    """Turns the thinker's rows of one request into the rows that the talker is conditioned on.
-
-    Attributes:
-        request_id: The request.
-    """
+    """Turns the thinker's rows of one request into the rows that the talker is conditioned on."""
 
     request_id: str
 
     def rows(self, start: int, rows: torch.Tensor, positions: torch.Tensor) -> ConditioningRows:
-        """Make the message for the next rows; it has at most one row more than they.
+        """The message for rows ``[m, width]`` from position ``start`` on, whose position ids are ``[3, m]``.
 
-        Args:
-            start: The thinker's position of the first row; rows come in order, without gap.
-            rows: ``[m, width]``.
-            positions: The thinker's position ids, ``[3, m]``.
+        Rows come in order, without gap; the message has at most one row more.
         """
-        ...
 
     def close(self) -> ConditioningRows:
         """Make the last message."""
-        ...
 
 
 @dataclass(frozen=True)
 class ThinkerFamily:
     """A family's thinker.
 
-    Attributes:
-        architecture: The name by which vLLM finds the model.
-        model: Its class.
-        end_tokens: Token ids that end a reply, by the engine's Hugging Face configuration.
-        read_embeddings: Reads the rows for voices and for the end of a reply.  Takes that configuration, the
-            checkpoint's directory, and what embeds token ids as ``[n, hidden]``.
-        track: Makes the writer of a request's track: its id, the prompt's tokens, the row of its voice, and
-            the closing rows.
-        rows_per_s: Rows of a reply that a second of its speech needs while the text is written.
-        media: Makes the rules of media, by the engine and the configuration of media.
+    ``read_embeddings`` takes the engine's Hugging Face configuration, the checkpoint's directory, and what
+    embeds token ids as ``[n, hidden]``; ``track`` a request's id, its prompt's tokens, the row of its voice,
+    and the closing rows.
     """
 
-    architecture: str
+    architecture: str  # The name by which vLLM finds the model
     model: type[SpeakingModel]
-    end_tokens: Callable[[Any], list[int]]
+    end_tokens: Callable[[Any], list[int]]  # By the engine's Hugging Face configuration
     read_embeddings: Callable[[Any, Path, Callable[[list[int]], torch.Tensor]], SpeechEmbeddings]
     track: Callable[[str, int, torch.Tensor, torch.Tensor], TrackWriter]
-    rows_per_s: int
+    rows_per_s: int  # Rows of a reply that a second of its speech needs while the text is written
     media: Callable[[LLMEngine, MediaConfig], MediaRules]

@@ -4,6 +4,7 @@ vLLM's own count what this engine drew.  To it, the tokens of an earlier attempt
 """
 
 from collections import Counter
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -23,24 +24,21 @@ def answer_penalties(sampling: TextSampling) -> dict[str, Any]:
     return {_KEY: penalties} if any(penalties) else {}
 
 
+@dataclass(slots=True)
 class _Counts:
     """How often each token is in a request's answer."""
 
-    __slots__ = ("_counts", "_read", "answer", "frequency", "presence")
-
-    def __init__(self, presence: float, frequency: float, replayed: list[int], answer: list[int]) -> None:
-        self.presence = presence
-        self.frequency = frequency
-        # vLLM's own list, which only grows.
-        self.answer = answer
-        self._counts = Counter(replayed)
-        self._read = 0
+    presence: float
+    frequency: float
+    counts: Counter[int]
+    answer: list[int]  # vLLM's own list, which only grows
+    read: int = 0
 
     def penalties(self) -> tuple[list[int], list[float]]:
         """The tokens, and what is taken from the logit of each."""
-        self._counts.update(self.answer[self._read :])
-        self._read = len(self.answer)
-        return list(self._counts), [self.presence + self.frequency * n for n in self._counts.values()]
+        self.counts.update(self.answer[self.read :])
+        self.read = len(self.answer)
+        return list(self.counts), [self.presence + self.frequency * n for n in self.counts.values()]
 
 
 class AnswerPenalties(LogitsProcessor):
@@ -63,11 +61,7 @@ class AnswerPenalties(LogitsProcessor):
         process_dict_updates(self._counts, batch_update, _counts_of)
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
-        """Penalize in place.
-
-        Args:
-            logits: Before temperature, float32 [requests, vocabulary].
-        """
+        """Penalize float32 [requests, vocabulary] before temperature, in place."""
         for row, counts in self._counts.items():
             tokens, penalties = counts.penalties()
             if tokens:
@@ -82,4 +76,5 @@ def _counts_of(params: SamplingParams, prompt: list[int] | None, answer: list[in
     if _KEY not in extra:
         return None
     presence, frequency = extra[_KEY]
-    return _Counts(presence, frequency, (prompt or [])[extra[PROMPT_TOKENS] :], answer)
+    replayed = (prompt or [])[extra[PROMPT_TOKENS] :]
+    return _Counts(presence, frequency, Counter(replayed), answer)

@@ -27,15 +27,7 @@ _STAGE: Final[StageName] = "thinker"
 
 
 class Prefills:
-    """The prompts that are computed ahead, media prepared for one at a time.
-
-    Args:
-        engine: The thinker's.
-        rules: Of media.
-        preparer: Prepares them.
-        gateway: Learns what was computed.
-        end_tokens: Those that end a reply.
-    """
+    """The prompts that are computed ahead, media prepared for one at a time; the gateway learns of each."""
 
     def __init__(
         self,
@@ -69,12 +61,7 @@ class Prefills:
         return [*(each.request_id for each in self._queued), *prepared, *self._computing.values()]
 
     def accept(self, request: PrefillRequest) -> None:
-        """Take a prompt, whose tokens and length have been checked.
-
-        Raises:
-            BusyError: There are too many.
-            InvalidRequestError: Its media are not those that it has places for.
-        """
+        """Take a prompt, whose tokens and length were checked; raises BusyError if there are too many."""
         if len(self.ids()) >= self.most:
             raise BusyError(f"{self.most} prompts are being computed early, the maximum", EARLY_RETRY_MS)
         if request.recording_continues:

@@ -13,19 +13,12 @@ from shared.stage.resume import check_resumed
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a request has come; a new one has come nowhere.
+    """How far a request has come; a new one has come nowhere."""
 
-    Attributes:
-        text: Tokens of the reply, the end token included.
-        finish_reason: Why the reply ended; none if more is to be drawn.
-        speech: What is there of its speech; none if there is nothing.
-        needs_rows: The talker still speaks, and wants to be told what.
-    """
-
-    text: list[int]
-    finish_reason: FinishReason | None
-    speech: ResumedSpeech | None
-    needs_rows: bool
+    text: list[int]  # Tokens of the reply, the end token included
+    finish_reason: FinishReason | None  # Why the reply ended; none if more is to be drawn
+    speech: ResumedSpeech | None  # What is there of its speech; none if there is nothing
+    needs_rows: bool  # The talker still speaks, and wants to be told what
 
     @classmethod
     def of(cls, request: ThinkRequest) -> Self:
@@ -46,24 +39,11 @@ class Progress:
 
     @property
     def replayed_tokens(self) -> list[int]:
-        """Tokens that are to be computed again, behind the prompt.
-
-        The last token of a reply that ended never was: it has no row.
-        """
+        """Tokens to compute again behind the prompt: the last of a reply that ended has no row."""
         return self.text if self.finish_reason is None else self.text[:-1]
 
     def check(self, request: ThinkRequest, most: int, end_tokens: Collection[int], vocabulary: int) -> None:
-        """Refuse what no earlier attempt can have given.
-
-        Args:
-            request: Whose progress it is.
-            most: Most tokens that its reply may have.
-            end_tokens: Those that end a reply.
-            vocabulary: How many tokens there are.
-
-        Raises:
-            InvalidRequestError: Naming the field.
-        """
+        """Raise InvalidRequestError, naming the field, at what no earlier attempt can have given."""
         check_resumed(
             "resume.text_token_ids",
             self.text,

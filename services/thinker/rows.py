@@ -13,17 +13,7 @@ from shared.transport.routing import Outlet
 
 
 class RowSender:
-    """Reads the rows of each step, and sends each request its own.
-
-    Args:
-        engine: The thinker's.
-        scheduler: Its scheduler, which knows the rows of a step.
-        talker: Where rows go.
-        max_payload_bytes: Largest tensor that the talker takes.
-
-    Attributes:
-        sent: Rows of all messages.
-    """
+    """Reads the rows of each step, and sends each request its own in messages of bounded bytes."""
 
     def __init__(
         self,
@@ -39,12 +29,7 @@ class RowSender:
         self._max_payload_bytes = max_payload_bytes
 
     def send(self, track_of: Callable[[str], TrackWriter | None], failures: Failures) -> None:
-        """Send what the last step made readable.
-
-        Args:
-            track_of: Gives the track of a request by the engine's name; none if nobody wants its rows.
-            failures: Gets the requests whose rows cannot be sent.
-        """
+        """Send what the last step made readable, by requests' tracks; not those rows that nobody wants."""
         reads = self._scheduler.take_reads()
         if not reads:
             return
@@ -58,20 +43,13 @@ class RowSender:
             first = last
 
     def close(self, track: TrackWriter) -> None:
-        """Send the last message of a track.
-
-        Raises:
-            QueueFullError: The talker's queue has no room.
-        """
+        """Send the last message of a track; raises QueueFullError if the talker's queue is full."""
         self._put(track.close())
 
     def _send_track(
         self, track: TrackWriter, start: int, rows: torch.Tensor, positions: torch.Tensor
     ) -> None:
-        """Send a request's next rows, in messages that the talker takes.
-
-        A step may bring many more rows than it computes: all that a long prompt finds in the prefix cache.
-        """
+        """Send a request's next rows, in several messages: the prefix cache may hold many of a prompt."""
         # One less, for the track may add a row.
         most = max(1, self._max_payload_bytes // (rows.shape[1] * rows.dtype.itemsize) - 1)
         for first in range(0, rows.shape[0], most):

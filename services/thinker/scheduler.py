@@ -1,5 +1,6 @@
 """The thinker's scheduler: autoregressive, and it knows which conditioning rows a step computed."""
 
+import math
 import time
 from dataclasses import dataclass
 from functools import partial
@@ -29,13 +30,7 @@ EARLY_STEP_TOKENS: Final = 512
 
 @dataclass(frozen=True)
 class RowRead:
-    """Rows that can be read after a step.
-
-    Attributes:
-        engine_id: The request, by the engine's name for it.
-        start: Position of the first row.
-        slots: int64 ``[n]``, where the rows lie in KV memory until the next step.
-    """
+    """Rows of a request from position ``start`` on: slots int64 ``[n]`` of KV memory until the next step."""
 
     engine_id: str
     start: int
@@ -44,12 +39,7 @@ class RowRead:
 
 @dataclass
 class ThinkerStep(SchedulerOutput):
-    """A step of the thinker.
-
-    Attributes:
-        row_slots: Slots of all rows that become readable with it, request by request as
-            :meth:`ThinkerScheduler.take_reads` has them; none if there are none.
-    """
+    """A step, and the slots of all rows that become readable with it, in the order of ``take_reads``."""
 
     row_slots: torch.Tensor | None = None
 
@@ -85,9 +75,12 @@ class ThinkerScheduler(StageScheduler):
         self._reads = []
         requests_run = self._requests_can_run()
         if requests_run:
-            self._preempt_early()
+            for request in [request for request in self.running if is_early(request)]:
+                self.running.remove(request)
+                self._preempt_request(request, time.monotonic())
         ready = [request for request in self.running if not self.is_stalled(request)]
-        spoken = [request for request in ready if _wants_rows(request) and self._is_due(request)]
+        soon = time.monotonic() + self._margin_s if self._margin_s else -math.inf
+        spoken = [each for each in ready if _wants_rows(each) and self._due(each) <= soon]
         if spoken:
             ahead = has_slack({each.request_id: self._due(each) for each in ready}, self._margin_s)
             ready = [request for request in ready if request.request_id not in ahead]
@@ -143,17 +136,9 @@ class ThinkerScheduler(StageScheduler):
     def _due(self, request: Request) -> float:
         return self._clocks[request.request_id].due
 
-    def _is_due(self, request: Request) -> bool:
-        return self._margin_s > 0 and self._due(request) <= time.monotonic() + self._margin_s
-
     def _requests_can_run(self) -> bool:
         may_run = super().may_run
         return any(not is_early(request) and may_run(request) for request in self.requests.values())
-
-    def _preempt_early(self) -> None:
-        for request in [request for request in self.running if is_early(request)]:
-            self.running.remove(request)
-            self._preempt_request(request, time.monotonic())
 
     def _note(self, request: Request) -> None:
         start = self._read_until.get(request.request_id, 0)

@@ -11,6 +11,7 @@ from prometheus_client.core import Metric
 from vllm import SamplingParams
 from vllm.inputs import MultiModalInput, TokensInput, tokens_input
 from vllm.outputs import RequestOutput
+from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from omnirelay.errors import (
@@ -29,7 +30,6 @@ from services.thinker.prefills import Prefills
 from services.thinker.resume import Progress
 from services.thinker.rows import RowSender
 from services.thinker.scheduler import PROMPT_TOKENS, SPEECH, ThinkerScheduler
-from services.thinker.text_sampling import vllm_params
 from services.thinker.text_sender import Generation, TextSender
 from shared.config import MediaConfig, ThinkerConfig
 from shared.messages import (
@@ -52,26 +52,12 @@ from shared.stage.service import Failures
 from shared.tracing.stage import StageTraces
 from shared.transport.routing import Outlet
 from shared.vllm.model_time import watch_model
-from shared.vllm.sampling.generation import (
-    engine_load,
-    sampling_params,
-    submit,
-)
+from shared.vllm.sampling.generation import engine_load, sampling_params, submit
 from shared.vllm.workers import Workers
 
 
 class ThinkerService:
-    """Answers prompts; see :class:`shared.stage.service.StageService` for the protocol.
-
-    Args:
-        family: The checkpoint's.
-        model: Directory of the checkpoint.
-        config: The stage's configuration.
-        gateway: Where text goes.
-        talker: Where rows go.
-        media: What sounds, pictures and videos a request may bring.
-        max_payload_bytes: Largest tensor that the talker takes.
-    """
+    """Answers prompts; see :class:`shared.stage.service.StageService` for the protocol."""
 
     name: StageName = "thinker"
     wake_at: float = math.inf
@@ -332,6 +318,7 @@ class ThinkerService:
         if progress.finish_reason is not None:
             # vLLM computes no prompt without drawing a token behind it; this one is thrown away.
             sampling, made = TextSampling(max_tokens=1), 0
+        schema = sampling.json_schema
         return sampling_params(
             sampling,
             stage=self.name,
@@ -340,7 +327,12 @@ class ThinkerService:
             room=room,
             made=made,
             extra_args={SPEECH: progress.needs_rows, PROMPT_TOKENS: length, **answer_penalties(sampling)},
-            further=vllm_params(sampling),
+            further={
+                "min_p": sampling.min_p,
+                "logit_bias": sampling.logit_bias or None,
+                "logprobs": sampling.logprobs,
+                "structured_outputs": StructuredOutputsParams(json=schema) if schema is not None else None,
+            },
         )
 
     def _track_of(self, engine_id: str) -> TrackWriter | None:

@@ -18,11 +18,8 @@ class SpeakingModel(_Model):
     """Base class of thinkers, to be listed before the vLLM model that it extends.
 
     A family overrides :meth:`row_of` and, if rows are not as wide as hidden states, :meth:`row_width`.
-
-    Attributes:
-        conditioning: The rows, in KV memory.
-        prompt_lengths: Of the requests that begin with this step, by ``id`` of their list of tokens: how
-            many of these are the prompt.  What follows is a reply that is computed again.
+    ``prompt_lengths`` says of the requests that begin with this step, by ``id`` of their list of tokens, how
+    many of these are the prompt: what follows is a reply that is computed again.
     """
 
     step_embeds: torch.Tensor
@@ -49,15 +46,9 @@ class SpeakingModel(_Model):
 
     @staticmethod
     def row_of(hidden: torch.Tensor, embeds: torch.Tensor, is_text: torch.Tensor) -> torch.Tensor:
-        """Lay out the rows of a step.
+        """Rows ``[n, row_width]`` by last hidden states and the first layer's input, ``[n, hidden]`` each.
 
-        Args:
-            hidden: Last hidden states ``[n, hidden]``.
-            embeds: What went into the first layer ``[n, hidden]``.
-            is_text: ``[n, 1]`` of the model's dtype: 0 at positions of media, else 1.
-
-        Returns:
-            The rows ``[n, row_width]``.
+        ``is_text`` ``[n, 1]`` of the model's dtype is 0 at positions of media, else 1.
         """
         raise NotImplementedError
 

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from prometheus_client.core import Metric
-from vllm.outputs import RequestOutput
+from vllm.outputs import CompletionOutput, RequestOutput
 
 from omnirelay.errors import InvalidRequestError
+from omnirelay.events import TokenLogprobs
 from services.thinker.family import TrackWriter
 from services.thinker.resume import Progress
-from services.thinker.text_sampling import logprobs_of
 from shared.messages import FinishReason, PromptUsage, StageEvent, TextDelta
 from shared.metrics import counter
 from shared.stage.playback import PlaybackClock
@@ -18,6 +18,8 @@ from shared.tracing.stage import StageTraces
 from shared.transport.routing import Outlet
 from shared.vllm.sampling.generation import begin_of_decoding, finish_reason
 
+MIN_LOGPROB: Final = -9999.0
+"""JSON has no infinity; this is what OpenAI's API sends instead."""
 READ_TOKENS_PER_S: Final = 20
 """Nobody reads faster.  A reply that is not spoken waits only while it is further ahead than that."""
 
@@ -38,13 +40,7 @@ class Generation:
 
 
 class TextSender:
-    """Sends text deltas, advances playback clocks, and counts prompts' tokens.
-
-    Args:
-        gateway: Where text goes.
-        traces: Of the stage.
-        rows_per_s: Text tokens that a voice speaks in a second.
-    """
+    """Sends text deltas, advances playback clocks by text tokens a second, and counts prompts' tokens."""
 
     def __init__(self, gateway: Outlet[StageEvent], traces: StageTraces, rows_per_s: float) -> None:
         self._gateway = gateway
@@ -68,7 +64,10 @@ class TextSender:
         reason = finish_reason(completion) if output.finished else None
         usage = None
         if generation.seq == 0:
-            usage = self._usage(generation, output)
+            cached = min(output.num_cached_tokens or 0, generation.prompt_tokens)
+            self._prompt_tokens += generation.prompt_tokens
+            self._cached_tokens += cached
+            usage = PromptUsage(tokens=generation.prompt_tokens, cached_tokens=cached)
             begin_of_decoding(self._traces, generation.request_id, output)
         self._gateway.put(
             TextDelta(
@@ -77,7 +76,7 @@ class TextSender:
                 token_ids=list(completion.token_ids),
                 finish_reason=reason,
                 prompt=usage,
-                logprobs=logprobs_of(completion, generation.logprobs),
+                logprobs=_logprobs_of(completion, generation.logprobs),
             )
         )
         generation.seq += 1
@@ -97,8 +96,14 @@ class TextSender:
             [(labels, self._cached_tokens)],
         )
 
-    def _usage(self, generation: Generation, output: RequestOutput) -> PromptUsage:
-        cached = min(output.num_cached_tokens or 0, generation.prompt_tokens)
-        self._prompt_tokens += generation.prompt_tokens
-        self._cached_tokens += cached
-        return PromptUsage(tokens=generation.prompt_tokens, cached_tokens=cached)
+
+def _logprobs_of(completion: CompletionOutput, most: int) -> list[TokenLogprobs]:
+    """The log probabilities of new tokens, with those of the ``most`` likeliest ones."""
+    found = []
+    for token_id, position in zip(completion.token_ids, completion.logprobs or (), strict=False):
+        each = {token: max(logprob.logprob, MIN_LOGPROB) for token, logprob in position.items()}
+        # The token itself comes first, whatever its rank.
+        ranked = sorted((logprob.rank or 0, token) for token, logprob in position.items())
+        top = [(token, each[token]) for rank, token in ranked if rank <= most]
+        found.append(TokenLogprobs(each[token_id], top))
+    return found

@@ -38,10 +38,7 @@ class ThinkerWorker(StageWorker):
         return output
 
     def read_rows(self) -> tuple[torch.Tensor, ...]:
-        """Rows ``[n, hidden]`` and M-RoPE positions int64 ``[3, n]`` of the last step, on the host.
-
-        Workers but the first have none.
-        """
+        """Rows ``[n, hidden]`` and M-RoPE positions int64 ``[3, n]`` of the last step, on the host."""
         return () if self._rows is None else self._rows.wait()
 
     def embed_tokens(self, token_ids: list[int]) -> torch.Tensor:

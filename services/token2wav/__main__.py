@@ -30,11 +30,7 @@ def build(
 
 
 def main(families: Families = FAMILIES) -> NoReturn:
-    """Run token2wav.
-
-    Args:
-        families: The model families that it serves.
-    """
+    """Run token2wav with these model families."""
     check = partial(require_family, families=families)
     run_stage("token2wav", Token2WavInput, partial(build, families=families), check)
 

@@ -27,19 +27,12 @@ def largest(sizes: Sequence[int], may_wait: bool) -> int:
 
 @dataclass(frozen=True)
 class ChunkingConfig:
-    """How streams are cut; sizes are in attention blocks of the DiT.
+    """How streams are cut; sizes are in attention blocks of the DiT."""
 
-    Attributes:
-        first_blocks: target of the first chunk; small, for it decides the time to first audio.
-        max_blocks: the largest target; larger chunks waste less work on context.
-        look_ahead_blocks: blocks after the target in the window.
-        mode: ``stream``, or ``offline``: one chunk with everything, when everything is there.
-    """
-
-    first_blocks: int = 1
-    max_blocks: int = 8
-    look_ahead_blocks: int = 1
-    mode: Literal["stream", "offline"] = "stream"
+    first_blocks: int = 1  # Target of the first chunk; small, for it decides the time to first audio
+    max_blocks: int = 8  # The largest target; larger chunks waste less work on context
+    look_ahead_blocks: int = 1  # Blocks after the target in the window
+    mode: Literal["stream", "offline"] = "stream"  # offline: one chunk at the end
 
     def __post_init__(self) -> None:
         if not 1 <= self.first_blocks <= self.max_blocks:
@@ -58,22 +51,14 @@ class CodecGeometry:
     """How a checkpoint's codec frames, the units of its synthesizer and the blocks of chunks relate.
 
     With Qwen2.5-Omni a unit is a mel frame, and a block one of attention.
-
-    Attributes:
-        block_size: units in one block (``dit_config.block_size``).
-        repeats: units that one codec frame lasts (``dit_config.repeats``).
-        max_frames: longest window in units (``dit_config.max_position_embeddings``).
-        unit_samples: samples that one unit lasts.
-        groups: codec ids of a frame.
-        ids: codec ids that can be synthesized; they are the smallest ones.
     """
 
-    block_size: int
-    repeats: int
-    max_frames: int
-    unit_samples: int
-    groups: int = 1
-    ids: int = 2**31
+    block_size: int  # Units in one block (``dit_config.block_size``)
+    repeats: int  # Units that one codec frame lasts (``dit_config.repeats``)
+    max_frames: int  # Longest window in units (``dit_config.max_position_embeddings``)
+    unit_samples: int  # Samples that one unit lasts
+    groups: int = 1  # Codec ids of a frame
+    ids: int = 2**31  # Codec ids that can be synthesized; they are the smallest ones
 
     def __post_init__(self) -> None:
         if self.repeats < 1 or self.block_size < 1 or self.block_size % self.repeats:
@@ -94,11 +79,7 @@ class CodecGeometry:
         return self.block_size * self.unit_samples / SAMPLE_RATE
 
     def codec_frames(self, chunk_samples: Sequence[int]) -> list[int]:
-        """Sizes of chunks in codec frames.
-
-        Raises:
-            InvalidRequestError: a chunk is no whole number of frames.
-        """
+        """Sizes of chunks in codec frames; raises InvalidRequestError if one is no whole number."""
         each = self.repeats * self.unit_samples
         for index, samples in enumerate(chunk_samples):
             if samples % each:
@@ -112,12 +93,7 @@ class CodecGeometry:
         return len(codes) // self.groups * self.repeats
 
     def check_codes(self, codes: Sequence[int]) -> None:
-        """Refuse codec ids that cannot be synthesized.
-
-        Raises:
-            InvalidRequestError: an id is out of range, and the message names it and its place; or they are
-                no whole frames.
-        """
+        """Raise InvalidRequestError, naming an id and its place, at ids out of range or broken frames."""
         if len(codes) % self.groups:
             raise InvalidRequestError(f"codes: {len(codes)} ids are no whole frames of {self.groups}")
         for position, code in enumerate(codes):
@@ -127,16 +103,7 @@ class CodecGeometry:
 
 @dataclass(frozen=True)
 class ChunkPlan:
-    """One chunk; positions are indices of codec frames in the stream, ends exclusive.
-
-    Attributes:
-        index: number of the chunk.
-        start: where target and window begin.
-        target_end: where the target ends.
-        window_end: where the window ends.
-        is_last: whether the stream ends with the target.
-        delivered: whether its audio was delivered before the stream was resumed.
-    """
+    """One chunk, in codec frames of the stream, ends exclusive; ``delivered`` by an earlier attempt."""
 
     index: int
     start: int
@@ -149,14 +116,9 @@ class ChunkPlan:
 class ChunkPlanner:
     """Cuts one stream, chunk by chunk.
 
-    Args:
-        config: sizes and mode.
-        geometry: of the checkpoint.
-        sizes: targets in codec frames, the last of which repeats; if there are none, targets are picked.
-        delivered: targets in codec frames of the chunks of this stream that were already delivered.
-
-    Raises:
-        InvalidRequestError: no stream can be cut into the sizes, or was into those that were delivered.
+    ``sizes`` are targets in codec frames, the last of which repeats; if there are none, targets are picked.
+    ``delivered`` are those of the chunks of this stream that were already delivered.  Raises
+    InvalidRequestError if no stream can be cut so.
     """
 
     def __init__(
@@ -186,16 +148,9 @@ class ChunkPlanner:
         return self._finished
 
     def next_plan(self, received: int, final: bool, pick: Pick = largest) -> ChunkPlan | None:
-        """Plan the next chunk if its codec frames are there.
+        """Plan the next chunk if its codec frames are there and ``pick`` does not want to wait for more.
 
-        Args:
-            received: number of codec frames of the stream received so far.
-            final: whether no more will come.
-            pick: chooses the target if neither the request nor an earlier attempt did.
-
-        Returns:
-            The chunk, or None: wait for more frames, or as long as ``pick`` wants, or, where ``finished``,
-            there is nothing left.
+        ``pick`` chooses the target if neither the request nor an earlier attempt did.
 
         Raises:
             InvalidRequestError: in offline mode the stream is longer than the model can take; or it has ended
@@ -216,12 +171,7 @@ class ChunkPlanner:
         return self._emit(target, received) if target else None
 
     def check_end(self, received: int) -> None:
-        """Check the length of a stream that is there to its end.
-
-        Raises:
-            InvalidRequestError: it does not continue, or end with, the chunks that are said to have been
-                delivered.
-        """
+        """Raise InvalidRequestError if a whole stream does not continue, or end with, what was delivered."""
         if not self._delivered or received == self._resumed_at:
             return
         if self._was_last or received < self._resumed_at + self._margin:

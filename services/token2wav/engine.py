@@ -51,20 +51,16 @@ def build_token2wav(  # noqa: PLR0913 - a keyword for each setting
     """Build the vLLM engine of the token2wav stage in this process.
 
     Args:
-        family: the checkpoint's.
-        model_dir: directory of the checkpoint.
         max_batch_frames: mel frames that the solver may advance in a step.
         max_num_seqs: chunks that may run together.
         max_vocoder_frames: mel frames that may become audio in a step.
         playback_margin_s: chunks due later than that wait while others are not; 0 lets none wait.
-        gpu_memory_utilization: share of the device's memory that vLLM checks for at the start; None for that
-            of a stage alone on its device.
+        gpu_memory_utilization: share of the device's memory; None for that of a stage alone on its device.
         precision: of float32 on a GPU; a CPU is always exact.
         log_stats: keep vLLM's own metrics.
 
-    Raises:
-        ConfigError: a bound is not positive.
-        CheckpointError: the directory lacks a file or a tensor, or holds one that does not fit.
+    Raises ConfigError if a bound is not positive, CheckpointError if the directory lacks a file or a tensor,
+    or holds one that does not fit.
     """
     if min(max_batch_frames, max_num_seqs, max_vocoder_frames) < 1:
         raise ConfigError(
@@ -136,15 +132,6 @@ class SynthesisEngine:
     """The engine with vLLM's vocabulary taken off: chunks in, outcomes out.
 
     Not safe for threads: one loop submits, steps and aborts.
-
-    Args:
-        engine: vLLM's.
-        family: the checkpoint's.
-        budget: of a step.
-
-    Attributes:
-        geometry: what a chunk planner must know of the checkpoint.
-        model_time: how long the model has computed.
     """
 
     def __init__(self, engine: LLMEngine, family: SynthesisFamily, budget: Budget) -> None:
@@ -154,33 +141,14 @@ class SynthesisEngine:
         self.geometry = family.geometry(config)
         self.model_time = watch_model(engine)
         self._work = family.work(config, budget)
+        # vLLM's client of an engine core in the same process is a thin wrapper around it.
+        self.scheduler: SynthesisScheduler = engine.engine_core.engine_core.scheduler
         self.scheduler.work = self._work
 
-    @property
-    def scheduler(self) -> SynthesisScheduler:
-        """The engine's scheduler.
-
-        Raises:
-            StageFailedError: the engine was not built by :func:`build_token2wav`.
-        """
-        # vLLM's client of an engine core in the same process is a thin wrapper around it.
-        core = getattr(self._engine.engine_core, "engine_core", None)
-        scheduler = getattr(core, "scheduler", None)
-        if not isinstance(scheduler, SynthesisScheduler):
-            raise StageFailedError(f"the engine runs a {type(scheduler).__name__}, not a SynthesisScheduler")
-        return scheduler
-
     def submit_chunk(self, request_id: str, chunk: SynthesisChunk, priority: int = 0) -> None:
-        """Queue a chunk.
+        """Queue a chunk under an id unique among those in flight; lower priorities run first.
 
-        Args:
-            request_id: unique among the chunks in flight; names the outcome.
-            chunk: what to synthesise.
-            priority: lower runs first; equal ones in the order of arrival.
-
-        Raises:
-            InvalidRequestError: a value of the chunk is out of range; nothing was queued.
-            StageFailedError: a chunk of this id is in flight.
+        Raises InvalidRequestError at a value out of range, StageFailedError at an id in flight.
         """
         self._work.check(chunk)
         if request_id in self._internal_ids:

@@ -13,12 +13,7 @@ from services.token2wav.synthesis import SynthesisChunk
 
 
 class Cost(NamedTuple):
-    """What one advance of a chunk takes, in units of :class:`services.token2wav.chunks.CodecGeometry`.
-
-    Attributes:
-        solver: Units that a solver advances; 0 for a synthesizer that has none.
-        vocoder: Units that become audio.
-    """
+    """What an advance of a chunk takes: units that a solver advances, if any, and units that become audio."""
 
     solver: int
     vocoder: int
@@ -33,19 +28,12 @@ class Work(Protocol):
 
     def advances(self, chunk: SynthesisChunk) -> int:
         """How often a chunk has to be advanced until it is audio, at most the engine's positions."""
-        ...
 
     def cost(self, chunk: SynthesisChunk, done: int) -> Cost:
         """What the next advance takes, where so many are done."""
-        ...
 
     def check(self, chunk: SynthesisChunk) -> None:
-        """Refuse a chunk that the model would fail on.
-
-        Raises:
-            InvalidRequestError: Naming the field.
-        """
-        ...
+        """Refuse a chunk that the model would fail on: an InvalidRequestError names the field."""
 
 
 class Synthesizer(Protocol):
@@ -55,52 +43,26 @@ class Synthesizer(Protocol):
     """
 
     def prepare(self, chunk: SynthesisChunk) -> Any:
-        """Begin with a chunk.
-
-        Returns:
-            Its state, which is kept for as long as the chunk is in work.
-
-        Raises:
-            OmniRelayError: The chunk cannot be synthesized.
-        """
-        ...
+        """Begin with a chunk; gives its state for as long as it is in work, or raises OmniRelayError."""
 
     def advance(self, states: Sequence[Any], advances: Sequence[range]) -> None:
-        """Advance chunks.
-
-        Args:
-            states: What :meth:`prepare` returned for each.
-            advances: Which advances each of them takes, of those that :meth:`Work.advances` counts.
-        """
-        ...
+        """Advance chunks by their states; each takes those of its :meth:`Work.advances` that are given."""
 
     def finished(self, state: Any) -> torch.Tensor | None:
-        """Ask for the samples of a chunk that was just advanced.
-
-        Returns:
-            float32 ``[samples]`` at :data:`omnirelay.values.SAMPLE_RATE`, none of them for a silent chunk;
-            None while there is more to be done.
-        """
-        ...
+        """Samples float32 ``[samples]`` of a chunk just advanced, none if silent; None if unfinished."""
 
 
 @dataclass(frozen=True)
 class SynthesisFamily:
     """A family's token2wav.
 
-    Attributes:
-        architecture: The name by which vLLM finds the model.
-        model: Its class, a :class:`services.token2wav.model.SynthesisModel`.
-        config: Narrows a whole model's Hugging Face configuration to token2wav's; none where it is not the
-            family's.  vLLM calls it on its own result again, and on an empty configuration.
-        geometry: Of the codes, by the narrowed configuration.
-        work: What chunks take, by the narrowed configuration and the budget of a step.
-        voices: Names of the voices of the checkpoint in a directory.
+    ``config`` narrows a whole model's Hugging Face configuration to token2wav's; none where it is not the
+    family's.  vLLM calls it on its own result again, and on an empty configuration.
     """
 
-    architecture: str
-    model: type[nn.Module]
+    architecture: str  # The name by which vLLM finds the model
+    model: type[nn.Module]  # A :class:`services.token2wav.model.SynthesisModel`
     config: Callable[[Any], Any]
-    geometry: Callable[[Any], CodecGeometry]
-    work: Callable[[Any, Budget], Work]
-    voices: Callable[[Path], Sequence[str]]
+    geometry: Callable[[Any], CodecGeometry]  # By the narrowed configuration
+    work: Callable[[Any, Budget], Work]  # By the narrowed configuration and the budget of a step
+    voices: Callable[[Path], Sequence[str]]  # Names, of the checkpoint in a directory

@@ -16,12 +16,8 @@ class Pace:
     How long chunks take is estimated from those that were made, by a regression line through moving
     averages of sizes and times.  Where sizes did not differ enough, it errs on the safe side: larger chunks
     take more in proportion to their windows, smaller ones no less.  Until a chunk was made, one is expected
-    to take as long as its window sounds.
-
-    Args:
-        look_ahead: blocks of a window beyond its target.
-        block_s: seconds of sound of a block.
-        margin_s: how long before its latest time a chunk is cut; 0 lets none wait.
+    to take as long as its window, ``look_ahead`` blocks beyond its target, sounds.  A chunk is cut
+    ``margin_s`` before its latest time; 0 lets none wait.
     """
 
     def __init__(self, look_ahead: int, block_s: float, margin_s: float) -> None:
@@ -53,20 +49,12 @@ class Pace:
         return not self._margin_s or now >= start_by - self._margin_s
 
     def choose(self, sizes: Sequence[int], may_wait: bool, due: float, now: float) -> tuple[int, float]:
-        """Choose the next target of a stream, or wait: what comes meanwhile makes it larger.
+        """Choose one of ``sizes`` (blocks, ascending) for the next target; or 0, and when to ask again.
 
         The largest is chosen that will be made in time.  If none will, there is a gap: it is ended by the
         smallest that plays for as long as it takes to make one.  If there is none, synthesis does not
-        keep up, and the largest wastes least.
-
-        Args:
-            sizes: possible numbers of blocks, ascending.
-            may_wait: whether more may come.
-            due: when the listener has heard all that was made.
-            now: the time.
-
-        Returns:
-            One of the sizes; or 0, and when to ask again.
+        keep up, and the largest wastes least.  Waiting makes a target larger; it is over when the listener
+        will have heard all that was made, at ``due``, less the margin.
         """
         start_by = due - self.expected(sizes[-1])
         if may_wait and not self.is_urgent(start_by, now):

@@ -35,13 +35,9 @@ class SynthesisScheduler(StageScheduler):
     waiting ones none overtakes another, unless that can wait.
 
     A chunk that is alone takes as many advances at once as fit, for there is nobody to wait for.
+    ``work`` is set when the engine is built, before any request.
 
-    Attributes:
-        work: what chunks take; set when the engine is built, before any request.
-        solver_steps: of all chunks so far.
-
-    Raises:
-        ConfigError: a budget is missing or not a positive integer.
+    Raises ConfigError if a budget is missing or not a positive integer.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -80,11 +76,7 @@ class SynthesisScheduler(StageScheduler):
         return output
 
     def _choose(self) -> list[Request]:
-        """Give the room of the next step to running requests and to the next one in line.
-
-        Returns:
-            The running requests that are left out.
-        """
+        """Share the next step's room among running requests and the next in line; gives those left out."""
         waiting = list(self.waiting) if len(self.running) < self.max_num_active_reqs else []
         due = {request.request_id: _chunk_of(request).due for request in [*self.running, *waiting]}
         self._ahead = has_slack(due, self._margin_s)
@@ -156,11 +148,7 @@ class SynthesisScheduler(StageScheduler):
 
 
 def _chunk_of(request: Request) -> SynthesisChunk:
-    """Return the chunk of a request: its parameters alone say that it is one of diffusion.
-
-    Raises:
-        InvalidRequestError: they do not carry one.
-    """
+    """The chunk of a request; raises InvalidRequestError if its parameters do not carry one."""
     extra = request.pooling_params.extra_kwargs if request.pooling_params is not None else None
     chunk = (extra or {}).get(CHUNK_KEY)
     if not isinstance(chunk, SynthesisChunk):
@@ -169,19 +157,10 @@ def _chunk_of(request: Request) -> SynthesisChunk:
 
 
 def budget_of(additional: object) -> Budget:
-    """What a step may take, by the engine's ``additional_config``.
-
-    Raises:
-        ConfigError: It does not say.
-    """
-    return Budget(
-        solver=_positive(additional, MAX_BATCH_FRAMES_KEY),
-        vocoder=_positive(additional, MAX_VOCODER_FRAMES_KEY),
-    )
-
-
-def _positive(additional: object, key: str) -> int:
-    budget = additional.get(key) if isinstance(additional, dict) else None
-    if isinstance(budget, bool) or not isinstance(budget, int) or budget < 1:
-        raise ConfigError(f"additional_config.{key} is {budget!r}, not a positive integer")
-    return budget
+    """What a step may take, by ``additional_config``; raises ConfigError if it does not say."""
+    values = additional if isinstance(additional, dict) else {}
+    for key in (MAX_BATCH_FRAMES_KEY, MAX_VOCODER_FRAMES_KEY):
+        budget = values.get(key)
+        if isinstance(budget, bool) or not isinstance(budget, int) or budget < 1:
+            raise ConfigError(f"additional_config.{key} is {budget!r}, not a positive integer")
+    return Budget(solver=values[MAX_BATCH_FRAMES_KEY], vocoder=values[MAX_VOCODER_FRAMES_KEY])

@@ -24,12 +24,11 @@ from services.token2wav.family import SynthesisFamily
 from services.token2wav.pace import Pace
 from services.token2wav.stream import AudioStream, VoiceSettings
 from services.token2wav.synthesis import SynthesisChunk
-from shared.config import SynthesisConfig, Token2WavConfig
+from shared.config import Token2WavConfig
 from shared.messages import (
     SAMPLE_RATE,
     AudioChunk,
     CodecTokens,
-    SpeechSettings,
     StageEvent,
     StageLimits,
     StageLoad,
@@ -56,10 +55,6 @@ class _Voice:
     """A request in work: its stream, and the numbers of the next messages in and out.
 
     Chunks that an earlier attempt delivered are not among them.
-
-    Attributes:
-        cut_at: When the next chunk must be cut, of those that are there, in seconds of ``time.monotonic``.
-        measured: When the chunk in the engine was submitted, and its blocks; none if its time is not typical.
     """
 
     request_id: str
@@ -68,8 +63,8 @@ class _Voice:
     clock: PlaybackClock
     streaming: bool
     resumed: bool
-    cut_at: float = math.inf
-    measured: tuple[float, int] | None = None
+    cut_at: float = math.inf  # When the next chunk must be cut, by ``time.monotonic``
+    measured: tuple[float, int] | None = None  # Submission and blocks of a typical chunk in the engine
     next_codes: int = 0
     next_audio: int = 0
 
@@ -78,12 +73,6 @@ class Token2WavService:
     """Gives replies their sound; see :class:`shared.stage.service.StageService` for the protocol.
 
     A stream has one chunk in the engine at a time, named like its request.
-
-    Args:
-        family: The checkpoint's.
-        model: Directory of the checkpoint.
-        config: The stage's configuration.
-        gateway: Where audio goes.
     """
 
     name: StageName = "token2wav"
@@ -217,9 +206,23 @@ class Token2WavService:
             raise UnknownSpeakerError(
                 f"no voice {speech.speaker!r}, this checkpoint has {', '.join(self.limits.speakers)}"
             )
+        synthesis = self._synthesis
+        settings = VoiceSettings(
+            seed=speech.seed,
+            speaker=speech.speaker,
+            time_points=synthesis.time_points,
+            guidance_scale=synthesis.guidance_scale,
+            sway_coefficient=synthesis.sway_coefficient,
+        )
+        chunking = ChunkingConfig(
+            first_blocks=synthesis.first_chunk_blocks,
+            max_blocks=max(synthesis.max_chunk_blocks, synthesis.first_chunk_blocks),
+            look_ahead_blocks=synthesis.look_ahead_blocks,
+            mode="stream" if speech.streaming else "offline",
+        )
         stream = AudioStream(
-            _voice_settings(self._synthesis, speech),
-            _chunking(self._synthesis, speech.streaming),
+            settings,
+            chunking,
             geometry,
             speech.chunk_frames,
             geometry.codec_frames(message.chunk_samples),
@@ -248,11 +251,7 @@ class Token2WavService:
         self._advance(voice)
 
     def _advance(self, voice: _Voice) -> bool:
-        """Give the engine the stream's next chunk, or end a stream that has none left.
-
-        Returns:
-            Whether the engine was given one.
-        """
+        """Give the engine the stream's next chunk, or end a stream without one; tells if there was one."""
         if self._gateway.stalls(voice.request_id):
             voice.cut_at = time.monotonic() + GATEWAY_CHECK_S
             return False
@@ -307,22 +306,3 @@ class Token2WavService:
         del self._voices[voice.request_id]
         if voice.request_id in self.traces:
             self.traces.completed(voice.request_id, {"omnirelay.chunks": voice.next_audio})
-
-
-def _voice_settings(synthesis: SynthesisConfig, speech: SpeechSettings) -> VoiceSettings:
-    return VoiceSettings(
-        seed=speech.seed,
-        speaker=speech.speaker,
-        time_points=synthesis.time_points,
-        guidance_scale=synthesis.guidance_scale,
-        sway_coefficient=synthesis.sway_coefficient,
-    )
-
-
-def _chunking(synthesis: SynthesisConfig, streaming: bool) -> ChunkingConfig:
-    return ChunkingConfig(
-        first_blocks=synthesis.first_chunk_blocks,
-        max_blocks=max(synthesis.max_chunk_blocks, synthesis.first_chunk_blocks),
-        look_ahead_blocks=synthesis.look_ahead_blocks,
-        mode="stream" if streaming else "offline",
-    )

@@ -22,15 +22,7 @@ class VoiceSettings:
 class AudioStream:
     """Cuts a stream into chunks, one in flight at a time, for each continues what the last one left.
 
-    Args:
-        settings: of the voice.
-        chunking: how to cut.
-        geometry: of the checkpoint.
-        sizes: see :class:`services.token2wav.chunks.ChunkPlanner`.
-        delivered: likewise.
-
-    Raises:
-        InvalidRequestError: likewise.
+    Takes sizes and delivered chunks, and raises, as :class:`services.token2wav.chunks.ChunkPlanner`.
     """
 
     def __init__(
@@ -60,32 +52,20 @@ class AudioStream:
         return len(self._codes) // self._groups
 
     def extend(self, codes: Iterable[int]) -> None:
-        """Add codec ids as they come.
-
-        Raises:
-            StateTransitionError: the stream was ended.
-        """
+        """Add codec ids as they come; raises StateTransitionError after :meth:`end`."""
         if self._ended:
             raise StateTransitionError("codec ids came after the end of their stream")
         self._codes.extend(codes)
 
     def end(self) -> None:
-        """Say that no more codec ids will come.
-
-        Raises:
-            InvalidRequestError: there are too few for the chunks that were delivered.
-        """
+        """Say that no more codec ids come; InvalidRequestError if too few for what was delivered."""
         self._planner.check_end(self._received)
         self._ended = True
 
     def next_chunk(self, pick: Pick = largest) -> SynthesisChunk | None:
-        """Return the next chunk, or None: its ids are missing, it waits, one is in flight, or all were made.
+        """The next chunk, or None: its ids are missing, it waits, one is in flight, or all were made.
 
-        Args:
-            pick: chooses the target, see :class:`services.token2wav.chunks.ChunkPlanner`.
-
-        Raises:
-            InvalidRequestError: in offline mode the stream is longer than the model can take.
+        See :meth:`services.token2wav.chunks.ChunkPlanner.next_plan`.
         """
         if self._in_flight is not None:
             return None
@@ -108,13 +88,9 @@ class AudioStream:
         )
 
     def accept_chunk(self) -> bool:
-        """Say that the chunk in flight was made.
+        """Say that the chunk in flight was made; gives whether its audio is wanted.
 
-        Returns:
-            Whether its audio is wanted; that of a chunk that was delivered is not.
-
-        Raises:
-            StateTransitionError: no chunk is in flight.
+        Raises StateTransitionError if no chunk is in flight.
         """
         if self._in_flight is None:
             raise StateTransitionError("a result came for a stream without a chunk in flight")

@@ -32,11 +32,7 @@ _RESTORABLE: Mapping[str, type[OmniRelayError]] = {
 
 @dataclass(eq=False)
 class StreamState:
-    """The past of a stream; a stream's chunks share it and go through the engine one after the other.
-
-    Attributes:
-        left: What the family's synthesizer keeps of the chunks so far; none before the first.
-    """
+    """What a stream's chunks, one after the other, leave for the next: the family's own, or None at first."""
 
     left: Any = None
 
@@ -47,36 +43,20 @@ class StreamState:
 
 @dataclass(frozen=True, eq=False)
 class SynthesisChunk:
-    """Everything needed to turn one window of codec ids into audio.
+    """Everything needed to turn one window of codec ids into audio."""
 
-    Attributes:
-        codes: codec ids of the window, target and look-ahead: frame by frame.
-        start: index in the stream of the first unit of window and target; on a block border.  What a unit is
-            the family says, see :class:`services.token2wav.chunks.CodecGeometry`.
-        target_end: index in the stream after the last such unit.
-        seed: of the stream's noise, unsigned 64-bit; equal for all chunks of a stream.
-        speaker: name of the voice.
-        time_points: points in time at which a solver stops; its steps are one fewer.
-        guidance_scale: of classifier-free guidance; below 1e-5 there is none (and half the work).
-        sway_coefficient: of sway sampling, or None for evenly spaced time points.
-        stream: what the chunk before left, and where this one leaves what the next will need.
-        is_last: whether the stream ends with this target.
-        silent: whether it is wanted only for what it leaves: it is not made audio.
-        due: when work on it must begin for its audio to be in time, in seconds of ``time.monotonic``.
-    """
-
-    codes: tuple[int, ...]
-    start: int
-    target_end: int
-    seed: int
+    codes: tuple[int, ...]  # Of the window, target and look-ahead: frame by frame
+    start: int  # Index in the stream of the window's first unit (:class:`CodecGeometry`), on a block border
+    target_end: int  # Index in the stream after the target's last unit
+    seed: int  # Of the stream's noise, unsigned 64-bit; equal for all chunks of a stream
     speaker: str
-    time_points: int = 10
-    guidance_scale: float = 0.5
-    sway_coefficient: float | None = -1.0
-    stream: StreamState = field(default_factory=StreamState)
-    is_last: bool = False
-    silent: bool = False
-    due: float = 0.0
+    time_points: int = 10  # At which a solver stops; its steps are one fewer
+    guidance_scale: float = 0.5  # Of classifier-free guidance; below 1e-5 there is none (and half the work)
+    sway_coefficient: float | None = -1.0  # Of sway sampling; None for evenly spaced time points
+    stream: StreamState = field(default_factory=StreamState)  # What the chunk before left
+    is_last: bool = False  # Whether the stream ends with this target
+    silent: bool = False  # Whether it is wanted only for what it leaves: it is not made audio
+    due: float = 0.0  # When work must begin to be in time, in seconds of ``time.monotonic``
 
     @property
     def target_frames(self) -> int:
@@ -104,24 +84,16 @@ def pack_failure(error: OmniRelayError) -> torch.Tensor:
 def unpack_waveform(packed: torch.Tensor) -> torch.Tensor:
     """Take a chunk's samples, float32 [samples], out of a pooler output.
 
-    Raises:
-        OmniRelayError: the error that was packed in their place: an
-            :class:`InvalidRequestError`, :class:`UnknownSpeakerError`, :class:`CheckpointError` or
-            :class:`StageFailedError`.
-        StageFailedError: the tensor is no pooler output of this engine.
+    Raises the OmniRelayError packed in their place, or StageFailedError at something else.
     """
     if packed.ndim != 1 or packed.numel() < _HEADER_WORDS or packed.dtype != torch.float32:
         raise StageFailedError(f"token2wav returned {packed.dtype} {list(packed.shape)}, not samples")
     kind, size = packed[:_HEADER_WORDS].view(torch.int32).tolist()
     body = packed[_HEADER_WORDS:]
     if kind == _FAILURE:
-        raise _restore(body, size)
+        text = body.contiguous().view(torch.uint8)[:size].numpy().tobytes().decode()
+        code, _, message = text.partition("\n")
+        raise _RESTORABLE.get(code, StageFailedError)(message)
     if kind != _WAVEFORM or body.numel() != size:
         raise StageFailedError(f"token2wav returned {packed.numel()} values that are not {size} samples")
     return body
-
-
-def _restore(body: torch.Tensor, size: int) -> OmniRelayError:
-    text = body.contiguous().view(torch.uint8)[:size].numpy().tobytes().decode()
-    code, _, message = text.partition("\n")
-    return _RESTORABLE.get(code, StageFailedError)(message)

@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 
+from services.thinker.media.decoded import Decoded, DecodedAudio, DecodedImage
 from services.thinker.media.limits import DecodeLimits
 
 LIMITS = DecodeLimits(
@@ -20,3 +21,12 @@ LIMITS = DecodeLimits(
 def limits(**changes: Any) -> DecodeLimits:
     """The limits, but for some of them."""
     return msgspec.structs.replace(LIMITS, **changes)
+
+
+def nbytes(decoded: Decoded) -> int:
+    """Bytes of the samples and the pixels of a file."""
+    if isinstance(decoded, DecodedAudio):
+        return decoded.samples.nbytes
+    if isinstance(decoded, DecodedImage):
+        return decoded.pixels.nbytes
+    return decoded.frames.nbytes + (0 if decoded.audio is None else decoded.audio.nbytes)

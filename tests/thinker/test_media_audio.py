@@ -36,7 +36,7 @@ def decoded(decoder: MediaDecoder, data: bytes) -> Samples:
     audio = decoder.decode("audio", data, name="audio 1")
     assert isinstance(audio, DecodedAudio)
     assert (audio.samples.dtype.name, audio.samples.ndim) == ("float32", 1)
-    assert audio.nbytes == 4 * audio.samples.size
+    assert audio.samples.nbytes == 4 * audio.samples.size
     return audio.samples
 
 

@@ -27,7 +27,7 @@ from services.thinker.media.decoded import DecodedAudio, DecodedImage
 from services.thinker.media.limits import DecodeLimits
 from shared.messages import MediaKind
 from tests.support.children import Child
-from tests.support.decoding import LIMITS, limits
+from tests.support.decoding import LIMITS, limits, nbytes
 from tests.support.media import clip, encode_image, picture, spoken
 
 DEADLINE_S = 30.0
@@ -165,7 +165,7 @@ def test_decodes_for_many_threads_one_after_the_other():
         sounds = list(
             pool.map(lambda _: decoder.decode("audio", memoryview(spoken()), name="audio 1"), range(32))
         )
-        assert len({sound.nbytes for sound in sounds}) == 1
+        assert len({nbytes(sound) for sound in sounds}) == 1
         assert (
             len([child for child in children() if "services.thinker.media.decode.worker" in child.cmdline()])
             == 1
@@ -252,7 +252,7 @@ def test_a_file_that_takes_too_long_is_refused_and_the_next_is_not():
         with pytest.raises(MediaError, match=r"^image 2: it took longer than 1\.5 s to decode"):
             decoder.decode("image", picture(), name="image 2")
         assert not child.is_running()
-        assert decoder.decode("image", picture(), name="image 3").nbytes
+        assert nbytes(decoder.decode("image", picture(), name="image 3"))
 
 
 @pytest.mark.parametrize("script", ["start(); read(); time.sleep(600)", "start(); time.sleep(600)"])
@@ -272,7 +272,7 @@ def test_a_file_that_needs_too_much_memory_is_refused_and_the_next_is_not():
         for used in (False, True):
             with pytest.raises(MediaTooLargeError, match=r"^video 1: it needs more memory than allowed"):
                 decoder.decode("video", bomb, name="video 1")
-            assert decoder.decode("video", clip(), name="video 2").nbytes, used
+            assert nbytes(decoder.decode("video", clip(), name="video 2")), used
             assert psutil.Process(only_child().pid).memory_info().rss < 500 * 2**20
 
 

@@ -12,7 +12,7 @@ from omnirelay.errors import MediaError
 from services.thinker.media.decode.decoder import MediaDecoder
 from services.thinker.media.decoded import DecodedAudio, DecodedImage, DecodedVideo
 from shared.messages import MEDIA_KINDS, MediaKind
-from tests.support.decoding import limits
+from tests.support.decoding import limits, nbytes
 from tests.support.media import (
     SOUND_FORMATS,
     VIDEO_FORMATS,
@@ -64,7 +64,7 @@ def attempt(decoder: MediaDecoder, kind: MediaKind, data: bytes, with_audio: boo
         assert "exit status" not in refusal
     else:
         assert isinstance(decoded, RESULTS[kind])
-        assert 0 < decoded.nbytes <= 20_000_000 + 4 * 60 * 16_000
+        assert 0 < nbytes(decoded) <= 20_000_000 + 4 * 60 * 16_000
     for child in psutil.Process().children():
         with contextlib.suppress(psutil.NoSuchProcess):
             assert child.memory_info().rss < MOST_MEMORY

@@ -30,7 +30,7 @@ def decoder() -> Iterator[MediaDecoder]:
 def decoded(decoder: MediaDecoder, data: bytes) -> Pixels:
     image = decoder.decode("image", data, name="image 1")
     assert isinstance(image, DecodedImage)
-    assert (image.pixels.dtype.name, image.pixels.ndim, image.nbytes) == ("uint8", 3, image.pixels.size)
+    assert (image.pixels.dtype.name, image.pixels.ndim) == ("uint8", 3)
     return image.pixels
 
 

@@ -225,8 +225,8 @@ def test_the_cache_keeps_no_more_than_it_may(thinker: ThinkerRig, processor: Pro
         for seed in range(80, 86):
             preparer.submit(request_of(f"r{seed}", asks(Item("image", picture("png", seed))), processor))
             wait_for(preparer)
-            assert preparer._cache._items.currsize <= 3 * 2**20
-        assert preparer._cache._items.currsize > 0
+            assert preparer._cache.currsize <= 3 * 2**20
+        assert preparer._cache.currsize > 0
 
 
 def test_requests_wait_while_too_much_is_held(thinker: ThinkerRig, processor: Processor) -> None:

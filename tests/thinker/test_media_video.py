@@ -54,7 +54,7 @@ def decoded(decoder: MediaDecoder, data: bytes) -> Pixels:
     video = decoder.decode("video", data, name="video 1")
     assert isinstance(video, DecodedVideo)
     assert video.audio is None
-    assert (video.frames.dtype.name, video.frames.ndim, video.nbytes) == ("uint8", 4, video.frames.size)
+    assert (video.frames.dtype.name, video.frames.ndim) == ("uint8", 4)
     return video.frames
 
 
@@ -230,7 +230,7 @@ def test_the_sound_comes_along(decoder, form):
     video = decoder.decode("video", clip(form, text=SENTENCE), name="video 1", with_audio=True)
     assert isinstance(video, DecodedVideo)
     assert video.audio is not None
-    assert video.nbytes == video.frames.nbytes + 4 * video.audio.size
+    assert video.audio.nbytes == 4 * video.audio.size
     heard = decoder.decode("audio", clip(form, text=SENTENCE), name="audio 1")
     assert isinstance(heard, DecodedAudio)
     assert np.array_equal(video.audio, heard.samples)

@@ -13,8 +13,13 @@ from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5O
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniAudioEncoder
 from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItem, MultiModalKwargsItems
 
-from services.families.qwen2_5_omni.thinker.clamp import clamp_by_window, log_mel_of
-from services.families.qwen2_5_omni.thinker.features import audio_tokens, cut_windows, window_frames
+from services.families.qwen2_5_omni.thinker.features import (
+    audio_tokens,
+    clamp_by_window,
+    cut_windows,
+    log_mel_of,
+    window_frames,
+)
 
 TOLERANCE = 1e-5
 

@@ -20,8 +20,7 @@ from omnirelay.errors import (
     StageFailedError,
     UnknownSpeakerError,
 )
-from services.families.qwen2_5_omni.thinker.family import THINKER
-from services.families.qwen2_5_omni.thinker.speech import end_token_ids
+from services.families.qwen2_5_omni.thinker.family import THINKER, end_token_ids
 from services.thinker.engine import read_embeddings
 from shared.messages import ThinkRequest, gateway_of
 from tests.support.answers import Reference, random_prompt

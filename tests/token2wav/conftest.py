@@ -7,7 +7,7 @@ import pytest
 from services.families.qwen2_5_omni.token2wav.family import TOKEN2WAV
 from services.families.qwen2_5_omni.token2wav.synthesizer import SolverSynthesizer
 from services.token2wav.engine import SynthesisEngine, build_token2wav
-from services.token2wav.pooler import SynthesisPooler
+from services.token2wav.model import SynthesisPooler
 from tests.token2wav.support import (
     MAX_BATCH_FRAMES,
     MAX_VOCODER_FRAMES,

@@ -16,11 +16,16 @@ from omnirelay.errors import (
 from services.families.qwen2_5_omni.token2wav.conditioning import check_speakers
 from services.families.qwen2_5_omni.token2wav.family import TOKEN2WAV, geometry
 from services.families.qwen2_5_omni.token2wav.model import Token2WavForSynthesis
-from services.families.qwen2_5_omni.token2wav.synthesis import validate_chunk
+from services.families.qwen2_5_omni.token2wav.synthesis import SolverWork
 from services.families.qwen2_5_omni.voices import load_speakers
 from services.token2wav.chunks import CodecGeometry
 from services.token2wav.engine import build_token2wav
+from services.token2wav.family import Budget
 from services.token2wav.synthesis import pack_failure, pack_waveform, unpack_waveform
+
+
+def work_of(oracle):
+    return SolverWork(geometry(oracle.model.config), Budget(1, 1))
 
 
 def test_speakers_are_read_in_order(oracle):
@@ -123,10 +128,7 @@ def test_engine_needs_a_checkpoint_and_bounds(tmp_path, oracle):
 )
 def test_bad_chunks_are_refused(oracle, changes, problem):
     with pytest.raises(InvalidRequestError, match=problem):
-        validate_chunk(
-            oracle.chunk(5, **changes),
-            geometry(oracle.model.config),
-        )
+        work_of(oracle).check(oracle.chunk(5, **changes))
 
 
 @pytest.mark.parametrize(
@@ -149,7 +151,7 @@ def test_codes_that_are_no_whole_frames_are_refused():
 
 
 def test_the_longest_window_is_accepted(oracle):
-    validate_chunk(oracle.chunk(200), geometry(oracle.model.config))
+    work_of(oracle).check(oracle.chunk(200))
 
 
 def test_samples_survive_packing():

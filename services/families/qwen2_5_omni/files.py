@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from omnirelay.errors import CheckpointError
 from services.families.family import Paged
-from shared.messages import StageName
+from shared.messages import STAGES, StageName
 from shared.model_files import check_torch_file
 
 SPEAKER_FILE: Final = "spk_dict.pt"
@@ -18,12 +18,7 @@ MODELS: Final = {
     THINKER: "services.families.qwen2_5_omni.thinker.model:SpeakingThinker",
     TALKER: "services.families.qwen2_5_omni.talker.model:ConditionedTalker",
 }
-WEIGHTS: Final[Mapping[StageName, str]] = {
-    "thinker": "thinker",
-    "talker": "talker",
-    "token2wav": "token2wav",
-}
-
+WEIGHTS: Final[Mapping[StageName, str]] = {stage: stage for stage in STAGES}
 
 _TEXT_DIVIDED: Final = {
     "num_attention_heads": "attention heads",
@@ -40,23 +35,12 @@ def is_of_another(stage: StageName, name: str) -> bool:
 
 
 def check_files(directory: Path) -> None:
-    """Check that the file of the voices is whole.
-
-    Raises:
-        CheckpointError: It is not.
-    """
+    """Check that the file of the voices is whole; raises CheckpointError if not."""
     check_torch_file(directory / SPEAKER_FILE)
 
 
 def paged(config: Mapping[str, Any]) -> dict[StageName, Paged]:
-    """What the thinker and the talker keep in their KV caches.
-
-    Args:
-        config: The content of ``config.json``.
-
-    Raises:
-        CheckpointError: ``config.json`` lacks a value.
-    """
+    """What thinker and talker keep in their KV caches; raises CheckpointError at a missing value."""
     try:
         thinker = config["thinker_config"]["text_config"]
         talker = config["talker_config"]

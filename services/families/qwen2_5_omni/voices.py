@@ -5,7 +5,7 @@ text token ``bos_token`` and token2wav is conditioned on ``cond`` and ``ref_mel`
 ``Qwen2_5OmniForConditionalGeneration.load_speakers``).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,30 +17,18 @@ from services.families.qwen2_5_omni.files import SPEAKER_FILE
 
 @dataclass(frozen=True, eq=False)
 class Speaker:
-    """One voice.
-
-    Attributes:
-        name: the name a request asks for.
-        cond: speaker embedding, float32 [1, enc_emb_dim].
-        ref_mel: log-mel frames of a reference recording, float32 [1, frames, mel_dim].
-        bos_token: text token id with which the talker's prompt for this voice begins.
-    """
+    """One voice."""
 
     name: str
-    cond: torch.Tensor
-    ref_mel: torch.Tensor
-    bos_token: int
+    cond: torch.Tensor  # Speaker embedding, float32 [1, enc_emb_dim]
+    ref_mel: torch.Tensor  # Log-mel frames of a reference recording, float32 [1, frames, mel_dim]
+    bos_token: int  # Text token id with which the talker's prompt begins
 
 
 def load_speakers(path: Path) -> dict[str, Speaker]:
-    """Read every voice of a speaker file, in the order of the file.
+    """Read every voice of a speaker file, or of the checkpoint directory that holds it, in its order.
 
-    Args:
-        path: the file, or the checkpoint directory that holds it as ``spk_dict.pt``.
-
-    Raises:
-        CheckpointError: the file is missing, is not a plain dictionary of tensors, holds no voice,
-            or a value in it has the wrong shape or type.
+    Raises CheckpointError if there is none, or a value has the wrong shape or type.
     """
     file = path / SPEAKER_FILE if path.is_dir() else path
     if not file.is_file():
@@ -57,28 +45,26 @@ def load_speakers(path: Path) -> dict[str, Speaker]:
 def _speaker(file: Path, name: str, entry: object) -> Speaker:
     if not isinstance(entry, Mapping):
         raise CheckpointError(f"{file}: voice {name!r} is {type(entry).__name__}, not a dictionary")
-    cond = _tensor(file, name, entry, "cond")
-    if cond.ndim == 1:
-        cond = cond.unsqueeze(0)
-    if cond.ndim != 2 or cond.shape[0] != 1 or cond.shape[1] == 0:
-        raise CheckpointError(f"{file}: {name}.cond has shape {list(cond.shape)}, expected [1, enc_emb_dim]")
-    ref_mel = _tensor(file, name, entry, "ref_mel")
-    if ref_mel.ndim == 2:
-        ref_mel = ref_mel.unsqueeze(0)
-    if ref_mel.ndim != 3 or ref_mel.shape[0] != 1 or 0 in ref_mel.shape:
-        raise CheckpointError(
-            f"{file}: {name}.ref_mel has shape {list(ref_mel.shape)}, expected [1, frames, mel_dim]"
-        )
+    cond = _tensor(file, name, entry, "cond", ("1", "enc_emb_dim"))
+    ref_mel = _tensor(file, name, entry, "ref_mel", ("1", "frames", "mel_dim"))
     return Speaker(name, cond, ref_mel, _token_id(file, name, entry))
 
 
-def _tensor(file: Path, name: str, entry: Mapping[object, object], key: str) -> torch.Tensor:
+def _tensor(
+    file: Path, name: str, entry: Mapping[object, object], key: str, sizes: Sequence[str]
+) -> torch.Tensor:
+    """A tensor of floats of these sizes, the first of which is 1 and may be left out in the file."""
     value = entry.get(key)
     if not isinstance(value, torch.Tensor) or not value.is_floating_point():
         raise CheckpointError(f"{file}: {name}.{key} is missing or not a tensor of floats")
     value = value.to(torch.float32)
     if not bool(torch.isfinite(value).all()):
         raise CheckpointError(f"{file}: {name}.{key} holds values that are not finite")
+    if value.ndim == len(sizes) - 1:
+        value = value.unsqueeze(0)
+    if value.ndim != len(sizes) or value.shape[0] != 1 or 0 in value.shape:
+        shape, expected = list(value.shape), ", ".join(sizes)
+        raise CheckpointError(f"{file}: {name}.{key} has shape {shape}, expected [{expected}]")
     return value
 
 

@@ -11,52 +11,27 @@ Pixels = NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DecodedAudio:
-    """A sound.
-
-    Attributes:
-        samples: ``[n]``, float32, mono, at :attr:`DecodeLimits.sampling_rate`.
-    """
+    """A sound: ``[n]``, float32, mono, at :attr:`DecodeLimits.sampling_rate`."""
 
     samples: Samples
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the samples."""
-        return self.samples.nbytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DecodedImage:
-    """A picture.
-
-    Attributes:
-        pixels: ``[height, width, 3]``, uint8, RGB.
-    """
+    """A picture: ``[height, width, 3]``, uint8, RGB."""
 
     pixels: Pixels
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the pixels."""
-        return self.pixels.nbytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DecodedVideo:
     """The sampled frames of a video, and its sound if that was asked for.
 
-    Attributes:
-        frames: ``[t, height, width, 3]``, uint8, RGB; t is a multiple of the temporal patch size.
-        audio: As :attr:`DecodedAudio.samples`; none if it was not asked for.
+    ``[t, height, width, 3]``, uint8, RGB; t is a multiple of the temporal patch size.
     """
 
     frames: Pixels
     audio: Samples | None = None
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the frames and the samples."""
-        return self.frames.nbytes + (0 if self.audio is None else self.audio.nbytes)
 
 
 Decoded = DecodedAudio | DecodedImage | DecodedVideo

@@ -17,41 +17,22 @@ _Seconds = Annotated[float, Meta(gt=0)]
 
 
 class DecodeLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Limits from the configuration, and what the checkpoint's processors want.
-
-    Attributes:
-        max_audio_seconds: Longest sound.
-        min_image_side: Shortest side of a picture or of a video's frames, in pixels.
-        max_image_pixels: Largest picture, and largest frame of a video.
-        max_video_seconds: Longest video.
-        max_video_frames: Most frames of a video after sampling.
-        max_decoded_bytes: Most bytes of a picture's pixels or of a video's frames.
-        timeout_s: Longest time for one item.
-        sampling_rate: Samples a second that the audio encoder takes.
-        frames_per_second: Frames that are sampled from a second of video.
-        min_frames: Least frames that are sampled from a video that has as many.
-        temporal_patch_size: The number of sampled frames is a multiple of this.
-    """
+    """Limits from the configuration, and what the checkpoint's processors want."""
 
     max_audio_seconds: _Seconds
-    min_image_side: _Positive
-    max_image_pixels: _Positive
+    min_image_side: _Positive  # Shortest side of a picture or of a video's frames, in pixels
+    max_image_pixels: _Positive  # Largest picture, and largest frame of a video
     max_video_seconds: _Seconds
-    max_video_frames: _Positive
-    max_decoded_bytes: _Positive
-    timeout_s: _Seconds
-    sampling_rate: _Positive = 16_000
-    frames_per_second: _Seconds = 2.0
-    min_frames: _Positive = 4
-    temporal_patch_size: _Positive = 2
+    max_video_frames: _Positive  # Most after sampling
+    max_decoded_bytes: _Positive  # Most of a picture's pixels or of a video's frames
+    timeout_s: _Seconds  # Longest time for one item
+    sampling_rate: _Positive = 16_000  # Samples a second that the audio encoder takes
+    frames_per_second: _Seconds = 2.0  # Sampled from a second of video
+    min_frames: _Positive = 4  # Least that are sampled of a video that has as many
+    temporal_patch_size: _Positive = 2  # Sampled frames are a multiple of this
 
     def check_sides(self, width: int, height: int) -> None:
-        """Refuse a picture, or a video's frames, for its size.
-
-        Raises:
-            MediaError: It is too small, or too long for its width.
-            MediaTooLargeError: It has too many pixels.
-        """
+        """Raise MediaError at sides too short or too unequal, MediaTooLargeError at too many pixels."""
         shorter, longer = sorted((width, height))
         if shorter < self.min_image_side:
             raise MediaError(
@@ -69,16 +50,7 @@ class DecodeLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 
 def check_seconds(seconds: float, most: float, *, so_far: bool = False) -> None:
-    """Refuse what lasts too long.
-
-    Args:
-        seconds: How long it lasts.
-        most: How long it may last.
-        so_far: It may last longer than ``seconds``.
-
-    Raises:
-        MediaTooLargeError: It lasts longer than ``most``.
-    """
+    """Raise MediaTooLargeError at more than ``most``; ``so_far``: it may still last longer."""
     if seconds > most:
         so_far = so_far or round(seconds, 2) <= most
         length = f"more than {most:g} s" if so_far else f"{seconds:,.2f} s"

@@ -43,11 +43,7 @@ class Outcome:
 
     @property
     def prompt(self) -> MultiModalInput:
-        """The engine's input.
-
-        Raises:
-            RequestError: There is none; the error says why.
-        """
+        """The engine's input; raises the RequestError that says why there is none."""
         if isinstance(self.result, RequestError):
             raise self.result
         return self.result
@@ -58,14 +54,6 @@ class MediaPreparer:
 
     One thread and one decoder process for each item that is decoded at a time.  :attr:`wake_fd`, an
     eventfd, is written to when there is something to :meth:`take`.
-
-    Args:
-        rules: The checkpoint's.
-        config: The limits.
-        max_positions: Of a request, in the thinker.
-
-    Attributes:
-        metrics: What was prepared, and how long it took.
     """
 
     def __init__(self, rules: MediaRules, config: MediaConfig, max_positions: int) -> None:
@@ -74,7 +62,9 @@ class MediaPreparer:
         self._closed = False
         self.metrics: Final = MediaMetrics()
         self._budget: Final = _ByteBudget(config.max_held_bytes)
-        self._cache = _ItemCache(config.cache_bytes)
+        self._cache: LRUCache[str, PreparedItem] = LRUCache(
+            config.cache_bytes, getsizeof=lambda item: item.nbytes
+        )
         self._limits = _decode_limits(config, rules)
         self._threads = ThreadPoolExecutor(config.decoders, "media", self._start_thread)
         self._own = threading.local()
@@ -192,7 +182,8 @@ class MediaPreparer:
         hasher = hashlib.sha256(item.data.view)
         hasher.update(f"{item.kind} {with_audio}".encode())
         digest = hasher.hexdigest()
-        prepared = self._cache.get(digest)
+        with self._lock:
+            prepared = self._cache.get(digest)
         if prepared is not None:
             self.metrics.items(item.kind, "cached").inc()
             return prepared
@@ -203,31 +194,15 @@ class MediaPreparer:
                 )
             prepared = self._rules.prepare(digest, decoded, name)
         self.metrics.items(item.kind, "decoded").inc()
-        if keep:
-            self._cache.put(prepared)
+        if keep and prepared.nbytes <= self._cache.maxsize:
+            with self._lock:
+                self._cache[digest] = prepared
         return prepared
 
     def _require_wanted(self, request: ThinkerInput) -> None:
         """Stop the work for a request that was released."""
         if request.request_id not in self._waiting:
             raise CancelledRequestError("the request was released")
-
-
-class _ItemCache:
-    """The items used last, bounded in bytes."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self._lock = threading.Lock()
-        self._items: LRUCache[str, PreparedItem] = LRUCache(max_bytes, getsizeof=lambda item: item.nbytes)
-
-    def get(self, digest: str) -> PreparedItem | None:
-        with self._lock:
-            return self._items.get(digest)
-
-    def put(self, item: PreparedItem) -> None:
-        with self._lock:
-            if item.nbytes <= self._items.maxsize:
-                self._items[item.digest] = item
 
 
 class _ByteBudget:
@@ -244,11 +219,7 @@ class _ByteBudget:
         return sum(self._held.values())
 
     def require_half(self, size: int) -> None:
-        """Refuse more bytes if half of what may be held would be exceeded.
-
-        Raises:
-            BusyError: It would.
-        """
+        """Raise BusyError if half of what may be held would be exceeded."""
         with self._changed:
             if 2 * (self.held_bytes + size) > self._max_bytes:
                 raise BusyError("too much memory is held to compute a prompt early", EARLY_RETRY_MS)

@@ -10,23 +10,15 @@ from vllm.inputs import MultiModalInput
 from vllm.multimodal.inputs import MultiModalFeatureSpec
 
 from omnirelay.errors import InvalidRequestError
-from services.thinker.media.decoded import DecodedAudio, DecodedImage, DecodedVideo
+from services.thinker.media.decoded import Decoded
 from shared.messages import MediaItem, MediaKind
 
 Positions = npt.NDArray[np.int64]
-Decoded = DecodedAudio | DecodedImage | DecodedVideo
 
 
 @dataclass(frozen=True)
 class FrameSampling:
-    """How many frames of a video the checkpoint looks at.
-
-    Attributes:
-        frames_per_second: Of the video.
-        min_frames: At least, if there are as many.
-        max_frames: At most.
-        temporal_patch_size: Frames of a temporal patch; the number is a multiple of it.
-    """
+    """How many frames of a video the checkpoint looks at: a multiple of those of a temporal patch."""
 
     frames_per_second: float
     min_frames: int
@@ -40,27 +32,20 @@ class PreparedItem(Protocol):
     @property
     def digest(self) -> str:
         """Names the file and how it was read: equal digests have equal features."""
-        ...
 
     @property
     def tokens(self) -> int:
         """Tokens that it takes in the prompt."""
-        ...
 
     @property
     def nbytes(self) -> int:
         """Bytes held."""
-        ...
 
 
 class MediaRules(Protocol):
     """How a family's checkpoint takes media; safe to use from any thread.
 
-    Attributes:
-        placeholders: The token that stands for an item of each kind; a kind without one is not taken.
-        sampling_rate: Of the sound that the encoder takes.
-        longest_audio_s: Longest sound that it takes.
-        sampling: Frames of a video.
+    A kind without placeholder is not taken; ``longest_audio_s`` is the longest sound that is.
     """
 
     placeholders: Mapping[MediaKind, int]
@@ -69,79 +54,22 @@ class MediaRules(Protocol):
     sampling: FrameSampling
 
     def prepare(self, digest: str, decoded: Decoded, name: str) -> PreparedItem:
-        """Compute the encoders' input of an item.
-
-        Args:
-            digest: The item's.
-            decoded: The item.
-            name: What to call it in an error.
-
-        Raises:
-            MediaError: The checkpoint's processor refuses it.
-        """
-        ...
+        """Compute the encoders' input of an item, called ``name`` in errors; raises MediaError if refused."""
 
     def settled(self, item: Any) -> PreparedItem:
-        """The part of a recording that goes on which further audio does not change, unless it is louder.
-
-        Args:
-            item: What :meth:`prepare` returned for the recording so far.
-        """
-        ...
+        """The part of a prepared recording that further audio does not change, unless it is louder."""
 
     def lay_out(self, prompt: Sequence[int], items: Sequence[Any]) -> MultiModalInput:
-        """Replace each placeholder of a prompt by the tokens of its item.
-
-        Args:
-            prompt: Token ids, one placeholder for each item.
-            items: What :meth:`prepare` returned for each placeholder, in their order.
-        """
-        ...
+        """Replace each placeholder of a prompt by the tokens of its item, as :meth:`prepare` returned it."""
 
     def positions(self, length: int, features: Sequence[MultiModalFeatureSpec]) -> Positions:
-        """Position ids int64 ``[3, length]`` of a prompt with media.
-
-        Args:
-            length: Tokens of the prompt.
-            features: The engine's, of all its media.
-        """
-        ...
-
-
-class NoMedia:
-    """The rules of a family that takes text alone."""
-
-    def __init__(self) -> None:
-        self.placeholders: Mapping[MediaKind, int] = {}
-        self.sampling_rate = 16_000
-        self.longest_audio_s = 1.0
-        self.sampling = FrameSampling(1.0, 1, 1, 1)
-
-    def prepare(self, digest: str, decoded: Decoded, name: str) -> PreparedItem:  # noqa: ARG002 - the protocol's
-        """Refuse an item."""
-        raise InvalidRequestError(f"{name}: this model takes text alone")
-
-    def settled(self, item: Any) -> PreparedItem:  # noqa: ARG002 - as above
-        """Refuse an item."""
-        raise InvalidRequestError("this model takes text alone")
-
-    def lay_out(self, prompt: Sequence[int], items: Sequence[Any]) -> MultiModalInput:  # noqa: ARG002 - as above
-        """Refuse a prompt."""
-        raise InvalidRequestError("this model takes text alone")
-
-    def positions(self, length: int, features: Sequence[MultiModalFeatureSpec]) -> Positions:  # noqa: ARG002
-        """Position ids of text."""
-        return np.broadcast_to(np.arange(length, dtype=np.int64), (3, length))
+        """Position ids int64 ``[3, length]`` of a prompt, by the engine's features of all its media."""
 
 
 def check_placeholders(
     prompt: Sequence[int], items: Sequence[MediaItem], placeholders: Mapping[MediaKind, int]
 ) -> None:
-    """Refuse a prompt whose placeholders are not those of its items.
-
-    Raises:
-        InvalidRequestError: They differ in number, kind or order.
-    """
+    """Raise InvalidRequestError at placeholders of other number, kind or order than the items."""
     kind_of = {token: kind for kind, token in placeholders.items()}
     found = [kind_of[token] for token in prompt if token in kind_of]
     given = [item.kind for item in items]

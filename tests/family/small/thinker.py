@@ -1,17 +1,22 @@
 """The thinker of the small family."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import torch
+from vllm.inputs import MultiModalInput
 from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
 from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper
+from vllm.multimodal.inputs import MultiModalFeatureSpec
 
+from omnirelay.errors import InvalidRequestError
 from services.thinker.family import SpeechEmbeddings, ThinkerFamily
-from services.thinker.media.rules import NoMedia
+from services.thinker.media.decoded import Decoded
+from services.thinker.media.rules import FrameSampling, Positions, PreparedItem
 from services.thinker.speaking import SpeakingModel
-from shared.messages import ConditioningRows
+from shared.messages import ConditioningRows, MediaKind
 from shared.vllm.tensors import pack_positions, pack_rows
 from tests.family.small.config import RATE, VOICES, SmallOmniConfig
 
@@ -31,6 +36,28 @@ class SmallThinker(SpeakingModel, Qwen2ForCausalLM):
         mapper = WeightsMapper(orig_to_new_prefix={"talker.": None, "vocoder.": None, "thinker.": ""})
         loaded: set[str] = AutoWeightsLoader(self).load_weights(weights, mapper=mapper)
         return loaded
+
+
+class NoMedia:
+    """The rules of a family that takes text alone."""
+
+    def __init__(self) -> None:
+        self.placeholders: Mapping[MediaKind, int] = {}
+        self.sampling_rate = 16_000
+        self.longest_audio_s = 1.0
+        self.sampling = FrameSampling(1.0, 1, 1, 1)
+
+    def prepare(self, digest: str, decoded: Decoded, name: str) -> PreparedItem:  # noqa: ARG002 - the protocol's
+        raise InvalidRequestError(f"{name}: this model takes text alone")
+
+    def settled(self, item: Any) -> PreparedItem:  # noqa: ARG002 - as above
+        raise InvalidRequestError("this model takes text alone")
+
+    def lay_out(self, prompt: Sequence[int], items: Sequence[Any]) -> MultiModalInput:  # noqa: ARG002 - as above
+        raise InvalidRequestError("this model takes text alone")
+
+    def positions(self, length: int, features: Sequence[MultiModalFeatureSpec]) -> Positions:  # noqa: ARG002
+        return np.broadcast_to(np.arange(length, dtype=np.int64), (3, length))
 
 
 class SmallTrack:

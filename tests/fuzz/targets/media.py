@@ -36,15 +36,16 @@ from services.thinker.media.decode.pipe import (
     Refused,
 )
 from services.thinker.media.decoded import DecodedAudio
+from services.thinker.media.files.animation import frame_durations
 from services.thinker.media.files.complete import check_complete
-from services.thinker.media.files.durations import frame_durations
 from services.thinker.media.files.formats import Format, check_format
-from services.thinker.media.files.mp3 import declared_frames, tags_length
+from services.thinker.media.files.mpeg_audio import declared_frames, tags_length
 from services.thinker.media.limits import DecodeLimits
 from shared.messages import MEDIA_KINDS, MediaKind, TraceParent
 from shared.tracing.otel import Tracer
 from shared.transport.curve import WELCOME, ConnectionGuard
 from shared.transport.keys import ROLES, Keys, Role
+from tests.support.decoding import nbytes
 
 MAX_BYTES: Final = 1500
 PIECE: Final = 16
@@ -175,7 +176,7 @@ def _receive(pipe: Pipe, decoder: msgspec.msgpack.Decoder[Any]) -> None:
         kind = kinds[0 if header.pixels is None else len(header.pixels) - 2]
         job = DecodeJob(kind, 1, with_audio=kind == "video" and header.samples is not None)
         decoded = _DECODER._receive(pipe, job, header)
-        assert decoded.nbytes <= BOUNDS.max_decoded_bytes + 4 * (BOUNDS.sampling_rate + 1)
+        assert nbytes(decoded) <= BOUNDS.max_decoded_bytes + 4 * (BOUNDS.sampling_rate + 1)
         assert isinstance(decoded, DecodedAudio) == (kind == "audio")
 
 

@@ -18,11 +18,7 @@ _CODES_PER_BLOCK: Final = "codes_per_block"
 
 
 def talker_config(config: Any) -> Any:
-    """The talker's part of a whole model's configuration, as vLLM is to see it.
-
-    Raises:
-        CheckpointError: Its position ids are none of M-RoPE's.
-    """
+    """The talker's part of a configuration; raises CheckpointError if its positions are no M-RoPE's."""
     talker = getattr(config, "talker_config", None)
     if talker is None:
         return config
@@ -44,18 +40,9 @@ def talker_config(config: Any) -> Any:
 
 
 def speech_rules(config: Any) -> SpeechRules:
-    """How the checkpoint speaks.
-
-    Args:
-        config: What :func:`talker_config` returned.
-    """
-    mask, starts = (
-        config.tts_codec_mask_token_id,
-        [
-            config.tts_codec_pad_token_id,
-            config.tts_codec_start_token_id,
-        ],
-    )
+    """How the checkpoint speaks, by what :func:`talker_config` returned."""
+    mask = config.tts_codec_mask_token_id
+    starts = [config.tts_codec_pad_token_id, config.tts_codec_start_token_id]
     return SpeechRules(
         row_width=config.embedding_size,
         start_positions=START_POSITIONS,

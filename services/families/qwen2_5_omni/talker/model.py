@@ -139,13 +139,11 @@ class ConditionedTalker(nn.Module):
         inputs_embeds: torch.Tensor | None = None,  # noqa: ARG002 - part of vLLM's interface
         **_: object,
     ) -> torch.Tensor | IntermediateTensors:
-        """Last hidden states ``[n, hidden]`` of codec tokens ``[n]``.
-
-        vLLM's own ``positions`` only serve while it measures memory: the rows bring theirs.
-        """
+        """Last hidden states ``[n, hidden]`` of codec tokens ``[n]``."""
         embeds = self.embed_input_ids(input_ids)
         conditioning = self.conditioning.read_batch(input_ids.shape[0])
         if conditioning is None:
+            # Only while vLLM measures memory: the rows bring their own positions.
             position_ids = positions.expand(3, -1)
         else:
             rows, position_ids = conditioning

@@ -10,18 +10,11 @@ class StepRotary(RotaryEmbedding):
     """vLLM's plain rotary embedding over a table that has a row for each token of the step.
 
     vLLM's own M-RoPE puts the angles of the three axes together in every layer, which takes as long as the
-    attention on a CPU.  Here each row holds the angles of its token's three position ids, so tokens of text
-    and of media cost the same, and the layers see plain positions: 0 to n.
-
-    Table and positions are buffers: compiled code and CUDA graphs find them where they were.
+    attention on a CPU.  Here each row holds the angles of its token's three position ids, and the layers see
+    plain positions: 0 to n.  Table and positions are buffers: compiled code and CUDA graphs find them where
+    they were.  ``sections`` are the numbers of frequencies of each axis.
 
     Reference: transformers' ``Qwen2_5OmniRotaryEmbedding``.
-
-    Args:
-        head_size: Of the attention; all of it is rotated.
-        base: ``rope_theta``.
-        sections: How many of the frequencies belong to each axis.
-        most_tokens: Most tokens of a step.
     """
 
     axes: torch.Tensor
@@ -41,14 +34,7 @@ class StepRotary(RotaryEmbedding):
             self.register_buffer(name, buffer, persistent=False)
 
     def begin(self, position_ids: torch.Tensor) -> torch.Tensor:
-        """Fill the table for a step.
-
-        Args:
-            position_ids: M-RoPE position ids ``[3, n]``.
-
-        Returns:
-            The positions int64 ``[n]`` for the layers of this step.
-        """
+        """Fill the table by a step's M-RoPE ids ``[3, n]``; gives int64 positions ``[n]`` for its layers."""
         count, pairs = position_ids.shape[1], self.inverse_frequencies.shape[0]
         angles = position_ids.to(torch.float32)[self.axes].T * self.inverse_frequencies
         self.cos_sin_cache[:count, :pairs] = angles.cos()

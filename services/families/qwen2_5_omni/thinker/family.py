@@ -1,14 +1,51 @@
 """Qwen2.5-Omni's thinker, as the stage takes it."""
 
-from typing import Final
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
 
+import torch
+
+from omnirelay.errors import CheckpointError
 from services.families.qwen2_5_omni import files
 from services.families.qwen2_5_omni.codec import CODEC_RATE
 from services.families.qwen2_5_omni.thinker.media import QwenMedia
 from services.families.qwen2_5_omni.thinker.model import SpeakingThinker
-from services.families.qwen2_5_omni.thinker.speech import end_token_ids, read_speech_embeddings
 from services.families.qwen2_5_omni.thinker.track import QwenTrackWriter
-from services.thinker.family import ThinkerFamily
+from services.families.qwen2_5_omni.voices import load_speakers
+from services.thinker.family import SpeechEmbeddings, ThinkerFamily
+
+
+def end_token_ids(hf_config: Any) -> list[int]:
+    """The thinker's ``eos_token_id``, as transformers' generate takes it; CheckpointError without one."""
+    thinker = getattr(hf_config, "thinker_config", hf_config)
+    for config in (thinker, thinker.get_text_config()):
+        ids = getattr(config, "eos_token_id", None)
+        if ids is not None:
+            return list(ids) if isinstance(ids, list | tuple) else [int(ids)]
+    raise CheckpointError("config.json: thinker_config names no eos_token_id, so no reply would ever end")
+
+
+def read_speech_embeddings(
+    hf_config: Any, directory: Path, embed: Callable[[list[int]], torch.Tensor]
+) -> SpeechEmbeddings:
+    """Read the embeddings of each voice's start token, and those of the text end and the text pad token.
+
+    ``embed`` makes ``[n, hidden]`` of token ids.  Raises CheckpointError if the voices cannot be
+    read, or a token lies outside the vocabulary.
+    """
+    speakers = load_speakers(directory)
+    talker = hf_config.talker_config
+    closing_ids = [talker.tts_text_end_token_id, talker.tts_text_pad_token_id]
+    ids = [*closing_ids, *(speaker.bos_token for speaker in speakers.values())]
+    vocabulary = hf_config.thinker_config.text_config.vocab_size
+    if outside := [token for token in ids if not 0 <= token < vocabulary]:
+        raise CheckpointError(
+            f"speech tokens {outside} (config.json, spk_dict.pt) lie outside the vocabulary of {vocabulary}"
+        )
+    embeds = embed(ids)
+    return SpeechEmbeddings(voices=dict(zip(speakers, embeds[2:], strict=True)), closing=embeds[:2])
+
 
 THINKER: Final = ThinkerFamily(
     architecture=files.THINKER,

@@ -1,4 +1,10 @@
-"""Decoded media to what the encoders take, by vLLM's multimodal processor."""
+"""Decoded media to what the encoders take, by vLLM's multimodal processor.
+
+Mel frames may depend on nothing that comes later.  The reference (transformers'
+``WhisperFeatureExtractor``) clamps log-mel values at the maximum of the whole recording - 8, so a loud moment
+changes quiet frames before it.  With ``causal`` the maximum is that up to the end of a frame's window: the
+same where the loudest moment is in the first window.
+"""
 
 import hashlib
 import math
@@ -8,6 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, Final
 
+import numpy as np
 import torch
 from PIL import Image
 from vllm.multimodal.inputs import MultiModalKwargsItem
@@ -16,9 +23,7 @@ from vllm.multimodal.processing.context import TimingContext
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from omnirelay.errors import MediaError
-from services.families.qwen2_5_omni.thinker.clamp import clamp_by_window, log_mel_of
-from services.families.qwen2_5_omni.thinker.marks import Marks
-from services.families.qwen2_5_omni.thinker.spans import Clock, Grid
+from services.families.qwen2_5_omni.thinker.spans import Clock, Grid, Marks
 from services.thinker.media.decoded import DecodedAudio, DecodedImage, DecodedVideo, Samples
 from services.thinker.media.rules import FrameSampling
 from shared.config.media import AudioClamp
@@ -27,27 +32,22 @@ from shared.messages import MediaKind
 _NO_TIMING: Final = TimingContext(enabled=False)
 _FRAMES: Final = "input_audio_features"
 _LENGTH: Final = "audio_feature_lengths"
+_SMALLEST: Final = 1e-10
+_RANGE: Final = 8.0
+_SHIFT: Final = 4.0
 _LOOK_AHEAD_TOKENS: Final = 3
 """So much of a recording, 0.12 s, follows a settled window: resampling and mel frames look ahead."""
 
 
 @dataclass(frozen=True)
 class Features:
-    """One item for an encoder: an image, a video's frames or sound, or a window of a recording.
+    """One item for an encoder: an image, a video's frames or sound, or a window of a recording."""
 
-    Attributes:
-        digest: Names the features in the prefix cache and the encoder cache.
-        kind: Which encoder.
-        data: The encoder's input, as vLLM names it.
-        tokens: Tokens that it is in the prompt.
-        grid: How they are laid out; none for sound.
-    """
-
-    digest: str
+    digest: str  # Names the features in the prefix cache and the encoder cache
     kind: MediaKind
-    data: MultiModalKwargsItem
-    tokens: int
-    grid: Grid | None = None
+    data: MultiModalKwargsItem  # The encoder's input, as vLLM names it
+    tokens: int  # Tokens that it is in the prompt
+    grid: Grid | None = None  # How they are laid out; none for sound
 
     @property
     def nbytes(self) -> int:
@@ -57,13 +57,7 @@ class Features:
 
 
 class FeatureExtractor:
-    """Runs the checkpoint's processors on one item at a time; safe to use from any thread.
-
-    Args:
-        engine: The thinker's engine.
-        marks: The checkpoint's tokens for media.
-        clamp: ``causal``: the features of a recording depend on nothing that comes later.
-    """
+    """Runs the checkpoint's processors on one item at a time; safe to use from any thread."""
 
     def __init__(self, engine: LLMEngine, marks: Marks, clamp: AudioClamp = "recording") -> None:
         self._marks = marks
@@ -88,22 +82,16 @@ class FeatureExtractor:
     def extract(
         self, digest: str, decoded: DecodedAudio | DecodedImage | DecodedVideo, name: str
     ) -> tuple[Features, ...]:
-        """The features of an item.
+        """The windows of a recording, an image, or a video's pictures and, if it is heard, its sound.
 
-        Those of a recording are cut into windows.  A video whose sound is heard has two, the pictures first.
-
-        Args:
-            digest: Names the file and how it was read.
-            decoded: The item.
-            name: What to call it in an error.
-
-        Raises:
-            MediaError: The checkpoint's processor refuses it.
+        Raises MediaError if the checkpoint's processor refuses the item, which it calls ``name``.
         """
         if isinstance(decoded, DecodedAudio):
             data, tokens = self._audio(decoded.samples, name)
             if self._clamp == "causal":
-                data = self._causal(decoded.samples, data)
+                log_mel = log_mel_of(decoded.samples, self._extractor)[:, : data[_FRAMES].data.shape[1]]
+                mel = clamp_by_window(log_mel, self.window_frames)
+                data = MultiModalKwargsItem({**data, _FRAMES: replace(data[_FRAMES], data=mel)})
             windows = tuple(cut_windows(data, self.window_frames))
             if sum(window.tokens for window in windows) != tokens:
                 raise MediaError(f"{name}: its windows do not have the {tokens} tokens of the whole")
@@ -121,12 +109,6 @@ class FeatureExtractor:
         # of silence behind the end gives the same frames to the last bit.
         longest = {"audio_kwargs": {"max_length": len(samples) + self.sampling_rate}}
         return self._process("audio", (samples, self.sampling_rate), longest, name)
-
-    def _causal(self, samples: Samples, data: MultiModalKwargsItem) -> MultiModalKwargsItem:
-        """The encoder's input with mel frames that are clamped by what came before them."""
-        log_mel = log_mel_of(samples, self._extractor)[:, : data[_FRAMES].data.shape[1]]
-        mel = clamp_by_window(log_mel, self.window_frames)
-        return MultiModalKwargsItem({**data, _FRAMES: replace(data[_FRAMES], data=mel)})
 
     def _visual(self, digest: str, kind: MediaKind, pictures: Any, name: str) -> Features:
         data, tokens = self._process(kind, pictures, {}, name)
@@ -154,11 +136,7 @@ class FeatureExtractor:
 
 
 def window_frames(n_window: int) -> int:
-    """Mel frames of a window: of as few of the encoder's attention windows as make whole tokens.
-
-    Args:
-        n_window: Half of an attention window, in frames, as the checkpoint has it.
-    """
+    """Mel frames of as few attention windows of the encoder, of ``2 * n_window``, as make whole tokens."""
     return math.lcm(2 * n_window, 4)
 
 
@@ -168,32 +146,26 @@ def audio_tokens(frames: int) -> int:
 
 
 def cut_windows(data: MultiModalKwargsItem, frames: int) -> Iterator[Features]:
-    """Cut a recording into windows, each named by its features.
+    """Cut a recording into windows of ``frames``, each named by its features.
 
     The encoder convolves and attends within each of them, so it gives the same for them as for the whole.
     Frames at the end that make no token are left out.
-
-    Args:
-        data: The encoder's input for the whole recording.
-        frames: Of a window.
     """
     for piece in data[_FRAMES].data.split(frames, dim=1):
         if tokens := audio_tokens(piece.shape[1]):
             mel = piece.contiguous()
+            hasher = hashlib.sha256(repr(tuple(mel.shape)).encode())
+            # As bytes: NumPy has no bfloat16.
+            hasher.update(mel.view(torch.uint8).numpy().data)
             changed = {_FRAMES: mel, _LENGTH: torch.full_like(data[_LENGTH].data, mel.shape[1])}
             elements = {name: replace(data[name], data=tensor) for name, tensor in changed.items()}
             yield Features(
-                f"audio.{_digest(mel)}", "audio", MultiModalKwargsItem({**data, **elements}), tokens
+                f"audio.{hasher.hexdigest()}", "audio", MultiModalKwargsItem({**data, **elements}), tokens
             )
 
 
 def settled(windows: Sequence[Features], frames: int) -> tuple[Features, ...]:
-    """The first windows of a recording, which further audio does not change, unless it is louder.
-
-    Args:
-        windows: Of the recording so far.
-        frames: Of a window.
-    """
+    """The first windows of a recording, which further audio does not change, unless it is louder."""
     whole = [window.tokens == audio_tokens(frames) for window in windows]
     behind = accumulate((window.tokens for window in reversed(windows)), initial=0)
     tokens_behind = list(behind)[-2::-1]
@@ -204,8 +176,22 @@ def settled(windows: Sequence[Features], frames: int) -> tuple[Features, ...]:
     )
 
 
-def _digest(mel: torch.Tensor) -> str:
-    hasher = hashlib.sha256(repr(tuple(mel.shape)).encode())
-    # As bytes: NumPy has no bfloat16.
-    hasher.update(mel.contiguous().view(torch.uint8).numpy().data)
-    return hasher.hexdigest()
+def log_mel_of(samples: Samples, extractor: Any) -> torch.Tensor:
+    """The reference's log-mel ``[bins, frames]`` of a recording and a second of silence, before it clamps."""
+    padded = np.concatenate([samples, np.zeros(int(extractor.sampling_rate), np.float32)])
+    window = torch.hann_window(extractor.n_fft)
+    waveform = torch.from_numpy(padded)
+    stft = torch.stft(waveform, extractor.n_fft, extractor.hop_length, window=window, return_complex=True)
+    power = (stft[..., :-1].abs() ** 2).contiguous()
+    mel = torch.from_numpy(extractor.mel_filters).to(torch.float32).T @ power
+    return torch.clamp(mel, min=_SMALLEST).log10()
+
+
+def clamp_by_window(log_mel: torch.Tensor, frames: int) -> torch.Tensor:
+    """Clamp and scale log-mel ``[bins, n]``, each window of ``frames`` by the maximum up to its end."""
+    loudest = torch.tensor(-torch.inf)
+    pieces = []
+    for window in log_mel.split(frames, dim=1):
+        loudest = torch.maximum(loudest, window.max())
+        pieces.append((torch.maximum(window, loudest - _RANGE) + _SHIFT) / _SHIFT)
+    return torch.cat(pieces, dim=1)

@@ -1,28 +1,105 @@
 """The rules of media of Qwen2.5-Omni."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final, Self
 
-from vllm.inputs import MultiModalInput
-from vllm.multimodal.inputs import MultiModalFeatureSpec
+import torch
+from vllm.inputs import MultiModalInput, mm_input
+from vllm.multimodal.inputs import (
+    MultiModalFeatureSpec,
+    MultiModalKwargsItem,
+    MultiModalKwargsItems,
+    PlaceholderRange,
+)
 from vllm.v1.engine.llm_engine import LLMEngine
 
-from services.families.qwen2_5_omni.thinker.features import FeatureExtractor, settled
-from services.families.qwen2_5_omni.thinker.layout import QwenMediaItem, lay_out
-from services.families.qwen2_5_omni.thinker.marks import Marks
-from services.families.qwen2_5_omni.thinker.positions import prompt_positions
-from services.thinker.media.rules import Decoded, FrameSampling, Positions
+from omnirelay.errors import InvalidRequestError
+from services.families.qwen2_5_omni.thinker.features import FeatureExtractor, Features, settled
+from services.families.qwen2_5_omni.thinker.spans import Clock, Marks, interleave, prompt_positions
+from services.thinker.media.decoded import Decoded
+from services.thinker.media.rules import FrameSampling, Positions
 from shared.config import MediaConfig
 from shared.messages import MediaKind
 
 
-class QwenMedia:
-    """See :class:`services.thinker.media.rules.MediaRules`.
+@dataclass(frozen=True)
+class QwenMediaItem:
+    """An item of a request; equal digests have equal features, see :meth:`FeatureExtractor.extract`."""
 
-    Args:
-        extractor: Runs the checkpoint's processors.
-        marks: The checkpoint's tokens for media.
-    """
+    digest: str
+    features: tuple[Features, ...]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that it is in the prompt."""
+        return sum(features.tokens for features in self.features)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return sum(features.nbytes for features in self.features)
+
+
+def lay_out(
+    prompt: Sequence[int], items: Sequence[QwenMediaItem], marks: Marks, clock: Clock
+) -> MultiModalInput:
+    """The engine's input for a prompt with one placeholder for each item, in their order."""
+    waiting = iter(items)
+    placeholders = set(marks.placeholders.values())
+    laid = _Layout()
+    for token in prompt:
+        if token not in placeholders:
+            laid.token_ids.append(token)
+            continue
+        item = next(waiting)
+        if token == marks.placeholders["video"] and len(item.features) == 2:
+            pictures, sound = item.features
+            laid.token_ids.append(marks.audio_begin)
+            laid.add_alternating(pictures, sound, marks, clock)
+            laid.token_ids.append(marks.audio_end)
+        else:
+            for features in item.features:
+                laid.add(features, token)
+    return laid.as_input()
+
+
+@dataclass
+class _Layout:
+    """A prompt in the making."""
+
+    token_ids: list[int] = field(default_factory=list)
+    data: dict[str, list[MultiModalKwargsItem]] = field(default_factory=dict)
+    hashes: dict[str, list[str]] = field(default_factory=dict)
+    ranges: dict[str, list[PlaceholderRange]] = field(default_factory=dict)
+
+    def add(self, features: Features, token: int) -> None:
+        self._note(features, PlaceholderRange(offset=len(self.token_ids), length=features.tokens))
+        self.token_ids += [token] * features.tokens
+
+    def add_alternating(self, pictures: Features, sound: Features, marks: Marks, clock: Clock) -> None:
+        """Both items have one range, and say which of its tokens are theirs, as vLLM has it."""
+        if pictures.grid is None:
+            raise InvalidRequestError("a video has no pictures")
+        offset = len(self.token_ids)
+        for kind, first, last in interleave(pictures.grid, sound.tokens, clock):
+            self.token_ids += [marks.placeholders[kind]] * (last - first)
+        tokens = torch.tensor(self.token_ids[offset:])
+        for features in (pictures, sound):
+            own = tokens == marks.placeholders[features.kind]
+            self._note(features, PlaceholderRange(offset=offset, length=len(tokens), is_embed=own))
+
+    def as_input(self) -> MultiModalInput:
+        return mm_input(self.token_ids, MultiModalKwargsItems(self.data), self.hashes, self.ranges)
+
+    def _note(self, features: Features, place: PlaceholderRange) -> None:
+        self.data.setdefault(features.kind, []).append(features.data)
+        self.hashes.setdefault(features.kind, []).append(features.digest)
+        self.ranges.setdefault(features.kind, []).append(place)
+
+
+class QwenMedia:
+    """See :class:`services.thinker.media.rules.MediaRules`."""
 
     def __init__(self, extractor: FeatureExtractor, marks: Marks) -> None:
         self._extractor = extractor

@@ -14,8 +14,7 @@ from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.inputs import MultiModalFeatureSpec
 
 from services.families.qwen2_5_omni.files import is_of_another
-from services.families.qwen2_5_omni.thinker.positions import prompt_positions
-from services.families.qwen2_5_omni.thinker.spans import Clock
+from services.families.qwen2_5_omni.thinker.spans import Clock, prompt_positions
 from services.thinker.speaking import SpeakingModel
 
 
@@ -54,9 +53,8 @@ class InterleavingThinker(Qwen2_5OmniThinkerForConditionalGeneration):
 class SpeakingThinker(SpeakingModel, InterleavingThinker):
     """A thinker whose hidden states can be spoken.
 
-    A position's row is its last hidden state + its text embedding, where the text embedding is zero
-    at image, audio and video tokens: what transformers'
-    ``Qwen2_5OmniForConditionalGeneration.generate`` hands to the talker.
+    A position's row is its last hidden state + its text embedding, which is zero at image, audio and video
+    tokens: what transformers' ``Qwen2_5OmniForConditionalGeneration.generate`` hands to the talker.
     """
 
     @staticmethod

@@ -10,23 +10,20 @@ from itertools import zip_longest
 from typing import Any, Literal, Self
 
 import numpy as np
+from vllm.multimodal.inputs import MultiModalFeatureSpec
 
+from omnirelay.errors import StageFailedError
 from services.thinker.media.rules import Positions
+from shared.messages import MediaKind
 
 
 @dataclass(frozen=True)
 class Clock:
-    """How time becomes position ids.
+    """How time becomes position ids."""
 
-    Attributes:
-        positions_per_second: Position ids of one second, of sound as of video.
-        chunk: Position ids of a chunk, the unit in which the sound and the frames of a video alternate.
-        merge: Patches that become one token, along each side.
-    """
-
-    positions_per_second: float
-    chunk: int
-    merge: int
+    positions_per_second: float  # Of sound as of video
+    chunk: int  # Position ids of the unit in which the sound and the frames of a video alternate
+    merge: int  # Patches that become one token, along each side
 
     @classmethod
     def of(cls, thinker_config: Any) -> Self:
@@ -41,13 +38,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class Grid:
-    """The tokens of a picture or a video.
-
-    Attributes:
-        times: Position id of each temporal patch, from 0 on.
-        height: Rows of tokens.
-        width: Tokens of a row.
-    """
+    """Tokens of a picture or a video: ``height`` rows of ``width`` for each temporal patch's position id."""
 
     times: tuple[int, ...]
     height: int
@@ -80,13 +71,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class VisualSpan:
-    """Tokens of a picture or video in the prompt, with the sound of the video if it is heard.
-
-    Attributes:
-        offset: Index of the first token.
-        grid: Its pictures.
-        audio_tokens: Tokens of the sound that alternates with them; none if it is not heard.
-    """
+    """Tokens of a picture or video in the prompt, and of the sound that alternates with them, if heard."""
 
     offset: int
     grid: Grid
@@ -114,13 +99,7 @@ def interleave(grid: Grid, audio_tokens: int, clock: Clock) -> Iterator[Run]:
 
 
 def mrope_positions(length: int, spans: Iterable[VisualSpan], clock: Clock) -> Positions:
-    """M-RoPE position ids int64 ``[3, length]`` of a prompt.
-
-    Args:
-        length: Tokens of the prompt.
-        spans: All pictures and videos, in order.  Sound alone counts like text.
-        clock: The checkpoint's.
-    """
+    """M-RoPE position ids int64 ``[3, length]`` of a prompt with these spans; sound alone is like text."""
     pieces: list[Positions] = []
     done = 0
     for span in spans:
@@ -132,17 +111,14 @@ def mrope_positions(length: int, spans: Iterable[VisualSpan], clock: Clock) -> P
             # Both begin marks share a position, and so do both end marks, each one token beyond the span.
             pieces.append(_text(span.offset - 2 - done, _next(pieces)))
             pieces.append(np.full((3, 2), _next(pieces)))
-            pieces += _alternating(span.grid, span.audio_tokens, _next(pieces), clock)
+            start = _next(pieces)
+            of_kind = {"video": span.grid.positions(start), "audio": _text(span.audio_tokens, start)}
+            for kind, first, last in interleave(span.grid, span.audio_tokens, clock):
+                pieces.append(of_kind[kind][:, first:last])
             pieces.append(np.full((3, 2), _next(pieces)))
             done = span.offset + span.tokens + 2
     pieces.append(_text(length - done, _next(pieces)))
     return np.concatenate(pieces, axis=1)
-
-
-def _alternating(grid: Grid, audio_tokens: int, start: int, clock: Clock) -> Iterator[Positions]:
-    of_kind = {"video": grid.positions(start), "audio": _text(audio_tokens, start)}
-    for kind, first, last in interleave(grid, audio_tokens, clock):
-        yield of_kind[kind][:, first:last]
 
 
 def _text(count: int, start: int) -> Positions:
@@ -165,3 +141,53 @@ def _chunks(times: Sequence[int], width: int) -> Iterator[tuple[int, int]]:
             start = index
             limit += width
     yield start, len(times)
+
+
+@dataclass(frozen=True)
+class Marks:
+    """Ids of the checkpoint's tokens that stand for media, and those before and behind sound."""
+
+    placeholders: dict[MediaKind, int]
+    audio_begin: int
+    audio_end: int
+
+    @classmethod
+    def of(cls, thinker_config: Any) -> Self:
+        """The tokens that a checkpoint's ``thinker_config`` names."""
+        return cls(
+            placeholders={
+                "audio": thinker_config.audio_token_index,
+                "image": thinker_config.image_token_index,
+                "video": thinker_config.video_token_index,
+            },
+            audio_begin=thinker_config.audio_start_token_id,
+            audio_end=thinker_config.audio_end_token_id,
+        )
+
+
+def prompt_positions(length: int, features: Sequence[MultiModalFeatureSpec], clock: Clock) -> Positions:
+    """M-RoPE position ids int64 ``[3, length]`` of a prompt, by the engine's features of all its media.
+
+    vLLM's own differ from the reference's where the sound of a video is heard.  Raises
+    StageFailedError if the engine no longer has the features of a picture or video.
+    """
+    sounds = {
+        each.mm_position.offset: each.mm_position.get_num_embeds()
+        for each in features
+        if each.modality == "audio"
+    }
+    spans = [
+        VisualSpan(feature.mm_position.offset, _grid(feature, clock), sounds.get(feature.mm_position.offset))
+        for feature in sorted(features, key=lambda each: each.mm_position.offset)
+        if feature.modality != "audio"
+    ]
+    return mrope_positions(length, spans, clock)
+
+
+def _grid(feature: MultiModalFeatureSpec, clock: Clock) -> Grid:
+    """The grid of a picture or video, from what its encoder is given."""
+    if feature.data is None:
+        raise StageFailedError("the engine has lost the features of an item")
+    patches = feature.data[f"{feature.modality}_grid_thw"].data.tolist()
+    is_video = feature.modality == "video"
+    return Grid.of(patches, float(feature.data["second_per_grid_ts"].data) if is_video else 0.0, clock)

@@ -16,11 +16,7 @@ class QwenTrackWriter:
     Position ids are the thinker's in the prompt, and run on by one behind its last token for the two start
     positions; from then on they count from the largest so far, which may be that of a picture or video.
 
-    Args:
-        request_id: The request.
-        prompt_tokens: n.
-        voice_row: Text embedding of the voice's start token, ``[hidden]``.
-        closing_rows: Text embeddings of the text end and pad tokens, ``[2, hidden]``.
+    The text embeddings are ``[hidden]`` of the voice's start token, ``[2, hidden]`` of the closing tokens.
     """
 
     def __init__(
@@ -36,13 +32,7 @@ class QwenTrackWriter:
         self._largest_position = 0
 
     def rows(self, start: int, rows: torch.Tensor, positions: torch.Tensor) -> ConditioningRows:
-        """The message for the thinker's next rows.
-
-        Args:
-            start: The thinker's position of the first row; rows come in order, without gap.
-            rows: ``[m, hidden]``.
-            positions: The thinker's M-RoPE position ids, ``[3, m]``.
-        """
+        """The message for rows ``[m, hidden]`` from position ``start`` on, at M-RoPE ids ``[3, m]``."""
         in_prompt = max(0, min(self._prompt_tokens - start, rows.shape[0]))
         parts, part_positions = [rows[:in_prompt]], [positions[:, :in_prompt]]
         if in_prompt:
@@ -57,10 +47,7 @@ class QwenTrackWriter:
         return self._message(torch.cat(parts), torch.cat(part_positions, dim=1), last=False)
 
     def close(self) -> ConditioningRows:
-        """The last message.
-
-        A reply of a single token has no row: there is nothing to speak, and the track ends as it is.
-        """
+        """The last message; a reply of a single token has no row: the track ends as it is."""
         has_reply = self._written > self._prompt_tokens + 1
         rows = self._closing_rows if has_reply else self._closing_rows[:0]
         return self._message(rows, self._run_on(rows.shape[0]), last=True)

@@ -18,15 +18,7 @@ from shared.vllm.transfer import all_to_device
 
 
 def to_blocks(frames: torch.Tensor, block_size: int) -> torch.Tensor:
-    """Cut frames into blocks, the last one padded with zeros.
-
-    Args:
-        frames: [frames, channels].
-        block_size: frames in a block.
-
-    Returns:
-        [blocks, block_size, channels]
-    """
+    """Cut frames [frames, channels] into [blocks, block_size, channels], the last block padded with zeros."""
     blocks = -(-frames.shape[0] // block_size)
     padded = functional.pad(frames, (0, 0, 0, blocks * block_size - frames.shape[0]))
     return padded.view(blocks, block_size, frames.shape[1])
@@ -39,33 +31,19 @@ class BlockLayout:
     A *source* row is a block of a request; guidance needs two sequences of some requests, so a *row*
     of the network's input is a block of a branch of a request.  All conditioned rows come first, in the
     order of the source rows; then the unconditioned ones.
-
-    Attributes:
-        source: source row of each row, int64 [rows].
-        request: request of each row, int64 [rows].
-        guided: source rows that have an unconditioned row, in the order of those, int64 [guided].
-        previous: row of the block before in the same sequence, int64 [rows]; itself where there is none.
-        following: row of the block after; itself where there is none.
-        has_previous: bool [rows].
-        has_following: bool [rows].
-        first_rows: rows of each request's first blocks, one a branch, int64 [branches] each, on the CPU.
-        continued: those of them before which a block stands that is not in the batch, request by
-            request, int64 [continued].
-        valid: whether each frame is one, and not padding; bool [rows, block_size].
-        padded: whether any frame is padding.
     """
 
-    source: torch.Tensor
-    request: torch.Tensor
-    guided: torch.Tensor
-    previous: torch.Tensor
-    following: torch.Tensor
-    has_previous: torch.Tensor
-    has_following: torch.Tensor
-    first_rows: Sequence[torch.Tensor]
-    continued: torch.Tensor
-    valid: torch.Tensor
-    padded: bool
+    source: torch.Tensor  # Source row of each row, int64 [rows]
+    request: torch.Tensor  # Request of each row, int64 [rows]
+    guided: torch.Tensor  # Source rows that have an unconditioned row, in the order of those, int64 [guided]
+    previous: torch.Tensor  # Row of the block before in the same sequence, int64 [rows]; itself without one
+    following: torch.Tensor  # Row of the block after; itself without one
+    has_previous: torch.Tensor  # bool [rows]
+    has_following: torch.Tensor  # bool [rows]
+    first_rows: Sequence[torch.Tensor]  # First of each request's branches, int64 [branches] each, on the CPU
+    continued: torch.Tensor  # Those of them with a block before that is not in the batch, int64 [continued]
+    valid: torch.Tensor  # Whether each frame is one, and not padding; bool [rows, block_size]
+    padded: bool  # Whether any frame is padding
     _masks: dict[tuple[bool, bool], torch.Tensor | None] = field(default_factory=dict)
 
     @property
@@ -81,16 +59,13 @@ class BlockLayout:
     def with_neighbours(
         self, states: torch.Tensor, backward: bool, ahead: bool, past: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Put the neighbours' frames beside each block's own.
+        """Put wanted neighbours beside each block: ``[rows, heads, block_size * (1 to 3), head_dim]``.
 
         Args:
             states: [rows, heads, block_size, head_dim].
             backward: whether the block before is wanted.
             ahead: whether the block after is wanted.
             past: the blocks before the ``continued`` ones, [continued, heads, block_size, head_dim].
-
-        Returns:
-            [rows, heads, block_size * (1 to 3), head_dim]
         """
         parts = [states]
         if backward:
@@ -129,18 +104,14 @@ def build_layout(
     device: torch.device,
     continued: Sequence[bool] = (),
 ) -> BlockLayout:
-    """Lay out the sequences of a batch.
+    """Lay out the sequences of a batch; raises ConfigError if one has no frames, or there is none.
 
     Args:
         frames: length of each request's sequence.
         guided: whether each request has an unconditioned branch besides the conditioned one.
         block_size: frames in a block.
         device: where the tensors of the layout go.
-        continued: whether a block that is not in the batch stands before each request's first one;
-            by default there is none.
-
-    Raises:
-        ConfigError: there is no request, or one without frames.
+        continued: whether a block that is not in the batch stands before each request's first one.
     """
     if not frames or min(frames) < 1:
         raise ConfigError(f"a batch needs requests with at least one frame each, got {list(frames)}")

@@ -38,55 +38,30 @@ def past_of(stream: StreamState) -> StreamPast:
 
 @dataclass(frozen=True, eq=False)
 class CarriedChunk:
-    """Where in a batch one chunk takes over and leaves keys and values.
+    """Where in a batch one chunk takes over and leaves keys and values."""
 
-    Attributes:
-        past: the ``attention`` of :class:`StreamPast`.
-        request: the chunk's number in the batch.
-        continues: whether ``past`` holds what the chunk before left.
-        last_rows: rows of the last block of the chunk's target, one a branch, int64 [branches]; None
-            where no chunk follows.
-    """
-
-    past: torch.Tensor
-    request: int
-    continues: bool
-    last_rows: torch.Tensor | None
+    past: torch.Tensor  # The ``attention`` of :class:`StreamPast`
+    request: int  # The chunk's number in the batch
+    continues: bool  # Whether ``past`` holds what the chunk before left
+    last_rows: torch.Tensor | None  # Of the target's last block, int64 [branches]; None if no chunk follows
 
 
 @dataclass(frozen=True, eq=False)
 class Carry:
-    """Keys and values that the chunks of a batch take over and leave.
-
-    Attributes:
-        chunks: those that do either, in the order of the batch.
-    """
+    """Keys and values that the chunks of a batch take over and leave; in the order of the batch."""
 
     chunks: Sequence[CarriedChunk]
 
     def take(self, layer: int, evaluations: Sequence[int]) -> Sequence[torch.Tensor | None]:
-        """Look up the blocks before those chunks that continue.
+        """Look up the blocks before those chunks that continue, in a layer among those that look back.
 
-        Args:
-            layer: number of the layer among those that look back.
-            evaluations: number of each request's evaluation of the network.
-
-        Returns:
-            Keys and values, float32 [branches of these chunks, heads, block_size, head_dim] each; None
-            where no chunk continues.
+        Returns keys and values, float32 [branches of these, heads, block_size, head_dim] each, or None.
         """
         taken = [chunk.past[evaluations[chunk.request], layer] for chunk in self.chunks if chunk.continues]
         return torch.cat(taken, dim=1).unbind() if taken else (None, None)
 
     def leave(self, layer: int, evaluations: Sequence[int], key: torch.Tensor, value: torch.Tensor) -> None:
-        """Keep what the next chunks will need, in the place of what was looked up.
-
-        Args:
-            layer: number of the layer among those that look back.
-            evaluations: number of each request's evaluation of the network.
-            key: [rows, heads, block_size, head_dim].
-            value: shaped as ``key``.
-        """
+        """Keep keys and values [rows, heads, block_size, head_dim] in the place of those looked up."""
         for chunk in self.chunks:
             if chunk.last_rows is not None:
                 place = chunk.past[evaluations[chunk.request], layer]

@@ -35,48 +35,28 @@ class Voice:
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """What depends on nothing but where the solver stops: all chunks that stop there share it.
+    """What depends on nothing but where the solver stops: all chunks that stop there share it."""
 
-    Attributes:
-        lengths: of the steps, float32 [steps].
-        modulation: of the transformer at each evaluation, float32 [steps * 4, values].
-    """
-
-    lengths: torch.Tensor
-    modulation: torch.Tensor
+    lengths: torch.Tensor  # Of the steps, float32 [steps]
+    modulation: torch.Tensor  # Of the transformer at each evaluation, float32 [steps * 4, values]
 
 
 @dataclass
 class SolverState:
-    """One request between two steps of the solver.
-
-    Attributes:
-        chunk: what was asked for.
-        past: what the chunks before it left, and where it leaves what the next will need.
-        continues: whether the chunk before left its keys and values.
-        frames: mel frames in the window.
-        mel: the noisy mel, float32 [blocks, block_size, mel_dim].
-        schedule: of the solver.
-        conditioned: constant input of the conditioned branch, float32 [blocks, block_size, hidden].
-        unconditioned: the same of the other branch, float32 [hidden]; None without guidance.
-        rotation: rotary table, complex64 [blocks, block_size, head_dim / 2].
-        due_pieces: numbers of the pieces that are to become audio now.
-        audio: the pieces that became audio, float32 [samples] each.
-        early_audio: due pieces that became audio together with others, by their numbers.
-    """
+    """One request between two steps of the solver."""
 
     chunk: SynthesisChunk
-    past: StreamPast
-    continues: bool
-    frames: int
-    mel: torch.Tensor
+    past: StreamPast  # What the chunks before it left, and where it leaves what the next will need
+    continues: bool  # Whether the chunk before left its keys and values
+    frames: int  # Mel frames in the window
+    mel: torch.Tensor  # The noisy mel, float32 [blocks, block_size, mel_dim]
     schedule: Schedule
-    conditioned: torch.Tensor
-    unconditioned: torch.Tensor | None
-    rotation: torch.Tensor
-    due_pieces: list[int] = field(default_factory=list)
-    audio: list[torch.Tensor] = field(default_factory=list)
-    early_audio: dict[int, torch.Tensor] = field(default_factory=dict)
+    conditioned: torch.Tensor  # Constant input, float32 [blocks, block_size, hidden]
+    unconditioned: torch.Tensor | None  # The same, float32 [hidden]; None without guidance
+    rotation: torch.Tensor  # Rotary table, complex64 [blocks, block_size, head_dim / 2]
+    due_pieces: list[int] = field(default_factory=list)  # Numbers of those that become audio now
+    audio: list[torch.Tensor] = field(default_factory=list)  # Of the pieces so far, float32 [samples] each
+    early_audio: dict[int, torch.Tensor] = field(default_factory=dict)  # By due piece, made with others
 
     def split_mel(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return the frames before the target, the target and the frames after it, [frames, mel_dim] each."""
@@ -91,12 +71,7 @@ class SolverState:
 
 
 class Conditioner:
-    """Prepares requests for a transformer and puts prepared ones into a batch.
-
-    Args:
-        dit: the transformer, weights loaded before the first use.
-        speakers: voices of the checkpoint.
-    """
+    """Prepares requests for a transformer, whose weights are loaded, and puts prepared ones into a batch."""
 
     def __init__(self, dit: DiffusionTransformer, speakers: Mapping[str, Speaker]) -> None:
         self._dit = dit
@@ -110,11 +85,7 @@ class Conditioner:
         return self._dit.input_embed.proj.weight.device
 
     def voice(self, name: str) -> Voice:
-        """Embed a voice, or recall it.
-
-        Raises:
-            UnknownSpeakerError: the checkpoint has no such voice.
-        """
+        """Embed a voice, or recall it; raises UnknownSpeakerError if the checkpoint lacks it."""
         if name not in self._voices:
             speaker = self._speakers.get(name)
             if speaker is None:
@@ -132,14 +103,7 @@ class Conditioner:
         return Voice(embed.project_voice(ref_mel, cond), silence + no_code)
 
     def prepare(self, chunk: SynthesisChunk) -> SolverState:
-        """Compute everything of a request that does not change over the solver's steps.
-
-        Args:
-            chunk: a valid one (see ``validate_chunk``).
-
-        Raises:
-            UnknownSpeakerError: the checkpoint has no such voice.
-        """
+        """Compute what of a valid chunk is the same in all the solver's steps; raises UnknownSpeakerError."""
         config = self._dit.config
         voice = self.voice(chunk.speaker)
         codes = to_device(torch.tensor(chunk.codes), self._device)
@@ -243,11 +207,7 @@ def _carry(states: Sequence[SolverState], layout: BlockLayout, block_size: int) 
 
 
 def check_speakers(speakers: Mapping[str, Speaker], config: Qwen2_5OmniDiTConfig, path: Path) -> None:
-    """Refuse voices that do not fit the checkpoint's transformer.
-
-    Raises:
-        CheckpointError: naming the file and the key.
-    """
+    """Raise CheckpointError, naming file and key, at voices that do not fit the transformer."""
     # Reflection needs more frames than it adds.
     shortest = 1 + max(
         (kernel - 1) * dilation // 2

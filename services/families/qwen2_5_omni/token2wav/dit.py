@@ -38,46 +38,23 @@ _OUTPUT_VECTORS = 2
 
 @dataclass
 class DiTBatch:
-    """What a batch of sequences keeps over all evaluations of the network.
-
-    Attributes:
-        layout: of the blocks.
-        modulations: of each request, by number of the evaluation; see
-            :meth:`DiffusionTransformer.modulation`.
-        constant: the part of the input projection that does not change, float32
-            [rows, block_size, hidden].
-        rotation: rotary table, complex64 [rows, block_size, head_dim / 2].
-        guidance: guidance scale of each guided source row, float32 [guided, 1, 1].
-        carry: what the chunks take over from those before them and leave to those after.
-    """
+    """What a batch of sequences keeps over all evaluations of the network."""
 
     layout: BlockLayout
-    modulations: Sequence[torch.Tensor]
-    constant: torch.Tensor
-    rotation: torch.Tensor
-    guidance: torch.Tensor
-    carry: Carry
+    modulations: Sequence[torch.Tensor]  # Of each request, by evaluation
+    constant: torch.Tensor  # Of the projected input, float32 [rows, block_size, hidden]
+    rotation: torch.Tensor  # Rotary table, complex64 [rows, block_size, head_dim / 2]
+    guidance: torch.Tensor  # Scale of each guided source row, float32 [guided, 1, 1]
+    carry: Carry  # What chunks take over from those before them and leave to those after
 
     def modulation(self, evaluations: Sequence[int]) -> torch.Tensor:
-        """Look up what modulates the layers at each request's evaluation.
-
-        Returns:
-            float32 [requests, values], or [1, values] where it is the same for all.
-        """
+        """What modulates the layers, float32 [requests, values], or [1, values] where all have the same."""
         found = [table[number] for table, number in zip(self.modulations, evaluations, strict=True)]
         same = all(table is self.modulations[0] for table in self.modulations) and len(set(evaluations)) == 1
         return torch.stack(found[:1] if same else found)
 
     def of_rows(self, values: torch.Tensor, count: int) -> tuple[torch.Tensor, ...]:
-        """Hand each row its request's part of a modulation.
-
-        Args:
-            values: of a layer, float32 [requests or 1, count * hidden].
-            count: vectors in it.
-
-        Returns:
-            ``count`` tensors, float32 [rows or 1, 1, hidden].
-        """
+        """Each row's part of [requests or 1, count * hidden]: ``count`` tensors [rows or 1, 1, hidden]."""
         if values.shape[0] > 1:
             values = values[self.layout.request]
         return values.unsqueeze(1).chunk(count, dim=-1)
@@ -101,15 +78,7 @@ class InputEmbedding(nn.Module):
         return functional.linear(mel, self._columns()[0])
 
     def project_voice(self, ref_mel: torch.Tensor, cond: torch.Tensor) -> torch.Tensor:
-        """Project a voice, with the bias.
-
-        Args:
-            ref_mel: float32 [1, frames, mel_dim].
-            cond: float32 [1, enc_emb_dim].
-
-        Returns:
-            float32 [hidden]
-        """
+        """Project a voice, [1, frames, mel_dim] and [1, enc_emb_dim], with the bias; float32 [hidden]."""
         _, voice, _, speaker = self._columns()
         encoded = functional.linear(self.spk_encoder(ref_mel), voice)
         return (encoded + functional.linear(cond, speaker)).squeeze(0) + self.proj.bias
@@ -125,11 +94,7 @@ class InputEmbedding(nn.Module):
 class BlockAttention(nn.Module):
     """Attention of each block to itself and, where the layer reaches that far, its neighbours.
 
-    Args:
-        config: of the transformer.
-        past_index: number of the layer among those that look back; None if it does not.
-        ahead: whether it looks ahead.
-        projection: makes its linear layers.
+    ``past_index`` numbers the layer among those that look back; None if it does not.
     """
 
     def __init__(
@@ -170,13 +135,9 @@ class BlockAttention(nn.Module):
 
 
 def _rotate_first_head(states: torch.Tensor, batch: DiTBatch) -> torch.Tensor:
-    """Apply rotary embedding to the first head only, as the checkpoint was trained; in place.
+    """Rotate the first head of [rows, heads, block_size, head_dim], as the checkpoint was trained; in place.
 
     The members of a pair stand side by side in the checkpoint: a pair is a complex number.
-
-    Args:
-        states: [rows, heads, block_size, head_dim].
-        batch: with the rotary table.
     """
     torch.view_as_complex(states[:, 0].unflatten(-1, (-1, 2))).mul_(batch.rotation)
     return states
@@ -215,10 +176,7 @@ def _gelu_(values: torch.Tensor) -> torch.Tensor:
 class Modulation(nn.Module):
     """Time-dependent shifts, scales and gates of a layer (adaLN-Zero of Peebles & Xie, "DiT", 2023).
 
-    Args:
-        hidden_size: of the layer.
-        count: vectors that it wants.
-        scales: which of them are scales: deviations from one in the checkpoint.
+    ``scales`` says which of its ``count`` vectors are scales: deviations from one in the checkpoint.
     """
 
     def __init__(self, hidden_size: int, count: int, scales: Sequence[int]) -> None:
@@ -251,12 +209,7 @@ class DiTLayer(nn.Module):
         looking_back = layers_looking_back(config)
         past_index = looking_back.index(index) if index in looking_back else None
         self.attn_norm = Modulation(config.hidden_size, count=_LAYER_VECTORS, scales=(1, 4))
-        self.attn = BlockAttention(
-            config,
-            past_index=past_index,
-            ahead=index in config.look_ahead_layers,
-            projection=projection,
-        )
+        self.attn = BlockAttention(config, past_index, index in config.look_ahead_layers, projection)
         self.ff = FeedForward(config, projection)
 
     def forward(
@@ -275,15 +228,7 @@ class DiTLayer(nn.Module):
 
 
 class DiffusionTransformer(nn.Module):
-    """Velocity of a batch of noisy mel spectrograms.
-
-    Args:
-        config: ``dit_config`` of the checkpoint.
-        projection: makes linear layers, which compute most of it.
-
-    Attributes:
-        config: as given.
-    """
+    """Velocity of a batch of noisy mel spectrograms; ``projection`` makes the linear layers."""
 
     def __init__(self, config: Qwen2_5OmniDiTConfig, projection: Projection = nn.Linear) -> None:
         super().__init__()
@@ -299,28 +244,18 @@ class DiffusionTransformer(nn.Module):
         self.proj_out = projection(config.hidden_size, config.mel_dim)
 
     def modulation(self, times: torch.Tensor) -> torch.Tensor:
-        """Compute the shifts, scales and gates of all layers: they depend on nothing but the time.
-
-        Args:
-            times: float32 [times].
-
-        Returns:
-            float32 [times, (6 * layers + 2) * hidden]
-        """
+        """Shifts, scales and gates by float32 [times]: float32 [times, (6 * layers + 2) * hidden]."""
         time = functional.silu(self.time_embed(times))
         # In the order of the layers; the output's comes last.
         return torch.cat([each(time) for each in self.modules() if isinstance(each, Modulation)], dim=-1)
 
     def forward(self, mel: torch.Tensor, batch: DiTBatch, evaluations: Sequence[int]) -> torch.Tensor:
-        """Evaluate the network and apply guidance.
+        """The velocity with guidance, shaped as ``mel``; what stands in padded frames has no meaning.
 
         Args:
             mel: noisy mel frames, float32 [source rows, block_size, mel_dim].
             batch: of these requests.
             evaluations: how many evaluations of each request came before this one.
-
-        Returns:
-            The velocity, shaped as ``mel``; what stands in padded frames has no meaning.
         """
         layout = batch.layout
         widths = [_LAYER_VECTORS * self.config.hidden_size] * len(self.transformer_blocks)

@@ -1,17 +1,14 @@
 """Qwen2.5-Omni's token2wav, as the stage takes it."""
 
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Final
 
 from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniToken2WavConfig
 
-from services.families.qwen2_5_omni.token2wav.checkpoint import component_configs
 from services.families.qwen2_5_omni.token2wav.model import Token2WavForSynthesis
-from services.families.qwen2_5_omni.token2wav.synthesis import SolverWork, geometry_of
+from services.families.qwen2_5_omni.token2wav.synthesis import SolverWork, component_configs, geometry_of
 from services.families.qwen2_5_omni.voices import load_speakers
 from services.token2wav.chunks import CodecGeometry
-from services.token2wav.family import Budget, SynthesisFamily
+from services.token2wav.family import SynthesisFamily
 
 
 def token2wav_config(config: Any) -> Any:
@@ -25,21 +22,11 @@ def geometry(config: Any) -> CodecGeometry:
     return geometry_of(*component_configs(config))
 
 
-def solver_work(config: Any, budget: Budget) -> SolverWork:
-    """What chunks take."""
-    return SolverWork(geometry(config), budget)
-
-
-def voices(directory: Path) -> Sequence[str]:
-    """Names of the voices of a checkpoint."""
-    return list(load_speakers(directory))
-
-
 TOKEN2WAV: Final = SynthesisFamily(
     architecture="OmniRelayToken2Wav",
     model=Token2WavForSynthesis,
     config=token2wav_config,
     geometry=geometry,
-    work=solver_work,
-    voices=voices,
+    work=lambda config, budget: SolverWork(geometry(config), budget),
+    voices=lambda directory: list(load_speakers(directory)),
 )

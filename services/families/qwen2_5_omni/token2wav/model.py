@@ -4,22 +4,31 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import torch
+from torch import nn
 from vllm.config import VllmConfig
+from vllm.model_executor.layers.linear import ReplicatedLinear
 from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper
 from vllm.platforms import current_platform
 
 from omnirelay.errors import CheckpointError
 from services.families.qwen2_5_omni.files import SPEAKER_FILE, is_of_another
-from services.families.qwen2_5_omni.token2wav.checkpoint import component_configs
 from services.families.qwen2_5_omni.token2wav.conditioning import Conditioner, check_speakers
 from services.families.qwen2_5_omni.token2wav.dit import DiffusionTransformer
-from services.families.qwen2_5_omni.token2wav.projection import vllm_projection
-from services.families.qwen2_5_omni.token2wav.synthesis import SolverWork, geometry_of
+from services.families.qwen2_5_omni.token2wav.synthesis import SolverWork, component_configs, geometry_of
 from services.families.qwen2_5_omni.token2wav.synthesizer import SolverSynthesizer
 from services.families.qwen2_5_omni.token2wav.vocoder import Vocoder
 from services.families.qwen2_5_omni.voices import load_speakers
 from services.token2wav.model import SynthesisModel
 from services.token2wav.scheduler import budget_of
+
+
+def vllm_projection(inputs: int, outputs: int) -> nn.Module:
+    """A linear layer in float32 with vLLM's choice of kernel: twice as fast as PyTorch's on many CPUs."""
+    layer: nn.Module = ReplicatedLinear(
+        inputs, outputs, return_bias=False, params_dtype=torch.float32, disable_tp=True
+    )
+    return layer
+
 
 _DIT, _VOCODER = "code2wav_dit_model.", "code2wav_bigvgan_model."
 # Buffers that older releases of transformers wrote into checkpoints; they are computed here.
@@ -27,13 +36,7 @@ _COMPUTED = ["rotary_embed.inv_freq", "sample.filter"]
 
 
 class Token2WavForSynthesis(SynthesisModel):
-    """DiT and vocoder.
-
-    Weights are float32, as the reference insists (``Qwen2_5OmniForConditionalGeneration``).
-
-    Raises:
-        CheckpointError: the configuration or the speaker file does not fit.
-    """
+    """DiT and vocoder, float32 as the reference insists (``Qwen2_5OmniForConditionalGeneration``)."""
 
     hf_to_vllm_mapper = WeightsMapper(
         orig_to_new_prefix={
@@ -65,11 +68,7 @@ class Token2WavForSynthesis(SynthesisModel):
         return is_of_another("token2wav", name)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Load every tensor of token2wav, and skip those of the other stages.
-
-        Raises:
-            CheckpointError: a tensor is missing, unknown, or of another shape.
-        """
+        """Load token2wav's tensors; raises CheckpointError at one missing, unknown, or of another shape."""
         loader = AutoWeightsLoader(self, ignore_unexpected_suffixes=_COMPUTED)
         try:
             loaded: set[str] = loader.load_weights(weights, mapper=self.hf_to_vllm_mapper)
@@ -77,13 +76,9 @@ class Token2WavForSynthesis(SynthesisModel):
             raise CheckpointError(f"{self._model_dir}: token2wav: {error}") from error
         missing = sorted(name for name, _ in self.named_parameters() if name not in loaded)
         if missing:
-            names = [
-                name.replace("dit.", f"token2wav.{_DIT}", 1).replace(
-                    "vocoder.bigvgan.", f"token2wav.{_VOCODER}", 1
-                )
-                for name in missing
-            ]
+            first = missing[0].replace("dit.", f"token2wav.{_DIT}", 1)
+            first = first.replace("vocoder.bigvgan.", f"token2wav.{_VOCODER}", 1)
             raise CheckpointError(
-                f"{self._model_dir}: {len(names)} tensors are missing, the first is {names[0]}"
+                f"{self._model_dir}: {len(missing)} tensors are missing, the first is {first}"
             )
         return loaded

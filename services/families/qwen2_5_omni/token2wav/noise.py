@@ -18,21 +18,10 @@ _MAX_SEED = 2**64 - 1
 
 
 def initial_noise(seed: int, frames: int, mel_dim: int, start: int = 0) -> torch.Tensor:
-    """Draw standard normal noise for consecutive mel frames of a stream.
+    """Standard normal noise for consecutive mel frames of a stream, float32 [frames, mel_dim], on the CPU.
 
     ``initial_noise(s, n, d)[a:b]`` equals ``initial_noise(s, b - a, d, start=a)`` for any n >= b.
-
-    Args:
-        seed: of the stream; any unsigned 64-bit integer.
-        frames: how many mel frames, 0 or more.
-        mel_dim: values per frame, 1 or more.
-        start: index of the first frame in the stream.
-
-    Returns:
-        float32 [frames, mel_dim], on the CPU.
-
-    Raises:
-        InvalidRequestError: an argument is out of its range.
+    Raises InvalidRequestError if an argument is out of range; a seed is an unsigned 64-bit integer.
     """
     if not 0 <= seed <= _MAX_SEED:
         raise InvalidRequestError(f"seed {seed} is not an unsigned 64-bit integer")

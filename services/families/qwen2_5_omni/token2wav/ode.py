@@ -22,11 +22,7 @@ def time_points(count: int, sway_coefficient: float | None) -> torch.Tensor:
     """Points in time between which the solver steps, from 0 to 1; float32 [count], on the CPU.
 
     Sway sampling (Chen et al., "F5-TTS", 2024, eq. 7) with a negative coefficient puts more of them
-    near 0, where the shape of the speech is decided.
-
-    Args:
-        count: 2 or more.
-        sway_coefficient: None for evenly spaced points.
+    near 0, where the shape of the speech is decided; None spaces them evenly.
     """
     points = torch.linspace(0, 1, count, dtype=torch.float32)
     if sway_coefficient is not None:
@@ -35,11 +31,7 @@ def time_points(count: int, sway_coefficient: float | None) -> torch.Tensor:
 
 
 def evaluation_times(points: torch.Tensor) -> torch.Tensor:
-    """Times at which :func:`advance` evaluates the derivative in all steps, float32 [steps * 4].
-
-    Args:
-        points: where the solver stops, float32 [steps + 1].
-    """
+    """When :func:`advance` evaluates the derivative between stops [steps + 1]; float32 [steps * 4]."""
     start, end = points[:-1], points[1:]
     length = end - start
     times = [start, start + length * _THIRD, start + length * _TWO_THIRDS, end]
@@ -57,9 +49,6 @@ def advance(
         value: values at the interval's beginning, float32 [rows, ...], the rows of all requests together.
         length: of each request's interval, float32 [requests].
         rows: the request that each row of ``value`` belongs to, int64 [rows].
-
-    Returns:
-        Values at the interval's end, shaped as ``value``.
     """
     step = length[rows].view(-1, *(1,) * (value.ndim - 1))
     k1 = velocity(value, 0)

@@ -1,4 +1,4 @@
-"""What a chunk costs in solver steps and pieces of audio, and which chunks are none."""
+"""The configuration of chunks' synthesis, and what one costs in solver steps and pieces of audio."""
 
 import math
 from dataclasses import dataclass
@@ -6,13 +6,28 @@ from dataclasses import dataclass
 from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import (
     Qwen2_5OmniBigVGANConfig,
     Qwen2_5OmniDiTConfig,
+    Qwen2_5OmniToken2WavConfig,
 )
 
-from omnirelay.errors import InvalidRequestError
+from omnirelay.errors import CheckpointError, InvalidRequestError
 from services.families.qwen2_5_omni.token2wav.vocoder import samples_per_frame
 from services.token2wav.chunks import CodecGeometry
 from services.token2wav.family import Budget, Cost
 from services.token2wav.synthesis import MAX_TIME_POINTS, SynthesisChunk
+
+
+def component_configs(config: object) -> tuple[Qwen2_5OmniDiTConfig, Qwen2_5OmniBigVGANConfig]:
+    """Configurations of transformer and vocoder; raises CheckpointError if they do not fit each other."""
+    if not isinstance(config, Qwen2_5OmniToken2WavConfig):
+        raise CheckpointError(f"expected a token2wav configuration, got {type(config).__name__}")
+    dit, bigvgan = config.dit_config, config.bigvgan_config
+    if not isinstance(dit, Qwen2_5OmniDiTConfig) or not isinstance(bigvgan, Qwen2_5OmniBigVGANConfig):
+        raise CheckpointError("token2wav_config: dit_config or bigvgan_config is missing")
+    if dit.mel_dim != bigvgan.mel_dim:
+        raise CheckpointError(
+            f"token2wav_config: dit_config.mel_dim is {dit.mel_dim}, bigvgan_config.mel_dim {bigvgan.mel_dim}"
+        )
+    return dit, bigvgan
 
 
 def geometry_of(config: Qwen2_5OmniDiTConfig, vocoder: Qwen2_5OmniBigVGANConfig) -> CodecGeometry:
@@ -32,10 +47,6 @@ class SolverWork:
     """See :class:`services.token2wav.family.Work`.
 
     A chunk takes solver steps, the last of which makes the first piece of audio, and then further pieces.
-
-    Attributes:
-        geometry: Of the checkpoint.
-        budget: Of a step.
     """
 
     geometry: CodecGeometry
@@ -54,8 +65,19 @@ class SolverWork:
         return Cost(solved, -(-chunk.target_frames // self.pieces(chunk)))
 
     def check(self, chunk: SynthesisChunk) -> None:
-        """Refuse a chunk that the model would fail on, or worse, answer wrongly."""
-        validate_chunk(chunk, self.geometry)
+        """Raise InvalidRequestError, naming the field, where the model would fail, or answer wrongly.
+
+        A chunk's codec ids were checked when they came (:meth:`CodecGeometry.check_codes`).
+        """
+        _validate_window(chunk, self.geometry)
+        if not 2 <= chunk.time_points <= MAX_TIME_POINTS:
+            raise InvalidRequestError(f"time_points {chunk.time_points} is not in 2..{MAX_TIME_POINTS}")
+        if not 0 <= chunk.seed < 2**64:
+            raise InvalidRequestError(f"seed {chunk.seed} is not an unsigned 64-bit integer")
+        for name in ("guidance_scale", "sway_coefficient", "due"):
+            value = getattr(chunk, name)
+            if value is not None and not math.isfinite(value):
+                raise InvalidRequestError(f"{name} {value} is not finite")
 
     def pieces(self, chunk: SynthesisChunk) -> int:
         """In how many pieces a chunk becomes audio."""
@@ -65,25 +87,6 @@ class SolverWork:
 def steps_of(chunk: SynthesisChunk) -> int:
     """Number of solver steps."""
     return chunk.time_points - 1
-
-
-def validate_chunk(chunk: SynthesisChunk, geometry: CodecGeometry) -> None:
-    """Refuse a chunk that the model would fail on, or worse, answer wrongly.
-
-    Its codec ids were checked when they came (:meth:`CodecGeometry.check_codes`).
-
-    Raises:
-        InvalidRequestError: naming the field.
-    """
-    _validate_window(chunk, geometry)
-    if not 2 <= chunk.time_points <= MAX_TIME_POINTS:
-        raise InvalidRequestError(f"time_points {chunk.time_points} is not in 2..{MAX_TIME_POINTS}")
-    if not 0 <= chunk.seed < 2**64:
-        raise InvalidRequestError(f"seed {chunk.seed} is not an unsigned 64-bit integer")
-    for name in ("guidance_scale", "sway_coefficient", "due"):
-        value = getattr(chunk, name)
-        if value is not None and not math.isfinite(value):
-            raise InvalidRequestError(f"{name} {value} is not finite")
 
 
 def _validate_window(chunk: SynthesisChunk, geometry: CodecGeometry) -> None:

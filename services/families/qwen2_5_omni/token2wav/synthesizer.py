@@ -21,14 +21,8 @@ class SolverSynthesizer:
     """See :class:`services.token2wav.family.Synthesizer`.
 
     An advance of a chunk is a solver step or a piece of audio; the last step makes the first piece too.
-
-    Args:
-        dit: The transformer.
-        vocoder: Makes audio of mel frames.
-        conditioner: Prepares chunks for the transformer.
-        work: What chunks take.
-        together: Make pieces of equal shapes audio together.  On a CPU it takes as long, and the last bits
-            of a stream would depend on its neighbours.
+    On a CPU it takes as long to make pieces of equal shapes audio ``together``, and the last bits of a stream
+    would depend on its neighbours.
     """
 
     def __init__(

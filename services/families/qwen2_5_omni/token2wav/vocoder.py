@@ -36,11 +36,7 @@ class Context(NamedTuple):
 
 
 def samples_per_frame(config: Qwen2_5OmniBigVGANConfig) -> int:
-    """Samples that one mel frame lasts.
-
-    Raises:
-        CheckpointError: the kernels would make the waveform a fraction of a frame longer.
-    """
+    """Samples that one mel frame lasts; raises CheckpointError if they are no whole number."""
     for rate, kernel in zip(config.upsample_rates, config.upsample_kernel_sizes, strict=True):
         if kernel < rate or (kernel - rate) % 2:
             raise CheckpointError(
@@ -53,11 +49,8 @@ def samples_per_frame(config: Qwen2_5OmniBigVGANConfig) -> int:
 def contexts(config: Qwen2_5OmniBigVGANConfig) -> list[Context]:
     """Compute how much beside some mel frames their samples depend on, exactly, from the kernel sizes.
 
-    Follows the interval of positions on which the samples of frame 0 depend backwards through the
-    layers of ``Qwen2_5OmniToken2WavBigVGANModel``.
-
-    Returns:
-        Of the mel frames themselves, and of the input of each upsampling layer, in its positions.
+    Follows the interval on which the samples of frame 0 depend backwards through the layers of
+    ``Qwen2_5OmniToken2WavBigVGANModel``, for the mel frames and the input of each upsampling layer.
     """
     span = samples_per_frame(config)
     margin = _OUTER_KERNEL // 2 + _activation_reach()
@@ -147,12 +140,7 @@ def _filter(
 
 
 class Vocoder(nn.Module):
-    """BigVGAN on a part of a spectrogram, each layer on what the part needs of it.
-
-    Attributes:
-        context: mel frames wanted on either side of a chunk.
-        hop: samples per mel frame.
-    """
+    """BigVGAN on a part of a spectrogram, each layer on what the part needs of it."""
 
     def __init__(self, config: Qwen2_5OmniBigVGANConfig) -> None:
         super().__init__()
@@ -165,21 +153,11 @@ class Vocoder(nn.Module):
                     parent.add_module(name, AntiAliasedActivation(child.act))
 
     def forward(self, left: torch.Tensor, target: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-        """Make the target's frames audio.
+        """Make float32 [..., target frames, mel_dim] audio, float32 [..., target frames * hop], in [-1, 1].
 
         The network pads with silence where the frames end; so ``left`` must reach the stream's start or
         be ``context.left`` frames long for the samples to be those of the whole, and ``right`` likewise.
-        Later layers need less context; the rest is cut off on the way.
-
-        Several targets of the same shapes may be made audio at once.
-
-        Args:
-            left: frames before the target, float32 [..., frames, mel_dim]; more than needed is cut off.
-            target: float32 [..., frames, mel_dim], at least one frame.
-            right: frames after it, float32 [..., frames, mel_dim]; more than needed is cut off.
-
-        Returns:
-            float32 [..., target frames * hop], in [-1, 1].
+        What is more than that is cut off, as in later layers, which need less.
         """
         bigvgan = self.bigvgan
         whole = torch.cat([left, target, right], dim=-2)

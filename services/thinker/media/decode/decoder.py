@@ -26,10 +26,6 @@ class MediaDecoder:
 
     The work is done by a child process, which is started when it is first needed and replaced when it dies.
     Nothing that the child says is believed before it is checked.
-
-    Args:
-        limits: What files may come to.
-        command: The child's program.
     """
 
     def __init__(self, limits: DecodeLimits, *, command: Sequence[str] = WORKER) -> None:
@@ -43,31 +39,17 @@ class MediaDecoder:
         self._closed = False
 
     def start(self) -> None:
-        """Start the child already, so that the first file need not wait for it.
-
-        Raises:
-            MediaError: No process can be started, or the decoder was closed.
-        """
+        """Start the child already; raises MediaError if that cannot be, or the decoder was closed."""
         with self._turn:
             self._current_child()
 
     def decode(
         self, kind: MediaKind, data: memoryview | bytes, *, name: str, with_audio: bool = False
     ) -> Decoded:
-        """Decode a file.  May be called by any thread; calls wait for one another.
+        """Decode a whole file, of a video with its sound if wanted; calls of any threads take turns.
 
-        Args:
-            kind: What the file is to be.
-            data: The whole file; its format is found in it.
-            name: What to call it in errors, as ``audio 2``.
-            with_audio: Of a video, decode the sound too.
-
-        Returns:
-            What its kind says.
-
-        Raises:
-            MediaError: The file cannot be used; the message begins with ``name``.
-            MediaTooLargeError: It is larger or longer than allowed.
+        Raises MediaError if it cannot be used, MediaTooLargeError if it is larger or longer than allowed; the
+        message begins with ``name``, as ``audio 2``.
         """
         job = DecodeJob(kind, len(data), with_audio and kind == "video")
         with self._turn:
@@ -163,11 +145,7 @@ def _failure(error: Exception, ending: str) -> MediaError:
 
 
 def _check(job: DecodeJob, done: Done, limits: DecodeLimits) -> None:
-    """Refuse shapes that no such file can have.
-
-    Raises:
-        MessageError: They are such.
-    """
+    """Raise MessageError at shapes that no such file can have."""
     shape, count = done.pixels or (), done.samples
     if len(shape) != _DIMENSIONS[job.kind] or (count is None) == (job.kind == "audio" or job.with_audio):
         raise MessageError(f"pixels of shape {shape} and {count} samples of a file sent as {job.kind}")

@@ -28,13 +28,7 @@ class Ready(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="ready"
 
 
 class DecodeJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="job"):
-    """Thinker to decoder: decode this file, whose bytes follow.
-
-    Attributes:
-        kind: What it was sent as.
-        size: Bytes of the file.
-        with_audio: The sound of a video is wanted too.
-    """
+    """Thinker to decoder: decode this file, whose bytes follow; of a video the sound too, if wanted."""
 
     kind: MediaKind
     size: int
@@ -42,24 +36,14 @@ class DecodeJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="jo
 
 
 class Done(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="done"):
-    """Decoder to thinker: decoded; the pixels, uint8, and then the samples, float32, follow.
-
-    Attributes:
-        pixels: Shape of the pixels; none from a sound.
-        samples: Number of samples; none from a picture, and from a video whose sound was not wanted.
-    """
+    """Decoder to thinker: pixels, uint8, and samples, float32, follow, each as far as they are wanted."""
 
     pixels: Annotated[tuple[_Side, ...], Meta(min_length=3, max_length=4)] | None = None
     samples: _Side | None = None
 
 
 class Refused(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="refused"):
-    """Decoder to thinker: the file cannot be used.
-
-    Attributes:
-        reason: What kind of error it is; after ``memory`` the process is not to be used again.
-        message: In words.
-    """
+    """Decoder to thinker: the file cannot be used; after ``memory`` the process is not to be used again."""
 
     reason: Literal["invalid", "too_large", "memory"]
     message: Annotated[str, Meta(max_length=1000)]
@@ -96,11 +80,7 @@ class Pipe:
             self._socket.sendall(part)
 
     def receive(self, decoder: msgspec.msgpack.Decoder[_Header]) -> _Header:
-        """The next header.
-
-        Raises:
-            MessageError: It is too long, or not what was expected.
-        """
+        """The next header; raises MessageError if it is too long, or not what was expected."""
         prefix = bytearray(_LENGTH.size)
         self.receive_into(memoryview(prefix))
         (length,) = _LENGTH.unpack(prefix)

@@ -18,18 +18,7 @@ _END_S: Final = 5.0
 
 
 class DecoderProcess:
-    """A child that decodes; it has been started, and is not ready before :meth:`wait_until_ready`.
-
-    Args:
-        command: The program; the descriptor of its end of the socket pair is added.
-
-    Attributes:
-        pipe: The other end.
-        ready: It takes files.
-
-    Raises:
-        OSError: No process can be started.
-    """
+    """A child that decodes, started with its end of the socket pair; raises ``OSError`` if it cannot be."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self.ready = False
@@ -71,10 +60,7 @@ class DecoderProcess:
     def wait_until_ready(self, limits: DecodeLimits) -> None:
         """Give it its limits, and wait until it takes files.
 
-        Raises:
-            MessageError: It says something else, or nothing for too long.
-            EOFError: It ended.
-            OSError: It ended.
+        Raises MessageError at another answer or none, ``EOFError`` or ``OSError`` if it ended.
         """
         self.pipe.set_deadline(_START_S)
         try:

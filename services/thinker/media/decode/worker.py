@@ -31,15 +31,7 @@ _MEMORY_PER_DECODED_BYTE: Final = 2
 
 
 def decode(data: bytes, job: DecodeJob, limits: DecodeLimits) -> tuple[Pixels | None, Samples | None]:
-    """Decode a file.
-
-    Returns:
-        Pixels, none from a sound; samples, none from a picture or where they are not wanted.
-
-    Raises:
-        MediaError: It cannot be used.
-        MediaTooLargeError: It is larger or longer than allowed.
-    """
+    """Decode a file to pixels, none from a sound, and samples, none from a picture or where not wanted."""
     form = check_format(job.kind, data)
     if job.kind == "audio":
         return None, decode_audio(data, form, limits)
@@ -54,12 +46,7 @@ def decode(data: bytes, job: DecodeJob, limits: DecodeLimits) -> tuple[Pixels | 
 
 
 def serve(pipe: Pipe) -> None:
-    """Decode until the other end is closed.
-
-    Raises:
-        EOFError: It is.
-        OSError: It was closed while something was sent to it.
-    """
+    """Decode until the other end is closed: then raises ``EOFError``, or ``OSError`` while sending."""
     limits = pipe.receive(LIMITS)
     _bound_memory(limits)
     pipe.send(Ready())

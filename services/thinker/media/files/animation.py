@@ -1,5 +1,10 @@
-"""Animated pictures as videos, through Pillow."""
+"""Animated pictures as videos, through Pillow.
 
+Durations are read from the file's structure: for them Pillow decodes every frame.
+"""
+
+import struct
+from collections.abc import Iterator
 from fractions import Fraction
 from typing import Final
 
@@ -10,7 +15,6 @@ from PIL import Image
 from omnirelay.errors import MediaError
 from services.thinker.media.decoded import Pixels
 from services.thinker.media.files.complete import cut_short
-from services.thinker.media.files.durations import frame_durations
 from services.thinker.media.files.formats import Format
 from services.thinker.media.files.image import open_picture
 from services.thinker.media.files.sampling import check_rate, fit_frames, sample_frames
@@ -20,22 +24,12 @@ _SHORTEST: Final = Fraction(1, MAX_FRAME_RATE)
 
 
 def decode_animation(data: bytes, form: Format, limits: DecodeLimits) -> Pixels:
-    """Decode the sampled frames of an animation.
+    """Decode the sampled frames of a png, gif or webp, ``[t, height, width, 3]``, uint8, RGB.
 
     A frame counts as often as it lasts longer than the shortest one: programs write a long frame for several
     that are equal.  Frames that would have more than ``limits.max_decoded_bytes`` together are scaled down.
-
-    Args:
-        data: The whole file.
-        form: png, gif or webp.
-        limits: Sizes and lengths that are taken, and how to sample.
-
-    Returns:
-        ``[t, height, width, 3]``, uint8, RGB.
-
-    Raises:
-        MediaError: It is damaged, cut short, too small, or not animated.
-        MediaTooLargeError: It is too large or too long.
+    Raises MediaError if it is damaged, cut short, too small or no animation, MediaTooLargeError if it is too
+    large or too long.
     """
     with open_picture(data, limits) as image:
         frames = getattr(image, "n_frames", 1)
@@ -74,3 +68,76 @@ def _decode(image: Image.Image, skipped: int, wanted: NDArray[np.int64], limits:
             frame = image.convert("RGB")
             frames[places] = np.asarray(frame if frame.size == size else frame.resize(size))
     return frames
+
+
+_UNDECLARED: Final = Fraction(1, 10)
+"""How long browsers show a frame whose duration is 0."""
+
+_PNG_SIGNATURE: Final = 8
+_PNG_CHUNK: Final = struct.Struct(">I4s")
+_PNG_CHECKSUM: Final = 4
+_PNG_DELAY: Final = struct.Struct(">20xHH")
+_RIFF_HEADER: Final = 12
+_RIFF_CHUNK: Final = struct.Struct("<4sI")
+_GIF_HEADER: Final = 13
+_GIF_FRAME: Final = 10
+
+
+def frame_durations(data: bytes, form: Format) -> list[Fraction]:
+    """Durations of all frames, in seconds; raises MediaError if the file is cut short."""
+    durations = {"png": _png, "webp": _webp, "gif": _gif}[form]
+    try:
+        return [duration or _UNDECLARED for duration in durations(data)]
+    except (IndexError, struct.error) as error:
+        raise cut_short("its structure breaks off") from error
+
+
+def _png(data: bytes) -> Iterator[Fraction]:
+    """Of the fcTL chunks (PNG third edition, 11.3.6.2)."""
+    position, name = _PNG_SIGNATURE, b""
+    while name != b"IEND":
+        length, name = _PNG_CHUNK.unpack_from(data, position)
+        position += _PNG_CHUNK.size
+        if name == b"fcTL":
+            numerator, denominator = _PNG_DELAY.unpack_from(data, position)
+            yield Fraction(numerator, denominator or 100)
+        position += length + _PNG_CHECKSUM
+
+
+def _webp(data: bytes) -> Iterator[Fraction]:
+    """Of the ANMF chunks (RFC 9649, 2.7.1.1)."""
+    end = _RIFF_HEADER - 4 + int.from_bytes(data[4:8], "little")
+    position = _RIFF_HEADER
+    while position < end:
+        name, length = _RIFF_CHUNK.unpack_from(data, position)
+        position += _RIFF_CHUNK.size
+        if name == b"ANMF":
+            yield Fraction(int.from_bytes(data[position + 12 : position + 15], "little"), 1000)
+        position += length + length % 2
+
+
+def _gif(data: bytes) -> Iterator[Fraction]:
+    """Of the graphic control extensions (GIF89a, 23)."""
+    position = _GIF_HEADER + _colours(data[10])
+    delay = 0
+    while (block := data[position]) != ord(";"):
+        if block == ord("!"):
+            if data[position + 1] == 0xF9:
+                delay = int.from_bytes(data[position + 4 : position + 6], "little")
+            position += 2
+        elif block == ord(","):
+            yield Fraction(delay, 100)
+            delay = 0
+            position += _GIF_FRAME + _colours(data[position + _GIF_FRAME - 1]) + 1
+        else:
+            # Pillow passes over what is no block.
+            position += 1
+            continue
+        while data[position]:
+            position += 1 + data[position]
+        position += 1
+
+
+def _colours(flags: int) -> int:
+    """Bytes of a colour table."""
+    return 3 << ((flags & 7) + 1) if flags & 0x80 else 0

@@ -21,19 +21,9 @@ _LOUDEST: Final = 1e10
 
 
 def decode_audio(data: bytes, form: Format, limits: DecodeLimits) -> Samples:
-    """Decode a sound file, or the sound of a video file.
+    """Decode the sound of a file, ``[n]``, float32, mono.
 
-    Args:
-        data: The whole file.
-        form: Its format.
-        limits: Longest sound, and the rate to resample to.
-
-    Returns:
-        ``[n]``, float32, mono.
-
-    Raises:
-        MediaError: There is no sound, or the file is damaged or cut short.
-        MediaTooLargeError: It lasts too long.
+    Raises MediaError at none or damage, MediaTooLargeError if it lasts too long.
     """
     with MediaFile(data, form) as file:
         track = file.sound_track()
@@ -48,19 +38,7 @@ def decode_audio(data: bytes, form: Format, limits: DecodeLimits) -> Samples:
 
 
 def decode_sound_track(data: bytes, form: Format, limits: DecodeLimits) -> Samples:
-    """Decode the sound of a video, at most as long as a video may be; what is longer is cut off.
-
-    Args:
-        data: The whole file.
-        form: Its format.
-        limits: Longest video, and the rate to resample to.
-
-    Returns:
-        ``[n]``, float32, mono.
-
-    Raises:
-        MediaError: There is no sound, or the file is damaged or cut short.
-    """
+    """Decode a video's sound, no more than a video may last: ``[n]``, float32, mono; or raise MediaError."""
     with MediaFile(data, form) as file:
         track = file.sound_track()
         if track is None:
@@ -85,11 +63,9 @@ class _Sound:
 
     @property
     def seconds(self) -> float:
-        """How long what was added lasts."""
         return self._count / self._own_rate if self._own_rate else 0.0
 
     def add(self, frame: av.AudioFrame) -> None:
-        """Add the next frame."""
         if not self._own_rate:
             self._start(frame.sample_rate)
         if frame.sample_rate != self._own_rate:
@@ -101,11 +77,7 @@ class _Sound:
         self._pieces.append(self._resampler.resample_chunk(samples) if self._resampler else samples)
 
     def close(self) -> Samples:
-        """All samples, once nothing follows.
-
-        Raises:
-            MediaError: There are none, or some are no finite numbers.
-        """
+        """All samples, once nothing follows; raises MediaError if there are none, or some are not finite."""
         if self._resampler:
             self._pieces.append(self._resampler.resample_chunk(np.empty(0, np.float32), last=True))
         samples = np.concatenate(self._pieces) if self._pieces else np.empty(0, np.float32)

@@ -7,9 +7,8 @@ import struct
 from typing import Final
 
 from omnirelay.errors import MediaError
-from services.thinker.media.files.adts import HEADER, frame_length, is_sync
 from services.thinker.media.files.formats import Format
-from services.thinker.media.files.mp3 import tags_length
+from services.thinker.media.files.mpeg_audio import HEADER, frame_length, is_sync, tags_length
 
 _CHUNK: Final = struct.Struct("<4sI")
 _RIFF_HEADER: Final = 12
@@ -30,12 +29,9 @@ _LAST_PAGE: Final = 4
 
 
 def check_complete(form: Format, data: bytes) -> None:
-    """Refuse a sound or video file that ends before its own end.
+    """Raise MediaError at a sound or video file that ends before its own end.
 
     What follows the end is not looked at.  Of flac and mp3 nothing is known before they are decoded.
-
-    Raises:
-        MediaError: It does.
     """
     checks = {"wav": _check_wav, "aac": _check_aac, "mp4": _check_mp4, "webm": _check_webm, "ogg": _check_ogg}
     check = checks.get(form)
@@ -106,10 +102,7 @@ def _check_webm(data: bytes) -> None:
 
 
 def _read_vint(data: bytes, start: int) -> tuple[int, int, int]:
-    """A number with its length marker, how many bits of it are not marker, and where it ends.
-
-    There are no bits where no such number stands.
-    """
+    """A number with its length marker, its bits besides the marker (0: no number), and where it ends."""
     first = data[start] if start < len(data) else 0
     length = 9 - first.bit_length()
     if not first or start + length > len(data):

@@ -14,7 +14,7 @@ from av.video.stream import VideoStream
 from omnirelay.errors import MediaError
 from services.thinker.media.files.complete import check_complete, cut_short
 from services.thinker.media.files.formats import DEMUXERS, Format
-from services.thinker.media.files.mp3 import declared_frames, is_frame
+from services.thinker.media.files.mpeg_audio import declared_frames, is_frame
 
 _Track = TypeVar("_Track", AudioStream, VideoStream)
 
@@ -50,14 +50,9 @@ def reading() -> Iterator[None]:
 
 
 class MediaFile:
-    """A file with tracks of sound and pictures; a context manager.
+    """A file with tracks, which FFmpeg takes for ``form`` and nothing else; a context manager.
 
-    Args:
-        data: The whole file.
-        form: Its format; FFmpeg takes it for this and nothing else, and opens no other file.
-
-    Raises:
-        MediaError: It is cut short, or FFmpeg cannot read its beginning.
+    Raises MediaError if it is cut short, or FFmpeg cannot read its beginning.
     """
 
     def __init__(self, data: bytes, form: Format) -> None:
@@ -81,25 +76,15 @@ class MediaFile:
         self._container.close()
 
     def sound_track(self) -> AudioStream | None:
-        """The first track of sound, if there is one.
-
-        Raises:
-            MediaError: Its codec is not decoded here.
-        """
+        """The first track of sound, if any; raises MediaError at a codec that is not decoded here."""
         return next((_checked(track) for track in self._container.streams.audio), None)
 
-    def picture_track(self) -> VideoStream | None:
-        """The first track of moving pictures, if there is one; a cover is none.
-
-        Raises:
-            MediaError: Its codec is not decoded here.
-        """
-        tracks = (
-            track
-            for track in self._container.streams.video
-            if not track.disposition & Disposition.attached_pic
-        )
-        return next((_checked(track) for track in tracks), None)
+    def picture_track(self) -> VideoStream:
+        """The first moving pictures, no cover; raises MediaError without any that are decoded here."""
+        for track in self._container.streams.video:
+            if not track.disposition & Disposition.attached_pic:
+                return _checked(track)
+        raise MediaError("there are no moving pictures in the file")
 
     def declared_seconds(self, track: AudioStream | VideoStream) -> float | None:
         """How long a track is said to be, where that is written in the file and not FFmpeg's guess."""
@@ -112,12 +97,9 @@ class MediaFile:
         return float(track.duration * track.time_base)
 
     def packets(self, track: AudioStream | VideoStream) -> "Iterator[Packet[Any]]":
-        """The packets of a track, and one without data at the end.
+        """The packets of a track, and one without data at the end; raises MediaError at a damaged file.
 
         The other tracks are looked at too, so that a file that ends too early is noticed.
-
-        Raises:
-            MediaError: The file is cut short or damaged.
         """
         first, last, count = float("inf"), float("-inf"), 0
         with reading():
@@ -128,24 +110,18 @@ class MediaFile:
                     last = max(last, start + float((packet.duration or 0) * packet.time_base))
                 if packet.is_corrupt and self._form in ("mp4", "webm"):
                     raise cut_short("its last packet is not whole")
-                if packet.stream_index == track.index and not self._is_filling(packet):
+                # Between and behind the frames of mp3 files stand tags, lyrics and zeros.
+                filling = self._form == "mp3" and packet.size > 0 and not is_frame(bytes(packet))
+                if packet.stream_index == track.index and not filling:
                     count += packet.size > 0
                     yield packet
         self._check_length(max(0.0, last - first), count)
 
     def frames(self, track: AudioStream | VideoStream) -> Iterator[Any]:
-        """The frames of a track, decoded.
-
-        Raises:
-            MediaError: The file is cut short or damaged.
-        """
+        """The decoded frames of a track; raises MediaError if the file is cut short or damaged."""
         for packet in self.packets(track):
             with reading():
                 yield from packet.decode()
-
-    def _is_filling(self, packet: "Packet[Any]") -> bool:
-        # Between and behind the frames of mp3 files stand tags, lyrics and zeros.
-        return self._form == "mp3" and packet.size > 0 and not is_frame(bytes(packet))
 
     def _check_length(self, seconds: float, packets: int) -> None:
         if self._form == "mp3" and packets < (self._mp3_frames or 0) - 1:

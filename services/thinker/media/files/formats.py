@@ -7,8 +7,7 @@ takes playlists and other texts that name further files.
 from typing import Final, Literal
 
 from omnirelay.errors import MediaError
-from services.thinker.media.files.adts import is_adts
-from services.thinker.media.files.mp3 import is_frame, tags_length
+from services.thinker.media.files.mpeg_audio import is_adts, is_frame, tags_length
 from shared.messages import MediaKind
 
 Format = Literal["wav", "flac", "ogg", "mp3", "aac", "mp4", "webm", "png", "jpeg", "webp", "gif"]
@@ -49,15 +48,7 @@ _SIGNATURES: Final[tuple[tuple[Format, int, bytes, bytes], ...]] = (
 
 
 def check_format(kind: MediaKind, data: bytes) -> Format:
-    """The format of an item.
-
-    Args:
-        kind: What it was sent as.
-        data: The whole file, or its beginning with all tags.
-
-    Raises:
-        MediaError: It is of no format that is taken for this kind, or there are no bytes.
-    """
+    """The format of an item, by its beginning with all tags; raises MediaError if its kind has another."""
     if not data:
         raise MediaError("the file is empty")
     formats, names = _TAKEN[kind]

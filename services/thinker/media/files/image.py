@@ -32,13 +32,7 @@ Image.MAX_IMAGE_PIXELS = None
 def open_picture(data: bytes, limits: DecodeLimits) -> Iterator[Image.Image]:
     """Open a picture or animation, and turn what Pillow raises within into the refusal of the file.
 
-    Args:
-        data: The whole file.
-        limits: Its size is checked against these.
-
-    Raises:
-        MediaError: It is damaged, cut short, or too small.
-        MediaTooLargeError: It has too many pixels.
+    Raises MediaError at damage or a small side, MediaTooLargeError at too many pixels.
     """
     try:
         if size := _webp_size(data):
@@ -69,20 +63,9 @@ def _webp_size(data: bytes) -> tuple[int, int] | None:
 
 
 def decode_image(data: bytes, limits: DecodeLimits) -> Pixels:
-    """Decode a picture; of an animation, the first frame.
+    """Decode a picture, of an animation the first frame, ``[height, width, 3]``, uint8, RGB.
 
-    Turned upright and made RGB as transformers' ``load_image`` does it.
-
-    Args:
-        data: The whole file: png, jpeg, webp or gif.
-        limits: Sizes that are taken.
-
-    Returns:
-        ``[height, width, 3]``, uint8, RGB.
-
-    Raises:
-        MediaError: It is damaged, cut short, or too small.
-        MediaTooLargeError: It has too many pixels.
+    Turned upright and made RGB as transformers' ``load_image`` does it; errors are :func:`open_picture`'s.
     """
     with open_picture(data, limits) as image:
         needed = 3 * image.width * image.height

@@ -10,17 +10,7 @@ from services.thinker.media.limits import MAX_FRAME_RATE, MAX_SIDES_RATIO, Decod
 
 
 def check_rate(total: int, rate: float, limits: DecodeLimits) -> None:
-    """Refuse a video for its length or its frame rate.
-
-    Args:
-        total: Frames of the video.
-        rate: Its frames a second.
-        limits: Longest video.
-
-    Raises:
-        MediaError: There are too many frames in a second.
-        MediaTooLargeError: It lasts too long.
-    """
+    """Raise MediaError at too many frames a second, MediaTooLargeError at a video that is too long."""
     if not 0 < rate < MAX_FRAME_RATE + 1:
         raise MediaError(f"it has {rate:,.1f} frames a second; at most {MAX_FRAME_RATE} are taken")
     check_seconds(total / rate, limits.max_video_seconds)
@@ -29,17 +19,8 @@ def check_rate(total: int, rate: float, limits: DecodeLimits) -> None:
 def sample_frames(total: int, rate: float, limits: DecodeLimits) -> NDArray[np.int64]:
     """Choose frames evenly, as transformers' ``Qwen2VLVideoProcessor.sample_frames`` does.
 
-    Args:
-        total: Frames of the video.
-        rate: Its frames a second.
-        limits: Sampling rate, least and most frames.
-
-    Returns:
-        ``[n]``, ascending indices below ``total``; n is a multiple of the temporal patch size.
-
-    Raises:
-        MediaError: There are too few frames.
-        MediaTooLargeError: More would be taken than may be.
+    ``[n]``, ascending indices below ``total``; n is a multiple of the temporal patch size.  Raises
+    MediaError at too few frames, MediaTooLargeError at too many.
     """
     patch = limits.temporal_patch_size
     if total < patch:
@@ -56,11 +37,7 @@ def sample_frames(total: int, rate: float, limits: DecodeLimits) -> NDArray[np.i
 
 
 def fit_frames(count: int, width: int, height: int, limits: DecodeLimits) -> tuple[int, int]:
-    """Width and height of sampled frames: smaller, if all of them together would have too many bytes.
-
-    Raises:
-        MediaTooLargeError: They would become too small.
-    """
+    """Width and height of sampled frames of bounded bytes; raises MediaTooLargeError if too small."""
     ratio = math.sqrt(limits.max_decoded_bytes / (3 * count * width * height))
     if ratio >= 1:
         return width, height

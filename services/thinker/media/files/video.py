@@ -11,7 +11,6 @@ from av.sidedata.sidedata import Type as SideDataType
 from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
-from omnirelay.errors import MediaError
 from services.thinker.media.decoded import Pixels
 from services.thinker.media.files.complete import cut_short
 from services.thinker.media.files.container import MediaFile, reading
@@ -28,22 +27,11 @@ _MATRIX: Final = struct.Struct("=2i4x2i16x")
 
 
 def decode_video(data: bytes, form: Format, limits: DecodeLimits) -> Pixels:
-    """Decode the sampled frames of a video.
+    """Decode the sampled frames of an mp4 or webm, ``[t, height, width, 3]``, uint8, RGB, upright.
 
     Frames that would have more than ``limits.max_decoded_bytes`` together are scaled down while they are
-    decoded, all to one size that keeps the ratio of their sides.
-
-    Args:
-        data: The whole file.
-        form: mp4 or webm.
-        limits: Sizes and lengths that are taken, and how to sample.
-
-    Returns:
-        ``[t, height, width, 3]``, uint8, RGB, upright.
-
-    Raises:
-        MediaError: It is damaged, cut short, too small, or has too few frames.
-        MediaTooLargeError: It is too large or too long.
+    decoded, all to one size that keeps the ratio of their sides.  Raises MediaError if it is damaged, cut
+    short, too small, or has too few frames, MediaTooLargeError if it is too large or long.
     """
     total, rate = _measure(data, form, limits)
     check_rate(total, rate, limits)
@@ -52,17 +40,10 @@ def decode_video(data: bytes, form: Format, limits: DecodeLimits) -> Pixels:
         return decode_frames(file, wanted, total, limits)
 
 
-def _track(file: MediaFile) -> VideoStream:
-    track = file.picture_track()
-    if track is None:
-        raise MediaError("there are no moving pictures in the file")
-    return track
-
-
 def _measure(data: bytes, form: Format, limits: DecodeLimits) -> tuple[int, float]:
     """How many frames there are, without decoding them, and how many of them are shown in a second."""
     with MediaFile(data, form) as file:
-        track = _track(file)
+        track = file.picture_track()
         limits.check_sides(track.width, track.height)
         check_seconds(file.declared_seconds(track) or 0.0, limits.max_video_seconds)
         total, first, last = 0, float("inf"), float("-inf")
@@ -91,24 +72,14 @@ def _is_shown(packet: "Packet[VideoStream]") -> bool:
 
 
 def decode_frames(file: MediaFile, wanted: NDArray[np.int64], total: int, limits: DecodeLimits) -> Pixels:
-    """Decode a video up to the last frame that is wanted, and keep those that are.
+    """Decode a video up to its last wanted frame: ``[t, height, width, 3]``, uint8, RGB, upright.
 
-    Args:
-        file: The open file, at its beginning.
-        wanted: ``[t]``, ascending indices of frames.
-        total: Number of frames that were counted; a few of them may not come out of the decoder.
-        limits: Sizes that are taken.
-
-    Returns:
-        ``[t, height, width, 3]``, uint8, RGB, upright.
-
-    Raises:
-        MediaError: The file is damaged or cut short, or its frames are too small.
-        MediaTooLargeError: They are too large.
+    ``wanted`` are ascending indices ``[t]``.  Of the ``total`` frames that were counted a few may not come
+    out of the decoder.  Raises as :func:`decode_video`.
     """
     frames: Pixels | None = None
     size, upright, taken, count = (0, 0), Upright(), 0, 0
-    for frame in file.frames(_track(file)):
+    for frame in file.frames(file.picture_track()):
         limits.check_sides(frame.width, frame.height)
         if count == wanted[taken]:
             if frames is None:
@@ -132,10 +103,7 @@ def decode_frames(file: MediaFile, wanted: NDArray[np.int64], total: int, limits
 class Upright:
     """What is done to a video's frames before they are shown: phones film lying or mirrored, and say so.
 
-    Attributes:
-        swapped: Rows become columns, before anything else.
-        left_right: Left and right change places.
-        up_down: Top and bottom do.
+    Rows become columns (``swapped``) before anything else.
     """
 
     swapped: bool = False
