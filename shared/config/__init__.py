@@ -1,6 +1,6 @@
 """The configuration that every process of the stack reads: schema (``stack``) and loader (``loading``)."""
 
-from shared.config.cluster import ClusterConfig, ProcessPlace, StagePlace
+from shared.config.cluster import ProcessPlace
 from shared.config.gateway import GatewayAddresses, GatewayConfig, TlsConfig
 from shared.config.loading import ENV_PREFIX, NOT_YAML, load_config, tell_ignored
 from shared.config.media import MediaConfig
@@ -21,7 +21,6 @@ __all__ = [
     "DEFAULT_CHECKPOINT",
     "ENV_PREFIX",
     "NOT_YAML",
-    "ClusterConfig",
     "Config",
     "EngineConfig",
     "GatewayAddresses",
@@ -30,7 +29,6 @@ __all__ = [
     "Precision",
     "ProcessPlace",
     "StageConfig",
-    "StagePlace",
     "SynthesisConfig",
     "SynthesisEngineConfig",
     "TalkerConfig",

@@ -8,7 +8,6 @@ from pydantic import BeforeValidator, Field, model_validator
 from shared.config.cluster import ClusterConfig, StagePlace
 from shared.config.gateway import GatewayConfig
 from shared.config.media import MediaConfig
-from shared.config.security import SecurityConfig
 from shared.config.stages import StageConfig, StagesConfig
 from shared.config.values import Section, TraceEndpoint, empty_is_none, is_local
 from shared.log import LogFormat
@@ -17,6 +16,13 @@ from shared.messages.bounds import DEFAULT_WINDOW_BYTES
 
 DEFAULT_CHECKPOINT: Final = Path(".cache/omnirelay/speaking")
 """The small trained checkpoint that is served when no model is set."""
+
+
+class SecurityConfig(Section):
+    """Who may connect to the sockets between the processes; see docs/configuration.md."""
+
+    keys: Annotated[str | None, BeforeValidator(empty_is_none)] = None
+    internal_network: bool = False
 
 
 class TracingConfig(Section):

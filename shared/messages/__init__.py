@@ -3,6 +3,8 @@
 A message is a msgspec struct with a tag; :mod:`shared.transport.wire` turns it into ZeroMQ frames and back.
 Tensor bytes never sit inside the header: a field of type :class:`shared.messages.payloads.Blob` travels as a
 frame of its own.
+In every message ``request_id`` is the gateway's name for a request, unique among all living ones, and ``seq``
+counts a request's messages of that type: 0, 1, 2, …
 
 Edges (the direction data flows)::
 
@@ -21,20 +23,13 @@ from omnirelay.values import (
     MAX_TOP_K,
     SAMPLE_RATE,
     STAGES,
-    AddressText,
-    Count,
     FinishReason,
     MediaKind,
-    PositiveCount,
     Priority,
     RepetitionPenalty,
-    RequestId,
     Seed,
     StageName,
     Temperature,
-    Text,
-    TokenId,
-    TopK,
     TopP,
     TraceParent,
 )
@@ -102,7 +97,6 @@ __all__ = [
     "STAGES",
     "Abort",
     "AbortDone",
-    "AddressText",
     "Alone",
     "AudioChunk",
     "Begin",
@@ -113,7 +107,6 @@ __all__ = [
     "ConditioningRows",
     "ControlToGateway",
     "ControlToStage",
-    "Count",
     "Credit",
     "Farewell",
     "FinishReason",
@@ -122,14 +115,12 @@ __all__ = [
     "MediaItem",
     "MediaKind",
     "Peers",
-    "PositiveCount",
     "PrefillDone",
     "PrefillRequest",
     "Priority",
     "PromptUsage",
     "RepetitionPenalty",
     "RequestFailed",
-    "RequestId",
     "Resume",
     "ResumedSpeech",
     "Route",
@@ -144,14 +135,11 @@ __all__ = [
     "SynthesisStart",
     "TalkerInput",
     "Temperature",
-    "Text",
     "TextDelta",
     "TextSampling",
     "ThinkRequest",
     "ThinkerInput",
     "Token2WavInput",
-    "TokenId",
-    "TopK",
     "TopP",
     "TraceParent",
     "control_identity",

@@ -26,8 +26,6 @@ class TextDelta(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """Thinker to gateway: the next text tokens, the end token included.
 
     Attributes:
-        request_id: As in :class:`ThinkRequest`.
-        seq: 0, 1, 2, … per request.
         token_ids: The tokens.
         finish_reason: Set in the last delta of the request.
         prompt: Set in the first delta of the request.
@@ -46,8 +44,6 @@ class CodecDelta(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """Talker to gateway: a copy of what went to token2wav, so that the gateway can finish a request.
 
     Attributes:
-        request_id: As in :class:`ThinkRequest`.
-        seq: 0, 1, 2, … per request.
         token_ids: As in :class:`CodecTokens`.
         finish_reason: Set in the last delta of the request.
         conditioned: The talker has all conditioning rows: it needs no thinker any more.
@@ -64,8 +60,6 @@ class AudioChunk(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """Token2wav to gateway: the next piece of the waveform.
 
     Attributes:
-        request_id: As in :class:`ThinkRequest`.
-        seq: 0, 1, 2, … per request.
         samples: Number of samples at :data:`SAMPLE_RATE`, mono.
         data: float32 in [-1, 1], little-endian, ``4 * samples`` bytes.
         last: No chunk follows.
@@ -78,11 +72,7 @@ class AudioChunk(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     last: bool = False
 
     def check(self) -> None:
-        """Refuse a chunk whose number of samples and bytes do not agree.
-
-        Raises:
-            PayloadError: They do not.
-        """
+        """Raise :class:`PayloadError` if number of samples and bytes do not agree."""
         check_tensor("audio", (self.samples,), "float32", self.data)
 
 
@@ -90,7 +80,6 @@ class RequestFailed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Any stage to gateway: this request cannot go on.
 
     Attributes:
-        request_id: As in :class:`ThinkRequest`.
         stage: Where it failed.
         code: The ``code`` of a class in :mod:`omnirelay.errors`.
         message: What was wrong, in words for the client.
@@ -106,7 +95,6 @@ class PrefillDone(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Thinker to gateway: the beginning of a prompt is computed.
 
     Attributes:
-        request_id: As in :class:`PrefillRequest`.
         prompt: What it came to.
     """
 

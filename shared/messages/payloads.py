@@ -53,8 +53,8 @@ def check_tensor(field: str, shape: tuple[int, ...], dtype: str, data: Blob, ran
 
     Args:
         field: Name of the message's field, for the error.
-        shape: The shape that the message claims.
-        dtype: The dtype that the message claims, a key of :data:`ITEM_SIZE`.
+        shape: As the message claims.
+        dtype: As the message claims.
         data: The bytes that came with it.
         rank: The number of dimensions it must have, if only one is right.
 
@@ -89,21 +89,13 @@ class PromptEmbedsPayload(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     data: Blob
 
     def check(self) -> None:
-        """Refuse rows that lie about themselves.
-
-        Raises:
-            PayloadError: Naming the field that is wrong.
-        """
+        """Refuse rows that lie about themselves; a :class:`PayloadError` names the field that is wrong."""
         if self.dtype not in ROW_DTYPES:
             raise PayloadError("rows.dtype", f"{self.dtype!r} is not one of {', '.join(ROW_DTYPES)}")
         check_tensor("rows", self.shape, self.dtype, self.data, rank=2)
 
     def check_fits(self, width: int, dtype: str) -> None:
-        """Refuse rows that are not what the receiving stage takes.
-
-        Raises:
-            PayloadError: Naming the field that is wrong.
-        """
+        """Refuse rows that are not what the receiving stage takes; raises as :meth:`check`."""
         if self.shape[1] != width:
             raise PayloadError("rows.shape", f"rows are {self.shape[1]} wide, this stage takes {width}")
         if self.dtype != dtype:
@@ -126,11 +118,7 @@ class AdditionalInformationEntry(msgspec.Struct, frozen=True, forbid_unknown_fie
     list_data: Annotated[list[int | float | str | bool | None], Meta(max_length=65_536)] | None = None
 
     def check(self, field: str) -> None:
-        """Refuse an entry that is neither, both, or a tensor that lies.
-
-        Raises:
-            PayloadError: Naming the field that is wrong.
-        """
+        """Refuse an entry that is neither, both, or a tensor that lies; raises :class:`PayloadError`."""
         parts = (self.tensor_data, self.tensor_shape, self.tensor_dtype)
         if self.list_data is not None:
             if any(part is not None for part in parts):
@@ -152,10 +140,6 @@ class AdditionalInformationPayload(msgspec.Struct, frozen=True, forbid_unknown_f
     entries: Annotated[dict[Name, AdditionalInformationEntry], Meta(max_length=16)]
 
     def check(self) -> None:
-        """Check every entry.
-
-        Raises:
-            PayloadError: Naming the entry that is wrong.
-        """
+        """Check every entry; a :class:`PayloadError` names the one that is wrong."""
         for name, entry in self.entries.items():
             entry.check(f"additional.{name}")

@@ -143,9 +143,7 @@ class Route(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """The replicas that serve a request, by the names they have drawn; addresses never come from requests.
 
     Attributes:
-        thinker: Of the thinker.
-        talker: Of the talker; none for an answer in text only.
-        token2wav: Of token2wav; none for an answer in text only.
+        talker: None for an answer in text only, as ``token2wav``.
         alone: The stages whose engine it may end, so that no other request may be there meanwhile.
     """
 
@@ -164,7 +162,6 @@ class ThinkRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """Gateway to thinker: answer this prompt.
 
     Attributes:
-        request_id: Chosen by the gateway, unique among all living requests.
         prompt_token_ids: The whole prompt, chat template applied; each item of ``media`` is one
             placeholder token in it.
         sampling: How text tokens are drawn.
@@ -197,13 +194,11 @@ class ThinkRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 class PrefillRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="prefill"):
     """Gateway to thinker: compute this beginning of a prompt, of which a request may follow.
 
-    Nothing is generated.  What is computed stays in the prefix cache while there is room.
+    Nothing is generated.  What is computed stays in the prefix cache while there is room.  Other fields are
+    those of :class:`ThinkRequest`.
 
     Attributes:
-        request_id: Chosen by the gateway, as in :class:`ThinkRequest`.
         prompt_token_ids: As in :class:`ThinkRequest`, as far as it will not change.
-        media: As in :class:`ThinkRequest`.
-        use_audio_in_video: As in :class:`ThinkRequest`.
         recording_continues: The prompt ends with a recording that goes on: only what further audio does not
             change is computed.
         route: The thinker.

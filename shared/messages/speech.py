@@ -11,18 +11,14 @@ from shared.messages.request import ResumedSpeech, Route, SpeechSettings
 
 
 class SpeechStart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="speech_start"):
-    """Thinker to talker: rows of a new request will follow.
+    """Thinker to talker: rows of a new request will follow; other fields are those of :class:`ThinkRequest`.
 
     Attributes:
-        request_id: As in :class:`ThinkRequest`.
         prompt_tokens: Length of the thinker's prompt, every placeholder replaced.  The talker's own prompt is
             longer, by as many positions as the model family says.
             Where text and speech have both ended nobody needs it, and it counts placeholders as one token.
-        priority: As in :class:`ThinkRequest`.
         speech: The settings, unchanged.
-        traceparent: As in :class:`ThinkRequest`.
         resume: What is there of the speech already; none for a new request.
-        route: As in :class:`ThinkRequest`.
     """
 
     request_id: RequestId
@@ -43,8 +39,6 @@ class ConditioningRows(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """Thinker to talker: the next rows of a request's conditioning track.
 
     Attributes:
-        request_id: As in :class:`ThinkRequest`.
-        seq: 0, 1, 2, … per request.
         start: Position of the first row; rows follow one another without gap.
         rows: The rows; none is allowed in the last message.
         additional: ``mrope_positions`` for exactly these rows.
@@ -59,11 +53,7 @@ class ConditioningRows(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     last: bool = False
 
     def check(self) -> None:
-        """Check the rows and what comes with them.
-
-        Raises:
-            PayloadError: Naming the field that is wrong.
-        """
+        """Check the rows and what comes with them; a :class:`PayloadError` names the field that is wrong."""
         self.rows.check()
         self.additional.check()
 
@@ -95,8 +85,6 @@ class CodecTokens(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Talker to token2wav: the next frames of codec tokens.
 
     Attributes:
-        request_id: As in :class:`ThinkRequest`.
-        seq: 0, 1, 2, … per request.
         token_ids: Frame by frame, of each one id of every code book (``[n, groups]``, row-major); the end
             token is not among them.  How many groups there are both stages know from the checkpoint.
         last: No token follows.
