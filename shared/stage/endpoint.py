@@ -43,9 +43,9 @@ class HttpEndpoint:
 
     Args:
         address: ``tcp://HOST:PORT``; the host ``*`` is every interface.
-        live: The check of ``/livez``.
-        ready: The check of ``/readyz``.
-        registry: The metrics of ``/metrics``.
+        live: For ``/livez``.
+        ready: For ``/readyz``.
+        registry: For ``/metrics``.
 
     Raises:
         AddressInUseError: Another process listens there.
@@ -103,11 +103,8 @@ class HttpEndpoint:
     def _get(self, path: str, head: str) -> bytes:
         if path == "/metrics":
             return self._scrape(",".join(_ACCEPT.findall(head)))
-        if path in self._checks:
-            return self._check(path)
-        return _response(HTTPStatus.NOT_FOUND)
-
-    def _check(self, path: str) -> bytes:
+        if path not in self._checks:
+            return _response(HTTPStatus.NOT_FOUND)
         reason = self._checks[path]()
         if reason is None:
             return _response(HTTPStatus.OK, body=json.dumps({"status": "ok"}))

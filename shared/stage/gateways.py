@@ -132,10 +132,6 @@ class GatewayQueues(QueueGroup[StageEvent]):
 
         A gateway that answers keeps its link, whatever is found: it ends with the gateway.
 
-        Args:
-            found: Where gateways may be.
-            connect: Makes a link.
-
         Returns:
             Whether there are other links than before.
 
@@ -209,13 +205,6 @@ def open_gateway(
     instance: str,
 ) -> GatewayLink:
     """Connect to a gateway, which need not be there yet.
-
-    Args:
-        context: ZeroMQ context of the process.
-        addresses: The gateway's.
-        config: The stack's.
-        name: The stage.
-        instance: The replica.
 
     Raises:
         ConfigError: An address cannot be used.

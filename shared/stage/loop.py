@@ -65,11 +65,6 @@ class StageLoop(Generic[M]):
     """Runs a service until it is told to stop.
 
     Args:
-        service: What is run.
-        config: Of its stage.
-        inbox: What comes.
-        membership: The replica's place in the stack.
-        events: Where events go.
         outboxes: All queues to others, that of the events included.
         follow: Connects to gateways at new addresses; whether there are others than before.
 
@@ -143,7 +138,8 @@ class StageLoop(Generic[M]):
                 if self._may_step:
                     self._step()
                     self._spent("engine")
-                self._flush()
+                for outbox in self._outboxes:
+                    outbox.flush()
                 self._report()
                 self._spent("send")
                 if self._membership.may_end(idle=not self._service.active_requests()):
@@ -339,10 +335,6 @@ class StageLoop(Generic[M]):
         self._membership.isolation.end(request_id)
         self._service.abort(request_id)
 
-    def _flush(self) -> None:
-        for outbox in self._outboxes:
-            outbox.flush()
-
     def _report(self) -> None:
         """Pass a report to the heartbeat threads, periodically and when something changed."""
         now = time.monotonic()
@@ -358,7 +350,7 @@ class StageLoop(Generic[M]):
         load = msgspec.structs.replace(
             self._service.load(),
             outbox_bytes=sum(outbox.backlog_bytes for outbox in self._outboxes),
-            refused=self._inbox.refused.total() + self._membership.refused.total(),
+            refused=self._inbox.refused.total() + self._membership.queues.refused.total(),
         )
         report = Heartbeat(
             stage=self._service.name,

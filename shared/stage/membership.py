@@ -1,7 +1,6 @@
 """A replica's place in the stack: whose requests it takes and which together, where it sends, how it ends."""
 
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final
@@ -64,6 +63,7 @@ class Membership:
     """One replica's place in the stack, with any number of gateways.
 
     Attributes:
+        queues: To all gateways that it may take requests of.
         news: Something changed that the gateways must know.
         isolation: Which requests may be here together.
     """
@@ -80,7 +80,7 @@ class Membership:
         self.stage: Final[StageName] = stage
         self.instance: Final = instance
         self.inbox: Final = inbox
-        self._gateways = gateways
+        self.queues: Final = gateways
         self.news = False
         self._peers = peers
         self._clock = clock
@@ -90,17 +90,7 @@ class Membership:
     @property
     def gateways(self) -> tuple[GatewayLink, ...]:
         """All gateways that it may take requests of."""
-        return self._gateways.links
-
-    @property
-    def refused(self) -> Counter[str]:
-        """Control messages that were rejected, by error code."""
-        return self._gateways.refused
-
-    @property
-    def beats(self) -> tuple[int, int]:
-        """See :attr:`shared.stage.gateways.GatewayQueues.beats`."""
-        return self._gateways.beats
+        return self.queues.links
 
     @property
     def joined(self) -> list[GatewayLink]:

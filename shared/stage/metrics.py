@@ -61,12 +61,12 @@ class StageMetrics(Collector):
         yield counter(
             "omnirelay_heartbeats_sent_total",
             "Heartbeats sent, to all gateways together; none to one that is not connected.",
-            [(self._labels, self._membership.beats[0])],
+            [(self._labels, self._membership.queues.beats[0])],
         )
         yield counter(
             "omnirelay_heartbeats_sent_late_total",
             "Heartbeats more than an interval late, because their thread was not scheduled.",
-            [(self._labels, self._membership.beats[1])],
+            [(self._labels, self._membership.queues.beats[1])],
         )
         yield gauge(
             "omnirelay_stage_gateways",

@@ -39,7 +39,6 @@ class ComputeClock(Protocol):
     @property
     def seconds(self) -> float:
         """The time so far."""
-        ...
 
 
 class StageService(Protocol[M_contra]):
@@ -61,7 +60,6 @@ class StageService(Protocol[M_contra]):
     @property
     def wake_at(self) -> float:
         """See the class."""
-        ...
 
     @property
     def ready(self) -> bool:
@@ -70,7 +68,6 @@ class StageService(Protocol[M_contra]):
     @property
     def model_time(self) -> ComputeClock:
         """How long its model has computed."""
-        ...
 
     def accept(self, message: M_contra) -> None:
         """Take a message.

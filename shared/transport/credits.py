@@ -23,7 +23,6 @@ class Window:
 
     Args:
         size: Most bytes in flight; a larger message goes when nothing else is in flight.
-        clock: Monotonic seconds.
 
     Attributes:
         channel: Its random name.

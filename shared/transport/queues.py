@@ -57,6 +57,7 @@ class PushQueue(Generic[M]):
         sent: What ZeroMQ took.
         waited: Seconds from encoding until then, per message.
         busy_s: Seconds spent encoding and handing over.
+        backlog_bytes: Bytes that wait here for the receiver.
         link: State of its connection.
     """
 
@@ -75,7 +76,7 @@ class PushQueue(Generic[M]):
         self._window = Window(sending.window_bytes)
         # Request, frames, size, and since when it waits.
         self._backlog: deque[tuple[str, list[Frame], int, float]] = deque()
-        self._backlog_bytes = 0
+        self.backlog_bytes = 0
         self._refused = False
         self._stalled_s = 0.0
         self._stalled_since: float | None = None
@@ -84,11 +85,6 @@ class PushQueue(Generic[M]):
         self._socket.set(zmq.LINGER, LINGER_MS)
         self._socket.set(zmq.IMMEDIATE, 1)
         self.link = connect(self._socket, address, server)
-
-    @property
-    def backlog_bytes(self) -> int:
-        """Bytes that wait here for the receiver."""
-        return self._backlog_bytes
 
     @property
     def outstanding_bytes(self) -> int:
@@ -122,9 +118,9 @@ class PushQueue(Generic[M]):
         encoded = perf_counter()
         self.sent.codec_seconds.observe(encoded - started)
         size = sum(map(len, frames))
-        if self._backlog_bytes + size > self.sending.max_backlog_bytes:
+        if self.backlog_bytes + size > self.sending.max_backlog_bytes:
             raise QueueFullError(
-                f"{self._backlog_bytes} bytes wait for {self.address}, no room for {size} more"
+                f"{self.backlog_bytes} bytes wait for {self.address}, no room for {size} more"
             )
         self._send_backlog()
         if not self._backlog and self._try_send(frames, size):
@@ -132,7 +128,7 @@ class PushQueue(Generic[M]):
             self.waited.counts[0] += 1
         else:
             self._backlog.append((request_id, frames, size, encoded))
-            self._backlog_bytes += size
+            self.backlog_bytes += size
             if self._stalled_since is None:
                 self._stalled_since = encoded
         self._mark()
@@ -164,7 +160,7 @@ class PushQueue(Generic[M]):
         dropped = sum(size for owner, _, size, _ in self._backlog if owner == request_id)
         if dropped:
             self._backlog = deque(entry for entry in self._backlog if entry[0] != request_id)
-            self._backlog_bytes -= dropped
+            self.backlog_bytes -= dropped
             self._note_end_of_stall()
 
     def close(self, deliver: bool = True) -> None:
@@ -179,7 +175,7 @@ class PushQueue(Generic[M]):
             if not self._try_send(frames, size):
                 return
             self._backlog.popleft()
-            self._backlog_bytes -= size
+            self.backlog_bytes -= size
             self.waited.observe(perf_counter() - since)
         self._note_end_of_stall()
 
@@ -227,8 +223,6 @@ class PullQueue(Generic[M]):
     """The receiving end of an edge; invalid messages are rejected, logged and counted.
 
     Args:
-        context: ZeroMQ context of the process.
-        address: Where to listen.
         union: The message types that this edge carries.
         max_payload_bytes: Largest tensor.
         speaker: The role that a message must come from; with keys, a message with another role's key is

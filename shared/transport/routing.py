@@ -18,12 +18,10 @@ class Routed(Protocol):
     @property
     def request_id(self) -> str:
         """Its request."""
-        ...
 
     @property
     def last(self) -> bool:
         """No message of the request follows to the same receiver."""
-        ...
 
 
 M = TypeVar("M", bound=Routed)
@@ -40,11 +38,9 @@ class Outlet(Protocol[M_contra]):
 
     def put(self, message: M_contra) -> int:
         """Send a message now or later; see :meth:`shared.transport.queues.PushQueue.put`."""
-        ...
 
     def stalls(self, request_id: str) -> bool:
         """Whether the receiver of a request's messages does not keep up."""
-        ...
 
 
 class QueueGroup(Generic[N]):
@@ -119,6 +115,9 @@ class PeerQueues(QueueGroup[M]):
     """One queue per replica of a stage, used like a single one.
 
     A request's first message has a route, which names its replica; the others follow it.
+
+    Attributes:
+        asked: The replicas that it was told to connect to, with their addresses.
     """
 
     def __init__(
@@ -131,7 +130,7 @@ class PeerQueues(QueueGroup[M]):
         self._context = context
         self.stage: Final[StageName] = stage
         self._sending = sending
-        self._asked: dict[str, str] = {}
+        self.asked: Mapping[str, str] = {}
         self._of_request: dict[str, PushQueue[M]] = {}
 
     @property
@@ -144,19 +143,14 @@ class PeerQueues(QueueGroup[M]):
         """How often the connection to each replica was lost; without those of 0."""
         return {name: queue.link.breaks for name, queue in self._queues.items() if queue.link.breaks}
 
-    @property
-    def asked(self) -> Mapping[str, str]:
-        """The replicas that it was told to connect to, with their addresses."""
-        return self._asked
-
     def reach(self, replicas: Mapping[str, str]) -> bool:
         """Connect to exactly these replicas (names and addresses); returns whether they changed.
 
         The backlog of a replica that is gone is dropped: the gateway restarts its requests elsewhere.
         """
-        if self._asked == replicas:
+        if self.asked == replicas:
             return False
-        self._asked = dict(replicas)
+        self.asked = dict(replicas)
         for name in [name for name, queue in self._queues.items() if replicas.get(name) != queue.address]:
             self._close(name)
         for name, address in replicas.items():
@@ -194,7 +188,7 @@ class PeerQueues(QueueGroup[M]):
         """Close all queues; ZeroMQ delivers what it holds for a moment."""
         super().close()
         self._of_request.clear()
-        self._asked.clear()
+        self.asked = {}
 
     def _routed(self, route: Route | None) -> PushQueue[M]:
         name = route.replica(self.stage) if route is not None else None

@@ -59,8 +59,6 @@ def connect(socket: zmq.Socket[Any], address: str, server: Role | None = None) -
     """Connect a socket, or close it and raise; ZeroMQ retries until the peer is there.
 
     Args:
-        socket: The socket.
-        address: Where to.
         server: The peer's role; required if the processes have keys.
 
     Raises:

@@ -284,7 +284,7 @@ def test_what_is_refused_counts_for_all_gateways_that_were(context: Context, sta
     one.tell(Closing())
     stage.list()
     wait_until(lambda: not stage.queues.links)
-    assert stage.membership.refused.total() == 1
+    assert stage.membership.queues.refused.total() == 1
 
 
 def test_an_address_that_cannot_be_used_leaves_no_socket(context: Context) -> None:
