@@ -56,15 +56,15 @@ class Traffic:
 
 def counter(name: str, text: str, values: Iterable[tuple[Labels, float]]) -> Metric:
     """A counter (``name`` ends with ``_total``) with one value per combination of labels."""
-    family = CounterMetricFamily(name, text)
-    for labels, value in values:
-        family.add_sample(name, dict(labels), value)
-    return family
+    return _filled(CounterMetricFamily(name, text), name, values)
 
 
 def gauge(name: str, text: str, values: Iterable[tuple[Labels, float]]) -> Metric:
     """A gauge; as :func:`counter`."""
-    family = GaugeMetricFamily(name, text)
+    return _filled(GaugeMetricFamily(name, text), name, values)
+
+
+def _filled(family: Metric, name: str, values: Iterable[tuple[Labels, float]]) -> Metric:
     for labels, value in values:
         family.add_sample(name, dict(labels), value)
     return family

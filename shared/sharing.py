@@ -53,11 +53,7 @@ class Share:
 
 
 def divide(gpu: Gpu, needs: Sequence[Need]) -> dict[StageName, Share]:
-    """Divide a GPU: every KV cache gets the same number of positions, as far as they are of use.
-
-    Args:
-        gpu: With its size.
-        needs: Of all stages on it.
+    """Divide a GPU among its stages: KV caches get the same number of positions, as far as they are of use.
 
     Raises:
         ConfigError: They do not fit, with the longest request of each; the message has the sum.
@@ -116,8 +112,6 @@ def device_names(config: Config, stage: StageName, count: int, inherited: str | 
     """The GPUs that a stage sees: indices or UUIDs.
 
     Args:
-        config: The stack's.
-        stage: The stage.
         count: How many there are where nothing names any.
         inherited: ``CUDA_VISIBLE_DEVICES`` with which the stages are started.
     """

@@ -53,12 +53,7 @@ class _Handler(logging.Handler):
         super().__init__()
         self.setFormatter(formatter)
         self._repeats: Repeats[logging.LogRecord] = Repeats()
-        self._writer = LineWriter(Descriptor(_STDERR).write, self._dropped, self._tell_repeats)
-
-    @property
-    def dropped(self) -> int:
-        """Lines that could not be written."""
-        return self._writer.dropped
+        self.writer = LineWriter(Descriptor(_STDERR).write, self._dropped, self._tell_repeats)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Take a record."""
@@ -69,12 +64,12 @@ class _Handler(logging.Handler):
 
     def write(self, record: logging.LogRecord) -> None:
         """Write a record without a rate limit."""
-        self._writer.put(self.format(record))
+        self.writer.put(self.format(record))
 
     def flush(self) -> None:
         """Write what is left at the end of the process, within :data:`FLUSH_S`."""
         self._tell_repeats(at_once=True)
-        self._writer.flush(FLUSH_S)
+        self.writer.flush(FLUSH_S)
 
     def _dropped(self, count: int) -> str:
         return self.format(make_record(__name__, logging.WARNING, f"{count} lines dropped"))
@@ -116,7 +111,7 @@ def configure_logging(process: str, level: str, form: LogFormat = "text") -> Non
     Args:
         process: Name of the process, e.g. ``thinker``.
         level: Lowest level of OmniRelay's own lines.
-        form: The form of the lines.
+        form: Of all lines.
     """
     # Client texts are in the gateway; stages have tokens and files, and engines whose messages are needed.
     formatter = make_formatter(process, form, quiet=process == "gateway")
@@ -146,7 +141,7 @@ def configure_logging(process: str, level: str, form: LogFormat = "text") -> Non
 def dropped_lines() -> int:
     """Lines that this process could not write."""
     handler = _the_handler()
-    return handler.dropped if handler is not None else 0
+    return handler.writer.dropped if handler is not None else 0
 
 
 def logging_configuration() -> tuple[str, str, LogFormat] | None:

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
 BURST: Final = 10
@@ -13,14 +14,14 @@ MAX_KINDS: Final = 256
 T = TypeVar("T")
 
 
+@dataclass
 class _Kind(Generic[T]):
     """The lines of one kind in this interval."""
 
-    def __init__(self, since: float) -> None:
-        self.since = since
-        self.written = 0
-        self.held = 0
-        self.last: T | None = None
+    since: float
+    written: int = 0
+    held: int = 0
+    last: T | None = None
 
 
 class Repeats(Generic[T]):

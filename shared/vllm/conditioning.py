@@ -48,13 +48,7 @@ class RowBackend(CacheOnlyAttentionBackend):
 
 
 class RowLayer(CacheOnlyAttentionLayer):
-    """vLLM's layer that only keeps something, with :class:`RowBackend`.
-
-    Args:
-        width: Elements of a row.
-        layer_index: An index no attention layer of the model has; vLLM wants one in the layer's name.
-        cache_config: vLLM's.
-    """
+    """vLLM's layer that only keeps something, with :class:`RowBackend`; see :class:`ConditioningStore`."""
 
     def __init__(self, width: int, layer_index: int, cache_config: CacheConfig) -> None:
         if is_quantized_kv_cache(cache_config.cache_dtype):
@@ -142,12 +136,7 @@ class ConditioningStore(nn.Module):
 
 
 class SlotMap:
-    """Finds the KV slots of a request's positions, for the group of layers that holds the rows.
-
-    Args:
-        kv_cache_config: The scheduler's.
-        kv_cache_manager: The scheduler's.
-    """
+    """Finds the KV slots of a request's positions, for the group of layers that holds the rows."""
 
     def __init__(self, kv_cache_config: KVCacheConfig, kv_cache_manager: KVCacheManager) -> None:
         self._manager = kv_cache_manager

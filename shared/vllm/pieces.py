@@ -19,10 +19,7 @@ class PieceSize:
     """The number of prompt tokens with which a step still serves replies that are being heard.
 
     Such a step lasts a given time or, where that is longer, twice as long as one without prompts.  The size
-    follows the measured steps.
-
-    Args:
-        most: Largest size.
+    follows the measured steps, up to ``most``.
 
     Attributes:
         tokens: The size.
@@ -37,7 +34,6 @@ class PieceSize:
         """Take the duration of a step; only those without prompts and those with a whole piece count.
 
         Args:
-            seconds: The duration.
             prompt_tokens: What it computed of prompts.
             least_s: What a step with a piece may take in any case.
         """

@@ -42,12 +42,7 @@ def from_blob(data: Blob, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
 
 
 def copy_rows(payload: PromptEmbedsPayload, into: torch.Tensor) -> None:
-    """Copy the rows of a payload, whose fit was checked, from the received frame to where they are kept.
-
-    Args:
-        payload: The rows.
-        into: A contiguous CPU tensor of their shape and dtype.
-    """
+    """Copy a payload's rows, whose fit was checked, to a contiguous CPU tensor of their shape and dtype."""
     _copy(payload.data, into)
 
 

@@ -27,11 +27,7 @@ def all_to_device(tensors: Sequence[torch.Tensor], device: torch.device) -> list
 
 
 class HostCopy:
-    """Tensors of a device on their way to the host.
-
-    Args:
-        tensors: On one device.
-    """
+    """Tensors of one device on their way to the host."""
 
     def __init__(self, *tensors: torch.Tensor) -> None:
         self._event: torch.Event | None = None

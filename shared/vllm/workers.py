@@ -61,11 +61,7 @@ def _prepare_worker(logs: tuple[str, str, LogFormat] | None) -> Callable[..., No
 
 
 class Workers:
-    """The worker processes of an engine.
-
-    Args:
-        engine: The engine.
-    """
+    """The worker processes of an engine."""
 
     def __init__(self, engine: "LLMEngine") -> None:
         self._executor: Any = engine.model_executor
@@ -76,11 +72,7 @@ class Workers:
         return bool(getattr(self._executor, "is_failed", False))
 
     def check(self) -> None:
-        """See that none is lost.
-
-        Raises:
-            WorkerLostError: One is.
-        """
+        """Raise :class:`WorkerLostError` if one is lost."""
         if self.lost:
             raise WorkerLostError("a worker process of the engine has ended")
 
