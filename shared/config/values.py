@@ -34,13 +34,18 @@ WILDCARDS: Final = ("*", "0.0.0.0", "[::]")  # noqa: S104 - nothing is bound her
 """Hosts that stand for all addresses of the machine; nobody can connect to them."""
 
 
+def host_of(address: str) -> str:
+    """The host of a valid address of TCP, an IPv6 one in brackets."""
+    return address.removeprefix("tcp://").rpartition(":")[0]
+
+
 def check_reachable(address: str) -> str:
     """Return an address to which others can connect.
 
     Raises:
         ValueError: They cannot.
     """
-    if address.removeprefix("tcp://").rpartition(":")[0] in WILDCARDS:
+    if host_of(address) in WILDCARDS:
         raise ValueError(f"{address!r} stands for all addresses of a machine; nobody can connect to it")
     return check_address(address)
 
@@ -64,7 +69,7 @@ def is_local(address: str) -> bool:
     """
     if address.startswith("ipc://"):
         return True
-    host = address.removeprefix("tcp://").rpartition(":")[0]
+    host = host_of(address)
     try:
         return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:

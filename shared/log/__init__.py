@@ -111,7 +111,6 @@ def configure_logging(process: str, level: str, form: LogFormat = "text") -> Non
     Args:
         process: Name of the process, e.g. ``thinker``.
         level: Lowest level of OmniRelay's own lines.
-        form: Of all lines.
     """
     # Client texts are in the gateway; stages have tokens and files, and engines whose messages are needed.
     formatter = make_formatter(process, form, quiet=process == "gateway")

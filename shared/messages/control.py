@@ -16,8 +16,6 @@ MAX_REPLICAS: Final = 256
 MAX_HEARTBEAT_S: Final = 60.0
 MISSED_HEARTBEATS: Final = 3
 """Intervals of silence that replica and gateway allow each other, even if their timeouts are shorter."""
-
-
 GATEWAY_NAME_BYTES: Final = 4
 """Of the random name that a gateway draws when it starts; it is written in hexadecimal."""
 
@@ -26,8 +24,6 @@ class Heartbeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """Stage to gateway, on the control socket: I am here, ready, and this is what I hold.
 
     Attributes:
-        stage: Which stage.
-        pid: Its process id.
         instance: The replica's name, drawn at random when the process starts; process ids are all alike in
             containers.
         inbox: The address by which others reach it.  Where it listens on all addresses of its machine, the

@@ -10,7 +10,7 @@ from typing import Final
 from omnirelay.errors import ConfigError
 from shared.config import GatewayAddresses, GatewayConfig, load_config
 from shared.config.gateway import MAX_GATEWAYS
-from shared.config.values import WILDCARDS, is_local
+from shared.config.values import WILDCARDS, host_of, is_local
 from shared.log import limited
 
 LOOK_S: Final = 1.0
@@ -100,18 +100,14 @@ class GatewayFinder(threading.Thread):
 
 def _name(addresses: GatewayAddresses) -> str | None:
     """The name of a gateway's host; None for an address, and for two hosts."""
-    host = _host(addresses.control)
-    if host != _host(addresses.events) or host in WILDCARDS or is_local(addresses.control):
+    host = host_of(addresses.control)
+    if host != host_of(addresses.events) or host in WILDCARDS or is_local(addresses.control):
         return None
     try:
         ipaddress.ip_address(host.strip("[]"))
     except ValueError:
         return host
     return None
-
-
-def _host(address: str) -> str:
-    return address.removeprefix("tcp://").rpartition(":")[0]
 
 
 def _at(addresses: GatewayAddresses, host: str) -> GatewayAddresses:

@@ -43,9 +43,6 @@ class HttpEndpoint:
 
     Args:
         address: ``tcp://HOST:PORT``; the host ``*`` is every interface.
-        live: For ``/livez``.
-        ready: For ``/readyz``.
-        registry: For ``/metrics``.
 
     Raises:
         AddressInUseError: Another process listens there.

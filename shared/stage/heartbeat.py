@@ -3,6 +3,7 @@
 import logging
 import threading
 import time
+from contextlib import closing
 
 import msgspec
 import zmq
@@ -67,9 +68,8 @@ class HeartbeatThread(threading.Thread):
 
     def run(self) -> None:
         """Send until :meth:`stop`."""
-        client = ControlClient(self._context, self._address, self._identity)
         previous = time.monotonic()
-        try:
+        with closing(ControlClient(self._context, self._address, self._identity)) as client:
             while True:
                 self._due.wait(self._interval_s)
                 self._due.clear()
@@ -81,8 +81,6 @@ class HeartbeatThread(threading.Thread):
                     self.late += now - previous > 2 * self._interval_s
                     self.sent += self._send(client, report)
                 previous = now
-        finally:
-            client.close()
 
     def _send(self, client: ControlClient, report: Heartbeat) -> bool:
         told, self._told = self._told, report.peers

@@ -62,7 +62,6 @@ def run_stage(name: StageName, union: Any, build: Build, check: Check = lambda _
     :attr:`omnirelay.errors.EngineFailedError.exit_status` if its engine failed.
 
     Args:
-        name: The stage.
         union: The message types of its inbox.
         build: Creates its service; imports torch and vLLM only when called, after the environment is set.
         check: Called with the checkpoint's directory before anything is loaded.

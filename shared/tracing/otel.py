@@ -65,7 +65,6 @@ class Tracer:
         """Begin a span; None if this trace is not sampled.
 
         Args:
-            name: The span's name.
             traceparent: The parent span in W3C's form; anything else begins a trace.
             began_ns: Its begin, in nanoseconds of Unix time.
             server: It is of a request from outside.

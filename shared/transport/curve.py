@@ -59,6 +59,10 @@ _REASONS: Final = {
     "handshake": "the peer closed the connection in the handshake, as some without CURVE do",
 }
 """Why a connection is rejected, for the metric and the log."""
+_PROTOCOL_ERRORS: Final[dict[int | None, str]] = {
+    zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH: "no_curve",
+    zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC: "wrong_server_key",
+}
 _MAX_TOLD: Final = 64
 """Different rejections that are logged; more are only counted."""
 log = logging.getLogger(__name__)
@@ -313,9 +317,8 @@ class ConnectionGuard(threading.Thread):
             self._tell_client(address, server, event)
         elif event != zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             # Rejected keys were counted when ZAP asked.
-            self._refuse(
-                _reason(value) if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL else "handshake", address
-            )
+            protocol_error = value if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL else None
+            self._refuse(_PROTOCOL_ERRORS.get(protocol_error, "handshake"), address)
         return True
 
     def _refuse(self, reason: str, about: str, more: str | None = None) -> None:
@@ -344,14 +347,6 @@ class ConnectionGuard(threading.Thread):
         return news
 
 
-def _reason(protocol_error: int) -> str:
-    if protocol_error == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH:
-        return "no_curve"
-    if protocol_error == zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC:
-        return "wrong_server_key"
-    return "handshake"
-
-
 class PeerMetrics(Collector):
     """The rejected connections of a process."""
 
@@ -360,10 +355,8 @@ class PeerMetrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """See :class:`prometheus_client.registry.Collector`."""
-        guard = self._context.guard
-        counts = guard.refused
         yield counter(
             "omnirelay_peers_refused_total",
             "Connections between processes that were refused, by reason.",
-            by_reason({"stage": self._context.role}, counts, *_REASONS),
+            by_reason({"stage": self._context.role}, self._context.guard.refused, *_REASONS),
         )

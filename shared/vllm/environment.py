@@ -22,7 +22,6 @@ def prepare_environment(config: StageConfig, stages: int = len(STAGES)) -> None:
     The engine core runs in the stage's own process: one process, one loop, no hop in between.
 
     Args:
-        config: The stage's configuration.
         stages: How many stages share the machine, for all that is known.
     """
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"

@@ -73,14 +73,11 @@ def build_engine(
 
     Args:
         stage: Whose engine it is; vLLM's metrics have it as the name of the model.
-        model: Directory of the checkpoint.
-        config: The stage's engine configuration.
         log_stats: Keep vLLM's own metrics, in prometheus_client's default registry.
         specific: Further engine arguments: architecture, scheduler, worker.
 
     Returns:
-        The engine, ready to step.  Steps are synchronous: what was computed in a step can be read
-        right after it.
+        The engine.  Steps are synchronous: what was computed in a step can be read right after it.
 
     Raises:
         StageStartError: This machine cannot compute with weights that are quantised so.

@@ -37,9 +37,7 @@ def sampling_params(
     """A message's sampling as vLLM's, with the tokens delivered as they come.
 
     Args:
-        sampling: From the message.
         stage: Who draws; the stages of a request draw independently.
-        seed: Makes the draws repeatable.
         stop_token_ids: A sampled one ends the request, and is delivered.
         room: Most tokens that fit behind the prompt.
         made: Tokens that an earlier attempt drew; fewer than may be drawn in all.

@@ -23,7 +23,6 @@ def go_on_drawing(params: SamplingParams, stage: StageName, made: int) -> Sampli
 
     Args:
         params: With a seed; changed in place.
-        stage: Who draws.
         made: How many draws there were.
     """
     # The seed is mixed before anything is added: else the draws of neighbouring seeds would be each other's,
