@@ -72,11 +72,7 @@ def is_hub_id(model: str) -> bool:
 
 
 def require_readable(directory: Path, patterns: Sequence[str]) -> None:
-    """Check that this user may read those of a checkpoint's files that exist.
-
-    Raises:
-        CheckpointAccessError: Naming every file that the user may not read.
-    """
+    """Raise :class:`CheckpointAccessError`, naming every file that exists and that this user may not read."""
     closed = []
     try:
         for path in sorted({path for pattern in patterns for path in directory.glob(pattern)}):
@@ -101,11 +97,7 @@ def _closed(place: Path, what: str) -> CheckpointAccessError:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The files of a checkpoint's weights, whether they exist or not.
-
-    Raises:
-        CheckpointError: The index that names them cannot be read.
-    """
+    """The files of a checkpoint's weights, whether they exist or not; raises as :func:`weight_map`."""
     index = directory / WEIGHT_INDEX
     if not index.is_file():
         return sorted(directory.glob("*.safetensors")) or [directory / "*.safetensors"]

@@ -32,11 +32,7 @@ def read_manifest(directory: Path) -> bytes | None:
 
 
 def verify_manifest(directory: Path) -> None:
-    """Check the files of a directory by its manifest.
-
-    Raises:
-        CheckpointError: There is no manifest, or a file is missing, damaged, or not listed.
-    """
+    """Raise :class:`CheckpointError` without a manifest, or if a file is missing, damaged, or not listed."""
     manifest = read_manifest(directory)
     if manifest is None:
         raise CheckpointError(f"{directory} holds no {MANIFEST_FILE}")

@@ -15,11 +15,7 @@ _HOST = re.compile(r"[a-z0-9._-]+|[0-9a-f:]*:[0-9a-f:.]+")
 
 
 def check_address(address: str) -> str:
-    """Return an address.
-
-    Raises:
-        ValueError: It is not one.
-    """
+    """Return an address; raise ValueError if it is not one."""
     scheme, _, rest = address.partition("://")
     if scheme == "ipc" and rest:
         return address
@@ -40,11 +36,7 @@ def host_of(address: str) -> str:
 
 
 def check_reachable(address: str) -> str:
-    """Return an address to which others can connect.
-
-    Raises:
-        ValueError: They cannot.
-    """
+    """Return an address; raise ValueError if others cannot connect to it."""
     if host_of(address) in WILDCARDS:
         raise ValueError(f"{address!r} stands for all addresses of a machine; nobody can connect to it")
     return check_address(address)

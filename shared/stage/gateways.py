@@ -160,11 +160,7 @@ class GatewayQueues(QueueGroup[StageEvent]):
             self._leave(each, deliver=True)
 
     def put(self, message: StageEvent) -> int:
-        """Send an event; 0 bytes if the request's gateway is gone.
-
-        Raises:
-            QueueFullError: The backlog is full; the event was not taken.
-        """
+        """See :meth:`shared.transport.queues.PushQueue.put`; 0 bytes if the request's gateway is gone."""
         queue = self._of(message.request_id)
         return queue.put(message) if queue is not None else 0
 

@@ -31,11 +31,7 @@ class Isolation:
         self._reserved_until = 0.0
 
     def check(self, request_id: str, route: Route, active: Sequence[str]) -> None:
-        """Check that a new request may be taken beside those that are there.
-
-        Raises:
-            StageReservedError: It may not now.
-        """
+        """Raise :class:`StageReservedError` if a new request may not be taken beside those that are there."""
         if self._stage in route.alone:
             if active:
                 self._reserved_until = self._clock() + RESERVED_S

@@ -64,11 +64,7 @@ class Window:
         self._again = self._clock() + MARK_AGAIN_S
 
     def credit(self, position: int) -> None:
-        """Take a credit; late and repeated ones change nothing.
-
-        Raises:
-            MessageError: It exceeds what was sent.
-        """
+        """Take a credit, late or repeated too; :class:`MessageError` if it exceeds what was sent."""
         if position > self.sent:
             raise MessageError(f"credit for {position} bytes of a channel on which {self.sent} were sent")
         self.taken = max(self.taken, position)

@@ -48,11 +48,7 @@ def secret_file(directory: Path, role: Role) -> Path:
 
 
 def require_curve() -> None:
-    """Check that ZeroMQ was built with CURVE.
-
-    Raises:
-        ConfigError: It was not.
-    """
+    """Raise :class:`ConfigError` if ZeroMQ was built without CURVE."""
     if not zmq.has("curve"):
         raise ConfigError(
             "security.keys is set, and this ZeroMQ was built without CURVE: "

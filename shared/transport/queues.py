@@ -144,11 +144,7 @@ class PushQueue(Generic[M]):
             self.busy_s += perf_counter() - started
 
     def credit(self, credit: Credit) -> bool:
-        """Take a credit and send as much more; False if it is for another queue.
-
-        Raises:
-            MessageError: It is invalid.
-        """
+        """Take a credit and send more; False if another queue's, :class:`MessageError` if invalid."""
         if credit.channel != self._window.channel:
             return False
         self._window.credit(credit.position)

@@ -18,11 +18,7 @@ from shared.vllm.workers import prepared_workers
 
 
 def require_platform() -> None:
-    """Check that the stages can compute where vLLM does.
-
-    Raises:
-        StageStartError: They cannot.
-    """
+    """Raise :class:`StageStartError` if the stages cannot compute where vLLM does."""
     if current_platform.is_cpu() or current_platform.is_cuda_alike():
         return
     if current_platform.is_unspecified():

@@ -16,11 +16,7 @@ from shared.vllm.environment import prepare_environment
 
 
 def probe() -> EngineReport:
-    """Load PyTorch and vLLM, and look at the devices.
-
-    Raises:
-        Exception: Whatever loading them raises.
-    """
+    """Load PyTorch and vLLM, and look at the devices; raises whatever loading them does."""
     # All devices of the machine: a stage chooses among them with ``devices``.
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     prepare_environment(ThinkerConfig(threads=1))

@@ -97,11 +97,7 @@ def submit(
 
 
 def finish_reason(completion: CompletionOutput) -> FinishReason:
-    """Why a finished request ended.
-
-    Raises:
-        StageFailedError: It did not end by itself.
-    """
+    """Why a finished request ended; raises :class:`StageFailedError` if it did not end by itself."""
     if completion.finish_reason in ("stop", "length"):
         return completion.finish_reason
     raise StageFailedError(f"the engine ended the request: {completion.finish_reason}")
