@@ -111,14 +111,7 @@ def check(config: Config) -> None:
 
 
 def _make(directory: Path, size: str, seed: int, quiet: bool = False) -> int:
-    """Make a checkpoint in a process of its own; return its exit status.
-
-    Args:
-        directory: Where.
-        size: One of the maker's sizes.
-        seed: Of the random weights.
-        quiet: Do not list its files.
-    """
+    """Make a checkpoint in a process of its own; return its exit status; ``quiet``: do not list its files."""
     files = subprocess.DEVNULL if quiet else None
     # It dies with this process, even while it is being started.
     command = [sys.executable, "-I", str(GUARD), str(os.getpid()), sys.executable, "-m", "checkpoint"]

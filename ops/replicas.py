@@ -10,13 +10,7 @@ HTTP_PORTS_APART: Final = 10
 
 
 def own_addresses(config: Config, name: StageName, number: int) -> dict[str, str | None]:
-    """Return ``inbox`` and ``http`` of a further replica.
-
-    Args:
-        config: The stack's.
-        name: The stage.
-        number: The replica's, from 2.
-    """
+    """Return ``inbox`` and ``http`` of a further replica; ``number`` counts from 2."""
     stage = config.stage(name)
     if stage.inbox.startswith("ipc://"):
         inbox = f"{stage.inbox}.{number}"
