@@ -15,13 +15,7 @@ GUARD: Final = Path(__file__).with_name("guard.py")
 
 
 class Child:
-    """A process whose output is read line by line.
-
-    Args:
-        name: E.g. ``thinker``.
-        process: The process.
-        show: Called with each line.
-    """
+    """A process whose output is read line by line; ``show`` is called with its name and each line."""
 
     def __init__(
         self, name: str, process: asyncio.subprocess.Process, show: Callable[[str, str], None]

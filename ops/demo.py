@@ -93,8 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
 def questions(model: Path | None) -> list[DemoQuestion]:
     """Return what is asked: a typed, a spoken and a seen question that the checkpoint brings, or one of ours.
 
-    Args:
-        model: Directory of the checkpoint; none if it is not on this machine yet.
+    ``model`` is the checkpoint's directory, None if it is not on this machine yet.
     """
     starters = [] if model is None else load_starters(model)
     kinds = (

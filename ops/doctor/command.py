@@ -43,11 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 class Examination:
-    """All checks in order; one that raises does not prevent the others.
-
-    Args:
-        config_path: The stack's configuration; None for the defaults.
-    """
+    """All checks in order; one that raises does not prevent the others."""
 
     def __init__(self, config_path: Path | None) -> None:
         self._config_path = config_path

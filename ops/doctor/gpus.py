@@ -19,13 +19,7 @@ PLATFORMS = ("cpu", "cuda")
 
 
 def check_devices(config: Config, model: Model | None, report: EngineReport) -> Findings:
-    """Check the devices of the stages, and the memory on them.
-
-    Args:
-        config: The stack's.
-        model: The checkpoint's; None if it cannot be read.
-        report: The devices that the stages' libraries see.
-    """
+    """Check the devices of the stages, and the memory on them; ``model`` is None if it cannot be read."""
     if report.platform not in PLATFORMS:
         what = f"vLLM would compute on {report.platform or 'nothing'}: no stage starts"
         yield problem(CHECK, what, "see docs/deployment.md#platforms; for the CPU: `make env`")

@@ -28,10 +28,7 @@ def check_limits(config: Config) -> Findings:
 def check_cache(config: Config, model: Model, on_cpu: bool) -> Findings:
     """Whether the dtypes fit, and the KV caches hold the longest request; nothing starts otherwise.
 
-    Args:
-        config: The stack's.
-        model: The checkpoint's.
-        on_cpu: The stages compute on the CPU.  On a GPU vLLM measures what is left, unless a size is set.
+    On a GPU vLLM measures what is left for the caches, unless a size is set.
     """
     try:
         require_one_dtype(config, model.dtype)

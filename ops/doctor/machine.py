@@ -91,12 +91,7 @@ def check_address_space(machine: Machine, needed: Mapping[StageName, int]) -> Fi
 
 
 def check_disk(config: Config, present: bool) -> Findings:
-    """Whether a checkpoint that is not here yet has room.
-
-    Args:
-        config: The stack's.
-        present: The checkpoint is here.
-    """
+    """Whether a checkpoint has room, unless it is ``present`` already."""
     if present:
         return
     place, needed = Path(DEFAULT_CHECKPOINT), DEFAULT_CHECKPOINT_BYTES
@@ -139,12 +134,7 @@ def check_cpus(config: Config, machine: Machine, on_cpu: bool) -> Findings:
 
 
 def check_shared_memory(machine: Machine, parallel: bool) -> Findings:
-    """Whether processes of one stage can talk through ``/dev/shm``.
-
-    Args:
-        machine: The readings.
-        parallel: A stage computes on several GPUs.
-    """
+    """Whether processes of a stage can talk through ``/dev/shm``; ``parallel``: one uses several GPUs."""
     told = f"{gibibytes(machine.shared_bytes)} of shared memory are free"
     if machine.shared_bytes < MIN_SHARED_BYTES:
         what = f"{machine.shared_bytes:,} bytes are free in {SHARED_MEMORY}, where processes keep their locks"

@@ -101,12 +101,7 @@ def ask_gateway(config: Config) -> StatusReport | None:
 
 
 def check_ports(config: Config, running: StatusReport | None) -> Findings:
-    """Check that the addresses are free, or used by a running OmniRelay.
-
-    Args:
-        config: The stack's.
-        running: The status of the one at ``gateway.listen``.
-    """
+    """Check that the addresses are free, or used by the OmniRelay ``running`` at ``gateway.listen``."""
     if running is not None:
         states = ", ".join(f"{stage.name} {stage.state}" for stage in running.stages)
         what = f"OmniRelay runs at {config.gateway.listen}, gateway pid {running.gateway.pid}: {states}"

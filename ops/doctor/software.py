@@ -31,11 +31,7 @@ MAKE_ENV: Final = "run `make env` in a copy of the repository"
 
 
 def check_python(requires: str | None) -> Findings:
-    """Check Python's version.
-
-    Args:
-        requires: The project's ``Requires-Python``; None if it is not installed.
-    """
+    """Check Python's version by the project's ``Requires-Python``; None if it is not installed."""
     version = platform.python_version()
     if requires is None:
         yield warning("python", f"Python {version}; {PROJECT} is not installed as a package", MAKE_ENV)
@@ -125,11 +121,7 @@ def load_engine(timeout_s: float = PROBE_S) -> EngineReport:
 
 
 def check_engine(report: EngineReport | StageStartError | None) -> Findings:
-    """Check that the stages' libraries load.
-
-    Args:
-        report: What was loaded, or why not; None if they are not installed.
-    """
+    """Check that the stages' libraries load; ``report`` is None if they are not installed."""
     if isinstance(report, StageStartError):
         yield problem("vllm", str(report), f"{MAKE_ENV}; `python -m shared.vllm.probe` shows it whole")
     elif report is not None:
