@@ -10,6 +10,7 @@ from starlette.routing import Route, WebSocketRoute
 from gateway.access.access import Access
 from gateway.access.api_keys import ApiKeys
 from gateway.access.certificate import ServerTls
+from gateway.access.ephemeral import EphemeralKeys
 from gateway.dispatch.registry import StageRegistry
 from gateway.fairness.uploads import UploadRoom
 from gateway.http.app import make_app
@@ -104,6 +105,7 @@ def test_paths(configure: Callable[..., Config]) -> None:
 def test_metrics(tmp_path: Path) -> None:
     metrics = GatewayMetrics(StateCounts(), StageRegistry(1, 1))
     metrics.registry.register(ApiKeys(keys_file(tmp_path / "keys", alice={"key": "k"})))
+    metrics.registry.register(EphemeralKeys())
     certified = Certified(tmp_path / "own")
     metrics.registry.register(ServerTls(TlsConfig(**certified.config)))
     metrics.told("http", "busy")
