@@ -5,6 +5,7 @@ The rendered chat template is tokenized as a whole. If a special token comes fro
 """
 
 import json
+import os
 import re
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
@@ -87,7 +88,7 @@ class PromptBuilder:
 
     def _encode(self, messages: Sequence[ChatMessage]) -> list[int]:
         prompt = self._render(messages)
-        ids: list[int] = self._tokenizer.encode(prompt, add_special_tokens=False).ids
+        ids = self._tokenize(prompt)
         mark = f"mark{secrets.token_hex(16)}x"
         numbers = count()
         marked = self._render([_with_marks(message, mark, numbers) for message in messages])
@@ -95,6 +96,11 @@ class PromptBuilder:
         if sum(token_id in self._special_ids for token_id in ids) == own:
             return ids
         return self._encode_guarded(prompt, _user_spans(prompt, marked, mark, list(_texts(messages))))
+
+    def _tokenize(self, text: str) -> list[int]:
+        # Of the tokenizer's methods only those for batches let other threads run: a long text takes seconds.
+        ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        return ids
 
     def _render(self, messages: Iterable[ChatMessage]) -> str:
         plain = [{"role": message.role, "content": _plain(message.content)} for message in messages]
@@ -117,11 +123,11 @@ class PromptBuilder:
         try:
             for user_start, user_end in [*spans, (len(prompt), len(prompt))]:
                 for match in self._special_pattern.finditer(prompt, start, user_start):
-                    ids += self._tokenizer.encode(prompt[done : match.start()], add_special_tokens=False).ids
+                    ids += self._tokenize(prompt[done : match.start()])
                     ids.append(self._id_of[match[0]])
                     done = match.end()
                 start = user_end
-            ids += self._tokenizer.encode(prompt[done:], add_special_tokens=False).ids
+            ids += self._tokenize(prompt[done:])
         finally:
             self._tokenizer.encode_special_tokens = False
         return ids
@@ -177,6 +183,8 @@ def _user_spans(prompt: str, marked: str, mark: str, texts: Sequence[str]) -> li
 def _load_tokenizer(path: Path) -> Tokenizer:
     if not path.is_file():
         raise CheckpointError(f"the checkpoint lacks {path}")
+    # A batch of one needs no threads of the tokenizer's own, and children no warning of them.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:

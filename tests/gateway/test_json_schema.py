@@ -5,7 +5,14 @@ from typing import Any
 
 import pytest
 
-from gateway.input.json_schema import MAX_DEPTH, MAX_OBJECTS, MAX_PATTERN, MAX_PROPERTIES, require_feasible
+from gateway.input.json_schema import (
+    MAX_DEPTH,
+    MAX_EXPANDED,
+    MAX_OBJECTS,
+    MAX_PATTERN,
+    MAX_PROPERTIES,
+    require_feasible,
+)
 from omnirelay.errors import InvalidRequestError
 
 
@@ -31,6 +38,9 @@ def nested(levels: int) -> dict[str, Any]:
         {"type": "string", "pattern": "a" * MAX_PATTERN},
         {"enum": [f"v{number}" for number in range(5000)]},
         {"type": "string", "pattern": r"^(?:a|b)\(?=[(?=!]\\(?:x)$"},
+        {"type": "string", "pattern": f"a{{{MAX_EXPANDED}}}"},
+        {"type": "string", "pattern": r"[a{9999}]\{9999}{0}x{9999x)"},
+        {"type": "string", "maxLength": 100_000},
         {"type": "object", "patternProperties": {"^a": {"type": "string"}}},
         # A property of that name is not a regular expression, nor a list of properties.
         {"type": "object", "properties": {"pattern": {"type": "string"}, "properties": {"type": "object"}}},
@@ -48,6 +58,13 @@ def test_ordinary_schemas_are_taken(schema: Any) -> None:
         (nested(MAX_DEPTH // 2), "128 levels"),
         ({"anyOf": [{"type": "integer"}] * MAX_OBJECTS}, "2000 objects"),
         ({"items": {"pattern": "a" * (MAX_PATTERN + 1)}}, "1001 characters"),
+        ({"pattern": "^a{1,50000}$"}, "more than 2000 characters"),
+        ({"pattern": "a{9999999999999}"}, "more than 2000 characters"),
+        ({"pattern": "a{ 1 , 3000 }"}, "more than 2000 characters"),
+        ({"pattern": "|".join(f"a{number}B{{1,900}}" for number in range(60))}, "more than 2000 characters"),
+        ({"pattern": r"(?:(?:[^)]{10}\)){10}|a){20}"}, "more than 2000 characters"),
+        ({"anyOf": [{"pattern": "a{900}"}] * 3}, "more than 2000 characters"),
+        ({"patternProperties": {"((a{50}){9,})*{5}": True}}, "more than 2000 characters"),
     ],
 )
 def test_schemas_that_take_minutes_to_compile_are_refused(schema: Any, message: str) -> None:

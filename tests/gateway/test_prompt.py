@@ -3,6 +3,8 @@
 import itertools
 import json
 import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -339,3 +341,16 @@ def test_resolve_model_asks_the_hub_for_ids(
 
 def copy(checkpoint_dir: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(checkpoint_dir, tmp_path / "copy"))
+
+
+def test_others_run_while_a_long_text_is_tokenized(checkpoint_dir: Path) -> None:
+    builder = PromptBuilder(checkpoint_dir)
+    turns = 0
+    with ThreadPoolExecutor(1) as thread:
+        job = thread.submit(builder.build, [ChatMessage("user", "x\n" * 500_000)])
+        while not job.done():
+            time.sleep(0.001)
+            turns += 1
+        assert len(job.result()) > 500_000
+    # A tokenizer that kept the interpreter to itself would leave two or three.
+    assert turns > 50
