@@ -2,6 +2,9 @@
 
 from typing import Any
 
+import torch
+from vllm.platforms import current_platform
+
 from shared.ending import end_process
 from shared.vllm.platform import worker_base
 from shared.vllm.sampling.generators import seed_of_draw
@@ -26,6 +29,10 @@ class StageWorker(_Worker):
     def init_device(self) -> None:
         """Find the other workers."""
         super().init_device()
+        if current_platform.is_cpu():
+            # vLLM has small functions compiled at their first call (ranks of log probabilities): for seconds
+            # nobody would be answered.
+            torch.compiler.set_stance("force_eager")
         if in_worker():
             unlink_shared_memory()
 

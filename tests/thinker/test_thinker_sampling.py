@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
 from omnirelay.errors import InvalidRequestError
 from shared.messages import TextDelta
@@ -71,6 +72,8 @@ def test_log_probabilities_are_transformers(thinker: ThinkerRig, reference: Refe
         assert [value for _, value in each.top] == pytest.approx(row.topk(5).values.tolist(), abs=TOLERANCE)
     assert [each.top for delta in told("none") for each in delta.logprobs] == [[]] * len(reply)
     assert not any(delta.logprobs for delta in told("unasked"))
+    # Compilation would take seconds, in which nobody is answered.
+    assert not counters["stats"]
 
 
 def test_a_schema_is_obeyed(thinker: ThinkerRig) -> None:
