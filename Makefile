@@ -6,11 +6,13 @@ READY := $(VENV)/.ready
 LISTENER := $(VENV)/.listener
 RAY := $(VENV)/.ray
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
+# Behind it: the Python of an environment, and a lock.
+UV_INSTALL = PYTHON="$(PYTHON)" scripts/uv.sh pip install --quiet --no-deps --require-hashes --python
 
 .DEFAULT_GOAL := help
 .PHONY: help env demo up test test-long test-chaos test-apart test-compose test-monitoring test-page prometheus chromium
-.PHONY: ip iptables zsh fish chaos fuzz bench bench-gateway simulate rehearsal gpu profile train check format wheels clean sbom audit
-.PHONY: test-quality test-cluster test-clients clients quality flite espeak-ng kustomize
+.PHONY: ip iptables zsh fish chaos fuzz bench bench-gateway simulate rehearsal gpu profile train check format wheels clean sbom licences audit vendor
+.PHONY: test-beside test-training test-quality test-cluster test-clients clients quality flite espeak-ng kustomize
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -19,27 +21,27 @@ help: ## list the targets
 env: $(READY) ## create the environment in .venv, if it is missing or out of date
 
 $(READY): pyproject.toml deploy/client/pyproject.toml requirements/torch.lock requirements/cpu.lock requirements/dev.lock requirements/gpu.txt \
-		scripts/setup_env.py
+		requirements/uv.lock scripts/setup_env.sh scripts/uv.sh
 	@test -n "$(PYTHON)" || { echo "No python3.11 found; install Python 3.11."; exit 1; }
-	@"$(PYTHON)" scripts/setup_env.py --device "$(DEVICE)" --venv "$(VENV)"
+	@PYTHON="$(PYTHON)" scripts/setup_env.sh --device "$(DEVICE)" --venv "$(VENV)"
 	@touch $@
 
 # The recognizer that listens to speech.
 $(LISTENER): requirements/quality.lock $(READY)
-	@$(BIN)/python -m pip install --quiet --no-input --no-deps --require-hashes -r requirements/quality.lock
+	@$(UV_INSTALL) $(BIN)/python -r requirements/quality.lock
 	@touch $@
 
 # What places the processes of `omnirelay cluster`.
 $(RAY): requirements/cluster.lock $(READY)
-	@$(BIN)/python -m pip install --quiet --no-input --no-deps --require-hashes -r requirements/cluster.lock
+	@$(UV_INSTALL) $(BIN)/python -r requirements/cluster.lock
 	@touch $@
 
 # Each client program has an environment of its own; guidellm and vllm-omni find PyTorch, and vLLM, in the server's.
 CLIENTS := $(patsubst requirements/clients/%.lock,.venv-clients/%/.ready,$(wildcard requirements/clients/*.lock))
 
-.venv-clients/%/.ready: requirements/clients/%.lock
+.venv-clients/%/.ready: requirements/clients/%.lock | $(READY)
 	@"$(PYTHON)" -m venv --clear $(@D)
-	@$(@D)/bin/python -m pip install --quiet --no-input --no-deps --require-hashes -r $<
+	@$(UV_INSTALL) $(@D)/bin/python -r $<
 	@$(if $(filter guidellm vllm-omni,$*),echo "$(CURDIR)/$(VENV)/lib/python3.11/site-packages" \
 		>$(@D)/lib/python3.11/site-packages/torch.pth)
 	@[ ! -d requirements/clients/$* ] || { cp requirements/clients/$*/package*.json $(@D) && cd $(@D) && \
@@ -66,7 +68,7 @@ test: env zsh fish kustomize ## run the suite; WORKERS=0 for one test at a time,
 	@$(BIN)/python -m pytest --numprocesses=$(WORKERS) --max-worker-restart=0 $(if $(COVER),--cov --cov-report=term)
 
 test-long: env ## a whole benchmark, stacks that lose processes, 500 requests in a row, checkpoints of other sizes
-	@$(BIN)/python -m pytest -m long
+	@$(BIN)/python -m pytest -m long --numprocesses=2 --max-worker-restart=0
 
 test-chaos: env ## kill, freeze and fail processes under eight streams: the short form of chaos
 	@$(BIN)/python -m pytest -m chaos tests/chaos
@@ -96,6 +98,17 @@ test-page: export PAGE_PICTURE := $(PICTURE)
 test-page: env chromium ## test the web page in Chromium, which is installed if it can be
 	@$(BIN)/python -m pytest -m page tests/page
 
+test-training: env ## the training of the default checkpoint, on models of a few thousand parameters
+	@$(BIN)/python -m pytest -m training tests/training
+
+# Two at a time: each waits a good part of its time for what it starts.
+PARTS ?= clients quality training page monitoring
+BESIDE = $(if $(filter quality,$(PARTS)),$(LISTENER) flite espeak-ng) $(if $(filter page,$(PARTS)),chromium) \
+	$(if $(filter monitoring,$(PARTS)),prometheus) $(if $(filter clients,$(PARTS)),clients)
+test-beside: env $(BESIDE) ## PARTS="page quality": these parts, two tests at a time
+	@$(BIN)/python -m pytest --numprocesses=2 --max-worker-restart=0 -m "$$(echo $(PARTS) | sed 's/ / or /g')" \
+		$(addprefix tests/,$(PARTS))
+
 test-quality: env flite espeak-ng $(LISTENER) ## ask the trained checkpoint held-out questions, and listen: the short form of quality
 	@$(BIN)/python -m pytest --capture=no -m quality tests/quality
 
@@ -120,9 +133,9 @@ bench-gateway: env ## measure the gateway alone, on one core, with thousands of 
 simulate: env ## simulate stacks of many replicas with measured step times: tables in benchmarks/results
 	@$(BIN)/python -m benchmarks.simulation $(ARGS)
 
-# ARGS="--size tiny", ARGS="--device cuda": see `python -m benchmarks.rehearsal --help`.
+# ARGS="--size tiny", ARGS="--device cuda": the part `parity` of gpu, on a CPU if not said otherwise.
 rehearsal: env ## load random weights of the released 3B's shapes stage by stage, and compare with transformers
-	@$(BIN)/python -m benchmarks.rehearsal $(ARGS)
+	@$(BIN)/python -m benchmarks.gpu parity --device cpu --again --out out/rehearsal $(ARGS)
 
 # ARGS="bare steps", ARGS="--again": see `python -m benchmarks.gpu --help`.
 gpu: ## on a machine with a GPU: right, captured, how fast, kill -9: a report in out/gpu; resumed where it stopped
@@ -130,7 +143,8 @@ gpu: ## on a machine with a GPU: right, captured, how fast, kill -9: a report in
 	@.venv-gpu/bin/python -m benchmarks.gpu $(ARGS)
 
 profile: env ## where a request's time goes, per stage: a picture in benchmarks/results
-	@$(BIN)/python -m benchmarks.profile $(ARGS)
+	@$(BIN)/python -m benchmarks --size small --scenarios concurrency --servers omnirelay --clients 1 8 --repeats 1 \
+		--name profile $(ARGS)
 
 # Debian's packages behind these commands are installed if that can be.
 prometheus: PACKAGES := prometheus
@@ -157,29 +171,63 @@ AUDIT := .venv-audit/bin/python
 
 $(AUDIT): requirements/audit.lock
 	@"$(PYTHON)" -m venv --clear .venv-audit
-	@$@ -m pip install --quiet --no-input --no-deps --require-hashes -r requirements/audit.lock
+	@$(UV_INSTALL) $@ -r requirements/audit.lock
 	@touch $@
 
-sbom: $(AUDIT) ## write what the locked packages are to out/sbom-*.json (CycloneDX)
-	@$(AUDIT) scripts/supply_chain.py sbom
+DESCRIBE = $(AUDIT) -W ignore -m cyclonedx_py $(1) --pyproject pyproject.toml --output-reproducible -o out/sbom-$(2).json
+LOCKED = cat $(patsubst %,requirements/%.lock,$(1)) | $(call DESCRIBE,requirements -,$(2))
 
-# ARGS="--service osv" asks osv.dev instead of PyPI.
+sbom: $(AUDIT) ## write what is locked, and what is installed, to out/sbom-*.json (CycloneDX)
+	@mkdir -p out
+	@$(call LOCKED,gateway,gateway)
+	@$(call LOCKED,gateway webrtc,gateway-calls)
+	@$(call LOCKED,torch cpu,stages-cpu)
+	@$(call LOCKED,torch cpu dev,development)
+	@[ ! -x .venv/bin/python ] || $(call DESCRIBE,environment .venv/bin/python,environment-cpu)
+	@[ ! -x .venv-gpu/bin/python ] || $(call DESCRIBE,environment .venv-gpu/bin/python,environment-gpu)
+	@ls out/sbom-*.json
+
+# Known: docs/licences.md tells of them; the metadata of the last three name none.
+licences: $(AUDIT) env ## fail if an installed package has a licence that docs/licences.md must mention, or none
+	@$(AUDIT) -m piplicenses --python $(BIN)/python --partial-match --fail-on "GPL;MPL-;Mozilla;Proprietary;UNKNOWN" \
+		--ignore-packages certifi tqdm shtab pycountry soxr intel-openmp intel-cmplr-lib-ur hypothesis pathspec \
+		atheris espeakng-loader oss-harmony >/dev/null
+
+PINS = sed -n 's/^\([a-z0-9-]*==[^ \\]*\).*/\1/p' $(patsubst %,requirements/%,$(1)) | sort -u
+AUDITED = $(PINS) >out/pins.txt; $(AUDIT) -m pip_audit --strict --disable-pip --no-deps --progress-spinner off -r out/pins.txt $(ARGS)
+
+# Two sets, each with one version of a package.  ARGS="-s osv" asks osv.dev instead of PyPI.
 audit: $(AUDIT) ## ask what is known against the locked packages; needs the internet itself, not a mirror
-	@$(AUDIT) scripts/supply_chain.py audit $(ARGS)
+	@mkdir -p out
+	@$(call AUDITED,torch.lock cpu.lock dev.lock gpu.txt quality.lock cluster.lock)
+	@$(call AUDITED,audit.lock)
+
+# Browsers load them from the gateway, never from elsewhere.  For another version, renew the digests too.
+VENDORED := marked@18.2.1/lib/marked.esm.js dompurify@3.4.18/dist/purify.min.js
+
+vendor: ## fetch the web page's libraries again, as they were released
+	@for each in $(VENDORED); do \
+		name=$${each%%@*}; version=$${each#*@}; version=$${version%%/*}; \
+		curl -fsS "https://registry.npmjs.org/$$name/-/$$name-$$version.tgz" | \
+			tar -xzO "package/$${each#*/}" >"gateway/http/page/static/vendor/$${each##*/}"; \
+	done
+	@sha256sum --check scripts/vendor.sha256
 
 # ARGS="vocoder --hours 2": one part, for so long; see docs/training.md.
 train: env ## train the speaking checkpoint, for hours; resumed where it stopped
-	@$(BIN)/python -m checkpoint.training --state out/training $(ARGS)
+	@$(BIN)/python -m labs.training --state out/training $(ARGS)
 
-check: env ## lint, formatting, types, and the direction of imports
-	@echo "[1/4] ruff check"
+check: env ## lint, formatting, types, the direction of imports, and how much code there is
+	@echo "[1/5] ruff check"
 	@$(BIN)/ruff check .
-	@echo "[2/4] ruff format --check"
+	@echo "[2/5] ruff format --check"
 	@$(BIN)/ruff format --check .
-	@echo "[3/4] mypy (the first run takes longest)"
+	@echo "[3/5] mypy (the first run takes longest)"
 	@$(BIN)/mypy
-	@echo "[4/4] lint-imports"
+	@echo "[4/5] lint-imports"
 	@$(BIN)/lint-imports
+	@echo "[5/5] lines of code"
+	@$(BIN)/python scripts/count_code.py
 
 format: env ## put the code into the form that check wants
 	@$(BIN)/ruff check --fix .

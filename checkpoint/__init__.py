@@ -1,4 +1,4 @@
-"""Random checkpoints of Qwen2.5-Omni: small enough for tests on any machine, or of the released 3B's size."""
+"""Random checkpoints: small enough for tests on any machine, or of the released 3B's size."""
 
 from checkpoint.large import write_large
 from checkpoint.shape import BENCH, RELEASED_3B, RELEASED_VOCABULARY, SMALL, TINY, CheckpointShape

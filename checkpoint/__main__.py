@@ -1,32 +1,56 @@
-"""Command line: ``python -m checkpoint DIR [--size tiny|small|bench|3b|speaking] [--seed N]``."""
+"""Command line: ``python -m checkpoint DIR [--family NAME] [--size NAME] [--seed N]``."""
 
 import argparse
 import logging
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 import torch
 import transformers
 from safetensors import safe_open
 
-from checkpoint import BENCH, SMALL, TINY, write_checkpoint, write_large
+from checkpoint import BENCH, SMALL, TINY, qwen3_omni, write_checkpoint, write_large
 from checkpoint.compact import expand
+from checkpoint.qwen3_omni import write_qwen3_omni
 from omnirelay.errors import CheckpointError, OmniRelayError
 
-_SIZES = {"tiny": TINY, "small": SMALL, "bench": BENCH}
-_SPEAKING = "speaking"
-_RELEASED_3B = "3b"
-_PACKAGED = Path(__file__).parent / _SPEAKING
+_PACKAGED = Path(__file__).parent / "speaking"
+
+
+def _write_speaking(directory: Path, seed: int) -> None:
+    del seed
+    if not _PACKAGED.is_dir():
+        raise CheckpointError(f"no trained checkpoint is installed: there is no {_PACKAGED}")
+    expand(_PACKAGED, directory)
+
+
+_FAMILIES: Final[dict[str, dict[str, Callable[[Path, int], None]]]] = {
+    "qwen2.5-omni": {
+        "tiny": lambda directory, seed: write_checkpoint(directory, TINY, seed),
+        "small": lambda directory, seed: write_checkpoint(directory, SMALL, seed),
+        "bench": lambda directory, seed: write_checkpoint(directory, BENCH, seed),
+        "3b": lambda directory, seed: write_large(directory, seed=seed),
+        "speaking": _write_speaking,
+    },
+    "qwen3-omni": {
+        "tiny": lambda directory, seed: write_qwen3_omni(directory, qwen3_omni.TINY, seed),
+        "small": lambda directory, seed: write_qwen3_omni(directory, qwen3_omni.SMALL, seed),
+    },
+}
+"""What writes a checkpoint, by family and size."""
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Write the requested checkpoint; return the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m checkpoint",
-        description="Write a Qwen2.5-Omni checkpoint: a random one, or the trained one (speaking).",
+        description="Write a checkpoint: a random one, or the trained one (speaking).",
     )
     parser.add_argument("directory", type=Path, metavar="DIR", help="new, empty, or an earlier checkpoint")
-    parser.add_argument("--size", choices=[*sorted(_SIZES), _RELEASED_3B, _SPEAKING], default="tiny")
+    parser.add_argument("--family", choices=list(_FAMILIES), default="qwen2.5-omni")
+    parser.add_argument("--size", choices=list(_FAMILIES["qwen2.5-omni"]), default="tiny")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
@@ -37,12 +61,10 @@ def main(arguments: list[str] | None = None) -> int:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     try:
-        if options.size == _SPEAKING:
-            _write_speaking(options.directory)
-        elif options.size == _RELEASED_3B:
-            write_large(options.directory, seed=options.seed)
-        else:
-            write_checkpoint(options.directory, _SIZES[options.size], options.seed)
+        sizes = _FAMILIES[options.family]
+        if options.size not in sizes:
+            raise CheckpointError(f"sizes of {options.family} are {', '.join(sizes)}, not {options.size}")
+        sizes[options.size](options.directory, options.seed)
     except (OmniRelayError, OSError) as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
@@ -55,12 +77,6 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stdout = None
         return 1
     return 0
-
-
-def _write_speaking(directory: Path) -> None:
-    if not _PACKAGED.is_dir():
-        raise CheckpointError(f"no trained checkpoint is installed: there is no {_PACKAGED}")
-    expand(_PACKAGED, directory)
 
 
 def _summary(directory: Path) -> str:

@@ -201,6 +201,14 @@ def write_processors(directory: Path, shape: CheckpointShape) -> None:
         "size": size,
         "processor_class": "Qwen2_5OmniProcessor",
     }
+    write_preprocessors(directory, vision, shape.audio.longest_seconds)
+    ends = _ends(shape)
+    stops = [shape.vocabulary.ids.im_end, shape.vocabulary.ids.end_of_text]
+    write_generation(directory, {**ends, "eos_token_id": stops})
+
+
+def write_preprocessors(directory: Path, vision: dict[str, Any], longest_seconds: int) -> None:
+    """Write how sound of at most so many seconds, pictures and videos become the encoders' input."""
     sampling_rate, hop = 16_000, 160
     audio = {
         "feature_extractor_type": "WhisperFeatureExtractor",
@@ -208,9 +216,9 @@ def write_processors(directory: Path, shape: CheckpointShape) -> None:
         "sampling_rate": sampling_rate,
         "hop_length": hop,
         "n_fft": 400,
-        "chunk_length": shape.audio.longest_seconds,
-        "n_samples": shape.audio.longest_seconds * sampling_rate,
-        "nb_max_frames": shape.audio.longest_seconds * sampling_rate // hop,
+        "chunk_length": longest_seconds,
+        "n_samples": longest_seconds * sampling_rate,
+        "nb_max_frames": longest_seconds * sampling_rate // hop,
         "dither": 0.0,
         "padding_side": "right",
         "padding_value": 0.0,
@@ -222,6 +230,8 @@ def write_processors(directory: Path, shape: CheckpointShape) -> None:
         directory / "video_preprocessor_config.json",
         {**vision, "video_processor_type": "Qwen2VLVideoProcessor"},
     )
-    ends = _ends(shape)
-    stops = [shape.vocabulary.ids.im_end, shape.vocabulary.ids.end_of_text]
-    write_json(directory / "generation_config.json", {**ends, "eos_token_id": stops})
+
+
+def write_generation(directory: Path, values: dict[str, Any]) -> None:
+    """Write the defaults of generation, over what transformers has written."""
+    write_json(directory / "generation_config.json", values)

@@ -37,6 +37,9 @@ def fill_layer(layer: nn.Module, generator: torch.Generator) -> None:
             parameter.div_(math.sqrt(_inputs(layer, parameter)))
         elif name == "weight":
             parameter.mul_(_NORM_SPREAD).add_(1.0)
+        elif parameter.dim() == 3 and not isinstance(layer, nn.modules.conv._ConvNd):
+            # The matrices of experts, side by side.
+            parameter.div_(math.sqrt(parameter.shape[2]))
         else:
             parameter.mul_(_BIAS)
 

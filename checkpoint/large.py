@@ -6,6 +6,7 @@ of :mod:`checkpoint.writer` the thinker's replies are not legible, and no text o
 
 import json
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,7 +38,7 @@ def write_large(
     shape.validate()
     declare_missing_operators()
     with complete_directory(directory) as partial:
-        trained = tokenizer.build_tokenizer(shape.vocabulary)
+        trained = tokenizer.build_tokenizer(shape.vocabulary.trained, shape.vocabulary.ids.tokens())
         tokenizer.write_tokenizer(partial, trained, shape.thinker.max_positions)
         config = model_config(shape, tokenizer.user_id(trained), str(DTYPE).removeprefix("torch."))
         config.save_pretrained(partial)
@@ -52,7 +53,7 @@ def write_large(
             for name, tensor in _tensors(config, voices, seed):
                 shards.add(name, tensor)
         shards.close()
-        write_recipe(partial, shape, seed)
+        write_recipe(partial, asdict(shape), seed)
 
 
 def _tensors(config: Any, voices: dict[str, Any], seed: int) -> Iterator[tuple[str, torch.Tensor]]:

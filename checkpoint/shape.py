@@ -324,7 +324,7 @@ RELEASED_3B = CheckpointShape(
     ),
     vocoder=VocoderShape(channels=1536, kernel_sizes=(3, 7, 11)),
 )
-# The sizes of the checkpoint that `checkpoint.training` makes: answers, and fits into a repository.
+# The sizes of the checkpoint that `labs.training` makes: answers, and fits into a repository.
 SPEAKING = CheckpointShape(
     thinker=ThinkerShape(hidden_size=192, intermediate_size=512, layers=4, heads=3, key_value_heads=3),
     talker=TalkerShape(

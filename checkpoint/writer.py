@@ -101,7 +101,7 @@ def _replace(directory: Path, complete: Path) -> None:
 
 def _write_files(directory: Path, shape: CheckpointShape, seed: int) -> None:
     with step("tokenizer"):
-        trained = tokenizer.build_tokenizer(shape.vocabulary)
+        trained = tokenizer.build_tokenizer(shape.vocabulary.trained, shape.vocabulary.ids.tokens())
         tokenizer.write_tokenizer(directory, trained, shape.thinker.max_positions)
     config = model_config(shape, tokenizer.user_id(trained))
     with step("layers"), torch.random.fork_rng(devices=[]):
@@ -127,7 +127,7 @@ def _write_files(directory: Path, shape: CheckpointShape, seed: int) -> None:
         # After save_pretrained, which writes a generation config of its own.
         write_processors(directory, shape)
         write_voices(directory, voices)
-        write_recipe(directory, shape, seed)
+        write_recipe(directory, dataclasses.asdict(shape), seed)
 
 
 def write_voices(directory: Path, voices: dict[str, dict[str, Any]]) -> None:
@@ -138,9 +138,9 @@ def write_voices(directory: Path, voices: dict[str, dict[str, Any]]) -> None:
     (directory / "spk_dict.pt").write_bytes(packed.getbuffer())
 
 
-def write_recipe(directory: Path, shape: CheckpointShape, seed: int) -> None:
+def write_recipe(directory: Path, shape: dict[str, Any], seed: int) -> None:
     """Write what a checkpoint was made from."""
-    recipe = {"seed": seed, "shape": dataclasses.asdict(shape)}
+    recipe = {"seed": seed, "shape": shape}
     (directory / RECIPE_FILE).write_text(json.dumps(recipe, indent=2) + "\n", encoding="utf-8")
 
 

@@ -15,12 +15,13 @@ from gateway.process import run
 from omnirelay.errors import OmniRelayError
 from shared.config import load_config, tell_ignored
 from shared.ending import leave_on_signals, limit_end, run_to_end
+from shared.families.known import DESCRIPTIONS, Descriptions
 from shared.log import configure_logging
 
 log = logging.getLogger(__name__)
 
 
-def main() -> int:
+def main(families: Descriptions = DESCRIPTIONS) -> int:
     """Run until SIGTERM or SIGINT; return 1 if the gateway could not start, else 0."""
     # Until the running gateway installs its own handlers.
     leave_on_signals()
@@ -35,7 +36,7 @@ def main() -> int:
         configure_logging("gateway", config.log_level, config.log_format)
         tell_ignored()
         # Never closed: that would wait for threads in DNS look-ups, which can take minutes.
-        asyncio.Runner().run(run(config))
+        asyncio.Runner().run(run(config, families))
     except OmniRelayError as error:
         limit_end()
         log.error("%s: %s", error.code, error)

@@ -16,7 +16,7 @@ from omnirelay.content import media_of
 from omnirelay.errors import BusyError
 from omnirelay.protocol import GenerateRequest
 from shared.config import MediaConfig
-from shared.messages import PrefillRequest, ThinkRequest
+from shared.messages import TextSampling, ThinkRequest
 
 if TYPE_CHECKING:
     from gateway.input.fetch import Fetcher
@@ -42,7 +42,12 @@ class RequestIntake:
         self._media = MediaIntake(media, fetch, self._thread.run)
 
     async def request(
-        self, request: GenerateRequest, speaker: str | None, hold: Hold, traceparent: str | None
+        self,
+        request: GenerateRequest,
+        speaker: str | None,
+        hold: Hold,
+        traceparent: str | None,
+        cache_salt: str | None,
     ) -> ThinkRequest:
         """Build the thinker's request, validated before media are fetched; RequestError if it is invalid."""
         items = self._media.check(media_of(request.messages), hold)
@@ -50,9 +55,11 @@ class RequestIntake:
         drawn_seed = secrets.randbits(SEED_BITS)
         think = self._validator.think_request(self._new_id(), request, prompt, speaker, drawn_seed)
         media = await self._media.load(items, hold)
-        return msgspec.structs.replace(think, media=media, traceparent=traceparent)
+        return msgspec.structs.replace(think, media=media, traceparent=traceparent, cache_salt=cache_salt)
 
-    async def beginning(self, request: GenerateRequest, hold: Hold, goes_on: bool) -> PrefillRequest:
+    async def beginning(
+        self, request: GenerateRequest, hold: Hold, goes_on: bool, cache_salt: str | None
+    ) -> ThinkRequest:
         """Build the beginning of a prompt; RequestError if it is invalid, too large, or has media by URL.
 
         Args:
@@ -69,9 +76,20 @@ class RequestIntake:
             while prompt and prompt[-1] not in self._placeholders:
                 prompt.pop()
         media = await self._media.load(items, hold)
-        return PrefillRequest(
-            request_id=self._new_id(), prompt_token_ids=prompt, media=media, recording_continues=goes_on
+        return ThinkRequest(
+            request_id=self._new_id(),
+            prompt_token_ids=prompt,
+            sampling=TextSampling(max_tokens=1),
+            seed=0,
+            media=media,
+            early="recording" if goes_on else "prompt",
+            cache_salt=cache_salt,
         )
+
+    async def tokenize(self, request: GenerateRequest, client: str) -> list[int]:
+        """Build a prompt alone."""
+        ids: list[int] = await self._thread.run(client, self._validator.prompt, request)
+        return ids
 
     def close(self) -> None:
         """End the thread."""

@@ -40,11 +40,11 @@ from omnirelay.errors import (
 )
 from omnirelay.protocol import GenerateRequest, PartialAnswer
 from shared.config import Config
-from shared.log import limited, of_request
+from shared.log import LIMITED, limited, of_request
 from shared.messages import (
     GATEWAY_NAME_BYTES,
+    SAMPLE_RATE,
     ControlToGateway,
-    PrefillDone,
     RequestFailed,
     StageEvent,
     ThinkRequest,
@@ -83,7 +83,7 @@ class Gateway:
         self.counts: Final = StateCounts()
         self.metrics: Final = GatewayMetrics(self.counts, self.registry)
         self.dispatcher: Final = Dispatcher(
-            settings, self.registry, self.metrics, stages, self._close_request, clock
+            settings, self.registry, self.metrics, stages, self._close_request, self._leave_thinker, clock
         )
         self.prefills: Final = Prefills(
             self.registry, stages, self.dispatcher.aborts, self.metrics, limits.early_prompt_tokens
@@ -93,6 +93,7 @@ class Gateway:
         )
         self.dropped_events = 0
         self._prompts = prompts
+        self.family: Final = prompts.family
         self._traces = traces
         self._validator = Validator(settings, self.registry, prompts)
         self._admission = Admission(limits.max_active, limits.max_queued)
@@ -101,6 +102,7 @@ class Gateway:
         self._active: dict[str, ActiveRequest] = {}
         self._history = RequestHistory()
         self._spoken = SpeechHistory()
+        self._shares_caches = settings.share_prefix_cache
         self._max_start_delay_s = settings.max_start_delay_s
         self._clock = clock
         self._ends_at = 0.0
@@ -160,7 +162,7 @@ class Gateway:
             return self.prefills.counted("skipped")
         hold = Hold(self.held.of(account.share))
         try:
-            begun = await self._intake.beginning(request, hold, goes_on)
+            begun = await self._intake.beginning(request, hold, goes_on, self._cache_salt(account))
             return await self.prefills.compute(begun, client, thinker)
         except OmniRelayError as error:
             # A request like it would be told.
@@ -173,12 +175,25 @@ class Gateway:
         """Raise UnknownSpeakerError if the speaker is unknown."""
         self._validator.speaker(request)
 
+    @property
+    def speech_system_prompt(self) -> str | None:
+        """The system message of requests for speech that have none."""
+        return self._validator.speech_system_prompt
+
     def voice_aliases(self) -> dict[str, str]:
         """The speaker that each alias stands for."""
         return self._validator.voice_aliases()
 
-    def token_bytes(self, token_id: int) -> bytes | None:
-        """The bytes of a text token; none for a special one."""
+    async def tokenize(self, request: GenerateRequest, account: ClientAccount) -> list[int]:
+        """The token ids of a request's prompt; RequestError if it is invalid."""
+        return await self._intake.tokenize(request, account.share)
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether a token has no part in a text, as the one that ends it."""
+        return self._prompts.is_special(token_id)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes of a token, or of a special one's name."""
         return self._prompts.token_bytes(token_id)
 
     def cancel(self, request_id: str, reason: str = "the client cancelled the request") -> None:
@@ -194,11 +209,8 @@ class Gateway:
 
     def on_event(self, event: StageEvent) -> None:
         """Take a stage's message about a request."""
-        if isinstance(event, RequestFailed) and event.request_id in self.prefills:
-            self.prefills.failed(event)
-            return
-        if isinstance(event, PrefillDone):
-            self.prefills.done(event)
+        if event.request_id in self.prefills:
+            self.prefills.take(event)
             return
         active = self.dispatcher.of(event.request_id)
         if active is None:
@@ -216,14 +228,31 @@ class Gateway:
 
     def start_waiting(self) -> None:
         """Dispatch queued requests while there is room at the stages; call it periodically."""
-        while not self._closed and (request_id := self._admission.next()) is not None:
-            if not self.dispatcher.begin(self._active[request_id]):
-                return
+        speech = True
+        while not self._closed and (request_id := self._admission.next(speech)) is not None:
+            active = self._active[request_id]
+            speaks = active.record.think.speech is not None
+            try:
+                if not self.dispatcher.begin(active):
+                    if not speaks:
+                        return
+                    # Text need not wait for the stages of speech.
+                    speech = False
+                    continue
+            except Exception:
+                # The caller may be the ticker, or the submission of another client's request.
+                log.exception("request %s could not be placed", active.name, extra=LIMITED)
+                self._end(active, RequestState.FAILED, OmniRelayError("see the gateway's log"))
+                continue
             self._admission.start(request_id)
+            if active.attempt is None:
+                self._leave_thinker(active)
 
     def check_stages(self) -> None:
         """Detect lost replicas and retry their requests; call it periodically."""
         self._monitor.check()
+        thinker, *others = self.registry.stages
+        self._admission.follow(self.registry.batch([thinker]), self.registry.batch(others))
         self.prefills.check()
         self.dispatcher.begin_waiting()
 
@@ -259,7 +288,8 @@ class Gateway:
         with self._admission.preparing(account.share):
             try:
                 async with asyncio.timeout_at(due):
-                    think = await self._intake.request(request, speaker, hold, traceparent)
+                    salt = self._cache_salt(account)
+                    think = await self._intake.request(request, speaker, hold, traceparent, salt)
             except TimeoutError as error:
                 raise late_error(lifecycle.state, deadline_s) from error
         if self._closed:
@@ -270,7 +300,7 @@ class Gateway:
             # Again: another may have been admitted meanwhile.
             self._end_earlier(partial, account)
         request_id = think.request_id
-        self._admission.enter(request_id, think.priority, account.share)
+        self._admission.enter(request_id, think.priority, account.share, think.speech is not None)
         lifecycle.move(RequestState.QUEUED)
         active = ActiveRequest(
             RequestRecord(think, lifecycle, partial, codec),
@@ -284,9 +314,22 @@ class Gateway:
             resumable=request.resumable,
         )
         self._active[request_id] = active
-        if partial is None or not self._go_on(active, partial):
+        try:
+            whole = partial is not None and self._go_on(active, partial)
+        except BaseException:
+            # Nothing else ends a request whose client gets no stream.
+            active.timer.cancel()
+            del self._active[request_id]
+            self._admission.leave(request_id)
+            raise
+        if not whole:
             self.start_waiting()
         return active.stream
+
+    def _cache_salt(self, account: ClientAccount) -> str | None:
+        """Return the name under which the thinker caches a client's prompts: its key's, if it has one."""
+        keyed = account.client.keyed and not self._shares_caches
+        return account.client.name if keyed else None
 
     def _end_earlier(self, partial: PartialAnswer, account: ClientAccount) -> None:
         """End what this client still has open of an answer that it goes on with: each has one request."""
@@ -315,7 +358,8 @@ class Gateway:
         if think.speech is None or not think.speech.streaming:
             return None
         codec = self.registry.codec()
-        return AnswerPace(self._spoken, codec.rate, codec.groups, self._max_start_delay_s)
+        rate = SAMPLE_RATE / codec.frame_samples
+        return AnswerPace(self._spoken, rate, codec.groups, self._max_start_delay_s)
 
     def _take(self, active: ActiveRequest, delta: Delta) -> None:
         record = active.record
@@ -332,8 +376,8 @@ class Gateway:
         else:
             if record.lifecycle.state is RequestState.COMPLETED:
                 self._complete(active)
-            elif active.suspicions:
-                self.dispatcher.progressed(active)
+            if not record.needs("thinker") and self._admission.leave_thinker(record.request_id):
+                self.start_waiting()
 
     def _complete(self, active: ActiveRequest) -> None:
         done, about = done_event(active), of_request(active.record.request_id)
@@ -354,10 +398,24 @@ class Gateway:
     ) -> None:
         """End a request that the dispatcher has removed."""
         lifecycle, about = active.record.lifecycle, of_request(active.record.request_id)
-        log.info("request %s %s from %s: %s", active.name, state, lifecycle.state, error.for_log, extra=about)
+        level = logging.INFO if state is RequestState.CANCELLED else logging.WARNING
+        log.log(
+            level,
+            "request %s %s from %s: %s",
+            active.name,
+            state,
+            lifecycle.state,
+            error.for_log,
+            extra=about,
+        )
         lifecycle.move(state)
         self._remove(active, None, error)
         active.stream.finish(error_codes.to_event(error), drop_waiting=isinstance(error, SlowClientError))
+
+    def _leave_thinker(self, active: ActiveRequest) -> None:
+        """A request waits for the stages of speech: meanwhile it keeps no text from the thinker."""
+        if active.record.think.speech is not None and self.registry.state("thinker") == "ready":
+            self._admission.leave_thinker(active.record.request_id)
 
     def _remove(self, active: ActiveRequest, served_s: float | None, error: OmniRelayError | None) -> None:
         active.meter.ended(error)

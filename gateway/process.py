@@ -20,10 +20,13 @@ from gateway.requests.tracing import GatewayTraces
 from gateway.tcp.server import TcpServer
 from omnirelay.errors import OmniRelayError
 from omnirelay.status import GatewayStatus, StatusReport
+from omnirelay.version import version
 from shared.checkpoints import TOKENIZER_FILES, resolve_model, served_name
 from shared.config import Config
 from shared.ending import STOP_SIGNALS, TOGETHER_S, limit_end
-from shared.metrics import LogMetrics
+from shared.families.known import DESCRIPTIONS, Descriptions
+from shared.log import limited
+from shared.metrics import ProcessMetrics
 from shared.real_time import set_realtime_priority
 from shared.starters import has_random_weights, load_starters
 from shared.tracing.setup import open_tracer
@@ -44,11 +47,13 @@ log = logging.getLogger(__name__)
 class GatewayProcess:
     """All parts of a gateway; raises CheckpointError, AddressInUseError or ConfigError."""
 
-    def __init__(self, config: Config, fetch: "Fetcher | None" = None) -> None:
-        self._started = time.monotonic()
+    def __init__(
+        self, config: Config, fetch: "Fetcher | None" = None, families: Descriptions = DESCRIPTIONS
+    ) -> None:
+        self._started = self._ticked = time.monotonic()
         self.access: Final = Access(config)
         self._text_only = config.text_only
-        self._prompts = PromptBuilder(resolve_model(config, TOKENIZER_FILES))
+        self._prompts = PromptBuilder(resolve_model(config, TOKENIZER_FILES), families)
         if fetch is None and config.media.url_hosts:
             from gateway.input.fetch import Fetcher  # noqa: PLC0415 - loads an HTTP client
 
@@ -59,7 +64,7 @@ class GatewayProcess:
         self.gateway: Final = Gateway(config, self._prompts, self._transport, fetch, traces)
         traffic, peers = self._transport.edges(), self._transport.peers()
         access = self.access.keys, self.access.ephemeral, self.access.tls
-        for each in (traffic, peers, *access, LogMetrics("gateway")):
+        for each in (traffic, peers, *access, ProcessMetrics("gateway")):
             if each is not None:
                 self.gateway.metrics.registry.register(each)
         uploads = UploadRoom(config.gateway.limits.held_bytes)
@@ -83,6 +88,7 @@ class GatewayProcess:
             self._close()
             raise
         self._transport.start(self.gateway.on_event, self.gateway.on_control)
+        self._ticked = time.monotonic()
         self._ticker = asyncio.create_task(self._tick())
 
     async def drain(self, grace_s: float, hurry: asyncio.Event) -> None:
@@ -107,10 +113,19 @@ class GatewayProcess:
             await asyncio.gather(self._ticker, return_exceptions=True)
         self._close()
 
+    async def serve(self, stop: asyncio.Event) -> BaseException | None:
+        """Wait for ``stop``, or until a part that must run as long as the process ends; return its error."""
+        parts = self._ticker, *(each.serving for each in (self._http, self._monitor) if each is not None)
+        waits = [asyncio.create_task(stop.wait()), *(each for each in parts if each is not None)]
+        ended, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        waits[0].cancel()
+        return next((error for each in ended if (error := each.exception()) is not None), None)
+
     def status(self) -> StatusReport:
         """The status of the stack."""
         return StatusReport(
             gateway=GatewayStatus(
+                version=version(),
                 pid=os.getpid(),
                 uptime_s=time.monotonic() - self._started,
                 peak_memory_bytes=peak_memory_bytes(),
@@ -166,18 +181,28 @@ class GatewayProcess:
             self._context.audio.close()
 
     async def _tick(self) -> None:
-        before = time.monotonic()
+        works = (
+            self._note_suspension,
+            self._transport.poll,
+            self.gateway.start_waiting,
+            self.gateway.check_stages,
+        )
         while True:
             await asyncio.sleep(TICK_S)
-            now = time.monotonic()
-            away_s, before = now - before - TICK_S, now
-            if away_s > AWAY_S:
-                told = "this gateway was suspended for %.1f s: timeouts of stages are extended by that"
-                log.warning(told, away_s)
-                self.gateway.registry.excuse(away_s)
-            self._transport.poll()
-            self.gateway.start_waiting()
-            self.gateway.check_stages()
+            for work in works:
+                try:
+                    work()
+                except Exception:  # noqa: BLE001 - whatever one message or request causes, the others go on
+                    limited(log).exception("the gateway's periodic work failed, and goes on")
+
+    def _note_suspension(self) -> None:
+        """While this process was suspended, no stage was silent."""
+        now = time.monotonic()
+        away_s, self._ticked = now - self._ticked - TICK_S, now
+        if away_s > AWAY_S:
+            told = "this gateway was suspended for %.1f s: timeouts of stages are extended by that"
+            log.warning(told, away_s)
+            self.gateway.registry.excuse(away_s)
 
 
 def peak_memory_bytes() -> int:
@@ -193,8 +218,12 @@ def limit_collections() -> None:
     gc.set_threshold(*GC_THRESHOLDS)
 
 
-async def run(config: Config) -> None:
-    """Run a gateway until SIGTERM or SIGINT and the end of its requests; a second signal ends them."""
+async def run(config: Config, families: Descriptions = DESCRIPTIONS) -> None:
+    """Run a gateway until SIGTERM or SIGINT and the end of its requests; a second signal ends them.
+
+    Raises:
+        Exception: What ended one of its parts; the gateway has stopped.
+    """
     stop, hurry = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     stopped_at = 0.0
@@ -218,7 +247,7 @@ async def run(config: Config) -> None:
             process.access.reload()
 
     loop.add_signal_handler(signal.SIGHUP, reload)
-    process = GatewayProcess(config)
+    process = GatewayProcess(config, families=families)
     await process.start()
     # Or stages on the same machine would delay it.
     set_realtime_priority()
@@ -226,11 +255,15 @@ async def run(config: Config) -> None:
     addresses = (config.gateway.listen, config.gateway.http, config.gateway.monitor)
     log.info("listening on %s", ", ".join(filter(None, addresses)))
     process.access.warn()
-    await stop.wait()
-    await process.drain(config.gateway.drain_s, hurry)
+    failure = await process.serve(stop)
+    if failure is not None:
+        log.critical("a part of this gateway has ended: the process stops, so that it is started again")
+    await process.drain(config.gateway.drain_s if failure is None else 0, hurry)
     limit_end()
     await process.stop()
     for number in (*STOP_SIGNALS, signal.SIGHUP):
         loop.remove_signal_handler(number)
         # A late signal must not change the exit status.
         signal.signal(number, signal.SIG_IGN)
+    if failure is not None:
+        raise failure

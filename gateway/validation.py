@@ -17,10 +17,9 @@ from omnirelay.errors import (
 )
 from omnirelay.protocol import GenerateRequest, SamplingOverrides
 from shared.config import GatewayConfig
+from shared.config.gateway import AUTO
 from shared.messages import STAGES, StageName, ThinkRequest
 
-DEFAULT_SPEAKER: Final = "Chelsie"
-"""Of the released model; if the checkpoint lacks it, its first speaker."""
 MAX_TEXT_CHARACTERS: Final = 4 * 2**20
 """Of a conversation: more than any prompt holds, and feasible to tokenize."""
 SEED_BITS: Final = 32
@@ -32,8 +31,10 @@ class Validator:
 
     def __init__(self, config: GatewayConfig, registry: StageRegistry, prompts: PromptBuilder) -> None:
         self._limits = config.limits
-        self._speech_system_prompt = config.speech_system_prompt
-        self._aliases = config.voice_aliases
+        self._family = family = prompts.family
+        asked, aliases = config.speech_system_prompt, config.voice_aliases
+        self.speech_system_prompt: Final = family.speech_system_prompt if asked == AUTO else asked
+        self._aliases = family.voice_aliases if aliases is None else aliases
         self._registry = registry
         self._prompts = prompts
 
@@ -55,8 +56,8 @@ class Validator:
         known, asked = self._registry.speakers(), request.speaker
         if asked is None:
             return self._default_speaker(known)
-        if asked in known:
-            return asked
+        if (voice := _found(asked, known)) is not None:
+            return voice
         if known and asked not in self._aliases:
             aliases = f" (and the aliases {', '.join(self._aliases)})" if self._aliases else ""
             raise UnknownSpeakerError(
@@ -69,14 +70,14 @@ class Validator:
         known = self._registry.speakers()
         default = self._default_speaker(known)
         return {
-            alias: voice if voice in known or not known else default
+            alias: (_found(voice, known) or default) if known else voice
             for alias, voice in self._aliases.items()
-            if alias not in known
+            if _found(alias, known) is None
         }
 
-    @staticmethod
-    def _default_speaker(known: list[str]) -> str:
-        return DEFAULT_SPEAKER if DEFAULT_SPEAKER in known or not known else known[0]
+    def _default_speaker(self, known: list[str]) -> str:
+        default = self._family.default_speaker
+        return _found(default, known) or (known[0] if known else default)
 
     def prompt(self, request: GenerateRequest) -> list[int]:
         """Build the prompt's token ids, slowly if it is long; InvalidRequestError tells what is wrong."""
@@ -89,7 +90,7 @@ class Validator:
         parts = [part for message in asked for part in parts_of(message)]
         if not any(isinstance(part, MediaPart) or part.text.strip() for part in parts):
             raise EmptyPromptError("the prompt has no text, audio, image or video")
-        messages, prompt = list(request.messages), self._speech_system_prompt
+        messages, prompt = list(request.messages), self.speech_system_prompt
         if request.speech and prompt is not None and all(each.role != "system" for each in messages):
             messages.insert(0, ChatMessage("system", prompt))
         parts = [part for message in messages for part in parts_of(message)]
@@ -127,7 +128,7 @@ class Validator:
             "priority": request.priority,
             # Checked without speech too: a value out of range is an error in either case.
             "speech": {
-                "speaker": speaker or DEFAULT_SPEAKER,
+                "speaker": speaker or self._family.default_speaker,
                 "sampling": self._codec_sampling(request, len(prompt)),
                 "seed": seed,
                 "streaming": request.streaming,
@@ -212,6 +213,11 @@ class Validator:
         room = self._room("talker", prompt + codec.start_positions) if request.speech else None
         defaults = msgspec.structs.asdict(codec.defaults)
         return _merge("codec_sampling", defaults, request.codec_sampling, self._limits.max_codec_tokens, room)
+
+
+def _found(name: str, known: list[str]) -> str | None:
+    """The speaker of a name, in any case."""
+    return name if name in known else next((each for each in known if each.lower() == name.lower()), None)
 
 
 def _merge(

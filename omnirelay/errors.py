@@ -6,6 +6,8 @@ and is reported to its client; the others end the operation that raised them.
 
 from typing import ClassVar, Final
 
+from omnirelay.values import in_words
+
 MAX_SAID: Final = 256
 """Most characters quoted from a library's error about input."""
 
@@ -152,12 +154,6 @@ class EngineFailedError(OmniRelayError):
     """EX_SOFTWARE of sysexits.h."""
 
 
-class StageReservedError(OmniRelayError):
-    """A replica takes a request later: one that may end its engine is tried there alone."""
-
-    code = "stage_reserved"
-
-
 class RequestError(OmniRelayError):
     """Ends one request, and is reported to its client."""
 
@@ -192,6 +188,48 @@ class UnknownModelError(InvalidRequestError):
     """The request names a model that is not served."""
 
     code = "model_not_found"
+
+
+class UnknownResponseError(InvalidRequestError):
+    """The response that a request continues is not kept, or is another client's."""
+
+    code = "previous_response_not_found"
+
+
+class NoResponseError(InvalidRequestError):
+    """A realtime session has no response that could be cancelled."""
+
+    code = "response_cancel_not_active"
+
+
+class EmptyAudioError(InvalidRequestError):
+    """A realtime client commits an empty input audio buffer."""
+
+    code = "input_audio_buffer_commit_empty"
+
+
+class DuplicateItemError(InvalidRequestError):
+    """A realtime conversation already has an item of this id."""
+
+    code = "item_create_duplicate_item_id"
+
+
+class RetrievedItemError(InvalidRequestError):
+    """A realtime conversation lacks the item that a client retrieves."""
+
+    code = "item_retrieve_invalid_item_id"
+
+
+class DeletedItemError(InvalidRequestError):
+    """A realtime conversation lacks the item that a client deletes."""
+
+    code = "item_delete_invalid_item_id"
+
+
+class TruncatedItemError(InvalidRequestError):
+    """A realtime conversation lacks the item that a client truncates."""
+
+    code = "item_truncate_invalid_item_id"
 
 
 class EmptyPromptError(InvalidRequestError):
@@ -348,4 +386,4 @@ class GatewayUnreachableError(OmniRelayError):
 
 def said(error: Exception) -> str:
     """A library's error as part of a message of ours: shortened and in one line, since it may quote input."""
-    return str(error)[:MAX_SAID].encode("unicode_escape").decode("ascii")
+    return in_words(str(error))[:MAX_SAID].encode("unicode_escape").decode("ascii")

@@ -101,7 +101,7 @@ class DoneEvent(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
         prompt_tokens: Its length with placeholders expanded; 0 from a gateway that does not report it.
         cached_prompt_tokens: How many of them came from the prefix cache.
         text_token_ids: All text tokens, the end token included.
-        codec_token_ids: All codec tokens, 50 per second of speech.
+        codec_token_ids: All codec tokens, frame by frame; how long one lasts depends on the model.
         audio_seconds: Length of the speech.
         finish_reason: Why the text ended.
         codec_finish_reason: Why the speech ended; None without speech.

@@ -6,14 +6,14 @@ A frame is its length in four bytes, big-endian, and a msgpack message.  After :
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta
 
 from omnirelay.content import MAX_MESSAGES, ChatMessage
 from omnirelay.errors import ConfigError, MessageError
-from omnirelay.events import Event
+from omnirelay.events import AcceptedEvent, AudioEvent, CodecEvent, Event, TextEvent
 from omnirelay.status import StatusReport
 from omnirelay.values import (
     MAX_BIASES,
@@ -92,6 +92,20 @@ class PartialAnswer(
     codec_token_ids: SampledIds = []
     codec_finish_reason: FinishReason | None = None
     chunk_samples: ChunkSamples = []
+
+
+def partial_fields(event: Event) -> dict[str, Any]:
+    """What an event adds to a :class:`PartialAnswer`, and the seed; lists are extended, other fields set."""
+    fields: dict[str, Any] = {}
+    if isinstance(event, AcceptedEvent):
+        fields = {"request_id": event.request_id, "seed": event.seed}
+    elif isinstance(event, TextEvent):
+        fields = {"text_token_ids": event.token_ids, "text_finish_reason": event.finish_reason}
+    elif isinstance(event, CodecEvent):
+        fields = {"codec_token_ids": event.token_ids, "codec_finish_reason": event.finish_reason}
+    elif isinstance(event, AudioEvent) and event.pcm:
+        fields = {"chunk_samples": [event.sample_count]}
+    return {name: value for name, value in fields.items() if value not in (None, [])}
 
 
 class GenerateRequest(

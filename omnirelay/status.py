@@ -35,13 +35,15 @@ class CodecLimits(msgspec.Struct, frozen=True, kw_only=True):
     """The codec of a checkpoint's talker.
 
     Attributes:
-        rate: Frames a second.
+        frame_samples: Samples that a frame lasts.
+        trimmed_samples: So much shorter than its frames is a stream, at its beginning.
         groups: Ids of a frame.
         start_positions: Positions of the talker's prompt behind those of the thinker's prompt.
         defaults: How codec tokens are sampled.
     """
 
-    rate: PositiveCount = 50
+    frame_samples: PositiveCount = 480
+    trimmed_samples: Count = 0
     groups: PositiveCount = 1
     start_positions: Count = 2
     defaults: CodecDefaults = CodecDefaults()
@@ -55,12 +57,14 @@ class StageLimits(msgspec.Struct, frozen=True, kw_only=True):
         speakers: Its voices.
         codec: Of the talker.
         prefills: Prompts that the thinker computes early at a time; 0 without a prefix cache.
+        batch: Requests that it computes at once.
     """
 
     max_positions: Count = 0
     speakers: Annotated[list[Name], Meta(max_length=1024)] = []
     codec: CodecLimits | None = None
     prefills: Count = 0
+    batch: Count = 0
 
 
 class StageLoad(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,6 +95,7 @@ class StageStatus(msgspec.Struct, frozen=True, kw_only=True):
 class GatewayStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The gateway's process."""
 
+    version: str = ""
     pid: int
     uptime_s: float
     peak_memory_bytes: int

@@ -1,5 +1,6 @@
 """Types and bounds of message fields."""
 
+import re
 from typing import Annotated, Final, Literal
 
 from msgspec import Meta
@@ -17,7 +18,14 @@ STAGES: Final[tuple[StageName, ...]] = ("thinker", "talker", "token2wav")
 FinishReason = Literal["stop", "length"]
 """Why a token stream ended: an end token was sampled, or the limit on tokens was reached."""
 MediaKind = Literal["audio", "image", "video"]
-RequestId = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+\Z")]
+_PLAIN: Final = r"^[A-Za-z0-9_.-]+\Z"
+_DIGITS: Final = r"^[0-9]{1,9}\Z"
+_FORMS: Final = {repr(_PLAIN): "of letters, digits, '_', '.' and '-' only", repr(_DIGITS): "of 1 to 9 digits"}
+_PATTERN: Final = re.compile(r"matching regex ('.*?')(?= - at|\Z)")
+PlainName = Annotated[str, Meta(min_length=1, max_length=64, pattern=_PLAIN)]
+RequestId = PlainName
+TokenIdText = Annotated[str, Meta(pattern=_DIGITS)]
+"""A token id as the key of a JSON object."""
 TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
 Count = Annotated[int, Meta(ge=0, lt=2**31)]
 PositiveCount = Annotated[int, Meta(ge=1, lt=2**31)]
@@ -56,3 +64,8 @@ TraceParent = Annotated[
     ),
 ]
 """W3C's ``traceparent`` header: version, trace, span, flags."""
+
+
+def in_words(problem: str) -> str:
+    """Return msgspec's message with a pattern that a text should match in words."""
+    return _PATTERN.sub(lambda found: _FORMS.get(found[1], "of another form"), problem)

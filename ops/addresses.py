@@ -18,6 +18,8 @@ from shared.messages import STAGES
 MAX_SOCKET_PATH: Final = 107
 """The kernel's limit for a Unix socket."""
 ANYWHERE: Final = ("*", "0.0.0.0", "::")  # noqa: S104  Recognized, not used.
+MODULES: Final = {"gateway": "gateway"} | {stage: f"services.{stage}" for stage in STAGES}
+"""What each process runs, ``python -m MODULE``."""
 _LISTENS: Final = "0A"
 """State of a listening socket in ``/proc/net/tcp``."""
 
@@ -109,8 +111,23 @@ def _try_path(path: Path) -> None:
 
 def holder(address: str) -> str:
     """Name the process that listens at an address, if this user may see it: `` by NAME, pid N``."""
+    process = _holder(address)
+    return f" by {(process / 'comm').read_text().strip()}, pid {process.name}" if process else ""
+
+
+def our_holder(address: str) -> str | None:
+    """Name the process of OmniRelay that listens at an address: ``thinker, pid N``; none if it is another."""
+    if (process := _holder(address)) is None:
+        return None
+    command = (process / "cmdline").read_text().split("\0")
+    name = next((name for name, module in MODULES.items() if module in command), None)
+    return f"{name}, pid {process.name}" if name else None
+
+
+def _holder(address: str) -> Path | None:
+    """The process that listens at an address, in ``/proc``."""
     if address.startswith("ipc://"):
-        return ""
+        return None
     port = f"{split(address)[1]:04X}"
     inodes = set()
     for table in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")):
@@ -119,11 +136,11 @@ def holder(address: str) -> str:
     for process in Path("/proc").glob("[0-9]*"):
         try:
             if any(os.readlink(each) in inodes for each in (process / "fd").iterdir()):
-                return f" by {(process / 'comm').read_text().strip()}, pid {process.name}"
+                return process
         except OSError:
             # Of another user, or gone.
             continue
-    return ""
+    return None
 
 
 def split(address: str) -> tuple[str, int]:

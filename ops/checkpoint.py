@@ -32,7 +32,20 @@ TERMINATED: Final = 128 + signal.SIGTERM
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the subcommand."""
-    return _make(arguments.directory, arguments.size, arguments.seed)
+    return _make(arguments.directory, arguments.size, arguments.seed, arguments.family)
+
+
+def prepare(config: Config) -> None:
+    """Make the default checkpoint if it is needed, and check the files of the checkpoint that is.
+
+    Raises:
+        CheckpointError: It could not be made, or a file is missing, unreadable or damaged.
+    """
+    ensure(config)
+    _, findings = examine(config)
+    for finding in findings:
+        if finding.level == "problem":
+            raise CheckpointError(f"{finding.what}: {finding.advice}")
 
 
 def ensure(config: Config) -> None:
@@ -98,40 +111,26 @@ def _locked(directory: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def check(config: Config) -> None:
-    """Check the checkpoint's files before any process starts.
-
-    Raises:
-        CheckpointError: A file is missing, unreadable or damaged; the message names it.
-    """
-    _, told = examine(config)
-    for finding in told:
-        if finding.level == "problem":
-            raise CheckpointError(f"{finding.what}: {finding.advice}")
-
-
-def _make(directory: Path, size: str, seed: int, quiet: bool = False) -> int:
+def _make(directory: Path, size: str, seed: int, family: str = "qwen2.5-omni", *, quiet: bool = False) -> int:
     """Make a checkpoint in a process of its own; return its exit status; ``quiet``: do not list its files."""
     files = subprocess.DEVNULL if quiet else None
     # It dies with this process, even while it is being started.
     command = [sys.executable, "-I", str(GUARD), str(os.getpid()), sys.executable, "-m", "checkpoint"]
-    command += [str(directory), "--size", size, "--seed", str(seed)]
-    told: list[str] = []
-    with ProgressLine(lambda: _describe(told)) as progress, _sigterm_raises():
-        if not progress.visible:
-            return subprocess.run(command, stdout=files, check=False).returncode  # noqa: S603  Our own program.
-        with subprocess.Popen(  # noqa: S603  As above.
-            command, stdout=files, stderr=subprocess.PIPE, text=True
-        ) as process:
-            try:
-                for line in process.stderr or ():
-                    told.append(line.rstrip())
-            except BaseException:
-                # Popen would wait for it.
-                process.kill()
-                raise
-    if process.returncode != 0:
-        note("\n".join(told))
+    command += [str(directory), "--family", family, "--size", size, "--seed", str(seed)]
+    said: list[str] = []
+    with ProgressLine(lambda: _describe(said)) as progress, _sigterm_raises():
+        lines = subprocess.PIPE if progress.visible else None
+        # As a context manager it would be waited for, whatever happens before the block; its guard ends it.
+        process = subprocess.Popen(command, stdout=files, stderr=lines, text=True)  # noqa: S603  Our own program.
+        try:
+            for line in process.stderr or ():
+                said.append(line.rstrip())
+            process.wait()
+        finally:
+            process.kill()
+            process.communicate()
+    if process.returncode != 0 and said:
+        note("\n".join(said))
     return process.returncode
 
 
@@ -145,7 +144,7 @@ def _sigterm_raises() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _describe(told: Sequence[str]) -> str:
+def _describe(lines: Sequence[str]) -> str:
     """Summarize the maker's lines, ``thinker, 1.1 million parameters (0.4 s)`` for a finished part."""
-    parts = [re.split(r"[,(]", line)[0].strip() for line in told]
+    parts = [re.split(r"[,(]", line)[0].strip() for line in lines]
     return f"making the checkpoint, done: {', '.join(parts) or 'nothing yet'}"

@@ -1,16 +1,22 @@
-"""One process of the stack, as its launcher sees it."""
+"""One process of the stack, as its launcher or its actor on a Ray cluster sees it."""
 
 import asyncio
+import logging
 import os
 import signal
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from ops.console import announce, console
+
 TAIL_LINES: Final = 12
 MAX_LINE_BYTES: Final = 1 << 16
+ROOM_S: Final = 0.1
+STOP_S: Final = 8.0
+"""Time for a process to stop by itself once no request is left; then it is killed."""
 GUARD: Final = Path(__file__).with_name("guard.py")
 
 
@@ -22,6 +28,7 @@ class Child:
     ) -> None:
         self.name: Final = name
         self.tail: Final[deque[str]] = deque(maxlen=TAIL_LINES)
+        self.served = False
         self._process = process
         self._show = show
         self._ended = asyncio.create_task(self._run())
@@ -87,6 +94,14 @@ class Child:
         done, _ = await asyncio.wait([self._ended], timeout=timeout_s)
         return bool(done)
 
+    async def end(self, within_s: float) -> None:
+        """Ask it to stop, and kill it after ``within_s``."""
+        self.terminate()
+        if not await self.wait(within_s):
+            announce(f"the {self.name} did not stop within {within_s:.0f} s: killed", logging.WARNING)
+            self.kill()
+            await self.wait()
+
     def terminate(self) -> None:
         """Ask it to stop."""
         if self._process.returncode is None:
@@ -115,6 +130,9 @@ class Child:
             return
         rest = b""
         while data := await self._process.stdout.read(MAX_LINE_BYTES):
+            while not console.has_room and self._process.returncode is None:
+                # A process whose pipe is full drops lines, and counts them.
+                await asyncio.sleep(ROOM_S)
             *lines, rest = (rest + data).split(b"\n")
             if len(rest) > MAX_LINE_BYTES:
                 lines.append(rest)
@@ -129,3 +147,9 @@ class Child:
         if text:
             self.tail.append(text)
             self._show(self.name, text)
+
+
+def last_words(name: str, ending: str, tail: Iterable[str]) -> str:
+    """Describe the end of a process, with its last lines of output."""
+    lines = "".join(f"\n  [{name}] {line}" for line in tail)
+    return f"{name} {ending}" + (f"; its last lines:{lines}" if lines else " and said nothing")

@@ -1,29 +1,19 @@
 """The operator's subcommands of ``omnirelay``, and their arguments."""
 
 import argparse
-from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 
 from omnirelay.cli.main import Commands
 from omnirelay.cli.target import add_options
 from ops.cluster import arguments as cluster
-
-
-def _run(module: str) -> Callable[[argparse.Namespace], int]:
-    """Call a module's ``run``, loaded only then: what the other commands need takes half a second to load."""
-
-    def run(arguments: argparse.Namespace) -> int:
-        status: int = import_module(module).run(arguments)
-        return status
-
-    return run
+from ops.lazy import loaded
 
 
 def add(commands: "Commands[argparse.ArgumentParser]") -> None:
     """Add the subcommands."""
     _add_checkpoint(commands)
     _add_up(commands)
+    _add_restart(commands)
     cluster.add(commands)
     _add_batch(commands)
     _add_demo(commands)
@@ -35,6 +25,7 @@ def add(commands: "Commands[argparse.ArgumentParser]") -> None:
 def _add_checkpoint(commands: "Commands[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser("checkpoint", help="make a random checkpoint, or write the trained one")
     parser.add_argument("directory", type=Path, metavar="DIR")
+    parser.add_argument("--family", choices=("qwen2.5-omni", "qwen3-omni"), default="qwen2.5-omni")
     parser.add_argument(
         "--size",
         choices=("tiny", "small", "bench", "3b", "speaking"),
@@ -42,14 +33,29 @@ def _add_checkpoint(commands: "Commands[argparse.ArgumentParser]") -> None:
         help="of a random one, or `speaking`, the trained one (default: tiny)",
     )
     parser.add_argument("--seed", type=int, default=0)
-    parser.set_defaults(run=_run("ops.checkpoint"))
+    parser.set_defaults(run=loaded("ops.checkpoint"))
 
 
 def _add_up(commands: "Commands[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser("up", help="run the four processes on this machine until Ctrl-C")
     parser.add_argument("--config", type=Path, metavar="FILE", help="YAML; the defaults without it")
     parser.add_argument("--text-only", action="store_true", help="no speech: without talker and token2wav")
-    parser.set_defaults(run=_run("ops.up"))
+    parser.set_defaults(run=loaded("ops.up"))
+
+
+def _add_restart(commands: "Commands[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser("restart", help="replace processes of `up` one after the other")
+    parser.add_argument(
+        "process",
+        nargs="?",
+        choices=("thinker", "talker", "token2wav", "gateway", "all"),
+        default="all",
+        help="which (default: all)",
+    )
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="the YAML of `up`; the defaults without it"
+    )
+    parser.set_defaults(run=loaded("ops.restart"))
 
 
 def _add_batch(commands: "Commands[argparse.ArgumentParser]") -> None:
@@ -60,7 +66,7 @@ def _add_batch(commands: "Commands[argparse.ArgumentParser]") -> None:
     parser.add_argument("--text-only", action="store_true", help="no speech")
     parser.add_argument("--concurrency", type=_positive, metavar="N", help="requests at once")
     add_options(parser)
-    parser.set_defaults(run=_run("ops.batch"), refuse_usage=parser.error, gateway=None)
+    parser.set_defaults(run=loaded("ops.batch"), refuse_usage=parser.error, gateway=None)
 
 
 def _positive(text: str) -> int:
@@ -76,21 +82,21 @@ def _add_demo(commands: "Commands[argparse.ArgumentParser]") -> None:
         "--out", type=Path, metavar="FILE.wav", help="default: out/reply.wav; several are numbered"
     )
     parser.add_argument("--verbose", action="store_true", help="show the output of the processes too")
-    parser.set_defaults(run=_run("ops.demo"))
+    parser.set_defaults(run=loaded("ops.demo"))
 
 
 def _add_doctor(commands: "Commands[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser("doctor", help="say what is wrong with this set-up, and what to do")
     parser.add_argument("--config", type=Path, metavar="FILE", help="YAML; the defaults without it")
     parser.add_argument("--json", action="store_true", help="as one JSON object")
-    parser.set_defaults(run=_run("ops.doctor"))
+    parser.set_defaults(run=loaded("ops.doctor"))
 
 
 def _add_keys(commands: "Commands[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser("keys", help="make keys for the sockets between the processes")
     parser.add_argument("directory", type=Path, metavar="DIR")
     parser.add_argument("--force", action="store_true", help="replace the keys that are there")
-    parser.set_defaults(run=_run("ops.keys"))
+    parser.set_defaults(run=loaded("ops.keys"))
 
 
 def _add_api_key(commands: "Commands[argparse.ArgumentParser]") -> None:
@@ -105,4 +111,4 @@ def _add_api_key(commands: "Commands[argparse.ArgumentParser]") -> None:
     parser.add_argument(
         "--best-priority", type=int, metavar="N", help="most urgent one; smaller is more urgent"
     )
-    parser.set_defaults(run=_run("ops.api_key"))
+    parser.set_defaults(run=loaded("ops.api_key"))

@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import sys
+import time
 from typing import Any, Final
 
 from omnirelay.cli.output import flush_before_output
@@ -17,6 +18,7 @@ from shared.log.writer import Descriptor, LineWriter
 
 FLUSH_S: Final = 2.0
 """Longest wait for lines that are not read, before other output and at the end."""
+RETRY_S: Final = 0.2
 _NAME: Final = "launcher"
 _COLOURS: Final = {"gateway": 36, "thinker": 33, "talker": 32, "token2wav": 35}
 """ANSI colours of the processes' names, on a terminal."""
@@ -36,9 +38,9 @@ class Console:
             self._write, lambda count: self._own(f"{count} lines dropped", logging.WARNING)
         )
 
-    def announce(self, line: str) -> None:
+    def announce(self, line: str, level: int = logging.INFO) -> None:
         """Write a line of the launcher's own."""
-        self._writer.put(self._own(line, logging.INFO))
+        self._writer.put(self._own(line, level))
 
     def report(self, error: OmniRelayError) -> None:
         """Write the error that ends the launcher, and wait until it is written."""
@@ -59,6 +61,11 @@ class Console:
         """Wait up to :data:`FLUSH_S` for lines not written yet."""
         self._writer.flush(FLUSH_S)
 
+    @property
+    def has_room(self) -> bool:
+        """Whether lines of processes should be read; else those drop and count their own."""
+        return not self._writer.filling
+
     def _own(self, line: str, level: int) -> str:
         """Format a line of the launcher's own: bare at a terminal."""
         if self.form is None or (self.form == "text" and sys.stdout.isatty()):
@@ -66,14 +73,21 @@ class Console:
         return make_formatter(_NAME, self.form).format(make_record(__name__, level, line))
 
     def _write(self, data: bytes) -> None:
-        with set_aside():
-            try:
-                number = sys.stdout.fileno()
-            except io.UnsupportedOperation:
-                # Not a file, as when the output is captured.
-                sys.stdout.write(data.decode())
-            else:
-                self._descriptors.setdefault(number, Descriptor(number)).write(data)
+        """Write a line, and try again while that fails, as on a full disk."""
+        while True:
+            with set_aside():
+                try:
+                    number = sys.stdout.fileno()
+                except io.UnsupportedOperation:
+                    # Not a file, as when the output is captured.
+                    sys.stdout.write(data.decode())
+                    return
+                try:
+                    self._descriptors.setdefault(number, Descriptor(number)).write(data)
+                except OSError:  # It is the output that fails, so it cannot be logged.
+                    time.sleep(RETRY_S)
+                else:
+                    return
 
 
 def _as_object(name: str, line: str) -> str:
@@ -93,6 +107,11 @@ console: Final = Console()
 flush_before_output(console.flush)
 
 
-def announce(line: str) -> None:
+def hide(name: str, line: str) -> None:
+    """Show nothing: the error of a process that fails has its last lines."""
+    del name, line
+
+
+def announce(line: str, level: int = logging.INFO) -> None:
     """Write a line of the launcher's own."""
-    console.announce(line)
+    console.announce(line, level)

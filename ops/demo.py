@@ -5,6 +5,7 @@ import asyncio
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Final
@@ -18,10 +19,10 @@ from omnirelay.client.wav import require_wav
 from omnirelay.errors import CheckpointError
 from omnirelay.values import API_KEY_VARIABLE
 from ops import checkpoint
-from ops.console import console
-from ops.launcher import Stack, running
+from ops.console import console, hide
+from ops.launcher import Stack, work_with
 from ops.target import own_target
-from ops.up import until_told_to_stop
+from ops.up import run_until_stopped
 from shared.checkpoints import find_model
 from shared.config import load_config
 from shared.starters import Starter, load_starters, read_media
@@ -35,7 +36,7 @@ DESCRIBED: Final = {
     QUESTION: 'Ogg Opus, 2.2 s, "What can you see in this picture?"',
     PICTURE: "PNG, 336 x 252 pixels, a house, a tree and the sun",
 }
-"""What the files of ``assets`` hold, which ``scripts/make_demo_media.py`` made."""
+"""What the files of ``assets`` hold, made with espeak-ng and Pillow."""
 
 
 @dataclass(frozen=True)
@@ -80,12 +81,11 @@ def run(arguments: argparse.Namespace) -> int:
     require_wav(out)
     config = load_config()
     target = replace(own_target(config), api_key=os.environ.get(API_KEY_VARIABLE))
-    checkpoint.ensure(config)
-    checkpoint.check(config)
-    stack = Stack(config, None, console.show if arguments.verbose else _hide)
+    checkpoint.prepare(config)
+    stack = Stack(config, None, console.show if arguments.verbose else hide)
     asked = questions(find_model(config))
     say("starting the four processes ...")
-    ended = asyncio.run(until_told_to_stop(stack, _demonstrate(stack, target, asked, out)))
+    ended = asyncio.run(run_until_stopped(stack, work_with(stack, partial(_demonstrate, target, asked, out))))
     say("stopped" if ended else "interrupted")
     return 0 if ended else INTERRUPTED
 
@@ -143,23 +143,7 @@ def _place(out: Path, number: int, of: int) -> Path:
     return out if of == 1 else out.with_name(f"{out.stem}-{number}{out.suffix}")
 
 
-async def _demonstrate(stack: Stack, target: Target, asked: Sequence[DemoQuestion], out: Path) -> None:
-    async with running(stack):
-        talk = asyncio.create_task(_ask_all(target, asked, out))
-        watch = asyncio.create_task(stack.watch())
-        try:
-            done, _ = await asyncio.wait([talk, watch], return_when=asyncio.FIRST_COMPLETED)
-            # If a process died, that is why the request failed, and what is to be told.
-            await (watch if watch in done else talk)
-        finally:
-            # Before the stack stops, which the other one would take for a failure.
-            talk.cancel()
-            watch.cancel()
-        await _show_memory(target)
-        say("stopping the four processes ...")
-
-
-async def _ask_all(target: Target, asked: Sequence[DemoQuestion], out: Path) -> None:
+async def _demonstrate(target: Target, asked: Sequence[DemoQuestion], out: Path) -> None:
     for number, question in enumerate(asked, 1):
         say("")
         for line in question.lines:
@@ -169,6 +153,8 @@ async def _ask_all(target: Target, asked: Sequence[DemoQuestion], out: Path) -> 
         listeners: list[Listener] = [WavWriter(place), TextPrinter(), FiguresPrinter()]
         await stream(target, question.request, listeners)
         say(f"written:             {place}")
+    await _show_memory(target)
+    say("stopping the four processes ...")
 
 
 async def _show_memory(target: Target) -> None:
@@ -181,8 +167,3 @@ async def _show_memory(target: Target) -> None:
 
 def _read(name: str) -> bytes:
     return resources.files("ops").joinpath("assets", name).read_bytes()
-
-
-def _hide(name: str, line: str) -> None:
-    """Show nothing: the last lines of a process that fails are told with its failure."""
-    del name, line

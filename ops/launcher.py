@@ -2,14 +2,14 @@
 
 import asyncio
 import json
+import logging
 import signal
 import sys
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from omnirelay import StatusReport
 from omnirelay.cli.progress import ProgressLine
@@ -20,26 +20,24 @@ from omnirelay.errors import (
     MessageError,
     StageStartError,
 )
-from ops.addresses import require_free
-from ops.child import Child
+from ops.addresses import MODULES, require_free
+from ops.child import STOP_S, Child, last_words
 from ops.console import announce, console
-from ops.replicas import own_addresses
+from ops.replicas import own_addresses, variables
 from ops.target import probe_target
 from shared.config import ENV_PREFIX, Config
 from shared.ending import TOGETHER_S
 from shared.messages import STAGES
 
-STOP_S: Final = 8.0
-"""Time for the processes to stop by themselves once no request is left; then they are killed."""
 FAREWELL_S: Final = 3.0
 """Time for the gateway to report aborted requests to their clients."""
 MOST_RESTARTS: Final = 5
 RESTARTS_WITHIN_S: Final = 60.0
-"""Limit of restarts of stages that end before they are ready."""
+"""Limit of restarts of one process that ends before it has served."""
+RENEW: Final = signal.SIGUSR1
+"""Tells a launcher that the gateway which ends next is to be replaced, also the only one."""
 POLL_S: Final = 0.2
 PROGRESS_S: Final = 5.0
-MODULES: Final = {"gateway": "gateway"} | {stage: f"services.{stage}" for stage in STAGES}
-"""What each process runs, ``python -m MODULE``."""
 
 
 class Stack:
@@ -73,9 +71,10 @@ class Stack:
         self._show = show or console.show
         self._children: list[Child] = []
         self._hurry = asyncio.Event()
-        # Each child's own environment variables, and the times of restarts.
+        self._renewing = False
+        # By child: its own environment variables, and the times of restarts since it last served.
         self._changes: dict[str, dict[str, str]] = {}
-        self._restarts: list[float] = []
+        self._restarts: dict[str, list[float]] = {}
 
     async def start(self) -> StatusReport:
         """Start all processes and wait until they are ready.
@@ -98,59 +97,54 @@ class Stack:
         return await self._wait_until_ready()
 
     async def watch(self) -> None:
-        """Restart processes that fail, and gateways told to end while another serves; not others told to end.
+        """Restart processes that end; a stop is asked of the launcher.
 
         Gateways resume the requests of stages, and clients those of gateways.
 
         Raises:
-            StageStartError: The only gateway ended, or processes repeatedly end; the message has the last
-                lines.
+            StageStartError: The last gateway ended, or a process repeatedly ends before it serves; the
+                message has the last lines.
         """
         while True:
+            starting = not all(child.served for child in self._children)
             ends = [asyncio.create_task(child.wait()) for child in self._children]
             try:
-                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(
+                    ends, timeout=POLL_S if starting else None, return_when=asyncio.FIRST_COMPLETED
+                )
             finally:
                 for end in ends:
                     end.cancel()
+            if starting:
+                await self._ask()
             for index, child in enumerate(list(self._children)):
                 if not child.alive:
                     await self._check_restart(child)
-                    if child.status == 0 and not self._is_replaced(child):
-                        announce(f"the {child.name} {child.ending}")
-                        self._children.remove(child)
-                    else:
-                        announce(f"the {child.name} {child.ending}: it is started again")
-                        self._children[index] = await self._launch(child.name)
+                    level = logging.WARNING if child.status else logging.INFO
+                    announce(f"the {child.name} {child.ending}: it is started again", level)
+                    self._children[index] = await self._launch(child.name)
                     break
 
     async def _check_restart(self, child: Child) -> None:
         gateways = self._gateways()
-        if self._is_replaced(child) or (child not in gateways and await self._could_serve(child)):
-            # The cause came from outside, a request or an operator, and must not end the stack.
-            return
-        now = time.monotonic()
-        recent = [each for each in self._restarts if now - each < RESTARTS_WITHIN_S]
-        if len(recent) >= MOST_RESTARTS or gateways == [child]:
-            self._check_alive("while the stack was running")
-        self._restarts = [*recent, now]
-
-    def _is_replaced(self, child: Child) -> bool:
-        """Whether it is a gateway that was told to end while another one serves."""
-        gateways = self._gateways()
         others = [each for each in gateways if each is not child]
-        return child in gateways and child.status == 0 and any(each.alive for each in others)
-
-    async def _could_serve(self, child: Child) -> bool:
-        """Whether a stage that has ended had loaded its model.
-
-        Its exit status says so if it was told to end or its engine failed; otherwise the gateways still
-        list it from its heartbeats.
-        """
-        if child.status in (0, EngineFailedError.exit_status):
-            return True
-        reports = await self._ask()
-        return any(stage.pid == child.pid for report in reports.values() if report for stage in report.stages)
+        is_last = not others or (child.status == 0 and not any(each.alive for each in others))
+        if child in gateways:
+            renewed, self._renewing = self._renewing and child.status == 0, False
+            if is_last and not renewed:
+                self._check_alive("while the stack was running")
+        if not child.served:
+            # Gateways still list a stage that served only briefly.
+            await self._ask()
+        now = time.monotonic()
+        if child.served or child.status == EngineFailedError.exit_status:
+            # The cause came from outside, a request or an operator, and must not end the stack.
+            self._restarts.pop(child.name, None)
+            return
+        recent = [each for each in self._restarts.get(child.name, []) if now - each < RESTARTS_WITHIN_S]
+        if len(recent) >= MOST_RESTARTS:
+            self._check_alive("while the stack was running")
+        self._restarts[child.name] = [*recent, now]
 
     async def _launch(self, child: str) -> Child:
         module = self._modules[child.partition(" ")[0]]
@@ -166,6 +160,10 @@ class Stack:
         """Let gateways reload their API keys and certificates, and stages the gateways' addresses."""
         for child in self._children:
             child.send_signal(signal.SIGHUP)
+
+    def renew(self) -> None:
+        """Replace the gateway that ends next, also the only one."""
+        self._renewing = True
 
     def hurry(self) -> None:
         """Let :meth:`stop` abort open requests."""
@@ -183,20 +181,12 @@ class Stack:
         if self._hurry.is_set():
             # Signals this close together count as one.
             await asyncio.sleep(TOGETHER_S)
-        for child in self._children:
-            # A second signal makes a gateway abort its requests.
-            child.terminate()
-        late = time.monotonic() + STOP_S
-        for child in self._children:
-            if not await child.wait(max(0.0, late - time.monotonic())):
-                announce(f"the {child.name} did not stop within {STOP_S:.0f} s: killed")
-                child.kill()
-        for child in self._children:
-            await child.wait()
+        # A second signal makes a gateway abort its requests.
+        await asyncio.gather(*(child.end(STOP_S) for child in self._children))
 
     async def _wait_until_ready(self) -> StatusReport:
         started = time.monotonic()
-        told = started
+        said_at = started
         announced: set[str] = set()
         missing = [child.name for child in self._children]
         with ProgressLine(lambda: f"waiting for {', '.join(missing)}") as progress:
@@ -204,19 +194,20 @@ class Stack:
                 self._check_alive("before all were ready")
                 reports = await self._ask()
                 now = time.monotonic()
-                ready = _ready(reports)
+                pids = ready_pids(reports.values())
+                ready = {child.name for child in self._children if child.pid in pids}
                 for name in ready.intersection(missing) - announced:
                     announce(f"the {name} is ready after {now - started:.1f} s")
                     announced.add(name)
-                    told = now
+                    said_at = now
                 # A stage is ready again only when the one before it knows it.
                 missing[:] = [child.name for child in self._children if child.name not in ready]
                 first = next(iter(reports.values()))
                 if first is not None and not missing:
                     return first
-                if now - told > PROGRESS_S and not progress.visible:
+                if now - said_at > PROGRESS_S and not progress.visible:
                     announce(f"waiting for {', '.join(missing)} ({now - started:.0f} s)")
-                    told = now
+                    said_at = now
                 await asyncio.sleep(POLL_S)
 
     def _gateways(self) -> list[Child]:
@@ -230,20 +221,23 @@ class Stack:
     def _own(self, name: str, number: int) -> dict[str, str]:
         """Return the environment of a further process of a kind: it needs addresses of its own."""
         stage = next((stage for stage in STAGES if stage == name), None)
-        if stage is None:
-            prefix = f"{ENV_PREFIX}GATEWAY__"
-            gateway = self._config.gateway
-            origins = json.dumps(gateway.page_origins)
-            own = gateway.own_addresses(number) | {"replicas": "1", "http_gateways": origins}
-        else:
-            prefix = f"{ENV_PREFIX}STAGES__{name.upper()}__"
-            own = own_addresses(self._config, stage, number)
-        return {f"{prefix}{key.upper()}": address or "null" for key, address in own.items()}
+        if stage is not None:
+            return variables(f"stages.{stage}", own_addresses(self._config, stage, number))
+        gateway = self._config.gateway
+        origins = json.dumps(gateway.page_origins)
+        return variables(
+            "gateway", gateway.own_addresses(number) | {"replicas": "1", "http_gateways": origins}
+        )
 
     async def _ask(self) -> dict[str, StatusReport | None]:
         """Ask our own gateways for their status; None if one does not answer, or another program does."""
         gateways = self._gateways()
         reports = await asyncio.gather(*(self._ask_gateway(gateway) for gateway in gateways))
+        answers = [report for report in reports if report is not None]
+        pids = {report.gateway.pid for report in answers}
+        pids |= {stage.pid for report in answers for stage in report.stages if stage.pid is not None}
+        for child in self._children:
+            child.served = child.served or child.pid in pids
         return dict(zip((gateway.name for gateway in gateways), reports, strict=True))
 
     async def _ask_gateway(self, gateway: Child) -> StatusReport | None:
@@ -257,26 +251,19 @@ class Stack:
     def _check_alive(self, when: str) -> None:
         for child in self._children:
             if not child.alive:
-                lines = "".join(f"\n  [{child.name}] {line}" for line in child.tail)
-                told = f"; its last lines:{lines}" if lines else " and said nothing"
-                raise StageStartError(f"the {child.name} {child.ending} {when}{told}")
+                raise StageStartError(f"the {last_words(child.name, f'{child.ending} {when}', child.tail)}")
 
 
 async def _drained(gateways: Sequence[Child], within_s: float) -> bool:
     return all(await asyncio.gather(*(gateway.wait(within_s) for gateway in gateways)))
 
 
-def _ready(reports: Mapping[str, StatusReport | None]) -> set[str]:
-    """Names of the ready processes: of the stages, those that all gateways have as ready."""
-    answers = {name: report for name, report in reports.items() if report is not None}
-    names = [_ready_stages(report) for report in answers.values()]
-    return {*answers, *(set.intersection(*names) if names else ())}
-
-
-def _ready_stages(report: StatusReport) -> set[str]:
-    numbers = Counter(stage.name for stage in report.stages if stage.state == "ready")
-    replicas = {f"{name} {number}" for name, count in numbers.items() for number in range(2, count + 1)}
-    return {*numbers, *replicas}
+def ready_pids(reports: Iterable[StatusReport | None]) -> set[int]:
+    """The processes that are ready: gateways that answer, and stages that all of these have as ready."""
+    answers = [report for report in reports if report is not None]
+    stages = [{stage.pid for stage in report.stages if stage.state == "ready"} for report in answers]
+    ready = set.intersection(*stages) if stages else set()
+    return {report.gateway.pid for report in answers} | {pid for pid in ready if pid is not None}
 
 
 @asynccontextmanager
@@ -290,3 +277,21 @@ async def running(stack: Stack) -> AsyncIterator[StatusReport]:
         yield await stack.start()
     finally:
         await asyncio.shield(stack.stop())
+
+
+async def work_with(stack: Stack, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Do some work with a stack, and stop the stack at its end.
+
+    Raises:
+        StageStartError: A process ended; that explains why the work failed.
+    """
+    async with running(stack):
+        working, watching = asyncio.create_task(work()), asyncio.create_task(stack.watch())
+        try:
+            await asyncio.wait([working, watching], return_when=asyncio.FIRST_COMPLETED)
+            await (watching if watching.done() else working)
+        finally:
+            # Before the stack stops, which the one would take for a failure and the other for a loss.
+            working.cancel()
+            watching.cancel()
+            await asyncio.gather(working, watching, return_exceptions=True)

@@ -10,7 +10,7 @@ from typing import Any
 from omnirelay.errors import OmniRelayError
 from ops import checkpoint
 from ops.console import announce, console
-from ops.launcher import Stack, running
+from ops.launcher import RENEW, Stack, running
 from shared.config import ENV_PREFIX, Config, load_config
 
 
@@ -18,7 +18,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the subcommand.
 
     Returns:
-        0 when it was told to stop; 1 for an error that is a JSON line, as all its lines are.
+        0 when it was stopped; 1 for an error that is a JSON line, as all its lines are.
 
     Raises:
         OmniRelayError: The stack could not start, or one of its processes ended.
@@ -27,10 +27,9 @@ def run(arguments: argparse.Namespace) -> int:
     config = load_config(arguments.config, os.environ | asked)
     console.form = config.log_format
     try:
-        checkpoint.ensure(config)
-        checkpoint.check(config)
+        checkpoint.prepare(config)
         stack = Stack(config, arguments.config)
-        asyncio.run(until_told_to_stop(stack, _serve(stack, _addresses(config)), config.gateway.drain_s))
+        asyncio.run(run_until_stopped(stack, _serve(stack, _addresses(config)), config.gateway.drain_s))
     except OmniRelayError as error:
         if config.log_format != "json":
             raise
@@ -41,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-async def until_told_to_stop(stack: Stack, work: Coroutine[Any, Any, None], drain_s: float = 0.0) -> bool:
+async def run_until_stopped(stack: Stack, work: Coroutine[Any, Any, None], drain_s: float = 0.0) -> bool:
     """Run until the work ends, or SIGINT or SIGTERM cancels it; a second signal ends open requests.
 
     SIGHUP lets the processes reload their files, or stops the stack if the controlling terminal was closed.
@@ -55,19 +54,19 @@ async def until_told_to_stop(stack: Stack, work: Coroutine[Any, Any, None], drai
         True if the work ended by itself.
     """
     task = asyncio.create_task(work)
-    told: list[int] = []
+    signals: list[int] = []
 
     def stop(number: int) -> None:
-        if not told:
+        if not signals:
             more = f" (requests have up to {drain_s:g} s; once more ends them now)" if drain_s else ""
             announce(f"stopping ...{more}")
             task.cancel()
-        if told or not drain_s:
+        if signals or not drain_s:
             stack.hurry()
-        told.append(number)
+        signals.append(number)
 
     def hang_up() -> None:
-        if told:
+        if signals:
             return
         if at_terminal and not _has_terminal():
             stop(signal.SIGHUP)
@@ -79,10 +78,11 @@ async def until_told_to_stop(stack: Stack, work: Coroutine[Any, Any, None], drai
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop, number)
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hang_up)
+    asyncio.get_running_loop().add_signal_handler(RENEW, stack.renew)
     try:
         await task
     except asyncio.CancelledError:
-        if not told:
+        if not signals:
             raise
         return False
     return True

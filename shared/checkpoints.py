@@ -12,7 +12,7 @@ from typing import Final
 from omnirelay.errors import CheckpointAccessError, CheckpointError
 from shared.config import DEFAULT_CHECKPOINT, Config
 
-TOKENIZER_FILES: Final = ("*.json", "*.jinja")
+TOKENIZER_FILES: Final = ("*.json", "*.jinja", "merges.txt")
 """Files that a process without a model needs."""
 WEIGHT_INDEX: Final = "model.safetensors.index.json"
 log = logging.getLogger(__name__)

@@ -3,7 +3,7 @@
 import os
 from typing import Final
 
-from shared.config import EngineConfig
+from shared.config import EngineConfig, SynthesisEngineConfig
 
 CPU_KV_CACHE_BYTES: Final = 256 * 2**20
 """KV cache of a stage on a CPU: vLLM's own default claims most of the machine."""
@@ -13,6 +13,17 @@ CPU_BLOCK_SIZE: Final = 32
 """Positions of a KV block on a CPU, the fewest for which vLLM's attention is made; vLLM's own default is 128.
 
 The prefix cache keeps whole blocks: the larger they are, the more of a prompt is computed again."""
+
+
+CPU_BATCH: Final = 16
+"""Requests that a stage on a CPU computes at once."""
+GPU_BATCH: Final = 64
+"""The same on a GPU, where a step takes hardly longer for them."""
+
+
+def batch_size(config: SynthesisEngineConfig, on_cpu: bool) -> int:
+    """Give the most requests that a stage computes at once; of token2wav, the most chunks."""
+    return config.max_num_seqs or (CPU_BATCH if on_cpu else GPU_BATCH)
 
 
 def kv_cache_bytes(config: EngineConfig, on_cpu: bool) -> int | None:

@@ -1,24 +1,34 @@
 """Metrics as Prometheus' text format or OpenMetrics, whichever the request accepts."""
 
-import re
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, choose_encoder
 from prometheus_client.openmetrics import exposition as openmetrics
+from starlette.requests import Request
+from starlette.responses import Response
 
-_OPENMETRICS: Final = "application/openmetrics-text"
-_VERSIONS: Final = frozenset({None, "1.0.0"})
-_TEXTS: Final = frozenset({"text/plain", "text/*", "*/*"})
-_QUALITY: Final = re.compile(r"[01](?:\.\d{0,3})?")
+log = logging.getLogger(__name__)
+
+
+def metrics_response(request: Request, registry: CollectorRegistry) -> Response:
+    """Build the response to a scrape."""
+    body, kind = expose(registry, ",".join(request.headers.getlist("accept")))
+    return Response(body, headers={"Content-Type": kind, "Vary": "Accept"})
 
 
 def expose(registry: CollectorRegistry, accept: str = "") -> tuple[bytes, str]:
     """Write all metrics in the format of the Accept header; returns the text and its content type."""
-    if not _wants_openmetrics(accept):
+    try:
+        _, kind = choose_encoder(accept)
+    except (TypeError, ValueError) as error:
+        # The library compares versions that are no numbers with some that are.
+        log.debug("cannot read the versions in an Accept header: %r", error)
+        kind = CONTENT_TYPE_PLAIN_0_0_4
+    if not kind.startswith("application/openmetrics-text"):
         return generate_latest(registry), CONTENT_TYPE_PLAIN_0_0_4
     # With another escaping the library takes the colon out of vLLM's names, which OpenMetrics allows.
     return (
@@ -48,15 +58,3 @@ class _Distinct:
                 yield plain
             else:
                 yield family
-
-
-def _wants_openmetrics(accept: str) -> bool:
-    wished = {True: 0.0, False: 0.0}
-    for each in accept.lower().split(","):
-        kind, *rest = (part.strip() for part in each.split(";"))
-        parameters = dict(part.split("=", 1) for part in rest if "=" in part)
-        known = kind == _OPENMETRICS and parameters.get("version") in _VERSIONS
-        if known or kind in _TEXTS:
-            quality = _QUALITY.fullmatch(parameters.get("q", "1"))
-            wished[known] = max(wished[known], float(quality[0]) if quality else 0.0)
-    return wished[True] > wished[False]

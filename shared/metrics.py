@@ -14,6 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from omnirelay.version import version
 from shared.log import dropped_lines
 
 Labels = Mapping[str, str]
@@ -92,8 +93,8 @@ def by_reason(labels: Labels, counts: Mapping[str, int], *expected: str) -> Iter
         yield {**labels, "reason": reason}, count
 
 
-class LogMetrics(Collector):
-    """The log lines that a process could not write."""
+class ProcessMetrics(Collector):
+    """The version of a process, and the log lines that it could not write."""
 
     def __init__(self, stage: str) -> None:
         self._labels = {"stage": stage}
@@ -105,3 +106,4 @@ class LogMetrics(Collector):
             "Log lines that could not be written because nobody reads them or the disk is full.",
             [(self._labels, dropped_lines())],
         )
+        yield gauge("omnirelay_build_info", "Always 1.", [({**self._labels, "version": version()}, 1)])

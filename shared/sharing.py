@@ -11,6 +11,7 @@ from typing import Final
 from omnirelay.errors import ConfigError
 from shared.config import Config, EngineConfig
 from shared.devices import Gpu
+from shared.engine_defaults import batch_size
 from shared.messages import StageName
 
 GIB: Final = 2**30
@@ -94,6 +95,11 @@ def _positions(room: int, needs: Sequence[Need]) -> int:
 def engine_of(config: Config, stage: StageName) -> EngineConfig | None:
     """The engine's configuration of a stage with a KV cache; none for token2wav."""
     return {"thinker": config.stages.thinker.engine, "talker": config.stages.talker.engine}.get(stage)
+
+
+def batch_of(config: Config, stage: StageName, on_cpu: bool) -> int:
+    """The most requests that a replica computes at once."""
+    return batch_size(engine_of(config, stage) or config.stages.token2wav.engine, on_cpu)
 
 
 def utilization_of(config: Config, stage: StageName) -> float | None:

@@ -53,11 +53,11 @@ OTHER_SHAPE = CheckpointShape(
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
-    """Before the session's fixtures go: let its engines go with the process."""
+def pytest_runtest_setup() -> None:
+    """Let engines go with the process."""
     core: Any = sys.modules.get("vllm.v1.engine.core")
-    if nextitem is None and core is not None:
-        # vLLM would collect all garbage once for each of them, two seconds a time.
+    if core is not None:
+        # The end of one would take the process groups from the others, and collect all garbage for seconds.
         core.cleanup_dist_env_and_memory = lambda: None
 
 

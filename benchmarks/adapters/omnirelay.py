@@ -4,6 +4,7 @@ import asyncio
 import os
 import random
 import socket
+import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack, suppress
@@ -28,18 +29,22 @@ from omnirelay import (
     TextEvent,
 )
 from omnirelay.errors import OmniRelayError
-from ops.launcher import MODULES, Stack, running
+from ops.addresses import MODULES
+from ops.launcher import Stack, running
 from ops.replicas import HTTP_PORTS_APART
+from services.families.known import family_of, read_config
+from services.families.sizes import DTYPE_BYTES, dtype_of
 from shared.config import Config
-from shared.messages import STAGES, StageName
+from shared.engine_defaults import CPU_BLOCK_SIZE
+from shared.messages import STAGES
 
-MOST_CODEC_TOKENS: Final = 6_500
-MOST_TEXT_TOKENS: Final = 1_600
+LIMITS: Final = {"max_codec_tokens": 6_500, "max_text_tokens": 1_600}
 KV_CACHE_BYTES: Final = 2**30
-"""Room for eight answers of a minute on the ``bench`` checkpoint."""
+"""Room for eight answers of a minute on the ``bench`` checkpoint; more, if the longest request needs it."""
 _PORTS: Final = range(20_000, 32_000)
 """Below the range that Linux takes ports from."""
-Changes = Mapping[StageName, Mapping[str, Any]]
+Changes = Mapping[str, Any]
+"""Values of the configuration that differ, nested as there."""
 _MODULES: Final = {**MODULES, "token2wav": "benchmarks.adapters.stamped_token2wav"}
 _SLOWED: Final = {name: f"{slowed.__name__}.{name}" for name in MODULES}
 
@@ -49,10 +54,9 @@ class OmniRelay:
 
     Args:
         model: Directory of the checkpoint.
-        directory: Where its configuration is written.
-        changes: What differs from the defaults in the configuration of stages, by stage.
+        changes: What differs from the defaults in the configuration.
         most_clients: Requests that are worked on at once; None for the default.
-        restart: Stages that end are started again, as with ``omnirelay up``; without, they are missed.
+        restart: Stages that end are started again, as with ``omnirelay up``.
         slower: Speech lasts so many times as long, and times are given as if it did not; divides 50.
     """
 
@@ -61,7 +65,6 @@ class OmniRelay:
     def __init__(
         self,
         model: Path,
-        directory: Path,
         changes: Changes | None = None,
         *,
         most_clients: int | None = None,
@@ -71,30 +74,35 @@ class OmniRelay:
         self._restart = restart
         self._slower = slower
         self.pids: dict[str, int] = {}
-        self._path = directory / "omnirelay.yaml"
-        values = configuration(model, changes or {})
-        _slow_down(values, slower)
+        values = _merged(configuration(model, slower), changes or {})
         if most_clients is not None:
-            values["gateway"]["limits"]["max_active"] = most_clients
+            # They have one address, and one client gets seven eighths.
+            values["gateway"]["limits"]["max_active"] = most_clients * 8 // 7 + 1
             for stage in values["stages"].values():
                 stage.setdefault("engine", {})["max_num_seqs"] = most_clients
-        self._path.write_text(yaml.safe_dump(values), encoding="utf-8")
         self._config = Config.model_validate(values)
-        self._stamps = Stamps(directory / "stamps")
+        self._values = values
         self._closing = AsyncExitStack()
 
     @property
     def address(self) -> str:
-        """Where clients ask."""
+        """Where clients ask over TCP."""
         return self._config.gateway.listen
+
+    @property
+    def url(self) -> str:
+        """Where clients ask over HTTP."""
+        return str(self._config.gateway.http).replace("tcp:", "http:")
 
     async def __aenter__(self) -> Self:
         """Start the processes, and wait until all are ready."""
-        self._closing.enter_context(self._stamps)
+        directory = Path(self._closing.enter_context(tempfile.TemporaryDirectory()))
+        path = directory / "omnirelay.yaml"
+        path.write_text(yaml.safe_dump(self._values), encoding="utf-8")
+        self._stamps = self._closing.enter_context(Stamps(directory / "stamps"))
+        self._closing.enter_context(mock.patch.dict(os.environ, {slowed.VARIABLE: str(self._slower)}))
         modules = _MODULES if self._slower == 1 else _SLOWED
-        if self._slower > 1:
-            self._closing.enter_context(mock.patch.dict(os.environ, {slowed.VARIABLE: str(self._slower)}))
-        stack = Stack(self._config, self._path, show=lambda *_: None, modules=modules)
+        stack = Stack(self._config, path, show=lambda *_: None, modules=modules)
         report = await self._closing.enter_async_context(running(stack))
         if self._restart:
             watch = asyncio.create_task(stack.watch())
@@ -119,16 +127,18 @@ class OmniRelay:
             OmniRelayError: The request failed.
         """
         async with AsyncClient(self.address) as client:
-            sent = time.monotonic()
-            answer = await self._read(client.chat(request_of(workload, index)), index, sent, heard)
-            return answer.on_faster_clock(self._slower)
+            return await self.measured(client.chat(request_of(workload, index)), index, heard)
 
-    async def _read(
-        self, events: AsyncAnswer, index: int, sent: float, heard: asyncio.Future[float] | None
+    async def measured(
+        self, events: AsyncAnswer, index: int = 0, heard: asyncio.Future[float] | None = None
     ) -> MeasuredAnswer:
-        """Note when each event comes."""
-        first_text = 0.0
-        start_delay_s = 0.0
+        """Note when each event of a request that is being sent comes.
+
+        Raises:
+            OmniRelayError: The request failed.
+        """
+        sent = time.monotonic()
+        first_text = start_delay_s = 0.0
         came: list[tuple[int, float, int]] = []
         try:
             async for event in events:
@@ -141,18 +151,20 @@ class OmniRelay:
                     if heard is not None and not heard.done() and event.samples.size:
                         heard.set_result(now - sent)
                 elif isinstance(event, DoneEvent):
-                    made = self._stamps.of(event.request_id)
-                    return MeasuredAnswer(
+                    stamps = self._stamps.of(event.request_id)
+                    answer = MeasuredAnswer(
                         index=index,
                         sent=sent,
                         first_text=first_text,
                         pieces=[(at, samples) for _, at, samples in came],
-                        made=[made[seq] for seq, _, _ in came],
+                        # A token2wav that was started meanwhile counts its chunks from 0.
+                        made=[stamps.get(seq, at) for seq, at, _ in came],
                         start_delay_s=start_delay_s,
                         done=now,
                         text_ids=event.text_token_ids,
                         codec_ids=event.codec_token_ids,
                     )
+                    return answer.on_faster_clock(self._slower)
         except asyncio.CancelledError:
             events.cancel()
             raise
@@ -174,51 +186,46 @@ def request_of(workload: Workload, index: int) -> GenerateRequest:
         prompt_token_ids=workload.prompt(index),
         speaker=SPEAKER,
         seed=SEED,
-        text_sampling=forced(workload.text_tokens),
-        codec_sampling=forced(workload.codec_tokens),
+        text_sampling=_forced(workload.text_tokens),
+        codec_sampling=_forced(workload.codec_tokens),
     )
 
 
-def forced(tokens: int) -> SamplingOverrides:
-    """Return what makes an answer of this length."""
+def _forced(tokens: int) -> SamplingOverrides:
     return SamplingOverrides(max_tokens=tokens, min_tokens=tokens, temperature=0.0)
 
 
-def configuration(model: Path, changes: Changes) -> dict[str, Any]:
+def configuration(model: Path, slower: int = 1) -> dict[str, Any]:
     """Return the defaults, on free addresses, with room for the longest answers that are measured."""
-    listen, events, control, http, monitor, *others = free_addresses(5 + 2 * len(STAGES))
+    names = ("listen", "events", "control", "http", "monitor")
+    addresses = free_addresses(len(names) + 2 * len(STAGES))
+    gateway: dict[str, Any] = dict(zip(names, addresses, strict=False))
     stages: dict[str, dict[str, Any]] = {
-        name: {"inbox": inbox, "http": page}
-        for name, inbox, page in zip(STAGES, others[::2], others[1::2], strict=True)
+        stage: {"inbox": addresses.pop(), "http": addresses.pop()} for stage in STAGES
     }
-    for name in ("thinker", "talker"):
-        stages[name]["engine"] = {"kv_cache_memory_bytes": KV_CACHE_BYTES}
-    for name, values in changes.items():
-        stages[name] |= values
-    limits = {"max_codec_tokens": MOST_CODEC_TOKENS, "max_text_tokens": MOST_TEXT_TOKENS}
+    config = read_config(model)
+    for name, each in family_of(config).paged(config).items():
+        number = DTYPE_BYTES.get(dtype_of(config), DTYPE_BYTES["float32"])
+        least = each.elements * number * (each.positions + CPU_BLOCK_SIZE)
+        stages[name]["engine"] = {"kv_cache_memory_bytes": max(KV_CACHE_BYTES, least)}
+    if slower > 1:
+        # What is in seconds of listening.
+        defaults = Config()
+        gateway["max_start_delay_s"] = slower * defaults.gateway.max_start_delay_s
+        for stage, values in defaults.stages.model_dump().items():
+            stages[stage]["playback_margin_s"] = slower * values["playback_margin_s"]
     return {
         "model": str(model),
         "log_level": "warning",
-        "gateway": {
-            "listen": listen,
-            "events": events,
-            "control": control,
-            "http": http,
-            "monitor": monitor,
-            "limits": limits,
-        },
+        "gateway": gateway | {"limits": dict(LIMITS)},
         "stages": stages,
     }
 
 
-def _slow_down(values: dict[str, Any], slower: int) -> None:
-    """Lengthen what the configuration has in seconds of listening."""
-    defaults = Config()
-    stages = defaults.stages.model_dump()
-    if slower > 1:
-        values["gateway"]["max_start_delay_s"] = slower * defaults.gateway.max_start_delay_s
-        for name in STAGES:
-            values["stages"][name].setdefault("playback_margin_s", slower * stages[name]["playback_margin_s"])
+def _merged(values: dict[str, Any], changes: Changes) -> dict[str, Any]:
+    for key, value in changes.items():
+        values[key] = _merged(values.get(key, {}), value) if isinstance(value, Mapping) else value
+    return values
 
 
 def free_addresses(count: int) -> list[str]:

@@ -33,7 +33,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     threads: int
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True):
+class Reply(msgspec.Struct, frozen=True, kw_only=True):
     """An answer.
 
     Attributes:
@@ -76,7 +76,7 @@ class Reference:
         self._watch(token2wav.code2wav_dit_model, "sample", "token2wav, DiT")
         self._watch(token2wav.code2wav_bigvgan_model, "forward", "token2wav, vocoder")
 
-    def answer(self, ask: Ask) -> Told:
+    def answer(self, ask: Ask) -> Reply:
         """Answer a request greedily, with forced lengths."""
         self._seconds.clear()
         if self._torch.get_num_threads() != ask.threads:
@@ -93,7 +93,7 @@ class Reference:
             talker_min_new_tokens=ask.codec_tokens,
             talker_max_new_tokens=ask.codec_tokens,
         )
-        return Told(
+        return Reply(
             text_ids=sequences[0, prompt.shape[1] :].tolist(),
             codec_ids=self._codes[0].tolist()[-ask.codec_tokens :],
             samples=samples.numel(),

@@ -9,7 +9,7 @@ from typing import Final, Self
 
 import msgspec
 
-from benchmarks.adapters.reference import Ask, Told
+from benchmarks.adapters.reference import Ask, Reply
 from benchmarks.measure.answer import MeasuredAnswer
 from benchmarks.measure.counters import Counters
 from benchmarks.measure.workload import SPEAKER, Workload
@@ -85,20 +85,20 @@ class Transformers:
             if self._process is None or self._process.stdin is None:
                 raise OmniRelayError("transformers was not started")
             self._process.stdin.write(msgspec.json.encode(ask) + b"\n")
-            told = msgspec.json.decode(await self._line(), type=Told)
+            reply = msgspec.json.decode(await self._line(), type=Reply)
         done = time.monotonic()
         if heard is not None:
             heard.set_result(done - sent)
-        for stage, seconds in told.seconds.items():
+        for stage, seconds in reply.seconds.items():
             self._seconds[stage] = self._seconds.get(stage, 0.0) + seconds
         return MeasuredAnswer(
             index=index,
             sent=sent,
             first_text=done,
-            pieces=[(done, told.samples)],
+            pieces=[(done, reply.samples)],
             done=done,
-            text_ids=told.text_ids,
-            codec_ids=told.codec_ids,
+            text_ids=reply.text_ids,
+            codec_ids=reply.codec_ids,
         )
 
     async def counters(self) -> Counters:

@@ -3,95 +3,124 @@
 import argparse
 import asyncio
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
-from benchmarks.gateway.measure import GatewayResult, measure_replicas, measure_streams
-from benchmarks.gateway.report import report
-from benchmarks.gateway.sessions import measure_sessions
+from benchmarks.gateway.measure import (
+    GatewayResult,
+    Latency,
+    measure_replicas,
+    measure_sessions,
+    measure_streams,
+)
+from benchmarks.gateway.pace import CODES, TEXT_S
 from benchmarks.measure.checkpoints import ensure
 from benchmarks.measure.machine import this_machine
-from benchmarks.measure.output import tell
+from benchmarks.measure.results import RESULTS, Cell, Table, keep, page, tell
 from omnirelay.errors import OmniRelayError
 
-RESULTS: Final = Path("benchmarks/results")
-STREAMS: Final = (1, 100, 500, 1000, 2000, 4000)
-REPLICAS: Final = (1, 32, 256)
-SESSIONS: Final = (1, 16, 64)
-HEARTBEATS_S: Final = (0.5, 5.0)
 INTERFACES: Final = ("tcp", "http")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, print and write the tables; return the exit status, 1 if something could not be measured."""
-    options = _parser().parse_args(arguments)
-    machine = this_machine()
-    streams, replicas, missed = [], [], []
+def measure(options: argparse.Namespace) -> GatewayResult:
+    """Measure what is asked for; what the machine cannot hold is noted."""
+    result = GatewayResult(machine=this_machine(), streams=[], replicas=[])
     model = asyncio.run(ensure("tiny"))
     for interface in options.interfaces:
         for number in options.streams:
             tell(f"{interface}, {number} streams")
             try:
-                streams.append(measure_streams(model, interface, number, options.seconds))
+                result.streams.append(measure_streams(model, interface, number, options.seconds))
             except OmniRelayError as error:
-                # Too much for this machine, perhaps; what was measured before is still worth a table.
-                missed.append(f"{interface}, {number} streams: {error}")
+                result.missed.append(f"{interface}, {number} streams: {error}")
                 break
     for heartbeat_s, number in product(options.heartbeats, options.replicas):
         tell(f"{number} replicas of each stage, a heartbeat each {heartbeat_s:g} s")
         try:
-            replicas.append(measure_replicas(model, number, heartbeat_s, options.seconds))
+            result.replicas.append(measure_replicas(model, number, heartbeat_s, options.seconds))
         except OmniRelayError as error:
-            missed.append(f"{number} replicas of each stage: {error}")
-    sessions = []
+            result.missed.append(f"{number} replicas of each stage: {error}")
     for number in options.sessions:
         tell(f"{number} realtime sessions")
-        sessions.append(measure_sessions(model, number, options.seconds))
-    result = GatewayResult(
-        machine=machine, streams=streams, replicas=replicas, sessions=sessions, missed=missed
+        result.sessions.append(measure_sessions(model, number, options.seconds))
+    return result
+
+
+def report(result: GatewayResult) -> str:
+    """All figures of a run, in Markdown."""
+    pace = (
+        "No model; the gateway has one core. Each stream has a connection and the pace of a speaker: "
+        f"a text token each {TEXT_S} s, {CODES} codec tokens each {CODES / 50} s, and chunks of audio of "
+        "0.24, 0.48, 0.96, and then 1.92 s. Latency: from before a stage sends until the client has read."
     )
-    name = f"{options.name}-gateway" if options.name else "gateway"
-    text = report(result)
-    options.out.mkdir(parents=True, exist_ok=True)
-    figures = msgspec.json.format(msgspec.json.encode(result), indent=1)
-    (options.out / f"{name}.json").write_bytes(figures + b"\n")
-    (options.out / f"{name}.md").write_text(text, encoding="utf-8")
-    sys.stdout.write(text)
-    tell(f"written: {options.out / name}.json and .md")
-    return 1 if missed else 0
+    parts: list[object] = [pace, *_tables(result)]
+    if result.missed:
+        parts.append("\n".join(["Not held:", "", *(f"- {each}" for each in result.missed)]))
+    return page("The gateway alone", result.machine, parts)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _tables(result: GatewayResult) -> Iterator[Table]:
+    streams: list[list[Cell]] = [
+        [
+            *(each.interface, f"{each.streams:,}", each.events_per_s, f"{each.cpu:.1%}"),
+            *(each.cpu_us_per_event, each.bytes_per_stream / 1024, _ms(each.text), _ms(each.audio)),
+            f"{1000 * each.every.p99:.1f}, {1000 * each.every.most:.1f}",
+            *(f"{each.stages_cpu:.0%}", f"{each.others_cpu:.0%}"),
+        ]
+        for each in result.streams
+    ]
+    columns = [
+        *("", "streams", "events/s", "gateway's core", "µs an event", "KiB a stream", "text P50, P99, ms"),
+        *("audio P50, P99, ms", "all P99, longest, ms", "stages' core", "others' CPU"),
+    ]
+    replicas: list[list[Cell]] = [
+        [
+            *(each.replicas, f"{each.heartbeat_s:g} s", f"{each.cpu:.2%}", f"{each.loop_cpu:.2%}"),
+            each.resident_bytes / 2**20,
+        ]
+        for each in result.replicas
+    ]
+    sessions: list[list[Cell]] = [
+        [each.sessions, f"{each.cpu:.1%}", f"{each.loop_cpu:.1%}", each.bytes_per_session / 1024]
+        for each in result.sessions
+    ]
+    core = ("gateway's core", "of it the event loop")
+    for title, head, rows in (
+        ("Streams", columns, streams),
+        ("Replicas", ["of each stage", "heartbeats each", *core, "resident memory, MiB"], replicas),
+        ("Realtime sessions that hear silence", ["sessions", *core, "KiB a session"], sessions),
+    ):
+        if rows:
+            yield Table(title=title, columns=head, rows=rows)
+
+
+def _ms(latency: Latency) -> str:
+    return f"{1000 * latency.p50:.1f}, {1000 * latency.p99:.1f}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print and write the tables; return the exit status, 1 if something could not be measured."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gateway",
         description="Measure the gateway alone, on one core, between imitated stages and light clients.",
     )
-    parser.add_argument(
-        "--streams", type=int, nargs="*", default=STREAMS, metavar="N", help="streams at once, one load each"
+    add = parser.add_argument
+    add(
+        "--streams", type=int, nargs="*", default=(1, 100, 500, 1000, 2000, 4000), metavar="N", help="at once"
     )
-    parser.add_argument(
-        "--replicas",
-        type=int,
-        nargs="*",
-        default=REPLICAS,
-        metavar="N",
-        help="of each stage, without streams",
-    )
-    parser.add_argument(
-        "--heartbeats", type=float, nargs="+", default=HEARTBEATS_S, metavar="S", help="their intervals"
-    )
-    parser.add_argument(
-        "--sessions", type=int, nargs="*", default=SESSIONS, metavar="N", help="realtime ones, at most 64"
-    )
-    parser.add_argument("--interfaces", nargs="+", choices=INTERFACES, default=INTERFACES)
-    parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement (default: 10)")
-    parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help=f"default: {RESULTS}")
-    parser.add_argument("--name", default="", help="begins the names of the files written")
-    return parser
+    add("--replicas", type=int, nargs="*", default=(1, 32, 256), metavar="N", help="of each stage")
+    add("--heartbeats", type=float, nargs="+", default=(0.5, 5.0), metavar="S", help="their intervals")
+    add("--sessions", type=int, nargs="*", default=(1, 16, 64), metavar="N", help="realtime ones, at most 64")
+    add("--interfaces", nargs="+", choices=INTERFACES, default=INTERFACES)
+    add("--seconds", type=float, default=10.0, help="of each measurement (default: 10)")
+    add("--out", type=Path, default=RESULTS, metavar="DIR", help=f"default: {RESULTS}")
+    add("--name", default="", help="begins the names of the files written")
+    options = parser.parse_args(arguments)
+    result = measure(options)
+    keep(options.out, f"{options.name}-gateway" if options.name else "gateway", report(result), result)
+    return 1 if result.missed else 0
 
 
 if __name__ == "__main__":

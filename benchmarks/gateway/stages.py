@@ -194,7 +194,7 @@ class SimulatedStages:
         self._order = count()
 
     def run(self) -> None:
-        """Serve until the process is told to stop."""
+        """Serve until SIGTERM."""
         control_due = 0.0
         while True:
             now = time.monotonic()

@@ -2,7 +2,6 @@
 
 import argparse
 import importlib.util
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -12,18 +11,18 @@ from typing import Final
 import msgspec
 
 from benchmarks.gpu.part import PARTS, WITHOUT_VLLM
-from benchmarks.gpu.report import report
-from benchmarks.gpu.results import FinishedPart, PartResult, Settings, Table
+from benchmarks.gpu.results import FinishedPart, PartResult, Settings
 from benchmarks.gpu.sampling import Sampler
-from benchmarks.measure.machine import this_machine
-from benchmarks.measure.output import tell
+from benchmarks.measure.checkpoints import DIRECTORY, make
+from benchmarks.measure.machine import MachineFacts, this_machine
+from benchmarks.measure.process import in_process
+from benchmarks.measure.results import keep, page, tell
+from omnirelay.errors import OmniRelayError
 
-RESULTS: Final = Path("out/gpu")
-CHECKPOINTS: Final = Path(".cache/omnirelay/benchmarks")
 PART_S: Final = 600.0
-CHECKPOINT_S: Final = 1800.0
-CLIENTS: Final = {"3b": [1, 2, 4, 8, 16, 32, 64], "tiny": [1, 2]}
-SECONDS: Final = {"3b": 5.0, "tiny": 2.56}
+REHEARSAL_S: Final = 7200.0
+"""On a busy CPU the reference of a large token2wav takes many minutes."""
+CLIENTS: Final = {"3b": [1, 2, 4, 8, 16, 32, 64], "bench": [1, 8], "small": [1, 8], "tiny": [1, 2]}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -35,21 +34,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     settings = Settings(
         device=options.device,
         checkpoint=options.checkpoint,
-        model=str(options.model or CHECKPOINTS / options.checkpoint),
+        model=str(options.model or DIRECTORY / options.checkpoint),
         clients=options.clients or CLIENTS[options.checkpoint],
-        seconds=SECONDS[options.checkpoint],
+        seconds=2.56 if options.checkpoint == "tiny" else 5.0,
     )
-    options.out.mkdir(parents=True, exist_ok=True)
-    if not (Path(settings.model) / "config.json").is_file():
-        tell(f"making the checkpoint {settings.checkpoint} in {settings.model}")
-        command = [sys.executable, "-m", "checkpoint", settings.model, "--size", settings.checkpoint]
-        made = subprocess.run(  # noqa: S603 - our own program
-            command, stdout=subprocess.DEVNULL, timeout=CHECKPOINT_S, check=False
-        )
-        if made.returncode != 0:
-            return made.returncode
     finished: list[FinishedPart] = []
     missing: list[str] = []
+    try:
+        if not (Path(settings.model) / "config.json").is_file():
+            make(settings.checkpoint, Path(settings.model))
+    except OmniRelayError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+    options.out.mkdir(parents=True, exist_ok=True)
     for name in options.parts or PARTS:
         path = options.out / f"{name}.json"
         kept = None if options.again else read_finished(path, settings)
@@ -59,19 +56,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             missing.append(f"{name}: vLLM is not installed")
         else:
             tell(name)
-            outcome = run_part(name, settings)
-            if isinstance(outcome, str):
-                missing.append(f"{name}: {outcome}")
-            else:
-                kept = outcome
+            try:
+                kept = run_part(name, settings)
                 path.write_bytes(msgspec.json.format(msgspec.json.encode(kept)) + b"\n")
+            except OmniRelayError as error:
+                missing.append(f"{name}: {error}")
         if kept is not None:
             finished.append(kept)
-        text = report(this_machine(), device_name(settings.device), finished, missing)
-        (options.out / "report.md").write_text(text, encoding="utf-8")
-    encoded = msgspec.json.encode({"parts": finished, "missing": missing})
-    (options.out / "report.json").write_bytes(msgspec.json.format(encoded) + b"\n")
-    sys.stdout.write(text)
+    text = report(this_machine(), device_name(settings.device), finished, missing)
+    keep(options.out, "report", text, {"parts": finished, "missing": missing})
     return 1 if missing or any(part.result.problems for part in finished) else 0
 
 
@@ -85,25 +78,32 @@ def read_finished(path: Path, settings: Settings) -> FinishedPart | None:
     return kept if kept.settings == settings and not kept.result.problems else None
 
 
-def run_part(name: str, settings: Settings) -> FinishedPart | str:
-    """Run one part in a process of its own; gives what it found, or why it found nothing."""
-    command = [sys.executable, "-m", "benchmarks.gpu.part", name, msgspec.json.encode(settings).decode()]
-    started = time.monotonic()
+def run_part(name: str, settings: Settings) -> FinishedPart:
+    """Run one part in a process of its own.
+
+    Raises:
+        OmniRelayError: It found nothing.
+    """
+    started, encoded = time.monotonic(), msgspec.json.encode(settings).decode()
+    timeout_s = REHEARSAL_S if settings.device == "cpu" else PART_S
     with Sampler() as sampler:
-        try:
-            done = subprocess.run(  # noqa: S603 - our own program
-                command, stdout=subprocess.PIPE, timeout=PART_S, check=False
-            )
-        except subprocess.TimeoutExpired:
-            return f"took more than {PART_S:.0f} s"
-    gpu: list[Table] = sampler.tables()
-    lines = done.stdout.splitlines()
-    if done.returncode != 0 or not lines:
-        return f"ended with exit status {done.returncode}; its words are above"
-    result = msgspec.json.decode(lines[-1], type=PartResult)
-    return FinishedPart(
-        name=name, settings=settings, result=result, wall_s=time.monotonic() - started, gpu=gpu
-    )
+        result = in_process(PartResult, "benchmarks.gpu.part", name, encoded, timeout_s=timeout_s)
+    wall_s = time.monotonic() - started
+    return FinishedPart(name=name, settings=settings, result=result, wall_s=wall_s, gpu=sampler.tables())
+
+
+def report(machine: MachineFacts, device: str, parts: Sequence[FinishedPart], missing: Sequence[str]) -> str:
+    """Write the report: parts that ran to their end, and why others have not."""
+    shown: list[object] = []
+    for part in parts:
+        verdict = "FAILED" if part.result.problems else "passed"
+        settings = f"checkpoint {part.settings.checkpoint}, {part.settings.device}; {part.wall_s:.0f} s"
+        problems = [f"- {problem}" for problem in part.result.problems]
+        shown += ["\n".join([f"# {part.name}: {verdict}", "", settings, *problems])]
+        shown += [*part.result.tables, *part.gpu]
+    if missing:
+        shown.append("\n".join(["# Not run", "", *(f"- {reason}" for reason in missing)]))
+    return page(device, machine, shown)
 
 
 def device_name(device: str) -> str:
@@ -120,17 +120,14 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m benchmarks.gpu",
         description="Show on a GPU that OmniRelay is right there, and how fast: one report of all parts.",
     )
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} (default: all)")
-    parser.add_argument(
-        "--device", choices=("cuda", "cpu"), default="cuda", help="default: cuda; ROCm's is cuda, too"
-    )
-    parser.add_argument(
-        "--checkpoint", choices=tuple(CLIENTS), default="3b", help="random weights (default: 3b)"
-    )
-    parser.add_argument("--model", type=Path, metavar="DIR", help="the checkpoint, made if it is not there")
-    parser.add_argument("--clients", type=int, nargs="+", metavar="N", help="clients at once, one load each")
-    parser.add_argument("--again", action="store_true", help="run parts again that have passed")
-    parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help=f"default: {RESULTS}")
+    add = parser.add_argument
+    add("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} (default: all)")
+    add("--device", choices=("cuda", "cpu"), default="cuda", help="default: cuda; ROCm's is cuda, too")
+    add("--checkpoint", "--size", choices=tuple(CLIENTS), default="3b", help="random weights (default: 3b)")
+    add("--model", type=Path, metavar="DIR", help="the checkpoint, made if it is not there")
+    add("--clients", type=int, nargs="+", metavar="N", help="clients at once, one load each")
+    add("--again", action="store_true", help="run parts again that have passed")
+    add("--out", type=Path, default=Path("out/gpu"), metavar="DIR", help="default: out/gpu")
     return parser
 
 

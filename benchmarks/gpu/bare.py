@@ -1,4 +1,4 @@
-"""The models without a server: OmniRelay's DiT and vocoder beside transformers', and a decoder's layers.
+"""The models without a server: OmniRelay's DiT and vocoder beside transformers'.
 
 The only part that needs no vLLM.
 """
@@ -13,9 +13,10 @@ from typing import Any, Final
 import torch
 import transformers
 
-from benchmarks.gpu.results import Cell, PartResult, Settings, Table
-from benchmarks.rehearsal.reference import load_token2wav, sound_of
-from benchmarks.rehearsal.results import SEED, SPEAKER
+from benchmarks.gpu.reference import WAVEFORM_LIMIT, load_token2wav, sound_of
+from benchmarks.gpu.rehearsal import SEED, SPEAKER
+from benchmarks.gpu.results import PartResult, Settings
+from benchmarks.measure.results import Cell, Table
 from services.families.qwen2_5_omni.token2wav.conditioning import Conditioner
 from services.families.qwen2_5_omni.token2wav.dit import DiffusionTransformer
 from services.families.qwen2_5_omni.token2wav.synthesis import SolverWork, geometry_of
@@ -30,9 +31,6 @@ from shared.vllm.precision import set_float32_precision
 CODES: Final = 50
 """A second of speech."""
 REPEATS: Final = 3
-WAVEFORM_LIMIT: Final = 1e-4
-LAYERS_LIMIT: Final = 1e-3
-POSITIONS: Final = 64
 _DIT, _VOCODER = "code2wav_dit_model.", "code2wav_bigvgan_model."
 
 
@@ -41,9 +39,8 @@ def main(settings: Settings) -> PartResult:
     """Compare and time both."""
     device, model = torch.device(settings.device), Path(settings.model)
     config = transformers.Qwen2_5OmniConfig.from_pretrained(model)
-    synthesis, problems = _synthesis(config.token2wav_config, model, device)
-    decoder, wrong = _decoder(config.talker_config, device)
-    return PartResult(tables=[synthesis, decoder], problems=[*problems, *wrong])
+    table, problems = _synthesis(config.token2wav_config, model, device)
+    return PartResult(tables=[table], problems=problems)
 
 
 def _synthesis(config: Any, model: Path, device: torch.device) -> tuple[Table, list[str]]:
@@ -119,33 +116,6 @@ def synthesize(synthesizer: SolverSynthesizer, chunk: SynthesisChunk) -> torch.T
     if waveform is None:
         raise RuntimeError("one piece of audio was due")
     return waveform
-
-
-def _decoder(config: Any, device: torch.device) -> tuple[Table, list[str]]:
-    """The talker's layers as transformers has them, random: the device beside the CPU, and a step's time."""
-    set_float32_precision("exact")
-    torch.manual_seed(SEED)
-    layers = transformers.Qwen2_5OmniTalkerForConditionalGeneration(config).float().model.eval()
-    inputs = torch.randn(1, POSITIONS, layers.config.hidden_size)
-    expected = layers(inputs_embeds=inputs).last_hidden_state
-    layers, inputs = layers.to(device), inputs.to(device)
-    computed, prompt_ms = timed(lambda: layers(inputs_embeds=inputs).last_hidden_state, device)
-    past = layers(inputs_embeds=inputs, use_cache=True).past_key_values
-
-    def step() -> torch.Tensor:
-        output: torch.Tensor = layers(inputs_embeds=inputs[:, :1], past_key_values=past, use_cache=True)[0]
-        return output
-
-    _, step_ms = timed(step, device)
-    difference = float((computed.cpu() - expected).abs().max() / expected.abs().max())
-    table = Table(
-        title="transformers' decoder layers of the talker's sizes, float32, random weights",
-        columns=["from the CPU's, of the largest", f"{POSITIONS} positions, ms", "one step, ms"],
-        rows=[[difference, prompt_ms, step_ms]],
-    )
-    return table, [] if difference <= LAYERS_LIMIT else [
-        f"decoder layers differ from the CPU's by {difference}"
-    ]
 
 
 def timed(run: Callable[[], torch.Tensor], device: torch.device) -> tuple[torch.Tensor, float]:

@@ -1,16 +1,14 @@
 """Time to first audio, and throughput with more and more clients, through the whole stack."""
 
 import asyncio
-import tempfile
 import time
 from pathlib import Path
 from typing import Final
 
 from benchmarks.adapters.omnirelay import OmniRelay
-from benchmarks.gpu.results import Cell, PartResult, Settings, Table
+from benchmarks.gpu.results import PartResult, Settings
 from benchmarks.measure.load import Load, run_load
-from benchmarks.measure.output import tell
-from benchmarks.measure.results import percentile
+from benchmarks.measure.results import Cell, Table, percentile, tell
 from benchmarks.measure.workload import answer_of
 from shared.real_time import set_realtime_priority
 
@@ -21,63 +19,45 @@ ROUNDS: Final = 2
 
 
 def main(settings: Settings) -> PartResult:
-    """Measure."""
+    """Measure one load after the other, on one stack."""
     # The clients are here.  Theirs would be another machine, so they do not wait for servers that compute.
     set_realtime_priority()
     return asyncio.run(_measure(settings))
 
 
 async def _measure(settings: Settings) -> PartResult:
-    """Measure one load after the other, on one stack."""
-    begun = time.monotonic()
+    began, first = time.monotonic(), 0
     loads: list[Load] = []
     problems = []
     workload = answer_of(settings.seconds)
-    with tempfile.TemporaryDirectory() as directory:
-        stack = OmniRelay(Path(settings.model), Path(directory), most_clients=max(settings.clients))
-        async with stack:
-            ready_s = time.monotonic() - begun
-            first = 0
-            for number, clients in enumerate((1, *settings.clients)):
-                if time.monotonic() - begun > TIME_S:
-                    problems.append(f"{clients} clients were not measured: {TIME_S:.0f} s had passed")
-                    continue
-                tell(f"{clients} clients")
-                # Prompts of their own, so that the prefix cache helps nobody.
-                indices = range(first, first := first + ROUNDS * clients)
-                load, answers = await run_load(stack, workload, indices, clients, scenario="gpu")
-                wrong = sum(len(each.codec_ids) != workload.codec_tokens for each in answers)
-                if wrong:
-                    problems.append(
-                        f"{clients} clients: {wrong} answers are not of the length that was asked for"
-                    )
-                # The first one is a warm-up.
-                if number:
-                    loads.append(load)
-    memory = (
-        {name: max(load.peak_memory[name] for load in loads) for name in loads[0].peak_memory}
-        if loads
-        else {}
-    )
-    return PartResult(
-        tables=[
-            Table(title="The stack", columns=["ready after, s"], rows=[[ready_s]]),
-            Table(
-                title=f"Answers of {workload.seconds:g} s",
-                columns=[
-                    *("clients", "first audio, s, median", "P95", "completion, s, median"),
-                    *("requests/s", "seconds of audio a second"),
-                ],
-                rows=[_row(load) for load in loads],
-            ),
-            Table(
-                title="Most memory of each process, on the host",
-                columns=["process", "GiB"],
-                rows=[[name, nbytes / 2**30] for name, nbytes in memory.items()],
-            ),
-        ],
-        problems=problems,
-    )
+    async with OmniRelay(Path(settings.model)) as stack:
+        ready_s = time.monotonic() - began
+        for number, clients in enumerate((1, *settings.clients)):
+            if time.monotonic() - began > TIME_S:
+                problems.append(f"{clients} clients were not measured: {TIME_S:.0f} s had passed")
+                continue
+            tell(f"{clients} clients")
+            # Prompts of their own, so that the prefix cache helps nobody.
+            indices = range(first, first := first + ROUNDS * clients)
+            load, answers = await run_load(stack, workload, indices, clients, scenario="gpu")
+            wrong = sum(len(each.codec_ids) != workload.codec_tokens for each in answers)
+            if wrong:
+                problems.append(f"{clients} clients: {wrong} answers have another length than was asked for")
+            # The first one is a warm-up.
+            if number:
+                loads.append(load)
+    columns = [
+        *("clients", "first audio, s, median", "P95", "completion, s, median"),
+        *("requests/s", "seconds of audio a second"),
+    ]
+    title = f"Answers of {workload.seconds:g} s; ready after {ready_s:.0f} s"
+    memory: list[list[Cell]] = [
+        [name, max(load.peak_memory[name] for load in loads) / 2**30]
+        for name in (loads[0].peak_memory if loads else {})
+    ]
+    host = Table(title="Most memory of each process, on the host", columns=["process", "GiB"], rows=memory)
+    table = Table(title=title, columns=columns, rows=[_row(load) for load in loads])
+    return PartResult(tables=[table, host], problems=problems)
 
 
 def _row(load: Load) -> list[Cell]:

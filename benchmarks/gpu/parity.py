@@ -1,28 +1,74 @@
-"""Every stage of the checkpoint beside transformers, on the device: the rehearsal."""
+"""Every stage of the checkpoint beside transformers, on the device, each in a process of its own."""
 
+import tempfile
 from pathlib import Path
+from typing import Final
 
-from benchmarks.gpu.results import PartResult, Settings, Table
-from benchmarks.rehearsal.__main__ import rehearse
+from benchmarks.gpu.reference import ReferenceRun
+from benchmarks.gpu.rehearsal import StageRun
+from benchmarks.gpu.results import Device, PartResult, Settings
+from benchmarks.measure.process import in_process
+from benchmarks.measure.results import Cell, Table, tell
+from omnirelay.errors import OmniRelayError
+from services.families.sizes import DTYPE_BYTES, read_model
+from shared.messages import STAGES, StageName
+
+LIBRARIES_BYTES: Final = 2 * 2**30
+"""What a process needs beside the weights: libraries, a small KV cache, what a step takes."""
 
 
 def main(settings: Settings) -> PartResult:
-    """Rehearse."""
-    result = rehearse(settings.checkpoint, settings.device, Path(settings.model))
-    runs = Table(
-        title="Each stage in a process of its own",
-        columns=["stage", "program", "load, s", "run, s", "peak memory, GiB", "on the GPU, GiB"],
-        rows=[
-            [run.stage, run.program, run.load_s, run.run_s, run.peak_gib, run.gpu_gib] for run in result.runs
-        ],
-    )
-    compared = Table(
-        title="Compared with transformers",
-        columns=["stage", "what", "equal", "of", "difference", "limit"],
-        rows=[
-            [each.stage, each.what, each.equal, each.count, each.difference, each.limit]
-            for each in result.comparisons
-        ],
-    )
-    problems = [f"{each.stage}: {each.what}" for each in result.comparisons if not each.passed]
-    return PartResult(tables=[runs, compared], problems=problems)
+    """Load and run every stage, and compare each with transformers.
+
+    Raises:
+        OmniRelayError: A process failed, or there is too little memory for it.
+    """
+    model = Path(settings.model)
+    runs: list[StageRun] = []
+    compared: list[list[Cell]] = []
+    problems = []
+    with tempfile.TemporaryDirectory() as work:
+        for stage in STAGES:
+            require_memory(model, stage, settings.device)
+            tell(f"{stage}: omnirelay, then transformers")
+            runs.append(in_process(StageRun, "benchmarks.gpu.rehearsal", stage, model, work))
+            found = in_process(ReferenceRun, "benchmarks.gpu.reference", stage, model, work, settings.device)
+            runs.append(found.run)
+            for each in found.comparisons:
+                compared.append([stage, each.what, each.equal, each.count, each.difference, each.limit])
+                if not each.passed:
+                    problems.append(f"{stage}: {each.what}")
+    columns = ["stage", "program", "load, s", "run, s", "peak memory, GiB", "on the GPU, GiB"]
+    rows: list[list[Cell]] = [
+        [run.stage, run.program, run.load_s, run.run_s, run.peak_gib, run.gpu_gib] for run in runs
+    ]
+    ran = Table(title="Each stage in a process of its own", columns=columns, rows=rows)
+    columns = ["stage", "what", "equal", "of", "difference", "limit"]
+    table = Table(title="Compared with transformers", columns=columns, rows=compared)
+    return PartResult(tables=[ran, table], problems=problems)
+
+
+def require_memory(model: Path, stage: StageName, device: Device) -> None:
+    """Refuse to load a stage that would take more memory than is free.
+
+    Raises:
+        OmniRelayError: It would.
+    """
+    if device != "cpu":
+        return
+    found = read_model(model)
+    width = 4 if stage == "token2wav" else DTYPE_BYTES.get(found.dtype, 4)
+    needed, free = found.weights.elements[stage] * width + LIBRARIES_BYTES, available_bytes()
+    if needed > free:
+        raise OmniRelayError(
+            f"the {stage} needs {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free: "
+            "end what else runs, or take a machine with more memory"
+        )
+
+
+def available_bytes() -> int:
+    """Memory that can be had without swapping, by the kernel's estimate."""
+    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise OmniRelayError("/proc/meminfo does not say how much memory is available")

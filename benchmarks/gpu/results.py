@@ -1,15 +1,16 @@
-"""What a part is told, and what it gives."""
+"""What a part is given, and what it finds."""
 
 from typing import Literal, TypeAlias
 
 import msgspec
 
-Cell: TypeAlias = str | float | int | None
+from benchmarks.measure.results import Table
+
 Device: TypeAlias = Literal["cuda", "cpu"]
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """What all parts are told.
+    """What all parts are given.
 
     Attributes:
         device: Where the model computes; ``cpu`` is for trying the parts themselves.
@@ -26,35 +27,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
 
-class Table(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures: a row has as many cells as there are columns."""
-
-    title: str
-    columns: list[str]
-    rows: list[list[Cell]]
-
-
 class PartResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a part found.
-
-    Attributes:
-        tables: Its figures.
-        problems: What is wrong, in words; a part without any has passed.
-    """
+    """What a part found: tables, and what is wrong; a part without problems has passed."""
 
     tables: list[Table]
     problems: list[str] = []
 
 
 class FinishedPart(msgspec.Struct, frozen=True, kw_only=True):
-    """A part that ran to its end, as it is kept.
+    """A part that ran to its end, as it is kept; with other settings it is run again.
 
-    Attributes:
-        name: Which.
-        settings: What it was told; with others it is run again.
-        result: What it found.
-        wall_s: How long it took.
-        gpu: What nvidia-smi said meanwhile; empty without it.
+    ``gpu`` is what nvidia-smi said meanwhile; empty without it.
     """
 
     name: str

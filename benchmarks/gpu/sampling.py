@@ -2,72 +2,56 @@
 
 import shutil
 import subprocess
-import threading
-from types import TracebackType
+import tempfile
+from contextlib import ExitStack
 from typing import Final, Self
 
-from benchmarks.gpu.results import Table
+from benchmarks.measure.results import Cell, Table, mean
 
 FIELDS: Final = ("index", "utilization.gpu", "memory.used", "power.draw")
-COMMAND: Final = "nvidia-smi"
 
 
 class Sampler:
     """Samples all GPUs as long as the block lasts; without ``nvidia-smi`` there is nothing to sample."""
 
-    def __init__(self, command: str = COMMAND) -> None:
-        self._lines: list[str] = []
-        self._process: subprocess.Popen[str] | None = None
-        self._reader = threading.Thread(target=self._read, daemon=True)
+    def __init__(self, command: str = "nvidia-smi") -> None:
         self._path = shutil.which(command)
+        self._closing = ExitStack()
+        self._lines: list[str] = []
+        self.process: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Self:
         """Begin."""
         if self._path is not None:
+            self._file = self._closing.enter_context(tempfile.TemporaryFile("w+", encoding="utf-8"))
             query = [f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits", "--loop=1"]
-            self._process = subprocess.Popen(  # noqa: S603  The driver's own program.
-                [self._path, *query], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            self.process = subprocess.Popen(  # noqa: S603  The driver's own program.
+                [self._path, *query], stdout=self._file, stderr=subprocess.DEVNULL, text=True
             )
-            self._reader.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """End."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._reader.join()
-            if self._process.stdout is not None:
-                self._process.stdout.close()
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self._file.seek(0)
+            self._lines = self._file.read().splitlines()
+        self._closing.close()
 
     def tables(self) -> list[Table]:
         """Mean and most of each figure, by GPU."""
         found: dict[str, list[list[float]]] = {}
         for line in self._lines:
             index, *values = (value.strip() for value in line.split(","))
-            try:
+            # "[N/A]": the device has no such sensor; the last line may have been cut.
+            if len(values) == len(FIELDS) - 1 and all(value.replace(".", "").isdigit() for value in values):
                 found.setdefault(index, []).append([float(value) for value in values])
-            except ValueError:
-                # "[N/A]": the device has no such sensor, or the line was cut when sampling ended.
-                continue
-        rows: list[list[str | float | int | None]] = []
+        rows: list[list[Cell]] = []
         for index, samples in found.items():
-            whole = [sample for sample in samples if len(sample) == len(FIELDS) - 1]
-            if whole:
-                columns = list(zip(*whole, strict=True))
-                figures = [
-                    figure for column in columns for figure in (sum(column) / len(column), max(column))
-                ]
-                rows.append([index, len(whole), *figures])
-        if not rows:
-            return []
-        heads = [
-            f"{name}, {kind}" for name in ("busy %", "memory MiB", "power W") for kind in ("mean", "most")
-        ]
-        return [Table(title="nvidia-smi, every second", columns=["GPU", "samples", *heads], rows=rows)]
-
-    def _read(self) -> None:
-        if self._process is not None and self._process.stdout is not None:
-            self._lines.extend(self._process.stdout)
+            columns = [list(column) for column in zip(*samples, strict=True)]
+            rows.append([index, len(samples), *(each(column) for column in columns for each in (mean, max))])
+        names = ("busy %", "memory MiB", "power W")
+        heads = [f"{name}, {kind}" for name in names for kind in ("mean", "most")]
+        title = "nvidia-smi, every second"
+        return [Table(title=title, columns=["GPU", "samples", *heads], rows=rows)] if rows else []

@@ -6,6 +6,7 @@
 import asyncio
 import json
 import math
+import subprocess
 import sys
 from pathlib import Path
 from typing import Final
@@ -17,19 +18,26 @@ DIRECTORY: Final = Path(".cache/omnirelay/benchmarks")
 _LENGTH_BYTES: Final = 8
 
 
-async def ensure(size: str) -> Path:
+def make(size: str, directory: Path) -> None:
     """Make a checkpoint if it is not there.
 
     Raises:
         CheckpointError: It could not be made.
     """
-    directory = DIRECTORY / size
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "benchmarks.measure.checkpoints", size, str(directory))
-    )
-    if await process.wait() != 0:
-        raise CheckpointError(f"the checkpoint {directory} could not be made; its maker's words are above")
-    return directory
+    command = [sys.executable, "-m", "benchmarks.measure.checkpoints", size, str(directory)]
+    done = subprocess.run(command, stdout=subprocess.DEVNULL, check=False)  # noqa: S603 - ours
+    if done.returncode != 0:
+        raise CheckpointError(f"the checkpoint {directory} could not be made; its maker's messages are above")
+
+
+async def ensure(size: str) -> Path:
+    """Return the directory of a size, whose checkpoint is made if it is not there.
+
+    Raises:
+        CheckpointError: It could not be made.
+    """
+    await asyncio.to_thread(make, size, DIRECTORY / size)
+    return DIRECTORY / size
 
 
 def parameters(directory: Path) -> int:
@@ -40,26 +48,22 @@ def parameters(directory: Path) -> int:
     return sum(math.prod(each["shape"]) for name, each in head.items() if name != "__metadata__")
 
 
-def main(size: str, directory: Path) -> None:
-    """Make a checkpoint whose recipe is not this size's."""
+def main(size: str, directory: Path) -> int:
+    """Make a checkpoint whose recipe is not this size's; return the exit status."""
     import dataclasses  # noqa: PLC0415 - only this process needs what follows
 
-    import transformers  # noqa: PLC0415 - as above
+    from checkpoint import BENCH, RECIPE_FILE, SMALL, TINY  # noqa: PLC0415 - loads torch
+    from checkpoint.__main__ import main as write  # noqa: PLC0415 - as above
 
-    from checkpoint import BENCH, RECIPE_FILE, SMALL, TINY, write_checkpoint  # noqa: PLC0415 - loads torch
-
-    shape = {"bench": BENCH, "small": SMALL, "tiny": TINY}[size]
-    recipe = directory / RECIPE_FILE
-    wanted = json.loads(json.dumps({"seed": 0, "shape": dataclasses.asdict(shape)}))
+    recipe, shapes = directory / RECIPE_FILE, {"bench": BENCH, "small": SMALL, "tiny": TINY}
     if recipe.is_file():
-        made = json.loads(recipe.read_text(encoding="utf-8"))
-        if {key: made.get(key) for key in wanted} == wanted:
-            return
+        shape = dataclasses.asdict(shapes[size]) if size in shapes else {}
+        found = json.loads(recipe.read_text(encoding="utf-8"))
+        if size not in shapes or (found["seed"], found["shape"]) == (0, json.loads(json.dumps(shape))):
+            return 0
     sys.stderr.write(f"making the checkpoint {size} in {directory} ...\n")
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    write_checkpoint(directory, shape)
+    return write([str(directory), "--size", size])
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    sys.exit(main(sys.argv[1], Path(sys.argv[2])))

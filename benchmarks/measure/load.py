@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 
@@ -11,6 +12,10 @@ from benchmarks.measure.answer import MeasuredAnswer, Timing, timing
 from benchmarks.measure.machine import Cpu, forget_peak, peak_memory
 from benchmarks.measure.stages import Edge, Stage, edges_of, parts_of, stages_of
 from benchmarks.measure.workload import Workload
+
+CONCURRENCY: Final = "concurrency"
+FEWEST: Final = 3
+"""Requests of a load."""
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):

@@ -56,7 +56,7 @@ def peak_memory(pid: int) -> int:
 
 
 def forget_peak(pid: int) -> None:
-    """Begin to measure the largest resident set of a process anew."""
+    """Reset the largest resident set of a process."""
     Path(f"/proc/{pid}/clear_refs").write_text("5", encoding="ascii")
 
 

@@ -33,7 +33,7 @@ class Span:
     error: str | None
 
     def is_named(self, traceparent: str | None) -> bool:
-        """Whether a header names this span, and says that it is told."""
+        """Whether a header names this span, and that it is sampled."""
         version, trace_id, span_id, flags = (traceparent or "---").split("-")
         named = (version, trace_id, span_id) == ("00", self.trace_id, self.span_id)
         return named and bool(int(flags, 16) & 1)

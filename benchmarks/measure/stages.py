@@ -51,8 +51,8 @@ class Edge(msgspec.Struct, frozen=True, kw_only=True):
 
 def stages_of(counted: Counters) -> list[Stage]:
     """The stages that counted something."""
-    told = counted.labels("omnirelay_stage_seconds_total", "stage")
-    return [_stage(name, counted) for name in STAGES if name in told]
+    named = counted.labels("omnirelay_stage_seconds_total", "stage")
+    return [_stage(name, counted) for name in STAGES if name in named]
 
 
 def edges_of(counted: Counters) -> list[Edge]:

@@ -3,28 +3,29 @@
 import argparse
 import asyncio
 import sys
-import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from benchmarks.measure.output import tell
-from benchmarks.quality.answers import Samples, SpokenReply, ask_all, serving
+from benchmarks.adapters.omnirelay import OmniRelay
+from benchmarks.measure.machine import this_machine
+from benchmarks.measure.results import RESULTS, Cell, Table, keep, page, tell
+from benchmarks.quality.answers import Samples, SpokenReply, ask_all
 from benchmarks.quality.figures import Score, answer_figures, speech_figures
 from benchmarks.quality.reference import Oracle
-from benchmarks.quality.report import as_json, missed, table
 from benchmarks.quality.requests import Asked, held_out_requests
-from checkpoint.training.data.corpus import SENTENCES, VOICES
-from checkpoint.training.data.synthesis import synthesize
-from checkpoint.training.data.world import spoken_sentences
-from checkpoint.training.measure.recognizer import Recognizer
+from labs.training.data.corpus import SENTENCES, VOICES
+from labs.training.data.synthesis import synthesize
+from labs.training.data.world import spoken_sentences
+from labs.training.measure.recognizer import Recognizer
 from omnirelay.errors import OmniRelayError
 from omnirelay.values import SAMPLE_RATE
 from shared.config import DEFAULT_CHECKPOINT
 
-RESULTS: Final = Path("benchmarks/results")
 EVERY: Final = 3
 """Of the requests, which part is asked again to be spoken in one piece."""
+Columns = Mapping[str, Sequence[Score]]
+"""The figures of each server, the measured one first."""
 
 
 class Listening:
@@ -38,16 +39,10 @@ class Listening:
         """Say a text as a voice of the checkpoint was taught to."""
         return synthesize(VOICES[speaker], text, SAMPLE_RATE)
 
-
-def figures(
-    streamed: Sequence[SpokenReply], offline: Sequence[SpokenReply], listening: Listening
-) -> list[Score]:
-    """Return all figures of some replies."""
-    voices = list(VOICES)
-    return [
-        *answer_figures(streamed),
-        *speech_figures(streamed, offline, voices, listening.hear, listening.say),
-    ]
+    def figures(self, streamed: Sequence[SpokenReply], offline: Sequence[SpokenReply]) -> list[Score]:
+        """Return all figures of some replies."""
+        speech = speech_figures(streamed, offline, list(VOICES), self.hear, self.say)
+        return [*answer_figures(streamed), *speech]
 
 
 async def measure(model: Path, requests: Sequence[Asked], clients: int, listening: Listening) -> list[Score]:
@@ -56,45 +51,60 @@ async def measure(model: Path, requests: Sequence[Asked], clients: int, listenin
     Raises:
         OmniRelayError: The stack could not start, or a request failed.
     """
-    with tempfile.TemporaryDirectory() as directory:
-        async with serving(model, Path(directory)) as address:
-            tell(f"{len(requests)} requests, {clients} at once")
-            streamed = await ask_all(address, requests, clients)
-            tell("some of them again, in one piece")
-            offline = await ask_all(address, requests[::EVERY], clients, streaming=False)
+    async with OmniRelay(model) as server:
+        tell(f"{len(requests)} requests, {clients} at once")
+        streamed = await ask_all(server.address, requests, clients)
+        tell("some of them again, in one piece")
+        offline = await ask_all(server.address, requests[::EVERY], clients, streaming=False)
     tell("listening")
-    return figures(streamed, offline, listening)
+    return listening.figures(streamed, offline)
+
+
+def table(columns: Columns) -> Table:
+    """Return a row for each figure of the first server."""
+    servers = list(columns)
+    beside = [{figure.name: str(figure) for figure in columns[name]} for name in servers[1:]]
+    rows: list[list[Cell]] = [
+        [
+            *(figure.name, str(figure), *(found.get(figure.name, "-") for found in beside), figure.bound),
+            "" if not figure.bound else "kept" if figure.kept else "**missed**",
+        ]
+        for figure in columns[servers[0]]
+    ]
+    return Table(title="Held-out cases", columns=["", *servers, "bound", ""], rows=rows)
+
+
+def missed(figures: Sequence[Score], *, few: bool = False) -> list[str]:
+    """Return a line for each figure that does not keep its bound; with ``few``, unless chance explains it."""
+    return [
+        f"{each.name}: {each}, {each.bound}" for each in figures if not (each.plausible if few else each.kept)
+    ]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure; return the exit status, 1 if a bound was missed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.quality", description=__doc__)
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "model", type=Path, nargs="?", default=DEFAULT_CHECKPOINT, metavar="DIR", help="a speaking checkpoint"
     )
-    parser.add_argument("--count", type=int, default=100, help="questions of each kind (default: 100)")
-    parser.add_argument("--clients", type=int, default=4, metavar="N", help="requests at once (default: 4)")
-    parser.add_argument(
-        "--reference", action="store_true", help="transformers' generate beside: takes ten times as long"
-    )
-    parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help=f"default: {RESULTS}")
+    add("--count", type=int, default=100, help="questions of each kind (default: 100)")
+    add("--clients", type=int, default=4, metavar="N", help="requests at once (default: 4)")
+    add("--reference", action="store_true", help="transformers' generate beside: takes ten times as long")
+    add("--out", type=Path, default=RESULTS, metavar="DIR", help=f"default: {RESULTS}")
     options = parser.parse_args(arguments)
     try:
         listening = Listening()
-        requests = held_out_requests(options.count, list(VOICES))
+        requests = held_out_requests(options.count)
         found = asyncio.run(measure(options.model, requests, options.clients, listening))
         columns = {"omnirelay": found}
         if options.reference:
             tell("transformers")
-            columns["transformers"] = figures(Oracle(options.model).answers(requests), [], listening)
+            columns["transformers"] = listening.figures(Oracle(options.model).answers(requests), [])
     except OmniRelayError as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "quality.json").write_bytes(as_json(columns))
-    (options.out / "quality.md").write_text(table(columns), encoding="utf-8")
-    sys.stdout.write(table(columns))
-    tell(f"written: {options.out / 'quality'}.json and .md")
+    keep(options.out, "quality", page("Quality", this_machine(), [table(columns)]), columns)
     for line in missed(found):
         sys.stderr.write(f"MISSED: {line}\n")
     return 1 if missed(found) else 0

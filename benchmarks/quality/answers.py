@@ -1,16 +1,12 @@
 """Asks a running stack, and keeps what it says and how it sounds."""
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import yaml
 
-from benchmarks.adapters.omnirelay import configuration
 from benchmarks.quality.requests import Asked
 from omnirelay import (
     AsyncClient,
@@ -22,8 +18,6 @@ from omnirelay import (
     build_request,
 )
 from omnirelay.errors import OmniRelayError
-from ops.launcher import Stack, running
-from shared.config import Config
 
 MOST_WORDS = 32
 MOST_CODES = 500
@@ -52,21 +46,6 @@ class SpokenReply:
     def right(self) -> bool:
         """It is the right answer, word for word."""
         return self.text == self.asked.reply
-
-
-@asynccontextmanager
-async def serving(model: Path, directory: Path) -> AsyncIterator[str]:
-    """Run the stack on a checkpoint; give its address.
-
-    Raises:
-        OmniRelayError: It could not start.
-    """
-    values = configuration(model, {})
-    path = directory / "omnirelay.yaml"
-    path.write_text(yaml.safe_dump(values), encoding="utf-8")
-    config = Config.model_validate(values)
-    async with running(Stack(config, path, show=lambda *_: None)):
-        yield config.gateway.listen
 
 
 async def ask_all(

@@ -12,7 +12,7 @@ from benchmarks.quality.answers import MOST_CODES, MOST_WORDS, SpokenReply
 from benchmarks.quality.requests import Asked
 from omnirelay import AudioPart, ChatMessage, ImagePart
 from omnirelay.content import parts_of
-from shared.config.gateway import SPEECH_SYSTEM_PROMPT
+from shared.families.qwen2_5_omni import SPEECH_SYSTEM_PROMPT
 
 _SAMPLES_A_CODE = 480
 

@@ -3,15 +3,15 @@
 import io
 import random
 import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import soundfile
 
-from checkpoint.training.data.augmentation import RATE
-from checkpoint.training.data.dialogues import Turn
-from checkpoint.training.data.questions import Question, seen_questions, spoken_questions, typed_questions
-from checkpoint.training.data.synthesis import Speak, SynthesizerVoice, synthesize
+from labs.training.data.augmentation import RATE
+from labs.training.data.corpus import VOICES
+from labs.training.data.dialogues import Turn
+from labs.training.data.questions import Question, all_questions
+from labs.training.data.synthesis import Speak, synthesize
 from omnirelay import ChatMessage, TextPart, audio, image
 from omnirelay.content import ContentPart
 
@@ -38,35 +38,31 @@ class Asked:
         return zlib.crc32(f"{self.kind}/{self.speaker}/{self.reply}".encode())
 
 
-def held_out_requests(count: int, speakers: Sequence[str], speak: Speak = synthesize) -> list[Asked]:
-    """Return the requests of every kind, at most ``count`` of each; the speakers take turns."""
-    kinds = {**typed_questions(count), **seen_questions(count), **spoken_questions(count)}
+def held_out_requests(count: int, speak: Speak = synthesize) -> list[Asked]:
+    """Return the requests of every kind, at most ``count`` of each; the voices take turns."""
+    speakers = list(VOICES)
     return [
         Asked(kind, _messages(question, speak), question.reply, speakers[number % len(speakers)])
-        for kind, questions in kinds.items()
+        for kind, questions in all_questions(count).items()
         for number, question in enumerate(questions)
     ]
 
 
 def _messages(question: Question, speak: Speak) -> list[ChatMessage]:
-    messages: list[ChatMessage] = []
+    messages = [ChatMessage("system", question.system)] if question.system else []
     generator = random.Random(zlib.crc32(question.reply.encode()))  # noqa: S311  (drawings)
     for turn in question.dialogue.turns:
-        messages.append(ChatMessage("user", _content(turn, question.voice, generator, speak)))
+        messages.append(ChatMessage("user", _content(turn, question, generator, speak)))
         messages.append(ChatMessage("assistant", turn.reply))
     return messages[:-1]
 
 
-def _content(
-    turn: Turn, voice: SynthesizerVoice | None, generator: random.Random, speak: Speak
-) -> list[ContentPart]:
+def _content(turn: Turn, question: Question, generator: random.Random, speak: Speak) -> list[ContentPart]:
     parts: list[ContentPart] = []
     if turn.scene is not None:
         parts.append(image(turn.scene.draw(generator)))
-    if turn.spoken and voice is not None:
-        parts.append(audio(_wav(speak(voice, turn.question, RATE))))
-    else:
-        parts.append(TextPart(turn.question))
+    spoken = question.wave(speak) if turn.spoken else None
+    parts.append(TextPart(turn.question) if spoken is None else audio(_wav(spoken)))
     return parts
 
 

@@ -32,6 +32,10 @@ WHERE = {
     "api_key": os.environ.get("OPENAI_API_KEY", "none"),
 }
 
+# Pipecat takes 3 s without a sound for the end of speech, for an error if none came before: a busy server is
+# slower.  Speech that was sent whole ends at once all the same.
+PATIENCE = {"stop_frame_timeout_s": 30.0}
+
 
 def pipeline(source: Sequence[FrameProcessor], sink: Sequence[FrameProcessor]) -> Pipeline:
     """Put the bot between what brings audio and what plays it."""
@@ -44,7 +48,7 @@ def pipeline(source: Sequence[FrameProcessor], sink: Sequence[FrameProcessor]) -
             OpenAISTTService(**WHERE, settings=OpenAISTTService.Settings(model="omnirelay")),
             turns.user(),
             OpenAILLMService(**WHERE, settings=OpenAILLMService.Settings(model="omnirelay")),
-            OpenAITTSService(**WHERE, settings=OpenAITTSService.Settings(model="omnirelay")),
+            OpenAITTSService(**WHERE, **PATIENCE, settings=OpenAITTSService.Settings(model="omnirelay")),
             *sink,
             turns.assistant(),
         ]

@@ -29,7 +29,7 @@ class ClientLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     burst: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
     max_requests: Annotated[int, Meta(ge=1)] | None = None
     request_bytes: Annotated[int, Meta(ge=1)] | None = None
-    best_priority: Annotated[int, Meta(ge=-1000, le=1000)] = -1000
+    best_priority: Annotated[int, Meta(ge=-1000, le=1000)] = 0
 
 
 class Principal:

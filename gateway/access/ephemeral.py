@@ -4,7 +4,7 @@ import asyncio
 import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
@@ -24,10 +24,13 @@ RETRY_MS: Final = 5000
 
 @dataclass(frozen=True)
 class EphemeralKey:
-    """What a key stands for: the client that had it made, and fields of the session that it opens."""
+    """What a key stands for: the client that had it made, and fields of the session that it opens.
+
+    The fields are JSON: parsed, they may take twenty times the memory that was reserved for them.
+    """
 
     maker: Principal
-    session: dict[str, Any]
+    session: bytes
 
 
 class EphemeralKeys(Collector):

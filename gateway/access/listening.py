@@ -11,10 +11,9 @@ from typing import Any, Final
 
 from omnirelay.errors import AddressInUseError, ConfigError
 from omnirelay.protocol import parse_tcp
+from shared.http import BACKLOG
 from shared.log import limited
 
-BACKLOG: Final = 256
-"""Connections that the kernel queues."""
 _SHORTAGES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 RESERVED_FILES: Final = 80
 """File descriptors that clients leave to the monitor and to the gateway itself."""

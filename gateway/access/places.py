@@ -7,8 +7,6 @@ from typing import Final
 
 from gateway.fairness.quota import Quota
 
-MAX_WATCHERS: Final = 64
-"""Open connections of the monitor; beyond it the oldest is closed."""
 SUBSCRIBER_BITS: Final = 64
 """IPv6 addresses with this prefix in common count as one."""
 
@@ -69,14 +67,21 @@ class Places:
         self._proxies: Final = proxies
         self.taken: dict[Place, None] = {}
 
-    def take(self, address: str, hang_up: Callable[[], None]) -> Place | None:
+    def take(
+        self, address: str, hang_up: Callable[[], None], idle: Callable[[], bool] = lambda: False
+    ) -> Place | None:
         """Take a place for a connection, which ``hang_up`` closes; none if its address gets no more."""
         holder = holder_of(address)
         trusted = address in self._proxies
         if not self.quota.free and (trusted or not self.quota.own(holder)):
             self._make_room()
         enough = self.quota.free > 0 if trusted else self.quota.has_for(holder)
-        return self._add(holder, hang_up) if enough else None
+        if not enough:
+            return None
+        place = Place(self, holder, hang_up, idle)
+        self.taken[place] = None
+        self.quota.take(holder)
+        return place
 
     def _make_room(self) -> None:
         """Close the oldest idle connection of the holder with the most places, if it has several."""
@@ -85,24 +90,6 @@ class Places:
         if victim is not None and self.quota.own(victim.holder) > 1:
             victim.leave()
             victim.hang_up()
-
-    def _add(self, holder: str, hang_up: Callable[[], None]) -> Place:
-        place = Place(self, holder, hang_up)
-        self.taken[place] = None
-        self.quota.take(holder)
-        return place
-
-
-class WatchersPlaces(Places):
-    """Places of which the oldest connection is closed for a new one."""
-
-    def take(self, address: str, hang_up: Callable[[], None]) -> Place:
-        """Take a place for a connection."""
-        while not self.quota.free:
-            oldest = next(iter(self.taken))
-            oldest.leave()
-            oldest.hang_up()
-        return self._add(holder_of(address), hang_up)
 
 
 def holder_of(address: str) -> str:

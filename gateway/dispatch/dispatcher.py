@@ -1,19 +1,16 @@
-"""Places requests on replicas, retries lost attempts, and isolates requests that may end engines."""
+"""Places requests on replicas, retries lost attempts, and refuses requests that end engines."""
 
 import logging
 import time
-from collections.abc import Callable, Set
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
-
-import msgspec
 
 from gateway.dispatch.aborts import AbortLedger
 from gateway.dispatch.placement import place
 from gateway.dispatch.registry import Replica, StageRegistry
 from gateway.dispatch.stage_errors import from_stage
 from gateway.dispatch.stage_transport import StageTransport
-from gateway.dispatch.suspects import Death, Suspects
 from gateway.requests.active import ActiveRequest, Attempt
 from gateway.requests.lifecycle import Reason
 from gateway.requests.metrics import GatewayMetrics
@@ -24,17 +21,14 @@ from omnirelay.errors import (
     PoisonRequestError,
     QueueFullError,
     StageFailedError,
-    StageReservedError,
     StageUnavailableError,
 )
 from shared.config import GatewayConfig
 from shared.log import of_request
-from shared.messages import STAGES, Abort, Begin, Cleared, RequestFailed, StageName
+from shared.messages import STAGES, RequestFailed, StageName
 
 PAUSE_S: Final = 0.5
 """Delay before a retry after a failure: a stage whose engine failed reports it before it ends."""
-RESERVED_PAUSE_S: Final = 0.5
-"""Delay before a request asks again for a replica that another gateway's request has alone."""
 log = logging.getLogger(__name__)
 
 
@@ -44,6 +38,7 @@ class Dispatcher:
 
     Attributes:
         _on_failed: Called with a request that cannot be served and the reason, after it was removed here.
+        _on_requeued: Called with a request that lost its attempt and waits for another.
         _waiting: Admitted requests without a replica.
     """
 
@@ -52,9 +47,9 @@ class Dispatcher:
     _metrics: GatewayMetrics
     _stages: StageTransport
     _on_failed: Callable[[ActiveRequest, OmniRelayError], None]
+    _on_requeued: Callable[[ActiveRequest], None]
     _clock: Callable[[], float] = time.monotonic
     resumes: int = 0
-    _suspects: Suspects = field(default_factory=Suspects)
     _attempts: dict[str, ActiveRequest] = field(default_factory=dict)
     _waiting: dict[str, ActiveRequest] = field(default_factory=dict)
 
@@ -87,7 +82,6 @@ class Dispatcher:
 
     def end(self, active: ActiveRequest, completed: bool = False) -> None:
         """Remove a request; unless it completed, its attempt is aborted at the stages."""
-        self._suspects.forget(active)
         self._waiting.pop(active.record.request_id, None)
         if completed and active.attempt is not None:
             del self._attempts[active.attempt.id]
@@ -98,27 +92,32 @@ class Dispatcher:
         """A stage reported that the attempt failed: retry, or fail the request."""
         stage, error = failed.stage, from_stage(failed)
         if failed.code == EngineFailedError.code:
-            if self._suspects.add_death(active, stage, active.replica(stage), "engine failed"):
-                self._fail_poison(active, stage)
-                return
-        elif failed.code == StageReservedError.code:
-            self._wait_for_room(active, stage, RESERVED_PAUSE_S)
+            active.note_death(stage, active.replica(stage), engine_failed=True)
+        elif failed.code == PoisonRequestError.code:
+            self._fail_poison(active, stage)
             return
-        elif isinstance(error, BusyError) and self._is_shared(active, stage):
+        elif isinstance(error, BusyError):
             self._wait_for_room(active, stage, error.retry_after_ms / 1000)
             return
-        elif not (
-            isinstance(error, StageFailedError | StageUnavailableError)
-            # A request that was admitted once is not rejected for lack of room.
-            or (active.resumes and isinstance(error, BusyError))
-        ):
+        elif not isinstance(error, StageFailedError | StageUnavailableError):
             self._fail(active, error)
             return
         self.retry(active, stage, "failed", error)
 
-    def retry(self, active: ActiveRequest, stage: StageName, reason: Reason, error: OmniRelayError) -> None:
-        """Resume a request whose attempt was lost at a stage; ``error`` ends it if no attempts are left."""
-        if active.resumes >= self._config.resume_attempts:
+    def retry(
+        self,
+        active: ActiveRequest,
+        stage: StageName,
+        reason: Reason,
+        error: OmniRelayError,
+        innocent: bool = False,
+    ) -> None:
+        """Resume a request whose attempt was lost at a stage; ``error`` ends it if no attempts are left.
+
+        An ``innocent`` one, whose attempt another request ended, loses no attempt.
+        """
+        active.innocent_resumes += innocent
+        if active.resumes >= self._config.resume_attempts + active.innocent_resumes:
             self._fail(active, error)
             return
         about = of_request(active.record.request_id)
@@ -134,35 +133,13 @@ class Dispatcher:
         if active.trace is not None:
             active.trace.resumed(stage, reason)
 
-    def _is_shared(self, active: ActiveRequest, stage: StageName) -> bool:
-        """Whether requests of other gateways take room at the replica that serves a request."""
-        replica = self._registry.get(stage, active.replica(stage))
-        if replica is None:
-            return False
-        load = replica.beat.load
-        return load.running + load.waiting > len(self.held_by(replica))
-
     def _wait_for_room(self, active: ActiveRequest, stage: StageName, pause_s: float) -> None:
-        """Try again later, until the deadline: others have the stage, so nothing is refused."""
+        """Try again later, until the deadline: a stage is full of other requests, so nothing is refused."""
         log.info("request %s waits for room at the %s, which others have", active.name, stage)
         active.avoid.add((stage, active.replica(stage)))
         active.not_before = self._clock() + pause_s
         active.interruptions += 1
         self._requeue(active)
-
-    def progressed(self, active: ActiveRequest) -> None:
-        """More of an answer arrived, which may clear a suspect."""
-        cleared = self._suspects.clear(active)
-        for stage in cleared:
-            if active.attempt is not None:
-                self._stages.tell(stage, active.replica(stage), Cleared(request_id=active.attempt.id))
-        following = self._suspects.first
-        if cleared and following is not None and following.apart & cleared:
-            # The next suspect must run alone; this request resumes afterwards.
-            log.info("request %s is cleared as a suspect and waits for the next one", active.name)
-            active.interruptions += 1
-            self._requeue(active)
-            self.begin_waiting()
 
     def held_by(self, replica: Replica) -> list[ActiveRequest]:
         """The requests for which a replica still has work."""
@@ -172,73 +149,39 @@ class Dispatcher:
             if active.replica(replica.stage) == replica.name and active.record.needs(replica.stage)
         ]
 
-    def note_death(self, replica: Replica, death: Death) -> None:
-        """A replica died: each request it worked on, or was told to drop, is a suspect."""
-        stage, name = replica.stage, replica.name
+    def note_death(self, replica: Replica, engine_failed: bool) -> None:
+        """A replica died: refuse the request that it computed alone, or count it against all that it had."""
+        stage, name, alone = replica.stage, replica.name, replica.beat.alone
         there = {attempt_id.partition(".")[0] for attempt_id in self.aborts.unconfirmed(stage, name)}
         there |= {active.record.request_id for active in self.held_by(replica)}
         for active in self._all():
-            if active.record.request_id in there and self._suspects.add_death(active, stage, name, death):
+            if alone is None and active.record.request_id in there:
+                active.note_death(stage, name, engine_failed)
+            elif alone is not None and active.record.request_id == alone.partition(".")[0]:
                 self._fail_poison(active, stage)
-
-    def is_alone(self, stage: StageName, name: str, attempt_id: str) -> None:
-        """A replica has nothing but this attempt, and takes nothing else: if it dies, this is the cause."""
-        active = self._attempts.get(attempt_id)
-        if active is None:
-            self._stages.tell(stage, name, Abort(request_id=attempt_id))
-            return
-        if stage in active.suspicions:
-            active.suspicions[stage].tried_on = name
-        self._stages.tell(stage, name, Begin(request_id=attempt_id))
 
     def remove_death(self, stage: StageName, name: str) -> None:
         """A replica that was taken for dead is alive."""
         for active in self._all():
-            if stage in active.suspicions:
-                active.suspicions[stage].deaths.pop(name, None)
+            active.deaths.pop((stage, name), None)
 
     def _try(self, active: ActiveRequest) -> bool:
         """Start an attempt if there is a route and the thinker's queue has room."""
-        first = self._suspects.first
-        if active in self._suspects and active is not first:
-            return False
-        think = active.record.ask(active.resumes + active.interruptions)
-        closed = self._closed_to(active, first) if first is not None else frozenset()
-        route = place(self._registry, think.speech is not None, active.avoid, closed, active.near)
+        speaks, alone = active.record.speaks, active.suspected_at
+        route = place(self._registry, speaks, active.avoid, active.near, alone)
         if route is None:
             return False
-        # No other gateway's request may be there, either, which only the stage knows.
-        route = msgspec.structs.replace(route, alone=tuple(sorted(active.apart)))
+        think = active.record.ask(active.resumes + active.interruptions, route)
         try:
-            self._stages.think(msgspec.structs.replace(think, route=route))
-        except QueueFullError as error:
+            self._stages.think(think)
+        except (QueueFullError, StageUnavailableError) as error:
             log.debug("request %s waits: %s", active.name, error)
             return False
         self._registry.placed(route)
         active.attempt = Attempt(think.request_id, route)
-        for suspicion in active.suspicions.values():
-            suspicion.tried_on = None
         self._attempts[think.request_id] = active
         active.started()
         return True
-
-    def _closed_to(self, active: ActiveRequest, first: ActiveRequest) -> Set[tuple[StageName, str]]:
-        """The replicas that a request may not use, so that the first suspect runs alone."""
-        if active is first:
-            return {
-                (stage, replica.name)
-                for stage in first.apart
-                for replica in self._registry.ready(stage)
-                if self.held_by(replica)
-            }
-        if first.attempt is not None:
-            return {(stage, first.replica(stage)) for stage in first.apart}
-        # One replica of each stage is emptied for it.
-        free = (
-            min(self._registry.ready(stage), key=lambda each: len(self.held_by(each)), default=None)
-            for stage in first.apart
-        )
-        return {(replica.stage, replica.name) for replica in free if replica is not None}
 
     def _missing(self, active: ActiveRequest) -> StageName | None:
         """The first stage that the request needs and that has no ready replica."""
@@ -246,7 +189,9 @@ class Dispatcher:
         return next((stage for stage in needed if self._registry.state(stage) != "ready"), None)
 
     def _fail_poison(self, active: ActiveRequest, stage: StageName) -> None:
-        log.error("request %s ended the engine of a %s while alone on it: rejected", active.name, stage)
+        log.error(
+            "request %s ended the engine of a %s that computed nothing else: refused", active.name, stage
+        )
         problem = (
             f"the {stage}'s engine ended while it worked on this request, "
             "and again while it worked on nothing else: it is not retried"
@@ -264,6 +209,7 @@ class Dispatcher:
         """Abort the current attempt and wait for another placement, keeping the answer so far."""
         self._abort(active)
         active.record.begin_attempt()
+        self._on_requeued(active)
         self._waiting[active.record.request_id] = active
 
     def _abort(self, active: ActiveRequest) -> None:

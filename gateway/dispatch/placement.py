@@ -14,31 +14,30 @@ def place(
     registry: StageRegistry,
     speech: bool,
     avoid: Set[tuple[StageName, str]] = frozenset(),
-    closed: Set[tuple[StageName, str]] = frozenset(),
     near: str | None = None,
+    alone: tuple[StageName, ...] = (),
 ) -> Route | None:
     """Choose the least loaded replicas that are connected to each other; none if there is no route now.
 
     Args:
         speech: Without it the thinker alone is needed.
         avoid: Used only if there is no other: the request failed there.
-        closed: Not used.
         near: The thinker that has computed the beginning of the prompt.
+        alone: As in the route.
     """
 
     def candidates(stage: StageName, ready: Iterable[Replica]) -> list[Replica]:
-        able = [each for each in ready if (stage, each.name) not in closed]
-        return sorted(able, key=lambda each: (stage, each.name) in avoid)
+        return sorted(ready, key=lambda each: (stage, each.name) in avoid)
 
     thinkers = candidates("thinker", thinkers_for(registry, near))
     if not speech:
-        return Route(thinker=thinkers[0].name) if thinkers else None
+        return Route(thinker=thinkers[0].name, alone=alone) if thinkers else None
     talkers, last = (candidates(stage, registry.ready(stage)) for stage in STAGES[1:])
     ends = {each.name: next((end.name for end in last if end.name in each.peers), None) for each in talkers}
     for thinker in thinkers:
         for name, token2wav in ends.items():
             if token2wav is not None and name in thinker.peers:
-                return Route(thinker=thinker.name, talker=name, token2wav=token2wav)
+                return Route(thinker=thinker.name, talker=name, token2wav=token2wav, alone=alone)
     return None
 
 

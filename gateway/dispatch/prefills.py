@@ -15,7 +15,7 @@ from gateway.dispatch.stage_transport import StageTransport
 from gateway.requests.metrics import GatewayMetrics, Outcome
 from omnirelay.errors import BusyError, QueueFullError, StageUnavailableError
 from shared.log import of_request
-from shared.messages import PrefillDone, PrefillRequest, RequestFailed, Route
+from shared.messages import RequestFailed, Route, StageEvent, TextDelta, ThinkRequest
 
 MAX_BYTES: Final = 16 * 2**20
 """Of the media of a beginning, which are sent with each."""
@@ -70,7 +70,7 @@ class Prefills:
                 return each.name
         return None
 
-    async def compute(self, request: PrefillRequest, client: str, thinker: str) -> Outcome:
+    async def compute(self, request: ThinkRequest, client: str, thinker: str) -> Outcome:
         """Have a beginning computed; if this is cancelled, it is aborted."""
         name = request.request_id
         outcome: Outcome = "aborted"
@@ -95,17 +95,16 @@ class Prefills:
                 self._spend(client, -estimate)
         return outcome
 
-    def done(self, event: PrefillDone) -> None:
-        """A thinker has computed a beginning."""
-        if (opened := self._open.get(event.request_id)) is not None and not opened.done.done():
+    def take(self, event: StageEvent) -> None:
+        """A thinker has computed a beginning, or cannot."""
+        opened = self._open[event.request_id]
+        if isinstance(event, TextDelta) and event.prompt is not None and not opened.done.done():
             self._spend(opened.client, event.prompt.tokens - event.prompt.cached_tokens)
             opened.done.set_result("computed")
-
-    def failed(self, event: RequestFailed) -> None:
-        """A thinker cannot compute a beginning."""
-        about = of_request(event.request_id)
-        log.info("the beginning %s of a prompt failed: %s", event.request_id, event.code, extra=about)
-        self._end(event.request_id, "skipped" if event.code == BusyError.code else "failed")
+        elif isinstance(event, RequestFailed):
+            about = of_request(event.request_id)
+            log.info("the beginning %s of a prompt failed: %s", event.request_id, event.code, extra=about)
+            self._end(event.request_id, "skipped" if event.code == BusyError.code else "failed")
 
     def check(self) -> None:
         """End the beginnings of thinkers that are lost; call it periodically."""

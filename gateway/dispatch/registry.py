@@ -3,7 +3,7 @@
 import math
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Final, get_args
 
@@ -99,6 +99,8 @@ class StageRegistry(Collector):
         # Since when a stage has no ready replica.
         self._missing_since: dict[StageName, float | None] = dict.fromkeys(STAGES, clock())
         self._known_once: set[StageName] = set()
+        # None until the gateway has tried.
+        self._reached: frozenset[str] | None = None
 
     @property
     def heartbeat_s(self) -> float:
@@ -148,6 +150,13 @@ class StageRegistry(Collector):
                 self.dismiss(beat.stage, before.name)
         self._settle(known)
         return [before] if before is not None and before is not known else []
+
+    def note_reached(self, thinkers: Set[str]) -> None:
+        """Note to which thinkers the gateway has a connection: no other is ready."""
+        before, self._reached = self._reached, frozenset(thinkers)
+        for name in self._reached ^ (before or frozenset(self._replicas["thinker"])):
+            if (replica := self.get("thinker", name)) is not None:
+                self._settle(replica)
 
     def dismiss(self, stage: StageName, name: str) -> Replica | None:
         """Remove a replica that has left, and return it."""
@@ -250,6 +259,11 @@ class StageRegistry(Collector):
         told = [each.beat.limits.max_positions for each in self._replicas[stage].values()]
         return min((most for most in told if most), default=None)
 
+    def batch(self, stages: Iterable[StageName]) -> int:
+        """How many requests the replicas of each of these compute at once; 0 if one has none that are up."""
+        up = ([each for each in self._replicas[stage].values() if not each.down] for stage in stages)
+        return min((sum(each.beat.limits.batch for each in replicas) for replicas in up), default=0)
+
     def report(self) -> list[StageStatus]:
         """The status of all replicas; a stage without any appears by itself."""
         told: list[StageStatus] = []
@@ -296,6 +310,8 @@ class StageRegistry(Collector):
         if replica.down:
             return "down"
         if replica.beat.gateway != self._gateway:
+            return "starting"
+        if replica.stage == "thinker" and self._reached is not None and replica.name not in self._reached:
             return "starting"
         sender = _BEFORE.get(replica.stage)
         if sender and self._states[sender]["ready"] and not self._senders[replica.stage][replica.name]:

@@ -13,7 +13,7 @@ from gateway.requests.metrics import GatewayMetrics
 from omnirelay.errors import StageUnavailableError
 from shared.config import Config
 from shared.log import limited
-from shared.messages import AbortDone, Alone, Closing, ControlToGateway, Farewell, Heartbeat, Peers
+from shared.messages import AbortDone, Closing, ControlToGateway, Farewell, Heartbeat, Peers
 
 _WHAT: Final[dict[Reason, str]] = {
     "silent": "does not answer any more",
@@ -53,20 +53,20 @@ class ReplicaMonitor:
             self._stages.tell(replica.stage, replica.name, Closing())
 
     def on_control(self, message: ControlToGateway) -> None:
-        """Take a heartbeat, a farewell, a confirmed abort, or word of a request that is alone."""
+        """Take a heartbeat, a farewell or a confirmed abort."""
         if isinstance(message, Heartbeat):
             if not self._closed:
                 self._hear(message)
         elif isinstance(message, Farewell):
             if (left := self._registry.dismiss(message.stage, message.instance)) is not None:
-                self._lose(left, "left", for_good=True)
+                # Without draining before it: its engine failed.
+                self._lose(left, "left", for_good=True, died=True)
         elif isinstance(message, AbortDone):
             self._dispatcher.aborts.confirmed(message.stage, message.instance, message.request_id)
-        elif isinstance(message, Alone):
-            self._dispatcher.is_alone(message.stage, message.instance, message.request_id)
 
     def check(self) -> None:
-        """Detect lost thinker connections and silent or hung replicas; call it periodically."""
+        """Detect new and lost thinker connections and silent or hung replicas; call it periodically."""
+        self._reach_thinkers()
         breaks = self._stages.breaks()
         for name in _increased(self._breaks, breaks):
             self._cut_thinker(name)
@@ -103,27 +103,32 @@ class ReplicaMonitor:
         for receiver in cut:
             self._cut(replica, receiver)
         if stage == "thinker":
-            self._stages.reach(registry.addresses("thinker"))
+            self._reach_thinkers()
         dispatcher.aborts.resend(stage, name)
         peers = Peers(
             gateway=self._name,
             replicas=registry.news(replica),
             heartbeat_s=registry.heartbeat_s,
             released=drained_before and not self._draining and not dispatcher.held_by(replica),
+            alone=beat.alone,
         )
         self._stages.tell(stage, name, peers)
 
     def _cut(self, sender: Replica, receiver: str) -> None:
         """A replica lost a connection, and perhaps messages: nothing would reveal that the last is lost."""
-        stage, following = sender.stage, NEXT.get(sender.stage)
-        suspect = self._registry.get(following, receiver) if following else None
-        if suspect is not None:
+        # The end of a receiver shows here first, so requests are lost there.
+        lost = sender.stage if receiver == "gateway" else NEXT.get(sender.stage)
+        if lost is None:
+            return
+        name = sender.name if receiver == "gateway" else receiver
+        if (suspect := self._registry.get(lost, receiver)) is not None:
             # Other senders may not have noticed yet: no route leads to it until its next heartbeat.
             suspect.suspect = True
-        error = StageUnavailableError(f"the {stage} lost its connection to the {following or 'gateway'}")
+        other = "gateway" if receiver == "gateway" else lost
+        error = StageUnavailableError(f"the {sender.stage} lost its connection to the {other}")
         for active in self._dispatcher.held_by(sender):
-            if receiver == "gateway" or (following and active.replica(following) == receiver):
-                self._dispatcher.retry(active, stage, "cut off", error)
+            if active.replica(lost) == name:
+                self._dispatcher.retry(active, lost, "cut off", error)
 
     def _cut_thinker(self, name: str) -> None:
         """The connection to a thinker was lost: retry the requests of which nothing has come back."""
@@ -141,14 +146,17 @@ class ReplicaMonitor:
         stage = replica.stage
         log.error("the %s %s %s", stage, replica.name, _WHAT[reason])
         if died and not replica.beat.draining:
-            self._dispatcher.note_death(replica, "unexplained")
+            self._dispatcher.note_death(replica, engine_failed=reason == "left")
         for active in self._dispatcher.held_by(replica):
             error = StageUnavailableError(f"the {stage} {_WHAT[reason]}")
-            self._dispatcher.retry(active, stage, reason, error)
+            self._dispatcher.retry(active, stage, reason, error, innocent=replica.beat.alone is not None)
         if for_good:
             self._dispatcher.aborts.forget(stage, replica.name)
         if stage == "thinker":
-            self._stages.reach(self._registry.addresses("thinker"))
+            self._reach_thinkers()
+
+    def _reach_thinkers(self) -> None:
+        self._registry.note_reached(self._stages.reach(self._registry.addresses("thinker")))
 
 
 def _increased(before: Mapping[str, int], now: Mapping[str, int]) -> list[str]:

@@ -4,14 +4,14 @@ import asyncio
 import logging
 import secrets
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from functools import lru_cache
 from typing import Final
 
 import msgspec
 import zmq
 
-from omnirelay.errors import MessageError, OmniRelayError
+from omnirelay.errors import MessageError, OmniRelayError, VersionError
 from shared.config import Config
 from shared.config.values import WILDCARDS, check_reachable
 from shared.log import limited
@@ -19,13 +19,13 @@ from shared.messages import (
     HEARTBEAT_SUFFIX,
     Abort,
     AudioChunk,
+    Closing,
     CodecDelta,
     ControlToGateway,
     ControlToStage,
     Credit,
     Heartbeat,
     Mark,
-    PrefillDone,
     RequestFailed,
     StageEvent,
     StageName,
@@ -43,6 +43,8 @@ from shared.transport.sockets import LINGER_MS, bind
 from shared.transport.wire import MAX_HEADER_BYTES, Decoder, encode
 
 CONTROL_BURST: Final = 256
+MAX_OTHER_VERSIONS: Final = 1024
+"""Processes of other versions that are remembered."""
 log = logging.getLogger(__name__)
 _checked: Final = lru_cache(maxsize=1024)(check_reachable)
 
@@ -72,6 +74,7 @@ class StageTransport:
         backlog = max(DEFAULT_MAX_BACKLOG_BYTES, config.media.max_request_bytes + MAX_HEADER_BYTES)
         self._sending = Sending(f"gateway.{secrets.token_hex(8)}", config.window_bytes, backlog)
         self._thinkers: PeerQueues[ThinkerInput] = PeerQueues(self._context, "thinker", self._sending)
+        self._of_other_versions: set[bytes] = set()
         # While control messages are read, sends need no other read after them.
         self._reading = False
         self._on_event: Callable[[StageEvent], None] | None = None
@@ -103,9 +106,10 @@ class StageTransport:
             self._thinkers.discard(message.request_id)
         self._send(control_identity(stage, replica).encode(), message)
 
-    def reach(self, thinkers: dict[str, str]) -> None:
-        """Keep connections to exactly these thinkers (name to address)."""
+    def reach(self, thinkers: dict[str, str]) -> Set[str]:
+        """Keep connections to exactly these thinkers (name to address); return those that answered once."""
         self._thinkers.reach(thinkers)
+        return self._thinkers.met
 
     def breaks(self) -> dict[str, int]:
         """Number of lost connections per thinker; only those with at least one."""
@@ -141,13 +145,18 @@ class StageTransport:
         self._control.close()
         self._context.term()
 
-    def _send(self, identity: bytes, message: ControlToStage) -> None:
+    def _send(self, identity: bytes, message: ControlToStage) -> bool:
+        sent = True
         try:
             self._control.send_multipart([identity, *encode(message)], zmq.NOBLOCK)
         except zmq.ZMQError as error:
-            log.debug("%s did not reach %s: %s", type(message).__name__, identity.decode(), error)
+            log.debug(
+                "%s did not reach %s: %s", type(message).__name__, identity.decode(errors="replace"), error
+            )
+            sent = False
         if not self._reading:
             asyncio.get_running_loop().call_soon(self._read_control)
+        return sent
 
     def _read_events(self) -> None:
         if self._on_event is None:
@@ -172,6 +181,10 @@ class StageTransport:
                     message = self._decode_control(identity, frames)
                     if isinstance(message, Credit):
                         self._pass_on(message)
+                except VersionError as error:
+                    self._control_refused[error.code] += 1
+                    self._refuse_version(identity.bytes.removesuffix(HEARTBEAT_SUFFIX.encode()), error)
+                    continue
                 except MessageError as error:
                     self._control_refused[error.code] += 1
                     limited(log).warning("rejected a control message: %s: %s", error.code, error)
@@ -183,6 +196,16 @@ class StageTransport:
         finally:
             self._reading = False
         asyncio.get_running_loop().call_soon(self._read_control)
+
+    def _refuse_version(self, process: bytes, error: VersionError) -> None:
+        """Log a process of another version once, and answer it once: its own refusal is a line in its log."""
+        if process in self._of_other_versions or not self._send(process, Closing()):
+            return
+        if len(self._of_other_versions) >= MAX_OTHER_VERSIONS:
+            self._of_other_versions.clear()
+        self._of_other_versions.add(process)
+        name = process[:64].decode("ascii", "backslashreplace")
+        limited(log).warning("refused the process %r: %s: %s", name, error.code, error)
 
     def _pass_on(self, credit: Credit) -> None:
         """Give credit to its sender: a stage, or this gateway."""
@@ -210,7 +233,7 @@ class StageTransport:
 def _speaker(event: StageEvent | Mark) -> Role:
     """The role whose key an event must come with."""
     match event:
-        case TextDelta() | PrefillDone():
+        case TextDelta():
             return "thinker"
         case CodecDelta():
             return "talker"

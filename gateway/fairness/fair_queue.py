@@ -18,10 +18,9 @@ class _Turn:
     newcomer: bool
     waiting: dict[str, int] = field(default_factory=dict)
 
-    @property
-    def due(self) -> tuple[int, bool, int]:
-        """Sort key."""
-        return self.round, not self.newcomer, next(iter(self.waiting.values()))
+    def due(self, request_id: str) -> tuple[int, bool, int]:
+        """Sort key of a request."""
+        return self.round, not self.newcomer, self.waiting[request_id]
 
 
 class FairQueue:
@@ -49,20 +48,23 @@ class FairQueue:
         self._arrivals += 1
         turn.waiting[request_id] = self._arrivals
 
-    def first(self, may: Callable[[str], bool] = lambda _: True) -> tuple[str, str] | None:
-        """The client and the request that are due; clients that ``may`` rejects keep their turn."""
-        ready = [(turn.due, client) for client, turn in self._turns.items() if may(client)]
-        if not ready:
-            return None
-        client = min(ready)[1]
-        return client, next(iter(self._turns[client].waiting))
+    def first(
+        self, may: Callable[[str, str], bool] = lambda _client, _request: True
+    ) -> tuple[str, str] | None:
+        """The client and the request that are due; clients whose requests ``may`` rejects keep their turn."""
+        able = (
+            (client, next((name for name in turn.waiting if may(client, name)), None))
+            for client, turn in self._turns.items()
+        )
+        ready = [(client, name) for client, name in able if name is not None]
+        return min(ready, key=lambda each: self._turns[each[0]].due(each[1]), default=None)
 
-    def serve(self, client: str) -> None:
-        """Remove a client's first request, which is served now."""
+    def serve(self, client: str, request_id: str) -> None:
+        """Remove a client's request, which is served now."""
         turn = self._turns[client]
         self._round = max(self._round, turn.round)
         turn.round, turn.newcomer = self._round + 1, False
-        self.leave(next(iter(turn.waiting)), client)
+        self.leave(request_id, client)
 
     def leave(self, request_id: str, client: str) -> None:
         """Remove a request, if it is queued."""

@@ -11,15 +11,15 @@ class Quota:
     """Places or bytes; a client gets no more while it holds ``times_free`` times the units that are free."""
 
     def __init__(self, total: int, times_free: int = TIMES_FREE) -> None:
-        self.total: Final = total
+        self.total = total
         self._times_free = times_free
         self.used = 0
         self._own: Counter[str] = Counter()
 
     @property
     def free(self) -> int:
-        """Units that nobody holds."""
-        return self.total - self.used
+        """Units that nobody holds; none while the total is less than what is held."""
+        return max(self.total - self.used, 0)
 
     def own(self, client: str) -> int:
         """Units that a client holds."""

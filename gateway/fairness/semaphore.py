@@ -57,12 +57,12 @@ class FairSemaphore:
 
     def _wake(self) -> None:
         own, has_for = self._quota.own, self._quota.has_for
-        while (first := self._queue.first(lambda each: not own(each) or has_for(each, 0))) is not None:
+        while (first := self._queue.first(lambda each, _: not own(each) or has_for(each, 0))) is not None:
             client, name = first
             granted, size = self._waiting[name]
             if self._quota.used and size > self._quota.free:
                 return
-            self._queue.serve(client)
+            self._queue.serve(client, name)
             self._quota.take(client, size)
             del self._waiting[name]
             granted.set_result(None)

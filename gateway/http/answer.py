@@ -1,7 +1,7 @@
 """The answer to one HTTP request: its events, and what both OpenAI endpoints do with it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
@@ -14,6 +14,7 @@ from gateway.http.body import read_body
 from gateway.http.connection import while_connected
 from gateway.http.context import HttpContext
 from gateway.http.fields import named
+from gateway.http.guards.guard import REQUEST_ID
 from gateway.requests.response_stream import ResponseStream
 from gateway.validation import SEED_BITS
 from omnirelay import error_codes
@@ -141,6 +142,12 @@ class HttpAnswer:
         return event
 
 
+def close_all(answers: Iterable[HttpAnswer]) -> None:
+    """Release the requests, and cancel those that have not ended."""
+    for answer in answers:
+        answer.close()
+
+
 async def begin(
     context: HttpContext,
     http: Request,
@@ -177,14 +184,15 @@ async def begin_all(
                 for number in range(options.choices):
                     stream = await context.gateway.submit(_seeded(request, number), account)
                     answers.append(HttpAnswer(stream, names))
+            # Also in the header of an error that comes before the first event.
+            http.scope[REQUEST_ID] = answers[0].request_id
             # The gateway frees media when the request ends, which may be before the answer is sent.
             del request
             # Without events an error can only be told by the status.
             most_s = HEADERS_WITHIN_S if options.events else None
             await asyncio.gather(*(answer.begin(most_s) for answer in answers))
         except BaseException:
-            for answer in answers:
-                answer.close()
+            close_all(answers)
             raise
     return options, answers
 
@@ -207,6 +215,14 @@ def usage_of(done: DoneEvent, prompt: str, output: str, details: str) -> dict[st
         f"{prompt}_{details}": {"cached_tokens": done.cached_prompt_tokens},
         f"{output}_{details}": {"text_tokens": text, "audio_tokens": codec},
     }
+
+
+def usage_of_transcript(done: DoneEvent) -> dict[str, Any]:
+    """Build the ``usage`` of a transcript, whose prompt has one recording and no other media."""
+    usage = usage_of(done, "input", "output", "token_details")
+    audio = max(usage["input_tokens"] - len(done.prompt_token_ids) + 1, 0)
+    usage["input_token_details"] |= {"audio_tokens": audio, "text_tokens": usage["input_tokens"] - audio}
+    return {"type": "tokens", **usage}
 
 
 def start_delay(event: AudioEvent) -> dict[str, int]:

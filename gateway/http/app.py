@@ -20,17 +20,18 @@ from gateway.http.guards.forwarded import check_forwarded
 from gateway.http.guards.guard import AccessLog, Guard
 from gateway.http.guards.keys import check_key
 from gateway.http.guards.origins import allowed_hosts, check_host, check_origin, is_local
+from gateway.http.guards.paths import PlainPaths
 from gateway.http.openai.chat import ChatApi
 from gateway.http.openai.completions import CompletionsApi
 from gateway.http.openai.models import ModelsApi
 from gateway.http.openai.responses import ResponsesApi
+from gateway.http.openai.responses_socket import ResponsesSocket
 from gateway.http.openai.speech import START_DELAY, SpeechApi
+from gateway.http.openai.tokens import TokensApi
 from gateway.http.openai.transcription import TranscriptionApi
 from gateway.http.operations import OperationsApi
 from gateway.http.page import PageApi
-from gateway.http.realtime.endpoint import RealtimeApi
-from gateway.http.realtime.opening.client_secrets import ClientSecretsApi
-from gateway.http.realtime.opening.sessions import Sessions
+from gateway.http.realtime.endpoint import ClientSecretsApi, RealtimeApi, Sessions
 from omnirelay.errors import CallsDisabledError, MissingPackageError, OmniRelayError
 from omnirelay.protocol import parse_tcp
 
@@ -43,7 +44,7 @@ def make_app(context: HttpContext) -> Starlette:
     """Build the application for clients."""
     config = context.config.gateway
     guard = partial(_guard, context)
-    middleware = [Middleware(AccessLog)]
+    middleware = [Middleware(PlainPaths), Middleware(AccessLog)]
     if config.trusted_proxies:
         middleware.append(guard(check_forwarded, context.access.proxies))
     hosts = allowed_hosts(config)
@@ -57,26 +58,40 @@ def make_app(context: HttpContext) -> Starlette:
             allow_origins=origins,
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
-            expose_headers=["Location", "X-Request-Id", "Retry-After", "Retry-After-Ms", START_DELAY],
+            expose_headers=[
+                "Location",
+                "X-Request-Id",
+                "X-Client-Request-Id",
+                "Retry-After",
+                "Retry-After-Ms",
+                START_DELAY,
+            ],
         )
         middleware.append(cors)
     # After CORS: preflight requests carry no key, and pages of other origins may read why a key is refused.
     middleware.append(guard(check_key, context.access))
     sessions = Sessions(context)
-    models, page, realtime, operations = (
+    transcription, tokens = TranscriptionApi(context), TokensApi(context)
+    models, page, realtime, operations, responses = (
         ModelsApi(context),
         PageApi(config.page_origins),
         RealtimeApi(context, sessions),
         OperationsApi(context),
+        ResponsesApi(context),
     )
     routes = [
         Route("/", page.index),
         Route("/page/{name}", page.file),
         Route("/v1/chat/completions", ChatApi(context).create, methods=["POST"]),
         Route("/v1/completions", CompletionsApi(context).create, methods=["POST"]),
-        Route("/v1/responses", ResponsesApi(context).create, methods=["POST"]),
+        Route("/v1/responses", responses.create, methods=["POST"]),
+        WebSocketRoute("/v1/responses", ResponsesSocket(context, responses).serve),
         Route("/v1/audio/speech", SpeechApi(context).create, methods=["POST"]),
-        Route("/v1/audio/transcriptions", TranscriptionApi(context).create, methods=["POST"]),
+        Route("/v1/audio/transcriptions", transcription.create, methods=["POST"]),
+        Route("/v1/audio/translations", transcription.translate, methods=["POST"]),
+        Route("/v1/audio/voices", models.voices),
+        Route("/tokenize", tokens.tokenize, methods=["POST"]),
+        Route("/detokenize", tokens.detokenize, methods=["POST"]),
         WebSocketRoute("/v1/realtime", realtime.serve),
         Route("/v1/realtime", realtime.refuse),
         Route("/v1/realtime/client_secrets", ClientSecretsApi(context).create, methods=["POST"]),
@@ -138,6 +153,7 @@ def _monitored(operations: OperationsApi) -> list[BaseRoute]:
         Route("/livez", operations.livez),
         Route("/readyz", operations.readyz),
         Route("/health", operations.health),
+        Route("/version", operations.version),
     ]
 
 

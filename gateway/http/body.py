@@ -1,8 +1,10 @@
 """Request bodies: read within bounds on size and time, and parsed off the event loop if large."""
 
 import asyncio
+import codecs
 import re
-from collections.abc import Callable
+import zlib
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -12,7 +14,7 @@ from gateway.fairness.uploads import IncomingUpload
 from gateway.http.connection import ClientGoneError
 from gateway.http.context import HttpContext
 from gateway.http.guards.keys import client_of
-from omnirelay.errors import InvalidRequestError, RequestTooLargeError
+from omnirelay.errors import InvalidRequestError, RequestTooLargeError, UnsupportedError
 from omnirelay.protocol import PIECE_BYTES
 
 MAX_VALUES: Final = 2**20
@@ -68,8 +70,9 @@ def read_object(body: bytearray) -> dict[str, Any]:
     values = sum(body.count(mark, start, start + COUNT_PIECE) for start in starts for mark in b"{[,")
     if values > MAX_VALUES:
         raise InvalidRequestError(f"the body has more than {MAX_VALUES} values")
+    start = len(codecs.BOM_UTF8) if body.startswith(codecs.BOM_UTF8) else 0
     try:
-        return msgspec.json.decode(body, type=dict[str, Any])
+        return msgspec.json.decode(memoryview(body)[start:], type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         # msgspec reports a lone surrogate as truncated input.
         cut = "truncated" in str(error)
@@ -87,9 +90,35 @@ def _check_size(size: int, limit: int) -> None:
 
 async def _receive(request: Request, upload: IncomingUpload, limit: int) -> bytearray:
     try:
-        async for piece in request.stream():
+        async for piece in _unpacked(request):
             _check_size(upload.size + len(piece), limit)
             upload.add(piece)
     except ClientDisconnect as error:
         raise ClientGoneError from error
     return upload.finish()
+
+
+async def _unpacked(request: Request) -> AsyncIterator[bytes]:
+    """Yield the pieces of a body, which a client may have packed by gzip (RFC 9110, 8.4.1.3)."""
+    coding = request.headers.get("content-encoding", "identity").strip().lower()
+    if coding == "identity":
+        async for piece in request.stream():
+            yield piece
+        return
+    if coding not in ("gzip", "x-gzip"):
+        raise UnsupportedError(f"Content-Encoding can be gzip or identity, not {coding[:64]!r}")
+    unpacker = zlib.decompressobj(16 + zlib.MAX_WBITS)
+    try:
+        async for piece in request.stream():
+            left, more = piece, bool(piece)
+            while more:
+                # In pieces of bounded size: a packed byte can stand for a thousand.
+                unpacked = unpacker.decompress(left, PIECE_BYTES)
+                yield unpacked
+                left = unpacker.unconsumed_tail
+                more = bool(left) or len(unpacked) == PIECE_BYTES
+                await asyncio.sleep(0)
+    except zlib.error as error:
+        raise InvalidRequestError(f"the body cannot be unpacked as gzip: {error}") from error
+    if not unpacker.eof or unpacker.unused_data:
+        raise InvalidRequestError("the body is not one whole gzip stream")

@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import count
 from typing import Final
 
 from starlette.requests import HTTPConnection
@@ -13,6 +12,7 @@ from gateway.access.access import Access
 from gateway.access.account import ClientAccount
 from gateway.fairness.uploads import UploadRoom
 from gateway.http.encoding.audio import AudioPool
+from gateway.http.guards.guard import REQUEST_ID
 from gateway.http.guards.keys import client_of
 from gateway.manager import Gateway
 from omnirelay.errors import OmniRelayError, UnknownModelError
@@ -52,11 +52,20 @@ class HttpContext:
     audio: AudioPool = field(default_factory=AudioPool)
     started: int = field(default_factory=lambda: int(time.time()))
     calls: set[asyncio.Task[None]] = field(default_factory=set)
-    _clients: "count[int]" = field(default_factory=lambda: count(1))
+
+    @property
+    def max_text_tokens(self) -> int:
+        """Most tokens of an answer's text."""
+        return self.config.gateway.limits.max_text_tokens
+
+    @property
+    def max_item_bytes(self) -> int:
+        """Most bytes of one file."""
+        return self.config.media.max_item_bytes
 
     def account(self, request: HTTPConnection) -> ClientAccount:
         """Open an account for one HTTP request or WebSocket."""
-        return self.access.account(f"HTTP client {next(self._clients)}", client_of(request.scope))
+        return self.access.account(f"HTTP client {request.scope[REQUEST_ID]}", client_of(request.scope))
 
     def share(self, request: HTTPConnection) -> str:
         """Return the holder under which a client's use of shared memory is counted."""
@@ -72,7 +81,9 @@ class HttpContext:
         Raises:
             UnknownModelError: It is not served.
         """
-        if name not in {self.model, ALIAS}:
+        if name not in {self.model, ALIAS, *self.config.gateway.model_names}:
             raise UnknownModelError(
-                f"there is no model {name[:128]!r} here, only {self.model!r} (or {ALIAS!r})", "model"
+                f"there is no model {name[:128]!r} here, only {self.model!r} (or {ALIAS!r}, or one of "
+                "gateway.model_names)",
+                "model",
             )

@@ -51,6 +51,8 @@ STATUS: Final[dict[type[OmniRelayError], int]] = {
 TYPES: Final = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 CODES: Final = {404: "not_found", 405: "method_not_allowed", 426: "upgrade_required"}
 """Codes of the router's errors, which have no class."""
+RETRY_UNAVAILABLE_S: Final = 5
+"""When a client should ask again if a stage is missing: most are back within seconds."""
 MAX_SAID: Final = 128
 """Characters of a path or method that a message quotes at most."""
 JSON: Final = "application/json"
@@ -75,6 +77,8 @@ def response_of(error: OmniRelayError) -> Response:
     if isinstance(error, BusyError):
         headers["Retry-After"] = str(math.ceil(error.retry_after_ms / 1000))
         headers["Retry-After-Ms"] = str(error.retry_after_ms)
+    elif status_of(error) == 503:
+        headers["Retry-After"] = str(RETRY_UNAVAILABLE_S)
     return json_response(body_of(error), status_of(error), headers)
 
 

@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from omnirelay.errors import InvalidRequestError, UnsupportedError
+from omnirelay.values import in_words
 
 IGNORED: Final = frozenset(
     {
@@ -29,6 +30,7 @@ IGNORED: Final = frozenset(
         "store",
         "tracing",
         "user",
+        "verbosity",
     }
 )
 """Fields that cannot change the answer: for OpenAI's accounts, caches and logs, or for models that reason."""
@@ -58,13 +60,15 @@ NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "thinking_token_budget": (),
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
-    "verbosity": ("medium",),
     "web_search_options": (),
 }
 """Fields of OpenAI's and vLLM's APIs that are accepted with these values or null only."""
 _PATH: Final = re.compile(r" - at `\$\.?([^`]*)`\Z")
 _NAME: Final = re.compile(r"Object (?:missing required|contains unknown) field `([^`]*)`")
 """msgspec's message for a missing or unknown field."""
+
+_EXACT: Final = 2**53
+"""Below it each integer is a float of its own."""
 
 T = TypeVar("T")
 
@@ -82,7 +86,7 @@ def read_fields(
     for name, value in values.items():
         if name not in honoured and name not in IGNORED:
             require_neutral(name, value, neutral)
-    given = {name: value for name, value in values.items() if name in honoured and value is not None}
+    given = {name: _whole(value) for name, value in values.items() if name in honoured and value is not None}
     return convert(given, kind)
 
 
@@ -95,9 +99,10 @@ def convert(value: Any, kind: type[T], where: str = "") -> T:
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        found = _PATH.search(str(error))
+        said = in_words(str(error))
+        found = _PATH.search(said)
         inside = found[1] if found else ""
-        problem = str(error)[: found.start()] if found else str(error)
+        problem = said[: found.start()] if found else said
         place = _joined(where, inside)
         name = _NAME.match(problem)
         param = _joined(place, name[1][:64]) if name else place
@@ -123,6 +128,11 @@ def require_one_of(name: str, value: str | None, allowed: Collection[str]) -> No
     """
     if value is not None and value not in allowed:
         raise UnsupportedError(f"{name} can be {', '.join(sorted(allowed))}, not {value[:64]!r}", name)
+
+
+def _whole(value: Any) -> Any:
+    """Return an integer for a number that is one: JavaScript's and some of Python's clients write 10.0."""
+    return int(value) if type(value) is float and value.is_integer() and abs(value) < _EXACT else value
 
 
 def _joined(place: str, inside: str) -> str:

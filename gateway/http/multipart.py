@@ -1,7 +1,8 @@
 """Bodies of type ``multipart/form-data`` (RFC 7578) that were read within their bounds."""
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from email.message import Message
 from typing import Final
 
 from omnirelay.errors import InvalidRequestError
@@ -14,6 +15,8 @@ MAX_HEAD_BYTES: Final = 4096
 MAX_TEXT_BYTES: Final = 2**16
 """Of a field that is not a file."""
 PIECE: Final = 2**20
+PARAMETER: Final = re.compile(r';\s*([^\s;="]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s;"]*))\s*')
+"""A parameter of a header (RFC 9110, 5.6.6), whose value may be quoted."""
 
 
 @dataclass(frozen=True)
@@ -37,13 +40,13 @@ def read_form(content_type: str, body: bytearray) -> Form:
     """
     form = Form({}, {})
     for head, start, end in _parts(body, _boundary(content_type)):
-        disposition = _header(head, "content-disposition")
-        name = disposition.get_param("name", header="content-disposition")
-        if not isinstance(name, str) or not name:
+        disposition = _disposition(head)
+        name = disposition.get("name")
+        if not name:
             raise InvalidRequestError("a part of the form has no name")
         if name in form.files or (name in form.values and not name.endswith("[]")):
             raise InvalidRequestError(f"the form has {name[:64]!r} twice", name[:64])
-        if disposition.get_param("filename", header="content-disposition") is not None:
+        if "filename" in disposition or "filename*" in disposition:
             form.files[name] = bytes(memoryview(body)[start:end])
             continue
         if end - start > MAX_TEXT_BYTES:
@@ -60,10 +63,9 @@ def read_form(content_type: str, body: bytearray) -> Form:
 
 
 def _boundary(content_type: str) -> bytes:
-    message = Message()
-    message["content-type"] = content_type.replace("\r", " ").replace("\n", " ")
-    boundary = message.get_param("boundary")
-    if message.get_content_type() != TYPE or not isinstance(boundary, str):
+    kind, separator, parameters = content_type.partition(";")
+    boundary = _parameters(separator + parameters).get("boundary")
+    if kind.strip().lower() != TYPE or boundary is None:
         raise InvalidRequestError(f"send the file as {TYPE}, with its boundary in the header Content-Type")
     if not 0 < len(boundary) <= MAX_BOUNDARY or not boundary.isascii():
         raise InvalidRequestError(f"the boundary of the form needs 1 to {MAX_BOUNDARY} ASCII characters")
@@ -91,14 +93,29 @@ def _parts(body: bytearray, mark: bytes) -> list[tuple[bytes, int, int]]:
     raise InvalidRequestError("the form ends before its last boundary")
 
 
-def _header(head: bytes, name: str) -> Message:
-    message = Message()
-    for line in head.decode("latin-1").split("\r\n"):
+def _disposition(head: bytes) -> Mapping[str, str]:
+    """Return the parameters of a part's Content-Disposition."""
+    for line in head.decode("utf-8", "replace").split("\r\n"):
         key, _, value = line.partition(":")
-        if key.strip().lower() == name:
-            # Names of files are UTF-8 in practice.
-            message[name] = value.strip().encode("latin-1").decode("utf-8", "replace")
-    return message
+        if key.strip().lower() == "content-disposition":
+            _, separator, parameters = value.partition(";")
+            return _parameters(separator + parameters)
+    return {}
+
+
+def _parameters(text: str) -> Mapping[str, str]:
+    """Parse the parameters of a header, from the first semicolon on; of a repeated one the first counts."""
+    found: dict[str, str] = {}
+    text, at = text.rstrip("; \t"), 0
+    while at < len(text):
+        parameter = PARAMETER.match(text, at)
+        if parameter is None:
+            raise InvalidRequestError("the parameters of a header of the form cannot be read")
+        quoted, plain = parameter[2], parameter[3]
+        value = plain if quoted is None else re.sub(r"\\(.)", r"\1", quoted)
+        found.setdefault(parameter[1].lower(), value)
+        at = parameter.end()
+    return found
 
 
 def _find(body: bytearray, mark: bytes, start: int) -> int:

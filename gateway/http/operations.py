@@ -9,7 +9,8 @@ from starlette.responses import Response
 from gateway.http.context import HttpContext
 from gateway.http.errors import json_response
 from omnirelay.errors import UnknownRequestError
-from shared.exposition import expose
+from omnirelay.version import version
+from shared.exposition import metrics_response
 
 
 class OperationsApi:
@@ -27,6 +28,10 @@ class OperationsApi:
         reasons = self._reasons()
         return json_response(self._verdict(reasons), 503 if reasons else 200)
 
+    async def version(self, _request: Request) -> Response:
+        """Answer the version of the gateway."""
+        return json_response({"version": version()})
+
     async def health(self, _request: Request) -> Response:
         """Answer as ``readyz``, with the state of each stage."""
         reasons = self._reasons()
@@ -42,6 +47,7 @@ class OperationsApi:
         ]
         body = {
             **self._verdict(reasons),
+            "version": version(),
             "model": self._context.model,
             "uptime_s": report.gateway.uptime_s,
             "stages": stages,
@@ -51,9 +57,7 @@ class OperationsApi:
 
     async def metrics(self, request: Request) -> Response:
         """Answer all metrics in the requested format."""
-        accept = ",".join(request.headers.getlist("accept"))
-        body, kind = expose(self._context.gateway.metrics.registry, accept)
-        return Response(body, headers={"Content-Type": kind, "Vary": "Accept"})
+        return metrics_response(request, self._context.gateway.metrics.registry)
 
     async def request(self, request: Request) -> Response:
         """Answer the state of a request, or how it ended.

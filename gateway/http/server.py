@@ -1,26 +1,19 @@
 """uvicorn inside the gateway's event loop."""
 
 import asyncio
-import socket
-from collections.abc import Generator
-from contextlib import contextmanager
 from functools import partial
-from typing import Final
 
-import uvicorn
 from starlette.types import ASGIApp
 
 from gateway.access.access import TlsOptions
-from gateway.access.listening import BACKLOG, RESERVED_FILES, listen
-from gateway.access.places import MAX_WATCHERS, Places, WatchersPlaces
+from gateway.access.listening import RESERVED_FILES, listen
 from gateway.fairness.uploads import UploadRoom
 from gateway.http.app import make_app, make_monitor_app
 from gateway.http.context import HttpContext
-from gateway.http.protocol import KEEP_ALIVE_S, MAX_HEAD_BYTES, BoundedProtocol
+from gateway.http.errors import malformed
 from gateway.http.realtime.protocol import MAX_MESSAGE_BYTES, UPLOADS, BoundedWebSocket
-
-FAREWELL_S: Final = 1
-"""Time for the last events to be sent at shutdown; an integer, as uvicorn requires."""
+from shared.http.protocol import BoundedProtocol, Places
+from shared.http.server import BoundedServer, WatchersPlaces
 
 
 def api_server(address: str, context: HttpContext) -> "HttpServer":
@@ -34,14 +27,15 @@ def api_server(address: str, context: HttpContext) -> "HttpServer":
 
 def monitor_server(address: str, context: HttpContext) -> "HttpServer":
     """Build the server for health checks and metrics, which clients cannot block."""
-    places = WatchersPlaces(MAX_WATCHERS, context.access.proxies)
-    return HttpServer(
-        make_monitor_app(address, context), places, context.uploads, {}, address, "gateway.monitor", 0
-    )
+    app, places = make_monitor_app(address, context), WatchersPlaces()
+    return HttpServer(app, places, context.uploads, {}, address, "gateway.monitor", 0)
 
 
-class HttpServer(uvicorn.Server):
-    """uvicorn as a part of a process.
+class HttpServer(BoundedServer):
+    """uvicorn as a part of the gateway.
+
+    Attributes:
+        serving: Runs until it is closed; None before :meth:`start`.
 
     Args:
         app: The application.
@@ -63,33 +57,22 @@ class HttpServer(uvicorn.Server):
         key: str,
         reserved: int,
     ) -> None:
-        self._options = options
-        self._places = places
-        self._uploads = uploads
         self._listen = partial(listen, address, key, reserved)
-        self._serving: asyncio.Task[None] | None = None
-        self.servers = []
+        self.serving: asyncio.Task[None] | None = None
         super().__init__(
-            uvicorn.Config(
-                app,
-                http=BoundedProtocol,
-                ws=BoundedWebSocket,
-                ws_max_size=MAX_MESSAGE_BYTES,
-                ws_per_message_deflate=False,
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                proxy_headers=False,
-                server_header=False,
-                timeout_keep_alive=KEEP_ALIVE_S,
-                timeout_graceful_shutdown=FAREWELL_S,
-                h11_max_incomplete_event_size=MAX_HEAD_BYTES,
-            )
+            app,
+            places,
+            malformed,
+            tls=options,
+            state={UPLOADS: uploads},
+            ws=BoundedWebSocket,
+            ws_max_size=MAX_MESSAGE_BYTES,
+            ws_per_message_deflate=False,
         )
 
     async def start(self) -> None:
         """Listen; errors are those of :func:`gateway.access.listening.listen`."""
-        self._serving = asyncio.create_task(self.serve(await self._listen()))
+        self.serving = asyncio.create_task(self.serve(await self._listen()))
 
     @property
     def answering(self) -> bool:
@@ -103,29 +86,10 @@ class HttpServer(uvicorn.Server):
             each.close()
 
     async def close(self) -> None:
-        """Stop, and close connections after :data:`FAREWELL_S`; the gateway must be closed first."""
-        if self._serving is None:
+        """Stop, and close connections after one second; the gateway must be closed first."""
+        if self.serving is None:
             return
         self.should_exit = True
-        await self._serving
-        for connection in list(self.server_state.connections):
-            connection.transport.abort()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen as uvicorn does, but with time limits on TLS handshakes and shutdowns."""
-        loop = asyncio.get_running_loop()
-        self.servers = [
-            await loop.create_server(self.protocol, sock=each, backlog=BACKLOG, **self._options)
-            for each in sockets or []
-        ]
-        self.started = True
-
-    def protocol(self) -> BoundedProtocol:
-        """Build the protocol of one connection."""
-        state = {UPLOADS: self._uploads}
-        return BoundedProtocol(self._places, self.config, self.server_state, state)
-
-    @contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        """Leave signals to the process."""
-        yield
+        # Its error, if it has one, is not raised here: the process has seen it.
+        await asyncio.wait([self.serving])
+        self.abort()

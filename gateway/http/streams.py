@@ -2,18 +2,19 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from gateway.http.answer import HttpAnswer, close_all
 from gateway.http.connection import ClientGoneError, while_connected
 from gateway.http.errors import body_of
-from gateway.http.protocol import HALF_CLOSED
 from omnirelay.errors import OmniRelayError
+from shared.http.protocol import HALF_CLOSED
 from shared.log import limited
 
 PING_S: Final = 15.0
@@ -26,31 +27,20 @@ UNBUFFERED: Final = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 log = logging.getLogger(__name__)
 
 
-class Streamed(Protocol):
-    """What is sent."""
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """Headers that identify it."""
-
-    def close(self) -> None:
-        """Release it."""
-
-
 class Stream(Response):
-    """A response in parts; closes the answer, and calls ``told`` with the error that ended it."""
+    """A response in parts; closes its answers, and calls ``told`` with the error that ended it."""
 
     def __init__(
         self,
         parts: AsyncGenerator[Any, None],
-        answer: Streamed,
+        answers: Sequence[HttpAnswer],
         told: Callable[[OmniRelayError], None],
         media_type: str = "text/event-stream",
     ) -> None:
-        super().__init__(headers={**UNBUFFERED, **answer.headers}, media_type=media_type)
+        super().__init__(headers={**UNBUFFERED, **answers[0].headers}, media_type=media_type)
         del self.headers["content-length"]
         self._parts = parts
-        self._answer = answer
+        self._answers = answers
         self._told = told
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -67,7 +57,7 @@ class Stream(Response):
         except ClientGoneError:
             log.debug("a client disconnected before the end of its answer")
         finally:
-            self._answer.close()
+            close_all(self._answers)
 
     async def _send_parts(self, send: Send, half_closed: asyncio.Event) -> None:
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""Refuses JSON schemas whose compilation would keep a core of the thinker busy for a minute or longer.
+"""Refuses JSON schemas whose compilation would be ended by the thinker, or whose references it cannot follow.
 
 With a vocabulary of 150,000 tokens, schemas within these bounds took at most 15 s; 1,500 optional properties
 of one object, or 2,000 nested objects, took more than 60 s, in less than the 64 KiB that are allowed.
@@ -23,8 +23,8 @@ MAX_PATTERN: Final = 1000
 MAX_EXPANDED: Final = 2000
 """Characters and classes of all patterns with their counted repetitions written out.
 
-The thinker parses a schema between two steps, in a time that rises with the square of a count: 0.2 s for
-``a{1,2000}``, 3.4 s for ``a{1,9000}``, minutes for ``a{1,50000}``."""
+The time rises with the square of a count: 0.2 s for ``a{1,2000}``, 3.4 s for ``a{1,9000}``, minutes for
+``a{1,50000}``."""
 ASSERTIONS: Final = frozenset({"(?=", "(?!", "(?<=", "(?<!"})
 """The grammar's compiler would ignore them, and write the pattern into the thinker's log."""
 _TOKENS: Final = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\(\?<?[=!]|.", re.DOTALL)
@@ -52,6 +52,7 @@ def require_feasible(schema: str) -> None:
             raise _invalid(
                 f"an object of the schema has {len(properties)} properties, more than {MAX_PROPERTIES}"
             )
+        _check_references(root, each)
         expanded += sum(map(_expanded, _patterns(each)))
         if expanded > MAX_EXPANDED:
             raise _invalid(
@@ -69,6 +70,30 @@ def _containers(root: Any) -> Iterator[tuple[dict[str, Any] | list[Any], int]]:
             yield each, depth
             values = each.values() if isinstance(each, dict) else each
             waiting.extend((value, depth + 1) for value in values)
+
+
+def _check_references(root: Any, each: dict[str, Any]) -> None:
+    """Check that the references of an object lead to another part of the schema; others mean "anything"."""
+    if "$dynamicRef" in each or "$recursiveRef" in each:
+        raise _invalid("$dynamicRef and $recursiveRef are not supported: use $ref")
+    met, target = [], each
+    while isinstance(target, dict) and isinstance(pointer := target.get("$ref"), str):
+        if pointer in met:
+            raise _invalid(f"$ref {pointer[:100]!r} of the schema leads to itself")
+        met.append(pointer)
+        target = _resolve(root, pointer)
+
+
+def _resolve(root: Any, pointer: str) -> Any:
+    """Return the part of a schema that a reference names."""
+    name, *path = pointer.split("/")
+    target = root if name == "#" else None
+    for part in path:
+        key = part.replace("~1", "/").replace("~0", "~")
+        target = target.get(key) if isinstance(target, dict) else None
+    if target is None:
+        raise _invalid(f"$ref {pointer[:100]!r} names no part of the schema: write '#/$defs/NAME'")
+    return target
 
 
 def _patterns(each: dict[str, Any]) -> list[str]:

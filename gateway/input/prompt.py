@@ -5,7 +5,6 @@ The rendered chat template is tokenized as a whole. If a special token comes fro
 """
 
 import json
-import os
 import re
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,31 +16,28 @@ from typing import Any, Final, NoReturn
 import jinja2
 import jinja2.ext
 import jinja2.sandbox
-from tokenizers import Tokenizer
 
 from gateway.input.detokenizer import Detokenizer, bytes_of
 from omnirelay.content import ChatMessage, ContentPart, MediaPart, TextPart, media_of, parts_of
 from omnirelay.errors import CheckpointError, InvalidRequestError
+from shared.families.known import DESCRIPTIONS, Descriptions, describe
 from shared.messages import MediaKind
+from shared.tokenizer import load_tokenizer
 
 Span = tuple[int, int]
-PLACEHOLDERS: Final[dict[str, MediaKind]] = {
-    "<|AUDIO|>": "audio",
-    "<|IMAGE|>": "image",
-    "<|VIDEO|>": "video",
-}
-"""Special tokens that each stand for one media item."""
 TEMPLATE_FILES: Final = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
 
 
 class PromptBuilder:
     """Builds prompts for one checkpoint, or raises CheckpointError.  Not thread-safe."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, families: Descriptions = DESCRIPTIONS) -> None:
         self.directory: Final = directory
-        self._tokenizer = _load_tokenizer(directory / "tokenizer.json")
+        self._tokenizer = load_tokenizer(directory)
         self._template = _compile(_read_template(directory))
-        self.vocab_size: Final = _read_vocab_size(directory / "config.json")
+        config = _read_json(directory / "config.json")
+        self.family: Final = describe(config, families)
+        self.vocab_size: Final = _vocab_size(config, self.family.vocabulary)
         special = {
             token_id: token.content
             for token_id, token in self._tokenizer.get_added_tokens_decoder().items()
@@ -50,7 +46,9 @@ class PromptBuilder:
         self._special_ids = frozenset(special)
         self._id_of = {content: token_id for token_id, content in special.items()}
         self.placeholders: Final[dict[int, MediaKind]] = {
-            self._id_of[content]: kind for content, kind in PLACEHOLDERS.items() if content in self._id_of
+            self._id_of[content]: kind
+            for content, kind in self.family.placeholders.items()
+            if content in self._id_of
         }
         longest_first = sorted(self._id_of, key=len, reverse=True)
         self._special_pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
@@ -59,10 +57,12 @@ class PromptBuilder:
         """A detokenizer for a new answer, which ends before a ``stop``."""
         return Detokenizer(self._tokenizer, self._special_ids, stop)
 
-    def token_bytes(self, token_id: int) -> bytes | None:
-        """The bytes of a token; none for a special one."""
-        if token_id in self._special_ids:
-            return None
+    def is_special(self, token_id: int) -> bool:
+        """Whether a token has no part in a text, as the one that ends it."""
+        return token_id in self._special_ids
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes of a token, or of a special one's name."""
         return bytes_of(self._tokenizer.id_to_token(token_id) or "")
 
     def build(self, messages: Sequence[ChatMessage]) -> list[int]:
@@ -180,20 +180,6 @@ def _user_spans(prompt: str, marked: str, mark: str, texts: Sequence[str]) -> li
     return spans
 
 
-def _load_tokenizer(path: Path) -> Tokenizer:
-    if not path.is_file():
-        raise CheckpointError(f"the checkpoint lacks {path}")
-    # A batch of one needs no threads of the tokenizer's own, and children no warning of them.
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:
-        raise CheckpointError(f"{path} is not a tokenizer: {error}") from error
-    if type(tokenizer.decoder).__name__ != "ByteLevel":
-        raise CheckpointError(f"{path}: its decoder must be ByteLevel, as in every Qwen checkpoint")
-    return tokenizer
-
-
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
@@ -206,14 +192,14 @@ def _read_json(path: Path) -> dict[str, Any]:
     return values
 
 
-def _read_vocab_size(path: Path) -> int:
+def _vocab_size(config: dict[str, Any], keys: Sequence[str]) -> int:
     """Rows of the thinker's embedding table; a larger id would crash the thinker."""
-    values: Any = _read_json(path)
-    for key in ("thinker_config", "text_config", "vocab_size"):
-        values = values.get(key) if isinstance(values, dict) else None
-    if not isinstance(values, int):
-        raise CheckpointError(f"{path} lacks thinker_config.text_config.vocab_size")
-    return values
+    value: Any = config
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    if not isinstance(value, int):
+        raise CheckpointError(f"config.json lacks {'.'.join(keys)}")
+    return value
 
 
 def _read_template(directory: Path) -> str:

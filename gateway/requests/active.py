@@ -1,40 +1,24 @@
 """A request that has not ended."""
 
 import asyncio
+from collections import Counter
 from dataclasses import dataclass, field
-from typing import Final
 
 from gateway.fairness.memory_budget import Hold
 from gateway.input.detokenizer import Detokenizer
 from gateway.requests.lifecycle import RequestState
 from gateway.requests.metrics import RequestMeter
-from gateway.requests.record import AnswerProgress, RequestRecord
+from gateway.requests.record import RequestRecord
 from gateway.requests.response_stream import ResponseStream
 from gateway.requests.tracing import RequestTrace
 from omnirelay.errors import OmniRelayError
 from shared.messages import Route, StageName
 
-APART: Final = 2
-"""From this weight of evidence at a stage on, a request is isolated there."""
+ENGINE_FAILED, UNEXPLAINED, SUSPECT = 2, 1, 2
+"""Weight of a replica's death against the requests that it had, and the sum that makes a request a suspect.
 
-
-@dataclass
-class Suspicion:
-    """Evidence that a request ends a stage's engines: the weight of each death, by replica.
-
-    Attributes:
-        progress: Of the answer, at the last death.
-        tried_on: The replica that has said that the current attempt is alone there.
-    """
-
-    progress: AnswerProgress
-    deaths: dict[str, int] = field(default_factory=dict)
-    tried_on: str | None = None
-
-    @property
-    def serious(self) -> bool:
-        """The request must be isolated."""
-        return sum(self.deaths.values()) >= APART
+The kernel or an operator may have ended a process that reported nothing.
+"""
 
 
 @dataclass(frozen=True)
@@ -52,6 +36,8 @@ class ActiveRequest:
     Attributes:
         attempt: The current one; none while the request waits for replicas.
         interruptions: How often it was taken from the stages without a fault, to make room for others.
+        innocent_resumes: How often another request had ended its attempt.
+        deaths: Weight of the deaths of replicas that had it.
         not_before: Earliest monotonic time of the next attempt.
         avoid: Replicas where it failed.
         trouble: Why the last attempt ended.
@@ -70,7 +56,8 @@ class ActiveRequest:
     attempt: Attempt | None = None
     resumes: int = 0
     interruptions: int = 0
-    suspicions: dict[StageName, Suspicion] = field(default_factory=dict)
+    innocent_resumes: int = 0
+    deaths: dict[tuple[StageName, str], int] = field(default_factory=dict)
     not_before: float = 0.0
     avoid: set[tuple[StageName, str]] = field(default_factory=set)
     trouble: OmniRelayError | None = None
@@ -87,14 +74,19 @@ class ActiveRequest:
         """The replica that serves the current attempt at a stage; empty if none does."""
         return (self.attempt.route.replica(stage) if self.attempt is not None else None) or ""
 
+    def note_death(self, stage: StageName, replica: str, engine_failed: bool) -> None:
+        """Count the death of a replica that had the request, if its engine computed it."""
+        if self.record.computes(stage):
+            weight = ENGINE_FAILED if engine_failed else UNEXPLAINED
+            self.deaths[stage, replica] = max(weight, self.deaths.get((stage, replica), 0))
+
     @property
-    def apart(self) -> set[StageName]:
-        """The stages at which it must be isolated."""
-        return {
-            stage
-            for stage, suspicion in self.suspicions.items()
-            if suspicion.serious and self.record.computes(stage)
-        }
+    def suspected_at(self) -> tuple[StageName, ...]:
+        """The stages whose engine it may end."""
+        weights = Counter[StageName]()
+        for (stage, _), weight in self.deaths.items():
+            weights[stage] += weight
+        return tuple(stage for stage, weight in weights.items() if weight >= SUSPECT)
 
     def started(self) -> None:
         """An attempt has started."""

@@ -51,9 +51,14 @@ TRANSITIONS: Final[dict[RequestState, frozenset[RequestState]]] = {
 
 
 class StateCounts(Collector):
-    """Number of requests by state: open ones now, ended ones since the start."""
+    """Number of requests by state: open ones now, ended ones since the start.
+
+    Attributes:
+        refused: Of those that failed, how many were refused.
+    """
 
     def __init__(self) -> None:
+        self.refused = 0
         self._counts: Counter[RequestState] = Counter()
 
     def moved(self, old: RequestState | None, new: RequestState) -> None:
@@ -63,8 +68,10 @@ class StateCounts(Collector):
         self._counts[new] += 1
 
     def report(self) -> dict[str, int]:
-        """The counts by state."""
-        return {state.value: self._counts[state] for state in RequestState}
+        """The counts by state; refused requests apart from those that failed."""
+        counts = {state.value: self._counts[state] for state in RequestState}
+        counts[RequestState.FAILED.value] -= self.refused
+        return counts | {"refused": self.refused}
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
         """The metric of open requests."""

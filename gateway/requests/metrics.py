@@ -17,7 +17,7 @@ from prometheus_client import (
 )
 from prometheus_client.registry import Collector
 
-from gateway.requests.lifecycle import ENDED, Lifecycle, Reason, RequestState
+from gateway.requests.lifecycle import ENDED, Lifecycle, Reason, RequestState, StateCounts
 from gateway.requests.record import Delta
 from gateway.requests.start_delay import AnswerPace
 from omnirelay.errors import BusyError, InvalidRequestError, StageUnavailableError, UnauthenticatedError
@@ -58,7 +58,8 @@ def outcome_of(lifecycle: Lifecycle, error: BaseException | None) -> str:
 class GatewayMetrics:
     """All metrics of one gateway, in a registry of its own, with those of other collectors."""
 
-    def __init__(self, *collectors: Collector) -> None:
+    def __init__(self, counts: StateCounts, *collectors: Collector) -> None:
+        self._counts = counts
         self.registry: Final = CollectorRegistry()
         self._outcomes = self._counter(
             "requests", "Requests that ended.", outcome=(*sorted(state.value for state in ENDED), "refused")
@@ -112,7 +113,7 @@ class GatewayMetrics:
         )
         self.text_tokens = self._counter("text_tokens", "Generated text tokens.")
         self.codec_tokens = self._counter("codec_tokens", "Generated codec tokens.")
-        for collector in collectors:
+        for collector in (counts, *collectors):
             self.registry.register(collector)
         ProcessCollector(registry=self.registry)
         GCCollector(registry=self.registry)
@@ -123,7 +124,9 @@ class GatewayMetrics:
 
     def ended(self, lifecycle: Lifecycle, error: BaseException | None = None) -> None:
         """A request ended or was rejected."""
-        self._outcomes.labels(outcome_of(lifecycle, error)).inc()
+        outcome = outcome_of(lifecycle, error)
+        self._outcomes.labels(outcome).inc()
+        self._counts.refused += outcome == "refused"
 
     def turn(self, event: TurnEvent) -> None:
         """A turn of a realtime session began or ended, or what else followed from turn detection."""

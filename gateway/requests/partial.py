@@ -8,12 +8,12 @@ from collections.abc import Container
 from omnirelay.errors import InvalidResumeError
 from omnirelay.protocol import PartialAnswer
 from omnirelay.status import CodecLimits
-from shared.messages import SAMPLE_RATE, SpeechSettings, ThinkRequest
+from shared.messages import SpeechSettings, ThinkRequest
 
 
-def frame_samples(codec: CodecLimits) -> int:
-    """Samples of a codec frame."""
-    return SAMPLE_RATE // codec.rate
+def samples_of(codec: CodecLimits, frames: int) -> int:
+    """Samples of a stream of so many codec frames."""
+    return max(0, frames * codec.frame_samples - codec.trimmed_samples)
 
 
 def check_partial(
@@ -42,7 +42,7 @@ def check_partial(
 
 
 def _check_speech(partial: PartialAnswer, speech: SpeechSettings, codec: CodecLimits) -> None:
-    codes, each = partial.codec_token_ids, frame_samples(codec)
+    codes, each = partial.codec_token_ids, codec.frame_samples
     most = speech.sampling.max_tokens
     _require_at_most("codec_token_ids", len(codes), most * codec.groups)
     if len(codes) % codec.groups:
@@ -51,14 +51,17 @@ def _check_speech(partial: PartialAnswer, speech: SpeechSettings, codec: CodecLi
     if not speech.streaming and len(partial.chunk_samples) > 1:
         raise InvalidResumeError("chunk_samples: speech that is not streamed comes in one piece")
     _require_at_most("chunk_samples", len(partial.chunk_samples), most)
+    trimmed = codec.trimmed_samples
     for index, samples in enumerate(partial.chunk_samples):
-        if not samples or samples % each:
+        if not samples or (samples + (0 if index else trimmed)) % each:
+            less = f" but for the {trimmed} that the first lacks" if trimmed and not index else ""
             raise InvalidResumeError(
-                f"chunk_samples[{index}]: {samples} samples are no whole frames of {each} samples"
+                f"chunk_samples[{index}]: {samples} samples are no whole frames of {each} samples{less}"
             )
     # While codec tokens are missing, their audio may have come before them.
     ended = partial.codec_finish_reason is not None
-    frames, bound = sum(partial.chunk_samples) // each, len(codes) // codec.groups if ended else most
+    frames = -(-sum(partial.chunk_samples) // each)
+    bound = len(codes) // codec.groups if ended else most
     if frames > bound:
         raise InvalidResumeError(
             f"chunk_samples: chunks of {frames} frames together, from at most {bound} frames of codec tokens"

@@ -4,12 +4,12 @@ Tokens are kept until the request ends, so that it can resume on other replicas.
 """
 
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
 from gateway.requests.lifecycle import Lifecycle, RequestState
-from gateway.requests.partial import frame_samples
+from gateway.requests.partial import samples_of
 from omnirelay.errors import SequenceError
 from omnirelay.protocol import PartialAnswer
 from omnirelay.status import CodecLimits
@@ -20,23 +20,13 @@ from shared.messages import (
     PromptUsage,
     Resume,
     ResumedSpeech,
+    Route,
     StageName,
     TextDelta,
     ThinkRequest,
 )
 
 Delta = TextDelta | CodecDelta | AudioChunk
-PAST_TOKENS: Final = 16
-"""A stage is past a place only so many tokens further: the last before it died may not have arrived."""
-
-
-class AnswerProgress(NamedTuple):
-    """Counts of what has arrived."""
-
-    text: int
-    codes: int
-    chunks: int
-    text_ended: bool
 
 
 @dataclass
@@ -142,33 +132,15 @@ class RequestRecord:
             return self.codec.ended and not self.audio.ended
         return self.needs(stage)
 
-    @property
-    def progress(self) -> AnswerProgress:
-        """How far the answer is."""
-        return AnswerProgress(
-            len(self.text.token_ids), len(self.codec.token_ids), self.audio.chunks, self.text.ended
-        )
-
-    def is_past(self, stage: StageName, place: AnswerProgress) -> bool:
-        """In this attempt, the stage has computed what it was computing at that progress."""
-        if stage == "thinker":
-            if place.text_ended:
-                # Only rows were missing; the talker tells when it has them all.
-                return self._conditioned or self.codec.ended
-            return self.text.ended or len(self.text.token_ids) >= place.text + PAST_TOKENS
-        if stage == "talker":
-            return self.codec.ended or len(self.codec.token_ids) >= place.codes + PAST_TOKENS
-        return self.audio.ended or self.audio.chunks > place.chunks
-
     def begin_attempt(self) -> None:
         """Reset what belongs to an attempt; the answer so far stays."""
         self.text.next_seq = self.codec.next_seq = self.audio.next_seq = 0
         self._conditioned = False
 
-    def ask(self, attempt: int) -> ThinkRequest:
-        """The thinker's request, without a route: attempt 0 asks for what the client lacks, others resume."""
+    def ask(self, attempt: int, route: Route) -> ThinkRequest:
+        """The thinker's request: attempt 0 asks for what the client lacks, others resume."""
         if attempt == 0 and self._partial is None:
-            return self.think
+            return msgspec.structs.replace(self.think, route=route)
         speech = self.think.speech if self.speaks else None
         resumed = ResumedSpeech(
             codec_token_ids=self.codec.token_ids,
@@ -186,6 +158,7 @@ class RequestRecord:
             request_id=f"{self.request_id}.{attempt}" if attempt else self.request_id,
             speech=speech,
             resume=resume if resume != nothing else None,
+            route=route,
         )
 
     def apply(self, delta: Delta) -> None:
@@ -219,7 +192,7 @@ class RequestRecord:
     def _note_all_audio(self) -> None:
         """Note the end of audio that the client had: it was not told which piece was the last."""
         frames = len(self.codec.token_ids) // self._codec.groups
-        samples = frames * frame_samples(self._codec)
+        samples = samples_of(self._codec, frames)
         if self._partial is not None and self.codec.ended and samples and self.audio.samples == samples:
             self.audio.ended = True
 

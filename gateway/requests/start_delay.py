@@ -99,14 +99,14 @@ class AnswerPace:
     """The rates of one answer, as the gateway sees it arrive.
 
     Attributes:
-        _rate: Codec frames a second; while text is written, one for each text token.
+        _rate: Codec frames a second, not always whole; while text is written, one for each text token.
         _groups: Codec ids of a frame.
         _most_s: Longest delay; 0 switches it off.
         _window: Where the measurement of speaking began: time, seconds so far, how late pieces were.
     """
 
     _history: SpeechHistory
-    _rate: int
+    _rate: float
     _groups: int
     _most_s: float
     _clock: Callable[[], float] = time.monotonic

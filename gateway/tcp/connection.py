@@ -90,6 +90,7 @@ class Connection:
     _max_frame_bytes: int = 0
     _sending: asyncio.Lock = field(default_factory=asyncio.Lock)
     _tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict)
+    _opening: set[int] = field(default_factory=set)
     _incoming: dict[int, Incoming] = field(default_factory=dict)
     _ended_early: dict[int, None] = field(default_factory=dict)
     _streams: dict[int, ResponseStream] = field(default_factory=dict)
@@ -107,10 +108,11 @@ class Connection:
             await self._greet()
             while True:
                 await self._handle(await self._read())
-        except (asyncio.IncompleteReadError, ConnectionError) as error:
-            log.debug("%s went away: %s", self._account.name, error)
         except (MessageError, UnauthenticatedError, BusyError, TimeoutError) as error:
             await self._say_why(error)
+        # Errors of TLS and of the network are no ConnectionErrors.
+        except (asyncio.IncompleteReadError, OSError) as error:
+            log.debug("%s went away: %s", self._account.name, error)
         finally:
             for task in self._tasks.values():
                 task.cancel()
@@ -159,7 +161,7 @@ class Connection:
         try:
             async with asyncio.timeout(FAREWELL_S):
                 await self._send(Refusal(known.code, str(known)))
-        except (ConnectionError, TimeoutError) as lost:
+        except OSError as lost:
             log.debug("%s was not told why: %r", self._account.name, lost)
 
     def _decode(self, body: bytearray) -> ClientMessage:
@@ -243,6 +245,7 @@ class Connection:
         return False
 
     def _begin(self, client_id: int, read: Reading) -> asyncio.Task[None]:
+        self._opening.add(client_id)
         task = self._tasks[client_id] = asyncio.create_task(self._answer(client_id, read))
         task.add_done_callback(lambda _: self._forget(client_id))
         return task
@@ -255,15 +258,19 @@ class Connection:
     def _cancel(self, client_id: int) -> None:
         if stream := self._streams.get(client_id):
             stream.cancel()
-        elif task := self._tasks.get(client_id):
-            task.cancel("by the client")
+        elif client_id in self._opening:
+            # Not once it is answered: its last event would be lost.
+            self._tasks[client_id].cancel("by the client")
 
     async def _answer(self, client_id: int, read: Reading) -> None:
         """Send the events of one request."""
         opening = self._open(read)
         # Frees the request's files when it ends, not when the client has read the whole answer.
         del read
-        stream = await opening
+        try:
+            stream = await opening
+        finally:
+            self._opening.discard(client_id)
         if isinstance(stream, ErrorEvent):
             await self._finish(client_id, stream)
             return
@@ -273,7 +280,7 @@ class Connection:
                 if isinstance(event, ErrorEvent):
                     self._gateway.metrics.told("tcp", event.code)
                 await self._send(Reply(client_id, event))
-        except ConnectionError as error:
+        except OSError as error:
             log.debug("%s went away: %s", self._account.name, error)
         finally:
             del self._streams[client_id]
@@ -305,7 +312,7 @@ class Connection:
     async def _finish(self, client_id: int, event: ErrorEvent) -> None:
         try:
             await self._send(Reply(client_id, event))
-        except ConnectionError as lost:
+        except OSError as lost:
             log.debug("%s went away: %s", self._account.name, lost)
 
     async def _collect(self, incoming: Incoming) -> GenerateRequest:
@@ -320,7 +327,7 @@ class Connection:
             raise InvalidRequestError(f"the request is not valid: {said(error)}") from error
 
     async def _send(self, message: ServerMessage) -> None:
-        """Write a frame, one at a time; ConnectionError if the client is gone, or reads nothing for long."""
+        """Write a frame, one at a time; OSError if the client is gone, or reads nothing for long."""
         frame = pack(message)
         # Frames that wait for this are counted in their response streams.
         async with self._sending:

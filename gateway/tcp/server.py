@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from gateway.access.access import Access
-from gateway.access.listening import BACKLOG, listen
+from gateway.access.listening import listen
 from gateway.fairness.uploads import UploadRoom
 from gateway.manager import Gateway
 from gateway.tcp.connection import FAREWELL_S, Connection
 from omnirelay.status import StatusReport
 from shared.config import Config
+from shared.http import BACKLOG
 from shared.log import limited
 
 log = logging.getLogger(__name__)
@@ -85,5 +86,18 @@ class TcpServer:
             await connection.serve()
         finally:
             del self._connections[task]
-            place.leave()
             writer.close()
+            try:
+                await _closed(writer)
+            finally:
+                place.leave()
+
+
+async def _closed(writer: asyncio.StreamWriter) -> None:
+    """Wait until the last messages are sent, or abort: to a client that reads nothing they never are."""
+    try:
+        async with asyncio.timeout(FAREWELL_S):
+            await writer.wait_closed()
+    except OSError as error:
+        log.debug("a connection did not close in order: %r", error)
+        writer.transport.abort()

@@ -11,6 +11,7 @@ from omnirelay.cli import chat, completion, status
 from omnirelay.cli.output import fail
 from omnirelay.cli.target import add_options
 from omnirelay.errors import OmniRelayError
+from omnirelay.version import version
 
 EXTENSIONS: Final = "omnirelay.commands"
 """Entry point group of subcommands."""
@@ -47,7 +48,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="omnirelay",
         description="Serve Qwen2.5-Omni: text, audio, images and video in, text and speech out.",
     )
-    parser.add_argument("--version", action="version", version=f"omnirelay {_version()}")
+    parser.add_argument("--version", action="version", version=f"omnirelay {version()}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_chat(commands)
     _add_status(commands)
@@ -55,13 +56,6 @@ def build_parser() -> argparse.ArgumentParser:
         extension.load()(commands)
     _add_completion(commands, parser)
     return parser
-
-
-def _version() -> str:
-    try:
-        return metadata.version("omnirelay")
-    except metadata.PackageNotFoundError:
-        return "(source tree, not installed)"
 
 
 Commands = argparse._SubParsersAction  # argparse has no public name for it
@@ -88,7 +82,7 @@ def _add_chat(commands: "Commands[argparse.ArgumentParser]") -> None:
     parser.add_argument("--seed", type=int, metavar="N", help="make the answer repeatable")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="limit on text tokens")
     parser.add_argument(
-        "--max-codec-tokens", type=int, metavar="N", help="limit on codec tokens, 50 per second"
+        "--max-codec-tokens", type=int, metavar="N", help="limit on codec frames (Qwen2.5-Omni: 50 a second)"
     )
     parser.add_argument("--out", type=Path, metavar="FILE.wav", help="write the speech to this file")
     parser.add_argument(

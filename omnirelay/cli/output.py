@@ -7,7 +7,7 @@ import shutil
 import sys
 import textwrap
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -93,6 +93,23 @@ def wrapped(text: str) -> str:
         for line in text.split("\n")
         for part in textwrap.wrap(line, columns(), break_long_words=False, break_on_hyphens=False) or [""]
     )
+
+
+def table(rows: Iterable[Sequence[str]]) -> list[str]:
+    """Align rows in columns, the first row being the head; if that is too wide, one cell per line."""
+    cells = list(rows)
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    if sum(widths) + 2 * len(widths) - 2 > columns():
+        head, *below = cells
+        return [
+            cell if name == head[0] else f"  {name}: {cell}"
+            for row in below
+            for name, cell in zip(head, row, strict=True)
+        ]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in cells
+    ]
 
 
 class WordWrap:

@@ -2,11 +2,10 @@
 
 import argparse
 import asyncio
-from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from omnirelay.cli.output import columns, mebibytes, say, wrapped
+from omnirelay.cli.output import mebibytes, say, table, wrapped
 from omnirelay.cli.target import target_of
 from omnirelay.status import StatusReport
 
@@ -42,28 +41,13 @@ def describe(report: StatusReport) -> str:
         [
             f"model: {gateway.model}{', text only' if gateway.text_only else ''}",
             wrapped(
-                f"up for {gateway.uptime_s:.0f} s; {refused} messages refused, "
-                f"{report.dropped_events} late events dropped, {report.resumes} requests resumed"
+                f"version {gateway.version or 'unknown'}, up for {gateway.uptime_s:.0f} s; "
+                f"{refused} messages refused, {report.dropped_events} late events dropped, "
+                f"{report.resumes} requests resumed"
             ),
             "",
-            *_table([head, *rows]),
+            *table([head, *rows]),
             "",
-            *_table([("requests", ""), *requests]),
+            *table([("requests", ""), *requests]),
         ]
     )
-
-
-def _table(rows: Iterable[Sequence[str]]) -> list[str]:
-    cells = list(rows)
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    if sum(widths) + 2 * len(widths) - 2 > columns():
-        head, *below = cells
-        return [
-            cell if name == head[0] else f"  {name}: {cell}"
-            for row in below
-            for name, cell in zip(head, row, strict=True)
-        ]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in cells
-    ]

@@ -1,4 +1,4 @@
-"""The asyncio client: any number of concurrent requests over one connection, made again when it is lost."""
+"""The asyncio client: any number of concurrent requests over one connection, replaced when it is lost."""
 
 import asyncio
 import logging
@@ -89,7 +89,7 @@ class AsyncClient:
         found = await self._try_all(self.addresses)
         if isinstance(found, Connection):
             return
-        # What a retry cannot mend is told as it is.
+        # A retry cannot mend these.
         grave = next((each for each in found if not isinstance(each, GatewayUnreachableError)), None)
         if grave is not None or len(found) == 1:
             raise grave or found[0]
@@ -189,7 +189,7 @@ class AsyncClient:
             await asyncio.sleep(pause_s)
 
     async def _usable(self) -> Connection:
-        """The connection for new requests, made again if need be; raises as :meth:`_find` does."""
+        """The connection for new requests, a new one if need be; raises as :meth:`_find` does."""
         if self._connection is not None and self._connection.usable:
             return self._connection
         if self._finding is None or self._finding.done():

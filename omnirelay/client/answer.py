@@ -3,9 +3,8 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Final, Self
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Self
 
 import msgspec
 
@@ -23,49 +22,36 @@ from omnirelay.errors import (
     StageUnavailableError,
     StoppingError,
 )
-from omnirelay.protocol import GenerateRequest, PartialAnswer
-from omnirelay.values import SAMPLE_BYTES, FinishReason
+from omnirelay.protocol import GenerateRequest, PartialAnswer, partial_fields
+from omnirelay.values import SAMPLE_BYTES
 
 CANCELLED: Final = "the client cancelled the request"
 
 
-@dataclass
 class HeldAnswer:
     """What has arrived of an answer.
 
+    Args:
+        before: What the client had before, from its request.
+
     Attributes:
         request_id: The gateway's id of the last request for it; None until one was accepted.
-        seed: None until a gateway has told it.
+        seed: None until a gateway has reported it.
     """
 
-    request_id: str | None = None
-    seed: int | None = None
-    text_token_ids: list[int] = field(default_factory=list)
-    text_finish_reason: FinishReason | None = None
-    codec_token_ids: list[int] = field(default_factory=list)
-    codec_finish_reason: FinishReason | None = None
-    chunk_samples: list[int] = field(default_factory=list)
-    spoken_nothing: bool = False
-    """The one event of an answer that has nothing to speak has arrived; it counts as no chunk."""
-
-    @classmethod
-    def of(cls, request: GenerateRequest) -> Self:
-        """What a request says that its client has."""
-        had = request.resume
-        if had is None:
-            return cls()
-        return cls(
-            text_token_ids=list(had.text_token_ids),
-            text_finish_reason=had.text_finish_reason,
-            codec_token_ids=list(had.codec_token_ids),
-            codec_finish_reason=had.codec_finish_reason,
-            chunk_samples=list(had.chunk_samples),
-        )
+    def __init__(self, before: PartialAnswer | None) -> None:
+        self.request_id: str | None = None
+        self.seed: int | None = None
+        self._fields: dict[str, Any] = {}
+        if before is not None:
+            self._add(msgspec.structs.asdict(before))
+        # The one event of an answer that has nothing to speak has arrived; it counts as no chunk.
+        self._spoken_nothing = False
 
     @property
     def begun(self) -> bool:
         """There is something that must not come twice."""
-        return bool(self.text_token_ids or self.codec_token_ids or self.chunk_samples)
+        return any(isinstance(value, list) and value for value in self._fields.values())
 
     def take(self, event: events.Event) -> bool:
         """Note an event; return whether it brings something new.
@@ -73,43 +59,32 @@ class HeldAnswer:
         Raises:
             MessageError: It is not the next one.
         """
-        if isinstance(event, events.AcceptedEvent):
-            self.request_id = event.request_id
-            self.seed = event.seed
-        elif isinstance(event, events.TextEvent):
-            self.text_token_ids += event.token_ids
-            self.text_finish_reason = event.finish_reason
-        elif isinstance(event, events.CodecEvent):
-            self.codec_token_ids += event.token_ids
-            self.codec_finish_reason = event.finish_reason
-        elif isinstance(event, events.AudioEvent):
-            return self._take_audio(event)
-        return True
+        fields = partial_fields(event)
+        self.request_id = fields.get("request_id", self.request_id)
+        self.seed = fields.pop("seed", self.seed)
+        new = self._check_audio(event) if isinstance(event, events.AudioEvent) else True
+        self._add(fields)
+        return new
 
     def partial(self) -> PartialAnswer | None:
         """The claim to go on; None if no gateway had accepted a request."""
-        if self.request_id is None:
-            return None
-        return PartialAnswer(
-            request_id=self.request_id,
-            text_token_ids=self.text_token_ids,
-            text_finish_reason=self.text_finish_reason,
-            codec_token_ids=self.codec_token_ids,
-            codec_finish_reason=self.codec_finish_reason,
-            chunk_samples=self.chunk_samples,
-        )
+        return None if self.request_id is None else PartialAnswer(**self._fields)
 
-    def _take_audio(self, event: events.AudioEvent) -> bool:
+    def _add(self, fields: Mapping[str, Any]) -> None:
+        for name, value in fields.items():
+            if isinstance(value, list):
+                self._fields.setdefault(name, []).extend(value)
+            else:
+                self._fields[name] = value
+
+    def _check_audio(self, event: events.AudioEvent) -> bool:
         if len(event.pcm) % SAMPLE_BYTES:
             raise MessageError(f"the gateway sent {len(event.pcm)} bytes of audio, no whole samples")
-        if event.seq != len(self.chunk_samples):
-            raise MessageError(
-                f"the gateway sent audio event {event.seq}, but {len(self.chunk_samples)} is the next"
-            )
-        if event.pcm:
-            self.chunk_samples.append(event.sample_count)
-            return True
-        new, self.spoken_nothing = not self.spoken_nothing, True
+        chunks = len(self._fields.get("chunk_samples", ()))
+        if event.seq != chunks:
+            raise MessageError(f"the gateway sent audio event {event.seq}, but {chunks} is the next")
+        new = bool(event.pcm) or not self._spoken_nothing
+        self._spoken_nothing |= not event.pcm
         return new
 
 
@@ -139,8 +114,8 @@ class AsyncAnswer:
         self.failures = 0
         self._request = request
         self._on_interrupted = on_interrupted
-        self._held = HeldAnswer.of(request)
-        # Every gateway so far has told what it takes to go on.
+        self._held = HeldAnswer(request.resume)
+        # Every gateway so far has sent what resuming needs.
         self._resumable = True
         self._connection: Connection | None = None
         self._client_id = 0

@@ -3,8 +3,8 @@
 import argparse
 import asyncio
 import os
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -17,10 +17,12 @@ from ops import checkpoint
 from ops.batch.prompts import read_jobs
 from ops.batch.results import FAILURES, ResultFolder
 from ops.batch.runner import BatchRunner, Tally
-from ops.launcher import Stack, running
+from ops.console import hide
+from ops.launcher import Stack, work_with
 from ops.target import own_target
-from ops.up import until_told_to_stop
+from ops.up import run_until_stopped
 from shared.config import Config, load_config
+from shared.engine_defaults import CPU_BATCH, GPU_BATCH
 
 SERVED_ELSEWHERE: Final = 32
 """Open requests at a gateway whose configuration is unknown."""
@@ -45,11 +47,13 @@ class _Batch:
             OmniRelayError: The gateway is gone or stopping, or a file cannot be read or written.
         """
         with ResultFolder(self.out) as results, ProgressLine(lambda: tally.estimate) as progress:
-            async with target.client() as client, AsyncExitStack() as tasks:
-                if not progress.visible:
-                    tasks.push_async_callback(_end, asyncio.create_task(_report(tally)))
+            async with target.client() as client:
+                report = asyncio.create_task(_report(tally, progress.visible))
                 runner = BatchRunner(client, results, self.prompts.parent, self.text_only, tally)
-                await runner.run(read_jobs(self.prompts), self.concurrency)
+                try:
+                    await runner.run(read_jobs(self.prompts), self.concurrency)
+                finally:
+                    report.cancel()
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -81,43 +85,23 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _run_with_own_stack(arguments: argparse.Namespace, tally: Tally) -> bool:
     config = load_config(arguments.config)
-    checkpoint.ensure(config)
-    checkpoint.check(config)
+    checkpoint.prepare(config)
     target = replace(own_target(config), api_key=os.environ.get(API_KEY_VARIABLE))
     concurrency = arguments.concurrency or _enough(config)
     batch = _Batch(arguments.prompts, arguments.out, arguments.text_only, concurrency)
-    stack = Stack(config, arguments.config, _hide)
-    return asyncio.run(until_told_to_stop(stack, _answer_with(stack, batch, target, tally)))
+    stack = Stack(config, arguments.config, hide)
+    return asyncio.run(run_until_stopped(stack, work_with(stack, partial(batch.answer, target, tally))))
 
 
-async def _answer_with(stack: Stack, batch: _Batch, target: Target, tally: Tally) -> None:
-    async with running(stack), AsyncExitStack() as tasks:
-        answers = asyncio.create_task(batch.answer(target, tally))
-        watch = asyncio.create_task(stack.watch())
-        for task in (answers, watch):
-            tasks.push_async_callback(_end, task)
-        done, _ = await asyncio.wait([answers, watch], return_when=asyncio.FIRST_COMPLETED)
-        # If the stack ended, that is the error to report.
-        await (watch if watch in done else answers)
-
-
-async def _report(tally: Tally) -> None:
-    while True:
+async def _report(tally: Tally, visible: bool) -> None:
+    """Write how far the batch is, where no progress line shows it."""
+    while not visible:
         await asyncio.sleep(REPORT_S)
         note(tally.estimate)
-
-
-async def _end(task: "asyncio.Task[None]") -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
 
 
 def _enough(config: Config) -> int:
     """Twice the active requests, so that the stages never wait for the next one."""
     limits = config.gateway.limits
-    return min(2 * limits.max_active, limits.max_active + limits.max_queued, limits.max_queued_per_client)
-
-
-def _hide(name: str, line: str) -> None:
-    """Show nothing: the error of a failed process has its last lines."""
-    del name, line
+    most = (limits.max_active or CPU_BATCH) + limits.max_queued
+    return min(2 * (limits.max_active or GPU_BATCH), most, limits.max_queued_per_client)

@@ -50,7 +50,7 @@ class PromptLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         seed: Makes the answer repeatable.
         temperature: Of text and speech; 0 is greedy decoding.
         max_tokens: Most text tokens.
-        max_codec_tokens: Most codec tokens, 50 a second.
+        max_codec_tokens: Most codec frames: 50 a second with Qwen2.5-Omni.
     """
 
     id: str | None = None

@@ -3,10 +3,11 @@
 import asyncio
 import logging
 import os
+import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,18 +16,23 @@ from typing import Any, Final
 import ray
 import yaml
 
+from ops.addresses import MODULES
+from ops.child import STOP_S, Child
 from ops.cluster import keys, plan
-from ops.cluster.gateway import Told, ask
+from ops.cluster.gateway import GatewayReport, ask
 from ops.cluster.keys import KeyFiles
-from ops.cluster.members import Placed
-from ops.cluster.plan import Kind
-from ops.cluster.supervisor import Gateways, Supervisor
+from ops.cluster.members import Placed, Report, State
+from ops.cluster.plan import CONTROLLER, NAMESPACE, Kind
+from ops.console import console
 from shared.config import ENV_PREFIX, Config, GatewayAddresses, load_config
 
-NAMESPACE: Final = "omnirelay"
-"""Of our actors in a Ray cluster, which has one stack."""
 ANSWER_S: Final = 5.0
 """How long an actor may take to answer."""
+POLL_S: Final = 1.0
+"""Interval at which the gateways' addresses are read."""
+
+Gateways = Sequence[GatewayAddresses]
+"""Where the gateways are; for a gateway itself, none."""
 
 log = logging.getLogger(__name__)
 
@@ -49,9 +55,9 @@ class Launch:
 
 
 class ProcessActor:
-    """Runs one process; Ray makes another one elsewhere when its node is gone.
+    """Runs one process and ends with it; Ray starts both again, on this node or another.
 
-    Every method answers at once, but for :meth:`stop`.
+    All methods but :meth:`stop` return at once.
     """
 
     def __init__(self, launch: Launch) -> None:
@@ -63,15 +69,15 @@ class ProcessActor:
         self._host = str(ray.util.get_node_ip_address())
         self._folder = tempfile.TemporaryDirectory(prefix="omnirelay-")
         folder = Path(self._folder.name)
+        self._sweeper = keys.remove_at_end(folder)
         keys.write(launch.keys, folder)
         self._path = folder / "config.yaml"
         self._write_settings(launch.settings)
         self._config: Config = load_config(self._path, {})
-        self._http_port = 0
         self._known: dict[str, GatewayAddresses] = {}
-        command = [sys.executable, "-m", plan.MODULES[launch.kind], "--config", str(self._path)]
-        self._supervisor = Supervisor(launch.name, command, self._own, self._gateways, self._write)
-        self._running = essential(self._supervisor.run())
+        self._child: Child | None = None
+        self._stopping = False
+        self._running = essential(self._run())
 
     async def report(self) -> Placed:
         """The process and where it is."""
@@ -80,13 +86,15 @@ class ProcessActor:
         if launch.kind == "gateway":
             clients = plan.client_addresses(self._config, self._number, self._host)
         node = str(ray.get_runtime_context().get_node_id())
-        return Placed(launch.name, launch.kind, node, self._host, self._supervisor.report(), clients)
+        state: State = "stopping" if self._stopping else "waiting" if self._child is None else "running"
+        report = Report(state, None if self._child is None else self._child.pid)
+        return Placed(launch.name, launch.kind, node, self._host, report, clients)
 
     async def addresses(self) -> GatewayAddresses:
         """Of a gateway: where stages meet it."""
         return plan.gateway_addresses(self._config, self._number, self._host)
 
-    async def ask(self) -> Told | None:
+    async def ask(self) -> GatewayReport | None:
         """Of a gateway: what it tells about the stack; None while it does not answer."""
         return await ask(self._config, self._number)
 
@@ -94,9 +102,29 @@ class ProcessActor:
         """Let the process finish its requests and end."""
         kind = self._launch.kind
         settings = self._config.gateway if kind == "gateway" else self._config.stage(kind)
-        self._supervisor.stop(settings.drain_s)
-        await self._running
+        self._stopping = True
+        if self._child is not None:
+            await self._child.end(settings.drain_s + STOP_S)
+        self._running.cancel()
         self._folder.cleanup()
+
+    async def _run(self) -> None:
+        """Start the process once there is a gateway to meet, and tell it when their addresses change."""
+        while (gateways := await self._gateways()) is None:
+            await asyncio.sleep(POLL_S)
+        self._write(gateways)
+        command = [sys.executable, "-m", MODULES[self._launch.kind], "--config", str(self._path)]
+        child = await Child.start(self._launch.name, command, console.show, self._own())
+        self._child = child
+        while not await child.wait(POLL_S):
+            now = await self._gateways()
+            if now is not None and now != gateways:
+                gateways = now
+                self._write(gateways)
+                child.send_signal(signal.SIGHUP)
+        if not self._stopping:
+            await answer(CONTROLLER, "ended", ANSWER_S, self._launch.name, child.ending, tuple(child.tail))
+            os._exit(1)
 
     @property
     def _number(self) -> int:
@@ -111,8 +139,7 @@ class ProcessActor:
         if kind == "gateway":
             own |= plan.gateway_variables(self._config, self._number, self._host)
         else:
-            self._http_port = _free_port(self._http_port)
-            own |= plan.stage_addresses(self._config, kind, self._host, self._http_port)
+            own |= plan.stage_addresses(self._config, kind, self._host, _free_port())
         return own
 
     async def _gateways(self) -> Gateways | None:
@@ -144,7 +171,7 @@ def actors(kind: Kind | None = None) -> list[str]:
 
 
 def essential(work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-    """Start a task without which its actor is of no use: if it fails, the actor ends and is made again."""
+    """Start a task without which its actor is of no use: if it fails, the actor ends, and Ray restarts it."""
 
     def ended(task: "asyncio.Task[None]") -> None:
         if not task.cancelled() and task.exception() is not None:
@@ -156,22 +183,16 @@ def essential(work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
     return task
 
 
-async def answer(name: str, method: str, within_s: float = ANSWER_S) -> Any:
+async def answer(name: str, method: str, within_s: float = ANSWER_S, *arguments: Any) -> Any:
     """Call a method of an actor; None if it is not there, or does not answer in time."""
     try:
         handle = ray.get_actor(name, namespace=NAMESPACE)
-        return await asyncio.wait_for(getattr(handle, method).remote(), within_s)
+        return await asyncio.wait_for(getattr(handle, method).remote(*arguments), within_s)
     except (ValueError, TimeoutError, ray.exceptions.RayError):
         # No such actor; one that is being placed; one whose node is gone.
         return None
 
 
-def _free_port(before: int) -> int:
-    """The port used before if it is free, else one of the system's choice."""
-    with closing(socket.socket()) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", before))
-        except OSError:
-            probe.bind(("", 0))
+def _free_port() -> int:
+    with closing(socket.create_server(("", 0))) as probe:
         return int(probe.getsockname()[1])

@@ -1,12 +1,11 @@
 """The arguments of ``omnirelay cluster``; nothing here loads Ray."""
 
 import argparse
-from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ops.cluster.plan import KINDS, Kind
+from ops.lazy import loaded
 from shared.config.gateway import MAX_GATEWAYS
 from shared.messages import MAX_REPLICAS, STAGES
 
@@ -20,17 +19,17 @@ def add(commands: "Commands[argparse.ArgumentParser]") -> None:
     actions = parser.add_subparsers(required=True, metavar="ACTION")
     up = actions.add_parser("up", help="start gateways and stages, and wait until they are ready")
     up.add_argument("--config", type=Path, required=True, metavar="FILE", help="YAML")
-    up.set_defaults(run=_run("up"))
+    up.set_defaults(run=loaded("ops.cluster.commands", "up"))
     status = actions.add_parser("status", help="show each process, its node and its load")
     status.add_argument("--json", action="store_true", help="print one JSON object")
-    status.set_defaults(run=_run("status"))
+    status.set_defaults(run=loaded("ops.cluster.commands", "status"))
     scale = actions.add_parser(
         "scale", help="change numbers of gateways or of replicas; those that go finish their requests"
     )
     scale.add_argument("numbers", type=replicas, nargs="+", metavar="STAGE=N", help="e.g. talker=3 gateway=2")
-    scale.set_defaults(run=_run("scale"))
+    scale.set_defaults(run=loaded("ops.cluster.commands", "scale"))
     down = actions.add_parser("down", help="finish all requests, and stop every process")
-    down.set_defaults(run=_run("down"))
+    down.set_defaults(run=loaded("ops.cluster.commands", "down"))
     for action in (up, status, scale, down):
         action.add_argument(
             "--address",
@@ -54,13 +53,3 @@ def replicas(text: str) -> tuple[Kind, int]:
             f"nor gateway=N with N from 1 to {MAX_GATEWAYS}"
         )
     return kind, int(number)
-
-
-def _run(action: str) -> Callable[[argparse.Namespace], int]:
-    """Call a function of ``commands``, loaded only then."""
-
-    def run(arguments: argparse.Namespace) -> int:
-        status: int = getattr(import_module("ops.cluster.commands"), action)(arguments)
-        return status
-
-    return run

@@ -36,7 +36,7 @@ class Bounds:
 
 
 @dataclass(frozen=True)
-class StageLook:
+class StageSample:
     """One stage at one moment.
 
     Attributes:
@@ -51,7 +51,7 @@ class StageLook:
 
 
 @dataclass(frozen=True)
-class Look:
+class StackSample:
     """The stack at one moment.
 
     Attributes:
@@ -64,7 +64,7 @@ class Look:
     at: float
     queued: int
     underruns: int
-    stages: Mapping[StageName, StageLook]
+    stages: Mapping[StageName, StageSample]
 
 
 class Autoscaler:
@@ -82,7 +82,7 @@ class Autoscaler:
         self._underruns: int | None = None
         self._since: dict[StageName, tuple[int, float]] = {}
 
-    def wanted(self, look: Look) -> dict[StageName, int]:
+    def wanted(self, look: StackSample) -> dict[StageName, int]:
         """The stages that should have another number of replicas, with that number."""
         # After the controller was lost it counts from zero again.
         gaps = self._underruns is not None and look.underruns > self._underruns
@@ -104,10 +104,10 @@ class Autoscaler:
                 del self._since[stage]
         return changes
 
-    def _fill(self, stage: StageName, seen: StageLook) -> float:
+    def _fill(self, stage: StageName, seen: StageSample) -> float:
         return seen.requests / (max(1, seen.replicas) * self._bounds[stage].batch)
 
-    def _direction(self, stage: StageName, seen: StageLook, short: bool, any_short: bool) -> int:
+    def _direction(self, stage: StageName, seen: StageSample, short: bool, any_short: bool) -> int:
         bounds = self._bounds[stage]
         if seen.ready != seen.replicas:
             return 0

@@ -11,9 +11,10 @@ from typing import Final
 import msgspec
 import yaml
 
-from omnirelay.cli.output import columns, say
+from omnirelay.cli.output import say, table
 from omnirelay.cli.progress import ProgressLine
 from omnirelay.errors import ClusterError, StageStartError
+from ops.child import last_words
 from ops.cluster import keys, plan
 from ops.cluster.connection import Cluster, connected
 from ops.cluster.members import Member
@@ -38,7 +39,7 @@ def up(arguments: argparse.Namespace) -> int:
     with connected(arguments.address) as cluster:
         cluster.create(plan.settings_text(config), files)
         try:
-            members = _wait(cluster, _configured(config))
+            members = _wait(cluster, plan.numbers_of(config))
         except (StageStartError, KeyboardInterrupt):
             say("stopping ...")
             cluster.stop()
@@ -100,12 +101,6 @@ def clients(members: Sequence[Member]) -> list[str]:
     return [address for each in members if each.placed is not None for address in each.placed.clients]
 
 
-def _configured(config: Config) -> dict[Kind, int]:
-    """How many processes of each kind a stack begins with."""
-    numbers: dict[Kind, int] = {"gateway": config.gateway.replicas}
-    return numbers | {stage: config.stage(stage).replicas for stage in config.served_stages}
-
-
 def _wait(cluster: Cluster, numbers: Mapping[Kind, int]) -> list[Member]:
     """Wait until there are so many ready processes, and none that drain.
 
@@ -113,16 +108,16 @@ def _wait(cluster: Cluster, numbers: Mapping[Kind, int]) -> list[Member]:
         StageStartError: A process ends repeatedly before it is ready.
     """
     waits = ["the controller"]
-    told: list[str] = []
+    shown: list[str] = []
     with ProgressLine(lambda: f"waiting for {', '.join(waits)}") as progress:
         while True:
             members = cluster.members()
             waits[:] = waiting_for(members, numbers)
             if not waits:
                 return members
-            if waits != told and not progress.visible:
+            if waits != shown and not progress.visible:
                 say(f"waiting for {', '.join(waits)}")
-                told = list(waits)
+                shown = list(waits)
             check(members)
             time.sleep(POLL_S)
 
@@ -152,20 +147,14 @@ def check(members: Sequence[Member]) -> None:
     for member in members:
         report = None if member.placed is None else member.placed.report
         if report is not None and not member.ready and report.restarts >= MOST_RESTARTS:
-            lines = "".join(f"\n  [{member.name}] {line}" for line in report.tail)
-            raise StageStartError(f"{member.name} {report.ending} again and again; its last lines:{lines}")
+            raise StageStartError(last_words(member.name, f"{report.ending} again and again", report.tail))
 
 
 def describe(members: Sequence[Member]) -> str:
     """A table of the processes, and where clients reach each gateway."""
     head = ("process", "state", "node", "pid", "restarts", "requests")
-    rows = [head, *(_row(member) for member in members)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]
     reached = [f"{each.name}: {', '.join(clients([each]))}" for each in members if clients([each])]
-    return "\n".join([*(line[: max(columns(), 40)] for line in lines), *reached])
+    return "\n".join([*table([head, *(_row(member) for member in members)]), *reached])
 
 
 def _row(member: Member) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from typing import Any, Final
 from omnirelay.errors import ClusterError, MissingPackageError
 from ops.cluster.keys import KeyFiles
 from ops.cluster.members import Member
-from ops.cluster.plan import Kind
+from ops.cluster.plan import CONTROLLER, NAMESPACE, Kind
 
 ANSWER_S: Final = 60.0
 """How long the controller may take to answer: it may have to come back on another node."""
@@ -32,8 +32,6 @@ def connected(address: str | None) -> Iterator["Cluster"]:
         import ray  # noqa: PLC0415 - an extra of the server
     except ImportError as error:
         raise MissingPackageError("ray", "cluster", "omnirelay-server") from error
-    from ops.cluster.actors import NAMESPACE  # noqa: PLC0415 - loads Ray
-
     where = address or os.environ.get("RAY_ADDRESS") or "auto"
     try:
         ray.init(where, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
@@ -65,12 +63,12 @@ class Cluster:
         Raises:
             ClusterError: There is a stack already.
         """
-        from ops.cluster.controller import ACTOR, NAME, Controller  # noqa: PLC0415 - loads Ray
+        from ops.cluster.controller import ACTOR, Controller  # noqa: PLC0415 - loads Ray
 
         gpus_there = self._ray.cluster_resources().get("GPU", 0) > 0
         try:
             options = self._ray.remote(Controller).options(
-                name=NAME, num_cpus=0, max_task_retries=-1, **ACTOR
+                name=CONTROLLER, num_cpus=0, max_task_retries=-1, **ACTOR
             )
             controller = options.remote(settings, keys, gpus_there)
         except ValueError as error:
@@ -98,10 +96,8 @@ class Cluster:
         self._ray.kill(self._controller(), no_restart=True)
 
     def _controller(self) -> Any:
-        from ops.cluster.controller import NAME  # noqa: PLC0415 - loads Ray
-
         try:
-            return self._ray.get_actor(NAME)
+            return self._ray.get_actor(CONTROLLER)
         except ValueError as error:
             raise ClusterError(
                 "this Ray cluster runs no stack: `omnirelay cluster up --config FILE` starts one"

@@ -1,25 +1,27 @@
 """The actor that owns the numbers of processes: starts them, scales them, lets them finish."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 import ray
 import yaml
 
 from ops.cluster import plan
-from ops.cluster.actors import NAMESPACE, Launch, ProcessActor, actors, answer, essential
-from ops.cluster.autoscaling import Autoscaler, Bounds, Look
-from ops.cluster.gateway import Told
+from ops.cluster.actors import Launch, ProcessActor, actors, answer, essential
+from ops.cluster.autoscaling import Autoscaler, Bounds, StackSample
+from ops.cluster.gateway import GatewayReport
 from ops.cluster.keys import KeyFiles, keys_for
-from ops.cluster.members import Member, look_at, member
-from ops.cluster.plan import Kind
+from ops.cluster.members import Member, Placed, member, sample_of
+from ops.cluster.plan import NAMESPACE, Kind
 from ops.console import announce
 from shared.config import Config
 from shared.messages import StageName
+from shared.sharing import batch_of
 
-NAME: Final = "controller"
 LOOK_S: Final = 2.0
 """Time between two looks at the stack."""
 GRACE_S: Final = 30.0
@@ -48,8 +50,10 @@ class Controller:
         self._keys = keys
         self._gpus_there = gpus_there
         self._draining: dict[str, asyncio.Task[None]] = {}
+        # By name: how often a process ended by itself, how the last time, and its last lines.
+        self._ended: dict[str, tuple[int, str, tuple[str, ...]]] = {}
         self._autoscaler = Autoscaler(
-            _bounds(self._config),
+            _bounds(self._config, not gpus_there),
             self._config.cluster.scale_up_after_s,
             self._config.cluster.scale_down_after_s,
         )
@@ -61,9 +65,7 @@ class Controller:
     async def start(self) -> None:
         """Start all processes; those that a controller lost meanwhile has started stay as they are."""
         there = actors()
-        numbers: dict[Kind, int] = {"gateway": self._config.gateway.replicas}
-        numbers |= {stage: self._config.stage(stage).replicas for stage in self._config.served_stages}
-        for kind, count in numbers.items():
+        for kind, count in plan.numbers_of(self._config).items():
             for number in range(1, count + 1):
                 if plan.actor_name(kind, number) not in there:
                     self._create(kind, number)
@@ -81,6 +83,11 @@ class Controller:
         for kind, number in numbers.items():
             self._set(kind, number)
 
+    async def ended(self, name: str, ending: str, tail: tuple[str, ...]) -> None:
+        """Record that a process ended by itself; Ray is about to restart it."""
+        announce(f"{name} {ending}: it is started again", logging.WARNING)
+        self._ended[name] = (self._ended.get(name, (0,))[0] + 1, ending, tail)
+
     async def stop(self) -> None:
         """Let the gateways finish all requests, then stop the stages."""
         self._tending.cancel()
@@ -95,6 +102,7 @@ class Controller:
         name = plan.actor_name(kind, number)
         # One of this name may have ended a moment ago.
         self._draining.pop(name, None)
+        self._ended.pop(name, None)
         launch = Launch(kind, name, self._settings, keys_for(kind, self._keys))
         reserved = plan.resources_of(self._config, kind, self._gpus_there)
         ray.remote(ProcessActor).options(name=name, **ACTOR, **reserved).remote(launch)
@@ -131,51 +139,58 @@ class Controller:
     async def _tend(self) -> None:
         while True:
             await asyncio.sleep(LOOK_S)
-            members, told = await self._look()
+            members, reports = await self._look()
             for name in self._draining.keys() - {each.name for each in members}:
                 del self._draining[name]
             for each in members:
-                # Told to go by a controller that was lost meanwhile.
-                if each.placed is not None and each.placed.report.state in ("stopping", "ended"):
+                # GatewayReport to go by a controller that was lost meanwhile.
+                if each.placed is not None and each.placed.report.state == "stopping":
                     self._drain(each.name)
-            if told:
-                self._scale_by_rule(members, told)
+            if reports:
+                self._scale_by_rule(members, reports)
 
-    def _scale_by_rule(self, members: list[Member], told: Mapping[str, Told]) -> None:
-        stages = {stage: look_at(stage, members) for stage in self._config.served_stages}
-        queued = sum(each.status.requests.get("queued", 0) for each in told.values())
-        for name, each in told.items():
+    def _scale_by_rule(self, members: list[Member], reports: Mapping[str, GatewayReport]) -> None:
+        stages = {stage: sample_of(stage, members) for stage in self._config.served_stages}
+        queued = sum(each.status.requests.get("queued", 0) for each in reports.values())
+        for name, each in reports.items():
             # A gateway that is new or has been started again counts from zero.
             self._gaps += max(0, each.underruns - self._underruns.get(name, each.underruns))
             self._underruns[name] = each.underruns
-        look = Look(time.monotonic(), queued, self._gaps, stages)
+        look = StackSample(time.monotonic(), queued, self._gaps, stages)
         for stage, number in self._autoscaler.wanted(look).items():
             announce(f"{stage}: {number} replicas instead of {stages[stage].replicas}")
             self._set(stage, number)
 
-    async def _look(self) -> tuple[list[Member], Mapping[str, Told]]:
+    async def _look(self) -> tuple[list[Member], Mapping[str, GatewayReport]]:
         """Every process, and what the gateways tell that answer."""
         names, gateways = actors(), actors("gateway")
         answers = await asyncio.gather(
             *(answer(name, "ask") for name in gateways), *(answer(name, "report") for name in names)
         )
-        told: dict[str, Told] = {
+        reports: dict[str, GatewayReport] = {
             name: each for name, each in zip(gateways, answers, strict=False) if each is not None
         }
-        statuses = {name: each.status for name, each in told.items()}
+        statuses = {name: each.status for name, each in reports.items()}
         members = [
-            member(name, kind, name in self._draining, place, statuses)
+            member(name, kind, name in self._draining, self._with_past(place), statuses)
             for name, place in zip(names, answers[len(gateways) :], strict=True)
             if (kind := plan.kind_of(name)) is not None
         ]
-        return members, told
+        return members, reports
+
+    def _with_past(self, placed: Placed | None) -> Placed | None:
+        """Add how the process has ended before."""
+        if placed is None or placed.name not in self._ended:
+            return placed
+        restarts, ending, tail = self._ended[placed.name]
+        return replace(placed, report=replace(placed.report, restarts=restarts, ending=ending, tail=tail))
 
 
-def _bounds(config: Config) -> dict[StageName, Bounds]:
+def _bounds(config: Config, on_cpu: bool) -> dict[StageName, Bounds]:
     """Of the stages that are scaled by the rule."""
     places = {stage: config.place(stage) for stage in config.served_stages}
     return {
-        stage: Bounds(place.min_replicas, place.max_replicas, plan.batch_of(config, stage))
+        stage: Bounds(place.min_replicas, place.max_replicas, batch_of(config, stage, on_cpu))
         for stage, place in places.items()
         if place.max_replicas is not None
     }

@@ -17,7 +17,7 @@ MAX_METRICS_BYTES: Final = 2**24
 
 
 @dataclass(frozen=True)
-class Told:
+class GatewayReport:
     """What a gateway tells at one moment.
 
     Attributes:
@@ -29,11 +29,11 @@ class Told:
     underruns: int
 
 
-async def ask(config: Config, number: int) -> Told | None:
+async def ask(config: Config, number: int) -> GatewayReport | None:
     """Ask the gateway of a number, on this node; None while it does not answer."""
     try:
         status = await probe_target(config, number).status()
-        return Told(status, await _underruns(config.gateway.own_addresses(number)["monitor"]))
+        return GatewayReport(status, await _underruns(config.gateway.own_addresses(number)["monitor"]))
     except (GatewayUnreachableError, MessageError, aiohttp.ClientError, TimeoutError):
         return None
 

@@ -1,5 +1,6 @@
 """CURVE keys of a stack on a cluster: read or made where it is started, written where each process runs."""
 
+import subprocess
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -40,6 +41,14 @@ def keys_for(kind: Kind, files: KeyFiles) -> KeyFiles:
     """What one process needs: all public keys, and its own secret."""
     own = secret_file(Path(), kind).name
     return {name: text for name, text in files.items() if name == own or not name.endswith(".key_secret")}
+
+
+def remove_at_end(directory: Path) -> "subprocess.Popen[bytes]":
+    """Have a directory removed when this process ends, also when it is killed."""
+    # Its standard input ends with us; in a session of its own, no signal to our group reaches it.
+    script = 'trap "" HUP INT TERM; read -r _; rm -rf -- "$1"'
+    command = ["/bin/sh", "-c", script, "sh", str(directory)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)  # noqa: S603 - no word of it is a client's
 
 
 def write(files: KeyFiles, directory: Path) -> None:

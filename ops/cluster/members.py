@@ -1,13 +1,35 @@
-"""The processes of a stack on a cluster, as supervisors and gateway tell of them; nothing here needs Ray."""
+"""The processes of a stack on a cluster, as their actors and the gateways report them; without Ray."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from omnirelay import StatusReport
-from ops.cluster.autoscaling import StageLook
+from ops.cluster.autoscaling import StageSample
 from ops.cluster.plan import Kind
-from ops.cluster.supervisor import Report
 from shared.messages import StageName
+
+State = Literal["waiting", "running", "stopping"]
+"""Of a process: not started for want of a gateway, running, being ended."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What is known of a process.
+
+    Attributes:
+        state: What it does.
+        pid: Its id; None before it was started.
+        restarts: How often Ray has restarted it because it ended.
+        ending: How it ended the last time, in words; empty before.
+        tail: Its last lines of output before that end.
+    """
+
+    state: State
+    pid: int | None
+    restarts: int = 0
+    ending: str = ""
+    tail: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -38,7 +60,7 @@ class Member:
     Attributes:
         name: Its actor's.
         kind: The process.
-        draining: It was told to go.
+        draining: It is being ended.
         placed: Where it is; None while Ray looks for a node, or its node does not answer.
         ready: All gateways that answer have it as ready; a gateway is, when it answers.
         requests: Those running and waiting there, of a stage.
@@ -60,7 +82,7 @@ def member(
     Args:
         name: Its actor's.
         kind: The process.
-        draining: It was told to go.
+        draining: It is being ended.
         placed: What its actor tells; None without an answer.
         statuses: What the gateways tell, by their actors' names, of those that answer.
     """
@@ -72,7 +94,7 @@ def member(
         return Member(name, kind, draining, placed, ready, requests=0)
     found = [_at_gateway(placed, status) for status in statuses.values()]
     ready = bool(found) and all(each for each, _ in found)
-    # Each is told the requests of all.
+    # Each stage reports the requests of all gateways.
     return Member(name, kind, draining, placed, ready, max((each for _, each in found), default=0))
 
 
@@ -85,7 +107,7 @@ def _at_gateway(placed: Placed, status: StatusReport) -> tuple[bool, int]:
     return False, 0
 
 
-def look_at(stage: StageName, members: Sequence[Member]) -> StageLook:
+def sample_of(stage: StageName, members: Sequence[Member]) -> StageSample:
     """A stage as the rule of scaling sees it."""
     ours = [each for each in members if each.kind == stage and not each.draining]
-    return StageLook(len(ours), sum(each.ready for each in ours), sum(each.requests for each in ours))
+    return StageSample(len(ours), sum(each.ready for each in ours), sum(each.requests for each in ours))

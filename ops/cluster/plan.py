@@ -9,26 +9,23 @@ import yaml
 from pydantic import ValidationError
 
 from omnirelay.errors import ConfigError
+from ops.replicas import variables
 from shared.config import (
     ENV_PREFIX,
     Config,
-    EngineConfig,
     GatewayAddresses,
     ProcessPlace,
-    SynthesisEngineConfig,
 )
 from shared.config.values import is_local
 from shared.messages import STAGES, StageName
+from shared.sharing import parallel
 
+NAMESPACE: Final = "omnirelay"
+"""Of our actors in a Ray cluster, which has one stack."""
+CONTROLLER: Final = "controller"
+"""The name of the actor that owns the numbers of processes."""
 Kind = Literal["gateway", "thinker", "talker", "token2wav"]
 KINDS: Final[tuple[Kind, ...]] = ("gateway", *STAGES)
-MODULES: Final[dict[Kind, str]] = {
-    "gateway": "gateway",
-    "thinker": "services.thinker",
-    "talker": "services.talker",
-    "token2wav": "services.token2wav",
-}
-"""What a process runs, ``python -m MODULE``."""
 DEFAULT_CPUS: Final = 1.0
 
 
@@ -76,7 +73,7 @@ def _of_stage(config: Config, stage: StageName) -> list[str]:
         )
     if settings.advertise is not None:
         problems.append(f"stages.{stage}.advertise is set: each replica has an address of its own")
-    devices = devices_of(config, stage)
+    devices = parallel(config, stage)
     if place.gpus not in (None, 0, devices):
         problems.append(f"cluster.{stage}.gpus must be 0 or {devices}, the devices that share its model")
     highest = place.max_replicas or settings.replicas
@@ -87,24 +84,10 @@ def _of_stage(config: Config, stage: StageName) -> list[str]:
     return problems
 
 
-def devices_of(config: Config, stage: StageName) -> int:
-    """The devices that share a replica's model."""
-    engine = _engine(config, stage)
-    return engine.tensor_parallel_size if isinstance(engine, EngineConfig) else 1
-
-
-def batch_of(config: Config, stage: StageName) -> int:
-    """The most requests that a replica computes at once."""
-    return _engine(config, stage).max_num_seqs
-
-
-def _engine(config: Config, stage: StageName) -> SynthesisEngineConfig:
-    stages = config.stages
-    return {
-        "thinker": stages.thinker.engine,
-        "talker": stages.talker.engine,
-        "token2wav": stages.token2wav.engine,
-    }[stage]
+def numbers_of(config: Config) -> dict[Kind, int]:
+    """How many processes of each kind a stack begins with."""
+    numbers: dict[Kind, int] = {"gateway": config.gateway.replicas}
+    return numbers | {stage: config.stage(stage).replicas for stage in config.served_stages}
 
 
 def settings_text(config: Config) -> str:
@@ -127,7 +110,7 @@ def resources_of(config: Config, kind: Kind, gpus_there: bool) -> dict[str, Any]
     if kind != "gateway":
         place = config.place(kind)
         threads = config.stage(kind).threads
-        devices = devices_of(config, kind) if gpus_there else 0
+        devices = parallel(config, kind) if gpus_there else 0
         gpus = devices if config.place(kind).gpus is None else config.place(kind).gpus or 0
     reserved: dict[str, Any] = {"num_cpus": place.cpus or threads or DEFAULT_CPUS, "num_gpus": gpus}
     if place.memory_bytes is not None:
@@ -173,7 +156,7 @@ def gateway_variables(config: Config, number: int, host: str) -> dict[str, str]:
     """Where the gateway of a number listens when it is on a node, as variables for it."""
     met = gateway_addresses(config, number, host)
     own = config.gateway.own_addresses(number) | met.model_dump() | {"replicas": "1"}
-    return {f"{ENV_PREFIX}GATEWAY__{key.upper()}": value or "null" for key, value in own.items()}
+    return variables("gateway", own)
 
 
 def stage_settings(settings: str, gateways: Sequence[GatewayAddresses]) -> str:
@@ -200,14 +183,11 @@ def with_gateways(config: Config, number: int) -> Config:
 
 def stage_addresses(config: Config, stage: StageName, host: str, http_port: int) -> dict[str, str]:
     """Where a replica on a node listens, as variables for it; its inbox takes a free port."""
-    prefix = f"{ENV_PREFIX}STAGES__{stage.upper()}__"
-    found = {f"{prefix}INBOX": f"tcp://{_bracketed(host)}:*"}
-    address = config.stage(stage).http
-    if address is not None:
+    http = config.stage(stage).http
+    if http is not None:
         # Prometheus on another machine may read it only where the configuration says so.
-        where = "127.0.0.1" if is_local(address) else host
-        found[f"{prefix}HTTP"] = at_host(address, where, http_port)
-    return found
+        http = at_host(http, "127.0.0.1" if is_local(http) else host, http_port)
+    return variables(f"stages.{stage}", {"inbox": f"tcp://{_bracketed(host)}:*", "http": http})
 
 
 def client_addresses(config: Config, number: int, host: str) -> tuple[str, ...]:

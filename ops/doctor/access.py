@@ -15,10 +15,10 @@ CLIENTS, KEYS, TLS = "clients", "api-keys", "tls"
 
 def check_access(config: Config) -> Findings:
     """Check who can reach the gateway, and that its API keys and certificate are usable."""
-    told = open_doors(config.gateway)
-    for what in told:
+    reasons = open_doors(config.gateway)
+    for what in reasons:
         yield warning(CLIENTS, what, "set it, or let only a trusted network reach the gateway")
-    if not told:
+    if not reasons:
         yield ok(CLIENTS, "nobody but this machine reaches the gateway without a key and TLS")
     path = config.gateway.api_keys
     if path is not None:

@@ -19,6 +19,7 @@ from shared.checkpoints import (
 )
 from shared.config import DEFAULT_CHECKPOINT, Config
 from shared.model_files import MODEL_PATTERNS
+from shared.tokenizer import tokenizer_files
 
 CHECK: Final = "checkpoint"
 AGAIN: Final = "copy or download the checkpoint again"
@@ -30,7 +31,7 @@ def examine(config: Config) -> tuple[Model | None, list[Finding]]:
     """Look at the configured checkpoint, without fetching or loading anything.
 
     Returns:
-        What it says of the model, if it can be read, and what is to be told.
+        What it says of the model, if it can be read, and what was found.
     """
     try:
         directory = find_model(config)
@@ -75,7 +76,9 @@ def _files(directory: Path) -> tuple[str, ...]:
 
 def _missing(directory: Path) -> list[str]:
     """Names of the files that some process reads and that are not there."""
-    missing = [name for name in (*_files(directory), "tokenizer.json") if not (directory / name).is_file()]
+    missing = [
+        name for name in (*_files(directory), *tokenizer_files(directory)) if not (directory / name).is_file()
+    ]
     if not any((directory / name).is_file() for name in TEMPLATE_FILES):
         missing.append(" or ".join(TEMPLATE_FILES))
     try:

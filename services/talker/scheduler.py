@@ -77,11 +77,11 @@ class TalkerScheduler(StageScheduler):
         """Rows of all tracks; may be asked by another thread."""
         return sum(track.length for track in tuple(self._tracks.values()))
 
-    def may_run(self, request: Request) -> bool:
+    def can_run(self, request: Request) -> bool:
         """Whether the row of a request's next position is there, and its token2wav keeps up."""
         track = self._tracks.get(request.request_id)
         has_row = track is not None and request.num_tokens <= track.available
-        return has_row and super().may_run(request)
+        return has_row and super().can_run(request)
 
     def schedule(self, throttle_prefills: bool = False) -> TalkerStep:
         """Schedule a step of the requests that have their rows and whose token2wav keeps up."""

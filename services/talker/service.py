@@ -15,6 +15,7 @@ from omnirelay.errors import (
     BusyError,
     InvalidRequestError,
     OmniRelayError,
+    PromptTooLongError,
     RepeatedMessageError,
     SequenceError,
 )
@@ -25,6 +26,7 @@ from services.talker.scheduler import TalkerScheduler
 from services.talker.track import ConditioningTrack
 from shared.config import TalkerConfig
 from shared.messages import (
+    SAMPLE_RATE,
     CodecDelta,
     CodecTokens,
     ConditioningRows,
@@ -105,11 +107,13 @@ class TalkerService:
         self.limits = StageLimits(
             max_positions=self._engine.model_config.max_model_len,
             codec=CodecLimits(
-                rate=self._codec.rate,
+                frame_samples=self._codec.frame_samples,
+                trimmed_samples=self._codec.trimmed_samples,
                 groups=self._codec.groups,
                 start_positions=self._rules.start_positions,
                 defaults=self._rules.defaults,
             ),
+            batch=self._engine.vllm_config.scheduler_config.max_num_seqs,
         )
 
     @property
@@ -136,6 +140,10 @@ class TalkerService:
         speech = self._speeches.pop(request_id, None)
         if speech is not None:
             self._engine.abort_request([speech.engine_id], internal=True)
+
+    def take_turn(self) -> str | None:
+        """Choose the suspect whose speech the next step computes alone; None if no suspect can run."""
+        return self._scheduler.take_turn()
 
     def step(self) -> dict[str, OmniRelayError]:
         """Compute one step and send what came out of it; gives the requests that failed, with reasons."""
@@ -204,12 +212,16 @@ class TalkerService:
         self._check_room(prompt_positions)
         track = ConditioningTrack(prompt_positions, self._rules.row_width, self._dtype, self._codec.groups)
         track.further_codes += [frame[1:] for frame in frames] if self._codec.groups > 1 else []
-        prompt = self._rules.prompt(message.prompt_tokens) + [frame[0] for frame in frames]
+        prompt = self._rules.prompt(message.prompt_tokens, message.speech.speaker) + [
+            frame[0] for frame in frames
+        ]
         engine_id = submit(self._engine, message.request_id, tokens_input(prompt), params, message.priority)
         clock = PlaybackClock(message.speech.streaming)
         self._scheduler.attach(engine_id, track, clock)
         receivers = (self._token2wav, self._gateway)
         self._scheduler.follow(engine_id, *(partial(each.stalls, message.request_id) for each in receivers))
+        if message.route is not None and self.name in message.route.alone:
+            self._scheduler.suspect(engine_id, message.request_id)
         self._speeches[message.request_id] = _Speech(
             message.request_id, engine_id, track, clock, resumed=len(frames), made=len(frames)
         )
@@ -262,6 +274,11 @@ class TalkerService:
         """Refuse before anything is allocated; rows of requests already taken are never refused."""
         wanted = positions * self._rules.row_width * self._dtype.itemsize
         held = self._scheduler.held_bytes
+        if wanted > self._max_held_bytes:
+            raise PromptTooLongError(
+                f"the prompt has {wanted} bytes of conditioning rows, the talker takes at most "
+                f"{self._max_held_bytes} (stages.talker.max_held_bytes)"
+            )
         if held + wanted > self._max_held_bytes:
             raise BusyError(
                 f"the talker holds {held} bytes of conditioning rows, no room for {wanted} more", 1000
@@ -299,7 +316,7 @@ class TalkerService:
         """Send frames, of which ``codes`` are the first ids, once token2wav can begin with what there is."""
         before = speech.made
         speech.made += len(codes)
-        speech.clock.made(len(codes) / self._codec.rate)
+        speech.clock.made(len(codes) * self._codec.frame_samples / SAMPLE_RATE)
         speech.unsent += _frames(speech.track, before, codes) if self._codec.groups > 1 else codes
         whole = self._codec.codes_per_message
         if reason is None and speech.made // whole == before // whole:

@@ -3,11 +3,14 @@
 from typing import Any
 
 import torch
+from vllm.sampling_params import SamplingType
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import ModelRunnerOutput
 
 from services.talker.family import TalkerModel
 from services.talker.scheduler import TalkerOutput, TalkerStep
+from shared.vllm.sampling.generators import seed_of_draw, uniform
+from shared.vllm.transfer import to_device
 from shared.vllm.worker import StageWorker
 
 
@@ -23,20 +26,32 @@ class TalkerWorker(StageWorker):
 
     def sample_tokens(self, grammar_output: Any) -> Any:
         """Sample the first id of each frame, and let the model complete the frames that have more."""
-        state = self.model_runner.execute_model_state
-        output = super().sample_tokens(grammar_output)
-        if state is None or not self._model().conditioning.further_ids:
-            return output
-        return self._complete(state.sample_hidden_states, output)
+        state, further = self.model_runner.execute_model_state, self._model().conditioning.further_ids
+        if state is None or not further:
+            return super().sample_tokens(grammar_output)
+        draws = self._draws(further)
+        return self._complete(state.sample_hidden_states, draws, super().sample_tokens(grammar_output))
+
+    def _draws(self, further: int) -> list[list[float]]:
+        """What decides about the further ids of each request's next frame; zeros where it is greedy."""
+        batch, draws = self.model_runner.input_batch, []
+        for name, drawn in zip(batch.req_ids, batch.req_output_token_ids, strict=True):
+            params = self.model_runner.requests[name].sampling_params
+            greedy = params.sampling_type == SamplingType.GREEDY
+            draws.append([0.0] * further if greedy else uniform(seed_of_draw(params, len(drawn)), further))
+        return draws
 
     @torch.inference_mode()
-    def _complete(self, hidden: torch.Tensor, output: ModelRunnerOutput) -> TalkerOutput:
+    def _complete(
+        self, hidden: torch.Tensor, draws: list[list[float]], output: ModelRunnerOutput
+    ) -> TalkerOutput:
         # Nothing was sampled of a request whose prompt is not computed to its end.
         sampled = [index for index, tokens in enumerate(output.sampled_token_ids) if len(tokens)]
         codes = torch.tensor([output.sampled_token_ids[index][0] for index in sampled], device=hidden.device)
         further: list[list[int]] = []
         if sampled:
-            further = self._model().further_codes(hidden[sampled], codes).tolist()
+            decided = to_device(torch.tensor([draws[index] for index in sampled]), hidden.device)
+            further = self._model().further_codes(hidden[sampled], codes, decided).tolist()
         names = [output.req_ids[index] for index in sampled]
         return TalkerOutput(**vars(output), further_codes=dict(zip(names, further, strict=True)))
 

@@ -10,12 +10,13 @@ import hashlib
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from vllm.inputs import MultiModalInput, TokensInput
 from vllm.multimodal.inputs import MultiModalFeatureSpec
 from vllm.v1.core.kv_cache_utils import BlockHash
 from vllm.v1.request import Request
 
 from services.thinker.media.rules import Positions
-from services.thinker.scheduler import PROMPT_TOKENS
+from services.thinker.resume import prompt_length
 
 BlockHasher = Callable[[Request], list[BlockHash]]
 """Hashes of the blocks that a request has filled since the last time; each covers those before it."""
@@ -31,7 +32,7 @@ def hash_replies_apart(hash_blocks: BlockHasher, block_size: int, positions: Pro
 
     def hash_apart(request: Request) -> list[BlockHash]:
         hashes = hash_blocks(request)
-        length = _prompt_tokens(request)
+        length = prompt_length(request.prompt_token_ids or [])
         # Of the new blocks, the first that has a token of the reply.
         first = length // block_size - len(request.block_hashes)
         if not 0 <= first < len(hashes) or not _has_gap(request, length, positions):
@@ -44,11 +45,16 @@ def hash_replies_apart(hash_blocks: BlockHasher, block_size: int, positions: Pro
     return hash_apart
 
 
-def _prompt_tokens(request: Request) -> int:
-    """How many tokens are the prompt, without what is read again of a reply."""
-    params = request.sampling_params
-    told = params.extra_args if params and params.extra_args else {}
-    return int(told.get(PROMPT_TOKENS, request.num_prompt_tokens))
+def salted(prompt: TokensInput | MultiModalInput, salt: str | None) -> TokensInput | MultiModalInput:
+    """The prompt, whose blocks and encoded media only prompts of the same salt share."""
+    if salt is None:
+        return prompt
+    prompt = prompt.copy()
+    prompt["cache_salt"] = salt
+    if prompt["type"] == "multimodal":
+        hashes = prompt["mm_hashes"].items()
+        prompt["mm_hashes"] = {kind: [f"{salt}:{each}" for each in of_kind] for kind, of_kind in hashes}
+    return prompt
 
 
 def _has_gap(request: Request, length: int, positions_of: PromptPositions) -> bool:

@@ -2,13 +2,12 @@
 
 from pathlib import Path
 
-from vllm.config import StructuredOutputsConfig
 from vllm.model_executor.models import ModelRegistry
 from vllm.platforms import current_platform
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from services.thinker.blocks import hash_replies_apart
-from services.thinker.family import SpeechEmbeddings, ThinkerFamily
+from services.thinker.family import SpeechWriter, ThinkerFamily
 from services.thinker.media.rules import MediaRules
 from services.thinker.penalties import AnswerPenalties
 from services.thinker.scheduler import PLAYBACK_MARGIN_KEY, ThinkerScheduler
@@ -44,9 +43,6 @@ def build_thinker(
         mm_processor_cache_gb=0,
         # There is no memory to be measured on a CPU: its KV cache has the size it is given.
         skip_mm_profiling=current_platform.is_cpu(),
-        # Named, or vLLM checks each schema for the library that suits it, and compiles all by the first's.
-        # Without free white space: models may go on with line breaks until their answer is full.
-        structured_outputs_config=StructuredOutputsConfig(backend="xgrammar", disable_any_whitespace=True),
     )
     rules = family.media(engine, media)
     core = engine.engine_core.engine_core
@@ -58,9 +54,9 @@ def build_thinker(
     return engine, rules
 
 
-def read_embeddings(family: ThinkerFamily, engine: LLMEngine, model: Path) -> SpeechEmbeddings:
+def speech_writer(family: ThinkerFamily, engine: LLMEngine, model: Path) -> SpeechWriter:
     """Read the rows that no step computes; raises CheckpointError at damaged voices or unknown tokens."""
-    return family.read_embeddings(
+    return family.speech(
         engine.model_config.hf_config,
         model,
         lambda ids: engine.collective_rpc("embed_tokens", args=(ids,))[0],

@@ -1,6 +1,6 @@
 """What a model family gives the thinker."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,42 +14,55 @@ from shared.config import MediaConfig
 from shared.messages import ConditioningRows
 
 
-@dataclass(frozen=True)
-class SpeechEmbeddings:
-    """Rows of a track read once: ``[width]`` of each voice, and ``[n, width]`` behind the last of a reply."""
-
-    voices: dict[str, torch.Tensor]
-    closing: torch.Tensor
-
-
 class TrackWriter(Protocol):
     """Turns the thinker's rows of one request into the rows that the talker is conditioned on."""
 
     request_id: str
+    prompt_rows: int
+    """Rows of the prompt: what :attr:`SpeechStart.prompt_tokens` says."""
 
     def rows(self, start: int, rows: torch.Tensor, positions: torch.Tensor) -> ConditioningRows:
         """The message for rows ``[m, width]`` from position ``start`` on, whose position ids are ``[3, m]``.
 
-        Rows come in order, without gap; the message has at most one row more.
+        Rows come in order, without gap; the message has at most :attr:`SpeechWriter.further_rows` more.
         """
 
     def close(self) -> ConditioningRows:
         """Make the last message."""
 
 
+class SpeechWriter(Protocol):
+    """Writes the tracks of a checkpoint's requests; made once."""
+
+    further_rows: int
+    """Most rows of a message besides those of the step."""
+
+    @property
+    def voices(self) -> Collection[str]:
+        """The names of the checkpoint's voices."""
+
+    def track(self, request_id: str, prompt: Sequence[int], voice: str) -> TrackWriter:
+        """Begin a track in one of the voices; ``prompt`` has a token for each position.
+
+        Raises InvalidRequestError if no reply to it can be spoken.
+        """
+
+
+Embed = Callable[[list[int]], torch.Tensor]
+"""What :meth:`SpeakingModel.embed_text` gives for token ids, on the CPU."""
+
+
 @dataclass(frozen=True)
 class ThinkerFamily:
     """A family's thinker.
 
-    ``read_embeddings`` takes the engine's Hugging Face configuration, the checkpoint's directory, and what
-    embeds token ids as ``[n, hidden]``; ``track`` a request's id, its prompt's tokens, the row of its voice,
-    and the closing rows.
+    ``speech`` takes the engine's Hugging Face configuration and the checkpoint's directory; it raises
+    CheckpointError at damaged voices or unknown tokens.
     """
 
     architecture: str  # The name by which vLLM finds the model
     model: type[SpeakingModel]
     end_tokens: Callable[[Any], list[int]]  # By the engine's Hugging Face configuration
-    read_embeddings: Callable[[Any, Path, Callable[[list[int]], torch.Tensor]], SpeechEmbeddings]
-    track: Callable[[str, int, torch.Tensor, torch.Tensor], TrackWriter]
-    rows_per_s: int  # Rows of a reply that a second of its speech needs while the text is written
+    speech: Callable[[Any, Path, Embed], SpeechWriter]
+    rows_per_s: float  # Rows of a reply that a second of its speech needs while the text is written
     media: Callable[[LLMEngine, MediaConfig], MediaRules]

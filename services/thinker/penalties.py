@@ -5,23 +5,15 @@ vLLM's own count what this engine drew.  To it, the tokens of an earlier attempt
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import torch
 from vllm.sampling_params import SamplingParams
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 
-from services.thinker.scheduler import PROMPT_TOKENS
-from shared.messages import TextSampling
-
-_KEY: Final = "answer_penalties"
-
-
-def answer_penalties(sampling: TextSampling) -> dict[str, Any]:
-    """A request's extra sampling arguments for :class:`AnswerPenalties`."""
-    penalties = (sampling.presence_penalty, sampling.frequency_penalty)
-    return {_KEY: penalties} if any(penalties) else {}
+from services.thinker.resume import prompt_length
+from shared.vllm.sampling.arguments import arguments_of
 
 
 @dataclass(slots=True)
@@ -42,7 +34,7 @@ class _Counts:
 
 
 class AnswerPenalties(LogitsProcessor):
-    """Makes tokens of a request's answer less likely, where :func:`answer_penalties` was used.
+    """Makes tokens of a request's answer less likely, by the penalties of its arguments.
 
     As in OpenAI's API: the presence penalty once, the frequency penalty for each occurrence.
     """
@@ -72,9 +64,8 @@ class AnswerPenalties(LogitsProcessor):
 
 
 def _counts_of(params: SamplingParams, prompt: list[int] | None, answer: list[int]) -> _Counts | None:
-    extra = params.extra_args or {}
-    if _KEY not in extra:
+    arguments = arguments_of(params)
+    if not (arguments.presence or arguments.frequency):
         return None
-    presence, frequency = extra[_KEY]
-    replayed = (prompt or [])[extra[PROMPT_TOKENS] :]
-    return _Counts(presence, frequency, Counter(replayed), answer)
+    replayed = prompt[prompt_length(prompt) :] if prompt else []
+    return _Counts(arguments.presence, arguments.frequency, Counter(replayed), answer)

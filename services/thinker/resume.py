@@ -1,6 +1,6 @@
 """What of a request an earlier attempt has done, and what is left to do."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -9,6 +9,19 @@ from vllm.inputs import MultiModalInput, TokensInput
 from omnirelay.errors import InvalidRequestError
 from shared.messages import FinishReason, ResumedSpeech, ThinkRequest
 from shared.stage.resume import check_resumed
+
+
+class ReplayedPrompt(list[int]):
+    """A prompt's tokens, and behind them those of its reply that are computed again."""
+
+    def __init__(self, prompt: Sequence[int], reply: Sequence[int]) -> None:
+        super().__init__([*prompt, *reply])
+        self.prompt_tokens = len(prompt)
+
+
+def prompt_length(tokens: Sequence[int]) -> int:
+    """How many of a request's tokens, of the engine's input, are the prompt."""
+    return tokens.prompt_tokens if isinstance(tokens, ReplayedPrompt) else len(tokens)
 
 
 @dataclass(frozen=True)
@@ -23,6 +36,8 @@ class Progress:
     @classmethod
     def of(cls, request: ThinkRequest) -> Self:
         """The progress that a request says it has made."""
+        if request.early is not None:
+            return cls(text=[], finish_reason="length", speech=None, needs_rows=False)
         speech = request.resume.speech if request.resume else None
         spoken = speech is not None and speech.finish_reason is not None
         return cls(
@@ -65,5 +80,5 @@ class Progress:
         """The engine's input: a prompt, and behind it what is to be computed again."""
         if self.replayed_tokens:
             prompt = prompt.copy()
-            prompt["prompt_token_ids"] = [*prompt["prompt_token_ids"], *self.replayed_tokens]
+            prompt["prompt_token_ids"] = ReplayedPrompt(prompt["prompt_token_ids"], self.replayed_tokens)
         return prompt

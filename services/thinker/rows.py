@@ -21,12 +21,14 @@ class RowSender:
         scheduler: ThinkerScheduler,
         talker: Outlet[TalkerInput],
         max_payload_bytes: int,
+        further_rows: int,
     ) -> None:
         self.sent = 0
         self._engine = engine
         self._scheduler = scheduler
         self._talker = talker
         self._max_payload_bytes = max_payload_bytes
+        self._further_rows = further_rows
 
     def send(self, track_of: Callable[[str], TrackWriter | None], failures: Failures) -> None:
         """Send what the last step made readable, by requests' tracks; not those rows that nobody wants."""
@@ -50,8 +52,8 @@ class RowSender:
         self, track: TrackWriter, start: int, rows: torch.Tensor, positions: torch.Tensor
     ) -> None:
         """Send a request's next rows, in several messages: the prefix cache may hold many of a prompt."""
-        # One less, for the track may add a row.
-        most = max(1, self._max_payload_bytes // (rows.shape[1] * rows.dtype.itemsize) - 1)
+        room = self._max_payload_bytes // (rows.shape[1] * rows.dtype.itemsize)
+        most = max(1, room - self._further_rows)
         for first in range(0, rows.shape[0], most):
             last = first + most
             self._put(track.rows(start + first, rows[first:last], positions[:, first:last]))

@@ -10,20 +10,17 @@ import torch
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.outputs import ModelRunnerOutput
-from vllm.v1.request import Request, RequestStatus
+from vllm.v1.request import Request
 
 from shared.stage.playback import PlaybackClock, has_slack
 from shared.vllm.conditioning import SlotMap
 from shared.vllm.pieces import PromptPieces
+from shared.vllm.sampling.arguments import arguments_of
 from shared.vllm.scheduling import StageScheduler
 
-SPEECH: Final = "speech"
-"""Key of a request's extra sampling arguments: true if its rows are wanted."""
-PROMPT_TOKENS: Final = "prompt_tokens"
-"""Key of them: how many of its tokens are the prompt; the others are a reply that is read again."""
 PLAYBACK_MARGIN_KEY: Final = "playback_margin_s"
-EARLY: Final = "early"
-"""Key of a request's extra sampling arguments: true if its prompt is computed ahead of its request."""
+EARLY_PRIORITY: Final = 10_000
+"""Of prompts that are computed ahead of their requests: behind any request."""
 EARLY_STEP_TOKENS: Final = 512
 """Most tokens of a step that computes prompts ahead: a request that comes meanwhile waits for no more."""
 
@@ -78,7 +75,7 @@ class ThinkerScheduler(StageScheduler):
             for request in [request for request in self.running if is_early(request)]:
                 self.running.remove(request)
                 self._preempt_request(request, time.monotonic())
-        ready = [request for request in self.running if not self.is_stalled(request)]
+        ready = [request for request in self.running if self.may_run(request)]
         soon = time.monotonic() + self._margin_s if self._margin_s else -math.inf
         spoken = [each for each in ready if _wants_rows(each) and self._due(each) <= soon]
         if spoken:
@@ -99,24 +96,21 @@ class ThinkerScheduler(StageScheduler):
         return ThinkerStep(**vars(output), row_slots=slots)
 
     def may_run(self, request: Request) -> bool:
-        """Whether a request can be worked on now, if there is room for it."""
-        return super().may_run(request) and not (is_early(request) and self._requests_can_run())
+        """Whether a request can be worked on now; a prompt that is computed early takes only what is free."""
+        if not super().may_run(request) or not is_early(request):
+            return super().may_run(request)
+        placed = request in self.running or len(self.running) < self.max_num_active_reqs
+        return placed and not self._requests_can_run()
+
+    def may_displace(self, request: Request) -> bool:
+        """Whether others may be preempted for a request: not for a prompt that is computed early."""
+        return not is_early(request) and super().may_displace(request)
 
     def early_counts(self) -> tuple[int, int]:
         """How many prompts that are computed ahead run, and how many wait."""
         early = sum(is_early(request) for request in self.requests.values())
         running = sum(is_early(request) for request in self.running)
         return running, early - running
-
-    def _handle_blocked_waiting_request(self, request: Request) -> bool:
-        """Whether a waiting request may start; a grammar that is ready then reads the answer so far."""
-        compiling = request.status == RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
-        if not super()._handle_blocked_waiting_request(request):
-            return False
-        if compiling and not _replay(request):
-            self.grammar_compile_error_reqs.add(request.request_id)
-            return False
-        return True
 
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
@@ -157,21 +151,8 @@ class ThinkerScheduler(StageScheduler):
 
 def is_early(request: Request) -> bool:
     """Whether a prompt is computed ahead of its request."""
-    return _has(request, EARLY)
+    return bool(request.priority == EARLY_PRIORITY)
 
 
 def _wants_rows(request: Request) -> bool:
-    return _has(request, SPEECH)
-
-
-def _has(request: Request, key: str) -> bool:
-    params = request.sampling_params
-    return bool(params and params.extra_args and params.extra_args.get(key))
-
-
-def _replay(request: Request) -> bool:
-    """Give a new grammar the tokens of earlier attempts; false if it does not allow them."""
-    first = request.sampling_params.extra_args[PROMPT_TOKENS]
-    tokens = (request.prompt_token_ids or [])[first:]
-    grammar = request.structured_output_request.grammar
-    return not tokens or bool(grammar.accept_tokens(request.request_id, tokens))
+    return arguments_of(request.sampling_params).wants_rows

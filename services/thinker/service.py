@@ -1,40 +1,40 @@
 """The thinker's work: prompts in, text tokens to the gateway, conditioning rows to the talker."""
 
 import math
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 import msgspec
-import torch
 from prometheus_client.core import Metric
 from vllm import SamplingParams
 from vllm.inputs import MultiModalInput, TokensInput, tokens_input
 from vllm.outputs import RequestOutput
-from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from omnirelay.errors import (
+    BusyError,
     InvalidRequestError,
     OmniRelayError,
     PromptTooLongError,
     RepeatedMessageError,
     UnknownSpeakerError,
 )
-from services.thinker.engine import build_thinker, read_embeddings
+from services.thinker.blocks import salted
+from services.thinker.engine import build_thinker, speech_writer
 from services.thinker.family import ThinkerFamily, TrackWriter
-from services.thinker.media.preparer import MediaPreparer
-from services.thinker.media.rules import check_placeholders
-from services.thinker.penalties import answer_penalties
-from services.thinker.prefills import Prefills
+from services.thinker.grammars.compiler import Grammars
+from services.thinker.media.preparer import EARLY_RETRY_MS, MediaPreparer
+from services.thinker.media.rules import check_encodable, check_placeholders
 from services.thinker.resume import Progress
 from services.thinker.rows import RowSender
-from services.thinker.scheduler import PROMPT_TOKENS, SPEECH, ThinkerScheduler
+from services.thinker.scheduler import EARLY_PRIORITY, ThinkerScheduler
 from services.thinker.text_sender import Generation, TextSender
 from shared.config import MediaConfig, ThinkerConfig
 from shared.messages import (
     FinishReason,
-    PrefillRequest,
     SpeechStart,
     StageEvent,
     StageLimits,
@@ -52,8 +52,12 @@ from shared.stage.service import Failures
 from shared.tracing.stage import StageTraces
 from shared.transport.routing import Outlet
 from shared.vllm.model_time import watch_model
+from shared.vllm.sampling.arguments import arguments_of
 from shared.vllm.sampling.generation import engine_load, sampling_params, submit
 from shared.vllm.workers import Workers
+
+MAX_EARLY: Final = 8
+"""Prompts at a time that are computed ahead of their requests."""
 
 
 class ThinkerService:
@@ -76,27 +80,34 @@ class ThinkerService:
         self.traces = StageTraces(self.name)
         self._talker = talker
         self._gateway = gateway
-        self._family = family
         self._engine: LLMEngine
         self._engine, self._media = build_thinker(family, model, config, media)
         self.model_time = watch_model(self._engine)
         self._workers = Workers(self._engine)
         self._scheduler: ThinkerScheduler = self._engine.engine_core.engine_core.scheduler
-        self._rows = RowSender(self._engine, self._scheduler, talker, max_payload_bytes)
-        self._embeddings = read_embeddings(family, self._engine, model)
+        self._speech = speech_writer(family, self._engine, model)
+        self._rows = RowSender(
+            self._engine, self._scheduler, talker, max_payload_bytes, self._speech.further_rows
+        )
         self._end_tokens = family.end_tokens(self._engine.model_config.hf_config)
         self._preparer = MediaPreparer(self._media, media, self._engine.model_config.max_model_len)
         self.wake_fd: int | None = self._preparer.wake_fd
+        self._grammars = Grammars(self._engine, self._end_tokens, self._preparer.wake_fd)
+        # The progress of each request that the engine does not have yet.
+        self._accepted: dict[str, Progress] = {}
         self._preparing: dict[str, ThinkRequest] = {}
         self._generations: dict[str, Generation] = {}
         self._by_engine_id: dict[str, Generation] = {}
         self._steps = 0
         self._text = TextSender(gateway, self.traces, family.rows_per_s)
-        self._prefills = Prefills(self._engine, self._media, self._preparer, gateway, self._end_tokens)
+        # Prompts to compute ahead of their requests, whose media are prepared when no others are.
+        self._early: deque[ThinkRequest] = deque()
+        cached = self._engine.vllm_config.cache_config.enable_prefix_caching
         self.limits = StageLimits(
             max_positions=self._engine.model_config.max_model_len,
-            speakers=sorted(self._embeddings.voices),
-            prefills=self._prefills.most,
+            speakers=sorted(self._speech.voices),
+            prefills=MAX_EARLY if cached else 0,
+            batch=self._engine.vllm_config.scheduler_config.max_num_seqs,
         )
 
     @property
@@ -105,12 +116,13 @@ class ThinkerService:
         return (
             self._scheduler.has_ready
             or self._preparer.has_outcomes
-            or self._can_prefill
+            or self._grammars.has_outcomes
+            or self._can_begin_early
             or self._workers.lost
         )
 
     def accept(self, message: ThinkerInput) -> None:
-        """Take a prompt, or the beginning of one.
+        """Take a prompt.
 
         Raises:
             RepeatedMessageError: A request of that name is in work.
@@ -118,58 +130,62 @@ class ThinkerService:
             PromptTooLongError: The prompt leaves no room for an answer.
             InvalidRequestError: A token has no embedding, vLLM refuses a sampling parameter, the media are
                 not those that the prompt has places for, or no attempt can have given what it resumes from.
-            BusyError: Too many beginnings of prompts are in work.
+            BusyError: Too many prompts are being computed ahead of their requests.
         """
         if self.holds(message.request_id):
             raise RepeatedMessageError(f"request {message.request_id} is in work already")
-        if isinstance(message, PrefillRequest):
-            self._check_prompt(message)
-            self._prefills.accept(message)
-            return
         self.traces.begin(message.request_id, message.traceparent, "media" if message.media else "queue")
         self._check_prompt(message)
-        self._voice_row(message)
+        self._check_voice(message)
         progress = Progress.of(message)
-        most = min(message.sampling.max_tokens, self.limits.max_positions - len(message.prompt_token_ids))
-        progress.check(message, most, self._end_tokens, self._engine.model_config.get_vocab_size())
-        if not progress.needs_engine:
-            self._announce(message, len(message.prompt_token_ids))
+        if message.early is not None:
+            self._check_early(message)
+        else:
+            most = min(message.sampling.max_tokens, self.limits.max_positions - len(message.prompt_token_ids))
+            progress.check(message, most, self._end_tokens, self._engine.model_config.get_vocab_size())
+        self._accepted[message.request_id] = progress
+        if message.early is not None:
+            self._early.append(message)
+        elif not progress.needs_engine:
+            del self._accepted[message.request_id]
+            self._announce(message, self._track(message, message.prompt_token_ids))
             if message.request_id in self.traces:
                 self.traces.completed(message.request_id, {})
-        elif message.media:
-            self._preparing[message.request_id] = message
-            self._preparer.submit(message)
+        elif _follows_schema(message, progress):
+            self._grammars.submit(message)
         else:
-            self._begin(message, tokens_input(message.prompt_token_ids))
+            self._prepare(message)
 
     def abort(self, request_id: str) -> None:
         """Drop a request, if it is here."""
-        if request_id in self._prefills:
-            self._prefills.drop(request_id)
-            return
+        self._grammars.release(request_id)
+        self._accepted.pop(request_id, None)
+        self._early = deque(each for each in self._early if each.request_id != request_id)
         if self._preparing.pop(request_id, None) is not None:
             self._preparer.release(request_id)
         generation = self._forget(request_id)
         if generation is not None:
             self._engine.abort_request([generation.engine_id], internal=True)
 
+    def take_turn(self) -> str | None:
+        """Choose the suspect whose answer the next step computes alone; None if no suspect can run."""
+        return self._scheduler.take_turn()
+
     def step(self) -> dict[str, OmniRelayError]:
         """Compute one step and send what came out of it; gives the requests that failed, with reasons."""
         self._workers.check()
         failures = Failures()
         self._begin_prepared(failures)
-        if self._can_prefill:
-            self._prefills.begin(failures)
+        while self._can_begin_early:
+            early = self._early.popleft()
+            with failures.only(early.request_id):
+                self._prepare(early)
         if not self._scheduler.has_requests():
             return failures
         outputs = self._engine.step()
         self._steps += 1
         self._rows.send(self._track_of, failures)
         for output in outputs:
-            if output.request_id in self._prefills and isinstance(output, RequestOutput):
-                with failures.only(output.request_id):
-                    self._prefills.take(output)
-                continue
             generation = self._generations.get(output.request_id)
             if (
                 generation is None
@@ -183,29 +199,28 @@ class ThinkerService:
         for engine_id, reason in self._scheduler.take_failures().items():
             if engine_id in self._by_engine_id:
                 failures[self._by_engine_id[engine_id].request_id] = reason
-            elif (early := self._prefills.name_of(engine_id)) is not None:
-                failures[early] = reason
         return failures
 
     def load(self) -> StageLoad:
         """What the stage holds now, without prompts that are computed early: they yield to any request."""
         load = engine_load(self._scheduler, self._steps, self._preparer.held_bytes)
         running, waiting = self._scheduler.early_counts()
-        waiting = load.waiting - waiting + len(self._preparing)
+        preparing = sum(each.early is None for each in self._preparing.values())
+        waiting = load.waiting - waiting + preparing + len(self._grammars.waiting)
         return msgspec.structs.replace(load, running=load.running - running, waiting=waiting)
 
     def holds(self, request_id: str) -> bool:
         """Whether a request is in work here."""
-        return (
-            request_id in self._generations or request_id in self._preparing or request_id in self._prefills
-        )
+        return request_id in self.active_requests()
 
     def active_requests(self) -> list[str]:
         """The requests in work."""
-        return [*self._preparing, *self._generations, *self._prefills.ids()]
+        early = (each.request_id for each in self._early)
+        return [*self._grammars.waiting, *self._preparing, *self._generations, *early]
 
     def close(self) -> None:
-        """End the processes that decode media, and those of the engine."""
+        """End the processes that compile schemas and decode media, and those of the engine."""
+        self._grammars.close()
         self._preparer.close()
         self._workers.close()
 
@@ -218,55 +233,70 @@ class ThinkerService:
             "Conditioning rows sent to the talker.",
             [({"stage": self.name}, self._rows.sent)],
         )
-        yield from self._prefills.collect()
         yield from self._preparer.metrics.collect()
 
+    def _prepare(self, message: ThinkRequest) -> None:
+        """Begin with a request, once its media are ready."""
+        if message.media:
+            self._preparing[message.request_id] = message
+            self._preparer.submit(message)
+        else:
+            self._begin(message, tokens_input(message.prompt_token_ids))
+
     def _begin_prepared(self, failures: Failures) -> None:
-        """Give the engine the requests whose media are ready."""
+        """Give the engine the requests whose grammars and media are ready."""
+        for compiled, problem in self._grammars.take():
+            with failures.only(compiled.request_id):
+                if problem is not None:
+                    raise problem
+                self._prepare(compiled)
         for outcome in self._preparer.take():
-            request = outcome.request
-            early = self._prefills.prepared(request.request_id)
-            with failures.only(request.request_id):
-                if isinstance(request, ThinkRequest):
-                    self._begin(request, outcome.prompt)
-                elif early:
-                    self._check_length(len(outcome.prompt["prompt_token_ids"]))
-                    self._prefills.compute(request, outcome.prompt)
+            with failures.only(outcome.request.request_id):
+                prompt = outcome.prompt
+                check_encodable(prompt, self._scheduler.max_num_encoder_input_tokens)
+                self._begin(outcome.request, prompt)
 
     def _begin(self, message: ThinkRequest, prompt: TokensInput | MultiModalInput) -> None:
         """Give a request to the engine, and tell the talker of it."""
         length = len(prompt["prompt_token_ids"])
-        self._check_length(length)
-        voice = self._voice_row(message)
-        progress = Progress.of(message)
-        track = None
-        if voice is not None and progress.needs_rows:
-            track = self._family.track(message.request_id, length, voice, self._embeddings.closing)
+        progress = self._accepted.pop(message.request_id)
+        track = self._track(message, prompt["prompt_token_ids"])
         params = self._params(message, progress, length)
-        prompt = progress.behind(prompt)
-        engine_id = submit(self._engine, message.request_id, prompt, params, message.priority)
+        prompt = salted(progress.behind(prompt), message.cache_salt)
+        grammar = None
+        if _follows_schema(message, progress):
+            grammar = self._grammars.begin(message.request_id, progress.replayed_tokens)
+        priority = message.priority if message.early is None else EARLY_PRIORITY
+        engine_id = submit(self._engine, message.request_id, prompt, params, priority)
         clock = PlaybackClock(message.speech is None or message.speech.streaming)
         self._scheduler.attach(engine_id, clock)
-        likeliest = message.sampling.logprobs or 0
-        schema = message.sampling.json_schema
-        generation = Generation(
-            message.request_id, engine_id, length, track, progress, clock, likeliest, schema is not None
-        )
+        if grammar is not None:
+            self._grammars.attach(engine_id, grammar)
+        written = track if progress.needs_rows else None
+        generation = Generation(message, engine_id, length, written, progress, clock)
         receivers = (self._talker, self._gateway)
         self._scheduler.follow(engine_id, *(partial(each.stalls, message.request_id) for each in receivers))
+        if message.route is not None and self.name in message.route.alone:
+            self._scheduler.suspect(engine_id, message.request_id)
         self._generations[message.request_id] = generation
         self._by_engine_id[engine_id] = generation
         if self._preparing.pop(message.request_id, None) is not None:
             self.traces.enter(message.request_id, "queue")
-        self._announce(message, length)
+        self._announce(message, track)
 
-    def _announce(self, message: ThinkRequest, length: int) -> None:
+    def _track(self, message: ThinkRequest, prompt: Sequence[int]) -> TrackWriter | None:
+        """Begin the track of a request, if it is to be spoken."""
+        if message.speech is None:
+            return None
+        return self._speech.track(message.request_id, prompt, message.speech.speaker)
+
+    def _announce(self, message: ThinkRequest, track: TrackWriter | None) -> None:
         """Tell the talker of a request, if it is to be spoken."""
-        if message.speech is not None:
+        if message.speech is not None and track is not None:
             self._talker.put(
                 SpeechStart(
                     request_id=message.request_id,
-                    prompt_tokens=length,
+                    prompt_tokens=track.prompt_rows,
                     priority=message.priority,
                     speech=message.speech,
                     traceparent=message.traceparent,
@@ -276,12 +306,26 @@ class ThinkerService:
             )
 
     @property
-    def _can_prefill(self) -> bool:
-        """A prompt can be begun early: no request waits for its media."""
-        return self._prefills.has_queued and not self._preparing
+    def _can_begin_early(self) -> bool:
+        """A prompt can be begun early: no media of another one are prepared."""
+        return bool(self._early) and not self._preparing
+
+    def _check_early(self, message: ThinkRequest) -> None:
+        if message.speech is not None or message.resume is not None:
+            raise InvalidRequestError("early: nothing is generated that is spoken, or resumed")
+        sound = self._media.placeholders.get("audio")
+        if message.early == "recording" and not (message.media and message.prompt_token_ids[-1] == sound):
+            raise InvalidRequestError("early: the prompt does not end with a recording")
+        in_work = len(self._early) + sum(self._scheduler.early_counts())
+        in_work += sum(each.early is not None for each in self._preparing.values())
+        if in_work >= self.limits.prefills:
+            problem = f"{self.limits.prefills} prompts are being computed early, the maximum"
+            raise BusyError(problem, EARLY_RETRY_MS)
 
     def _check_prompt(self, message: ThinkerInput) -> None:
-        self._check_length(len(message.prompt_token_ids))
+        length, most = len(message.prompt_token_ids), self.limits.max_positions - 1
+        if length > most:
+            raise PromptTooLongError(f"the prompt has {length} tokens, the thinker takes at most {most}")
         vocabulary = self._engine.model_config.get_vocab_size()
         # vLLM checks this only where it makes the prompt itself; here the engine would die of it.
         if (largest := max(message.prompt_token_ids)) >= vocabulary:
@@ -291,22 +335,11 @@ class ThinkerService:
         if message.media:
             check_placeholders(message.prompt_token_ids, message.media, self._media.placeholders)
 
-    def _check_length(self, length: int) -> None:
-        if length >= self.limits.max_positions:
-            raise PromptTooLongError(
-                f"the prompt has {length} tokens, the thinker takes at most {self.limits.max_positions - 1}"
-            )
-
-    def _voice_row(self, message: ThinkRequest) -> torch.Tensor | None:
-        """The row of the voice's start token; none without speech."""
-        if message.speech is None:
-            return None
-        voice = self._embeddings.voices.get(message.speech.speaker)
-        if voice is None:
+    def _check_voice(self, message: ThinkRequest) -> None:
+        if message.speech is not None and message.speech.speaker not in self._speech.voices:
             raise UnknownSpeakerError(
                 f"no voice {message.speech.speaker!r}, this checkpoint has {', '.join(self.limits.speakers)}"
             )
-        return voice
 
     def _params(self, message: ThinkRequest, progress: Progress, length: int) -> SamplingParams:
         room = self.limits.max_positions - length
@@ -318,22 +351,23 @@ class ThinkerService:
         if progress.finish_reason is not None:
             # vLLM computes no prompt without drawing a token behind it; this one is thrown away.
             sampling, made = TextSampling(max_tokens=1), 0
-        schema = sampling.json_schema
-        return sampling_params(
+        params = sampling_params(
             sampling,
             stage=self.name,
             seed=message.seed,
             stop_token_ids=self._end_tokens,
             room=room,
             made=made,
-            extra_args={SPEECH: progress.needs_rows, PROMPT_TOKENS: length, **answer_penalties(sampling)},
             further={
                 "min_p": sampling.min_p,
                 "logit_bias": sampling.logit_bias or None,
                 "logprobs": sampling.logprobs,
-                "structured_outputs": StructuredOutputsParams(json=schema) if schema is not None else None,
             },
         )
+        arguments = arguments_of(params)
+        arguments.wants_rows = progress.needs_rows
+        arguments.presence, arguments.frequency = sampling.presence_penalty, sampling.frequency_penalty
+        return params
 
     def _track_of(self, engine_id: str) -> TrackWriter | None:
         generation = self._by_engine_id.get(engine_id)
@@ -359,3 +393,8 @@ class ThinkerService:
             self._preparer.release(request_id)
             del self._by_engine_id[generation.engine_id]
         return generation
+
+
+def _follows_schema(message: ThinkRequest, progress: Progress) -> bool:
+    """Whether something is to be drawn that a JSON schema must allow."""
+    return message.sampling.json_schema is not None and progress.finish_reason is None

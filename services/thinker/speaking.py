@@ -18,8 +18,8 @@ class SpeakingModel(_Model):
     """Base class of thinkers, to be listed before the vLLM model that it extends.
 
     A family overrides :meth:`row_of` and, if rows are not as wide as hidden states, :meth:`row_width`.
-    ``prompt_lengths`` says of the requests that begin with this step, by ``id`` of their list of tokens, how
-    many of these are the prompt: what follows is a reply that is computed again.
+    The tokens of a prompt may end with those of a reply that is computed again; see
+    :func:`services.thinker.resume.prompt_length`.
     """
 
     step_embeds: torch.Tensor
@@ -29,9 +29,8 @@ class SpeakingModel(_Model):
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         model = vllm_config.model_config
         text_config, hidden_size = model.hf_text_config, model.get_hidden_size()
-        self.prompt_lengths: dict[int, int] = {}
         self.conditioning = ConditioningStore(
-            self.row_width(hidden_size), text_config.num_hidden_layers, vllm_config.cache_config
+            self.row_width(vllm_config), text_config.num_hidden_layers, vllm_config.cache_config
         )
         # Buffers: vLLM computes embeddings outside the captured part of a step, which reads them here.
         most_tokens = vllm_config.scheduler_config.max_num_batched_tokens
@@ -40,14 +39,15 @@ class SpeakingModel(_Model):
             self.register_buffer(name, buffer, persistent=False)
 
     @staticmethod
-    def row_width(hidden_size: int) -> int:
+    def row_width(vllm_config: VllmConfig) -> int:
         """Elements of a row."""
-        return hidden_size
+        width: int = vllm_config.model_config.get_hidden_size()
+        return width
 
-    @staticmethod
-    def row_of(hidden: torch.Tensor, embeds: torch.Tensor, is_text: torch.Tensor) -> torch.Tensor:
-        """Rows ``[n, row_width]`` by last hidden states and the first layer's input, ``[n, hidden]`` each.
+    def row_of(self, hidden: torch.Tensor, embeds: torch.Tensor, is_text: torch.Tensor) -> torch.Tensor:
+        """Rows ``[n, row_width]`` by hidden states and the first layer's input, ``[n, hidden]`` each.
 
+        The hidden states are the last ones, or those of the first auxiliary layer if the model gives any.
         ``is_text`` ``[n, 1]`` of the model's dtype is 0 at positions of media, else 1.
         """
         raise NotImplementedError
@@ -72,7 +72,7 @@ class SpeakingModel(_Model):
         return embeds
 
     def embed_text(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Text embeddings ``[n, hidden]`` of token ids ``[n]``, outside a step."""
+        """What rows have of token ids ``[n]`` alone, outside a step: text embeddings ``[n, hidden]``."""
         embeds: torch.Tensor = super().embed_input_ids(input_ids)
         return embeds
 
@@ -87,11 +87,11 @@ class SpeakingModel(_Model):
         """Last hidden states ``[n, hidden]`` of a step; keeps their rows on the way."""
         if inputs_embeds is None:
             inputs_embeds = self.embed_input_ids(input_ids)
-        hidden: torch.Tensor | IntermediateTensors = super().forward(
-            input_ids, positions, intermediate_tensors, inputs_embeds, **kwargs
-        )
+        output = super().forward(input_ids, positions, intermediate_tensors, inputs_embeds, **kwargs)
+        hidden: torch.Tensor | IntermediateTensors
+        hidden, (inner, *_) = output if isinstance(output, tuple) else (output, [output])
         if isinstance(hidden, torch.Tensor):
             count = hidden.shape[0]
-            rows = self.row_of(hidden, self.step_embeds[:count], self.step_is_text[:count])
+            rows = self.row_of(inner, self.step_embeds[:count], self.step_is_text[:count])
             self.conditioning.write_batch(rows, positions)
         return hidden

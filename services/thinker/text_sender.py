@@ -7,11 +7,10 @@ from typing import Final
 from prometheus_client.core import Metric
 from vllm.outputs import CompletionOutput, RequestOutput
 
-from omnirelay.errors import InvalidRequestError
 from omnirelay.events import TokenLogprobs
 from services.thinker.family import TrackWriter
 from services.thinker.resume import Progress
-from shared.messages import FinishReason, PromptUsage, StageEvent, TextDelta
+from shared.messages import FinishReason, PromptUsage, StageEvent, TextDelta, ThinkRequest
 from shared.metrics import counter
 from shared.stage.playback import PlaybackClock
 from shared.tracing.stage import StageTraces
@@ -28,15 +27,23 @@ READ_TOKENS_PER_S: Final = 20
 class Generation:
     """A request in the engine; ``seq`` is the number of its next text delta."""
 
-    request_id: str
+    request: ThinkRequest
     engine_id: str
     prompt_tokens: int
     track: TrackWriter | None
     progress: Progress
     clock: PlaybackClock
-    logprobs: int
-    follows_schema: bool = False
     seq: int = 0
+
+    @property
+    def request_id(self) -> str:
+        """The gateway's name for it."""
+        return self.request.request_id
+
+    @property
+    def early(self) -> bool:
+        """It is computed ahead of its request."""
+        return self.request.early is not None
 
 
 class TextSender:
@@ -46,37 +53,36 @@ class TextSender:
         self._gateway = gateway
         self._traces = traces
         self._rows_per_s = rows_per_s
-        self._prompt_tokens = 0
-        self._cached_tokens = 0
+        # Tokens of prompts and the cached ones of them, of requests and of prompts computed ahead of these.
+        self._prompts = {False: [0, 0], True: [0, 0]}
 
     def send(self, generation: Generation, output: RequestOutput) -> FinishReason | None:
         """Send what was generated; gives why the text has ended, once it has."""
         completion = output.outputs[0]
         rate = self._rows_per_s if generation.track is not None else READ_TOKENS_PER_S
         generation.clock.made(len(completion.token_ids) / rate)
-        if generation.progress.finish_reason is not None:
+        if generation.progress.finish_reason is not None and not generation.early:
             # The whole text was sent before the resume.
             return generation.progress.finish_reason
-        drawn = generation.seq or generation.progress.text
-        if completion.finish_reason == "error" and generation.follows_schema and not drawn:
-            # It is compiled in the background, once the engine has the request.
-            raise InvalidRequestError("the JSON schema cannot be compiled: simplify it")
+        if generation.early and not output.finished:
+            return None
         reason = finish_reason(completion) if output.finished else None
         usage = None
         if generation.seq == 0:
             cached = min(output.num_cached_tokens or 0, generation.prompt_tokens)
-            self._prompt_tokens += generation.prompt_tokens
-            self._cached_tokens += cached
+            counts = self._prompts[generation.early]
+            counts[0] += generation.prompt_tokens
+            counts[1] += cached
             usage = PromptUsage(tokens=generation.prompt_tokens, cached_tokens=cached)
             begin_of_decoding(self._traces, generation.request_id, output)
         self._gateway.put(
             TextDelta(
                 request_id=generation.request_id,
                 seq=generation.seq,
-                token_ids=list(completion.token_ids),
+                token_ids=[] if generation.early else list(completion.token_ids),
                 finish_reason=reason,
                 prompt=usage,
-                logprobs=_logprobs_of(completion, generation.logprobs),
+                logprobs=_logprobs_of(completion, generation.request.sampling.logprobs or 0),
             )
         )
         generation.seq += 1
@@ -85,16 +91,27 @@ class TextSender:
     def collect(self) -> Iterator[Metric]:
         """The counters of prompts' tokens."""
         labels = {"stage": "thinker"}
-        yield counter(
-            "omnirelay_prefix_cache_queried_tokens_total",
-            "Tokens of the prompts whose answers began: what the prefix cache could have held.",
-            [(labels, self._prompt_tokens)],
-        )
-        yield counter(
-            "omnirelay_prefix_cache_hit_tokens_total",
-            "Those of them that were found in the prefix cache and not computed.",
-            [(labels, self._cached_tokens)],
-        )
+        tokens, cached = self._prompts[False]
+        early, found = self._prompts[True]
+        for name, description, value in (
+            (
+                "prefix_cache_queried",
+                "Tokens of the prompts whose answers began: what the prefix cache could have held.",
+                tokens,
+            ),
+            (
+                "prefix_cache_hit",
+                "Those of them that were found in the prefix cache and not computed.",
+                cached,
+            ),
+            (
+                "early_prompt",
+                "Tokens of the beginnings of prompts that were computed ahead of their requests.",
+                early,
+            ),
+            ("early_computed", "Those of them that were not found in the prefix cache.", early - found),
+        ):
+            yield counter(f"omnirelay_{name}_tokens_total", description, [(labels, value)])
 
 
 def _logprobs_of(completion: CompletionOutput, most: int) -> list[TokenLogprobs]:

@@ -1,11 +1,11 @@
-"""The thinker's worker: what its model must know of a step, and what is read out of the model."""
+"""The thinker's worker: what is read out of the model."""
 
 from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.v1.core.sched.output import SchedulerOutput
 
-from services.thinker.scheduler import PROMPT_TOKENS, ThinkerStep
+from services.thinker.scheduler import ThinkerStep
 from shared.vllm.transfer import HostCopy, to_device
 from shared.vllm.worker import StageWorker
 
@@ -23,12 +23,7 @@ class ThinkerWorker(StageWorker):
     _rows: HostCopy | None = None
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> Any:
-        """Tell the model which prompts begin, run it on the step, and fetch its rows."""
-        self._model().prompt_lengths = {
-            id(new.prompt_token_ids): new.sampling_params.extra_args[PROMPT_TOKENS]
-            for new in scheduler_output.scheduled_new_reqs
-            if new.sampling_params is not None and new.sampling_params.extra_args
-        }
+        """Run the model on a step, and fetch its rows."""
         output = super().execute_model(scheduler_output)
         wanted = isinstance(scheduler_output, ThinkerStep) and scheduler_output.row_slots is not None
         if wanted and self.rank == 0:
@@ -42,7 +37,7 @@ class ThinkerWorker(StageWorker):
         return () if self._rows is None else self._rows.wait()
 
     def embed_tokens(self, token_ids: list[int]) -> torch.Tensor:
-        """Text embeddings ``[n, hidden]`` of token ids, on the CPU."""
+        """What the model embeds token ids as for rows that no step computes, on the CPU."""
         model = self._model()
         with torch.inference_mode():
             return model.embed_text(torch.tensor(token_ids, device=model.step_embeds.device)).cpu()

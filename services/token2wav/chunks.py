@@ -4,8 +4,8 @@ A chunk's *target* is what it adds to the audio; its *window* is what the model 
 and some blocks after it; of the blocks before it the model has kept what it needs.  Targets tile the
 stream.  Their sizes are those that the request gives, or else chosen when the chunk is cut
 (:mod:`services.token2wav.pace`).  A stream that is resumed elsewhere is cut there as it was up to the
-last chunk that was delivered; these chunks are computed again for what they leave to the next, without
-their audio.
+last chunk that was delivered; these chunks are computed again for what they leave to the next, and only
+the last of them is made audio, into which the next one's fades.
 """
 
 from collections.abc import Callable, Sequence
@@ -57,6 +57,7 @@ class CodecGeometry:
     repeats: int  # Units that one codec frame lasts (``dit_config.repeats``)
     max_frames: int  # Longest window in units (``dit_config.max_position_embeddings``)
     unit_samples: int  # Samples that one unit lasts
+    trimmed_samples: int = 0  # So much shorter than its frames is a stream, at its beginning
     groups: int = 1  # Codec ids of a frame
     ids: int = 2**31  # Codec ids that can be synthesized; they are the smallest ones
 
@@ -67,6 +68,16 @@ class CodecGeometry:
             )
         if self.unit_samples < 1:
             raise CheckpointError(f"a unit of {self.unit_samples} samples makes no sound")
+        if not 0 <= self.trimmed_samples < self.frame_samples:
+            raise CheckpointError(
+                f"the first codec frame makes no sound: {self.trimmed_samples} of its {self.frame_samples} "
+                "samples are trimmed"
+            )
+
+    @property
+    def frame_samples(self) -> int:
+        """Samples that one codec frame lasts."""
+        return self.repeats * self.unit_samples
 
     @property
     def codes_per_block(self) -> int:
@@ -80,13 +91,14 @@ class CodecGeometry:
 
     def codec_frames(self, chunk_samples: Sequence[int]) -> list[int]:
         """Sizes of chunks in codec frames; raises InvalidRequestError if one is no whole number."""
-        each = self.repeats * self.unit_samples
+        each = self.frame_samples
         for index, samples in enumerate(chunk_samples):
-            if samples % each:
+            if (samples and samples + (0 if index else self.trimmed_samples)) % each:
                 raise InvalidRequestError(
                     f"chunk_samples[{index}]: {samples} is not a multiple of a codec frame's {each}"
                 )
-        return [samples // each for samples in chunk_samples]
+        # Only the first may be no multiple.
+        return [-(-samples // each) for samples in chunk_samples]
 
     def window_frames(self, codes: Sequence[int]) -> int:
         """Number of units that so many codec ids last."""
@@ -103,7 +115,10 @@ class CodecGeometry:
 
 @dataclass(frozen=True)
 class ChunkPlan:
-    """One chunk, in codec frames of the stream, ends exclusive; ``delivered`` by an earlier attempt."""
+    """One chunk, in codec frames of the stream, ends exclusive.
+
+    ``delivered`` by an earlier attempt; ``silent`` if the next one was, too.
+    """
 
     index: int
     start: int
@@ -111,6 +126,7 @@ class ChunkPlan:
     window_end: int
     is_last: bool
     delivered: bool = False
+    silent: bool = False
 
 
 class ChunkPlanner:
@@ -229,6 +245,7 @@ class ChunkPlanner:
             window_end=min(received, end + self._config.look_ahead_blocks * self._block),
             is_last=is_last,
             delivered=self._index < len(self._delivered),
+            silent=self._index + 1 < len(self._delivered),
         )
         self._index += 1
         self._start = end

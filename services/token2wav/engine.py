@@ -145,8 +145,12 @@ class SynthesisEngine:
         self.scheduler: SynthesisScheduler = engine.engine_core.engine_core.scheduler
         self.scheduler.work = self._work
 
-    def submit_chunk(self, request_id: str, chunk: SynthesisChunk, priority: int = 0) -> None:
+    def submit_chunk(
+        self, request_id: str, chunk: SynthesisChunk, priority: int = 0, suspect: bool = False
+    ) -> None:
         """Queue a chunk under an id unique among those in flight; lower priorities run first.
+
+        A ``suspect`` is computed alone.
 
         Raises InvalidRequestError at a value out of range, StageFailedError at an id in flight.
         """
@@ -155,9 +159,10 @@ class SynthesisEngine:
             raise StageFailedError(f"chunk {request_id!r} is in flight already")
         params = PoolingParams(task="plugin", extra_kwargs={CHUNK_KEY: chunk})
         prompt = TokensPrompt(prompt_token_ids=[_STEP_TOKEN] * self._work.advances(chunk))
-        self._internal_ids[request_id] = self._engine.add_request(
-            request_id, prompt, params, priority=priority
-        )
+        name = self._engine.add_request(request_id, prompt, params, priority=priority)
+        self._internal_ids[request_id] = name
+        if suspect:
+            self.scheduler.suspect(name, request_id)
 
     def step(self) -> list[ChunkOutcome]:
         """Advance all active chunks by a step, and return those that ended.

@@ -77,14 +77,17 @@ class SynthesisScheduler(StageScheduler):
 
     def _choose(self) -> list[Request]:
         """Share the next step's room among running requests and the next in line; gives those left out."""
-        waiting = list(self.waiting) if len(self.running) < self.max_num_active_reqs else []
-        due = {request.request_id: _chunk_of(request).due for request in [*self.running, *waiting]}
+        running = [request for request in self.running if self.may_run(request)]
+        left_out = [request for request in self.running if request not in running]
+        waiting = [request for request in self.waiting if self.may_run(request)]
+        if len(self.running) >= self.max_num_active_reqs:
+            waiting = []
+        due = {request.request_id: _chunk_of(request).due for request in [*running, *waiting]}
         self._ahead = has_slack(due, self._margin_s)
         joining = [request for request in waiting if request.request_id not in self._ahead][:1]
         self._room = self._budget
-        left_out = []
         order = {name: (-self._waited[name], moment) for name, moment in due.items()}
-        for request in sorted([*self.running, *joining], key=lambda each: order[each.request_id]):
+        for request in sorted([*running, *joining], key=lambda each: order[each.request_id]):
             if request.request_id in self._ahead:
                 left_out.append(request)
             elif self._take_room(request):
@@ -136,6 +139,10 @@ class SynthesisScheduler(StageScheduler):
     def out_of_turn(self) -> set[str]:
         """None: a stream has one chunk here at a time, so streams take turns, whoever asked for them."""
         return set()
+
+    def may_displace(self, _: Request) -> bool:
+        """Never: the model holds what was computed of a chunk, so it is not computed again."""
+        return False
 
     def _check(self, request: Request) -> None:
         chunk = _chunk_of(request)

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import torch
 from prometheus_client.core import Metric
+from vllm.platforms import current_platform
 
 from omnirelay.errors import (
     OmniRelayError,
@@ -25,6 +26,7 @@ from services.token2wav.pace import Pace
 from services.token2wav.stream import AudioStream, VoiceSettings
 from services.token2wav.synthesis import SynthesisChunk
 from shared.config import Token2WavConfig
+from shared.engine_defaults import batch_size
 from shared.messages import (
     SAMPLE_RATE,
     AudioChunk,
@@ -63,6 +65,7 @@ class _Voice:
     clock: PlaybackClock
     streaming: bool
     resumed: bool
+    suspect: bool  # Until its next chunk is delivered; see :attr:`shared.messages.Route.alone`
     cut_at: float = math.inf  # When the next chunk must be cut, by ``time.monotonic``
     measured: tuple[float, int] | None = None  # Submission and blocks of a typical chunk in the engine
     next_codes: int = 0
@@ -84,11 +87,12 @@ class Token2WavService:
         self.traces = StageTraces(self.name)
         self._gateway = gateway
         self._synthesis = config.synthesis
+        batch = batch_size(config.engine, current_platform.is_cpu())
         self._engine = build_token2wav(
             family,
             model,
             max_batch_frames=config.synthesis.max_batch_frames,
-            max_num_seqs=config.engine.max_num_seqs,
+            max_num_seqs=batch,
             max_vocoder_frames=config.synthesis.max_vocoder_frames,
             playback_margin_s=config.playback_margin_s,
             gpu_memory_utilization=config.engine.gpu_memory_utilization,
@@ -103,7 +107,33 @@ class Token2WavService:
         self._steps = 0
         self._chunks = 0
         self._samples = 0
-        self.limits = StageLimits(speakers=sorted(family.voices(model)))
+        self.limits = StageLimits(speakers=sorted(family.voices(model)), batch=batch)
+        if not current_platform.is_cpu():
+            self.warm_up()
+
+    def warm_up(self) -> None:
+        """Compute a stream with chunks of each size and drop it: a GPU loads libraries for the first ones.
+
+        Raises:
+            OmniRelayError: One failed.
+        """
+        geometry, most = self._engine.geometry, self._synthesis.max_chunk_blocks
+        stream = AudioStream(
+            self._voice_settings(self.limits.speakers[0], seed=0),
+            self._chunking("stream"),
+            geometry,
+        )
+        blocks = most * (most + 1) // 2 + self._synthesis.first_chunk_blocks
+        stream.extend([0] * (blocks * geometry.codes_per_block * geometry.groups))
+        stream.end()
+        sizes = iter(range(1, blocks + 1))
+        while (chunk := stream.next_chunk(lambda offered, _: min(next(sizes), max(offered)))) is not None:
+            self._engine.submit_chunk("warm-up", chunk)
+            while self._engine.has_work:
+                for outcome in self._engine.step():
+                    if outcome.error is not None:
+                        raise outcome.error
+            stream.accept_chunk()
 
     @property
     def ready(self) -> bool:
@@ -133,6 +163,10 @@ class Token2WavService:
         """Drop a request, if it is here."""
         if self._voices.pop(request_id, None) is not None:
             self._engine.abort([request_id])
+
+    def take_turn(self) -> str | None:
+        """Choose the stream whose chunk the next step advances alone; None if no suspect has one."""
+        return self._engine.scheduler.take_turn()
 
     def step(self) -> dict[str, OmniRelayError]:
         """Advance all chunks by a solver step, send those that ended; gives the requests that failed."""
@@ -206,30 +240,34 @@ class Token2WavService:
             raise UnknownSpeakerError(
                 f"no voice {speech.speaker!r}, this checkpoint has {', '.join(self.limits.speakers)}"
             )
-        synthesis = self._synthesis
-        settings = VoiceSettings(
-            seed=speech.seed,
-            speaker=speech.speaker,
-            time_points=synthesis.time_points,
-            guidance_scale=synthesis.guidance_scale,
-            sway_coefficient=synthesis.sway_coefficient,
-        )
-        chunking = ChunkingConfig(
-            first_blocks=synthesis.first_chunk_blocks,
-            max_blocks=max(synthesis.max_chunk_blocks, synthesis.first_chunk_blocks),
-            look_ahead_blocks=synthesis.look_ahead_blocks,
-            mode="stream" if speech.streaming else "offline",
-        )
         stream = AudioStream(
-            settings,
-            chunking,
+            self._voice_settings(speech.speaker, speech.seed),
+            self._chunking("stream" if speech.streaming else "offline"),
             geometry,
             speech.chunk_frames,
             geometry.codec_frames(message.chunk_samples),
         )
         clock, resumed = PlaybackClock(speech.streaming), bool(message.chunk_samples)
+        suspect = message.route is not None and self.name in message.route.alone
         self._voices[message.request_id] = _Voice(
-            message.request_id, message.priority, stream, clock, speech.streaming, resumed
+            message.request_id, message.priority, stream, clock, speech.streaming, resumed, suspect
+        )
+
+    def _voice_settings(self, speaker: str, seed: int) -> VoiceSettings:
+        return VoiceSettings(
+            seed=seed,
+            speaker=speaker,
+            time_points=self._synthesis.time_points,
+            guidance_scale=self._synthesis.guidance_scale,
+            sway_coefficient=self._synthesis.sway_coefficient,
+        )
+
+    def _chunking(self, mode: Literal["stream", "offline"]) -> ChunkingConfig:
+        return ChunkingConfig(
+            first_blocks=self._synthesis.first_chunk_blocks,
+            max_blocks=max(self._synthesis.max_chunk_blocks, self._synthesis.first_chunk_blocks),
+            look_ahead_blocks=self._synthesis.look_ahead_blocks,
+            mode=mode,
         )
 
     def _take_codes(self, message: CodecTokens) -> None:
@@ -282,10 +320,11 @@ class Token2WavService:
             # One that may be passed over for others takes longer, and a silent one less long.
             if not chunk.silent and self._pace.is_urgent(due, now):
                 voice.measured = now, blocks
-        self._engine.submit_chunk(voice.request_id, replace(chunk, due=due), voice.priority)
+        self._engine.submit_chunk(voice.request_id, replace(chunk, due=due), voice.priority, voice.suspect)
 
     def _deliver(self, voice: _Voice, waveform: torch.Tensor) -> None:
         samples = waveform.numel()
+        voice.suspect = False
         self._chunks += 1
         self._samples += samples
         voice.clock.made(samples / SAMPLE_RATE)

@@ -84,7 +84,7 @@ class AudioStream:
             sway_coefficient=self._settings.sway_coefficient,
             stream=self._state,
             is_last=plan.is_last,
-            silent=plan.delivered,
+            silent=plan.silent,
         )
 
     def accept_chunk(self) -> bool:

@@ -2,7 +2,7 @@
 
 from shared.config.cluster import ProcessPlace
 from shared.config.gateway import GatewayAddresses, GatewayConfig, TlsConfig
-from shared.config.loading import ENV_PREFIX, NOT_YAML, load_config, tell_ignored
+from shared.config.loading import ENV_PREFIX, NOT_YAML, holds_nothing, load_config, tell_ignored
 from shared.config.media import MediaConfig
 from shared.config.stack import DEFAULT_CHECKPOINT, Config, TracingConfig
 from shared.config.stages import (
@@ -37,6 +37,7 @@ __all__ = [
     "TlsConfig",
     "Token2WavConfig",
     "TracingConfig",
+    "holds_nothing",
     "load_config",
     "tell_ignored",
 ]

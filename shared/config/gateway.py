@@ -17,20 +17,17 @@ from shared.config.values import (
     empty_is_none,
 )
 
-SPEECH_SYSTEM_PROMPT: Final = (
-    "You are Qwen, a virtual human developed by the Qwen Team, Alibaba Group, capable of perceiving auditory "
-    "and visual inputs, as well as generating text and speech."
-)
-"""What the released checkpoints were trained to speak with; their chat template has another one."""
+AUTO: Final = "auto"
+"""What the checkpoint's family has."""
 
 TRANSCRIPTION_PROMPT: Final = "Transcribe the audio."
 """Follows a recording that is to be transcribed; checkpoints may be trained on exactly this."""
 
-_BRIGHT: Final = ("alloy", "coral", "fable", "marin", "nova", "sage", "shimmer")
-VOICE_ALIASES: Final = dict.fromkeys(_BRIGHT, "Chelsie") | dict.fromkeys(
-    ("ash", "ballad", "cedar", "echo", "onyx", "verse"), "Ethan"
+REPEAT_PROMPT: Final = (
+    "Repeat the user's message word for word, in its own language. Do not answer it, do not comment on it, "
+    "and add nothing."
 )
-"""OpenAI's voices, of which many clients have one built in."""
+"""Asks for a text to be read aloud; checkpoints may be trained on exactly this."""
 
 MAX_GATEWAYS: Final = 16
 """Most gateways of one stack."""
@@ -38,6 +35,7 @@ PORTS_APART: Final = 100
 """Distance of the ports of a further gateway on the same machine from those of the one before."""
 
 Voice = Annotated[str, Field(min_length=1, max_length=128)]
+ModelName = Voice
 FilePath = Annotated[str | None, BeforeValidator(empty_is_none)]
 
 
@@ -45,7 +43,7 @@ class Limits(Section):
     """Limits on requests."""
 
     max_connections: Annotated[int, Field(gt=0)] = 512
-    max_active: Annotated[int, Field(gt=0)] = 16
+    max_active: Annotated[int, Field(gt=0)] | None = None
     max_queued: Annotated[int, Field(ge=0)] = 64
     max_queued_per_client: Annotated[int, Field(gt=0)] = 64
     max_prompt_tokens: Annotated[int, Field(gt=0)] = 32_768
@@ -104,6 +102,7 @@ class GatewayConfig(Section):
     http_hosts: list[Host] | None = None
     http_gateways: list[Origin] = Field(default_factory=list, max_length=MAX_GATEWAYS)
     api_keys: FilePath = None
+    share_prefix_cache: bool = False
     tls: TlsConfig = TlsConfig()
     webrtc: WebRtcConfig = WebRtcConfig()
     heartbeat_timeout_s: Annotated[float, Field(gt=0)] = 1.5
@@ -113,8 +112,9 @@ class GatewayConfig(Section):
     step_timeout_s: Annotated[float, Field(gt=0)] = 300.0
     drain_s: Annotated[float, Field(ge=0)] = 10.0
     max_start_delay_s: Annotated[float, Field(ge=0, le=MAX_START_DELAY_S)] = 5.0
-    speech_system_prompt: Annotated[str | None, BeforeValidator(empty_is_none)] = SPEECH_SYSTEM_PROMPT
-    voice_aliases: dict[Voice, Voice] = Field(default_factory=lambda: dict(VOICE_ALIASES), max_length=1000)
+    speech_system_prompt: Annotated[str | None, BeforeValidator(empty_is_none)] = AUTO
+    model_names: list[ModelName] = Field(default_factory=list, max_length=100)
+    voice_aliases: Annotated[dict[Voice, Voice] | None, Field(max_length=1000)] = None
     limits: Limits = Limits()
 
     @model_validator(mode="after")

@@ -29,6 +29,11 @@ REFUSED: Final = {
     "stages.token2wav.synthesis.chunk_growth": (
         "was removed: a chunk is cut when its listener needs it; a request's chunk_frames gives fixed sizes"
     ),
+    "stages.token2wav.synthesis.left_context_blocks": (
+        "was removed: a chunk continues from the keys and values of the one before it"
+    ),
+    "stages.thinker.max_held_bytes": "was removed: media.max_held_bytes bounds the thinker",
+    "stages.token2wav.max_held_bytes": "was removed: window_bytes and the batch bound token2wav",
     "stages.token2wav.engine.tensor_parallel_size": (
         "does not exist: token2wav's model is small and computes on one device; stages.token2wav.replicas "
         "adds processes that share its requests"
@@ -67,6 +72,11 @@ def load_config(path: Path | None = None, environment: dict[str, str] | None = N
     except ValidationError as error:
         problems = "; ".join(map(_describe, error.errors()))
         raise ConfigError(f"{source} (with environment overrides): {problems}") from error
+
+
+def holds_nothing(path: Path) -> bool:
+    """Whether a configuration file that can be read holds no key."""
+    return not _read_file(path)
 
 
 def tell_ignored(environment: Mapping[str, str] = os.environ) -> None:

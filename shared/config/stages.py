@@ -18,7 +18,7 @@ class SynthesisEngineConfig(Section):
     Field names here and in :class:`EngineConfig` are those of vLLM's engine arguments.
     """
 
-    max_num_seqs: Annotated[int, Field(gt=0)] = 16
+    max_num_seqs: Annotated[int, Field(gt=0)] | None = None
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
 
 

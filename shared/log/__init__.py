@@ -53,14 +53,17 @@ class _Handler(logging.Handler):
         super().__init__()
         self.setFormatter(formatter)
         self._repeats: Repeats[logging.LogRecord] = Repeats()
-        self.writer = LineWriter(Descriptor(_STDERR).write, self._dropped, self._tell_repeats)
+        self.writer = LineWriter(Descriptor(_STDERR).write, self._dropped, self._report_repeats)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Take a record."""
         kind = getattr(record, "limited", None if record.name.partition(".")[0] in _OURS else "")
         burst = getattr(record, "burst", BURST)
-        if kind is None or self._repeats.admit((record.name, str(record.msg), kind), record, burst):
-            self.write(record)
+        try:
+            if kind is None or self._repeats.admit((record.name, str(record.msg), kind), record, burst):
+                self.write(record)
+        except Exception:  # noqa: BLE001 - whatever an argument raises when it is written, its caller goes on
+            self.handleError(record)
 
     def write(self, record: logging.LogRecord) -> None:
         """Write a record without a rate limit."""
@@ -68,16 +71,19 @@ class _Handler(logging.Handler):
 
     def flush(self) -> None:
         """Write what is left at the end of the process, within :data:`FLUSH_S`."""
-        self._tell_repeats(at_once=True)
+        self._report_repeats(at_once=True)
         self.writer.flush(FLUSH_S)
 
     def _dropped(self, count: int) -> str:
         return self.format(make_record(__name__, logging.WARNING, f"{count} lines dropped"))
 
-    def _tell_repeats(self, at_once: bool = False) -> None:
+    def _report_repeats(self, at_once: bool = False) -> None:
         for last, count in self._repeats.ended(at_once):
-            more = f"{count} more like this in {INTERVAL_S:.0f} s, the last: {last.getMessage()}"
-            self.write(make_record(last.name, last.levelno, more))
+            try:
+                more = f"{count} more like this in {INTERVAL_S:.0f} s, the last: {last.getMessage()}"
+                self.write(make_record(last.name, last.levelno, more))
+            except Exception:  # noqa: BLE001 - as in emit; the writer's thread goes on
+                self.handleError(last)
 
 
 class _Limited(logging.LoggerAdapter[logging.Logger]):
@@ -128,8 +134,8 @@ def configure_logging(process: str, level: str, form: LogFormat = "text") -> Non
     for package in _OURS:
         logging.getLogger(package).setLevel(level.upper())
     _take_streams(handler)
-    sys.excepthook = _tell_uncaught
-    threading.excepthook = lambda told: _tell_uncaught(told.exc_type, told.exc_value, told.exc_traceback)
+    sys.excepthook = _log_uncaught
+    threading.excepthook = lambda each: _log_uncaught(each.exc_type, each.exc_value, each.exc_traceback)
     logging.captureWarnings(True)
     if level != "debug":
         # PyTorch sets its own levels; this logger warns on every machine without a GPU.
@@ -161,7 +167,7 @@ def _take_streams(handler: _Handler) -> None:
     sys.stderr = cast(TextIO, LineStream(_STDERR, taker("stderr")))
 
 
-def _tell_uncaught(
+def _log_uncaught(
     kind: type[BaseException], error: BaseException | None, trace: TracebackType | None
 ) -> None:
     log.critical("uncaught exception", exc_info=(kind, error, trace) if error is not None else None)

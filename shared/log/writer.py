@@ -3,16 +3,16 @@
 import io
 import logging
 import os
+import queue
 import select
 import stat
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-QUEUE_BYTES: Final = 2**18
-"""Most bytes that wait to be written; lines above that are dropped."""
+QUEUE_LINES: Final = 1024
+"""Most lines that wait to be written; lines above that are dropped."""
 TICK_S: Final = 1.0
 _RETRY_S: Final = 0.2
 """How long the thread waits for room in a pipe before it checks for other work."""
@@ -78,79 +78,72 @@ class LineWriter:
             os.register_at_fork(after_in_child=self._reset)
 
     def _reset(self) -> None:
-        # Reentrant, since signal handlers log too.
-        self._changed = threading.Condition(threading.RLock())
-        self._lines: deque[bytes] = deque()
-        self._bytes = 0
+        # Signal handlers log too: the queue's methods are reentrant, and so is the lock.
+        self._lines: queue.SimpleQueue[bytes | threading.Event] = queue.SimpleQueue()
+        self._lock = threading.RLock()
         self._thread: threading.Thread | None = None
 
     def put(self, line: str) -> None:
         """Queue a line, given without its end; never blocks."""
-        data = line.encode(errors="backslashreplace") + b"\n"
-        with self._changed:
-            if self._bytes and self._bytes + len(data) > QUEUE_BYTES:
-                self._drop()
-                return
-            self._lines.append(data)
-            self._bytes += len(data)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="log", daemon=True)
-                self._thread.start()
-            self._changed.notify_all()
+        if self._lines.qsize() >= QUEUE_LINES:
+            self._drop()
+        else:
+            self._queue(line.encode(errors="backslashreplace") + b"\n")
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until everything is written; False after ``timeout_s``."""
-        late = time.monotonic() + timeout_s
-        with self._changed:
-            while self._bytes:
-                left_s = late - time.monotonic()
-                if left_s <= 0:
-                    return False
-                self._changed.wait(left_s)
-        return True
+        written = threading.Event()
+        self._queue(written)
+        return written.wait(timeout_s)
+
+    @property
+    def filling(self) -> bool:
+        """Whether more than half of the queue is taken: a notice could only add to what is dropped."""
+        return self._lines.qsize() > QUEUE_LINES // 2
+
+    def _queue(self, item: bytes | threading.Event) -> None:
+        self._lines.put(item)
+        with self._lock:
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, name="log", daemon=True)
+                self._thread.start()
 
     def _drop(self) -> None:
-        self.dropped += 1
-        self._unsaid += 1
+        with self._lock:
+            self.dropped += 1
+            self._unsaid += 1
 
     def _run(self) -> None:
         ticked = time.monotonic()
         while True:
-            with self._changed:
-                if not self._lines:
-                    self._changed.wait(TICK_S)
-                line = self._lines.popleft() if self._lines else None
-            if self._unsaid and (line is None or not self._full):
+            try:
+                item = self._lines.get(timeout=TICK_S)
+            except queue.Empty:
+                item = b""
+            if self._unsaid and not (item and self.filling):
                 self._say_dropped()
-            if line is not None:
-                self._write_one(line)
+            if isinstance(item, threading.Event):
+                item.set()
+            elif item:
+                self._write_one(item)
             if time.monotonic() - ticked >= TICK_S:
                 ticked = time.monotonic()
                 self._tick()
 
-    @property
-    def _full(self) -> bool:
-        """Whether a notice would have to wait until more lines had been dropped."""
-        return self._bytes > QUEUE_BYTES // 2
-
     def _say_dropped(self) -> None:
-        with self._changed:
+        with self._lock:
             count, self._unsaid = self._unsaid, 0
         try:
             self._write(self._notice(count).encode(errors="backslashreplace") + b"\n")
         except OSError:  # Counted, and tried again with the next line.
-            with self._changed:
+            with self._lock:
                 self._unsaid += count
 
     def _write_one(self, line: bytes) -> None:
         try:
             self._write(line)
         except OSError:  # Cannot be logged: it is counted.
-            with self._changed:
-                self._drop()
-        with self._changed:
-            self._bytes -= len(line)
-            self._changed.notify_all()
+            self._drop()
 
 
 def unblock(*descriptors: int) -> None:

@@ -8,14 +8,13 @@ counts a request's messages of that type: 0, 1, 2, …
 
 Edges (the direction data flows)::
 
-    gateway   -> thinker    ThinkRequest, PrefillRequest
-    thinker   -> gateway    PrefillDone
+    gateway   -> thinker    ThinkRequest
     thinker   -> talker     SpeechStart, ConditioningRows
     talker    -> token2wav  SynthesisStart, CodecTokens
     any stage -> gateway    TextDelta, CodecDelta, AudioChunk, RequestFailed
     each of these           Mark
-    control, to the gateway Heartbeat, AbortDone, Alone, Farewell, Credit
-    control, to a stage     Peers, Abort, Begin, Cleared, Closing, Credit
+    control, to the gateway Heartbeat, AbortDone, Farewell, Credit
+    control, to a stage     Peers, Abort, Closing, Credit
 """
 
 from omnirelay.status import StageLimits, StageLoad
@@ -40,9 +39,6 @@ from shared.messages.control import (
     MISSED_HEARTBEATS,
     Abort,
     AbortDone,
-    Alone,
-    Begin,
-    Cleared,
     Closing,
     ControlToGateway,
     ControlToStage,
@@ -56,7 +52,6 @@ from shared.messages.credits import Credit, Mark
 from shared.messages.events import (
     AudioChunk,
     CodecDelta,
-    PrefillDone,
     PromptUsage,
     RequestFailed,
     StageEvent,
@@ -65,8 +60,8 @@ from shared.messages.events import (
 from shared.messages.request import (
     MAX_MEDIA_ITEMS,
     MEDIA_KINDS,
+    Early,
     MediaItem,
-    PrefillRequest,
     Resume,
     ResumedSpeech,
     Route,
@@ -97,10 +92,7 @@ __all__ = [
     "STAGES",
     "Abort",
     "AbortDone",
-    "Alone",
     "AudioChunk",
-    "Begin",
-    "Cleared",
     "Closing",
     "CodecDelta",
     "CodecTokens",
@@ -108,6 +100,7 @@ __all__ = [
     "ControlToGateway",
     "ControlToStage",
     "Credit",
+    "Early",
     "Farewell",
     "FinishReason",
     "Heartbeat",
@@ -115,8 +108,6 @@ __all__ = [
     "MediaItem",
     "MediaKind",
     "Peers",
-    "PrefillDone",
-    "PrefillRequest",
     "Priority",
     "PromptUsage",
     "RepetitionPenalty",

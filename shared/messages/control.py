@@ -37,6 +37,7 @@ class Heartbeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         draining: It ends soon, and wants nothing new.
         breaks: How often a connection has ended, by the replica of the next stage, or ``gateway`` for that of
             its events; without those that never have.  Whatever was under way may be lost.
+        alone: The gateway's request that is the only one in the engine's steps now; see :attr:`Route.alone`.
     """
 
     stage: StageName
@@ -51,6 +52,7 @@ class Heartbeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     peers: Annotated[list[Name], Meta(max_length=MAX_REPLICAS)] | None = None
     draining: bool = False
     breaks: Annotated[dict[Name, Count], Meta(max_length=MAX_REPLICAS + 1)] = {}
+    alone: RequestId | None = None
 
 
 class Farewell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="farewell"):
@@ -69,12 +71,14 @@ class Peers(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
             them.
         heartbeat_s: Time until the next heartbeat; more than the stage's own if there are many replicas.
         released: To one that drains: no request needs it any more.
+        alone: That of the heartbeat: the engine may compute this request now.
     """
 
     gateway: Name
     replicas: Annotated[dict[Name, AddressText], Meta(max_length=MAX_REPLICAS)] | None = None
     heartbeat_s: Annotated[float, Meta(ge=0, le=MAX_HEARTBEAT_S)] = 0.0
     released: bool = False
+    alone: RequestId | None = None
 
 
 class Closing(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="closing"):
@@ -95,26 +99,6 @@ class AbortDone(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     instance: Name
 
 
-class Alone(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="alone"):
-    """Stage to gateway, on the control socket: only this request is here, and waits for :class:`Begin`."""
-
-    request_id: RequestId
-    stage: StageName
-    instance: Name
-
-
-class Begin(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="begin"):
-    """Gateway to stage, on the control socket, in answer to :class:`Alone`: begin with this request."""
-
-    request_id: RequestId
-
-
-class Cleared(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="cleared"):
-    """Gateway to stage, on the control socket: this request does not end engines, so others may join it."""
-
-    request_id: RequestId
-
-
 def gateway_of(request_id: str) -> str:
     """The name of a request's gateway, with which all its ids begin."""
     return request_id[: 2 * GATEWAY_NAME_BYTES]
@@ -125,5 +109,5 @@ def control_identity(stage: StageName, instance: str) -> str:
     return f"{stage}.{instance}"
 
 
-ControlToGateway = Heartbeat | AbortDone | Alone | Farewell | Credit
-ControlToStage = Peers | Abort | Begin | Cleared | Closing | Credit
+ControlToGateway = Heartbeat | AbortDone | Farewell | Credit
+ControlToStage = Peers | Abort | Closing | Credit

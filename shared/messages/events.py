@@ -91,15 +91,4 @@ class RequestFailed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     message: Text
 
 
-class PrefillDone(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="prefilled"):
-    """Thinker to gateway: the beginning of a prompt is computed.
-
-    Attributes:
-        prompt: What it came to.
-    """
-
-    request_id: RequestId
-    prompt: PromptUsage
-
-
-StageEvent = TextDelta | CodecDelta | AudioChunk | PrefillDone | RequestFailed
+StageEvent = TextDelta | CodecDelta | AudioChunk | RequestFailed

@@ -1,6 +1,6 @@
 """Gateway to thinker: a request, and what it is made of."""
 
-from typing import Annotated, ClassVar, Final
+from typing import Annotated, ClassVar, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -33,6 +33,7 @@ from omnirelay.values import (
 )
 from shared.messages.payloads import Blob
 
+Early = Literal["prompt", "recording"]
 MEDIA_KINDS: Final[tuple[MediaKind, ...]] = ("audio", "image", "video")
 MAX_MEDIA_ITEMS: Final = 256
 """Most sounds, pictures and videos of one request, whatever the configuration allows."""
@@ -144,7 +145,7 @@ class Route(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     Attributes:
         talker: None for an answer in text only, as ``token2wav``.
-        alone: The stages whose engine it may end, so that no other request may be there meanwhile.
+        alone: The stages whose engine it may end: their steps compute it without other requests.
     """
 
     thinker: Name
@@ -172,7 +173,11 @@ class ThinkRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         use_audio_in_video: The sound of the videos is heard, interleaved with their pictures.
         traceparent: The gateway's span of the request; none if it is not traced.
         resume: What is there of the answer already; none for a new request.
+        cache_salt: Whose computed prompts, media and schemas it may find in caches; none for everybody's.
         route: Who serves the request; without it, it goes nowhere but to the thinker.
+        early: A request that begins with this prompt may follow.  The thinker computes the prompt while no
+            request can run, generates nothing, and answers with an empty text.  Of a ``recording`` that
+            goes on, with which the prompt ends, it computes what further audio does not change.
     """
 
     request_id: RequestId
@@ -185,34 +190,12 @@ class ThinkRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     use_audio_in_video: bool = False
     traceparent: TraceParent | None = None
     resume: Resume | None = None
+    cache_salt: Name | None = None
     route: Route | None = None
+    early: Early | None = None
 
     last: ClassVar[bool] = True
     """It is the only message of its request to the thinker."""
 
 
-class PrefillRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="prefill"):
-    """Gateway to thinker: compute this beginning of a prompt, of which a request may follow.
-
-    Nothing is generated.  What is computed stays in the prefix cache while there is room.  Other fields are
-    those of :class:`ThinkRequest`.
-
-    Attributes:
-        prompt_token_ids: As in :class:`ThinkRequest`, as far as it will not change.
-        recording_continues: The prompt ends with a recording that goes on: only what further audio does not
-            change is computed.
-        route: The thinker.
-    """
-
-    request_id: RequestId
-    prompt_token_ids: Annotated[list[TokenId], Meta(min_length=1, max_length=2**20)]
-    media: Annotated[list[MediaItem], Meta(max_length=MAX_MEDIA_ITEMS)] = []
-    use_audio_in_video: bool = False
-    recording_continues: bool = False
-    route: Route | None = None
-
-    last: ClassVar[bool] = True
-    """It is the only message of its request to the thinker."""
-
-
-ThinkerInput = ThinkRequest | PrefillRequest
+ThinkerInput = ThinkRequest

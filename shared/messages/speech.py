@@ -14,8 +14,8 @@ class SpeechStart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Thinker to talker: rows of a new request will follow; other fields are those of :class:`ThinkRequest`.
 
     Attributes:
-        prompt_tokens: Length of the thinker's prompt, every placeholder replaced.  The talker's own prompt is
-            longer, by as many positions as the model family says.
+        prompt_tokens: Rows of the thinker's prompt that the talker sees, every placeholder replaced.  The
+            talker's own prompt is longer, by as many positions as the model family says.
             Where text and speech have both ended nobody needs it, and it counts placeholders as one token.
         speech: The settings, unchanged.
         resume: What is there of the speech already; none for a new request.

@@ -38,6 +38,7 @@ class GatewayLink:
         name: Whose requests are taken; None while none answers at its address.
         replicas: The replicas of the next stage that it has named, with their addresses.
         released: It needs this replica, which drains, no more.
+        alone: Its request that it knows to be computed alone.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class GatewayLink:
         self.name: str | None = None
         self.replicas: Mapping[str, str] = {}
         self.released = False
+        self.alone: str | None = None
         self._orphan_timeout_s = orphan_timeout_s
         self._clock = clock
         self._heard = 0.0
@@ -64,7 +66,7 @@ class GatewayLink:
         self._heard = self._clock()
         self._heartbeat_s = message.heartbeat_s
         self.heart.answered(message)
-        self.released = message.released
+        self.released, self.alone = message.released, message.alone
         if message.replicas is not None:
             self.replicas = message.replicas
         if message.gateway == self.name:
@@ -76,7 +78,7 @@ class GatewayLink:
     def leave(self) -> None:
         """It is gone."""
         log.info("left the gateway %s", self.name)
-        self.name, self.replicas, self.released = None, {}, False
+        self.name, self.replicas, self.released, self.alone = None, {}, False, None
 
     @property
     def abandoned(self) -> bool:
@@ -88,10 +90,19 @@ class GatewayLink:
         """Whether a request is one of its: their ids begin with its name."""
         return self.name is not None and request_id.startswith(self.name)
 
+    def own(self, request_id: str | None) -> str | None:
+        """A request, if it is one of its."""
+        return request_id if request_id is not None and self.owns(request_id) else None
+
     def report(self, heartbeat: Heartbeat, at_once: bool) -> None:
         """Pass the loop's report to the heartbeat thread, as this gateway needs it."""
         breaks = {"gateway": self.events.link.breaks} if self.events.link.breaks else {}
-        told = msgspec.structs.replace(heartbeat, gateway=self.name, breaks={**heartbeat.breaks, **breaks})
+        told = msgspec.structs.replace(
+            heartbeat,
+            gateway=self.name,
+            breaks={**heartbeat.breaks, **breaks},
+            alone=self.own(heartbeat.alone),
+        )
         self.heart.note(told, at_once)
 
     def close(self, deliver: bool = True) -> None:

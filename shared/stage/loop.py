@@ -16,11 +16,11 @@ from omnirelay.errors import (
     EngineFailedError,
     MessageError,
     OmniRelayError,
+    PoisonRequestError,
     QueueFullError,
     RepeatedMessageError,
     RequestError,
     StageFailedError,
-    StageReservedError,
     StageUnavailableError,
 )
 from shared.config import StageConfig
@@ -29,15 +29,11 @@ from shared.log import of_request
 from shared.messages import (
     Abort,
     AbortDone,
-    Alone,
-    Begin,
-    Cleared,
     ControlToStage,
     Credit,
     Heartbeat,
     Peers,
     RequestFailed,
-    Route,
     StageEvent,
 )
 from shared.metrics import Distribution
@@ -101,7 +97,9 @@ class StageLoop(Generic[M]):
         self._drain_s = config.drain_s
         self._report_s = config.heartbeat_s / 2
         self._next_report = 0.0
-        self._told_links: object = None
+        self._told: object = None
+        # The only request of the next step, see :meth:`shared.stage.service.StageService.take_turn`.
+        self._alone: str | None = None
         self._ended: OrderedDict[str, None] = OrderedDict()
         self._stopping = False
         self._last_report: tuple[Heartbeat, float] | None = None
@@ -135,7 +133,7 @@ class StageLoop(Generic[M]):
                 self._take_control()
                 self._take_inbox()
                 self._spent("take")
-                if self._may_step:
+                if self._may_step():
                     self._step()
                     self._spent("engine")
                 for outbox in self._outboxes:
@@ -147,9 +145,10 @@ class StageLoop(Generic[M]):
         except Exception as error:
             log.exception("the engine failed; this stage ends")
             reason = EngineFailedError(f"the {self._service.name}'s engine failed: {error!r}")
-            for request_id in self._service.active_requests():
-                # The engine is broken and not called again.
-                self._tell_failure(request_id, reason)
+            # The engine is broken and not called again.  Requests that were not in the step are not to blame:
+            # they resume when this replica has left.
+            for request_id in [self._alone] if self._alone else self._service.active_requests():
+                self._tell_failure(request_id, PoisonRequestError(str(reason)) if self._alone else reason)
             raise reason from error
 
     def _spent(self, activity: str) -> None:
@@ -164,9 +163,10 @@ class StageLoop(Generic[M]):
         seconds["send"] += (sent := sending - sending_then)
         seconds[activity] += now - then - computed - sent
 
-    @property
     def _may_step(self) -> bool:
-        return self._service.ready and self._membership.isolation.asks is None
+        """Whether there is something to compute, and the gateway knows what is computed alone."""
+        self._alone = self._service.take_turn()
+        return self._service.ready and self._membership.knows(self._alone)
 
     def _make_poller(self) -> zmq.Poller:
         poller = zmq.Poller()
@@ -179,7 +179,7 @@ class StageLoop(Generic[M]):
 
     def _wait(self) -> None:
         """Block if there is nothing to compute, until a message, credit, room in ZeroMQ, or `wake_at`."""
-        if self._may_step:
+        if self._may_step():
             return
         until = min(self._next_report, self._service.wake_at)
         wait_s = max(0.0, until - time.monotonic())
@@ -210,10 +210,6 @@ class StageLoop(Generic[M]):
     def _take_order(self, gateway: GatewayLink, message: ControlToStage) -> None:
         if isinstance(message, Abort):
             self._abort(gateway, message.request_id)
-        elif isinstance(message, Begin):
-            self._membership.isolation.begin(message.request_id)
-        elif isinstance(message, Cleared):
-            self._membership.isolation.end(message.request_id)
         elif isinstance(message, Peers):
             if self._membership.hear(gateway, message):
                 self._drop_orphans()
@@ -268,22 +264,15 @@ class StageLoop(Generic[M]):
                 # Nor are its later messages for this process.
                 self._end(request_id)
                 continue
-            self._take(request_id, route, message)
+            self._take(request_id, message)
         for credit in self._inbox.take_credits():
             # Any gateway passes it on, unless it is for that gateway.  If it is lost, the sender asks again.
             for gateway in self._membership.gateways:
                 gateway.control.send(credit)
 
-    def _take(self, request_id: str, route: Route | None, message: M) -> None:
+    def _take(self, request_id: str, message: M) -> None:
         try:
-            if route is not None:
-                self._membership.isolation.check(request_id, route, self._service.active_requests())
             self._service.accept(message)
-            if route is not None:
-                self._ask_to_begin()
-        except StageReservedError as error:
-            self._end(request_id)
-            self._tell_failure(request_id, error)
         except MessageError as error:
             self._inbox.refuse(error)
             if self._service.holds(request_id) and not isinstance(error, RepeatedMessageError):
@@ -295,13 +284,6 @@ class StageLoop(Generic[M]):
             about = of_request(request_id)
             log.exception("a message of request %s could not be taken", request_id, extra=about)
             self._fail(request_id, StageFailedError(f"a message could not be taken: {error!r}"))
-
-    def _ask_to_begin(self) -> None:
-        """Tell the gateway of a request that is alone here; repeated, in case it was lost."""
-        request_id = self._membership.isolation.asks
-        if request_id is not None and (gateway := self._membership.owner(request_id)) is not None:
-            instance = self._membership.instance
-            gateway.control.send(Alone(request_id=request_id, stage=self._service.name, instance=instance))
 
     def _step(self) -> None:
         started = time.perf_counter()
@@ -332,19 +314,19 @@ class StageLoop(Generic[M]):
         self._ended[request_id] = None
         if len(self._ended) > REMEMBERED_ENDS:
             self._ended.popitem(last=False)
-        self._membership.isolation.end(request_id)
         self._service.abort(request_id)
 
     def _report(self) -> None:
         """Pass a report to the heartbeat threads, periodically and when something changed."""
+        self._alone = self._service.take_turn()
         now = time.monotonic()
         links = self._links()
-        news = self._membership.news or links != self._told_links
+        told = links, self._alone
+        news = self._membership.news or told != self._told
         if now < self._next_report and not news:
             return
-        self._membership.news, self._told_links = False, links
+        self._membership.news, self._told = False, told
         self._next_report = now + self._report_s
-        self._ask_to_begin()
         if self._follow():
             self._poller = self._make_poller()
         load = msgspec.structs.replace(
@@ -363,6 +345,7 @@ class StageLoop(Generic[M]):
             peers=links[0],
             draining=self._membership.draining,
             breaks=links[1],
+            alone=self._alone,
         )
         self._last_report = report, now
         for gateway in self._membership.gateways:

@@ -1,58 +1,13 @@
-"""A replica's place in the stack: whose requests it takes and which together, where it sends, how it ends."""
+"""A replica's place in the stack: whose requests it takes, where it sends, how it ends."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import Any, Final
 
-from omnirelay.errors import StageReservedError
 from shared.messages import MAX_REPLICAS, Peers, Route, StageName
 from shared.stage.gateways import GatewayLink, GatewayQueues
 from shared.transport.routing import PeerQueues
-
-RESERVED_S: Final = 2.0
-"""How long nothing new is taken for the sake of a request that has to be alone, since it last came."""
-
-
-class Isolation:
-    """Lets a request that may end the engine be there alone, whichever gateway others are of.
-
-    It begins when its gateway knows that it is alone: what ended the engine before that was not this request.
-
-    Attributes:
-        asks: The request that is alone and waits for its gateway.
-    """
-
-    def __init__(self, stage: StageName, clock: Callable[[], float] = time.monotonic) -> None:
-        self._stage: Final = stage
-        self._clock = clock
-        self.asks: str | None = None
-        self._alone: str | None = None
-        self._reserved_until = 0.0
-
-    def check(self, request_id: str, route: Route, active: Sequence[str]) -> None:
-        """Raise :class:`StageReservedError` if a new request may not be taken beside those that are there."""
-        if self._stage in route.alone:
-            if active:
-                self._reserved_until = self._clock() + RESERVED_S
-                raise StageReservedError("it has to be alone, and others are there")
-            self.asks = self._alone = request_id
-            self._reserved_until = 0.0
-        elif self._alone in active:
-            raise StageReservedError("a request is there that has to be alone")
-        elif self._clock() < self._reserved_until:
-            raise StageReservedError("a request waits that has to be alone")
-
-    def begin(self, request_id: str) -> None:
-        """A request begins."""
-        if self.asks == request_id:
-            self.asks = None
-
-    def end(self, request_id: str) -> None:
-        """A request has ended, or need not be alone any more."""
-        self.begin(request_id)
-        if self._alone == request_id:
-            self._alone = None
 
 
 class Membership:
@@ -61,7 +16,6 @@ class Membership:
     Attributes:
         queues: To all gateways that it may take requests of.
         news: Something changed that the gateways must know.
-        isolation: Which requests may be here together.
     """
 
     def __init__(
@@ -81,7 +35,6 @@ class Membership:
         self._peers = peers
         self._clock = clock
         self._drain_until: float | None = None
-        self.isolation: Final = Isolation(stage, clock)
 
     @property
     def gateways(self) -> tuple[GatewayLink, ...]:
@@ -136,6 +89,10 @@ class Membership:
     def owner(self, request_id: str) -> GatewayLink | None:
         """The gateway of a request; None if none that it has joined."""
         return next((each for each in self.gateways if each.owns(request_id)), None)
+
+    def knows(self, alone: str | None) -> bool:
+        """Whether each gateway has confirmed which of its requests is computed alone, if any."""
+        return all(each.alone == each.own(alone) for each in self.joined)
 
     def drain(self, grace_s: float) -> None:
         """End when no gateway needs it, at the latest after ``grace_s``."""

@@ -22,7 +22,7 @@ from shared.config import Config, GatewayAddresses, load_config, tell_ignored
 from shared.ending import Start, limit_end, run_to_end
 from shared.log import configure_logging, limited
 from shared.messages import Farewell, StageName
-from shared.metrics import LogMetrics
+from shared.metrics import ProcessMetrics
 from shared.stage.discovery import GatewayFinder
 from shared.stage.endpoint import HttpEndpoint
 from shared.stage.gateways import GatewayLink, GatewayQueues, open_gateway, sending_of
@@ -217,7 +217,7 @@ def _prepare(
         StageMetrics(service, loop, membership),
         edges,
         PeerMetrics(channels.context),
-        LogMetrics(name),
+        ProcessMetrics(name),
     ):
         REGISTRY.register(metrics)
     return loop

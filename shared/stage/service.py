@@ -80,6 +80,9 @@ class StageService(Protocol[M_contra]):
     def abort(self, request_id: str) -> None:
         """Drop all state of a request, if there is any."""
 
+    def take_turn(self) -> str | None:
+        """Choose the request that the next step computes alone; None where it computes all that are ready."""
+
     def step(self) -> dict[str, OmniRelayError]:
         """Compute one step and send its results; returns the requests that failed in it."""
 

@@ -7,6 +7,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 import zmq
 
 from omnirelay.errors import ConfigError, StageUnavailableError
+from shared.log import limited
 from shared.messages import Credit, Route, StageName
 from shared.metrics import WAIT_BUCKETS, Distribution, Traffic
 from shared.transport.queues import PushQueue, Sending
@@ -139,6 +140,17 @@ class PeerQueues(QueueGroup[M]):
         return [name for name, queue in self._queues.items() if queue.link.there]
 
     @property
+    def met(self) -> frozenset[str]:
+        """The replicas that are connected, or were and will be again: a socket is none until one answers."""
+        queues = self._queues.items()
+        return frozenset(name for name, queue in queues if queue.link.there or queue.link.breaks)
+
+    @property
+    def opened(self) -> dict[str, str]:
+        """The replicas to which there is a socket, with their addresses."""
+        return {name: queue.address for name, queue in self._queues.items()}
+
+    @property
     def breaks(self) -> dict[str, int]:
         """How often the connection to each replica was lost; without those of 0."""
         return {name: queue.link.breaks for name, queue in self._queues.items() if queue.link.breaks}
@@ -147,16 +159,17 @@ class PeerQueues(QueueGroup[M]):
         """Connect to exactly these replicas (names and addresses); returns whether they changed.
 
         The backlog of a replica that is gone is dropped: the gateway restarts its requests elsewhere.
+        What could not be opened, for lack of descriptors for example, is tried again by the next call.
         """
-        if self.asked == replicas:
+        if self.asked == replicas and len(self._queues) == len(replicas):
             return False
-        self.asked = dict(replicas)
+        before, self.asked = self.opened, dict(replicas)
         for name in [name for name, queue in self._queues.items() if replicas.get(name) != queue.address]:
             self._close(name)
         for name, address in replicas.items():
             if name not in self._queues:
                 self._open(name, address)
-        return True
+        return self.opened != before
 
     def put(self, message: M) -> int:
         """Send a message to its request's replica.
@@ -201,8 +214,8 @@ class PeerQueues(QueueGroup[M]):
         try:
             queue: PushQueue[M] = PushQueue(self._context, address, self._sending, self.stage)
         except (ConfigError, zmq.ZMQError) as error:
-            # Perhaps for lack of descriptors.  It is not among the names, so it gets no requests.
-            log.warning("cannot connect to the %s %s: %s", self.stage, name, error)
+            # It is not among the names, so it gets no requests.
+            limited(log).warning("cannot connect to the %s %s: %s", self.stage, name, error)
             return
         self.add(name, queue)
         log.info("the %s %s is at %s", self.stage, name, address)

@@ -34,7 +34,7 @@ def bind(socket: zmq.Socket[Any], address: str) -> None:
         ConfigError: The address cannot be used, or not without keys.
     """
     try:
-        _bound_silence(socket)
+        _prepare(socket, address)
         guard_server(socket, address)
         socket.bind(address)
     except ConfigError:
@@ -47,8 +47,10 @@ def bind(socket: zmq.Socket[Any], address: str) -> None:
         raise ConfigError(f"cannot listen on {address}: {error}") from error
 
 
-def _bound_silence(socket: zmq.Socket[Any]) -> None:
-    """Close connections to machines that no longer answer."""
+def _prepare(socket: zmq.Socket[Any], address: str) -> None:
+    """Use the address's family, and close connections to machines that no longer answer."""
+    # Not always: the socket of a wildcard would then report IPv4 peers as ::ffff:A.B.C.D.
+    socket.set(zmq.IPV6, "[" in address)
     socket.set(zmq.TCP_MAXRT, SILENT_LINK_MS)
     socket.set(zmq.TCP_KEEPALIVE, 1)
     socket.set(zmq.TCP_KEEPALIVE_IDLE, SILENT_LINK_MS // 2000)
@@ -65,7 +67,7 @@ def connect(socket: zmq.Socket[Any], address: str, server: Role | None = None) -
         ConfigError: The address cannot be used, or not without keys.
     """
     try:
-        _bound_silence(socket)
+        _prepare(socket, address)
         socket.set(zmq.CONNECT_TIMEOUT, CONNECT_MS)
         link = guard_client(socket, address, server)
         socket.connect(address)

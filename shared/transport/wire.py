@@ -11,11 +11,12 @@ from typing import Any, Final, Generic, TypeVar
 import msgspec
 
 from omnirelay.errors import MessageError, PayloadError, VersionError, said
+from omnirelay.version import version
 from shared.messages import MAX_MEDIA_ITEMS
 from shared.messages.bounds import DEFAULT_MAX_PAYLOAD_BYTES
 from shared.messages.payloads import Blob
 
-WIRE_VERSION: Final = 7
+WIRE_VERSION: Final = 8
 MAX_HEADER_BYTES: Final = 8 * 2**20
 """Largest header; the longest legal prompt needs about 5 MiB."""
 MAX_FRAMES: Final = 1 + MAX_MEDIA_ITEMS
@@ -94,7 +95,10 @@ class Decoder(Generic[M]):
             raise MessageError(f"message of {len(frames)} frames, at most {MAX_FRAMES} are allowed")
         header = memoryview(frames[0])
         if header[0] != WIRE_VERSION:
-            raise VersionError(f"message of version {header[0]}, this build speaks {WIRE_VERSION}")
+            raise VersionError(
+                f"message of version {header[0]}, this build speaks {WIRE_VERSION}: all processes "
+                f"of a stack need one version of OmniRelay, this is {version()}"
+            )
         if len(header) > MAX_HEADER_BYTES:
             raise MessageError(f"header of {len(header)} bytes, at most {MAX_HEADER_BYTES} are allowed")
         for index, frame in enumerate(frames[1:]):

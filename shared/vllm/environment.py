@@ -6,6 +6,7 @@ import os
 from typing import Final
 
 from shared.config import StageConfig, TalkerConfig, ThinkerConfig, Token2WavConfig
+from shared.devices import cuda_compiler
 from shared.engine_defaults import compute_threads
 from shared.messages import STAGES
 
@@ -13,6 +14,13 @@ _INHERITED: Final = os.environ.get("CUDA_VISIBLE_DEVICES")
 _M_MMAP_THRESHOLD: Final = -3
 _M_ARENA_MAX: Final = -8
 """Of mallopt(3)."""
+_COMPILED_WITH_NVCC: Final = (
+    "VLLM_ALLREDUCE_USE_FLASHINFER",
+    "VLLM_BLOCKSCALE_FP8_GEMM_FLASHINFER",
+    "VLLM_MOE_USE_DEEP_GEMM",
+    "VLLM_USE_DEEP_GEMM",
+)
+"""vLLM's switches, on by default, for kernels that nvcc compiles at the first use; it has others as well."""
 log = logging.getLogger(__name__)
 
 
@@ -28,6 +36,11 @@ def prepare_environment(config: StageConfig, stages: int = len(STAGES)) -> None:
     # Model runner V1 runs on CPUs and GPUs alike, and takes pooling tasks of our own; V2 does neither yet.
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    # Requests have seeds of their own, which it does not draw by; vLLM's trial run alone would compile it.
+    os.environ["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
+    if cuda_compiler() is None:
+        for switch in _COMPILED_WITH_NVCC:
+            os.environ.setdefault(switch, "0")
     # vLLM's lines are written as those of all libraries, see shared/log.
     os.environ["VLLM_CONFIGURE_LOGGING"] = "0"
     if level := os.environ.get("VLLM_LOGGING_LEVEL"):

@@ -7,11 +7,13 @@ from typing import Any
 import torch
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from omnirelay.errors import CheckpointError, StageStartError
 from shared.config import EngineConfig
-from shared.engine_defaults import ALONE_UTILIZATION, CPU_BLOCK_SIZE, kv_cache_bytes
+from shared.devices import cuda_compiler
+from shared.engine_defaults import ALONE_UTILIZATION, CPU_BLOCK_SIZE, batch_size, kv_cache_bytes
 from shared.messages import StageName
 from shared.vllm.process_groups import end_groups_of_one
 from shared.vllm.workers import prepared_workers
@@ -62,6 +64,13 @@ def worker_base() -> type[Any]:
     return Worker
 
 
+def precompiled_kernels() -> dict[str, Any]:
+    """Engine arguments that avoid FlashInfer, which vLLM prefers on Blackwell, where there is no nvcc."""
+    if not current_platform.is_cuda() or not current_platform.has_device_capability(100) or cuda_compiler():
+        return {}
+    return {"attention_backend": AttentionBackendEnum.FLASH_ATTN, "moe_backend": "triton"}
+
+
 def build_engine(
     stage: StageName, model: Path, config: EngineConfig, *, log_stats: bool, **specific: Any
 ) -> LLMEngine:
@@ -89,7 +98,7 @@ def build_engine(
         "kv_cache_dtype": config.kv_cache_dtype,
         "load_format": config.load_format,
         "max_model_len": config.max_model_len,
-        "max_num_seqs": config.max_num_seqs,
+        "max_num_seqs": batch_size(config, on_cpu),
         "max_num_batched_tokens": config.max_num_batched_tokens,
         "kv_cache_memory_bytes": kv_cache_bytes(config, on_cpu),
         "gpu_memory_utilization": config.gpu_memory_utilization or ALONE_UTILIZATION,
@@ -101,6 +110,7 @@ def build_engine(
         "disable_log_stats": not log_stats,
         "use_tqdm_on_load": False,
     }
+    arguments |= precompiled_kernels()
     with prepared_workers():
         engine = LLMEngine.from_engine_args(EngineArgs(**(arguments | specific)))
     if on_cpu:

@@ -34,7 +34,21 @@ def probe() -> EngineReport:
         vllm=vllm.__version__,
         platform=current_platform.device_type,
         gpus=gpus,
+        driver=_driver(),
     )
+
+
+def _driver() -> str | None:
+    """The newest CUDA version of the driver, by NVML: PyTorch says nothing of one that is too old for it."""
+    from vllm.third_party import pynvml  # noqa: PLC0415 - as above
+
+    try:
+        pynvml.nvmlInit()
+        version: int = pynvml.nvmlSystemGetCudaDriverVersion_v2()
+    except pynvml.NVMLError:
+        # No driver, or one of another maker.
+        return None
+    return f"{version // 1000}.{version % 1000 // 10}"
 
 
 def main() -> int:

@@ -30,6 +30,10 @@ EXPECTED: Final = (
 )
 """What preparing one request may raise: its inputs may be wrong in any way."""
 
+MAX_EMPTY_STEPS: Final = 8
+"""Steps in a row that compute nothing though a request could run and none can make room: then it fails."""
+TRIAL_TOKENS: Final = 16
+"""Tokens after which a request is past the place where it may have ended an engine."""
 BATCH_BUCKETS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Requests in a step."""
 
@@ -39,6 +43,8 @@ log = logging.getLogger(__name__)
 
 class StageScheduler(Scheduler):
     """vLLM's scheduler, in which an error while preparing one request ends only that request.
+
+    A suspect, which may have ended an engine, is computed in steps of its own: see :meth:`take_turn`.
 
     Attributes:
         batch_sizes: Requests of each step that computed something.
@@ -51,7 +57,11 @@ class StageScheduler(Scheduler):
         self.batch_sizes = Distribution(BATCH_BUCKETS)
         self.preemptions = 0
         self._stalled: dict[str, tuple[Callable[[], bool], ...]] = {}
-        self._was_empty = False
+        # By the engine's name: ours.
+        self._suspects: dict[str, str] = {}
+        self._turn: str | None = None
+        # Steps in a row that computed nothing though a request could run.
+        self._empty_steps = 0
         self._passed_over: set[str] = set()
         # When each gateway had its last turn, in turns.
         self._turns: dict[str, int] = {}
@@ -67,13 +77,29 @@ class StageScheduler(Scheduler):
         """
         self._stalled[engine_id] = stalled
 
+    def suspect(self, engine_id: str, request_id: str) -> None:
+        """Compute a request, by the engine's name and ours, alone until it has `TRIAL_TOKENS` tokens."""
+        self._suspects[engine_id] = request_id
+
+    def take_turn(self) -> str | None:
+        """Choose the suspect that the next step computes alone, by our name; None if none can run."""
+        able = (name for name in self._suspects if self.can_run(self.requests[name]))
+        self._turn = next(able, None)
+        return None if self._turn is None else self._suspects[self._turn]
+
     def is_stalled(self, request: Request) -> bool:
         """Whether a receiver of what a request makes does not keep up."""
         return any(stalled() for stalled in self._stalled.get(request.request_id, ()))
 
+    def can_run(self, request: Request) -> bool:
+        """Whether what a request needs is there, and its receivers keep up."""
+        return not self.is_stalled(request)
+
     def may_run(self, request: Request) -> bool:
         """Whether a request can be worked on now, if there is room for it."""
-        return not self.is_stalled(request)
+        name = request.request_id
+        in_turn = name not in self._suspects if self._turn is None else name == self._turn
+        return in_turn and self.can_run(request)
 
     @property
     def has_ready(self) -> bool:
@@ -84,13 +110,18 @@ class StageScheduler(Scheduler):
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         """Schedule a step, and count what is in it."""
-        self._make_room()
+        if self._make_room():
+            self._empty_steps = 0
+        elif self._empty_steps > MAX_EMPTY_STEPS:
+            self._fail_unschedulable()
         self._passed_over = self.out_of_turn()
         could = any(self.may_run(request) for request in self.requests.values())
         output = super().schedule(throttle_prefills)
-        self._was_empty = could and not output.num_scheduled_tokens
+        self._empty_steps = self._empty_steps + 1 if could and not output.num_scheduled_tokens else 0
         if output.num_scheduled_tokens:
             self.batch_sizes.observe(len(output.num_scheduled_tokens))
+        if self._turn is not None and self.requests[self._turn].num_output_tokens >= TRIAL_TOKENS:
+            del self._suspects[self._turn]
         if output.preempted_req_ids:
             self.preemptions += len(output.preempted_req_ids)
         return output
@@ -115,11 +146,7 @@ class StageScheduler(Scheduler):
         Of those with the same priority, one of the gateway with the fewest running requests is the next, and
         of the gateway that was not the next for longest: many requests of one do not keep others waiting.
         """
-        waiting = sorted(
-            each
-            for each in self.waiting
-            if self.may_run(each) and not self._is_blocked_waiting_status(each.status)
-        )
+        waiting = sorted(each for each in self.waiting if self.may_run(each))
         places = self.max_num_active_reqs - len(self.running)
         gateways = {gateway_of(each.request_id) for each in waiting}
         if len(waiting) <= places or len(gateways) < 2:
@@ -135,17 +162,48 @@ class StageScheduler(Scheduler):
             self._turns[name] = max(self._turns.values(), default=0) + 1
         return {each.request_id for each in waiting}
 
-    def _make_room(self) -> None:
-        """Let a stalled request give its place and its memory to one that waits and could run."""
-        if len(self.running) < self.max_num_active_reqs and not self._was_empty:
-            return
-        stalled = [request for request in self.running if self.is_stalled(request)]
-        if stalled and any(self.may_run(request) for request in self.waiting):
-            self.running.remove(stalled[-1])
-            self._preempt_request(stalled[-1], time.monotonic())
+    def may_displace(self, request: Request) -> bool:
+        """Whether others may be preempted for a request."""
+        return self.may_run(request)
+
+    def _make_room(self) -> bool:
+        """Preempt a request for one that could run; returns whether there was one to preempt.
+
+        A stalled request yields as soon as places are short.  One whose input is missing may have it in a
+        moment, so it yields only if nothing else can be computed; and one that could run only if it holds
+        what another one needs, as two videos can that fill the encoder cache together.
+        """
+        full = len(self.running) >= self.max_num_active_reqs
+        if not (full or self._empty_steps):
+            return False
+        if not any(map(self.may_displace, self.requests.values() if self._empty_steps else self.waiting)):
+            return False
+        able = [request for request in self.running if self.may_run(request)]
+        victims = [request for request in self.running if self.is_stalled(request)]
+        if not victims and (self._empty_steps or not able):
+            victims = [request for request in self.running if request not in able]
+        if not victims and self._empty_steps and len(able) > 1:
+            victims = able
+        if not victims:
+            return False
+        victim = max(victims, key=lambda request: (request.priority, request.arrival_time))
+        self.running.remove(victim)
+        self._preempt_request(victim, time.monotonic())
+        return True
+
+    def _fail_unschedulable(self) -> None:
+        """Fail a request that could run, but for which the engine has no room even alone."""
+        self._empty_steps = 0
+        for request in [*self.running, *self.waiting]:
+            if self.may_run(request):
+                self.prepare(request.request_id, partial(_refuse, request))
+                return
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         self._stalled.pop(request.request_id, None)
+        self._suspects.pop(request.request_id, None)
+        if request.request_id == self._turn:
+            self._turn = None
         return super()._free_request(request, *args, **kwargs)
 
     def collect(self, stage: StageName) -> Iterator[Metric]:
@@ -201,3 +259,11 @@ def _rank(running: Mapping[str, int], turns: Mapping[str, int], request: Request
     """Where a waiting request stands; the smallest is the next."""
     name = gateway_of(request.request_id)
     return request.priority, running.get(name, 0), turns.get(name, 0)
+
+
+def _refuse(request: Request) -> None:
+    """Raise StageFailedError: nothing of the request can be computed."""
+    raise StageFailedError(
+        f"the engine has no room for the request: {request.num_tokens} tokens, of which "
+        f"{request.num_computed_tokens} are computed"
+    )

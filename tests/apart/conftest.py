@@ -11,9 +11,9 @@ from shared.messages import STAGES
 from tests.apart.crowd import ANSWERS_S
 from tests.apart.network import Network
 from tests.apart.stack import NAMES, ApartStack
-from tests.chaos.stack import STREAMS
 from tests.chaos.streams import Heard, Stream
 from tests.support.processes import Processes, wait_until
+from tests.support.restarting import STREAMS
 from tests.support.stack import make_config
 
 

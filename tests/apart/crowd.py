@@ -7,9 +7,9 @@ from typing import Final, Self
 import numpy as np
 
 from tests.apart.stack import ApartStack
-from tests.chaos.stack import STREAMS
 from tests.chaos.streams import Heard, Stream, request_for
 from tests.support.processes import wait_until
+from tests.support.restarting import STREAMS
 
 ANSWERS_S: Final = 120.0
 """Most that the answers of a scenario may take."""

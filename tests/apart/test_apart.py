@@ -93,7 +93,7 @@ def test_packets_between_two_stages_are_lost_in_one_direction(
     with stack.hosts["talker"].deaf_to(stack.hosts["thinker"]):
         with Crowd(stack, undisturbed) as crowd:
             crowd.check()
-            assert ("thinker", "cut off") in crowd.resumed()
+            assert ("talker", "cut off") in crowd.resumed()
         wait_until(lambda: stack.state("talker") != "ready", "it is given nothing more", GIVEN_UP_S)
         with Crowd(stack, undisturbed) as crowd:
             crowd.check()
@@ -127,10 +127,11 @@ def test_a_firewall_forgets_a_connection(
     What is lost is the first message of a request; to the gateway it is one in the middle, or the last.
     """
     sender = "thinker" if client == "gateway" else client
+    lost = client if server == "gateway" else server
     with ExitStack() as clients:
         with stack.hosts[server].resetting(stack.hosts[client], port):
             crowd = clients.enter_context(Crowd(stack, undisturbed))
-            wait_until(lambda: (sender, "cut off") in crowd.resumed(), "requests are begun anew", GIVEN_UP_S)
+            wait_until(lambda: (lost, "cut off") in crowd.resumed(), "requests are begun anew", GIVEN_UP_S)
         crowd.check()
     come_back(stack, undisturbed, sender)
 

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.first_audio import PARTS, parts_of
 from benchmarks.measure.answer import MeasuredAnswer, least_start, play, timing
 from benchmarks.measure.counters import Counters
 from benchmarks.measure.otlp import Span, Trace
-from benchmarks.measure.results import mean, percentile
+from benchmarks.measure.results import Measured, Table, as_table, mean, percentile
 from benchmarks.measure.workload import answer_of
-from benchmarks.parts.scenarios import Compared
-from benchmarks.questions import RATE, Point, question, table
+from benchmarks.scenarios.concurrency import Compared
+from benchmarks.scenarios.listening import PARTS, parts_of
+from benchmarks.scenarios.questions import RATE, question
 from shared.messages import SAMPLE_RATE
 
 WORKLOAD = answer_of(0.1)
@@ -124,32 +124,28 @@ def test_an_answer_of_128_codec_tokens_has_30_of_text() -> None:
     assert (workload.prompt_tokens, workload.text_tokens, workload.codec_tokens) == (58, 30, 128)
 
 
-def test_equal_answers_agree() -> None:
+@pytest.mark.parametrize(
+    ("ours", "unequal"),
+    [
+        ([answer(0), answer(1), answer(5)], []),
+        (
+            [answer(0, text=[1] * (WORKLOAD.text_tokens - 1) + [7], samples=2399)],
+            [
+                f"text_ids differ from transformers' at {WORKLOAD.text_tokens - 1} of {WORKLOAD.text_tokens}",
+                "2399 samples, transformers 2400",
+            ],
+        ),
+        ([answer(9, text=[1])], [f"(1, {WORKLOAD.codec_tokens}) tokens of text and speech"]),
+    ],
+)
+def test_answers_that_differ_are_named_with_the_place(ours: list[MeasuredAnswer], unequal: list[str]) -> None:
     compared = Compared(WORKLOAD)
-    compared.add("omnirelay", "1 at once", [answer(0), answer(1), answer(5)])
+    compared.add("omnirelay", "8 at once", ours)
     compared.add("transformers", "1 at once", [answer(0), answer(1)])
-    assert compared.agreement().compared == 2
-    assert compared.agreement().unequal == []
-
-
-def test_answers_that_differ_are_told_with_the_place() -> None:
-    compared = Compared(WORKLOAD)
-    other = answer(0, text=[1] * (WORKLOAD.text_tokens - 1) + [7], samples=2399)
-    compared.add("omnirelay", "8 at once", [other])
-    compared.add("transformers", "1 at once", [answer(0)])
-    agreement = compared.agreement()
-    assert agreement.compared == 1
-    last = WORKLOAD.text_tokens - 1
-    assert agreement.unequal == [
-        f"omnirelay, 8 at once, prompt 0: text_ids differ from transformers' at {last} of {last + 1}",
-        "omnirelay, 8 at once, prompt 0: 2399 samples, transformers 2400",
+    assert compared.count == sum(each.index in (0, 1) for each in ours)
+    assert list(compared.unequal()) == [
+        f"omnirelay, 8 at once, prompt {ours[0].index}: {each}" for each in unequal
     ]
-
-
-def test_an_answer_of_another_length_is_told() -> None:
-    compared = Compared(WORKLOAD)
-    compared.add("omnirelay", "1 at once", [answer(9, text=[1])])
-    assert len(compared.agreement().unequal) == 1
 
 
 def test_questions_are_as_long_as_asked_and_all_different() -> None:
@@ -159,16 +155,13 @@ def test_questions_are_as_long_as_asked_and_all_different() -> None:
     assert question(2.0, 1) == first
 
 
-def test_the_table_of_questions_has_medians() -> None:
-    point = Point(
-        way="after its end",
-        beside=8,
-        question_s=10.0,
-        first_audio_s=[3.0, 1.0, 2.0],
-        prompt_tokens=[300, 300, 310],
-        cached_tokens=[0, 256, 256],
-    )
-    assert table([point]).splitlines()[-1] == "| after its end | 8 | 10 s | 2.00 s | 300 | 54 |"
+def test_a_table_has_medians_and_percentiles_and_numbers_on_the_right() -> None:
+    rows = [Measured("a", {"s": [3.0, 1.0, 2.0], "bytes": [12345.0]}), Measured("b", {"s": [0.5]})]
+    assert str(as_table("Times", rows)).splitlines() == [
+        *("## Times: P50; P95", "", "|  | n | s | bytes |", "| --- | ---: | ---: | --- |"),
+        *("| a | 3 | 2; 3 | 12,345 |", "| b | 1 | 0.5 |  |"),
+    ]
+    assert str(Table(title="", columns=["what"], rows=[["one"], [None]])).endswith("| one |\n|  |")
 
 
 def span(name: str, parent: str, begin: int, end: int) -> Span:

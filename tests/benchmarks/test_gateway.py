@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.gateway import measure
-from benchmarks.gateway.__main__ import main
+from benchmarks.gateway.__main__ import main, report
 from benchmarks.gateway.clients import HttpParser, Interface, Parser, TcpParser
 from benchmarks.gateway.measure import GatewayResult, latencies, measure_replicas, measure_streams
 from benchmarks.gateway.pace import BLOCK_SAMPLES, CODES, chunk_samples, events
-from benchmarks.gateway.report import report
 from benchmarks.measure.machine import this_machine
 from omnirelay.errors import OmniRelayError
 from omnirelay.events import AcceptedEvent, AudioEvent, ErrorEvent, TextEvent
@@ -133,28 +132,11 @@ def test_replicas_that_send_heartbeats_and_a_report(monkeypatch: pytest.MonkeyPa
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_whole_run(tmp_path: Path) -> None:
-    few = [
-        "--streams",
-        "1",
-        "40",
-        "--replicas",
-        "1",
-        "8",
-        "--sessions",
-        "2",
-        "--seconds",
-        "2",
-        "--heartbeats",
-        "0.5",
-    ]
-    assert main([*few, "--out", str(tmp_path), "--name", "few"]) == 0
+    few = ["--streams", "1", "40", "--replicas", "1", "8", "--sessions", "2", "--seconds", "2"]
+    assert main([*few, "--heartbeats", "0.5", "--out", str(tmp_path), "--name", "few"]) == 0
     result = msgspec.json.decode((tmp_path / "few-gateway.json").read_bytes(), type=GatewayResult)
-    assert [(each.interface, each.streams) for each in result.streams] == [
-        ("tcp", 1),
-        ("tcp", 40),
-        ("http", 1),
-        ("http", 40),
-    ]
+    streams = [(each.interface, each.streams) for each in result.streams]
+    assert streams == [("tcp", 1), ("tcp", 40), ("http", 1), ("http", 40)]
     assert [each.replicas for each in result.replicas] == [1, 8]
     assert [each.sessions for each in result.sessions] == [2]
     assert result.sessions[0].cpu >= result.sessions[0].loop_cpu > 0

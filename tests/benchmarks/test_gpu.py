@@ -1,18 +1,33 @@
 """The parts of ``make gpu``, tried on a CPU; and which of them run, are kept and are run again."""
 
 import importlib.util
+import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
+import torch
 
+from benchmarks.adapters.omnirelay import configuration
 from benchmarks.gpu import __main__ as command
+from benchmarks.gpu import kill, parity
 from benchmarks.gpu.part import PARTS
-from benchmarks.gpu.report import report
-from benchmarks.gpu.results import FinishedPart, PartResult, Settings, Table
+from benchmarks.gpu.results import FinishedPart, PartResult, Settings
 from benchmarks.gpu.sampling import Sampler
-from benchmarks.measure.machine import this_machine
+from benchmarks.measure.answer import MeasuredAnswer
+from benchmarks.measure.results import Table
+from checkpoint import BENCH, SMALL, TINY
+from checkpoint.config import model_config
+from checkpoint.shape import RELEASED_3B, CheckpointShape
+from omnirelay.errors import OmniRelayError
+from ops.doctor.limits import check_cache
+from services.families import sizes
+from services.families.known import family_of
+from services.families.sizes import Model
+from shared.config import Config
+from shared.model_files import Weights
 
 SETTINGS = Settings(device="cpu", checkpoint="tiny", model="DIR", clients=[1, 2], seconds=2.56)
 GOOD = PartResult(
@@ -29,10 +44,10 @@ def run(monkeypatch: pytest.MonkeyPatch, model: Path, out: Path, *arguments: str
     """Run the command without its parts; gives its status and the parts that it would have run."""
     ran: list[str] = []
 
-    def pretend(name: str, settings: Settings) -> FinishedPart | str:
+    def pretend(name: str, settings: Settings) -> FinishedPart:
         ran.append(name)
         if name == "load":
-            return "ended with exit status 1"
+            raise OmniRelayError("ended with status 1")
         return finished(name, BAD if name == "kill" else GOOD, settings)
 
     monkeypatch.setattr(command, "run_part", pretend)
@@ -46,10 +61,10 @@ def test_parts_that_passed_are_kept_and_others_run_again(
     status, ran = run(monkeypatch, tiny_checkpoint, tmp_path)
     assert (status, ran) == (1, list(PARTS))
     told = (tmp_path / "report.md").read_text(encoding="utf-8")
-    assert "## kill: FAILED" in told
+    assert "# kill: FAILED" in told
     assert "- it differs" in told
-    assert "- load: ended with exit status 1" in told
-    assert "| a step | 0.1235 |" in told
+    assert "- load: ended with status 1" in told
+    assert "| a step | 0.123 |" in told
     assert {"parts", "missing"} == msgspec.json.decode((tmp_path / "report.json").read_bytes()).keys()
     status, ran = run(monkeypatch, tiny_checkpoint, tmp_path)
     assert (status, ran) == (1, ["load", "kill"])
@@ -80,8 +95,8 @@ def test_the_gpus_are_sampled(tmp_path: Path) -> None:
     program.write_text(f"#!{sys.executable}\nprint({chr(10).join(lines)!r}, flush=True)\n", encoding="utf-8")
     program.chmod(0o755)
     with Sampler(str(program)) as sampler:
-        assert sampler._process is not None
-        sampler._process.wait(60)
+        assert sampler.process is not None
+        sampler.process.wait(60)
     (table,) = sampler.tables()
     assert table.rows == [["0", 2, 75.0, 100.0, 2000.0, 3000.0, 250.5, 300.5]]
     with Sampler(str(tmp_path / "none")) as sampler:
@@ -89,27 +104,77 @@ def test_the_gpus_are_sampled(tmp_path: Path) -> None:
     assert sampler.tables() == []
 
 
-def test_a_report_names_the_device_and_what_was_not_run() -> None:
-    told = report(this_machine(), "Some GPU", [finished("bare")], ["kill: no time"])
-    assert told.startswith("# Some GPU\n")
-    assert "## bare: passed" in told
-    assert "- kill: no time" in told
+@pytest.mark.parametrize(("difference", "right"), [(0.1, True), (0.11, False), (None, False)])
+def test_a_difference_passes_up_to_its_limit(difference: float | None, right: bool) -> None:
+    from benchmarks.gpu.reference import Comparison  # noqa: PLC0415 - loads transformers
+
+    assert Comparison(what="tokens", count=3, equal=2, difference=difference, limit=0.1).passed == right
 
 
-@pytest.mark.long
-@pytest.mark.timeout(300)
-def test_the_bare_models_equal_transformers(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    arguments = ["bare", "--device", "cpu", "--checkpoint", "tiny", "--model", str(tiny_checkpoint)]
-    assert command.main([*arguments, "--out", str(tmp_path)]) == 0
-    kept = msgspec.json.decode((tmp_path / "bare.json").read_bytes(), type=FinishedPart)
-    assert kept.result.problems == []
-    assert len(kept.result.tables) == 2
+def test_tokens_are_forced_and_what_was_likelier_is_noted() -> None:
+    from benchmarks.gpu.reference import Forced  # noqa: PLC0415 - loads transformers' generation
+
+    scores = torch.tensor([[0.0, 4.0, 2.0, 9.0]])
+    forced = Forced([1, 2], drawable=3)
+    ids = torch.zeros(1, 1, dtype=torch.long)
+    assert [int(forced(ids, scores).argmax()) for _ in range(2)] == [1, 2]
+    # The last id is not in question; the others' deviation is 2.
+    assert forced.behind == [0.0, 1.0]
+    comparison = forced.comparison(torch.float32)
+    assert (comparison.count, comparison.equal, comparison.passed) == (2, 1, False)
+
+
+def test_a_stage_that_does_not_fit_into_memory_is_not_loaded(
+    tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert parity.available_bytes() > 0
+    monkeypatch.setattr(parity, "available_bytes", lambda: parity.LIBRARIES_BYTES)
+    with pytest.raises(OmniRelayError, match=r"the thinker needs .* are free"):
+        parity.require_memory(tiny_checkpoint, "thinker", "cpu")
+    parity.require_memory(tiny_checkpoint, "thinker", "cuda")
+
+
+@pytest.mark.parametrize("shape", [TINY, SMALL, BENCH, RELEASED_3B])
+def test_the_longest_request_fits_into_the_cache(shape: CheckpointShape, tmp_path: Path) -> None:
+    """As doctor counts: a stage whose cache holds less does not start."""
+    written = model_config(shape, 872, "bfloat16" if shape is RELEASED_3B else "float32").to_dict()
+    (tmp_path / "config.json").write_text(json.dumps(written), encoding="utf-8")
+    config = Config.model_validate(configuration(tmp_path))
+    family = family_of(written)
+    model = Model(sizes.dtype_of(written), Weights(0, {}), family.paged(written), family.synthesis)
+    for on_cpu in (True, False):
+        assert [each.level for each in check_cache(config, model, on_cpu)] == ["ok", "ok"]
+
+
+def answered(codec: list[int], samples: int = 100) -> MeasuredAnswer:
+    pieces = [(0.0, samples)]
+    rest: dict[str, Any] = {"first_text": 0.0, "made": [0.0], "start_delay_s": 0.0, "done": 1.0}
+    return MeasuredAnswer(index=0, sent=0.0, pieces=pieces, text_ids=[1], codec_ids=codec, **rest)
+
+
+@pytest.mark.parametrize(
+    ("codec", "samples", "exact", "said"),
+    [
+        (list(range(50)), 100, True, []),
+        ([*range(40), *[0] * 10], 100, True, ["the codec_ids are 50, of 50, and differ after 40"]),
+        ([*range(40), *[0] * 10], 100, False, []),
+        ([*range(10), *[0] * 40], 100, False, ["the answer begins otherwise"]),
+        (list(range(49)), 100, False, ["the codec_ids are 49, of 50, and differ after 49"]),
+        (list(range(50)), 90, False, ["the samples are 90, of 100"]),
+    ],
+)
+def test_an_answer_without_gap_or_repeat(
+    codec: list[int], samples: int, exact: bool, said: list[str]
+) -> None:
+    assert list(kill.wrong(answered(codec, samples), answered(list(range(50))), exact)) == said
 
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("part", ["steps", "load", "kill"])
+@pytest.mark.parametrize("part", PARTS)
 def test_parts_run_to_their_end_on_a_cpu(part: str, tiny_checkpoint: Path, tmp_path: Path) -> None:
-    """``parity`` is the rehearsal, which has a test of its own."""
+    """``bare`` and ``parity`` compare with transformers."""
     arguments = [part, "--device", "cpu", "--checkpoint", "tiny", "--model", str(tiny_checkpoint)]
     assert command.main([*arguments, "--out", str(tmp_path)]) == 0
+    kept = msgspec.json.decode((tmp_path / f"{part}.json").read_bytes(), type=FinishedPart)
+    assert kept.result.tables

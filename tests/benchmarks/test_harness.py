@@ -3,18 +3,15 @@
 import math
 import os
 import re
-from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 
-from benchmarks import profile
 from benchmarks.__main__ import main
 from benchmarks.measure.load import Load
-from benchmarks.measure.results import Agreement, RunResult, read
-from benchmarks.report.figures import figures, levels_of, loads_of
+from benchmarks.measure.results import RunResult, read
+from benchmarks.report import figures, levels_of, loads_of
 from shared.messages import SAMPLE_RATE, STAGES
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
@@ -42,12 +39,10 @@ def result(folder: Path) -> RunResult:
     return read(folder / "quick-tiny.json")
 
 
-def test_tables_and_pictures_are_written(folder: Path) -> None:
+def test_tables_and_a_picture_are_written(folder: Path) -> None:
     names = {path.name for path in folder.iterdir()}
-    pictures = {f"quick-tiny-{kind}.png" for kind in ("requests", "latency", "token2wav", "profile")}
-    assert names == {"quick-tiny.json", "quick-tiny.md"} | pictures
-    for name in pictures:
-        assert (folder / name).read_bytes().startswith(SIGNATURE)
+    assert names == {"quick-tiny.json", "quick-tiny.md", "quick-tiny-profile.png"}
+    assert (folder / "quick-tiny-profile.png").read_bytes().startswith(SIGNATURE)
     report = (folder / "quick-tiny.md").read_text(encoding="utf-8")
     assert "are equal in all" in report
     assert "nan" not in report
@@ -67,8 +62,8 @@ def test_the_machine_is_named_but_not_whose_it_is(folder: Path, result: RunResul
 
 
 def test_both_servers_answered_all_requests_equally(result: RunResult) -> None:
-    assert result.agreement.unequal == []
-    assert result.agreement.compared == 2
+    assert result.unequal == []
+    assert result.compared == 2
     assert levels_of(result, "omnirelay") == [1, 2]
     assert levels_of(result, "transformers") == [1]
     assert [(load.adapter, load.clients, len(load.answers)) for load in result.loads] == [
@@ -142,41 +137,37 @@ def test_parts_of_transformers_make_up_its_time(result: RunResult) -> None:
 
 def test_a_hop_is_the_sum_of_its_parts(result: RunResult) -> None:
     plain, busy = ["one row", "a prompt of 21 MB"], "a chunk while 3 processes compute"
-    assert [hop.message for hop in result.hops] == [*plain, *(f"{message}, CURVE" for message in plain), busy]
-    for hop in result.hops:
-        parts = zip(hop.encode_ms, hop.wire_ms, hop.decode_ms, hop.total_ms, strict=True)
+    hops = result.measured["hops"]
+    assert [hop.name for hop in hops] == [*plain, *(f"{message}, CURVE" for message in plain), busy]
+    for hop in hops:
+        parts = zip(*(hop.values[f"{each}, ms"] for each in ("encode", "wire", "decode", "all")), strict=True)
         assert all(min(each) > 0 and math.isclose(sum(each[:3]), each[3]) for each in parts)
-    assert result.hops[1].bytes > 21_000_000
+    assert hops[1].p50("bytes") > 21_000_000
 
 
-def test_token2wav_is_measured_alone(result: RunResult) -> None:
-    assert [each.audio_s for each in result.synthesis] == [1.0, 2.0]
-    assert all(min(each.seconds) > 0 and each.peak_memory > 0 for each in result.synthesis)
+def test_stages_are_measured_alone(result: RunResult) -> None:
+    assert [each.name for each in result.measured["synthesis"]] == ["1 s", "2 s"]
+    assert [each.name for each in result.measured["floor"]] == ["vllm", "talker"]
+    for each in (*result.measured["synthesis"], *result.measured["floor"]):
+        assert all(min(values) > 0 for values in each.values.values())
 
 
 def test_every_figure_is_a_number(result: RunResult) -> None:
-    told = figures(result)
+    told = list(figures(result))
     assert len({figure.name for figure in told}) == len(told) > 10
     assert all(math.isfinite(figure.value) and figure.value > 0 for figure in told)
     assert {figure.verdict for figure in told} <= {"", "reached", "missed"}
 
 
-def give(result: RunResult) -> Callable[[object], Coroutine[Any, Any, RunResult]]:
-    """A measurement that has been made."""
-
-    async def measure(_: object) -> RunResult:
-        return result
-
-    return measure
-
-
 def test_answers_that_differ_are_told_loudly(
     result: RunResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    differing = Agreement(compared=2, unequal=["omnirelay, 1 at once, prompt 0: codec_ids differ"])
-    monkeypatch.setattr(
-        "benchmarks.__main__.measure", give(msgspec.structs.replace(result, agreement=differing))
-    )
+    differing = msgspec.structs.replace(result, unequal=["omnirelay, 1 at once, prompt 0: codec_ids differ"])
+
+    async def measured(*_: object) -> RunResult:
+        return differing
+
+    monkeypatch.setattr("benchmarks.__main__.measure", measured)
     assert main(["--size", "tiny", "--out", str(tmp_path)]) == 1
     told = capsys.readouterr()
     assert "**ANSWERS DIFFER:**" in told.out
@@ -184,10 +175,9 @@ def test_answers_that_differ_are_told_loudly(
     assert "THE SERVERS' ANSWERS DIFFER" in told.err
 
 
-def test_the_profile_is_a_picture_and_a_table(
-    result: RunResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("benchmarks.profile.measure", give(result))
-    assert profile.main(["--size", "tiny", "--out", str(tmp_path / "new" / "profile.png")]) == 0
-    assert (tmp_path / "new" / "profile.png").read_bytes().startswith(SIGNATURE)
-    assert capsys.readouterr().out.count("token2wav") == 2
+@pytest.mark.parametrize("scenario", ["real-time", "way", "questions"])
+def test_other_scenarios_run_to_their_end(scenario: str, tmp_path: Path) -> None:
+    given = ["--quick", "--size", "tiny", "--beside", "0", "--scenarios", scenario, "--out", str(tmp_path)]
+    assert main(given) == 0
+    rows = read(tmp_path / f"tiny-{scenario}.json").measured[scenario]
+    assert all(math.isfinite(value) for row in rows for each in row.values.values() for value in each)

@@ -1,17 +1,16 @@
 """The quality harness: what it asks, how it judges speech, and what its table says."""
 
-import json
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
+from benchmarks.quality.__main__ import missed, table
 from benchmarks.quality.answers import Samples, SpokenReply
-from benchmarks.quality.figures import Score, answer_figures, speech_figures
-from benchmarks.quality.report import as_json, missed, table
+from benchmarks.quality.figures import LEAST_RIGHT, SENTENCES, Score, answer_figures, speech_figures
 from benchmarks.quality.requests import Asked, held_out_requests
 from benchmarks.quality.sound import ends_right, pitch
-from checkpoint.training.data import world
+from labs.training.data import world
 from omnirelay import AudioPart, ImagePart
 from omnirelay.content import media_of
 from omnirelay.values import SAMPLE_RATE
@@ -101,8 +100,29 @@ def test_speech_is_heard_compared_and_told_apart() -> None:
     assert (found["word error: streamed, Ethan"].count, found["word error: streamed, Ethan"].of) == (1, 15)
     assert found["word error: streamed, Chelsie"].kept
     assert found["word error: offline, Ethan"].of == found["word error: streamed, same, Ethan"].of == 5
+    assert (found["- word error: streamed, calculations"].of, found["- word error: streamed, images"].of) == (
+        10,
+        0,
+    )
+    assert found["- word error: streamed, other sentences"].count == 1
+    assert found["- word error: streamed, digits and counting"].of == 6
     ended, apart = found["speech ends by itself, at the right place"], found["voices told apart by pitch"]
     assert (ended.count, ended.of) == (8, 9) == (apart.count, apart.of)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("minus two plus twenty five is twenty three", "calculations"),
+        ("you said one plus", "digits and counting"),
+        ("i see a red star and an orange circle", "images"),
+        ("yes it is red", "images"),
+        ("yes i can see", "other sentences"),
+        ("i do not know", "other sentences"),
+    ],
+)
+def test_each_reply_is_of_one_kind(text: str, kind: str) -> None:
+    assert [name for name, begins in SENTENCES.items() if begins.match(text)] == [kind]
 
 
 def test_the_table_shows_each_server_and_what_missed_its_bound() -> None:
@@ -112,23 +132,14 @@ def test_the_table_shows_each_server_and_what_missed_its_bound() -> None:
         Score("said", 1, 2),
     ]
     columns = {"omnirelay": ours, "transformers": [Score("right", 50, 100, least=0.97)]}
-    lines = table(columns).splitlines()
-    assert lines[0] == "| held-out cases | omnirelay | transformers | bound | |"
-    assert lines[2] == "| right | 97.0% (97 of 100) | 50.0% (50 of 100) | at least 97% | kept |"
-    assert lines[3] == "| error | 6.0% (6 of 100) | - | at most 5.0% | **missed** |"
-    assert lines[4] == "| said | 50.0% (1 of 2) | - |  |  |"
+    assert table(columns).columns == ["", "omnirelay", "transformers", "bound", ""]
+    assert table(columns).rows == [
+        ["right", "97.0% (97 of 100)", "50.0% (50 of 100)", "at least 97%", "kept"],
+        ["error", "6.0% (6 of 100)", "-", "at most 5.0%", "**missed**"],
+        ["said", "50.0% (1 of 2)", "-", "", ""],
+    ]
     assert missed(ours) == ["error: 6.0% (6 of 100), at most 5.0%"]
     assert missed(ours, few=True) == []
-    read = json.loads(as_json(columns))
-    assert read["omnirelay"][1] == {
-        "name": "error",
-        "count": 6,
-        "of": 100,
-        "least": None,
-        "most": 0.05,
-        "share": 0.06,
-        "kept": False,
-    }
 
 
 def test_few_cases_miss_a_bound_only_where_chance_does_not_explain_it() -> None:
@@ -140,20 +151,25 @@ def test_few_cases_miss_a_bound_only_where_chance_does_not_explain_it() -> None:
 
 
 def test_requests_are_of_every_kind_and_hold_nothing_that_was_trained() -> None:
-    requests = held_out_requests(4, SPEAKERS, hum)
+    requests = held_out_requests(4, hum)
     kinds = list(dict.fromkeys(each.kind for each in requests))
-    assert [kind.partition(",")[0] for kind in kinds] == ["text"] * 4 + ["images"] * 2 + ["speech"] * 6
+    groups = [kind.partition(",")[0] for kind in kinds]
+    assert groups[:12] == ["text"] * 4 + ["images"] * 2 + ["speech"] * 6
+    assert {*groups} | {"speech, trained voices", "speech, other voices"} == {*LEAST_RIGHT, "speech"}
     assert {each.speaker for each in requests} == set(SPEAKERS)
     trained = {fact.reply for fact in world.FACTS if not fact.is_held_out}
     assert not {each.reply for each in requests if each.kind.startswith("text")} & trained
-    expected: dict[str, list[type]] = {"text": [], "images": [ImagePart], "speech": [AudioPart]}
+    written = {"text", "typed", "unknown", "reading"}
+    expected: dict[str, list[type]] = {each: [] if each in written else [AudioPart] for each in groups}
+    expected["images"] = [ImagePart]
     for each in requests:
         media = [part for _, part in media_of(each.messages)]
         wanted = expected[each.kind.partition(",")[0]]
         assert [type(part) for part in media][: len(wanted)] == wanted
         roles = [message.role for message in each.messages]
-        assert roles[0] == roles[-1] == "user"
+        assert (roles[0] == "system") == each.kind.startswith("reading")
+        assert roles[-1] == "user"
         assert all(first != second for first, second in pairwise(roles))
-    again = held_out_requests(4, SPEAKERS, hum)
+    again = held_out_requests(4, hum)
     assert [each.messages for each in again] == [each.messages for each in requests]
     assert [each.seed for each in again] == [each.seed for each in requests]

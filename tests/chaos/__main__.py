@@ -16,7 +16,7 @@ from tests.chaos.cells import MATRIX, STATES, Campaign, Cell, Outcome
 from tests.chaos.faults import ALL_FAULTS
 from tests.chaos.report import faults, machine_line, matrix
 from tests.chaos.soak import soak
-from tests.chaos.stack import ChaosStack
+from tests.support.restarting import RestartingStack
 
 
 def main() -> int:
@@ -59,7 +59,7 @@ def _matrix(
         cells = [cell for cell in cells if ",".join(cell) in options.only]
     chance.shuffle(cells)
     outcomes = []
-    with ChaosStack(model, folder, options.replicas, gateways=options.gateways) as stack:
+    with RestartingStack(model, folder, options.replicas, gateways=options.gateways) as stack:
         campaign = Campaign(stack, chance)
         for cell in cells[: options.cells]:
             outcome = campaign.run(cell)

@@ -17,9 +17,9 @@ from omnirelay import Client, GenerateRequest, SamplingOverrides
 from tests.chaos.cells import CELL_S, QUEUED, STATES, Watcher
 from tests.chaos.leaks import held
 from tests.chaos.report import table
-from tests.chaos.stack import STREAMS, ChaosStack, settled
 from tests.chaos.streams import Stream, request_for
 from tests.support.processes import wait_until
+from tests.support.restarting import STREAMS, RestartingStack, settled
 
 Way = Literal["cancel", "disconnect", "deadline"]
 WAYS: Final[tuple[Way, ...]] = ("cancel", "disconnect", "deadline")
@@ -90,7 +90,7 @@ def measure(
         The table, and whether all was as promised.
     """
     times: dict[tuple[Way, str], Times] = defaultdict(Times)
-    with ChaosStack(model, folder) as stack:
+    with RestartingStack(model, folder) as stack:
         for number, way in [(number, way) for number in range(rounds) for way in WAYS]:
             for state in STATES:
                 before = len(stack.log("gateway"))
@@ -113,7 +113,7 @@ def measure(
     return table(head, rows, 2), worst < PROMISED_S
 
 
-def _end(stack: ChaosStack, chance: random.Random, way: Way, state: str, long: bool) -> float | None:
+def _end(stack: RestartingStack, chance: random.Random, way: Way, state: str, long: bool) -> float | None:
     """Let eight streams end; gives the seconds until nothing was left, none if they were too quick."""
     numbers = range(QUEUED + 1 if state == "queued" else STREAMS)
     make = long_request if long else request_for

@@ -21,11 +21,11 @@ from omnirelay.errors import (
 from shared.messages import STAGES
 from tests.chaos.faults import FAULTS, GATEWAY_FAULTS, Fault, Strike, Target, strike
 from tests.chaos.leaks import Footprint, footprints, leaks
-from tests.chaos.stack import STREAMS, ChaosStack, settled
 from tests.chaos.streams import Heard, Stream, poison_for, request_for
-from tests.chaos.victim import POISON, POISONS
 from tests.support.processes import wait_until
 from tests.support.proxy import Relay
+from tests.support.restarting import STREAMS, RestartingStack, settled
+from tests.support.victim import POISON, POISONS
 
 State = Literal["queued", "thinking", "talking", "synthesizing"]
 STATES: Final[tuple[State, ...]] = ("queued", "thinking", "talking", "synthesizing")
@@ -60,7 +60,7 @@ MATRIX: Final = [
 ]
 ENGINES: Final[dict[Fault, int]] = {"poison": 2, "segfault": 3}
 """How many processes such a request ends before it is refused.  Of one that ends without a word nobody knows
-why: a request is tried apart from the second time on."""
+why: a request is computed alone from the second time on."""
 
 
 @dataclass
@@ -92,7 +92,7 @@ class Outcome:
 class Watcher:
     """Asks the gateway how requests are, over one connection."""
 
-    def __init__(self, stack: ChaosStack) -> None:
+    def __init__(self, stack: RestartingStack) -> None:
         address = stack.config["gateway"]["http"].removeprefix("tcp://")
         self._connection = http.client.HTTPConnection(address, timeout=20)
 
@@ -136,7 +136,7 @@ class Watcher:
 class Newcomer(threading.Thread):
     """A client that comes when it has happened, and comes again while it is turned away."""
 
-    def __init__(self, stack: ChaosStack) -> None:
+    def __init__(self, stack: RestartingStack) -> None:
         super().__init__(name="newcomer", daemon=True)
         self._address = stack.address
         self._until = time.monotonic() + CELL_S
@@ -176,7 +176,7 @@ class Campaign:
         chance: What is drawn.
     """
 
-    def __init__(self, stack: ChaosStack, chance: random.Random) -> None:
+    def __init__(self, stack: RestartingStack, chance: random.Random) -> None:
         self._stack = stack
         self._chance = chance
         self._undisturbed = self._listen()

@@ -15,12 +15,12 @@ import zmq
 
 from omnirelay.errors import OmniRelayError
 from shared.messages import STAGES, StageName
-from tests.chaos.stack import DRAIN_S, ChaosStack
-from tests.chaos.victim import POISONS, Poison
 from tests.support.garbage import noise, push
 from tests.support.http import get
 from tests.support.processes import wait_until
 from tests.support.proxy import Relay
+from tests.support.restarting import DRAIN_S, RestartingStack
+from tests.support.victim import POISONS, Poison
 
 Fault = Literal["kill", "freeze", "hang", "exit", "memory", "stop", "garbage", "cut"] | Poison
 Target = StageName | Literal["gateway"]
@@ -62,7 +62,7 @@ class Strike:
 
 
 def strike(
-    stack: ChaosStack, target: Target, fault: Fault, chance: random.Random, line: Relay | None = None
+    stack: RestartingStack, target: Target, fault: Fault, chance: random.Random, line: Relay | None = None
 ) -> Strike:
     """Do it, and return at once; what has to follow, goes on in a thread of its own.
 
@@ -112,7 +112,7 @@ def _later(work: Callable[[], None], done: "Future[None]") -> None:
     threading.Thread(target=run, name="fault", daemon=True).start()
 
 
-def _thaw(stack: ChaosStack, name: str, longer_s: float) -> None:
+def _thaw(stack: RestartingStack, name: str, longer_s: float) -> None:
     """Let a frozen process go on some time after its absence was noticed."""
     process = stack.running[name]
     try:
@@ -127,7 +127,7 @@ def _thaw(stack: ChaosStack, name: str, longer_s: float) -> None:
         process.send_signal(signal.SIGCONT)
 
 
-def _replace_hung(stack: ChaosStack, name: str, pid: int) -> None:
+def _replace_hung(stack: RestartingStack, name: str, pid: int) -> None:
     """Do what an orchestrator does that asks ``/livez``: end a process that hangs."""
     address = stack.addresses(name)["http"]
     wait_until(lambda: _noticed(stack, pid), "the gateway notices the hung replica", WITHIN_S)
@@ -135,7 +135,7 @@ def _replace_hung(stack: ChaosStack, name: str, pid: int) -> None:
     stack.signal(name, signal.SIGKILL)
 
 
-def _await_clean_end(stack: ChaosStack, pid: int) -> None:
+def _await_clean_end(stack: RestartingStack, pid: int) -> None:
     def status() -> int | None:
         return next((each.status for each in stack.deaths if each.pid == pid), None)
 
@@ -144,12 +144,12 @@ def _await_clean_end(stack: ChaosStack, pid: int) -> None:
         raise AssertionError(f"the process that was told to stop ended with {status()}")
 
 
-def _noticed(stack: ChaosStack, pid: int) -> bool:
+def _noticed(stack: RestartingStack, pid: int) -> bool:
     report = stack.status()
     return report is not None and any(each.pid == pid and each.state == "down" for each in report.stages)
 
 
-def throw_garbage(stack: ChaosStack, target: Target, chance: random.Random) -> None:
+def throw_garbage(stack: RestartingStack, target: Target, chance: random.Random) -> None:
     """Send what nobody can believe to every socket by which a process can be reached."""
     gateway = stack.config["gateway"]
     own = (

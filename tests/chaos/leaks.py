@@ -7,8 +7,8 @@ from typing import Final
 import psutil
 
 from shared.config import Config
-from tests.chaos.stack import ChaosStack, settled
 from tests.support.http import Readings, get
+from tests.support.restarting import RestartingStack, settled
 
 SETTLE_S: Final = 30.0
 DESCRIPTORS: Final = 6
@@ -54,12 +54,12 @@ class Footprint:
         return [what for what, is_so in found.items() if is_so]
 
 
-def footprints(stack: ChaosStack) -> dict[str, Footprint]:
+def footprints(stack: RestartingStack) -> dict[str, Footprint]:
     """All processes, by name."""
     return {name: Footprint.of(pid) for name, pid in stack.pids().items()}
 
 
-def held(stack: ChaosStack) -> list[str]:
+def held(stack: RestartingStack) -> list[str]:
     """What stages and gateway say that they hold."""
     found = [f"{what}: {value}" for what, value in settled(stack).items()]
     for stage in stack.names:
@@ -82,7 +82,7 @@ def held(stack: ChaosStack) -> list[str]:
     return found
 
 
-def leaks(stack: ChaosStack, before: dict[str, Footprint]) -> list[str]:
+def leaks(stack: RestartingStack, before: dict[str, Footprint]) -> list[str]:
     """What is still there, half a minute after it should be gone; nothing if all is well.
 
     Args:
@@ -97,7 +97,7 @@ def leaks(stack: ChaosStack, before: dict[str, Footprint]) -> list[str]:
         time.sleep(0.2)
 
 
-def _leaks(stack: ChaosStack, before: dict[str, Footprint]) -> list[str]:
+def _leaks(stack: RestartingStack, before: dict[str, Footprint]) -> list[str]:
     if not stack.all_ready():
         return ["not all replicas are ready, or one that is gone is still told of"]
     found = held(stack)

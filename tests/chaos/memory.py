@@ -8,7 +8,7 @@ from typing import Final, NamedTuple, Self
 
 import psutil
 
-from tests.chaos.stack import ChaosStack
+from tests.support.restarting import RestartingStack
 
 EVERY_S: Final = 1.0
 SETTLED_S: Final = 15.0
@@ -58,7 +58,7 @@ class Trend(NamedTuple):
 class MemoryWatch(threading.Thread):
     """Takes samples of all processes of a stack while it is entered."""
 
-    def __init__(self, stack: ChaosStack) -> None:
+    def __init__(self, stack: RestartingStack) -> None:
         super().__init__(name="memory", daemon=True)
         self._stack = stack
         self._samples: dict[str, list[Sample]] = defaultdict(list)

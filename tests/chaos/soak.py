@@ -19,9 +19,9 @@ from tests.chaos.leaks import MIB, footprints, leaks
 from tests.chaos.memory import GROWTH, SPARE, MemoryWatch
 from tests.chaos.mixture import Kind, cancel, catalogue, leave, listen, read_slowly
 from tests.chaos.report import table
-from tests.chaos.stack import ChaosStack
 from tests.chaos.streams import Heard
 from tests.support.processes import wait_until
+from tests.support.restarting import RestartingStack
 
 CLIENTS: Final = 6
 CLEAN_S: Final = 2.0
@@ -90,7 +90,7 @@ class Load:
 
     def __init__(
         self,
-        stack: ChaosStack,
+        stack: RestartingStack,
         seed: int,
         requests: dict[Kind, list[GenerateRequest]],
         undisturbed: dict[Kind, list[Heard]],
@@ -224,7 +224,7 @@ def soak(
         The tables, and whether all was well.
     """
     requests = catalogue()
-    with ChaosStack(model, folder, replicas) as stack:
+    with RestartingStack(model, folder, replicas) as stack:
         undisturbed: dict[Kind, list[Heard]] = {}
         with Client(stack.address) as client:
             for _ in range(2):
@@ -284,7 +284,7 @@ def _resumes(watcher: Watcher, name: str) -> int:
 
 
 def _strike(
-    stack: ChaosStack,
+    stack: RestartingStack,
     chance: random.Random,
     until: float,
     count: Counter[str],
@@ -312,7 +312,7 @@ def _strike(
         wait_until(stack.all_ready, "all replicas are ready again", CELL_S)
 
 
-def _await_death(stack: ChaosStack, before: int) -> None:
+def _await_death(stack: RestartingStack, before: int) -> None:
     wait_until(lambda: len(stack.deaths) > before, "the process ends", CELL_S)
 
 

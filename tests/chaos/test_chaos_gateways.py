@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.cells import Campaign, Cell
-from tests.chaos.stack import ChaosStack
+from tests.support.restarting import RestartingStack
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]
 
@@ -16,7 +16,7 @@ SEED = 6
 
 @pytest.fixture(scope="module")
 def shared(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Campaign]:
-    with ChaosStack(tiny_checkpoint, tmp_path_factory.mktemp("gateways"), gateways=2) as stack:
+    with RestartingStack(tiny_checkpoint, tmp_path_factory.mktemp("gateways"), gateways=2) as stack:
         yield Campaign(stack, random.Random(SEED))
 
 

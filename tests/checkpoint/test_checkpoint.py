@@ -256,7 +256,7 @@ def test_the_umask_says_who_may_read_a_checkpoint(tmp_path: Path) -> None:
 def test_the_released_vocabulary_has_the_released_ids(tmp_path: Path) -> None:
     shape = dataclasses.replace(TINY, vocabulary=RELEASED_VOCABULARY)
     shape.validate()
-    tokenizer = build_tokenizer(shape.vocabulary)
+    tokenizer = build_tokenizer(shape.vocabulary.trained, shape.vocabulary.ids.tokens())
     write_tokenizer(tmp_path, tokenizer, shape.thinker.max_positions)
     loaded = transformers.AutoTokenizer.from_pretrained(tmp_path)
     released = {

@@ -19,7 +19,6 @@ from tests.support.stack import inherited
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = Path(__file__).with_name("programs")
 EXAMPLES = ROOT / "examples" / "voice"
-CONVERSATIONS = ROOT / "benchmarks" / "voice_clients"
 ENVIRONMENTS = ROOT / ".venv-clients"
 INTERPRETERS = {".py": "python", ".sh": "bash", ".mjs": "node"}
 ANSWER = "twenty plus sixteen is thirty six"
@@ -96,7 +95,7 @@ class Programs:
         return variables | {
             "PATH": f"{ENVIRONMENTS / client / 'bin'}{os.pathsep}{os.environ['PATH']}",
             # The examples' agents and the benchmark's user are imported.
-            "PYTHONPATH": f"{EXAMPLES}{os.pathsep}{CONVERSATIONS}",
+            "PYTHONPATH": f"{EXAMPLES}{os.pathsep}{PROGRAMS}",
             "OPENAI_BASE_URL": f"{self.url}/v1",
             "RECORDING": str(self.checkpoint / "starter.wav"),
             "CHECKPOINT": str(self.checkpoint),

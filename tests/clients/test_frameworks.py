@@ -10,7 +10,10 @@ pytestmark = [pytest.mark.clients, pytest.mark.timeout(300)]
 def test_litellm(programs: Programs) -> None:
     said = programs.run("litellm", "litellm_sdk.py")
     assert_speech(said.pop("speech"))
-    assert said == {"transcript": TRANSCRIPT, **dict.fromkeys(("chat", "stream", "response"), ANSWER)}
+    assert said == {
+        "transcript": TRANSCRIPT,
+        **dict.fromkeys(("chat", "as vllm", "stream", "response"), ANSWER),
+    }
 
 
 def test_the_proxy_of_litellm(programs: Programs) -> None:

@@ -6,7 +6,6 @@ import pytest
 
 from tests.clients.running import (
     ANSWER,
-    CONVERSATIONS,
     EXAMPLES,
     HEARD,
     LONGEST_S,
@@ -27,11 +26,13 @@ def test_livekit(programs: Programs) -> None:
     said = programs.run("livekit", "livekit_voice.py")
     assert is_speech(said.pop("speech seconds"))
     assert is_speech(said.pop("realtime seconds"))
-    assert said == {"chat": ANSWER, "transcript": TRANSCRIPT, "realtime": [HEARD]}
+    assert said.pop("streamed") == [TRANSCRIPT] * 2
+    assert said == {"chat": ANSWER, "response": ANSWER, "transcript": TRANSCRIPT, "realtime": [HEARD]}
 
 
 def test_pipecat(programs: Programs) -> None:
     said = programs.run("pipecat", "pipecat_voice.py")
+    assert said.pop("streamed") == {"heard": TRANSCRIPT, "said": "", "seconds": 0, "errors": []}
     for each in said.values():
         assert is_speech(each.pop("seconds"))
     assert said["bot"] == {"heard": TRANSCRIPT, "said": HEARD, "errors": []}
@@ -57,7 +58,7 @@ def test_a_voice_app_of_openai_agents(programs: Programs) -> None:
 )
 def test_a_user_who_interrupts(programs: Programs, client: str, program: str) -> None:
     questions = [str(programs.checkpoint / "starter.wav")] * 2
-    heard = programs.run(client, CONVERSATIONS / program, arguments=questions)
+    heard = programs.run(client, program, arguments=questions)
     assert heard["stopped"] == 1
     assert len(heard["first_audio_s"]) == 2
     (said,) = heard["said"]
@@ -75,7 +76,7 @@ def test_functions_in_realtime_sessions(programs: Programs, client: str, program
 
 def test_functions_with_pipecat(programs: Programs) -> None:
     called = programs.run("pipecat", "pipecat_functions.py")
-    assert called.keys() == {"chat", "realtime"}
+    assert called.keys() == {"chat", "response", "realtime"}
     for cities in called.values():
         assert len(cities) == 2
         assert set(cities) <= {"Paris", "Rome"}

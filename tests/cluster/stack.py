@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
+import psutil
 import yaml
 
 from omnirelay import Client, StatusReport
@@ -39,6 +40,12 @@ class Process:
     clients: tuple[str, ...]
 
 
+def folder_of(pid: int | None) -> Path:
+    """Where the settings and keys of a process are."""
+    command = psutil.Process(pid).cmdline()
+    return Path(command[command.index("--config") + 1]).parent
+
+
 class ClusterStack:
     """A stack on a Ray cluster, from up to down.
 
@@ -64,7 +71,9 @@ class ClusterStack:
         return self
 
     def __exit__(self, *_: object) -> None:
+        folders = [folder_of(each.pid) for each in self.processes().values() if each.pid and each.ready]
         self.run("down")
+        wait_until(lambda: not any(each.exists() for each in folders), "no key is left", COMMAND_S)
 
     def run(self, *arguments: str) -> str:
         """Call ``omnirelay cluster``; what it prints."""

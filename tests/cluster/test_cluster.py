@@ -11,7 +11,7 @@ from omnirelay import Client
 from tests.chaos.load import Load
 from tests.chaos.streams import Heard, Stream
 from tests.cluster.nodes import CPUS, RayNodes
-from tests.cluster.stack import STREAMS, ClusterStack, differences
+from tests.cluster.stack import STREAMS, ClusterStack, differences, folder_of
 from tests.support.processes import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
@@ -102,7 +102,7 @@ def test_scaling_under_load_loses_nothing_and_shares_the_work(
     assert load.wrong == []
 
 
-def test_a_killed_process_is_started_again_where_it_was(
+def test_a_killed_process_is_restarted_by_ray(
     stack: ClusterStack, undisturbed: list[Heard], client: Client
 ) -> None:
     before = stack.processes()["talker-1"]
@@ -113,9 +113,18 @@ def test_a_killed_process_is_started_again_where_it_was(
     assert differences(streams, undisturbed, time.monotonic() + ANSWERS_S) == {}
     assert stack.status().resumes > before_loss
     after = stack.wait_until_ready()["talker-1"]
-    assert after.host == before.host
     assert after.pid != before.pid
     assert after.restarts == before.restarts + 1
+
+
+def test_a_killed_actor_leaves_no_key_behind(stack: ClusterStack) -> None:
+    before = stack.wait_until_ready()["talker-1"]
+    folder = folder_of(before.pid)
+    assert list(folder.glob("*.key_secret"))
+    psutil.Process(psutil.Process(before.pid).ppid()).kill()
+    wait_until(lambda: not folder.exists(), "its directory is gone", FENCED_S)
+    wait_until(lambda: stack.processes()["talker-1"].pid not in {before.pid, None}, "another one", ANSWERS_S)
+    stack.wait_until_ready()
 
 
 def test_a_killed_node_costs_no_answer_and_its_processes_come_back_elsewhere(

@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.quality.__main__ import Listening
-from checkpoint.training.data.corpus import VOICES
-from checkpoint.training.measure.recognizer import word_error_rate
+from labs.training.data.corpus import VOICES
+from labs.training.measure.recognizer import word_error_rate
 from omnirelay import Client, SamplingOverrides
 from omnirelay.errors import UnauthenticatedError
 from omnirelay.events import AudioEvent, DoneEvent

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
@@ -63,11 +64,8 @@ def _fuzz(target: Target, folder: Path, seconds: int) -> tuple[str, bool]:
     Returns:
         A line of the table in docs/security.md, and whether no fault was found.
     """
-    found = folder / "corpus"
-    found.mkdir(parents=True, exist_ok=True)
     _, seeds = target.load()
-    for seed in seeds():
-        (found / hashlib.sha1(seed, usedforsecurity=False).hexdigest()).write_bytes(seed)
+    found = _unpack(folder / "corpus", [*target.corpus, *target.faults, *seeds()])
     log = folder / "log"
     arguments = [
         f"-max_total_time={seconds}",
@@ -77,8 +75,7 @@ def _fuzz(target: Target, folder: Path, seconds: int) -> tuple[str, bool]:
         f"-artifact_prefix={folder}/",
         "-print_final_stats=1",
     ]
-    folders = [str(each) for each in (found, target.corpus, target.faults) if each.is_dir()]
-    status = _run(target, [*arguments, *folders], log)
+    status = _run(target, [*arguments, str(found)], log)
     pulses = {kind: numbers for *numbers, kind in _pulses(log)}
     if status or set(pulses) != {"INITED", "DONE"}:
         return f"{target.name}: a fault, or no run at all: {log} says which, its input is beside it", False
@@ -95,17 +92,19 @@ def _pulses(log: Path) -> list[tuple[int, int, int, str]]:
 def _minimise(target: Target, folder: Path) -> None:
     """Keep the fewest and shortest inputs that reach what all of them do."""
     with tempfile.TemporaryDirectory() as kept:
-        sources = [str(each) for each in (folder / "corpus", target.corpus) if each.is_dir()]
-        folder.mkdir(parents=True, exist_ok=True)
-        if _run(target, ["-merge=1", kept, *sources], folder / "merge.log"):
+        found = _unpack(folder / "corpus", target.corpus)
+        if _run(target, ["-merge=1", kept, str(found)], folder / "merge.log"):
             raise SystemExit(f"{target.name} could not be minimised: {folder / 'merge.log'} says why")
-        target.corpus.mkdir(parents=True, exist_ok=True)
-        for old in target.corpus.iterdir():
-            old.unlink()
-        for new in Path(kept).iterdir():
-            (target.corpus / new.name).write_bytes(new.read_bytes())
-    sizes = [path.stat().st_size for path in target.corpus.iterdir()]
-    print(f"{target.name}: {len(sizes)} files, {sum(sizes):,} bytes", flush=True)
+        target.keep(path.read_bytes() for path in Path(kept).iterdir())
+    print(f"{target.name}: {len(target.corpus)} inputs, {sum(map(len, target.corpus)):,} bytes", flush=True)
+
+
+def _unpack(folder: Path, inputs: Iterable[bytes]) -> Path:
+    """Add inputs to a folder, as the fuzzer reads and writes them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for each in inputs:
+        (folder / hashlib.sha1(each, usedforsecurity=False).hexdigest()).write_bytes(each)
+    return folder
 
 
 def _run(target: Target, arguments: list[str], log: Path) -> int:

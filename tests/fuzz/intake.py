@@ -23,6 +23,7 @@ from omnirelay.errors import CancelledRequestError, OmniRelayError
 from omnirelay.protocol import GenerateRequest
 from omnirelay.status import GatewayStatus, StatusReport
 from shared.config import Config
+from shared.families.qwen2_5_omni import QWEN2_5_OMNI
 from shared.messages import Heartbeat, MediaItem, MediaKind, StageLimits, StageLoad, StageName, ThinkerInput
 from shared.messages.payloads import Blob
 from shared.transport.wire import Decoder, encode
@@ -45,6 +46,7 @@ STATUS: Final = StatusReport(
 class Prompts:
     """Makes prompts without a tokenizer."""
 
+    family = QWEN2_5_OMNI
     vocab_size = 1000
     placeholders: Mapping[int, MediaKind] = {900: "audio", 901: "image", 902: "video"}
 
@@ -82,6 +84,8 @@ class Intake:
         taken: The requests that were.
     """
 
+    family = QWEN2_5_OMNI
+    speech_system_prompt = QWEN2_5_OMNI.speech_system_prompt
     stopping = False
 
     def __init__(self) -> None:

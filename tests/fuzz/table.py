@@ -1,7 +1,9 @@
 """The targets, and where what belongs to each of them lies."""
 
+import hashlib
 import importlib
 import resource
+import zipfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +19,7 @@ class Target:
     """What is fuzzed together.
 
     Attributes:
-        name: Of the target, its module and its folders.
+        name: Of the target, its module, its corpus and its faults.
         max_bytes: Longest input.
         what: What it reads, in words.
     """
@@ -27,18 +29,32 @@ class Target:
     what: str
 
     @property
-    def corpus(self) -> Path:
-        """Inputs that together reach all that is known to be reachable."""
-        return FOLDER / "corpus" / self.name
+    def faults(self) -> list[bytes]:
+        """Inputs that once showed a fault: files TARGET/WHAT of ``faults.zip``, to which ``zip`` adds."""
+        with zipfile.ZipFile(FOLDER / "faults.zip") as packed:
+            return [packed.read(name) for name in packed.namelist() if name.startswith(f"{self.name}/")]
 
     @property
-    def faults(self) -> Path:
-        """Inputs that once showed a fault."""
-        return FOLDER / "faults" / self.name
+    def corpus(self) -> list[bytes]:
+        """Inputs that together reach all that is known to be reachable."""
+        with zipfile.ZipFile(self._packed) as packed:
+            return [packed.read(name) for name in packed.namelist()]
 
-    def kept(self) -> list[Path]:
+    @property
+    def kept(self) -> list[bytes]:
         """All inputs that are kept."""
-        return [path for folder in (self.corpus, self.faults) for path in sorted(folder.glob("*"))]
+        return [*self.corpus, *self.faults]
+
+    def keep(self, inputs: Iterable[bytes]) -> None:
+        """Replace the corpus; the same inputs give the same file."""
+        by_name = {hashlib.sha1(each, usedforsecurity=False).hexdigest(): each for each in inputs}
+        with zipfile.ZipFile(self._packed, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as packed:
+            for name in sorted(by_name):
+                packed.writestr(zipfile.ZipInfo(name), by_name[name], zipfile.ZIP_DEFLATED)
+
+    @property
+    def _packed(self) -> Path:
+        return FOLDER / "corpus" / f"{self.name}.zip"
 
     def load(self) -> tuple[Callable[[bytes], None], Callable[[], Iterable[bytes]]]:
         """Give the check, which raises for a fault, and what makes the seeds."""

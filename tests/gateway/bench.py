@@ -87,18 +87,19 @@ async def bench(
 ) -> AsyncIterator[Bench]:
     """Run a gateway; wait for its stages to be ready, unless told not to.
 
-    With ``listening=False`` the thinker takes no requests before it is told to.
+    With ``listening=False`` the thinker, once it is ready, takes no requests before it is told to.
     """
     process = GatewayProcess(config, fetch)
     await process.start()
     stages = FakeStages(config)
     stages.alive = set(alive)
     try:
-        if listening:
-            stages.listen()
+        stages.listen()
         await stages.start()
         if ready:
             await until(lambda: process.status().ready, "readiness")
+        if not listening:
+            await stages.stop_listening()
         yield Bench(config, process, stages)
     finally:
         await stages.stop()

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 RATE = 48_000
 FRAME = RATE // 50
-EVENT_S = 30.0
+EVENT_S = 60.0
 LOUD = 200
 """Of samples, from -32768 to 32767: Opus' silence stays below it."""
 

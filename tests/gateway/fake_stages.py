@@ -12,14 +12,12 @@ from tokenizers import Tokenizer
 
 from omnirelay.status import CodecDefaults, CodecLimits
 from shared.config import Config
+from shared.families.qwen2_5_omni import QWEN2_5_OMNI
 from shared.messages import (
     STAGES,
     Abort,
     AbortDone,
-    Alone,
     AudioChunk,
-    Begin,
-    Cleared,
     Closing,
     CodecDelta,
     ControlToStage,
@@ -30,8 +28,6 @@ from shared.messages import (
     Mark,
     MediaKind,
     Peers,
-    PrefillDone,
-    PrefillRequest,
     PromptUsage,
     RequestFailed,
     StageLimits,
@@ -48,7 +44,6 @@ from shared.transport.wire import Decoder, encode
 DEADLINE_S = 60.0
 SPEAKERS = ["Ethan", "Chelsie"]
 CODEC = CodecLimits(defaults=CodecDefaults(temperature=0.9, top_k=40, top_p=0.8, repetition_penalty=1.05))
-PLACEHOLDERS: dict[str, MediaKind] = {"<|AUDIO|>": "audio", "<|IMAGE|>": "image", "<|VIDEO|>": "video"}
 TOKENS_OF_ITEM = 10
 """What each sound, picture or video comes to in the imitated thinker's prompt."""
 CACHED = 3
@@ -76,7 +71,7 @@ def problem_of(request: ThinkRequest, placeholders: dict[int, MediaKind]) -> str
 
 def placeholder_ids(checkpoint: str) -> dict[int, MediaKind]:
     tokenizer = Tokenizer.from_file(str(Path(checkpoint) / "tokenizer.json"))
-    ids = {tokenizer.token_to_id(token): kind for token, kind in PLACEHOLDERS.items()}
+    ids = {tokenizer.token_to_id(token): kind for token, kind in QWEN2_5_OMNI.placeholders.items()}
     return {token_id: kind for token_id, kind in ids.items() if token_id is not None}
 
 
@@ -95,8 +90,7 @@ class FakeReplica:
         peers: The replicas of the next stage that it was told of.
         released: It was told that nothing needs it.
         aborts: The requests that it was told to drop.
-        begun: Those that are alone here and may begin.
-        cleared: Those that others may join.
+        alone: The request that it computes alone, and what the gateway has confirmed of that.
         breaks: How often its connections have ended.
     """
 
@@ -111,8 +105,8 @@ class FakeReplica:
         self.peers: dict[str, str] = {}
         self.released = False
         self.aborts: list[str] = []
-        self.begun: list[str] = []
-        self.cleared: list[str] = []
+        self.alone: str | None = None
+        self.confirmed: str | None = None
         self.breaks: dict[str, int] = {}
         self.load = StageLoad(running=1)
         self.busy_s = 0.0
@@ -145,6 +139,7 @@ class FakeReplica:
                 speakers=SPEAKERS if self.stage == "token2wav" else [],
                 codec=CODEC if self.stage == "talker" else None,
                 prefills=stages.max_prefills if self.stage == "thinker" else 0,
+                batch=16,
             ),
             load=self.load,
             peak_memory_bytes=2**20,
@@ -153,6 +148,7 @@ class FakeReplica:
             peers=list(self.peers),
             draining=self.draining,
             breaks=self.breaks,
+            alone=self.alone,
         )
 
     async def _beat(self) -> None:
@@ -169,24 +165,18 @@ class FakeReplica:
                 await asyncio.sleep(0.005)
             if isinstance(message, Peers):
                 self.gateway = message.gateway
-                self.released = message.released
+                self.released, self.confirmed = message.released, message.alone
                 known = self.peers if message.replicas is None else message.replicas
                 self.peers = {} if self.deaf_to_peers else known
             elif isinstance(message, Closing):
                 self.gateway = None
-            elif isinstance(message, Begin):
-                self.begun.append(message.request_id)
-            elif isinstance(message, Cleared):
-                self.cleared.append(message.request_id)
             elif isinstance(message, Abort):
                 await self._take_abort(message.request_id)
 
-    async def be_alone(self, request_id: str) -> None:
-        """Say that there is nothing but this request, and wait until it may begin."""
-        if not self.silent:
-            alone = Alone(request_id=request_id, stage=self.stage, instance=self.name)
-            await self.control.send_multipart(encode(alone))
-            await until(lambda: request_id in self.begun, f"the beginning of {request_id}")
+    async def compute_alone(self, request_id: str | None) -> None:
+        """Name the request that is computed alone, and wait for the gateway's confirmation."""
+        self.alone = request_id
+        await until(lambda: self.confirmed == request_id, f"the confirmation of {request_id}")
 
     async def _take_abort(self, request_id: str) -> None:
         self.aborts.append(request_id)
@@ -201,18 +191,16 @@ class FakeStages:
 
     Attributes:
         generous: The thinker gives credit.
-        admits: Requests that have to be alone are.
     """
 
     def __init__(self, config: Config) -> None:
         self.config = config
         self.context = zmq.asyncio.Context()
         self.requests: list[ThinkRequest] = []
-        self.prefills: list[PrefillRequest] = []
+        self.prefills: list[ThinkRequest] = []
         self.aborts: dict[StageName, list[str]] = {stage: [] for stage in STAGES}
         self.confirm = True
         self.generous = True
-        self.admits = True
         self.pids: dict[StageName, int] = {stage: 100 + index for index, stage in enumerate(STAGES)}
         self.max_positions = 512
         self.max_prefills = 0
@@ -237,8 +225,19 @@ class FakeStages:
         except zmq.ZMQError:
             socket.close(0)
             raise
-        self._tasks.append(asyncio.create_task(self._take_requests(socket)))
+        self.inbox = socket
+        self.listen_again()
         return socket
+
+    async def stop_listening(self) -> None:
+        """The thinker stays connected, and takes no requests: the window and then the queue to it fill."""
+        task = self._tasks.pop()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    def listen_again(self) -> None:
+        """After :meth:`stop_listening`."""
+        self._tasks.append(asyncio.create_task(self._take_requests(self.inbox)))
 
     async def start(self) -> None:
         for stage in STAGES:
@@ -282,13 +281,15 @@ class FakeStages:
             lambda: all(request_id in self.aborts[stage] for stage in stages), f"abort of {request_id}"
         )
 
-    async def prefill(self, index: int) -> PrefillRequest:
+    async def prefill(self, index: int) -> ThinkRequest:
         await until(lambda: len(self.prefills) > index, f"beginning {index}")
         return self.prefills[index]
 
     async def prefilled(self, request_id: str, tokens: int, cached: int = 0) -> None:
         usage = PromptUsage(tokens=tokens, cached_tokens=cached)
-        await self.send(PrefillDone(request_id=request_id, prompt=usage))
+        await self.send(
+            TextDelta(request_id=request_id, seq=0, token_ids=[], finish_reason="length", prompt=usage)
+        )
 
     async def send(self, message: object) -> None:
         await self.events.send_multipart(encode(message))
@@ -359,13 +360,9 @@ class FakeStages:
                 credit = Credit(sender=request.sender, channel=request.channel, position=request.position)
                 await self.control["thinker"].send_multipart(encode(credit))
                 continue
-            if isinstance(request, PrefillRequest):
+            if request.early is not None:
                 self.prefills.append(request)
                 continue
             problem = problem_of(request, self._placeholders)
             self.problems += [problem] if problem else []
-            if self.admits and request.route is not None:
-                for stage in request.route.alone:
-                    where = self.replica(stage, request.route.replica(stage) or "")
-                    await where.be_alone(request.request_id)
             self.requests.append(request)

@@ -57,7 +57,9 @@ class HttpBench(Bench):
 async def http_bench(config: Config, **how: Any) -> AsyncIterator[HttpBench]:
     async with bench(config, **how) as b:
         url = (config.gateway.http or "").replace("tcp:", "http:")
-        client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+        client = openai.AsyncOpenAI(
+            base_url=f"{url}/v1", api_key="none", max_retries=0, _strict_response_validation=True
+        )
         async with client, httpx.AsyncClient(base_url=url, timeout=10) as http:
             yield HttpBench(b.config, b.process, b.stages, client, http)
 

@@ -106,7 +106,7 @@ def test_no_more_connections_are_taken_than_there_may_be(configure: Configure) -
 def test_over_http_what_is_not_open_needs_a_known_key(configure: Configure, keys: str) -> None:
     async def scenario() -> None:
         async with http_bench(configure(http_gateway(api_keys=keys))) as b, serving(b):
-            for path in ("/", "/page/app.js", "/livez", "/readyz", "/health"):
+            for path in ("/", "/page/app.js", "/livez", "/readyz", "/health", "/version"):
                 assert (await b.http.get(path)).status_code == 200
             answers = set()
             for headers in (
@@ -206,6 +206,37 @@ def test_what_a_key_may_do_holds_over_all_its_connections(configure: Configure, 
                 with pytest.raises(BusyError, match=r"0\.01 requests a second") as late:
                     await bob.chat("Hi", speech=False).result()
                 assert 90_000 < late.value.retry_after_ms <= 100_000
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_each_key_has_a_cache_of_its_own(configure: Configure, tmp_path: Path, shared: bool) -> None:
+    path = keys_file(tmp_path / "k", alice={"key": KEY}, bob={"key": OTHER})
+
+    async def scenario() -> None:
+        settings = http_gateway(api_keys=str(path), share_prefix_cache=shared)
+        async with http_bench(configure(settings)) as b, serving(b):
+            for key in (KEY, OTHER):
+                async with AsyncClient(b.listen, key) as client:
+                    await client.chat("Hi", speech=False).result()
+            await b.http.post(CHAT, headers=BEARER, json={"model": MODEL, "messages": HI})
+            alice, bob, by_http = (request.cache_salt for request in b.stages.requests)
+            if shared:
+                assert {alice, bob, by_http} == {None}
+            else:
+                assert alice == by_http
+                assert None not in {alice, bob}
+                assert alice != bob
+
+    run(scenario())
+
+
+def test_without_keys_all_share_the_caches(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with bench(configure({})) as b, serving(b), b.client() as client:
+            await client.chat("Hi", speech=False).result()
+            assert b.stages.requests[0].cache_salt is None
 
     run(scenario())
 

@@ -153,7 +153,7 @@ def test_it_waits_where_the_gateway_is_busy(configure: Configure, tmp_path: Path
     async def use(b: Bench) -> None:
         assert await batch(b, prompts, tmp_path / "out", "--text-only", "--concurrency", "6") == 0
         assert all(request.speech is None for request in b.stages.requests)
-        assert b.counts["failed"] > 0, "the gateway was never busy, so nothing was tried again"
+        assert b.counts["refused"] > 0, "the gateway was never busy, so nothing was tried again"
 
     serving(configure, use, max_active=1, max_queued=1)
     assert len(lines(tmp_path / "out" / "results.jsonl")) == 12
@@ -236,7 +236,7 @@ def test_it_waits_for_a_stage_that_starts(
         async with bench(configure(), ready=False, alive=()) as b:
             b.stages.serve(b.encode("Hello"))
             running = asyncio.create_task(batch(b, prompts, tmp_path / "out", "--text-only"))
-            await until(lambda: b.counts["failed"] > 0, "a request that found no stage")
+            await until(lambda: b.counts["refused"] > 0, "a request that found no stage")
             b.stages.alive.update(STAGES)
             assert await running == 0
 

@@ -19,7 +19,7 @@ from PIL import Image
 from omnirelay import ChatMessage, Client, GenerateRequest, TextEvent, errors
 from omnirelay.cli.main import main
 from omnirelay.content import media_of
-from ops import checkpoint, demo
+from ops import demo
 from shared.config import Config
 from tests.gateway.bench import Bench, bench, run
 from tests.gateway.fake_stages import until
@@ -344,33 +344,6 @@ def test_lost_connection_is_told(configure: Configure) -> None:
                 client.chat("Hi")
 
     run(scenario())
-
-
-def test_small_checkpoint_is_made_once_and_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(checkpoint, "DEFAULT_CHECKPOINT", Path(".cache/omnirelay/tiny"))
-    made: list[list[str]] = []
-
-    def make(command: list[str], **_: object) -> "subprocess.CompletedProcess[bytes]":
-        made.append(command)
-        # Before it stand the guard that lets it die with its parent, and the interpreter.
-        directory = Path(command[command.index("checkpoint") + 1])
-        directory.mkdir(parents=True)
-        if len(made) > 1:
-            (directory / "config.json").write_text("{}")
-        return subprocess.CompletedProcess(command, 0 if len(made) > 1 else 1)
-
-    monkeypatch.setattr(subprocess, "run", make)
-    with pytest.raises(errors.CheckpointError, match="exit status 1"):
-        checkpoint.ensure(Config())
-    assert not list(Path(".cache/omnirelay").iterdir())
-    checkpoint.ensure(Config())
-    checkpoint.ensure(Config())
-    checkpoint.ensure(Config(model="elsewhere"))
-    assert len(made) == 2
-    assert [each.name for each in Path(".cache/omnirelay").iterdir()] == ["tiny"]
-    assert main(["checkpoint", "there", "--size", "bench", "--seed", "4"]) == 0
-    assert made[-1][-8:] == [sys.executable, "-m", "checkpoint", "there", "--size", "bench", "--seed", "4"]
 
 
 @pytest.mark.parametrize(

@@ -3,15 +3,19 @@
 import asyncio
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from omnirelay import AsyncClient, AudioEvent, Client
 from omnirelay.errors import GatewayUnreachableError
+from omnirelay.protocol import PROTOCOL_VERSION, Welcome, pack, read_frame
 from shared.config import Config
 from tests.gateway.bench import bench, run
+from tests.gateway.fake_stages import until
 from tests.gateway.test_tls import Certified, tls_address
 
 Configure = Callable[..., Config]
@@ -82,5 +86,49 @@ def test_threads_that_wait_hear_that_their_client_is_closed(configure: Configure
     async def scenario() -> None:
         async with bench(configure()) as b:
             await asyncio.to_thread(use, b.listen)
+
+    run(scenario())
+
+
+@asynccontextmanager
+async def silent_gateway() -> AsyncIterator[str]:
+    """A gateway that says hello, and then reads nothing and says nothing."""
+    writers: list[asyncio.StreamWriter] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        await read_frame(reader, 2**20)
+        writer.write(pack(Welcome(PROTOCOL_VERSION, resumes=True)))
+        writer.transport.pause_reading()  # type: ignore[attr-defined]  # a socket's has it
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        for writer in writers:
+            writer.transport.abort()
+        server.close()
+
+
+def test_a_client_of_a_gateway_that_reads_nothing_can_be_closed() -> None:
+    async def scenario() -> None:
+        async with silent_gateway() as address, AsyncClient(address, reconnect_s=0) as client:
+            answer = client.chat("Hi", images=bytes(64 * 2**20))
+            connection: Any = client._connection
+            await until(lambda: connection._writer.transport.get_write_buffer_size() > 0, "a full socket")
+            await client.close()
+            with pytest.raises(GatewayUnreachableError):
+                await answer.result()
+
+    run(scenario())
+
+
+def test_a_status_that_never_comes_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("omnirelay.client.transport.connection.TICK_S", 0.02)
+
+    async def scenario() -> None:
+        async with silent_gateway() as address, AsyncClient(address, reconnect_s=0) as client:
+            with pytest.raises(GatewayUnreachableError, match="has not answered"):
+                await client.status()
 
     run(scenario())

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -11,16 +12,30 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidStatus
 
-from gateway.access.places import Places, Proxies, WatchersPlaces, holder_of
-from gateway.http import protocol
-from omnirelay.protocol import MAX_PIECE_BYTES, Hello, Welcome, parse_tcp
+from gateway.access.places import Places, Proxies, holder_of
+from omnirelay.events import ErrorEvent
+from omnirelay.protocol import (
+    MAX_PIECE_BYTES,
+    PROTOCOL_VERSION,
+    Cancel,
+    GenerateRequest,
+    Hello,
+    Ping,
+    Reply,
+    StatusQuery,
+    Welcome,
+    pack,
+    parse_tcp,
+)
+from omnirelay.status import StatusReport
 from shared.config import Config
 from shared.config.gateway import Limits
+from shared.http import protocol
 from tests.gateway.bench import Bench, bench, run
 from tests.gateway.conftest import ROOT
 from tests.gateway.fake_stages import until
 from tests.gateway.http_bench import HttpBench, http_bench, http_gateway
-from tests.gateway.raw_client import RawClient
+from tests.gateway.raw_client import RawClient, submit
 from tests.support.ports import free_ports
 
 Configure = Callable[..., Config]
@@ -194,7 +209,7 @@ def test_a_full_server_closes_an_idle_connection_for_a_new_address(
 
 def test_nobody_fills_the_monitor(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest connection is closed for one more, whoever holds it."""
-    monkeypatch.setattr("gateway.http.server.MAX_WATCHERS", 4)
+    monkeypatch.setattr("shared.http.server.MAX_WATCHERS", 4)
 
     async def scenario() -> None:
         async with http_bench(configure(watched_gateway())) as b, sockets() as s:
@@ -295,14 +310,6 @@ def test_a_key_takes_its_connection_out_of_the_share_of_its_address() -> None:
         each.leave()
         assert each.move("late")
     assert taken.quota.used == 0
-
-
-def test_of_watchers_the_oldest_goes() -> None:
-    gone: list[int] = []
-    watchers = WatchersPlaces(2, Proxies([]))
-    for number in range(4):
-        watchers.take("192.0.2.1", lambda number=number: gone.append(number))  # type: ignore[misc]
-    assert gone == [0, 1]
 
 
 def test_proxies_are_addresses_or_networks(configure: Configure) -> None:
@@ -456,7 +463,7 @@ def test_a_message_of_a_websocket_that_stops_coming_ends_it(
 def test_one_address_does_not_take_all_sessions(
     configure: Configure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.http.realtime.opening.sessions.MAX_SESSIONS", 5)
+    monkeypatch.setattr("gateway.http.realtime.endpoint.MAX_SESSIONS", 5)
 
     async def scenario() -> None:
         async with http_bench(configure(http_gateway())) as b:
@@ -468,5 +475,64 @@ def test_one_address_does_not_take_all_sessions(
                 await other.recv()
             for socket in mine:
                 await socket.close()
+
+    run(scenario())
+
+
+def test_who_reads_nothing_keeps_no_socket_open(configure: Configure) -> None:
+    """Not after the end of its requests, when the last messages for it cannot be sent."""
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        async with bench(configure()) as b:
+            with socket.create_connection(parse_tcp(b.listen)) as deaf:
+                deaf.setblocking(False)
+                await loop.sock_sendall(deaf, pack(Hello(PROTOCOL_VERSION)))
+                server: Any = b.process._server
+                await until(lambda: len(server._connections) == 1)
+                (connection,) = server._connections.values()
+                transport = connection._writer.transport
+                await until(lambda: connection._max_frame_bytes)
+                answered: list[int] = []
+                status = connection._status
+
+                def counted() -> StatusReport:
+                    answered.append(1)
+                    return status()
+
+                def all_answered() -> bool:
+                    return len(answered) == most
+
+                connection._status, most = counted, 0
+                while not transport.get_write_buffer_size():
+                    # Few at once: above the high-water mark the gateway would wait, and not read the end.
+                    most = len(answered) + 20
+                    for number in range(len(answered), most):
+                        await loop.sock_sendall(deaf, pack(StatusQuery(number)))
+                    await until(all_answered)
+                deaf.shutdown(socket.SHUT_WR)
+                await until(lambda: not server._connections and not b.process.access.tcp_places.taken)
+                await until(lambda: transport.get_extra_info("socket").fileno() == -1)
+
+    run(scenario())
+
+
+def test_a_cancel_does_not_swallow_an_error_that_is_being_sent(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with bench(configure()) as b:
+            client = await RawClient.connect(b)
+            (connection,) = b.process._server._connections.values()
+            async with connection._sending:
+                client.say(submit(1, GenerateRequest(messages=[])))
+                # It is refused, and waits for its turn to be sent.
+                await until(lambda: connection._tasks and not connection._opening)
+                client.say(Cancel(1))
+                client.say(Ping())
+                await until(lambda: connection._sending._waiters and len(connection._sending._waiters) == 2)
+            (reply,) = [
+                each for each in (await client.hear(), await client.hear()) if isinstance(each, Reply)
+            ]
+            assert isinstance(reply.event, ErrorEvent)
+            await client.close()
 
     run(scenario())

@@ -13,11 +13,11 @@ from omnirelay.cli.chat.slash import COMMANDS
 from omnirelay.cli.output import WordWrap
 from omnirelay.client.wav import pcm16
 from shared.config import Config
-from shared.config.gateway import SPEECH_SYSTEM_PROMPT
+from shared.families.qwen2_5_omni import SPEECH_SYSTEM_PROMPT
 from shared.messages import ThinkRequest
 from tests.gateway.bench import Bench, bench, run
 from tests.gateway.fake_stages import until
-from tests.support.terminal import CTRL_C, CTRL_D, ENTER, make_program, piped, terminal
+from tests.support.terminal import CTRL_C, ENTER, make_program, piped, terminal
 
 Configure = Callable[..., Config]
 PICTURE = b"nobody looks into it here"
@@ -196,12 +196,10 @@ def test_at_a_terminal(configure: Configure, tmp_path: Path) -> None:
             await shown.see("speech is not played")
             # Wrapped between words, wherever the path of the checkpoint ends.
             await shown.see("commands\r\n")
-            await shown.see("> ")
-            shown.type(f"Hi{ENTER}")
+            await shown.enter("Hi")
             await shown.see("\nHello there")
             await shown.see("time to first text")
-            await shown.see("> ")
-            shown.type(f"/im\tpicture.p\t{ENTER}")
+            await shown.enter("/im\tpicture.p\t")
             await shown.see("image 1 attached to the next message: picture.png")
             shown.type("/image pic\t\t\t")
             await shown.see("pictures/")
@@ -211,9 +209,7 @@ def test_at_a_terminal(configure: Configure, tmp_path: Path) -> None:
             await shown.see("Hello there")
             shown.type(f"/voice Nobody{ENTER}")
             await shown.see("unknown_speaker")
-            await shown.see("> ")
-            shown.type(CTRL_D)
-            assert await shown.ended() == 0
+            await shown.leave()
         second = b.stages.requests[1]
         assert len(second.media) == 1
         assert text_of(b, second).endswith(
@@ -240,8 +236,7 @@ def test_ctrl_c_clears_a_line_and_leaves_at_an_empty_one(configure: Configure) -
             shown.type("half a li")
             await shown.see("half a li")
             await shown.interrupt()
-            await shown.see("> ")
-            shown.type(f"Hi{ENTER}")
+            await shown.enter("Hi")
             await shown.see("Hello there")
             await shown.see("> ")
             assert text_of(b, b.stages.requests[0]).endswith(turns("Hi"))
@@ -304,12 +299,9 @@ def test_without_a_player_text_is_all_that_is_asked_for(configure: Configure, tm
     async def use(b: Bench) -> None:
         async with terminal(*CHAT, b.listen, PATH=str(tmp_path / "empty")) as shown:
             await shown.see("no audio player")
-            await shown.see("> ")
-            shown.type(f"Hi{ENTER}")
+            await shown.enter("Hi")
             await shown.see("Hello there")
-            await shown.see("> ")
-            shown.type(CTRL_D)
-            assert await shown.ended() == 0
+            await shown.leave()
         assert b.stages.requests[0].speech is None
 
     serving(configure, use)
@@ -318,8 +310,7 @@ def test_without_a_player_text_is_all_that_is_asked_for(configure: Configure, tm
 def test_ctrl_c_stops_the_answer_and_keeps_what_was_said(configure: Configure) -> None:
     async def use(b: Bench) -> None:
         async with terminal(*CHAT, b.listen, "--text-only") as shown:
-            await shown.see("> ")
-            shown.type(f"Hi{ENTER}")
+            await shown.enter("Hi")
             request = await b.stages.request(0)
             await b.stages.text(request.request_id, 0, b.encode("Hello"))
             await shown.see("Hello")
@@ -327,8 +318,7 @@ def test_ctrl_c_stops_the_answer_and_keeps_what_was_said(configure: Configure) -
             await b.stages.aborted(request.request_id)
             await shown.see("stopped")
             await until(lambda: b.counts["cancelled"] == 1)
-            await shown.see("> ")
-            shown.type(f"Go on{ENTER}")
+            await shown.enter("Go on")
             second = await b.stages.request(1)
             assert text_of(b, second).endswith(turns("Hi", "Hello", "Go on"))
             shown.type(CTRL_C)
@@ -347,8 +337,7 @@ def test_a_gateway_that_comes_back_goes_on_with_the_conversation(configure: Conf
             b = await first.enter_async_context(bench(config))
             b.stages.serve(b.encode("Hello there"))
             async with terminal(*CHAT, b.listen, "--text-only") as shown:
-                await shown.see("> ")
-                shown.type(f"Hi{ENTER}")
+                await shown.enter("Hi")
                 await shown.see("Hello there")
                 await first.aclose()
                 shown.type(f"Lost{ENTER}")
@@ -360,9 +349,7 @@ def test_a_gateway_that_comes_back_goes_on_with_the_conversation(configure: Conf
                     assert text_of(again, again.stages.requests[0]).endswith(
                         turns("Hi", "Hello there", "You?")
                     )
-                    await shown.see("> ")
-                    shown.type(CTRL_D)
-                    assert await shown.ended() == 0
+                    await shown.leave()
 
     run(scenario())
 
@@ -378,18 +365,14 @@ def test_speech_is_played_and_ctrl_c_at_the_prompt_ends_it_before_the_conversati
     async def use(b: Bench) -> None:
         async with terminal(*CHAT, b.listen, "--verbose", PATH=str(tmp_path / "bin")) as shown:
             await shown.see("player: aplay")
-            await shown.see("> ")
-            shown.type(f"Hi{ENTER}")
+            await shown.enter("Hi")
             await until((tmp_path / "all").exists)
             assert (tmp_path / "played").stat().st_size == 4 * 360
             await shown.see("> ")
             await shown.interrupt()
-            await shown.see("> ")
-            shown.type(f"Again{ENTER}")
+            await shown.enter("Again")
             await shown.see("Hello there")
-            await shown.see("> ")
-            shown.type(CTRL_D)
-            assert await shown.ended() == 0
+            await shown.leave()
 
     serving(configure, use)
 

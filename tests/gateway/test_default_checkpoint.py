@@ -6,9 +6,12 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from omnirelay.errors import CheckpointError
 from ops import checkpoint
 from shared.config import Config
 from shared.manifest import MANIFEST_FILE, write_manifest
@@ -22,24 +25,28 @@ class Maker:
     Attributes:
         installed: The compact checkpoint that is installed.
         calls: Sizes that were asked for.
+        status: The exit status of the maker.
     """
 
     def __init__(self, installed: Path) -> None:
         self.installed = installed
         self.calls: list[str] = []
+        self.status = 0
 
     def install(self, content: str) -> None:
         self.installed.mkdir(parents=True, exist_ok=True)
         (self.installed / "config.json").write_text(content)
         write_manifest(self.installed)
 
-    def __call__(self, command: list[str], **_: object) -> "subprocess.CompletedProcess[bytes]":
+    def __call__(self, command: list[str], **_: object) -> Any:
         place = Path(command[command.index("checkpoint") + 1])
         self.calls.append(command[command.index("--size") + 1])
         place.mkdir(parents=True)
         for name in ("config.json", MANIFEST_FILE):
             (place / name).write_bytes((self.installed / name).read_bytes())
-        return subprocess.CompletedProcess(command, 0)
+        return SimpleNamespace(
+            stderr=None, returncode=self.status, wait=int, kill=lambda: None, communicate=lambda: (None, None)
+        )
 
 
 @pytest.fixture
@@ -52,7 +59,7 @@ def maker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Maker:
     found.install("one")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(checkpoint, "DEFAULT_CHECKPOINT", PLACE)
-    monkeypatch.setattr(subprocess, "run", found)
+    monkeypatch.setattr(subprocess, "Popen", found)
     monkeypatch.delitem(sys.modules, "checkpoint", raising=False)
     monkeypatch.setattr(sys, "path", [str(tmp_path / "site")])
     monkeypatch.setattr(sys, "meta_path", [each for each in sys.meta_path if "editable" not in repr(each)])
@@ -68,6 +75,13 @@ def test_the_installed_checkpoint_is_made_once_and_again_after_an_upgrade(maker:
     assert maker.calls == ["speaking", "speaking"]
     assert (PLACE / "config.json").read_text() == "two"
     assert [path.name for path in PLACE.parent.iterdir()] == ["speaking"]
+
+
+def test_a_maker_that_fails_leaves_nothing(maker: Maker) -> None:
+    maker.status = 1
+    with pytest.raises(CheckpointError, match="exit status 1"):
+        checkpoint.ensure(Config())
+    assert not list(PLACE.parent.iterdir())
 
 
 def test_a_start_waits_for_another_that_makes_it(maker: Maker, monkeypatch: pytest.MonkeyPatch) -> None:

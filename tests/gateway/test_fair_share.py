@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.fairness.admission import Admission
+from gateway.fairness.admission import FEW, OLDEST_EVERY, TIMES_FREE_ACTIVE, Admission
 from gateway.fairness.fair_queue import FairQueue
 from gateway.fairness.memory_budget import Hold, MemoryBudget
 from gateway.fairness.quota import Quota
@@ -38,7 +38,7 @@ class Crowd:
         self.active: dict[str, str] = {}
         self.overtaken: Counter[str] = Counter()
         """How often a client's first request in line was overtaken by one of the same priority."""
-        self.came = self.ended = 0
+        self.came = self.ended = self.started = 0
 
     def come(self, client: str, priority: int = 0) -> str | None:
         try:
@@ -65,7 +65,11 @@ class Crowd:
         served = []
         while (name := self.admission.next()) is not None:
             client, priority = self.waiting[name]
-            assert priority == min(each for _, each in self.waiting.values())
+            able = {each for other, each in self.waiting.values() if self.may(other)}
+            oldest = next(each for other, each in self.waiting.values() if self.may(other))
+            turn = self.started % OLDEST_EVERY == OLDEST_EVERY - 1
+            assert priority == (oldest if turn else min(able))
+            self.started += 1
             heads: dict[tuple[str, int], str] = {}
             for each, key in self.waiting.items():
                 heads.setdefault(key, each)
@@ -81,10 +85,16 @@ class Crowd:
         self.check()
         return served
 
+    def may(self, client: str) -> bool:
+        """Whether a client may have one more place."""
+        own = Counter(self.active.values())[client]
+        free = self.bounds[0] - len(self.active)
+        return free > 0 and (not own or own < TIMES_FREE_ACTIVE * free)
+
     def check(self) -> None:
         assert len(self.active) <= self.bounds[0]
         assert len(self.active) + len(self.waiting) <= self.bounds[1]
-        assert not self.waiting or len(self.active) == self.bounds[0]
+        assert not any(self.may(client) for client, _ in self.waiting.values())
         assert all(times <= 2 * self.bounds[1] for times in self.overtaken.values()), self.overtaken
 
 
@@ -105,9 +115,9 @@ def test_bounds_hold_nobody_starves_and_everyone_leaves(
         crowd.leave(next(iter(crowd.active)))
     assert not crowd.waiting
     assert crowd.came == crowd.ended
-    assert crowd.admission._places.used == crowd.admission._active.used == 0
+    assert crowd.admission._places.used == crowd.admission._thinking.used == 0
     assert not crowd.admission._queues
-    assert not crowd.admission._clients
+    assert not crowd.admission._entries
 
 
 @settings(deadline=None)
@@ -202,6 +212,106 @@ def test_one_client_leaves_places_for_others() -> None:
     assert crowd.come("third") is not None
 
 
+def test_one_client_leaves_places_at_the_stages_for_others() -> None:
+    crowd = Crowd(16, 64)
+    while crowd.come("greedy"):
+        pass
+    assert len(crowd.active) == 14
+    second = crowd.come("second")
+    assert second in crowd.active
+
+
+def test_what_waits_long_is_served_whatever_its_priority() -> None:
+    crowd = Crowd(1, 100)
+    crowd.come("urgent", -1)
+    patient = crowd.come("patient", 9)
+    assert patient is not None
+    for _ in range(OLDEST_EVERY):
+        crowd.come("urgent", -1)
+        crowd.leave(next(iter(crowd.active)))
+        if patient in crowd.active:
+            return
+    raise AssertionError("it starved")
+
+
+def test_speech_that_cannot_start_stops_no_aging() -> None:
+    admission = Admission(2, 200)
+    for number in range(2):
+        admission.enter(f"speech {number}", 0, f"client {number}", speaks=True)
+        admission.start(f"speech {number}")
+        admission.leave_thinker(f"speech {number}")
+    admission.enter("speech 2", 0, "client 2", speaks=True)
+    admission.enter("patient", 9, "client 3")
+    for number in range(OLDEST_EVERY):
+        admission.enter(f"urgent {number}", 0, "client 4")
+        name = admission.next()
+        assert name is not None
+        admission.start(name)
+        if name == "patient":
+            return
+        admission.leave(name)
+    raise AssertionError("it starved")
+
+
+def test_speech_keeps_no_text_waiting() -> None:
+    admission = Admission(2, 10)
+    for number in range(4):
+        admission.enter(f"speech {number}", 0, f"client {number}", speaks=True)
+    for name in ("speech 0", "speech 1"):
+        assert admission.next() == name
+        admission.start(name)
+    admission.enter("text", 0, "client 0")
+    assert admission.next() is None
+    assert admission.leave_thinker("speech 0")
+    assert not admission.leave_thinker("speech 0")
+    # The places for speech are taken.
+    assert admission.next() == "text"
+    admission.start("text")
+    admission.leave("speech 0")
+    assert admission.leave_thinker("speech 1")
+    assert admission.next(speech=False) is None
+    assert admission.next() == "speech 2"
+    for name in ("speech 1", "speech 2", "speech 3", "text"):
+        admission.leave(name)
+    assert admission._places.used == admission._thinking.used == admission._speaking.used == 0
+
+
+def test_places_follow_the_stages() -> None:
+    admission = Admission(None, 10)
+    for number in range(20):
+        admission.enter(str(number), 0, f"client {number}")
+
+    def start() -> int:
+        started = 0
+        while (name := admission.next()) is not None:
+            admission.start(name)
+            started += 1
+        return started
+
+    assert start() == FEW
+    admission.follow(18, 1)
+    assert start() == 2
+    # A replica has gone: as many as are too many end first.
+    admission.follow(4, 0)
+    for name in range(14):
+        admission.leave(str(name))
+        assert start() == 0
+    admission.leave("14")
+    assert start() == 1
+    admission.follow(0, 0)
+    admission.leave("15")
+    assert start() == 1
+    for number in range(20, 30):
+        admission.enter(str(number), 0, f"client {number}")
+    with pytest.raises(BusyError, match="4 requests are being served and 10 wait"):
+        admission.enter("30", 0)
+    configured = Admission(1, 0)
+    configured.follow(5, 5)
+    configured.enter("one", 0)
+    with pytest.raises(BusyError):
+        configured.enter("two", 0)
+
+
 def test_held_bytes_are_shared_and_one_request_may_have_all_of_them() -> None:
     held = MemoryBudget(1000, lambda: 7)
     whole = Hold(held.of("a"))
@@ -272,11 +382,11 @@ def test_a_line_passes_over_who_may_not_be_served() -> None:
     line = FairQueue(lambda _: False)
     line.join("a1", "a")
     line.join("b1", "b")
-    assert line.first(lambda client: client != "a") == ("b", "b1")
-    assert line.first(lambda _: False) is None
+    assert line.first(lambda client, _: client != "a") == ("b", "b1")
+    assert line.first(lambda *_: False) is None
     line.leave("unknown", "nobody")
     line.leave("a1", "a")
-    line.serve("b")
+    line.serve("b", "b1")
     assert not line
 
 

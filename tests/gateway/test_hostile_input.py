@@ -1,11 +1,13 @@
 """What is malformed, hostile or slow is refused, and harms nobody else."""
 
 import asyncio
+import logging
 import os
 from collections.abc import Callable
 
 import msgspec
 import pytest
+import zmq
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -22,9 +24,11 @@ from omnirelay.protocol import (
     Submit,
     pack,
 )
+from omnirelay.version import version
 from shared.config import Config
 from shared.messages import Abort, AudioChunk, TextDelta
 from shared.messages.payloads import Blob
+from shared.transport.control import ControlClient
 from shared.transport.wire import VERSION_BYTE, WIRE_VERSION, Frame, encode
 from tests.gateway.bench import Bench, bench, run
 from tests.gateway.fake_stages import until
@@ -270,6 +274,38 @@ def test_stages_may_say_nonsense(configure: Configure) -> None:
             await serves(b)
 
     run(scenario())
+
+
+def test_a_stage_of_another_version_is_named_once_here_and_told_once_there(
+    configure: Configure, caplog: pytest.LogCaptureFixture
+) -> None:
+
+    async def scenario() -> None:
+        async with bench(configure()) as b:
+            other = ControlClient(zmq.Context.instance(), b.config.gateway.control, "thinker.other")
+            beat = ControlClient(zmq.Context.instance(), b.config.gateway.control, "thinker.other.heartbeat")
+            await until(lambda: other.socket.poll(0, zmq.POLLOUT))
+            message = [bytes([WIRE_VERSION - 1]) + bytes(encode(b.stages.heartbeat("thinker"))[0])[1:]]
+            before = b.process.status().refused.get("version_unsupported", 0)
+            for _ in range(20):
+                await until(lambda: beat.socket.poll(0, zmq.POLLOUT))
+                beat.socket.send_multipart(message)
+            await until(lambda: b.process.status().refused.get("version_unsupported") == before + 20)
+            await until(lambda: other.socket.poll(0))
+            frames = other.socket.recv_multipart()
+            assert frames[0][0] == WIRE_VERSION
+            assert not other.socket.poll(100)
+            assert not beat.socket.poll(0)
+            other.close()
+            beat.close()
+            await serves(b)
+
+    with caplog.at_level(logging.WARNING):
+        run(scenario())
+    (line,) = [line for line in caplog.messages if "version_unsupported" in line]
+    assert "thinker.other" in line
+    assert f"version {WIRE_VERSION - 1}, this build speaks {WIRE_VERSION}" in line
+    assert line.endswith(f"OmniRelay, this is {version()}")
 
 
 def fuzz_bytes() -> st.SearchStrategy[bytes]:

@@ -257,22 +257,25 @@ def test_a_gateway_that_stops_ends_calls(configure: Configure) -> None:
     run(scenario())
 
 
-def test_input_beyond_the_limit_is_refused_once(configure: Configure) -> None:
+def test_input_that_finds_no_memory_is_refused_once(configure: Configure) -> None:
     async def scenario() -> None:
-        config = configure(with_calls(), {"max_audio_seconds": 1})
-        async with http_bench(config) as b, connected(b, QUIET) as c:
+        async with http_bench(configure(with_calls())) as b, connected(b, QUIET) as c:
+            held = b.process.gateway.held
+            limit = held._quota.total
+            held._quota.take("others", limit)
             error = (await c.take("error"))[-1]["error"]
-            assert error["code"] == "media_too_large"
+            assert error["code"] == "busy"
             c.send("input_audio_buffer.clear")
             events = await c.take("input_audio_buffer.cleared")
             assert kinds(events) == ["input_audio_buffer.cleared"]
+            held.give("others", limit)
 
     run(scenario())
 
 
 def test_a_client_that_reads_no_events(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.http.realtime.webrtc.transport.STALL_S", 0.5)
-    monkeypatch.setattr("gateway.http.realtime.webrtc.transport.MAX_UNREAD", 0)
+    monkeypatch.setattr("gateway.http.realtime.webrtc.call.STALL_S", 0.5)
+    monkeypatch.setattr("gateway.http.realtime.webrtc.call.MAX_UNREAD", 0)
 
     async def scenario() -> None:
         async with http_bench(configure(with_calls())) as b, connected(b, QUIET) as c:

@@ -1,6 +1,7 @@
 """Calls that are refused: offers, limits, keys, gateways without calls."""
 
 import asyncio
+import errno
 import re
 import socket
 import subprocess
@@ -17,9 +18,8 @@ from aiortc.rtp import RtpPacket
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.http.realtime.webrtc.offer import MAX_SDP_BYTES, advertise, read_offer
-from gateway.http.realtime.webrtc.peer import Peer
-from gateway.http.realtime.webrtc.speech import SpeechTrack
+from gateway.http.realtime.webrtc.call import SpeechTrack
+from gateway.http.realtime.webrtc.peer import MAX_SDP_BYTES, Peer, advertise, read_offer
 from omnirelay.errors import InvalidRequestError
 from shared.config import Config
 from shared.config.gateway import WebRtcConfig
@@ -46,7 +46,7 @@ def offer() -> str:
 
 def test_nothing_of_an_offer_says_where_to_send(offer: str) -> None:
     assert "a=candidate:" in offer
-    kept = read_offer(offer.encode())
+    kept = read_offer(offer.encode()).sdp
     assert "candidate" not in kept
     assert len(kept.splitlines()) == sum("candidate" not in line for line in offer.splitlines())
 
@@ -61,7 +61,7 @@ def test_nothing_of_an_offer_says_where_to_send(offer: str) -> None:
         (lambda sdp: sdp + "a=x\r\n" * 1000, "lines"),
         (lambda sdp: sdp + "\xe9", "ASCII"),
         (lambda sdp: sdp + "a=\x00", "not SDP"),
-        (lambda sdp: sdp + "m=video 9 UDP/TLS/RTP/SAVPF 96\r\n", "video"),
+        (lambda sdp: sdp + "m=text 9 UDP/TLS/RTP/SAVPF 96\r\n", "text"),
         (lambda sdp: sdp[: sdp.index("m=application")], "audio"),
         (lambda sdp: sdp.replace("a=group:BUNDLE", "a=group:LS"), "BUNDLE"),
         (lambda sdp: re.sub("a=mid:.*\r\n", "", sdp), "BUNDLE"),
@@ -90,6 +90,28 @@ def test_offers_that_are_refused(
     run(scenario())
 
 
+def test_a_call_with_video_is_a_call_without(configure: Configure, offer: str) -> None:
+    voice, data = offer.index("m=audio"), offer.index("m=application")
+    video = "m=video 9 UDP/TLS/RTP/SAVPF 96\r\na=mid:v\r\na=rtpmap:96 VP8/90000\r\na=recvonly\r\n"
+    answered = "m=video 0 UDP/TLS/RTP/SAVPF 96\r\nc=IN IP4 0.0.0.0\r\na=inactive\r\na=mid:v\r\n"
+
+    async def scenario() -> None:
+        async with http_bench(configure(with_calls())) as b:
+            for at in (min(voice, data), max(voice, data), len(offer)):
+                with_video = offer[:at] + video + offer[at:]
+                with_video = with_video.replace("BUNDLE 0 1", "BUNDLE 0 v 1")
+                answer = await b.http.post(URL, content=with_video.encode(), headers=SDP)
+                assert answer.status_code == 201, answer.text
+                media = re.findall("m=([a-z]+)", answer.text)
+                assert media == re.findall("m=([a-z]+)", with_video)
+                assert answered in answer.text
+                assert "a=group:BUNDLE 0 1\r\n" in answer.text
+                await b.http.post(f"{answer.headers['location']}/hangup")
+                await free(b)
+
+    run(scenario())
+
+
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_offers_with_any_fault_are_answered_or_refused(offer: str, data: st.DataObject) -> None:
@@ -107,7 +129,8 @@ def test_offers_with_any_fault_are_answered_or_refused(offer: str, data: st.Data
             SpeechTrack(lambda _kind, _fields: None), WebRtcConfig(addresses=[IPv4Address("127.0.0.1")])
         )
         try:
-            await peer.answer(read_offer("\r\n".join(lines).encode("latin-1", "replace")))
+            read = read_offer("\r\n".join(lines).encode("latin-1", "replace"))
+            read.complete(await peer.answer(read.sdp))
         except InvalidRequestError:
             pass
         finally:
@@ -171,7 +194,7 @@ def test_another_model(configure: Configure, offer: str) -> None:
 
 
 def test_calls_and_websockets_count_together(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.http.realtime.opening.sessions.MAX_SESSIONS", 5)
+    monkeypatch.setattr("gateway.http.realtime.endpoint.MAX_SESSIONS", 5)
 
     async def scenario() -> None:
         async with http_bench(configure(with_calls())) as b:
@@ -213,6 +236,22 @@ def test_a_call_is_a_connection(configure: Configure, offer: str) -> None:
             async with httpx.AsyncClient(base_url=b.url, limits=limits) as http:
                 codes = [(await http.post(URL, content=offer, headers=SDP)).status_code for _ in range(4)]
             assert codes == [201, 201, 201, 429]
+
+    run(scenario())
+
+
+def test_a_call_without_a_connection_of_its_own_keeps_no_place(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch, offer: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async def scenario() -> None:
+        async with http_bench(configure(with_calls())) as b:
+            with monkeypatch.context() as short:
+                short.setattr("gateway.http.realtime.webrtc.endpoint.Peer", fail)
+                assert (await b.http.post(URL, content=offer, headers=SDP)).status_code == 500
+            assert await b.metric('omnirelay_realtime_sessions{connection="webrtc"}') == 0
 
     run(scenario())
 

@@ -1,6 +1,9 @@
 """Ephemeral keys: what they open and for how long, and what they may not."""
 
+import gc
+import json
 import time
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -35,7 +38,9 @@ async def opened(b: HttpBench, key: str) -> Any:
 
 
 def client_of(b: HttpBench, key: str) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=f"{b.url}/v1", api_key=key, max_retries=0)
+    return openai.AsyncOpenAI(
+        base_url=f"{b.url}/v1", api_key=key, max_retries=0, _strict_response_validation=True
+    )
 
 
 async def refused(b: HttpBench, key: str) -> int:
@@ -72,7 +77,7 @@ def test_a_key_opens_sessions_as_they_were_ordered(configure: Configure, keys: s
 
 
 def test_a_key_expires_and_its_memory_is_free(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.http.realtime.opening.client_secrets.SECOND_S", 0.03)
+    monkeypatch.setattr("gateway.http.realtime.endpoint.SECOND_S", 0.03)
 
     async def scenario() -> None:
         async with http_bench(configure(http_gateway())) as b:
@@ -100,6 +105,26 @@ def test_what_a_key_does_not_open(configure: Configure, keys: str, keyed: bool) 
             assert await refused(b, f"{key[:-1]}{'A' if key[-1] != 'A' else 'B'}") == 401
             assert await refused(b, PREFIX) == 401
             assert (await b.http.post(URL, json={})).status_code == (401 if keyed else 200)
+
+    run(scenario())
+
+
+def test_a_key_takes_no_more_memory_than_was_reserved(configure: Configure) -> None:
+    nested: dict[str, list[list[Any]]] = {"enum": [[] for _ in range(60_000)]}
+    tool = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {"a": nested}}}
+    body = {"session": {"tools": [tool]}}
+
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b:
+            assert (await b.http.post(URL, json=body)).status_code == 200
+            tracemalloc.start()
+            try:
+                assert (await b.http.post(URL, json=body)).status_code == 200
+                gc.collect()
+                taken = tracemalloc.get_traced_memory()[0]
+            finally:
+                tracemalloc.stop()
+            assert taken < 3 * len(json.dumps(body))
 
     run(scenario())
 

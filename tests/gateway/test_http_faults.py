@@ -1,6 +1,8 @@
 """HTTP clients that go away, do not read, do not write, or write what is no HTTP; and stages that die."""
 
 import asyncio
+import codecs
+import gzip
 import json
 import logging
 from collections.abc import AsyncIterator, Callable
@@ -12,8 +14,9 @@ import pytest
 
 from gateway.fairness import uploads
 from gateway.http import answer as answer_module
-from gateway.http import protocol, streams
+from gateway.http import streams
 from shared.config import Config
+from shared.http import protocol
 from tests.gateway.bench import run
 from tests.gateway.fake_stages import until
 from tests.gateway.http_bench import HI, MODEL, HttpBench, http_bench, http_gateway
@@ -151,7 +154,7 @@ async def whole_stream(b: HttpBench) -> list[Any]:
 
 def test_many_streams_at_once(configure: Configure) -> None:
     async def scenario() -> None:
-        async with http_bench(configure(http_gateway(), max_active=64)) as b:
+        async with http_bench(configure(http_gateway(), max_active=74)) as b:
             answers = [asyncio.create_task(whole_stream(b)) for _ in range(64)]
             await b.stages.request(63)
             assert b.counts["thinking"] == 64
@@ -276,6 +279,7 @@ def test_requests_that_lead_nowhere(configure: Configure) -> None:
                 assert answer.status_code == status, path
                 error = answer.json()["error"]
                 assert set(error) == {"message", "type", "param", "code"}
+                assert answer.headers["x-request-id"].startswith("http_")
                 assert (error["code"], error["type"]) == (code, "invalid_request_error")
                 assert status != 405 or answer.headers["allow"] == "POST"
                 assert status not in (404, 405, 426) or path.rpartition("/")[2] in error["message"]
@@ -307,6 +311,30 @@ def test_bodies_over_the_limit(configure: Configure) -> None:
             b.stages.serve(b.encode("Hi"))
             assert (await b.post()).status_code == 200
             assert b.process.gateway.held.total == 0
+
+    run(scenario())
+
+
+def test_a_body_may_be_packed(configure: Configure) -> None:
+    async def scenario() -> None:
+        media = {"max_item_bytes": 50_000, "max_request_bytes": 100_000}
+        async with http_bench(configure(http_gateway(), media, request_bytes=400_000)) as b:
+            b.stages.serve(b.encode("Hi"))
+            plain = codecs.BOM_UTF8 + json.dumps({"model": "omnirelay", "messages": HI}).encode()
+
+            async def status(content: bytes, coding: str) -> int:
+                headers = {"Content-Encoding": coding}
+                answer = await b.http.post("/v1/chat/completions", content=content, headers=headers)
+                return answer.status_code
+
+            packed = gzip.compress(plain)
+            assert await status(plain, "identity") == 200
+            assert await status(packed, "gzip") == 200
+            assert await status(packed, "br") == 400
+            for damaged in (packed[:-9], packed + b"x", packed[:20] + b"xxxx" + packed[24:], plain):
+                assert await status(damaged, "gzip") == 400
+            # A bomb: nothing beyond the limit is kept.
+            assert await status(gzip.compress(bytes(50_000_000)), "gzip") == 413
 
     run(scenario())
 

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from gateway.http import body as body_module
 from gateway.http.fields import IGNORED, NEUTRAL
 from gateway.http.openai.chat_request import ChatAnswerOptions, read_chat
-from gateway.http.openai.speech import REPEAT, read_speech
-from gateway.http.openai.strings import MIN_LENGTH
+from gateway.http.openai.speech import read_speech
+from gateway.http.openai.strings import MIN_LENGTH, parse
 from omnirelay.content import AudioPart, ChatMessage, ImagePart, TextPart, VideoPart
 from omnirelay.errors import InvalidRequestError, UnsupportedError, UnsupportedFormatError
 from omnirelay.protocol import GenerateRequest, SamplingOverrides
+from shared.config.gateway import REPEAT_PROMPT
 
 HI = [{"role": "user", "content": "Hi"}]
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
@@ -30,7 +31,7 @@ JSON_VALUES = st.recursive(
 
 def read(**fields: Any) -> tuple[ChatAnswerOptions, GenerateRequest]:
     body = {"model": "m", "messages": HI, **fields}
-    return read_chat(bytearray(json.dumps(body).encode()), 100, 10**6)
+    return read_chat(parse(bytearray(json.dumps(body).encode()), 10**6), 100)
 
 
 def asked(*parts: Any, role: str = "user") -> Any:
@@ -177,6 +178,13 @@ def test_what_changes_nothing_is_passed_over() -> None:
     nothing = {name: None for name in (*NEUTRAL, "temperature", "audio", "modalities", "max_tokens")}
     for fields in (harmless, anything, nothing):
         assert read(**fields) == read()
+    assert read(stream_options={"include_usage": True})[1] == read()[1]
+    assert read(max_tokens=10.0) == read(max_tokens=10)
+    history = {"reasoning_content": "hm", "cache_control": {"type": "ephemeral"}}
+    call = {**CALL, "index": 0}
+    assert read(messages=[*HI, {"role": "assistant", "tool_calls": [call], **history}]) == read(
+        messages=[*HI, {"role": "assistant", "tool_calls": [CALL]}]
+    )
     image = {"type": "image_url", "image_url": {"url": "data:,"}}
     low = {**image, "image_url": {"url": "data:,", "detail": "low"}}
     plain, named = (
@@ -191,7 +199,6 @@ def test_what_changes_nothing_is_passed_over() -> None:
     [
         ({"n": 2, "modalities": ["text", "audio"]}, "n"),
         ({"tools": [TOOL], "modalities": ["text", "audio"]}, "tools"),
-        ({"tools": [TOOL], "response_format": {"type": "json_object"}}, "response_format"),
         ({"modalities": ["audio"]}, "modalities"),
         ({"modalities": []}, "modalities"),
         ({"modalities": ["text", "image"]}, "modalities"),
@@ -246,7 +253,6 @@ def test_what_is_not_done_is_refused(fields: dict[str, Any], param: str | None) 
         ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
         ({"audio": {"voice": "Ethan"}}, "audio"),
         ({"modalities": ["text", "audio"], "audio": {"speed": 2}}, "audio.speed"),
-        ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"mm_processor_kwargs": {"fps": 1}}, "mm_processor_kwargs.fps"),
         ({"temperature": 2.1}, "temperature"),
         ({"temperature": -0.1}, "temperature"),
@@ -308,7 +314,7 @@ def test_percent_signs_are_not_taken_for_escapes_in_base64(size: int) -> None:
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"5", b"\xff", b'{"a": NaN}', b"[" * 100_000])
 def test_what_is_no_object_is_refused(body: bytes) -> None:
     with pytest.raises(InvalidRequestError, match="the body"):
-        read_chat(bytearray(body), 100, 10**6)
+        read_chat(parse(bytearray(body), 10**6), 100)
 
 
 @pytest.mark.parametrize(
@@ -327,7 +333,7 @@ def test_what_is_no_object_is_refused(body: bytes) -> None:
 def test_half_a_character_and_half_a_body_are_told_apart(text: str, problem: str) -> None:
     body = '{"model": "m", "messages": [{"role": "user", "content": "' + text
     with pytest.raises(InvalidRequestError, match=problem):
-        read_chat(bytearray(body, "utf-8"), 100, 10**6)
+        read_chat(parse(bytearray(body, "utf-8"), 10**6), 100)
 
 
 def test_bodies_that_would_swell_are_refused_before_they_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -335,7 +341,7 @@ def test_bodies_that_would_swell_are_refused_before_they_do(monkeypatch: pytest.
     monkeypatch.setattr(body_module, "COUNT_PIECE", 100)
     body = json.dumps({"model": "m", "messages": HI, "user": [{}] * 2000}).encode()
     with pytest.raises(InvalidRequestError, match="more than 1000 values"):
-        read_chat(bytearray(body), 100, 10**6)
+        read_chat(parse(bytearray(body), 10**6), 100)
 
 
 @given(st.dictionaries(st.sampled_from([*NEUTRAL, *IGNORED, "messages", "audio", "stream"]), JSON_VALUES))
@@ -343,7 +349,7 @@ def test_bodies_that_would_swell_are_refused_before_they_do(monkeypatch: pytest.
 def test_anything_is_read_or_refused(fields: dict[str, Any]) -> None:
     body = json.dumps({"model": "m", "messages": HI, **fields}).encode()
     with suppress(InvalidRequestError):
-        options, request = read_chat(bytearray(body), 100, 10**6)
+        options, request = read_chat(parse(bytearray(body), 10**6), 100)
         assert (options.model, request.speech) == ("m", False)
 
 
@@ -374,7 +380,7 @@ def test_a_text_to_speak() -> None:
     assert speak(speed=2.5)[0].speed == 2.5
     assert speak(speed=1, stream_format="sse", user="me")[0].events
     assert speak()[0].format == "mp3"
-    assert speak(system_prompt=None)[1].messages[0].content == REPEAT
+    assert speak(system_prompt=None)[1].messages[0].content == REPEAT_PROMPT
 
 
 @pytest.mark.parametrize(
@@ -394,3 +400,16 @@ def test_speech_that_is_refused(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequestError) as raised:
         speak(**fields)
     assert raised.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"logit_bias": {"abc": 1}}, "of 1 to 9 digits"),
+        ({"tools": [{**TOOL, "function": {"name": "a b"}}]}, "of letters, digits, '_', '.' and '-' only"),
+    ],
+)
+def test_patterns_are_said_in_words(fields: dict[str, Any], problem: str) -> None:
+    said = str(refused(**fields))
+    assert problem in said
+    assert "regex" not in said

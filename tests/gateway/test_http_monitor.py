@@ -21,10 +21,12 @@ from gateway.requests import history
 from gateway.requests.history import RequestHistory, RequestReport
 from gateway.requests.lifecycle import Lifecycle, RequestState, StateCounts
 from gateway.requests.metrics import GatewayMetrics, RequestMeter
+from omnirelay.cli.status import describe
 from omnirelay.errors import AddressInUseError, ConfigError, PoisonRequestError, StageUnavailableError
+from omnirelay.version import version
 from shared.checkpoints import served_name
 from shared.config import DEFAULT_CHECKPOINT, Config, load_config
-from shared.config.gateway import VOICE_ALIASES
+from shared.families.qwen2_5_omni import QWEN2_5_OMNI
 from shared.messages import SAMPLE_RATE, AudioChunk
 from shared.messages.payloads import Blob
 from tests.gateway.bench import run
@@ -53,6 +55,11 @@ def test_health_before_and_after_the_stages(configure: Configure) -> None:
             assert (health["status"], health["model"]) == ("ok", MODEL)
             assert [stage["name"] for stage in health["stages"]] == ["thinker", "talker", "token2wav"]
             assert health["stages"][0]["load"]["running"] == 1
+            assert (await b.http.get("/version")).json() == {"version": version()}
+            assert health["version"] == b.process.status().gateway.version == version()
+            assert f"version {version()}, up for" in describe(b.process.status())
+            told = f'omnirelay_build_info{{stage="gateway",version="{version()}"}} 1.0'
+            assert told in (await b.http.get("/metrics")).text
             assert (await b.http.head("/livez")).status_code == 200
 
     run(scenario())
@@ -77,7 +84,7 @@ def test_the_served_model(configure: Configure) -> None:
                 "owned_by": "omnirelay",
                 "max_model_len": 512,
                 "voices": SPEAKERS,
-                "voice_aliases": VOICE_ALIASES,
+                "voice_aliases": QWEN2_5_OMNI.voice_aliases,
                 "starters": [],
                 "random_weights": False,
                 "calls": False,

@@ -367,17 +367,18 @@ def test_log_probabilities(configure: Configure) -> None:
     async def scenario() -> None:
         async with http_bench(configure(http_gateway())) as b:
             ids = b.encode("Hi 😀")
+            (end,) = b.encode("<|im_end|>")
             for stream in (False, True):
-                fields: Any = {"model": MODEL, "messages": HI, "logprobs": True, "top_logprobs": 2}
+                fields: Any = {"model": MODEL, "messages": HI, "logprobs": True, "top_logprobs": 3}
                 asking = asyncio.create_task(b.ai.chat.completions.create(**fields, stream=stream))
                 request = await b.stages.request(len(b.stages.requests))
-                assert request.sampling.logprobs == 2
+                assert request.sampling.logprobs == 3
                 for seq, token in enumerate(ids):
                     delta = TextDelta(
                         request_id=request.request_id,
                         seq=seq,
                         token_ids=[token],
-                        logprobs=[TokenLogprobs(-0.5, [(ids[0], -0.25), (token, -0.5)])],
+                        logprobs=[TokenLogprobs(-0.5, [(end, -0.125), (ids[0], -0.25), (token, -0.5)])],
                         finish_reason="stop" if seq == len(ids) - 1 else None,
                     )
                     await b.stages.send(delta)
@@ -393,8 +394,9 @@ def test_log_probabilities(configure: Configure) -> None:
                 assert len(content) == len(ids)
                 for each in content:
                     assert each.logprob == -0.5
-                    assert [top.logprob for top in each.top_logprobs] == [-0.25, -0.5]
-                    assert each.top_logprobs[0].token == content[0].token
+                    assert [top.logprob for top in each.top_logprobs] == [-0.125, -0.25, -0.5]
+                    tops = [top.token for top in each.top_logprobs]
+                    assert tops[:2] == ["<|im_end|>", content[0].token]
             plain = asyncio.create_task(b.ai.chat.completions.create(model=MODEL, messages=HI))
             request = await b.stages.request(len(b.stages.requests))
             assert request.sampling.logprobs is None

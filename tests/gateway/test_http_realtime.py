@@ -39,12 +39,13 @@ ANSWER = "How are you? 😀"
 TONE = (np.sin(np.arange(12_000) / 20) * 8000).astype("<i2").tobytes()
 PUSH_TO_TALK: Any = {"type": "realtime", "audio": {"input": {"turn_detection": None}}}
 HELLO: Any = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hello"}]}
+TWICE: Any = {**HELLO, "id": "item_twice"}
 
 
 @asynccontextmanager
 async def talking(b: HttpBench, **how: Any) -> AsyncIterator[AsyncRealtimeConnection]:
     async with b.ai.realtime.connect(model=MODEL, **how) as connection:
-        created: Any = await connection.recv()
+        created = await receive(connection)
         assert created.type == "session.created"
         assert created.session.audio.input.turn_detection.type == "server_vad"
         # These clients say themselves when the user has finished.
@@ -54,13 +55,20 @@ async def talking(b: HttpBench, **how: Any) -> AsyncIterator[AsyncRealtimeConnec
 
 
 async def take(connection: AsyncRealtimeConnection, last: str) -> list[Any]:
-    """The events up to the first of this type; each is of the type that the client has for it."""
+    """The events up to the first of this type."""
     events: list[Any] = []
     while not events or events[-1].type != last:
-        events.append(await connection.recv())
-        assert type(events[-1]).__name__ != "BaseModel"
-        assert events[-1].event_id
+        events.append(await receive(connection))
     return events
+
+
+async def receive(connection: AsyncRealtimeConnection) -> Any:
+    """One event, which has to be valid for the client's model of its type, and an id."""
+    event: Any = await connection.recv()
+    assert type(event).__name__ != "BaseModel"
+    assert event.event_id
+    type(event).model_validate(event.to_dict(), strict=True)
+    return event
 
 
 async def ask(connection: AsyncRealtimeConnection, **response: Any) -> list[Any]:
@@ -238,12 +246,18 @@ def test_errors_are_told_and_the_session_goes_on(configure: Configure) -> None:
     refused: list[tuple[Any, str, str | None]] = [
         ("no json", "invalid_request", None),
         ({"type": "session.nothing"}, "invalid_request", "type"),
-        ({"type": "conversation.item.retrieve", "item_id": "x"}, "invalid_request", "item_id"),
+        ({"type": "conversation.item.retrieve", "item_id": "x"}, "item_retrieve_invalid_item_id", "item_id"),
         ({"type": "input_audio_buffer.append", "audio": "?"}, "invalid_request", "audio"),
         ({"type": "input_audio_buffer.append", "sound": "aGk="}, "invalid_request", "sound"),
-        ({"type": "input_audio_buffer.commit"}, "invalid_request", None),
-        ({"type": "response.cancel"}, "invalid_request", None),
-        ({"type": "conversation.item.delete", "item_id": "x"}, "invalid_request", "item_id"),
+        ({"type": "input_audio_buffer.commit"}, "input_audio_buffer_commit_empty", None),
+        ({"type": "response.cancel"}, "response_cancel_not_active", None),
+        ({"type": "conversation.item.delete", "item_id": "x"}, "item_delete_invalid_item_id", "item_id"),
+        (
+            {"type": "conversation.item.truncate", "item_id": "x", "content_index": 0, "audio_end_ms": 0},
+            "item_truncate_invalid_item_id",
+            "item_id",
+        ),
+        ({"type": "conversation.item.create", "item": TWICE}, "item_create_duplicate_item_id", "item.id"),
         ({"type": "conversation.item.create", "item": {"type": "mcp_call"}}, "unsupported", "item.type"),
         (
             {"type": "response.create", "response": {"tools": [{"type": "mcp"}]}},
@@ -266,7 +280,7 @@ def test_errors_are_told_and_the_session_goes_on(configure: Configure) -> None:
         ({"temperature": 9}, "invalid_request", "temperature"),
         ({"model": "gpt-realtime"}, "model_not_found", "model"),
         ({"output_modalities": ["smell"]}, "unsupported", "session.output_modalities"),
-        ({"type": "transcription"}, "invalid_request", "type"),
+        ({"type": "translation"}, "invalid_request", "type"),
         ({"output_modalities": []}, "unsupported", "session.output_modalities"),
         ({"max_output_tokens": 0}, "invalid_request", "session.max_output_tokens"),
         ({"max_output_tokens": -1}, "invalid_request", "session.max_output_tokens"),
@@ -275,6 +289,8 @@ def test_errors_are_told_and_the_session_goes_on(configure: Configure) -> None:
 
     async def scenario() -> None:
         async with http_bench(configure(http_gateway())) as b, speaking(b, ANSWER, CHUNKS), talking(b) as c:
+            await c.conversation.item.create(item=TWICE)
+            await take(c, "conversation.item.done")
             for at, (event, code, param) in enumerate(refused):
                 if isinstance(event, str):
                     await c._connection.send(event)
@@ -284,9 +300,14 @@ def test_errors_are_told_and_the_session_goes_on(configure: Configure) -> None:
                 [told] = await take(c, "error")
                 assert told.error.code == code, event
                 assert told.error.message
+                # LiveKit knows it by its message.
+                cancelled = told.error.message.startswith("Cancellation failed")
+                assert cancelled == (code == "response_cancel_not_active")
                 if param is not None:
                     assert told.error.param == param
                 assert told.error.event_id == (None if isinstance(event, str) else f"mine_{at}")
+            await c.conversation.item.delete(item_id=TWICE["id"])
+            await take(c, "conversation.item.deleted")
             # An empty conversation cannot be answered: the response fails, and says why.
             failed = (await ask(c))[-1].response
             assert (failed.status, failed.status_details.error.code) == ("failed", "prompt_empty")
@@ -348,16 +369,33 @@ def test_a_session_gets_what_there_is_and_is_told_what_is_not(configure: Configu
     run(scenario())
 
 
+def test_a_full_buffer_forgets_its_oldest_audio(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway(), {"max_audio_seconds": 1.0})) as b, talking(b) as c:
+            sound = np.arange(1, 30_001, dtype="<i2").tobytes()
+            for at in range(0, len(sound), 999):
+                await c.input_audio_buffer.append(audio=base64.b64encode(sound[at : at + 999]).decode())
+            await c.input_audio_buffer.commit()
+            await take(c, "conversation.item.done")
+            await c.response.create()
+            [media] = (await b.stages.request(0)).media
+            with wave.open(io.BytesIO(bytes(media.data.view))) as heard:
+                kept = heard.readframes(heard.getnframes())
+            assert sound.endswith(kept)
+            assert 44_000 < len(kept) <= 48_000
+
+    run(scenario())
+
+
 def test_limits(configure: Configure) -> None:
     async def scenario() -> None:
         media = {"max_audio_seconds": 1.0, "max_audios": 2}
         async with http_bench(configure(http_gateway(), media)) as b, speaking(b, ANSWER, CHUNKS):
             async with talking(b) as c:
-                second = base64.b64encode(bytes(48_000)).decode()
-                await c.input_audio_buffer.append(audio=second)
-                await c.input_audio_buffer.append(audio="AAA=")
+                await c.input_audio_buffer.append(audio=base64.b64encode(bytes(48_001)).decode())
                 [error] = await take(c, "error")
                 assert error.error.code == "media_too_large"
+                await c.input_audio_buffer.append(audio=base64.b64encode(bytes(48_000)).decode())
                 await c.input_audio_buffer.commit()
                 first = (await take(c, "conversation.item.done"))[-1].item.id
                 for _ in "12":

@@ -5,6 +5,7 @@ import base64
 import wave
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from io import BytesIO
 from typing import Any, cast
 from unittest import mock
@@ -17,11 +18,12 @@ from openai.resources.realtime.realtime import AsyncRealtimeConnection
 
 from gateway.access.account import ClientAccount
 from gateway.http.realtime.input import early
-from gateway.http.realtime.input.early import AHEAD_BYTES, WINDOW_BYTES, EarlyPrompt
+from gateway.http.realtime.input.early import AHEAD_BYTES, EarlyPrompt
 from gateway.manager import Gateway
 from omnirelay.protocol import GenerateRequest
 from shared.config import Config
-from shared.messages import PrefillRequest, StageLoad
+from shared.families.qwen2_5_omni import QWEN2_5_OMNI
+from shared.messages import StageLoad, ThinkRequest
 from tests.gateway.bench import run
 from tests.gateway.fake_stages import until
 from tests.gateway.http_bench import HttpBench, http_bench, http_gateway, speaking
@@ -70,7 +72,7 @@ async def settle(c: AsyncRealtimeConnection) -> None:
     await take(c, "session.updated")
 
 
-def samples_of(begun: PrefillRequest) -> bytes:
+def samples_of(begun: ThinkRequest) -> bytes:
     with wave.open(BytesIO(bytes(begun.media[-1].data.view))) as file:
         return file.readframes(file.getnframes())
 
@@ -96,7 +98,7 @@ def test_the_thinker_computes_while_the_user_speaks(configure: Configure) -> Non
             await say(c, 5, 6.5)
             second = await b.stages.prefill(1)
             for begun, seconds in ((first, 2.5), (second, 5.5)):
-                assert begun.recording_continues
+                assert begun.early == "recording"
                 assert [item.kind for item in begun.media] == ["audio"]
                 assert samples_of(begun) == VOICE[: int(seconds * SECOND)]
                 assert begun.route is not None
@@ -123,7 +125,7 @@ def test_images_and_text_that_come_before_a_response_are_computed(configure: Con
             item: Any = {"type": "message", "role": "user", "content": [picture]}
             await c.conversation.item.create(item=item)
             begun = await b.stages.prefill(0)
-            assert not begun.recording_continues
+            assert begun.early == "prompt"
             assert [each.kind for each in begun.media] == ["image"]
             await b.stages.prefilled(begun.request_id, 90)
             await until(lambda: not b.process.gateway.prefills._open, "its end")
@@ -255,8 +257,14 @@ def test_one_client_gets_half_of_the_places(configure: Configure) -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(pieces=st.lists(st.integers(1, 3 * SECOND), min_size=1, max_size=120))
-def test_all_that_is_sent_of_a_recording_is_a_few_times_its_length(pieces: list[int]) -> None:
+@given(
+    pieces=st.lists(st.integers(1, 3 * SECOND), min_size=1, max_size=120),
+    window_s=st.sampled_from([2.0, 8.0]),
+)
+def test_all_that_is_sent_of_a_recording_is_a_few_times_its_length(
+    pieces: list[int], window_s: float
+) -> None:
+    window = round(window_s * SECOND)
     sent: list[int] = []
     size = 0
 
@@ -269,7 +277,9 @@ def test_all_that_is_sent_of_a_recording_is_a_few_times_its_length(pieces: list[
 
     async def scenario() -> None:
         nonlocal size
-        gateway = mock.Mock(spec=["prefills", "compute_early"])
+        gateway = mock.Mock(
+            spec=["prefills", "compute_early"], family=replace(QWEN2_5_OMNI, audio_window_s=window_s)
+        )
         gateway.prefills = Thinker()
         gateway.compute_early = mock.AsyncMock(return_value="computed")
         prompt = EarlyPrompt(cast("Gateway", gateway), ClientAccount("a", 1, 1), "a")
@@ -285,10 +295,10 @@ def test_all_that_is_sent_of_a_recording_is_a_few_times_its_length(pieces: list[
             await asyncio.sleep(0)
 
     asyncio.run(scenario())
-    assert sum(sent) <= 10 * max(size, WINDOW_BYTES)
+    assert sum(sent) <= 10 * max(size, window)
     # Each brings another window, and none is sent before there is one.
-    windows = [(each - AHEAD_BYTES) // WINDOW_BYTES for each in sent]
+    windows = [(each - AHEAD_BYTES) // window for each in sent]
     assert all(windows)
     assert sorted(set(windows)) == windows
-    if size >= WINDOW_BYTES + AHEAD_BYTES:
-        assert size - sent[-1] < WINDOW_BYTES + size // 8 + 3 * SECOND
+    if size >= window + AHEAD_BYTES:
+        assert size - sent[-1] < window + size // 8 + 3 * SECOND

@@ -11,10 +11,11 @@ from msgspec import to_builtins
 
 from gateway.fairness.memory_budget import ClientBudget, MemoryBudget
 from gateway.http.realtime.conversation import MAX_ITEMS, RealtimeConversation
-from gateway.http.realtime.events import _KINDS, EventError, read_event
+from gateway.http.realtime.events import _KINDS, EventError, ResponseOptions, read_event
 from gateway.http.realtime.input.audio import InputAudio
+from gateway.http.realtime.input.transcription import read_transcription
 from gateway.http.realtime.items import BYTES_PER_S, HEADER_BYTES, Item, messages_of, read_item
-from gateway.http.realtime.settings import NEUTRAL, Settings
+from gateway.http.realtime.settings import NEUTRAL, Settings, read_options
 from omnirelay.content import AudioPart, TextPart
 from omnirelay.errors import BusyError, InvalidRequestError, MediaTooLargeError, OmniRelayError
 from shared.config import MediaConfig
@@ -67,7 +68,10 @@ def test_any_settings(values: dict[str, Any]) -> None:
         return
     assert isinstance(settings.speech, bool)
     listening = settings.shown("sess_1", "model")["audio"]["input"]
-    assert listening["turn_detection"] == to_builtins(settings.turns)
+    rules = to_builtins(settings.turns) or {}
+    assert (listening["turn_detection"] or {}) == {
+        name: each for name, each in rules.items() if each is not None
+    }
 
 
 @given(st.dictionaries(NAMES, JSON), st.sampled_from(["user", "assistant", "system"]))
@@ -153,3 +157,51 @@ def test_no_more_is_kept_than_there_is_room_for_all() -> None:
     first.clear()
     second.add(Item("user", [TextPart("x" * 400)], []))
     assert room.budget.total == 400
+
+
+def test_what_is_kept_of_an_item_is_weighed_and_nothing_else_is_kept() -> None:
+    long = "x" * 100_000
+    typed = read_item(
+        {"role": "user", "content": [{"type": "input_text", "text": "hi", "transcript": long}]}, "item"
+    )
+    assert typed.shown()["content"] == [{"type": "input_text", "text": "hi"}]
+    said = read_item({"role": "assistant", "content": [{"type": "output_audio", "transcript": long}]}, "item")
+    assert said.shown()["content"] == [{"type": "output_audio", "transcript": long}]
+    output = {"type": "function_call_output", "call_id": "a", "output": long}
+    for item in (said, read_item(output, "item")):
+        assert item.weight >= 2 * len(long)
+    for name in ("object", "status"):
+        with pytest.raises(InvalidRequestError, match=name):
+            read_item({**output, name: long}, "item")
+
+
+def test_a_session_shows_no_field_that_was_not_set() -> None:
+    def names(value: Any) -> set[str]:
+        inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
+        unset = {name for name, each in value.items() if each is None} if isinstance(value, dict) else set()
+        return unset.union(*map(names, inner))
+
+    function = {"type": "function", "name": "weather"}
+    given = {"tools": [function], "audio": {"input": {"transcription": {"model": "whisper-1"}}}}
+    settings = Settings().changed(given, "session", lambda _: None, lambda _: None)
+    shown = settings.shown("sess_1", "model")
+    assert names(shown) == set()
+    assert shown["tools"] == [function]
+    off = settings.changed({"turn_detection": None}, "session", lambda _: None, lambda _: None)
+    assert names(off.shown("sess_1", "model")) == {"turn_detection"}
+
+
+def test_metadata_of_a_response_are_bounded_as_openai_bounds_them() -> None:
+    for metadata in ({"a": "x" * 513}, {"a" * 65: "x"}, {str(number): "x" for number in range(17)}):
+        with pytest.raises(InvalidRequestError):
+            read_options({"metadata": metadata}, ResponseOptions, "response")
+    kept = {"a" * 64: "x" * 512}
+    assert read_options({"metadata": kept}, ResponseOptions, "response").metadata == kept
+
+
+def test_labels_of_a_transcription_are_bounded_and_only_those_given_are_shown() -> None:
+    rules = read_transcription({"model": "whisper-1", "language": None}, "session")
+    assert to_builtins(rules) == {"model": "whisper-1"}
+    for values in ({"model": "x" * 129}, {"delay": "x" * 129}, {"languages": ["de"] * 65}):
+        with pytest.raises(InvalidRequestError, match="length"):
+            read_transcription(values, "session")

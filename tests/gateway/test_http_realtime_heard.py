@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.http.realtime.speech.heard import CHARACTER_MS, SentSpeech
+from gateway.http.realtime.speech import CHARACTER_MS, SentSpeech
 from shared.messages import SAMPLE_RATE
 
 TEXT = "one two three four"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from openai.resources.realtime.realtime import AsyncRealtimeConnection
 
-from gateway.http.realtime.functions.tools import MAX_TOOLS_BYTES
+from gateway.http.realtime.functions import MAX_TOOLS_BYTES
 from gateway.http.realtime.items import messages_of, read_item
 from gateway.http.realtime.settings import Settings, refuse
 from omnirelay.content import ChatMessage, TextPart

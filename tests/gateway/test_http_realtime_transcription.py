@@ -1,7 +1,8 @@
 """Transcripts of what is said in realtime sessions: beside the answers, never before them."""
 
 import base64
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 from unittest import mock
 
@@ -9,12 +10,16 @@ import pytest
 from openai.resources.realtime.realtime import AsyncRealtimeConnection
 
 from gateway.http.realtime.input import transcription
+from gateway.http.realtime.input.early import LOOK_BYTES
 from gateway.http.realtime.settings import Settings, refuse
 from omnirelay.errors import InvalidRequestError
 from shared.config import Config
 from tests.gateway.bench import run
-from tests.gateway.http_bench import http_bench, http_gateway, speak
+from tests.gateway.fake_stages import until
+from tests.gateway.http_bench import MODEL, HttpBench, http_bench, http_gateway, speak
 from tests.gateway.test_http_realtime import ANSWER, CHUNKS, TONE, idle, of_type, take, talking
+from tests.gateway.test_http_realtime_early import VOICE, bench_of
+from tests.gateway.test_turns import SENTENCES, said
 
 Configure = Callable[..., Config]
 KIND = "conversation.item.input_audio_transcription"
@@ -101,11 +106,199 @@ def test_a_transcript_that_fails_and_one_of_a_deleted_item(configure: Configure)
                 await take(c, "conversation.item.deleted")
                 kept = await say(c)
             await speak(b, await b.stages.request(1), "", [])
-            [done] = await take(c, f"{KIND}.completed")
+            failed, done = await take(c, f"{KIND}.completed")
+            assert (failed.type, failed.item_id) == (f"{KIND}.failed", deleted)
             assert (done.item_id, done.transcript) == (kept, "")
         await idle(b)
 
     run(scenario())
+
+
+def test_too_many_recordings_that_wait(configure: Configure) -> None:
+    async def scenario() -> None:
+        with mock.patch.object(transcription, "MAX_WAITING", 2):
+            async with http_bench(configure(http_gateway())) as b, talking(b) as c:
+                await transcribed(c, GA)
+                await say(c)
+                running = await b.stages.request(0)
+                waiting = [await say(c), await say(c)]
+                # One too many: the oldest of those that wait fails.
+                await say(c)
+                [event] = await take(c, f"{KIND}.failed")
+                assert (event.item_id, event.error.code) == (waiting[0], "busy")
+                await speak(b, running, "Hello", [])
+                await take(c, f"{KIND}.completed")
+
+    run(scenario())
+
+
+SESSION: Any = {"type": "transcription", "audio": {"input": {**GA["audio"]["input"], "turn_detection": None}}}
+
+
+@asynccontextmanager
+async def transcribing(b: HttpBench, how: str = "intent") -> AsyncIterator[AsyncRealtimeConnection]:
+    """A session of transcription, opened in one of the ways in which frameworks open it."""
+    ai, query = b.ai, {"intent": "transcription"}
+    if how == "secret":
+        session = {**SESSION, "audio": {"input": {"noise_reduction": {"type": "near_field"}}}}
+        answer = await b.http.post("/v1/realtime/client_secrets", json={"session": session})
+        [warning] = answer.json()["warnings"]
+        assert warning["param"] == "session.audio.input.noise_reduction"
+        ai, query = ai.with_options(api_key=answer.json()["value"]), {}
+    model = MODEL if how == "update" else "gpt-4o-mini-transcribe"
+    async with ai.realtime.connect(model=model, extra_query={} if how == "update" else query) as c:
+        created: Any = (await take(c, "session.created"))[-1]
+        assert created.session.type == ("realtime" if how == "update" else "transcription")
+        update: Any = {"type": "session.update", "session": SESSION}
+        await c.send(update)
+        updated: Any = (await take(c, "session.updated"))[-1]
+        assert updated.warnings == []
+        assert updated.session.to_dict().keys() == {"type", "object", "id", "audio"}
+        assert updated.session.audio.input.transcription.model == "whisper-1"
+        yield c
+
+
+@pytest.mark.parametrize("how", ["intent", "update", "secret"])
+def test_a_session_of_transcription(configure: Configure, how: str) -> None:
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b, transcribing(b, how) as c:
+            item_ids = [await say(c), await say(c)]
+            request = await b.stages.request(0)
+            assert (request.speech, request.priority) == (None, 0)
+            # Each word as soon as it is generated.
+            for seq, word in enumerate(["Hello", " Ulm"]):
+                await b.stages.text(request.request_id, seq, b.encode(word), "stop" if seq else None)
+                [delta] = await take(c, f"{KIND}.delta")
+                assert (delta.item_id, delta.delta) == (item_ids[0], word)
+            [done] = await take(c, f"{KIND}.completed")
+            assert (done.item_id, done.transcript) == (item_ids[0], "Hello Ulm")
+            second = await b.stages.request(1)
+            # A recording is transcribed alone.
+            assert [each.kind for each in second.media] == ["audio"]
+            await speak(b, second, "Bye", [])
+            await take(c, f"{KIND}.completed")
+            assert b.process.gateway.held.total < len(TONE)
+            await c.conversation.item.retrieve(item_id=item_ids[0])
+            item: Any = (await take(c, "conversation.item.retrieved"))[-1].item
+            assert item.content[0].transcript == "Hello Ulm"
+            refused: Any = {"type": "response.create", "event_id": "mine"}
+            for event, code in [
+                (refused, "unsupported"),
+                (
+                    {"type": "input_audio_buffer.commit", "event_id": "last"},
+                    "input_audio_buffer_commit_empty",
+                ),
+            ]:
+                await c.send(event)
+                [error] = await take(c, "error")
+                assert (error.error.code, error.error.event_id) == (code, event["event_id"])
+            await c.input_audio_buffer.clear()
+            await take(c, "input_audio_buffer.cleared")
+
+    run(scenario())
+
+
+def test_more_recordings_than_a_request_may_have_are_all_transcribed(configure: Configure) -> None:
+    async def scenario() -> None:
+        config = configure(http_gateway(), {"max_audios": 2})
+        async with http_bench(config) as b, transcribing(b) as c:
+            item_ids = [await say(c) for _ in range(4)]
+            for at, item_id in enumerate(item_ids):
+                await speak(b, await b.stages.request(at), "Hello", [])
+                assert (await take(c, f"{KIND}.completed"))[-1].item_id == item_id
+
+    run(scenario())
+
+
+def test_turns_in_a_session_of_transcription(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with bench_of(configure) as b, transcribing(b) as c:
+            vad = {"type": "server_vad", "silence_duration_ms": 3000}
+            turns: Any = {"type": "transcription", "audio": {"input": {"turn_detection": vad}}}
+            await c.session.update(session=turns)
+            await take(c, "session.updated")
+            # Three windows of the encoder; what is heard while the user speaks comes when two agree.
+            for at, (heard, sent) in enumerate(
+                [("How arc", ""), ("How are how", "How"), ("How are you too", " are")]
+            ):
+                await append(c, said(SENTENCES[0]))
+                looked = await b.stages.request(at)
+                await speak(b, looked, heard, [])
+                if not at:
+                    started = (await take(c, "input_audio_buffer.speech_started"))[-1]
+                if sent:
+                    delta = (await take(c, f"{KIND}.delta"))[-1]
+                    assert (delta.item_id, delta.delta) == (started.item_id, sent)
+                await until(lambda: not b.process.gateway._active, "the end of the look")
+            await append(c, bytes(240_000))
+            events = await take(c, "conversation.item.done")
+            assert [event.type for event in events[:2]] == [
+                "input_audio_buffer.speech_stopped",
+                "input_audio_buffer.committed",
+            ]
+            # The look that the end of the turn cut short.
+            await b.stages.aborted((await b.stages.request(3)).request_id)
+            await speak(b, await b.stages.request(4), "How are you today", [])
+            delta, done = await take(c, f"{KIND}.completed")
+            assert (delta.item_id, delta.delta) == (started.item_id, " you today")
+            assert (done.item_id, done.transcript) == (started.item_id, "How are you today")
+            # What is kept of the silence is no recording.
+            await c.input_audio_buffer.commit()
+            assert (await take(c, "error"))[-1].error.code == "input_audio_buffer_commit_empty"
+            assert len(b.stages.requests) == 5
+        await idle(b)
+
+    run(scenario())
+
+
+def test_a_second_of_speech_is_looked_at_before_a_window_is_complete(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with bench_of(configure) as b, transcribing(b) as c:
+            turns: Any = {
+                "type": "transcription",
+                "audio": {"input": {"turn_detection": {"type": "server_vad"}}},
+            }
+            await c.session.update(session=turns)
+            await take(c, "session.updated")
+            await append(c, said(SENTENCES[0])[: 2 * LOOK_BYTES])
+            assert [each.kind for each in (await b.stages.request(0)).media] == ["audio"]
+
+    run(scenario())
+
+
+def test_what_the_thinker_computes_while_a_client_that_commits_speaks(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with bench_of(configure) as b, transcribing(b) as c:
+            await append(c, VOICE[:120_000])
+            begun = await b.stages.prefill(0)
+            assert begun.early == "recording"
+            await c.input_audio_buffer.commit()
+            request = await b.stages.request(0)
+            assert request.prompt_token_ids[: len(begun.prompt_token_ids)] == begun.prompt_token_ids
+
+    run(scenario())
+
+
+async def append(c: AsyncRealtimeConnection, data: bytes) -> None:
+    for at in range(0, len(data), 4800):
+        await c.input_audio_buffer.append(audio=base64.b64encode(data[at : at + 4800]).decode())
+
+
+@pytest.mark.parametrize(
+    ("values", "detected"),
+    [
+        ({"transcription": {"model": "gpt-4o-transcribe"}}, True),
+        ({"transcription": {"model": "gpt-realtime-whisper-2"}}, False),
+        (
+            {"transcription": {"model": "gpt-realtime-whisper"}, "turn_detection": {"type": "semantic_vad"}},
+            True,
+        ),
+    ],
+)
+def test_models_whose_clients_commit(values: dict[str, Any], detected: bool) -> None:
+    session = {"type": "transcription", "audio": {"input": values}}
+    settings = Settings().changed(session, "session", lambda _: None, refuse)
+    assert (settings.turns is not None) == detected
 
 
 def test_a_closed_session_cancels_its_transcript(configure: Configure) -> None:

@@ -151,10 +151,10 @@ def test_false_alarms_interrupt_nothing(configure: Configure) -> None:
             await take(c, "conversation.item.done")
             await c.response.create()
             request = await b.stages.request(0)
-            await b.stages.audio(request.request_id, 0, LOUD[0].tobytes())
+            voice = np.frombuffer(said(SENTENCES[0], 3.0), "<i2")
+            await b.stages.audio(request.request_id, 0, (voice / np.float32(32768)).tobytes())
             await take(c, "response.output_audio.delta")
-            voice = np.frombuffer(said(SENTENCES[0]), "<i2")
-            # The answer has -20 dB: an echo of it, then a cough.
+            # An echo of the answer, then a cough.
             echo = (voice * 0.2).astype("<i2").tobytes()
             noise = np.random.default_rng(0).normal(size=RATE * 15 // 100) * 3000
             await say(c, echo + noise.astype("<i2").tobytes() + bytes(RATE))
@@ -410,7 +410,7 @@ def test_nobody_hears_of_an_answer_that_was_begun_before_the_user_went_on(config
     run(scenario())
 
 
-@pytest.mark.parametrize("what", ["clear", "commit", "settings", "close"])
+@pytest.mark.parametrize("what", ["clear", "commit", "only commit", "no turns", "settings", "close"])
 def test_what_ends_or_changes_a_turn_drops_an_answer_begun_early(configure: Configure, what: str) -> None:
     async def scenario() -> None:
         async with http_bench(configure(http_gateway())) as b:
@@ -426,6 +426,11 @@ def test_what_ends_or_changes_a_turn_drops_an_answer_begun_early(configure: Conf
                     await c.response.create()
                     await speak(b, await b.stages.request(1), ANSWER, CHUNKS)
                     await take(c, "response.done")
+                elif what == "only commit":
+                    await c.input_audio_buffer.commit()
+                    await take(c, "conversation.item.done")
+                elif what == "no turns":
+                    await detect(c, None)
                 elif what == "settings":
                     await c.session.update(session={"type": "realtime", "instructions": "Be brief."})
                     await say(c, bytes(RATE))

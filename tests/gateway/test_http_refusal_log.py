@@ -11,7 +11,7 @@ from websockets.exceptions import InvalidStatus
 
 from shared.config import Config
 from tests.gateway.bench import run
-from tests.gateway.http_bench import http_bench, http_gateway
+from tests.gateway.http_bench import HI, MODEL, http_bench, http_gateway
 
 Configure = Callable[..., Config]
 MARK = "xyzzy"
@@ -32,7 +32,7 @@ NOT_HTTP = [
 
 def refusals(caplog: pytest.LogCaptureFixture) -> list[str]:
     """The lines about refused requests, all of which must be rate-limited."""
-    found = [each for each in caplog.records if each.name.startswith("gateway.http")]
+    found = [each for each in caplog.records if each.name.startswith(("gateway.http", "shared.http"))]
     assert all(hasattr(each, "limited") for each in found)
     assert MARK not in caplog.text
     return [each.getMessage() for each in found]
@@ -51,7 +51,7 @@ def test_of_what_is_not_http(
             assert answer.startswith(b"HTTP/1.1 400")
             assert b"bytearray" not in answer
 
-    with caplog.at_level(logging.INFO, "gateway.http"):
+    with caplog.at_level(logging.INFO, "shared.http"), caplog.at_level(logging.INFO, "gateway.http"):
         run(scenario())
     (line,) = refusals(caplog)
     assert line.startswith("400 ")
@@ -66,7 +66,7 @@ def test_of_connections_over_the_limit(configure: Configure, caplog: pytest.LogC
             with closing(first), closing(writer), suppress(ConnectionResetError):
                 assert await reader.read() == b""
 
-    with caplog.at_level(logging.INFO, "gateway.http"):
+    with caplog.at_level(logging.INFO, "shared.http"):
         run(scenario())
     assert refusals(caplog) == ["connection refused: no place for another one of its address"]
 
@@ -74,7 +74,7 @@ def test_of_connections_over_the_limit(configure: Configure, caplog: pytest.LogC
 def test_of_websockets(
     configure: Configure, keys: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.http.realtime.opening.sessions.MAX_SESSIONS", 0)
+    monkeypatch.setattr("gateway.http.realtime.endpoint.MAX_SESSIONS", 0)
 
     async def refused(url: str, **headers: str) -> None:
         with pytest.raises(InvalidStatus):
@@ -91,5 +91,68 @@ def test_of_websockets(
 
     with caplog.at_level(logging.INFO, "gateway.http"):
         run(scenario())
-    lines = [line.rsplit(" ", 2)[0] for line in refusals(caplog)]
+    lines = [line.rsplit(" ", 3)[0] for line in refusals(caplog)]
     assert lines == ["GET 'another path' 403", "GET '/v1/realtime' 429", "GET 'another path' 401"]
+
+
+def test_one_id_is_in_the_answer_and_in_the_log(
+    configure: Configure, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of a request that is refused, and of one that fails at a stage before its first event."""
+
+    ids: list[str] = []
+
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b:
+            path, foul_body = "/v1/chat/completions", {"model": MODEL, "messages": HI, "top_p": 9}
+            refused = await b.http.post(path, json=foul_body, headers={"X-Request-Id": "mine-1"})
+            assert (refused.status_code, refused.headers["x-client-request-id"]) == (400, "mine-1")
+            foul = await b.http.post(path, json=foul_body, headers={"X-Request-Id": "m" * 200})
+            assert "x-client-request-id" not in foul.headers
+            sent = asyncio.create_task(b.post())
+            think = await b.stages.request(0)
+            await b.stages.fail(think.request_id, "thinker", "invalid_request", "it broke")
+            failed = await sent
+            assert failed.headers["x-request-id"] == think.request_id
+            ids.extend(each.headers["x-request-id"] for each in (refused, foul, failed))
+
+    with caplog.at_level(logging.INFO, "gateway"):
+        run(scenario())
+    assert len(set(ids)) == 3
+    for each in ids:
+        assert any(getattr(line, "request_id", None) == each for line in caplog.records), each
+
+
+def test_what_fails_by_the_stack_is_a_warning(configure: Configure, caplog: pytest.LogCaptureFixture) -> None:
+    names: list[str] = []
+
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway() | {"resume_attempts": 0})) as b:
+            sent = asyncio.create_task(b.post())
+            think = await b.stages.request(0)
+            await b.stages.fail(think.request_id, "thinker", "stage_unavailable", "it left")
+            failed = await sent
+            assert (failed.status_code, failed.headers["retry-after"]) == (503, "5")
+            names.append(think.request_id)
+
+    with caplog.at_level(logging.INFO, "gateway"):
+        run(scenario())
+    levels = {line.name: line.levelno for line in caplog.records if getattr(line, "request_id", "") in names}
+    assert levels == {"gateway.manager": logging.WARNING, "gateway.http.guards.guard": logging.WARNING}
+
+
+def test_the_log_names_the_route_and_not_what_stands_in_it(
+    configure: Configure, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b:
+            await b.http.post(f"/v1/realtime/calls/rtc_{MARK}/hangup")
+            await b.http.get(f"/v1/requests/{MARK}")
+
+    with caplog.at_level(logging.INFO, "gateway.http"):
+        run(scenario())
+    lines = refusals(caplog)
+    assert [line.split("'")[1] for line in lines] == [
+        "/v1/realtime/calls/{call_id}/hangup",
+        "/v1/requests/{request_id}",
+    ]

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.http.openai.chat_request import read_chat
-from gateway.http.openai.responses import as_chat
+from gateway.http.openai.responses import read_response
+from gateway.http.openai.strings import parse
 from omnirelay.content import AudioPart, ChatMessage, ImagePart, TextPart
 from omnirelay.errors import InvalidRequestError
 from omnirelay.protocol import GenerateRequest
@@ -30,7 +30,7 @@ WEATHER = '<tool_call>\n{"name": "weather", "arguments": {"city": "Ulm"}}\n</too
 
 def read(**fields: Any) -> GenerateRequest:
     body = bytearray(json.dumps({"model": "m", **fields}).encode())
-    return read_chat(body, 100, 10**6, as_chat)[1]
+    return read_response(parse(body, 10**6), 100, lambda _: None)[1]
 
 
 def test_a_response(configure: Configure) -> None:
@@ -55,11 +55,117 @@ def test_a_response(configure: Configure) -> None:
             assert set(kinds[4:-4]) == {"output_text.delta"}
             assert "".join(event.delta for event in events[4:-4]) == ANSWER
             assert events[-1].response.output_text == ANSWER
-            with pytest.raises(openai.BadRequestError) as raised:
-                await b.ai.responses.create(model=MODEL, input="Hi", previous_response_id="resp_1")
-            assert (raised.value.code, raised.value.param) == ("unsupported", "previous_response_id")
 
     run(scenario())
+
+
+def test_a_response_continues_an_earlier_one(configure: Configure) -> None:
+    """The prompt is the same as with the whole conversation, but for the instructions of before."""
+
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b, speaking(b, ANSWER, []):
+            first: Any = await b.ai.responses.create(model=MODEL, input="Hi", instructions="Be kind.")
+            second: Any = await b.ai.responses.create(
+                model=MODEL, input="And you?", previous_response_id=first.id, stream=True
+            )
+            last = [event async for event in second][-1].response
+            await b.ai.responses.create(
+                model=MODEL, input="Why?", previous_response_id=last.id, instructions="Be brief."
+            )
+            said: Any = {"role": "assistant", "content": ANSWER}
+            messages: Any = [
+                {"role": "system", "content": "Be brief."},
+                {"role": "user", "content": "Hi"},
+                said,
+                {"role": "user", "content": "And you?"},
+                said,
+                {"role": "user", "content": "Why?"},
+            ]
+            await b.ai.chat.completions.create(model=MODEL, messages=messages)
+            assert b.stages.requests[2].prompt_token_ids == b.stages.requests[3].prompt_token_ids
+
+    run(scenario())
+
+
+def test_what_was_not_to_be_kept_cannot_be_continued(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b, speaking(b, ANSWER, []):
+            unkept: Any = await b.ai.responses.create(model=MODEL, input="Hi", store=False)
+            for name in (unkept.id, "resp_1"):
+                with pytest.raises(openai.BadRequestError) as raised:
+                    await b.ai.responses.create(model=MODEL, input="Hi", previous_response_id=name)
+                assert raised.value.code == "previous_response_not_found"
+                assert raised.value.param == "previous_response_id"
+
+    run(scenario())
+
+
+def test_responses_over_a_websocket(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b, speaking(b, ANSWER, []):
+            async with b.ai.responses.connect() as socket:
+                create: Any = socket.response.create
+                await create(model=MODEL, input="Hi", generate=False)
+                warm = await until_completed(socket)
+                assert (warm.output, b.stages.requests) == ([], [])
+                await create(model=MODEL, input="Who are you?", previous_response_id=warm.id, store=False)
+                first = await until_completed(socket)
+                assert first.output_text == ANSWER
+                await create(model=MODEL, input="Why?", previous_response_id=first.id)
+                await create(model=MODEL, input="Why?", previous_response_id="resp_1")
+                assert (await until_completed(socket)).output_text == ANSWER
+                error: Any = await socket.recv()
+                assert (error.type, error.code) == ("error", "previous_response_not_found")
+                assert (error.status, error.error.param) == (400, "previous_response_id")
+                await socket.send_raw('{"type": "session.update"}')
+                assert (await socket.recv()).type == "error"
+            users = [{"role": "user", "content": text} for text in ("Hi", "Who are you?", "Why?")]
+            said = {"role": "assistant", "content": ANSWER}
+            whole: Any = [users[0], users[1], said, users[2]]
+            await b.ai.chat.completions.create(model=MODEL, messages=whole)
+            assert b.stages.requests[1].prompt_token_ids == b.stages.requests[2].prompt_token_ids
+
+    run(scenario())
+
+
+def test_a_response_over_a_websocket_is_cancelled(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b, b.ai.responses.connect() as socket:
+            create: Any = socket.response.create
+            await create(model=MODEL, input="Hi")
+            request = await b.stages.request(0)
+            await b.stages.text(request.request_id, 0, b.encode("How"))
+            created: Any = await socket.recv()
+            for name in ("resp_other", created.response.id):
+                await socket.send_raw(json.dumps({"type": "response.cancel", "response_id": name}))
+            while (event := await socket.recv()).type != "response.incomplete":
+                assert event.type.startswith("response."), event
+            assert event.response.status == "cancelled"
+            await b.stages.aborted(request.request_id)
+            # The connection goes on.
+            b.stages.serve(b.encode("Hello"))
+            await create(model=MODEL, input="Hi")
+            assert (await until_completed(socket)).output_text == "Hello"
+
+    run(scenario())
+
+
+def test_a_client_that_leaves_a_websocket_cancels_its_response(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b:
+            async with b.ai.responses.connect() as socket:
+                create: Any = socket.response.create
+                await create(model=MODEL, input="Hi")
+                request = await b.stages.request(0)
+            await b.stages.aborted(request.request_id)
+
+    run(scenario())
+
+
+async def until_completed(socket: Any) -> Any:
+    while (event := await socket.recv()).type != "response.completed":
+        assert event.type.startswith("response."), event
+    return event.response
 
 
 def test_an_agents_calls(configure: Configure) -> None:
@@ -139,6 +245,12 @@ def test_what_is_refused(fields: dict[str, Any], param: str) -> None:
     assert raised.value.param == param
 
 
+PARTS = st.lists(
+    JSON_VALUES | st.dictionaries(st.sampled_from(["type", "text", "image_url", "refusal"]), JSON_VALUES),
+    max_size=3,
+)
+
+
 @given(
     st.dictionaries(
         st.sampled_from(["input", "tools", "tool_choice", "text", "instructions"]), JSON_VALUES, max_size=4
@@ -147,7 +259,8 @@ def test_what_is_refused(fields: dict[str, Any], param: str) -> None:
         st.dictionaries(st.sampled_from(["type", "role", "content", "output", "name"]), JSON_VALUES)
         | st.fixed_dictionaries(
             {"type": st.sampled_from(["message", "function_call", "function_call_output"])}
-        ),
+        )
+        | st.fixed_dictionaries({"role": st.just("user"), "content": PARTS}),
         max_size=3,
     ),
 )

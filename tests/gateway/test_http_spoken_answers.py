@@ -6,7 +6,8 @@ from typing import Any
 import openai
 import pytest
 
-from gateway.http.openai.spoken_answers import ENTRY_BYTES, KEPT_S, MOST_BYTES, SpokenAnswers
+from gateway.http.openai.chat import MAX_SPOKEN_BYTES as MOST_BYTES
+from gateway.http.openai.kept_answers import ENTRY_BYTES, KEPT_S, KeptAnswers
 from shared.config import Config
 from tests.gateway.bench import run
 from tests.gateway.http_bench import HttpBench, cut, http_bench, http_gateway, melody, speaking
@@ -80,33 +81,33 @@ def test_an_answer_that_is_not_kept_is_named(configure: Configure) -> None:
 
 def test_an_answer_is_kept_for_its_client_and_its_time() -> None:
     clock = Clock()
-    answers = SpokenAnswers(clock)
-    assert answers.keep("a", "audio_1", "Hello") == 1000 + KEPT_S
-    assert answers.text("a", "audio_1") == "Hello"
-    assert answers.text("b", "audio_1") is None
+    answers = KeptAnswers[str](MOST_BYTES, clock)
+    assert answers.keep("a", "audio_1", "Hello", len("Hello")) == 1000 + KEPT_S
+    assert answers.get("a", "audio_1") == "Hello"
+    assert answers.get("b", "audio_1") is None
     clock.now += KEPT_S
-    assert answers.text("a", "audio_1") is None
-    answers.keep("b", "audio_2", "")
+    assert answers.get("a", "audio_1") is None
+    answers.keep("b", "audio_2", "", len(""))
     assert list(answers._kept) == ["audio_2"]
     assert answers._quota.used == ENTRY_BYTES
 
 
 def test_a_client_that_fills_the_room_loses_its_own_oldest_answers() -> None:
-    answers = SpokenAnswers(Clock())
-    answers.keep("other", "first", "kept")
+    answers = KeptAnswers[str](MOST_BYTES, Clock())
+    answers.keep("other", "first", "kept", len("kept"))
     text = "x" * 9_488
     for number in range(1000):
-        assert answers.keep("a", f"audio_{number}", text) == 1000 + KEPT_S
+        assert answers.keep("a", f"audio_{number}", text, len(text)) == 1000 + KEPT_S
     assert answers._quota.used <= MOST_BYTES
-    assert answers.text("other", "first") == "kept"
-    assert answers.text("a", "audio_0") is None
-    assert answers.text("a", "audio_999") == text
-    assert answers.keep("new", "theirs", "Hello") == 1000 + KEPT_S
+    assert answers.get("other", "first") == "kept"
+    assert answers.get("a", "audio_0") is None
+    assert answers.get("a", "audio_999") == text
+    assert answers.keep("new", "theirs", "Hello", len("Hello")) == 1000 + KEPT_S
 
 
 def test_an_answer_for_which_there_is_no_room_expires_at_once() -> None:
-    answers = SpokenAnswers(Clock())
-    answers.keep("a", "audio_1", "Hello")
-    assert answers.keep("a", "audio_2", "x" * MOST_BYTES) == 1000
-    assert answers.text("a", "audio_2") is None
-    assert answers.text("a", "audio_1") == "Hello"
+    answers = KeptAnswers[str](MOST_BYTES, Clock())
+    answers.keep("a", "audio_1", "Hello", len("Hello"))
+    assert answers.keep("a", "audio_2", "x" * MOST_BYTES, len("x" * MOST_BYTES)) == 1000
+    assert answers.get("a", "audio_2") is None
+    assert answers.get("a", "audio_1") == "Hello"

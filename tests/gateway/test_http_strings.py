@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from gateway.http.openai import strings
 from gateway.http.openai.chat_request import read_chat
+from gateway.http.openai.strings import parse
 from gateway.input.urls import decode_data_url
 from omnirelay.content import ChatMessage, ContentPart, MediaPart, parts_of
 from omnirelay.errors import InvalidRequestError, MediaError
@@ -42,7 +43,7 @@ MESSAGES = st.lists(
 
 def read(messages: Any, escaped: bool = False) -> list[ChatMessage]:
     body = json.dumps({"model": "m", "messages": messages}, ensure_ascii=escaped).encode()
-    return read_chat(bytearray(body), 100, MAX_BYTES)[1].messages
+    return read_chat(parse(bytearray(body), MAX_BYTES), 100)[1].messages
 
 
 def plain(part: ContentPart) -> object:
@@ -92,7 +93,7 @@ def one_part(part: dict[str, Any]) -> ContentPart:
 
 def read_chat_of(messages: Any, limit: int = 10**6) -> list[ChatMessage]:
     body = json.dumps({"model": "m", "messages": messages}).encode()
-    return read_chat(bytearray(body), 100, limit)[1].messages
+    return read_chat(parse(bytearray(body), limit), 100)[1].messages
 
 
 @pytest.mark.parametrize(
@@ -151,4 +152,4 @@ def test_a_long_text_stays_a_text() -> None:
 def test_a_long_text_that_is_no_text_is_refused() -> None:
     body = b'{"model": "m", "messages": [{"role": "user", "content": "' + b"\xff" * 100_000 + b'"}]}'
     with pytest.raises(InvalidRequestError, match="UTF-8"):
-        read_chat(bytearray(body), 100, 10**6)
+        read_chat(parse(bytearray(body), 10**6), 100)

@@ -2,8 +2,10 @@
 
 import json
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
+import jsonschema
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -68,8 +70,8 @@ def test_pieces_do_not_matter(pieces: list[str]) -> None:
 
 def test_one_call_and_forced_calls() -> None:
     assert parsed(WEATHER * 2, several=False) == [ULM]
-    assert parsed('{"name": "weather", "arguments": {"city": "Ulm"}}', forced=True) == [ULM]
-    assert parsed('{"name": "weather", "argum', forced=True) == ['{"name": "weather", "argum']
+    assert parsed('{"name": "weather", "arguments": {"city": "Ulm"}}', bare=True) == [ULM]
+    assert parsed('{"name": "weather", "argum', bare=True) == ['{"name": "weather", "argum']
 
 
 def test_what_the_model_is_told() -> None:
@@ -93,7 +95,7 @@ def test_what_the_model_is_told() -> None:
     assert called == ChatMessage("assistant", [TextPart(f"{call}\n{call}")])
     told = "<tool_response>\nrain\n</tool_response>\n<tool_response>\nsun\n</tool_response>"
     assert results == ChatMessage("user", told)
-    assert (options.tools, options.forced) == (frozenset({"weather"}), False)
+    assert (options.tools, options.bare) == (frozenset({"weather"}), False)
     unused, plain = read(tools=[TOOL], tool_choice="none"), read()
     assert unused == plain
     assert read(tools=[TOOL])[1].messages[0].role == "system"
@@ -104,7 +106,42 @@ def test_a_call_that_must_be_made_is_a_schema() -> None:
         options, request = read(tools=[TOOL], tool_choice=choice)
         schema = json.loads(request.text_sampling.json_schema or "")
         assert schema["properties"] == {"name": {"const": "weather"}, "arguments": {"type": "object"}}
-        assert options.forced
+        assert options.bare
+
+
+@pytest.mark.parametrize("size", [1, 7, 10**6])
+def test_an_object_streams_where_a_call_was_possible(size: int) -> None:
+    assert parsed('{"name": "weather", "arguments": {"city": "Ulm"}}', size, bare=True) == [ULM]
+    for text in ('{"city": "Ulm"}', '{"name": "Bob"}', '{"names": ["Bob"]}', "{}"):
+        assert parsed(text, size, bare=True) == [text]
+    parser = CallParser(frozenset({"weather"}), bare=True)
+    assert [parser.push(each) for each in ('{"na', 'tion": ', '"x"')] == [[], ['{"nation": '], ['"x"']]
+
+
+def test_a_call_or_an_object() -> None:
+    """The schema allows both; the definitions of each are at the root, under names of their own."""
+    place = {
+        "type": "object",
+        "properties": {"at": {"$ref": "#/$defs/Place"}},
+        "additionalProperties": False,
+    }
+    tool: Any = deepcopy(TOOL)
+    tool["function"]["parameters"] = {**place, "$defs": {"Place": {"type": "string"}}}
+    form = {"type": "json_schema", "json_schema": {"schema": {**place, "$defs": {"Place": {"const": 1}}}}}
+    options, request = read(tools=[tool], response_format=form)
+    schema = json.loads(request.text_sampling.json_schema or "")
+    for value, right in [
+        ({"name": "weather", "arguments": {"at": "Ulm"}}, True),
+        ({"at": 1}, True),
+        ({"at": "Ulm"}, False),
+        ({"name": "weather", "arguments": {"at": 1}}, False),
+    ]:
+        assert jsonschema.Draft202012Validator(schema).is_valid(value) is right
+    assert options.bare
+    forced, _ = read(tools=[tool], response_format=form, tool_choice="required")
+    assert forced.bare
+    unused = read(tools=[tool], response_format=form, tool_choice="none")
+    assert unused == read(response_format=form)
 
 
 def test_openais_client_gets_calls(configure: Configure) -> None:

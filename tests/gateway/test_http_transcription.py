@@ -1,6 +1,7 @@
 """Speech to text: OpenAI's client, and forms that are wrong."""
 
 import io
+import json
 import wave
 from collections.abc import Callable
 from contextlib import suppress
@@ -11,6 +12,7 @@ import openai
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from openai.types.audio import TranslationVerbose
 
 from gateway.http import multipart
 from gateway.http.multipart import Form, read_form
@@ -91,6 +93,44 @@ def test_a_recording_becomes_text(configure: Configure) -> None:
     run(scenario())
 
 
+def test_a_translation_is_asked_for(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b, speaking(b, SAID, []):
+            form: dict[str, Any] = {"data": {"model": MODEL}, "files": {"file": recording(1.0)}}
+            form["data"]["response_format"] = "verbose_json"
+            translation = (await b.http.post("/v1/audio/translations", **form)).json()
+            assert TranslationVerbose.model_validate(translation).text == SAID
+            assert (translation["task"], translation["language"]) == ("translate", "english")
+            asked = b.stages.requests[0].prompt_token_ids
+            await b.ai.audio.transcriptions.create(model=MODEL, file=("a.wav", recording()))
+            assert b.stages.requests[1].prompt_token_ids != asked
+
+    run(scenario())
+
+
+def test_chunks_for_vllms_clients(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b, speaking(b, SAID, []):
+            data = {
+                "model": MODEL,
+                "stream": "True",
+                "stream_include_usage": "True",
+                "stream_continuous_usage_stats": "True",
+                "max_completion_tokens": "9",
+            }
+            path, files = "/v1/audio/transcriptions", {"file": recording()}
+            answer = await b.http.post(path, data=data, files=files)
+            lines = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
+            assert lines.pop() == "[DONE]"
+            chunks = [json.loads(line) for line in lines]
+            deltas = [each["delta"] for chunk in chunks for each in chunk["choices"]]
+            assert "".join(delta.get("content", "") for delta in deltas) == SAID
+            assert chunks[-1]["usage"]["completion_tokens"] == len(b.encode(SAID))
+            assert b.stages.requests[0].sampling.max_tokens == 9
+
+    run(scenario())
+
+
 def test_what_the_thinker_is_asked() -> None:
     kind, body = form(model="m", file=b"sound", language="en", prompt="Qwen", temperature="0.5", seed="3")
     options, request = read_transcription(kind, 100, body)
@@ -161,12 +201,31 @@ HEAD = b'--x\r\nContent-Disposition: form-data; name="a"\r\n\r\n'
         (TYPE, (HEAD + b"1\r\n") * 2 + b"--x--", "'a' twice"),
         (TYPE, HEAD + b"\xff\r\n--x--", "not UTF-8"),
         (TYPE, HEAD + b"y" * 70_000 + b"\r\n--x--", "more than 65536"),
+        (TYPE, HEAD.replace(b'name="a"', b'name*="x"; name*0="y"') + b"1\r\n--x--", "has no name"),
+        (TYPE, HEAD.replace(b'"a"', b'"a') + b"1\r\n--x--", "cannot be read"),
+        (TYPE + ";" * 31_000 + "x", b"", "cannot be read"),
+        (TYPE + "; a=b" * 6_000, b"", "before its last boundary"),
         (TYPE, (HEAD.replace(b'"a"', b'"a[]"') + b"1\r\n") * 66, "64 parts"),
     ],
 )
 def test_what_is_no_form_is_refused(kind: str, body: bytes, problem: str) -> None:
     with pytest.raises(InvalidRequestError, match=problem):
         read_form(kind, bytearray(body))
+
+
+def test_names_are_quoted_or_not() -> None:
+    head = (
+        b'--x\r\ncontent-disposition: form-data ; NAME = "a \\"b\\"; c" ; filename*=UTF-8\'\'%e2.wav;\r\n\r\n'
+    )
+    body = head + b"1\r\n" + HEAD.replace(b'"a"', b"a") + b"2\r\n--x--"
+    form = read_form('Multipart/Form-Data ;charset=utf-8; boundary="x";', bytearray(body))
+    assert form == Form({"a": "2"}, {'a "b"; c': b"1"})
+
+
+def test_a_deep_value_is_refused() -> None:
+    body = HEAD.replace(b'"a"', b'"temperature"') + b"[" * 60_000 + b"\r\n--x--"
+    with pytest.raises(InvalidRequestError, match="temperature"):
+        read_transcription(TYPE, 100, bytearray(body))
 
 
 @given(st.lists(st.sampled_from([b"--x", b"\r\n", b"--", b"a", HEAD, b"\r\n\r\n", b"\xff"]), max_size=12))

@@ -42,6 +42,9 @@ def nested(levels: int) -> dict[str, Any]:
         {"type": "string", "pattern": r"[a{9999}]\{9999}{0}x{9999x)"},
         {"type": "string", "maxLength": 100_000},
         {"type": "object", "patternProperties": {"^a": {"type": "string"}}},
+        {"properties": {"children": {"type": "array", "items": {"$ref": "#"}}}},
+        {"$ref": "#/$defs/a~1b", "$defs": {"a/b": {"$ref": "#/$defs/c"}, "c": {"type": "integer"}}},
+        {"properties": {"$ref": {"type": "string"}}},
         # A property of that name is not a regular expression, nor a list of properties.
         {"type": "object", "properties": {"pattern": {"type": "string"}, "properties": {"type": "object"}}},
     ],
@@ -85,3 +88,20 @@ def test_patterns_that_would_be_ignored_are_refused(pattern: str, place: str) ->
 def test_what_is_not_json_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequestError, match=r"not JSON|levels deep"):
         require_feasible(text)
+
+
+@pytest.mark.parametrize(
+    ("schema", "problem"),
+    [
+        ({"properties": {"a": {"$ref": "https://example.com/a"}}}, "names no part"),
+        ({"items": {"$ref": "#a"}, "$defs": {"b": {"$anchor": "a"}}}, "names no part"),
+        ({"items": {"$ref": "#/$defs/a"}}, "names no part"),
+        ({"items": {"$dynamicRef": "#a"}}, "not supported"),
+        ({"$ref": "#"}, "leads to itself"),
+        ({"items": {"$ref": "#/items"}}, "leads to itself"),
+        ({"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}, "leads to itself"),
+    ],
+)
+def test_references_that_lead_nowhere_are_refused(schema: Any, problem: str) -> None:
+    with pytest.raises(InvalidRequestError, match=problem):
+        require_feasible(json.dumps(schema))

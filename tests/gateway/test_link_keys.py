@@ -13,7 +13,6 @@ from shared.config import Config
 from shared.messages import (
     STAGES,
     AbortDone,
-    Alone,
     AudioChunk,
     CodecDelta,
     ControlToGateway,
@@ -93,7 +92,6 @@ def all_of(stage: StageName) -> list[ControlToGateway]:
     return [
         heartbeat,
         AbortDone(stage=stage, request_id="a", instance=INSTANCE),
-        Alone(stage=stage, request_id="a", instance=INSTANCE),
         Farewell(stage=stage, instance=INSTANCE),
     ]
 
@@ -111,9 +109,9 @@ def test_a_key_speaks_for_its_own_stage_and_for_no_other(
                 client = client_of(config, key, claimed, closing)
                 for message in all_of(claimed):
                     await until(partial(client.send, message))
-            await until(lambda: len(heard) + link.refused().total() == 4 * len(STAGES))
+            await until(lambda: len(heard) + link.refused().total() == 3 * len(STAGES))
             assert heard == all_of(key)
-            assert link.refused() == {"message_invalid": 8}
+            assert link.refused() == {"message_invalid": 6}
             for other in set(STAGES) - {key}:
                 assert f"the {key}'s key came with a message of the {other}" in caplog.text
         finally:
@@ -172,7 +170,7 @@ def test_without_keys_it_goes_by_its_name(closing: ExitStack) -> None:
             client = client_of(config, "talker", "talker", closing)
             for message in all_of("talker"):
                 await until(partial(client.send, message))
-            await until(lambda: len(heard) == 4)
+            await until(lambda: len(heard) == 3)
             assert link.refused() == {}
         finally:
             link.close()

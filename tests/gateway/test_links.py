@@ -63,6 +63,11 @@ def test_requests_that_went_over_it_are_begun_anew_and_no_others(
             for answer in answers:
                 await whole(answer, script)
             assert b.process.status().resumes == over_it
+            # Not at the sender, which lives.
+            count = b.process.gateway.metrics.registry.get_sample_value(
+                "omnirelay_request_resumes_total", {"stage": receiver, "reason": "cut off"}
+            )
+            assert count == over_it
 
     run(scenario())
 

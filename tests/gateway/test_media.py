@@ -36,6 +36,7 @@ from tests.gateway.fake_stages import CACHED, TOKENS_OF_ITEM, until
 from tests.gateway.https_server import HOST, Authority, https_server
 
 Configure = Callable[..., Config]
+LARGE = 1_000_000
 SOUND, PICTURE, FILM = b"sound" * 50_000, b"picture" * 30_000, b"film" * 100_000
 
 
@@ -310,29 +311,35 @@ def test_files_of_an_ended_request_are_let_go_of(
     run(scenario())
 
 
+def full_queue(configure: Configure, monkeypatch: pytest.MonkeyPatch, backlog: int) -> Config:
+    """One picture is on its way to a thinker that reads nothing, and ``backlog`` bytes may wait for it."""
+    monkeypatch.setattr("gateway.dispatch.stage_transport.DEFAULT_MAX_BACKLOG_BYTES", backlog)
+    monkeypatch.setattr("gateway.dispatch.stage_transport.MAX_HEADER_BYTES", 1000)
+    media = {"max_item_bytes": LARGE, "max_request_bytes": LARGE}
+    return configure(media=media).model_copy(update={"window_bytes": 2**20})
+
+
 def test_requests_wait_in_line_while_the_thinkers_queue_is_full(
     configure: Configure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    media = {"max_item_bytes": 100_000, "max_request_bytes": 100_000}
-    monkeypatch.setattr("gateway.dispatch.stage_transport.DEFAULT_MAX_BACKLOG_BYTES", 250_000)
-    monkeypatch.setattr("gateway.dispatch.stage_transport.MAX_HEADER_BYTES", 1000)
+    config = full_queue(configure, monkeypatch, 5 * LARGE // 2)
 
     async def scenario() -> None:
-        async with bench(configure(media=media), listening=False) as b, b.client() as client:
-            answers = [client.chat(images=bytes(100_000), seed=seed) for seed in range(6)]
+        async with bench(config, listening=False) as b, b.client() as client:
+            answers = [client.chat(images=bytes(LARGE), seed=seed, priority=1) for seed in range(7)]
             await until(lambda: b.counts["queued"] == 4)
-            assert b.counts["thinking"] == 2
-            answers[0].cancel()
+            assert b.counts["thinking"] == 3
+            answers[1].cancel()
             # Its place in the queue goes to the next in line.
-            await until(lambda: (b.counts["queued"], b.counts["thinking"]) == (3, 2))
-            urgent = client.chat(images=bytes(100_000), seed=6, priority=-1)
+            await until(lambda: (b.counts["queued"], b.counts["thinking"]) == (3, 3))
+            urgent = client.chat(images=bytes(LARGE), seed=7)
             await until(lambda: b.counts["queued"] == 4)
-            b.stages.listen()
-            for index in range(6):
+            b.stages.listen_again()
+            for index in range(7):
                 await b.stages.answer(await b.stages.request(index), b.encode("Hello"))
-            for answer in (*answers[1:], urgent):
+            for answer in (answers[0], *answers[2:], urgent):
                 assert (await answer.result()).text == "Hello"
-            assert [request.seed for request in b.stages.requests] == [1, 2, 6, 3, 4, 5]
+            assert [request.seed for request in b.stages.requests] == [0, 2, 3, 7, 4, 5, 6]
             assert b.counts["failed"] == 0
 
     run(scenario())
@@ -341,16 +348,15 @@ def test_requests_wait_in_line_while_the_thinkers_queue_is_full(
 def test_a_request_waits_no_longer_than_its_deadline(
     configure: Configure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    media = {"max_item_bytes": 100_000, "max_request_bytes": 100_000}
-    monkeypatch.setattr("gateway.dispatch.stage_transport.DEFAULT_MAX_BACKLOG_BYTES", 100_000)
-    monkeypatch.setattr("gateway.dispatch.stage_transport.MAX_HEADER_BYTES", 1000)
+    config = full_queue(configure, monkeypatch, LARGE)
 
     async def scenario() -> None:
-        async with bench(configure(media=media), listening=False) as b, b.client() as client:
-            client.chat(images=bytes(100_000))
-            await until(lambda: b.counts["thinking"] == 1)
+        async with bench(config, listening=False) as b, b.client() as client:
+            for count in (1, 2):
+                client.chat(images=bytes(LARGE))
+                await until(lambda count=count: b.counts["thinking"] == count)  # type: ignore[misc]
             with pytest.raises(errors.DeadlineError, match="was queued"):
-                await client.chat(images=bytes(100_000), deadline_s=0.1).result()
+                await client.chat(images=bytes(LARGE), deadline_s=0.1).result()
 
     run(scenario())
 

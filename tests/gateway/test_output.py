@@ -92,7 +92,7 @@ def lines_are_dropped() -> bool:
 def test_a_launcher_whose_disk_is_full_serves_and_ends(place: Path) -> None:
     with Path("/dev/full").open("wb") as full, up(full) as process:
         wait_until(ready, "readiness", START_S)
-        write_lines(2000)
+        wait_until(lines_are_dropped, "a line that is dropped", START_S)
         assert answers()
         end(process)
         assert process.stderr is not None
@@ -103,7 +103,7 @@ def test_a_launcher_that_nobody_reads_serves_and_ends(place: Path) -> None:
     """As in a pager that shows its first page."""
     with up(subprocess.PIPE) as process:
         wait_until(ready, "readiness", START_S)
-        write_lines(2000)
+        wait_until(lines_are_dropped, "a line that is dropped", START_S)
         assert answers()
         end(process)
 

@@ -9,12 +9,11 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 import wave
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -24,15 +23,16 @@ import pytest
 from omnirelay import Client, StatusReport
 from omnirelay.cli.main import main
 from omnirelay.errors import CancelledRequestError, StageStartError
-from ops import child, demo, launcher
+from ops import child, launcher
 from ops.launcher import Stack, running
 from shared.config import DEFAULT_CHECKPOINT, load_config
 from shared.config.gateway import PORTS_APART
 from shared.messages import STAGES
 from shared.real_time import set_realtime_priority
 from tests.gateway.bench import run
+from tests.gateway.conftest import KEYS
 from tests.support.children import Child
-from tests.support.media import spoken
+from tests.support.ports import has_ipv6
 
 
 def start(*arguments: str) -> Child[str]:
@@ -50,6 +50,32 @@ def read_until(process: Child[str], word: str) -> list[str]:
         if word in line:
             return lines
     raise AssertionError(f"no {word!r} in {''.join(lines)}")
+
+
+def output_of(*arguments: str, status: int = 1) -> str:
+    """What a process writes that ends with a status."""
+    with start(*arguments) as process:
+        told, _ = process.communicate(timeout=60)
+        assert process.returncode == status, told
+    assert "Traceback" not in told
+    return told
+
+
+@contextmanager
+def up() -> Iterator[tuple["Child[str]", list[str]]]:
+    """A stack that is ready, with what it has written; at the end it is stopped, and must stop in order."""
+    with start("omnirelay.cli", "up") as process:
+        yield process, (lines := read_until(process, "ready: tcp://"))
+        process.send_signal(signal.SIGINT)
+        rest, _ = process.communicate(timeout=60)
+        assert process.returncode == 0, rest
+        assert "killed" not in rest
+        lines += rest.splitlines(keepends=True)
+
+
+def children_of(process: "Child[str]") -> set[int]:
+    listed = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
+    return {int(each) for each in listed.split()}
 
 
 def gone(pid: int) -> bool:
@@ -70,11 +96,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 def test_gateway_process_starts_and_stops(place: Path) -> None:
     with start("gateway") as process:
         read_until(process, "listening on")
-        with start("gateway") as second:
-            rest, _ = second.communicate(timeout=60)
-            assert second.returncode == 1
-            assert "address_in_use" in rest
-            assert "Traceback" not in rest
+        assert "address_in_use" in output_of("gateway")
         process.send_signal(signal.SIGTERM)
         rest, _ = process.communicate(timeout=60)
         assert process.returncode == 0
@@ -94,11 +116,7 @@ def test_the_gateways_loop_goes_first(place: Path) -> None:
 
 def test_gateway_process_without_checkpoint(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMNI_MODEL", "./nowhere")
-    with start("gateway") as process:
-        told, _ = process.communicate(timeout=60)
-        assert process.returncode == 1
-        assert "checkpoint_invalid: no checkpoint in nowhere" in told
-        assert "Traceback" not in told
+    assert "checkpoint_invalid: no checkpoint in nowhere" in output_of("gateway")
 
 
 def test_gateway_loads_no_model_library(place: Path) -> None:
@@ -113,14 +131,9 @@ def test_gateway_loads_no_model_library(place: Path) -> None:
 
 
 def test_up_runs_until_told_to_stop(place: Path) -> None:
-    with start("omnirelay.cli", "up") as process:
-        lines = read_until(process, "ready: tcp://")
+    with up() as (_, lines):
         assert any(line.startswith("[thinker] thinker says hello") for line in lines)
-        process.send_signal(signal.SIGINT)
-        rest, _ = process.communicate(timeout=60)
-        assert process.returncode == 0, rest
-        assert "killed" not in rest
-        assert rest.endswith("stopped\n")
+    assert lines[-1].endswith("stopped\n")
 
 
 def test_up_waits_for_requests_unless_it_is_told_twice(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,30 +176,29 @@ def test_an_answer_longer_than_the_grace_is_ended_in_time(
         assert "killed" not in rest
 
 
-def test_a_gateway_that_was_frozen_blames_nobody(place: Path) -> None:
-    with start("omnirelay.cli", "up") as process:
-        read_until(process, "ready: tcp://")
-        with Client(os.environ["OMNIRELAY_GATEWAY__LISTEN"]) as client:
-            pid = client.status().gateway.pid
-            os.kill(pid, signal.SIGSTOP)
-            # Longer than the stages may be silent.
-            time.sleep(2.5)
-            answer = client.chat("Hello")
-            os.kill(pid, signal.SIGCONT)
-            assert answer.result().text
-            assert client.status().ready
-        process.send_signal(signal.SIGINT)
-        rest, _ = process.communicate(timeout=60)
-        assert process.returncode == 0, rest
-        assert "was suspended for" in rest
-        assert "does not answer any more" not in rest
+def test_a_gateway_that_was_frozen_blames_nobody(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with up() as (_, lines), Client(os.environ["OMNIRELAY_GATEWAY__LISTEN"]) as client:
+        pid = client.status().gateway.pid
+        os.kill(pid, signal.SIGSTOP)
+        # Longer than the stages may be silent.
+        assert main(["status", "--gateway", os.environ["OMNIRELAY_GATEWAY__LISTEN"]]) == 1
+        assert "has not answered within 5 s: it hangs, or is stopped" in capsys.readouterr().err
+        main(["doctor", "--json"])
+        found = json.loads(capsys.readouterr().out)["findings"]
+        (ports,) = (each["what"] for each in found if each["check"] == "ports")
+        assert all(f"{name}, pid" in ports for name in ("gateway", *STAGES))
+        answer = client.chat("Hello")
+        os.kill(pid, signal.SIGCONT)
+        assert answer.result().text
+        assert client.status().ready
+    assert "was suspended for" in "".join(lines)
+    assert "does not answer any more" not in "".join(lines)
 
 
 def test_up_starts_as_many_replicas_as_are_wanted(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMNIRELAY_STAGES__TALKER__REPLICAS", "3")
     monkeypatch.setenv("OMNIRELAY_STAGES__THINKER__REPLICAS", "2")
-    with start("omnirelay.cli", "up") as process:
-        lines = read_until(process, "ready: tcp://")
+    with up() as (_, lines):
         greetings = {line.partition(" hello")[0] for line in lines if line.endswith(" says hello\n")}
         assert len(greetings) == 6
         assert {"[talker] talker says", "[talker 2] talker says", "[talker 3] talker says"} <= greetings
@@ -197,9 +209,6 @@ def test_up_starts_as_many_replicas_as_are_wanted(place: Path, monkeypatch: pyte
             assert len({stage.inbox for stage in stages}) == 6
             answers = [client.chat("Hello", speech=False) for _ in range(8)]
             assert all(answer.result().text for answer in answers)
-        process.send_signal(signal.SIGINT)
-        rest, _ = process.communicate(timeout=60)
-        assert process.returncode == 0, rest
 
 
 def pid_at(address: str) -> int:
@@ -212,8 +221,7 @@ def test_gateways_are_replaced_one_after_the_other(place: Path, monkeypatch: pyt
     first = os.environ["OMNIRELAY_GATEWAY__LISTEN"]
     host, _, port = first.rpartition(":")
     second = f"{host}:{int(port) + PORTS_APART}"
-    with start("omnirelay.cli", "up") as process:
-        read_until(process, "ready: tcp://")
+    with up() as (process, _):
         for name, address in (("gateway", first), ("gateway 2", second)):
             os.kill(pid_at(address), signal.SIGTERM)
             read_until(process, f"the {name} ended with exit status 0: it is started again")
@@ -222,9 +230,62 @@ def test_gateways_are_replaced_one_after_the_other(place: Path, monkeypatch: pyt
         os.kill(pid_at(first), signal.SIGKILL)
         read_until(process, "the gateway was killed by SIGKILL: it is started again")
         read_until(process, "listening on")
-        process.send_signal(signal.SIGTERM)
-        told, _ = process.communicate(timeout=60)
-        assert process.returncode == 0, told
+
+
+def test_all_addresses_may_be_of_ipv6(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not has_ipv6():
+        pytest.skip("this machine has no IPv6")
+    for key in KEYS:
+        address = os.environ[f"OMNIRELAY_{key}"].replace("127.0.0.1", "[::1]")
+        monkeypatch.setenv(f"OMNIRELAY_{key}", address)
+    # As on another machine: the address from which the gateway hears it.
+    inbox = os.environ["OMNIRELAY_STAGES__TALKER__INBOX"].replace("[::1]", "[::]")
+    monkeypatch.setenv("OMNIRELAY_STAGES__TALKER__INBOX", inbox)
+    monkeypatch.setenv("OMNIRELAY_SECURITY__INTERNAL_NETWORK", "true")
+    with up(), Client(os.environ["OMNIRELAY_GATEWAY__LISTEN"]) as client:
+        assert client.chat("Hello").result().text
+        assert {stage.inbox for stage in client.status().stages if stage.name == "talker"} == {
+            inbox.replace("[::]", "[::1]")
+        }
+
+
+def restart(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "omnirelay.cli", "restart", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_restart_replaces_every_process_while_requests_are_answered(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMNIRELAY_STAGES__TALKER__REPLICAS", "2")
+    monkeypatch.setenv("OMNIRELAY_GATEWAY__RESUME_WAIT_S", "60")
+    listen = os.environ["OMNIRELAY_GATEWAY__LISTEN"]
+    with up() as (process, _), ThreadPoolExecutor(1) as other:
+        before = children_of(process)
+        restarting = other.submit(restart, "talker")
+        with Client(listen) as client:
+            while not restarting.done():
+                assert client.chat("Hello", speech=False).result().text
+        assert restarting.result().returncode == 0, restarting.result().stderr
+        assert len(children_of(process) & before) == len(before) - 2
+        done = restart()
+        assert done.returncode == 0, done.stderr
+        assert len(children_of(process)) == len(before)
+        assert children_of(process).isdisjoint(before)
+        with Client(listen) as client:
+            assert client.status().ready
+
+
+def test_restart_leaves_what_was_not_started_by_up(place: Path) -> None:
+    with start("gateway") as process:
+        read_until(process, "listening on")
+        done = restart("gateway")
+        assert done.returncode == 1
+        assert "was not started by `omnirelay up`" in done.stderr
+        assert process.poll() is None
+        process.terminate()
+        process.communicate(timeout=60)
+    assert "no gateway answers" in restart("gateway").stderr
 
 
 def test_up_stops_although_nobody_reads_what_it_says(place: Path) -> None:
@@ -242,11 +303,11 @@ def test_up_stops_although_nobody_reads_what_it_says(place: Path) -> None:
 def test_up_ends_whenever_it_is_told_to(place: Path, word: str, number: signal.Signals) -> None:
     with start("omnirelay.cli", "up") as process:
         read_until(process, word)
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        children = children_of(process)
         process.send_signal(number)
         told, _ = process.communicate(timeout=60)
         assert process.returncode == 0, told
-        assert all(gone(int(each)) for each in children)
+        assert all(map(gone, children))
     assert told.endswith("stopped\n")
     assert "killed" not in told
 
@@ -258,36 +319,36 @@ def test_up_leaves_nothing_of_a_checkpoint_that_it_was_not_to_finish(
     monkeypatch.delenv("OMNI_MODEL")
     with start("omnirelay.cli", "up") as process:
         read_until(process, f"making the {DEFAULT_CHECKPOINT.name} checkpoint")
-        listed = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-        wait_for(lambda: bool(listed.read_text().split()))
-        (maker,) = listed.read_text().split()
+        wait_for(lambda: bool(children_of(process)))
+        (maker,) = children_of(process)
+        # A guard that is stopped before it has become the maker does not see that the launcher ends.
+        wait_for(lambda: b"\0-I\0" not in Path(f"/proc/{maker}/cmdline").read_bytes())
+        # Or it may be done before the signal comes.
+        os.kill(maker, signal.SIGSTOP)
         process.send_signal(number)
-        process.communicate(timeout=60)
-        assert process.returncode == status
-        wait_for(lambda: gone(int(maker)))
+        told, _ = process.communicate(timeout=60)
+        assert process.returncode == status, told
+        wait_for(lambda: gone(maker))
     assert not [path for path in (place / DEFAULT_CHECKPOINT).parent.glob("*") if path.is_dir()]
 
 
 def test_children_die_with_the_launcher(place: Path) -> None:
     with start("omnirelay.cli", "up") as process:
         read_until(process, "ready: tcp://")
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        children = children_of(process)
         assert len(children) == 4
         process.kill()
         process.wait(timeout=60)
-        wait_for(lambda: all(gone(int(each)) for each in children))
+        wait_for(lambda: all(map(gone, children)))
         if process.stdout is not None:
             process.stdout.close()
 
 
 def test_stage_that_cannot_start_is_named(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_TALKER", "fail")
-    with start("omnirelay.cli", "up") as process:
-        told, _ = process.communicate(timeout=60)
-        assert process.returncode == 1
+    told = output_of("omnirelay.cli", "up")
     assert "stage_start_failed: the talker ended with exit status 3 before all were ready" in told
     assert "\n  [talker] the talker has no reason to live\n" in told
-    assert "Traceback" not in told
 
 
 def test_a_damaged_checkpoint_is_told_by_up_before_anything_starts(
@@ -298,11 +359,8 @@ def test_a_damaged_checkpoint_is_told_by_up_before_anything_starts(
     for name in ("model.safetensors", "spk_dict.pt"):
         whole = (model / name).read_bytes()
         (model / name).write_bytes(whole[: len(whole) // 2])
-        with start("omnirelay.cli", "up") as process:
-            told, _ = process.communicate(timeout=60)
+        (line,) = output_of("omnirelay.cli", "up").splitlines()
         (model / name).write_bytes(whole)
-        assert process.returncode == 1
-        (line,) = told.splitlines()
         assert re.match(rf"omnirelay: checkpoint_invalid: {model}: {name} is cut short", line)
 
 
@@ -319,10 +377,7 @@ def test_a_configuration_that_children_could_not_read_is_refused_by_up(place: Pa
 def test_port_in_use_is_told_by_up(place: Path) -> None:
     with start("gateway") as other:
         read_until(other, "listening on")
-        with start("omnirelay.cli", "up") as process:
-            told, _ = process.communicate(timeout=60)
-            assert process.returncode == 1
-        (line,) = told.splitlines()
+        (line,) = output_of("omnirelay.cli", "up").splitlines()
         assert line.startswith("omnirelay: address_in_use: tcp://127.0.0.1:")
         assert f"pid {other.pid}: stop it, or set gateway." in line
         other.terminate()
@@ -340,35 +395,10 @@ def test_every_line_of_up_is_json_where_the_log_is(
             monkeypatch.setenv("OMNIRELAY_GATEWAY__LISTEN", f"tcp://127.0.0.1:{taken.getsockname()[1]}")
         else:
             monkeypatch.setenv("FAKE_TALKER", "fail")
-        process = stack.enter_context(start("omnirelay.cli", "up"))
-        told, _ = process.communicate(timeout=60)
-    assert process.returncode == 1
+        told = output_of("omnirelay.cli", "up")
     last = [json.loads(line) for line in told.splitlines()][-1]
     assert (last["process"], last["level"]) == ("launcher", "error")
     assert last["message"].startswith(f"{cause}: ")
-
-
-def test_a_port_that_another_program_uses_is_told_by_up(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever that program answers."""
-    with ExitStack() as peers, socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
-
-        def greet() -> None:
-            with suppress(OSError):
-                while True:
-                    peers.enter_context(other.accept()[0]).sendall(b"SSH-2.0-other\r\n")
-
-        greeter = threading.Thread(target=greet)
-        greeter.start()
-        monkeypatch.setenv("OMNIRELAY_GATEWAY__LISTEN", f"tcp://127.0.0.1:{port}")
-        with start("omnirelay.cli", "up") as process:
-            told, _ = process.communicate(timeout=60)
-            assert process.returncode == 1
-        other.shutdown(socket.SHUT_RDWR)
-        greeter.join()
-    (line,) = told.splitlines()
-    assert line.startswith(f"omnirelay: address_in_use: tcp://127.0.0.1:{port} is in use by ")
-    assert line.endswith("or set gateway.listen to another address")
 
 
 async def ready_pids(stack: Stack, wanted: Callable[[dict[str, int]], bool]) -> dict[str, int]:
@@ -383,11 +413,11 @@ async def ready_pids(stack: Stack, wanted: Callable[[dict[str, int]], bool]) -> 
             await asyncio.sleep(0.05)
 
 
-def test_stages_that_die_are_started_again_and_those_that_were_told_to_end_are_not(
+def test_stages_that_die_or_are_told_to_end_are_started_again(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr(launcher, "announce", said.append)
+    monkeypatch.setattr(launcher, "announce", lambda line, *_: said.append(line))
 
     async def scenario() -> None:
         stack = Stack(load_config(), None, lambda *_: None)
@@ -400,12 +430,11 @@ def test_stages_that_die_are_started_again_and_those_that_were_told_to_end_are_n
             )
             assert after["thinker"] == before["thinker"]
             os.kill(after["token2wav"], signal.SIGTERM)
-            await ready_pids(stack, lambda pids: "token2wav" not in pids)
-            async with asyncio.timeout(60):
-                while not any(line.startswith("the token2wav") for line in said):
-                    await asyncio.sleep(0.05)
+            await ready_pids(
+                stack, lambda pids: pids.get("token2wav", after["token2wav"]) != after["token2wav"]
+            )
             assert "the talker was killed by SIGKILL: it is started again" in said
-            assert "the token2wav ended with exit status 0" in said
+            assert "the token2wav ended with exit status 0: it is started again" in said
             assert not watch.done()
             watch.cancel()
 
@@ -414,7 +443,7 @@ def test_stages_that_die_are_started_again_and_those_that_were_told_to_end_are_n
 
 def test_a_stack_is_ready_when_all_are_at_the_same_time(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    monkeypatch.setattr(launcher, "announce", said.append)
+    monkeypatch.setattr(launcher, "announce", lambda line, *_: said.append(line))
     ask, turns = Stack._ask_gateway, list(STAGES)
 
     async def one_after_the_other(stack: Stack, gateway: child.Child) -> StatusReport | None:
@@ -464,6 +493,32 @@ def test_what_ends_a_stage_that_serves_does_not_end_the_stack(
     run(scenario())
 
 
+def test_kills_of_a_gateway_that_serves_do_not_end_the_stack(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher, "MOST_RESTARTS", 1)
+    monkeypatch.setenv("OMNIRELAY_GATEWAY__REPLICAS", "2")
+
+    async def scenario() -> None:
+        stack = Stack(load_config(), None, lambda *_: None)
+        async with running(stack):
+            watch = asyncio.create_task(stack.watch())
+            first, second = stack._gateways()
+            seen = {second.pid}
+            for _ in range(3):
+                os.kill(second.pid, signal.SIGKILL)
+                async with asyncio.timeout(60):
+                    while second.pid in seen or not second.served:
+                        assert not watch.done()
+                        await asyncio.sleep(0.05)
+                        second = stack._gateways()[1]
+                seen.add(second.pid)
+            assert first.alive
+            watch.cancel()
+
+    run(scenario())
+
+
 def test_stage_that_dies_again_and_again_before_it_serves_or_will_not_stop(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -471,7 +526,7 @@ def test_stage_that_dies_again_and_again_before_it_serves_or_will_not_stop(
     monkeypatch.setattr(launcher, "MOST_RESTARTS", 0)
     monkeypatch.setenv("FAKE_TOKEN2WAV", "stubborn")
     said: list[str] = []
-    monkeypatch.setattr(launcher, "announce", said.append)
+    monkeypatch.setattr(child, "announce", lambda line, *_: said.append(line))
 
     async def scenario() -> None:
         stack = Stack(load_config(), None, lambda *_: None)
@@ -509,31 +564,6 @@ def test_demo(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert words in shown
     with wave.open(str(place / "out" / "reply.wav")) as file:
         assert file.getnframes() == 24_000
-
-
-def test_demo_asks_the_questions_of_the_checkpoint(
-    place: Path, checkpoint_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model = place / "brought"
-    shutil.copytree(checkpoint_dir, model)
-    starters = [
-        {"text": "One?"},
-        {"audio": "question.wav", "says": "two"},
-        {"text": "Three?", "image": "picture.png"},
-    ]
-    (model / "starters.json").write_text(json.dumps(starters))
-    (model / "question.wav").write_bytes(spoken("wav"))
-    (model / "picture.png").write_bytes(demo._read(demo.PICTURE))
-    monkeypatch.setenv("OMNI_MODEL", str(model))
-    assert main(["demo"]) == 0
-    shown = capsys.readouterr().out
-    asked = ["prompt: One?", 'audio:  question.wav, "two"', "image:  picture.png", "prompt: Three?"]
-    places = [shown.index(words) for words in asked]
-    assert places == sorted(places)
-    for number in (1, 2, 3):
-        assert f"written:             out/reply-{number}.wav" in shown
-        with wave.open(str(place / "out" / f"reply-{number}.wav")) as file:
-            assert file.getnframes() == 24_000
 
 
 def test_long_and_broken_lines_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,11 +15,13 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from transformers import AutoProcessor, AutoTokenizer
 
-from gateway.input.prompt import PLACEHOLDERS, PromptBuilder
+from gateway.input.prompt import PromptBuilder
 from omnirelay.content import AudioPart, ChatMessage, ContentPart, ImagePart, TextPart, VideoPart
 from omnirelay.errors import CheckpointError, InvalidRequestError
 from shared.checkpoints import resolve_model
 from shared.config import Config
+from shared.families.qwen2_5_omni import QWEN2_5_OMNI
+from shared.tokenizer import load_tokenizer
 from tests.gateway.checkpoint_dir import SPECIAL, TEMPLATE, write
 
 ORDINARY = [
@@ -164,7 +166,7 @@ def test_prompt_with_media_equals_the_processors(tiny_checkpoint: Path, turns: s
     made = processor.apply_chat_template(
         asked, tokenize=True, return_dict=True, add_generation_prompt=True, do_sample_frames=False
     )
-    placeholders = {processor.tokenizer.convert_tokens_to_ids(each) for each in PLACEHOLDERS}
+    placeholders = {processor.tokenizer.convert_tokens_to_ids(each) for each in QWEN2_5_OMNI.placeholders}
     expected = [
         token
         for token, same in itertools.groupby(made["input_ids"][0])
@@ -248,11 +250,35 @@ def test_missing_or_broken_files_are_named(checkpoint_dir: Path, tmp_path: Path,
         PromptBuilder(directory)
 
 
+@pytest.fixture(scope="module")
+def slow(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint as Qwen3-Omni was released, without ``tokenizer.json``."""
+    directory = copy(tiny_checkpoint, tmp_path_factory.mktemp("slow"))
+    (directory / "tokenizer.json").unlink()
+    return directory
+
+
+@given(st.text() | st.sampled_from(SPECIAL))
+def test_a_tokenizer_of_other_files_is_the_same(tiny_checkpoint: Path, slow: Path, text: str) -> None:
+    ids = load_tokenizer(tiny_checkpoint).encode(text).ids
+    assert load_tokenizer(slow).encode(text).ids == ids
+
+
+def test_other_files_of_a_tokenizer_are_named(slow: Path, tmp_path: Path) -> None:
+    directory = copy(slow, tmp_path)
+    (directory / "tokenizer_config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="added_tokens_decoder"):
+        PromptBuilder(directory)
+    (directory / "merges.txt").unlink()
+    with pytest.raises(CheckpointError, match=r"lacks .*merges\.txt"):
+        PromptBuilder(directory)
+
+
 def test_config_without_vocabulary_and_other_decoders_are_refused(
     checkpoint_dir: Path, tmp_path: Path
 ) -> None:
     directory = copy(checkpoint_dir, tmp_path)
-    write(directory / "config.json", {"thinker_config": {}})
+    write(directory / "config.json", {"model_type": "qwen2_5_omni", "thinker_config": {}})
     with pytest.raises(CheckpointError, match="vocab_size"):
         PromptBuilder(directory)
     values = json.loads((directory / "tokenizer.json").read_text())

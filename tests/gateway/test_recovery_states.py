@@ -2,7 +2,8 @@
 
 import asyncio
 import tempfile
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -31,7 +32,6 @@ from shared.messages import (
     Farewell,
     Heartbeat,
     Peers,
-    PrefillDone,
     RequestFailed,
     StageEvent,
     StageLimits,
@@ -114,6 +114,8 @@ class Recovery(RuleBasedStateMachine):
         self.tries: list[Try] = []
         self.aborted: set[tuple[StageName, str, str]] = set()
         self.clients: dict[str, Client] = {}
+        # A stage that is full of other requests costs no attempt.
+        self.free_attempts: Counter[str] = Counter()
         self.names = 0
 
     # What the gateway asks of the stages.
@@ -131,8 +133,8 @@ class Recovery(RuleBasedStateMachine):
             if message.replicas is not None:
                 self.peers[stage, replica] = list(message.replicas)
 
-    def reach(self, thinkers: dict[str, str]) -> None:
-        pass
+    def reach(self, thinkers: dict[str, str]) -> Set[str]:
+        return thinkers.keys()
 
     def breaks(self) -> dict[str, int]:
         return {}
@@ -259,12 +261,7 @@ class Recovery(RuleBasedStateMachine):
     def a_message_is_out_of_place(self, pick: int, stream: str, off: int) -> None:
         one = self.one_of(pick)
         message = self.message(one, stream)
-        if (
-            message is not None
-            and not isinstance(message, RequestFailed | PrefillDone)
-            and off
-            and message.seq + off >= 0
-        ):
+        if message is not None and not isinstance(message, RequestFailed) and off and message.seq + off >= 0:
             wrong = msgspec.structs.replace(message, seq=message.seq + off)
             self.do(lambda: self.gateway.on_event(wrong))
 
@@ -277,6 +274,8 @@ class Recovery(RuleBasedStateMachine):
     def a_stage_fails_it(self, pick: int, stage: StageName, code: str) -> None:
         one = self.one_of(pick)
         failed = RequestFailed(request_id=one.request.request_id, stage=stage, code=code, message="no")
+        if code == "busy" and self.gateway.dispatcher.of(failed.request_id) is not None:
+            self.free_attempts[one.owner] += 1
         self.do(lambda: self.gateway.on_event(failed))
 
     @precondition(lambda self: self.aborted)
@@ -363,7 +362,7 @@ class Recovery(RuleBasedStateMachine):
     @invariant()
     def attempts_are_limited(self) -> None:
         for name in self.clients:
-            assert sum(one.owner == name for one in self.tries) <= 3
+            assert sum(one.owner == name for one in self.tries) <= 3 + self.free_attempts[name]
 
     @invariant()
     def everything_is_counted_once(self) -> None:

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gateway.requests.lifecycle import Lifecycle, StateCounts
 from gateway.requests.partial import check_partial
+from gateway.requests.record import RequestRecord
 from omnirelay import ChatMessage, GenerateRequest, SamplingOverrides
 from omnirelay.errors import InvalidResumeError
 from omnirelay.events import AcceptedEvent, AudioEvent, CodecEvent, DoneEvent, ErrorEvent, Event, TextEvent
@@ -280,6 +282,38 @@ def test_no_claim_passes_that_no_answer_can_be(
     assert streaming or len(partial.chunk_samples) <= 1
     if partial.codec_finish_reason is not None:
         assert sum(partial.chunk_samples) <= len(partial.codec_token_ids) // groups * 480
+
+
+def test_the_first_piece_of_a_trimmed_stream_is_shorter() -> None:
+    codec = CodecLimits(frame_samples=1920, trimmed_samples=555, groups=2)
+    think = ThinkRequest(
+        request_id="r",
+        prompt_token_ids=[1],
+        sampling=TextSampling(max_tokens=8),
+        seed=1,
+        speech=SpeechSettings(speaker="Ethan", sampling=Sampling(max_tokens=10), seed=1),
+    )
+
+    def claim(chunks: list[int], frames: int = 3) -> None:
+        partial = PartialAnswer(
+            request_id="earlier",
+            codec_token_ids=[1] * frames * codec.groups,
+            codec_finish_reason="stop",
+            chunk_samples=chunks,
+        )
+        check_partial(partial, think, codec, vocabulary=16, placeholders=())
+        record = RequestRecord(think, Lifecycle(StateCounts()), partial, codec)
+        assert record.audio.ended == (sum(chunks) == frames * 1920 - 555)
+
+    for chunks in ([1365], [1365, 1920], [1365, 1920, 1920], [3 * 1920 - 555]):
+        claim(chunks)
+    for chunks, problem in (
+        ([1920], r"chunk_samples\[0\]: 1920 samples are no whole frames .* 555 that the first lacks"),
+        ([1365, 1365], r"chunk_samples\[1\]: 1365 samples are no whole frames of 1920 samples$"),
+        ([1365, 1920, 1920, 1920], "chunks of 4 frames together, from at most 3"),
+    ):
+        with pytest.raises(InvalidResumeError, match=problem):
+            claim(chunks)
 
 
 @given(partials=st.lists(PARTIAL, min_size=1, max_size=8))

@@ -55,7 +55,9 @@ def test_children_of_the_launcher_outlive_it_at_any_time() -> None:
 def test_a_stack_whose_terminal_is_closed_stops_in_order(place: Path) -> None:
     ours, theirs = pty.openpty()
     code = (
-        "import os, sys; terminal = os.open(sys.argv[1], os.O_RDWR);"
+        # As a shell starts it: another test may have left SIGHUP ignored in this process.
+        "import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_DFL);"
+        "terminal = os.open(sys.argv[1], os.O_RDWR);"
         "[os.dup2(terminal, number) for number in (0, 1, 2)];"
         "os.execv(sys.executable, [sys.executable, '-m', 'omnirelay.cli', 'up'])"
     )

@@ -8,7 +8,7 @@ import pytest
 from omnirelay import ChatMessage, GenerateRequest
 from omnirelay.errors import PromptTooLongError
 from shared.config import Config
-from shared.config.gateway import SPEECH_SYSTEM_PROMPT
+from shared.families.qwen2_5_omni import SPEECH_SYSTEM_PROMPT
 from tests.gateway.bench import Bench, bench, run
 from tests.gateway.http_bench import HI, MODEL, HttpBench, cut, http_bench, http_gateway, melody, speaking
 from tests.gateway.test_http_realtime import HELLO, ask, talking

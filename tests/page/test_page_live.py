@@ -78,7 +78,7 @@ def test_a_conversation_with_an_open_microphone(kind: str, sentence: Path, tmp_p
 
 
 def test_a_gateway_that_has_no_room(sentence: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.http.realtime.opening.sessions.MAX_SESSIONS", 0)
+    monkeypatch.setattr("gateway.http.realtime.endpoint.MAX_SESSIONS", 0)
 
     async def scenario() -> None:
         async with talking(tmp_path, sentence, webrtc={"enabled": True}) as (_, page):
@@ -86,5 +86,46 @@ def test_a_gateway_that_has_no_room(sentence: Path, tmp_path: Path, monkeypatch:
             assert await page.js(f"{LIVE}.ariaPressed") == "false"
             # The browser reports the response, too.
             page.problems.clear()
+
+    run(scenario())
+
+
+CALL = """(async () => {
+    const peer = new RTCPeerConnection();
+    const camera = document.createElement("canvas");
+    camera.getContext("2d");
+    const tracks = { video: camera.captureStream().getVideoTracks()[0] };
+    tracks.audio = (await navigator.mediaDevices.getUserMedia({ audio: true })).getAudioTracks()[0];
+    for (const kind of KINDS) peer.addTrack(tracks[kind]);
+    const channel = peer.createDataChannel("oai-events");
+    const created = new Promise((resolve) => channel.onmessage = resolve);
+    await peer.setLocalDescription();
+    const headers = { "Content-Type": "application/sdp" };
+    const body = peer.localDescription.sdp;
+    const answer = await fetch("/v1/realtime/calls", { method: "POST", headers, body });
+    const sdp = await answer.text();
+    await peer.setRemoteDescription({ type: "answer", sdp });
+    const event = JSON.parse((await created).data).type;
+    const media = sdp.match(/^m=\\w+ \\d/gm);
+    peer.close();
+    return { event, media };
+})()"""
+
+
+@pytest.mark.parametrize("kinds", [("audio", "video"), ("video", "audio")], ids=lambda kinds: kinds[0])
+def test_a_call_that_offers_video_is_one_of_audio(
+    kinds: tuple[str, str], sentence: Path, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        config = make_config(
+            make_checkpoint_dir(tmp_path / "checkpoint"), http_gateway(webrtc={"enabled": True})
+        )
+        async with http_bench(config) as b, browser(tmp_path, sentence) as page:
+            await page.open(b.url)
+            called = await page.js(CALL.replace("KINDS", str(list(kinds))))
+            assert called["event"] == "session.created"
+            assert [each[2:7] for each in called["media"][:2]] == list(kinds)
+            assert "m=video 0" in called["media"]
+            assert page.problems == []
 
     run(scenario())

@@ -9,11 +9,10 @@ import pytest
 from benchmarks.quality.__main__ import Listening
 from benchmarks.quality.answers import ask_all, collected, request
 from benchmarks.quality.requests import held_out_requests
-from checkpoint.training.data.corpus import VOICES
-from checkpoint.training.measure.recognizer import word_error_rate
+from labs.training.measure.recognizer import word_error_rate
 from omnirelay import AsyncClient, AudioEvent, DoneEvent, TextEvent
-from tests.chaos.stack import ChaosStack
 from tests.support.processes import wait_until
+from tests.support.restarting import RestartingStack
 
 pytestmark = [pytest.mark.quality, pytest.mark.timeout(600)]
 
@@ -24,8 +23,8 @@ Events = AsyncIterable[TextEvent | AudioEvent | DoneEvent]
 
 
 @pytest.mark.parametrize("victim", ["talker", "token2wav"])
-async def test_a_killed_stage_is_not_heard(stack: ChaosStack, victim: str) -> None:
-    asked = [each for each in held_out_requests(COUNT, list(VOICES)) if each.kind.startswith("text")]
+async def test_a_killed_stage_is_not_heard(stack: RestartingStack, victim: str) -> None:
+    asked = [each for each in held_out_requests(COUNT) if each.kind.startswith("text")]
     undisturbed = await ask_all(stack.address, asked, clients=len(asked))
     deaths = len(stack.deaths)
     speaking = asyncio.Event()

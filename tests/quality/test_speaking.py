@@ -8,21 +8,32 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.quality.__main__ import Listening, measure
-from benchmarks.quality.report import missed, table
+from benchmarks.quality.__main__ import Listening, measure, missed, table
 from benchmarks.quality.requests import held_out_requests
-from checkpoint.training.data.corpus import VOICES
+from labs.training.data.corpus import VOICES
 
 COUNT = 8
-# What this checkpoint's card says.  It misses the bounds of `make quality` here, which is no
-# news to CI; that it answers worse than it did is.
-REACHED = {"right: text": 0.94, "right: images": 0.88, "right: speech, trained voices": 0.92}
+# What docs/training.md says.  It misses the bounds of `make quality` here, which is no news to CI; that it
+# answers worse than it did is.
+REACHED = {
+    "right: text": 0.94,
+    "right: typed": 0.52,
+    "right: images": 0.88,
+    "right: speech, trained voices": 0.92,
+    "right: silence around": 0.31,
+    "right: telephone": 0.15,
+    "right: noise at 20 dB": 0.67,
+    "right: noise at 10 dB": 0.70,
+    "right: other devices": 0.73,
+    "right: nobody speaks": 0.45,
+    "right: reading": 0.0,
+}
 
-pytestmark = [pytest.mark.quality, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.quality, pytest.mark.timeout(1200)]
 
 
 async def test_answers_are_right_and_intelligible(speaking_checkpoint: Path) -> None:
-    requests = held_out_requests(COUNT, list(VOICES))
+    requests = held_out_requests(COUNT)
     found = await measure(speaking_checkpoint, requests, clients=4, listening=Listening())
     print(table({"omnirelay": found}))
     names = {figure.name for figure in found}

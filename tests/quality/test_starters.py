@@ -6,7 +6,7 @@ import pytest
 
 from omnirelay import AsyncClient
 from shared.starters import load_starters, read_media
-from tests.chaos.stack import ChaosStack
+from tests.support.restarting import RestartingStack
 
 pytestmark = [pytest.mark.quality, pytest.mark.timeout(300)]
 
@@ -19,7 +19,7 @@ REPLIES = [
 ]
 
 
-async def test_the_checkpoint_answers_its_starters(stack: ChaosStack, speaking_checkpoint: Path) -> None:
+async def test_the_checkpoint_answers_its_starters(stack: RestartingStack, speaking_checkpoint: Path) -> None:
     replies = []
     async with AsyncClient(stack.address) as client:
         for starter in load_starters(speaking_checkpoint):

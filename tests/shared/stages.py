@@ -75,6 +75,7 @@ class EchoService:
         self.step_error: Exception | None = None
         self.abort_error: Exception | None = None
         self.steps = 0
+        self.alone: str | None = None
 
     @property
     def ready(self) -> bool:
@@ -93,6 +94,9 @@ class EchoService:
             raise self.abort_error
         self.aborts.append(request_id)
         self.work.pop(request_id, None)
+
+    def take_turn(self) -> str | None:
+        return self.alone
 
     def step(self) -> dict[str, OmniRelayError]:
         if self.step_error is not None:

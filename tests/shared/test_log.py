@@ -138,6 +138,38 @@ def test_repetitions_that_others_cause_are_counted(logging_state, capfd):
     assert len([line for line in told if "completed" in line]) == 1000
 
 
+def test_arguments_that_cannot_be_written_end_neither_their_caller_nor_the_log(logging_state, capfd):
+    configure_logging("talker", "info")
+    log = logging.getLogger("services.talker")
+    log.info("%d codes", "many")
+    for _ in range(BURST + 1):
+        limited(log).info("%d rows", "no")
+    log.info("the next line")
+    told = lines(capfd)
+    assert [line for line in told if line.endswith("the next line")]
+    assert any("services.talker" in line or "'many'" in line for line in told)
+    assert any("'no'" in line for line in told)
+
+
+def test_the_thread_of_the_log_is_replaced_if_it_dies(logging_state, capfd, monkeypatch):
+    configure_logging("talker", "info")
+    log = logging.getLogger("services.talker")
+    handler: Any = logging.getLogger().handlers[0]
+    died = threading.Event()
+
+    def fail(count: int) -> str:
+        died.set()
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(handler.writer, "_notice", fail)
+    handler.writer._unsaid = 1
+    log.info("one")
+    assert died.wait(10)
+    handler.writer._thread.join(10)
+    log.info("two")
+    assert any(line.endswith("two") for line in lines(capfd))
+
+
 def test_kinds_are_told_apart_and_every_interval_begins_anew():
     now = 0.0
     repeats: Repeats[str] = Repeats(lambda: now)

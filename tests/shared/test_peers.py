@@ -135,6 +135,22 @@ def test_a_replica_for_which_there_is_no_socket_is_not_among_the_names():
     context.destroy(linger=0)
 
 
+def test_a_socket_that_could_not_be_opened_is_opened_by_the_next_call():
+    context = Context()
+    context.set(zmq.MAX_SOCKETS, 1)
+    taken = context.socket(zmq.PUSH)
+    queues: PeerQueues[Token2WavInput] = PeerQueues(context, "token2wav", sending())
+    replicas = {"one": free_address()}
+    assert not queues.reach(replicas)
+    assert queues.opened == {}
+    taken.close()
+    # ZeroMQ closes sockets on a thread of its own.
+    wait_until(lambda: queues.reach(replicas))
+    assert queues.opened == replicas
+    queues.close()
+    context.destroy(linger=0)
+
+
 def test_nothing_is_kept_of_speech_that_needs_no_rows(context):
     queues: PeerQueues[SpeechStart] = PeerQueues(context, "talker", sending())
     queues.reach({"one": free_address()})

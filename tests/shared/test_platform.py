@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms.cpu import CpuPlatform
 from vllm.platforms.interface import Platform, PlatformEnum, UnspecifiedPlatform
 
@@ -27,6 +28,19 @@ class Xpu(Platform):
 
     _enum = PlatformEnum.XPU
     device_type = "xpu"
+
+
+class Cuda(Platform):
+    """The same; its number is that of the device."""
+
+    _enum = PlatformEnum.CUDA
+    device_type = "cuda"
+
+    def __init__(self, major: int) -> None:
+        self._major = major
+
+    def has_device_capability(self, capability: Any, device_id: int = 0) -> bool:  # noqa: ARG002
+        return 10 * self._major >= capability
 
 
 def on(monkeypatch: pytest.MonkeyPatch, where: Platform) -> None:
@@ -52,6 +66,30 @@ def test_a_cpu_has_no_gpus(monkeypatch):
 def test_rocm_is_taken_like_cuda(monkeypatch):
     on(monkeypatch, Rocm())
     platform.require_platform()
+
+
+@pytest.mark.parametrize(
+    ("where", "nvcc", "changed"),
+    [
+        (Cuda(9), None, False),
+        (Cuda(10), None, True),
+        (Cuda(10), "/usr/local/cuda/bin/nvcc", False),
+        (Rocm(), None, False),
+        (CpuPlatform(), None, False),
+    ],
+)
+def test_blackwell_without_nvcc_takes_kernels_that_are_compiled(
+    where: Platform,
+    nvcc: str | None,
+    changed: bool,
+    tiny_checkpoint: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    on(monkeypatch, where)
+    monkeypatch.setattr(platform, "cuda_compiler", lambda: nvcc)
+    taken = platform.precompiled_kernels()
+    assert bool(taken) == changed
+    EngineArgs(model=str(tiny_checkpoint), **taken)
 
 
 @pytest.mark.parametrize(

@@ -6,27 +6,32 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from omnirelay.errors import ConfigError
 from services.families.family import Paged
 from services.families.placement import placed, share_of
+from services.families.qwen2_5_omni.files import SYNTHESIS
+from services.families.qwen3_omni import codec
 from services.families.sizes import (
     Model,
     longest,
+    need_of,
     position_bytes,
     read_model,
     require_divisible,
     require_one_dtype,
 )
-from shared.config import Config
+from shared.config import Config, load_config
 from shared.devices import Gpu
 from shared.messages import STAGES, StageName
 from shared.model_files import Weights
 from shared.sharing import USABLE, Need, divide, stages_on
 from shared.vllm import gpus as gpus_module
 from shared.vllm.gpus import loading_alone
+from tests.support.children import ROOT
 
 GIB = 2**30
 SEVEN = Model(
@@ -35,6 +40,25 @@ SEVEN = Model(
         22 * 10**9, {"thinker": 8_930_000_000, "talker": 1_350_000_000, "token2wav": 450_000_000}
     ),
     paged={"thinker": Paged(32_768, 32_256, 3584), "talker": Paged(32_768, 15_872, 3584)},
+    synthesis=SYNTHESIS,
+)
+
+QWEN3 = Model(
+    dtype="bfloat16",
+    weights=Weights(
+        71 * 10**9, {"thinker": 31_500_000_000, "talker": 3_350_000_000, "token2wav": 216_016_577}
+    ),
+    # 48 layers and 20, with 4 heads of 128 for keys and 2; rows of 1024.
+    paged={"thinker": Paged(65_536, 50_176, 1024), "talker": Paged(65_536, 11_264, 1024)},
+    synthesis=codec.SYNTHESIS,
+)
+
+
+THREE = Model(
+    dtype="bfloat16",
+    weights=Weights(11 * 10**9, {"thinker": 4_703_464_448, "talker": 384_604_928, "token2wav": 449_051_264}),
+    paged={"thinker": Paged(32_768, 20_480, 2048), "talker": Paged(32_768, 8_192, 2048)},
+    synthesis=SYNTHESIS,
 )
 
 
@@ -44,6 +68,26 @@ def gpu(gib: float, uuid: str = "GPU-a") -> Gpu:
 
 def configured(**stages: Any) -> Config:
     return Config.model_validate({"share_gpus": True, "stages": stages})
+
+
+@pytest.mark.parametrize(
+    ("model", "gib", "positions"),
+    [
+        (THREE, 24, 32_800),
+        (SEVEN, 24, None),
+        (SEVEN, 40, 43_000),
+        (SEVEN, 80, 440_000),
+        (SEVEN, 141, 1_050_000),
+    ],
+)
+def test_released_sizes_on_cards_as_composed(model: Model, gib: int, positions: int | None) -> None:
+    composed = yaml.safe_load((ROOT / "compose.gpu.yaml").read_text(encoding="utf-8"))["x-environment"]
+    config = load_config(environment={name: str(each) for name, each in composed.items() if "__" in name})
+    needed = [need_of(config, model, stage, gpu(gib)) for stage in STAGES]
+    with pytest.raises(ConfigError, match="lower stages") if positions is None else nullcontext():
+        shares = divide(gpu(gib), needed)
+        for stage in model.paged:
+            assert (shares[stage].kv_bytes or 0) // position_bytes(config, model, stage) >= (positions or 0)
 
 
 needs = st.lists(
@@ -100,6 +144,17 @@ def test_caches_have_as_many_positions_each():
 def test_a_gpu_that_is_too_small_is_refused_with_the_sum():
     with pytest.raises(ConfigError, match=r"has 24.0 GiB.*may use 21.6.*they need .*thinker .*max_model_len"):
         share_of(configured(), "talker", SEVEN, [gpu(24)])
+
+
+def test_which_gpus_the_released_qwen3_omni_fits_on():
+    with pytest.raises(ConfigError, match=r"they need .*thinker 80\.5, talker 10\.2, token2wav 3\.0"):
+        share_of(configured(), "thinker", QWEN3, [gpu(80)])
+    apart = configured(talker={"devices": 1}, token2wav={"devices": 1})
+    assert share_of(apart, "thinker", QWEN3, [gpu(80)]) is None
+    for config, stages, gib in ((apart, STAGES[1:], 80), (configured(), STAGES, 140)):
+        shares = [share_of(config, stage, QWEN3, [gpu(gib)]) for stage in stages]
+        assert sum(share.nbytes for share in shares if share is not None) <= USABLE * gib * GIB
+        assert None not in shares
 
 
 def test_a_stage_alone_gets_no_share():

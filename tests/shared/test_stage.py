@@ -186,6 +186,16 @@ def test_a_step_that_raises_ends_the_loop_and_every_living_request_is_reported(h
     assert harness.error.__cause__ is harness.service.step_error
 
 
+def test_a_step_that_raises_is_put_down_to_the_request_it_computed_alone(harness):
+    start_two(harness)
+    harness.service.alone = "b"
+    harness.service.step_error = MemoryError("the device is full")
+    harness.send("a", 1)
+    harness.thread.join(timeout=20)
+    failure = harness.take_failure()
+    assert (failure.request_id, failure.code) == ("b", "poison_request")
+
+
 def test_every_living_request_is_reported_even_if_the_broken_engine_cannot_abort(harness):
     start_two(harness)
     harness.service.step_error = harness.service.abort_error = RuntimeError("the engine is dead")

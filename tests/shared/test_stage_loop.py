@@ -58,6 +58,9 @@ class Service:
     def abort(self, request_id: str) -> None:
         pass
 
+    def take_turn(self) -> str | None:
+        return None
+
     def step(self) -> dict[str, OmniRelayError]:
         self.steps += 1
         self.ready = False

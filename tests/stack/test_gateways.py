@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -16,10 +17,11 @@ from omnirelay import Client
 from shared.messages import STAGES
 from tests.chaos.load import Load
 from tests.chaos.streams import Heard, Stream
+from tests.support.children import Child
 from tests.support.http import get
 from tests.support.processes import Processes, wait_until
 from tests.support.proxy import Relay
-from tests.support.stack import RunningStack, addresses_of_several, free_addresses, make_config
+from tests.support.stack import COMMAND, RunningStack, addresses_of_several, free_addresses, make_config
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -249,4 +251,26 @@ def test_up_starts_two_and_starts_them_again(tiny_checkpoint: Path, tmp_path: Pa
         again = [Stream(client, number) for number in range(4)]
         check(again, heard)
         assert client.status().gateway.pid != before
+    assert "stopped" in stack.output[-1]
+
+
+def test_replicas_are_restarted_one_after_the_other_and_no_answer_changes(
+    tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    config = make_config(tiny_checkpoint, stages={"token2wav": {"replicas": 2}})
+
+    def pids(client: Client) -> set[int | None]:
+        return {each.pid for each in client.status().stages if each.name == "token2wav"}
+
+    with RunningStack(config, tmp_path) as stack, Client(stack.address) as client:
+        heard = heard_of([Stream(client, number) for number in range(2)])
+        before = pids(client)
+        command = [COMMAND, "restart", "token2wav", "--config", str(stack.path)]
+        with Child(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as restart:
+            while restart.poll() is None:
+                check([Stream(client, number) for number in range(2)], heard)
+            told = restart.communicate(timeout=60)[0]
+        assert restart.returncode == 0, told
+        assert len(pids(client) - before) == 2
+        assert not client.status().requests["failed"]
     assert "stopped" in stack.output[-1]

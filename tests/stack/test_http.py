@@ -41,7 +41,9 @@ def url(stack: RunningStack) -> str:
 
 @pytest.fixture(scope="module")
 def ai(url: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+    with openai.OpenAI(
+        base_url=f"{url}/v1", api_key="none", max_retries=0, _strict_response_validation=True
+    ) as client:
         yield client
 
 
@@ -149,17 +151,23 @@ def test_a_stream_that_is_left_is_cancelled_at_every_stage(ai: openai.OpenAI, ur
         loads = [stage["load"][key] for stage in stages for key in ("running", "waiting", "held_bytes")]
 
 
-def test_vllms_benchmark_drives_it(url: str, tiny_checkpoint: Path, tmp_path: Path) -> None:
-    """As ``vllm bench serve --backend openai-chat`` does."""
+@pytest.mark.parametrize(
+    ("backend", "endpoint"),
+    [("openai-chat", "/v1/chat/completions"), ("openai-responses", "/v1/responses")],
+)
+def test_vllms_benchmark_drives_it(
+    url: str, tiny_checkpoint: Path, tmp_path: Path, backend: str, endpoint: str
+) -> None:
+    """As ``vllm bench serve`` does."""
     from vllm.benchmarks import serve  # noqa: PLC0415 - loads vLLM
 
     parser = argparse.ArgumentParser()
     serve.add_cli_args(parser)
     result = tmp_path / "result.json"
     options = {
-        "backend": "openai-chat",
+        "backend": backend,
         "base-url": url,
-        "endpoint": "/v1/chat/completions",
+        "endpoint": endpoint,
         "model": "omnirelay",
         "tokenizer": tiny_checkpoint,
         "dataset-name": "random",

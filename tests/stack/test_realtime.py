@@ -13,7 +13,7 @@ from openai.resources.realtime.realtime import AsyncRealtimeConnection
 
 from gateway.http.encoding.g711 import to_codes
 from omnirelay import AudioPart, ChatMessage, Client, GenerateRequest, SamplingOverrides, TextPart
-from shared.config.gateway import SPEECH_SYSTEM_PROMPT
+from shared.families.qwen2_5_omni import SPEECH_SYSTEM_PROMPT
 from tests.support.answers import Reference
 from tests.support.conversations import Conversation, Item, Processor, Turn
 from tests.support.http import Readings, get
@@ -66,7 +66,9 @@ def test_speech_in_speech_out_and_an_interruption(stack: RunningStack) -> None:
 
     async def scenario() -> None:
         async with (
-            openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as ai,
+            openai.AsyncOpenAI(
+                base_url=f"{url}/v1", api_key="none", max_retries=0, _strict_response_validation=True
+            ) as ai,
             ai.realtime.connect(model="omnirelay") as connection,
         ):
             await connection.session.update(session=PUSH_TO_TALK)
@@ -109,7 +111,9 @@ def test_telephone_speech_at_another_speed(stack: RunningStack) -> None:
 
     async def scenario() -> None:
         async with (
-            openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as ai,
+            openai.AsyncOpenAI(
+                base_url=f"{url}/v1", api_key="none", max_retries=0, _strict_response_validation=True
+            ) as ai,
             ai.realtime.connect(model="omnirelay") as connection,
         ):
             audio = {"input": {"format": form}, "output": {"format": form, "speed": 1.5}}
@@ -147,7 +151,9 @@ def test_a_question_is_computed_while_it_is_asked_and_the_answer_is_transformers
 
     async def scenario() -> tuple[str, int]:
         async with (
-            openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as ai,
+            openai.AsyncOpenAI(
+                base_url=f"{url}/v1", api_key="none", max_retries=0, _strict_response_validation=True
+            ) as ai,
             ai.realtime.connect(model="omnirelay") as connection,
         ):
             await connection.session.update(session=PUSH_TO_TALK)
@@ -216,7 +222,9 @@ def test_a_call_that_must_be_made_and_a_transcript(stack: RunningStack) -> None:
 
     async def scenario() -> None:
         async with (
-            openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as ai,
+            openai.AsyncOpenAI(
+                base_url=f"{url}/v1", api_key="none", max_retries=0, _strict_response_validation=True
+            ) as ai,
             ai.realtime.connect(model="omnirelay") as connection,
         ):
             await connection.session.update(session=PUSH_TO_TALK)

@@ -16,7 +16,7 @@ from transformers import Qwen2_5OmniProcessor
 from transformers.image_utils import load_image
 from transformers.video_utils import read_video_pyav
 
-from shared.config.gateway import SPEECH_SYSTEM_PROMPT
+from shared.families.qwen2_5_omni import SPEECH_SYSTEM_PROMPT
 from shared.messages import MediaItem, MediaKind
 from shared.messages.payloads import Blob
 from tests.support.media import Samples, clip, picture, spoken
@@ -122,8 +122,10 @@ def examples() -> dict[str, Conversation]:
 class Processor:
     """transformers' own processor of a checkpoint, with files read by libraries of its choice."""
 
-    def __init__(self, directory: Path) -> None:
-        self._processor: Any = Qwen2_5OmniProcessor.from_pretrained(directory)
+    frame_rate = 2.0
+
+    def __init__(self, directory: Path, kind: Any = Qwen2_5OmniProcessor) -> None:
+        self._processor: Any = kind.from_pretrained(directory)
 
     def prompt(self, conversation: Conversation) -> list[int]:
         """Token ids, one placeholder for each file."""
@@ -159,7 +161,7 @@ class Processor:
     def _frames(self, data: bytes) -> Any:
         videos = self._processor.video_processor
         frames, _ = read_video_pyav(
-            BytesIO(data), lambda metadata, **_: videos.sample_frames(metadata, fps=2.0)
+            BytesIO(data), lambda metadata, **_: videos.sample_frames(metadata, fps=self.frame_rate)
         )
         return frames
 

@@ -9,6 +9,11 @@ import pytest
 
 TOGETHER: Final = {
     "stack": "tests/stack/",
+    "clients": "tests/clients/",
+    "quality": "tests/quality/",
+    "training": "tests/training/test_training_parts.py",
+    "page": "tests/page/",
+    "monitoring": "tests/monitoring/",
     "thinker": "tests/thinker/test_thinker_",
     "talker": "tests/talker/",
     "token2wav": "tests/token2wav/",

@@ -1,5 +1,6 @@
 """All three stages in the test's process, joined by real queues; the test is the gateway."""
 
+import select
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -7,6 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from omnirelay.values import SAMPLE_BYTES
+from services.families.family import Family
 from services.families.qwen2_5_omni import QWEN2_5_OMNI
 from services.talker.service import TalkerService
 from services.thinker.service import ThinkerService
@@ -35,6 +37,7 @@ from shared.messages import (
 )
 from shared.stage.service import StageService
 from tests.support.edges import Edge, MakeEdge
+from tests.support.thinking import PREPARED_S
 
 STAGES: Final[tuple[StageName, ...]] = ("thinker", "talker", "token2wav")
 
@@ -91,7 +94,7 @@ class Held:
 class Pipeline:
     """Three stages that step when they are told to, one request at a time."""
 
-    def __init__(self, model: Path, make_edge: MakeEdge) -> None:
+    def __init__(self, model: Path, make_edge: MakeEdge, family: Family = QWEN2_5_OMNI) -> None:
         engine: dict[str, Any] = {"max_model_len": 1024, "kv_cache_memory_bytes": 16 * 2**20}
         self._events: dict[StageName, Edge[StageEvent]] = {stage: make_edge(StageEvent) for stage in STAGES}
         talker: Edge[TalkerInput] = make_edge(TalkerInput)
@@ -99,21 +102,21 @@ class Pipeline:
         self._inboxes: dict[StageName, Edge[Any]] = {"talker": talker, "token2wav": token2wav}
         self._services: dict[StageName, StageService[Any]] = {
             "thinker": ThinkerService(
-                QWEN2_5_OMNI.thinker(),
+                family.thinker(),
                 model,
                 ThinkerConfig(engine=ThinkerEngineConfig(**engine)),
                 self._events["thinker"].push,
                 talker.push,
             ),
             "talker": TalkerService(
-                QWEN2_5_OMNI.talker(),
+                family.talker(),
                 model,
                 TalkerConfig(engine=EngineConfig(**engine)),
                 self._events["talker"].push,
                 token2wav.push,
             ),
             "token2wav": Token2WavService(
-                QWEN2_5_OMNI.token2wav(),
+                family.token2wav(),
                 model,
                 Token2WavConfig(
                     engine=SynthesisEngineConfig(max_num_seqs=2, gpu_memory_utilization=0.3),
@@ -151,11 +154,21 @@ class Pipeline:
 
     def finish(self, held: Held) -> None:
         """Go on until nobody has anything to do."""
-        while any([self.step(stage) for stage in STAGES]):
-            pass
+        thinker = self._services["thinker"]
+        while any([self.step(stage) for stage in STAGES]) or thinker.active_requests():
+            if not thinker.ready and thinker.active_requests():
+                self._wait_for_media()
         for stage in STAGES:
             self.deliver(stage, held)
         assert not any(service.active_requests() for service in self._services.values())
+
+    def _wait_for_media(self) -> None:
+        """Wait until the thinker's request is prepared, if it is not."""
+        service = self._services["thinker"]
+        assert isinstance(service, ThinkerService)
+        if service._preparing and service.wake_fd is not None:
+            readable, _, _ = select.select([service.wake_fd], [], [], PREPARED_S)
+            assert readable, f"no media were prepared within {PREPARED_S} s"
 
     def lose(self) -> None:
         """What is under way is lost, and all stages drop the request."""

@@ -8,7 +8,7 @@ import itertools
 import os
 import random
 import socket
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Final
 
 _PORTS: Final = range(20_000, 32_000)
@@ -38,3 +38,12 @@ def _is_free(port: int) -> bool:
         probe.bind(("127.0.0.1", port))
         return True
     return False
+
+
+def has_ipv6() -> bool:
+    """Whether this machine has the loopback of IPv6."""
+    try:
+        with closing(socket.create_server(("::1", 0), family=socket.AF_INET6)):
+            return True
+    except OSError:
+        return False

@@ -47,7 +47,8 @@ class Prometheus:
                     "scrape_configs": [
                         {
                             "job_name": "omnirelay",
-                            "static_configs": [{"targets": targets}],
+                            # As the Prometheus Operator adds it.
+                            "static_configs": [{"targets": targets, "labels": {"namespace": "omnirelay"}}],
                             "authorization": {"credentials": key},
                         }
                     ],

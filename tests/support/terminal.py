@@ -67,6 +67,17 @@ class Terminal:
         before, _, self.seen = self.seen.partition(text)
         return before + text
 
+    async def enter(self, line: str) -> None:
+        """Type a line at the prompt."""
+        await self.see("> ")
+        self.type(line + ENTER)
+
+    async def leave(self) -> None:
+        """Type Ctrl-D at the prompt."""
+        await self.see("> ")
+        self.type(CTRL_D)
+        assert await self.ended() == 0
+
     async def ended(self) -> int:
         """Wait for the program's end; gives its exit status."""
         try:

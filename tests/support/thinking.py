@@ -11,14 +11,15 @@ import torch
 
 from omnirelay.errors import OmniRelayError, RequestError
 from services.families.qwen2_5_omni.thinker.family import THINKER
+from services.thinker.family import ThinkerFamily
 from services.thinker.scheduler import ThinkerScheduler
 from services.thinker.service import ThinkerService
 from shared.config import MediaConfig, ThinkerConfig, ThinkerEngineConfig
 from shared.messages import (
     ConditioningRows,
+    Early,
     FinishReason,
     MediaItem,
-    PrefillDone,
     PromptUsage,
     Sampling,
     SpeechSettings,
@@ -81,17 +82,42 @@ def thinker_request(
     )
 
 
+def early_request(
+    request_id: str,
+    prompt: list[int],
+    media: Sequence[MediaItem] = (),
+    early: Early = "prompt",
+    **fields: Any,
+) -> ThinkRequest:
+    """A prompt to be computed ahead of its request."""
+    return ThinkRequest(
+        request_id=request_id,
+        prompt_token_ids=prompt,
+        media=list(media),
+        sampling=TextSampling(max_tokens=1),
+        seed=0,
+        early=early,
+        **fields,
+    )
+
+
 class ThinkerRig:
     """A thinker in the test's process, and all that came out of it."""
 
     def __init__(
-        self, model: Path, make_edge: MakeEdge, *, media: MediaConfig | None = None, **engine: Any
+        self,
+        model: Path,
+        make_edge: MakeEdge,
+        *,
+        family: ThinkerFamily = THINKER,
+        media: MediaConfig | None = None,
+        **engine: Any,
     ) -> None:
         values = {"max_model_len": 2304, "kv_cache_memory_bytes": 32 * 2**20} | engine
         self._gateway: Edge[StageEvent] = make_edge(StageEvent)
         self._talker: Edge[TalkerInput] = make_edge(TalkerInput)
         config = ThinkerConfig(engine=ThinkerEngineConfig(**values))
-        self.service = ThinkerService(THINKER, model, config, self._gateway.push, self._talker.push, media)
+        self.service = ThinkerService(family, model, config, self._gateway.push, self._talker.push, media)
         self.engine = self.service._engine
         self.forget()
 
@@ -157,11 +183,13 @@ class ThinkerRig:
     def collect(self) -> None:
         """Sort what was sent; deltas, and rows of a request, must be numbered without gap."""
         for event in self._gateway.take():
-            if isinstance(event, PrefillDone):
+            assert isinstance(event, TextDelta)
+            if not event.token_ids:
+                assert event.finish_reason == "length"
+                assert event.prompt is not None
                 assert event.request_id not in self.prefilled
                 self.prefilled[event.request_id] = event.prompt
                 continue
-            assert isinstance(event, TextDelta)
             assert event.seq == len(self.texts[event.request_id])
             assert event.request_id not in self.finished
             self.texts[event.request_id].append(event)
@@ -192,8 +220,7 @@ class ThinkerRig:
         return torch.cat(parts, dim=1)
 
     def _name_of(self, engine_id: str) -> str:
-        early = self.service._prefills.name_of(engine_id)
-        return early if early is not None else self.service._by_engine_id[engine_id].request_id
+        return self.service._by_engine_id[engine_id].request_id
 
     def _wait_for_media(self) -> None:
         assert self.service.wake_fd is not None

@@ -4,7 +4,7 @@ import zlib
 
 import numpy as np
 
-from checkpoint.training.data.synthesis import SynthesizerVoice, Wave
+from labs.training.data.synthesis import SynthesizerVoice, Wave
 
 TRAINED = [
     "one plus one is two",

@@ -6,7 +6,6 @@ from typing import Any, Final
 import psutil
 import pytest
 from vllm.envs import disable_envs_cache
-from vllm.v1.engine import core
 
 from omnirelay.errors import WorkerLostError
 from shared.config import ThinkerConfig, ThinkerEngineConfig
@@ -23,8 +22,6 @@ def prepare_two() -> None:
     """Set the environment for engines of two workers in this process."""
     # An engine of earlier tests has let vLLM keep what it read.
     disable_envs_cache()
-    # The end of an engine would take the process groups of this process from the other tests' engines.
-    core.cleanup_dist_env_and_memory = lambda: None
     prepare_environment(ThinkerConfig(threads=2, engine=ThinkerEngineConfig(**TWO)))
 
 

@@ -75,6 +75,17 @@ def other_talker(other_plain_talker: TalkerRig) -> Iterator[TalkerRig]:
 
 
 @pytest.fixture(scope="session")
+def _pair(tiny_checkpoint: Path, make_edge: MakeEdge) -> TalkerRig:
+    return TalkerRig(tiny_checkpoint, make_edge, max_num_seqs=2)
+
+
+@pytest.fixture
+def pair_talker(_pair: TalkerRig) -> Iterator[TalkerRig]:
+    """A talker with places for two requests."""
+    yield from fresh(_pair)
+
+
+@pytest.fixture(scope="session")
 def _half(tiny_checkpoint: Path, make_edge: MakeEdge) -> TalkerRig:
     return TalkerRig(tiny_checkpoint, make_edge, dtype="bfloat16")
 

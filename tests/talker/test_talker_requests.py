@@ -159,6 +159,10 @@ def test_rows_are_held_within_a_budget(
     monkeypatch.setattr(talker.service, "_max_held_bytes", held + answer.prompt_positions * 128 * 4 - 1)
     with pytest.raises(BusyError, match=f"holds {held} bytes"):
         talker.service.accept(start_of("too much", answer))
+    # One that would not fit alone is not waited for.
+    monkeypatch.setattr(talker.service, "_max_held_bytes", answer.prompt_positions * 128 * 4 - 1)
+    with pytest.raises(PromptTooLongError, match="max_held_bytes"):
+        talker.service.accept(start_of("never", answer))
     assert talker.scheduler.held_bytes == held
     # What was taken is never refused, however much it becomes.
     for message in rows_of("kept", answer, 1, 20):

@@ -41,8 +41,10 @@ def make_thinker(make_edge: MakeEdge) -> MakeThinker:
 
 
 @pytest.fixture(scope="session")
-def _plain(tiny_checkpoint: Path, make_edge: MakeEdge) -> ThinkerRig:
-    return ThinkerRig(tiny_checkpoint, make_edge)
+def _plain(tiny_checkpoint: Path, make_edge: MakeEdge) -> Iterator[ThinkerRig]:
+    rig = ThinkerRig(tiny_checkpoint, make_edge)
+    yield rig
+    rig.service._grammars.close()
 
 
 @pytest.fixture

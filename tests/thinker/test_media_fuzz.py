@@ -36,7 +36,7 @@ FILES: list[tuple[MediaKind, bytes]] = [
     *(("audio", spoken(form, "x")) for form in SOUND_FORMATS),
     ("audio", encode_audio(SMALL, 16_000, "webm", live="1")),
     ("audio", encode_audio(SMALL, 16_000, "m4a", movflags="frag_keyframe+empty_moov")),
-    *(("image", picture(form, 0, 64, 48)) for form in ("png", "jpeg", "webp", "gif")),
+    *(("image", picture(form, 0, 64, 48)) for form in ("png", "jpeg", "webp", "gif", "bmp")),
     *(("video", clip(form, 0.5, 24, 64, 48, text="x")) for form in VIDEO_FORMATS),
     ("video", encode_video(motion(0.5, 24, 64, 48), 24, "webm", codec="libvpx")),
     ("video", encode_video(motion(0.5, 24, 64, 48), 24, "mp4", codec="mpeg4", encoder={})),

@@ -10,12 +10,12 @@ import pytest
 import torch
 from vllm.v1.engine import EngineCoreRequest
 
-from omnirelay.errors import OmniRelayError, StageFailedError
-from shared.messages import Resume, ThinkRequest
+from omnirelay.errors import MediaTooLargeError, OmniRelayError, StageFailedError
+from shared.messages import MediaKind, Resume, ThinkRequest
 from tests.support.answers import Answer, Reference, random_prompt
 from tests.support.conversations import Conversation, Item, Processor, Turn, asks, examples
 from tests.support.media import clip, encode_audio, picture, speech, spoken
-from tests.support.thinking import ThinkerRig, speech_of, thinker_request
+from tests.support.thinking import ThinkerRig, early_request, speech_of, thinker_request
 from tests.thinker.conftest import BLOCK_SIZE
 
 TEXT_TOKENS = 20
@@ -307,3 +307,89 @@ def test_an_error_of_vllms_that_nobody_expected_ends_its_own_request_alone(
     thinker.run()
     check(thinker, "media", answers["image, audio and text"])
     assert not thinker.engine.has_unfinished_requests()
+
+
+def long_video(name: str, processor: Processor, sound: bool) -> ThinkRequest:
+    """13 s of 1872 tokens of pictures and 325 of sound."""
+    video = Item("video", clip(seconds=13.0, rate=4, width=168, height=168, text="What do you see?"))
+    return request_of(name, asks(video, "Say it.", use_audio_in_video=sound), processor, max_tokens=3)
+
+
+def test_a_video_too_long_to_be_encoded_with_its_sound_is_refused(
+    thinker: ThinkerRig, processor: Processor
+) -> None:
+    assert thinker.scheduler.max_num_encoder_input_tokens == 2048
+    error = thinker.failure(long_video("a", processor, sound=True))
+    assert isinstance(error, MediaTooLargeError)
+    assert "2197 tokens" in str(error)
+    thinker.run(long_video("b", processor, sound=False))
+    assert len(thinker.text("b")) == 3
+
+
+def test_a_request_for_which_there_is_never_room_fails_and_others_are_served(
+    thinker: ThinkerRig, processor: Processor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.thinker.service.check_encodable", lambda *_: None)
+    thinker.service.accept(long_video("stuck", processor, sound=True))
+    thinker.service.accept(thinker_request("text", random_prompt(30), max_tokens=5))
+    failures: dict[str, OmniRelayError] = {}
+    while not failures:
+        thinker.wait()
+        failures = thinker.step()
+    assert thinker.finished == ["text"]
+    assert isinstance(failures["stuck"], StageFailedError)
+    assert "no room" in str(failures["stuck"])
+    thinker.service.abort("stuck")
+    while thinker.service.ready:
+        assert thinker.step() == {}
+    assert thinker.steps.free_blocks == thinker.steps.blocks
+    assert len(thinker.steps.scheduled) < 40
+
+
+def test_videos_that_keep_room_at_the_encoders_from_each_other_are_computed_one_after_another(
+    thinker: ThinkerRig, processor: Processor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # In pieces, so that the pictures of both are encoded before the sound of either.
+    monkeypatch.setattr(thinker.scheduler.scheduler_config, "long_prefill_token_threshold", 48)
+    videos = [
+        Item("video", clip(seconds=7.0, rate=4, width=168, height=168, text="Look at this.", seed=seed))
+        for seed in range(2)
+    ]
+    asked = {
+        name: request_of(name, asks(video, "Say it.", use_audio_in_video=True), processor, max_tokens=3)
+        for name, video in zip("ab", videos, strict=True)
+    }
+    thinker.run(*asked.values())
+    assert thinker.steps.preemptions
+    together = {name: thinker.text(name) for name in asked}
+    thinker.forget()
+    thinker.run(*asked.values())
+    assert {name: thinker.text(name) for name in asked} == together
+
+
+def test_prompts_and_media_of_another_salt_are_not_found(
+    chunked_thinker: ThinkerRig, processor: Processor
+) -> None:
+    rig = chunked_thinker
+    rig.engine.reset_prefix_cache()
+    kinds: tuple[MediaKind, ...] = ("audio", "image")
+    asked = request_of(
+        "x", asks(Item("image", picture("png", 91)), Item("audio", spoken("wav", "Salt."))), processor
+    )
+    early = early_request("early", asked.prompt_token_ids[:-2], asked.media, cache_salt="key alice")
+    rig.run(early)
+    found, decoded = {}, {}
+    for name, salt in (("alice", "key alice"), ("bob", "key bob"), ("nobody", None), ("again", "key bob")):
+        metrics = rig.service._preparer.metrics
+        before = sum(metrics.items(kind, "decoded")._value.get() for kind in kinds)
+        with encoder_calls(rig) as calls:
+            rig.run(msgspec.structs.replace(asked, request_id=name, cache_salt=salt))
+        usage = rig.texts[name][0].prompt
+        assert usage is not None
+        found[name] = usage.cached_tokens > 0
+        after = sum(metrics.items(kind, "decoded")._value.get() for kind in kinds)
+        decoded[name] = after - before
+        assert (calls["vision"] == 0) == found[name]
+    assert found == {"alice": True, "bob": False, "nobody": False, "again": True}
+    assert decoded == {"alice": 0, "bob": 2, "nobody": 2, "again": 0}
+    assert len({tuple(rig.text(name)) for name in found}) == 1

@@ -6,14 +6,14 @@ import pytest
 from numpy.typing import NDArray
 
 from omnirelay.errors import BusyError, InvalidRequestError, PromptTooLongError
-from services.thinker.prefills import MAX_PREFILLS
 from services.thinker.scheduler import EARLY_STEP_TOKENS
-from shared.messages import MediaItem, PrefillRequest, ThinkRequest
+from services.thinker.service import MAX_EARLY
+from shared.messages import MediaItem, ThinkRequest
 from shared.messages.payloads import Blob
 from tests.support.answers import Reference, random_prompt
 from tests.support.conversations import Conversation, Item, Processor, asks
 from tests.support.media import encode_audio, picture, speech
-from tests.support.thinking import ThinkerRig, speech_of, thinker_request
+from tests.support.thinking import ThinkerRig, early_request, speech_of, thinker_request
 from tests.thinker.conftest import BLOCK_SIZE
 from tests.thinker.test_thinker_media import check, encoder_calls, expected
 
@@ -42,21 +42,16 @@ def request_of(name: str, conversation: Conversation, processor: Processor) -> T
     return thinker_request(name, prompt, speech=speech_of(), media=conversation.media, max_tokens=20)
 
 
-def beginning_of(name: str, conversation: Conversation, processor: Processor) -> PrefillRequest:
+def beginning_of(name: str, conversation: Conversation, processor: Processor) -> ThinkRequest:
     """The prompt up to its recording, as long as that goes on."""
     prompt = processor.prompt(conversation)
     (sound,) = processor._processor.tokenizer("<|AUDIO|>")["input_ids"]
     last = max(index for index, token in enumerate(prompt) if token == sound)
-    return PrefillRequest(
-        request_id=name,
-        prompt_token_ids=prompt[: last + 1],
-        media=conversation.media,
-        recording_continues=True,
-    )
+    return early_request(name, prompt[: last + 1], conversation.media, "recording")
 
 
-def text_of(name: str, length: int) -> PrefillRequest:
-    return PrefillRequest(request_id=name, prompt_token_ids=random_prompt(length))
+def text_of(name: str, length: int) -> ThinkRequest:
+    return early_request(name, random_prompt(length))
 
 
 @pytest.fixture
@@ -104,11 +99,7 @@ def test_images_and_text_that_come_early_are_computed(rig: ThinkerRig, processor
     image = Item("image", picture("png", 77))
     conversation = asks(image, "What is it?")
     request = request_of("whole", conversation, processor)
-    rig.run(
-        PrefillRequest(
-            request_id="early", prompt_token_ids=request.prompt_token_ids[:-8], media=conversation.media
-        )
-    )
+    rig.run(early_request("early", request.prompt_token_ids[:-8], conversation.media))
     with encoder_calls(rig) as calls:
         rig.run(request)
     assert calls == {"audio": 0, "vision": 0}
@@ -162,7 +153,7 @@ def test_a_step_of_it_is_short(thinker: ThinkerRig) -> None:
 
 def test_it_ends_without_a_trace(rig: ThinkerRig, processor: Processor) -> None:
     service = rig.service
-    names = [f"early{at}" for at in range(MAX_PREFILLS)]
+    names = [f"early{at}" for at in range(MAX_EARLY)]
     for at, name in enumerate(names):
         service.accept(text_of(name, 200) if at % 2 else beginning_of(name, question(3.0), processor))
     with pytest.raises(BusyError):
@@ -190,10 +181,27 @@ def test_what_cannot_be_computed_is_refused(rig: ThinkerRig, processor: Processo
         rig.service.accept(msgspec.structs.replace(whole, media=[]))
     with pytest.raises(InvalidRequestError, match="the prompt has places for"):
         rig.service.accept(msgspec.structs.replace(whole, media=2 * whole.media))
+    with pytest.raises(InvalidRequestError, match="nothing is generated"):
+        rig.service.accept(msgspec.structs.replace(whole, speech=speech_of()))
     with pytest.raises(PromptTooLongError):
         rig.service.accept(text_of("early", 3000))
     broken = msgspec.structs.replace(whole, media=[MediaItem(kind="audio", data=Blob(b"RIFF nothing"))])
     rig.service.accept(broken)
+    rig.step()
+    rig.wait()
+    assert list(rig.step()) == ["early"]
+    rig.service.abort("early")
+    assert rig.service.active_requests() == []
+    assert rig.service.load().held_bytes == 0
+
+
+def test_a_prompt_that_is_too_long_with_its_media_keeps_none_of_their_memory(
+    rig: ThinkerRig, processor: Processor
+) -> None:
+    early = beginning_of("early", question(3.0), processor)
+    most = rig.service.limits.max_positions
+    words = [5] * (most - len(early.prompt_token_ids) - 10)
+    rig.service.accept(msgspec.structs.replace(early, prompt_token_ids=[*words, *early.prompt_token_ids]))
     rig.step()
     rig.wait()
     assert list(rig.step()) == ["early"]

@@ -127,17 +127,26 @@ def difference(rows: torch.Tensor, others: torch.Tensor) -> float:
 
 
 def test_four_bits_answer_as_the_weights_they_stand_for_in_transformers(
-    checkpoints: tuple[Path, Path], tiny_checkpoint: Path, make_thinker: MakeThinker
+    checkpoints: tuple[Path, Path],
+    tiny_checkpoint: Path,
+    make_thinker: MakeThinker,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # With AMX vLLM would quantise what flows through, too, which has an error of its own.
+    monkeypatch.setenv("VLLM_CPU_INT4_W4A8", "0")
     directory, plain = checkpoints
-    packed, whole = (
-        rows_of(make_thinker(each, dtype="bfloat16"), 130) for each in (directory, tiny_checkpoint)
+    packed, unpacked = (rows_of(make_thinker(each, dtype="bfloat16"), 130) for each in (directory, plain))
+    rows, whole = (
+        Reference(each)
+        .answer(random_prompt(130), thinker_max_new_tokens=4, talker_max_new_tokens=2)
+        .rows[:130]
+        for each in (plain, tiny_checkpoint)
     )
-    expected = Reference(plain).answer(random_prompt(130), thinker_max_new_tokens=4, talker_max_new_tokens=2)
-    rows = expected.rows[:130]
+    # How far bfloat16 is from float32 differs with the processor, so it is measured where the test runs.
+    rounding = difference(unpacked, rows)
+    assert difference(packed, rows) < 2 * rounding
     # The weights before they were quantised are further off, so the test sees what was loaded.
-    assert difference(packed, rows) < 0.01
-    assert difference(whole, rows) > 2 * difference(packed, rows)
+    assert difference(whole, rows) > 5 * rounding
 
 
 def test_a_quantised_cache_changes_rows_little(tiny_checkpoint: Path, make_thinker: MakeThinker) -> None:

@@ -21,7 +21,7 @@ from omnirelay.errors import (
     UnknownSpeakerError,
 )
 from services.families.qwen2_5_omni.thinker.family import THINKER, end_token_ids
-from services.thinker.engine import read_embeddings
+from services.thinker.engine import speech_writer
 from shared.messages import ThinkRequest, gateway_of
 from tests.support.answers import Reference, random_prompt
 from tests.support.thinking import ThinkerRig, speech_of, thinker_request
@@ -205,7 +205,7 @@ def test_a_voice_whose_token_has_no_embedding_is_refused(thinker: ThinkerRig, tm
     voice = {"cond": torch.zeros(1, 4), "ref_mel": torch.zeros(1, 4, 80), "bos_token": 1600}
     torch.save({"Nobody": voice}, tmp_path / "spk_dict.pt")
     with pytest.raises(CheckpointError, match=r"\[1600\].*outside the vocabulary of 1600"):
-        read_embeddings(THINKER, thinker.engine, tmp_path)
+        speech_writer(THINKER, thinker.engine, tmp_path)
 
 
 def test_a_closing_token_without_an_embedding_is_refused(
@@ -214,7 +214,7 @@ def test_a_closing_token_without_an_embedding_is_refused(
     talker = thinker.engine.model_config.hf_config.talker_config
     monkeypatch.setattr(talker, "tts_text_pad_token_id", 151859)
     with pytest.raises(CheckpointError, match=r"\[151859\]"):
-        read_embeddings(THINKER, thinker.engine, tiny_checkpoint)
+        speech_writer(THINKER, thinker.engine, tiny_checkpoint)
 
 
 def test_a_place_goes_to_the_gateway_with_the_fewest_running(single_thinker: ThinkerRig) -> None:

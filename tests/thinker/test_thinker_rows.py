@@ -3,10 +3,12 @@
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from services.families.qwen2_5_omni.thinker.track import QwenTrackWriter
 from shared.vllm.tensors import POSITIONS
 from tests.support.answers import Reference, random_prompt
 from tests.support.thinking import ThinkerRig, speech_of, thinker_request
@@ -208,3 +210,13 @@ def test_bfloat16_stays_bfloat16(half_thinker: ThinkerRig, reference: Reference)
     error = (rows[:130].float() - exact).norm() / exact.norm()
     # bfloat16 keeps 8 bits: what is computed in it is off by more than float32 is, and by not much more.
     assert 1e-4 < error < 0.05
+
+
+def test_rows_are_copied_for_a_message_only_where_the_voice_joins_them() -> None:
+    writer = QwenTrackWriter("a", 4, torch.ones(8), torch.zeros(2, 8))
+    rows, positions = torch.rand(5, 8), torch.arange(5).expand(3, -1)
+    for start, stop, shared in ((0, 2, True), (2, 4, False), (4, 5, True)):
+        message = writer.rows(start, rows[start:stop], positions[:, start:stop])
+        assert message.start == start + (start >= 4)
+        sent = np.frombuffer(message.rows.data.view, np.uint8)
+        assert np.shares_memory(sent, rows.numpy()) == shared

@@ -1,7 +1,6 @@
 """What only text has of sampling, compared with transformers' logits."""
 
 import json
-import time
 from collections import Counter
 from typing import Any
 
@@ -9,7 +8,8 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from omnirelay.errors import InvalidRequestError
+from omnirelay.errors import InvalidRequestError, OmniRelayError
+from services.thinker.grammars import compiler
 from shared.messages import TextDelta
 from tests.support.answers import Reference, random_prompt
 from tests.support.thinking import ThinkerRig, thinker_request
@@ -101,10 +101,6 @@ def test_a_schema_is_obeyed(thinker: ThinkerRig) -> None:
 @pytest.mark.parametrize(
     ("values", "problem"),
     [
-        ({"json_schema": "no JSON"}, "JSON"),
-        ({"json_schema": '{"type": "nothing"}'}, "nothing"),
-        ({"json_schema": '{"type": "string", "pattern": "\\\\p{L}"}'}, "not supported"),
-        ({"json_schema": '{"type": "integer", "multipleOf": 2}'}, "not supported"),
         ({"logit_bias": {10**6: 1.0}}, "logit_bias"),
     ],
 )
@@ -117,21 +113,70 @@ def test_what_vllm_refuses_is_the_requests_error(
 
 
 @pytest.mark.parametrize(
-    "schema",
+    ("schema", "problem"),
     [
-        '{"$ref": "#"}',
-        '{"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}',
-        '{"type": "string", "pattern": "a{1,900}b{1,900}"}',
+        ('{"$ref": "#"}', "allows no answer"),
+        ('{"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}', "allows no answer"),
+        ("no JSON", "not JSON"),
+        ('{"type": "nothing"}', "nothing"),
+        ('{"type": "string", "pattern": "\\\\p{L}"}', "not supported"),
+        ('{"type": "integer", "multipleOf": 2}', "not supported"),
     ],
 )
-def test_a_schema_that_cannot_be_compiled_is_the_requests_error(thinker: ThinkerRig, schema: str) -> None:
-    """It turns out in the background, when the engine has the request already."""
-    thinker.service.accept(thinker_request("bad", random_prompt(9), json_schema=schema))
-    thinker.wait()
-    deadline = time.monotonic() + 60
-    while not (failed := thinker.step()):
-        assert time.monotonic() < deadline
-    thinker.service.abort("bad")
-    assert failed.keys() == {"bad"}
-    assert isinstance(failed["bad"], InvalidRequestError)
-    assert "cannot be compiled" in str(failed["bad"])
+def test_a_schema_that_cannot_be_compiled_is_the_requests_error(
+    thinker: ThinkerRig, schema: str, problem: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    failure = thinker.failure(thinker_request("bad", random_prompt(9), json_schema=schema))
+    assert isinstance(failure, InvalidRequestError)
+    assert "the JSON schema cannot be compiled" in str(failure)
+    assert problem in str(failure)
+    # Where in its source the library noticed it, and since when, is of no use to anybody.
+    assert ".cc" not in str(failure) + capfd.readouterr().err
+
+
+BOMB = json.dumps(
+    {"type": "string", "pattern": f"[^{''.join(map(chr, range(0x1000, 0x1080, 16)))}]{{1,1980}}"}
+)
+"""It takes the compiler 14 s."""
+
+
+@pytest.mark.parametrize(("bound", "value"), [("COMPILE_S", 1.0), ("MEMORY_BYTES", 2**20)])
+def test_a_schema_that_takes_too_much_ends_its_own_request(
+    thinker: ThinkerRig, bound: str, value: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiler, bound, value)
+    service = thinker.service
+    assert service.wake_fd is not None
+    grammars = compiler.Grammars(thinker.engine, service._end_tokens, service.wake_fd)
+    monkeypatch.setattr(service, "_grammars", grammars)
+    bad = thinker_request("bad", random_prompt(9), json_schema=BOMB)
+    try:
+        service.accept(bad)
+        service.accept(thinker_request("text", random_prompt(9), min_tokens=30))
+        failures: dict[str, OmniRelayError] = {}
+        while service.holds("text") or not failures:
+            thinker.wait()
+            failures |= thinker.step()
+        assert thinker.finished == ["text"]
+        assert isinstance(failures["bad"], InvalidRequestError)
+        assert "simplify it" in str(failures["bad"])
+        service.abort("bad")
+        # What is known of it is not found out again, and the next one is compiled.
+        child = grammars._child
+        assert str(thinker.failure(bad)) == str(failures["bad"])
+        assert grammars._child is child
+        if bound == "COMPILE_S":
+            good = thinker_request("good", random_prompt(9), json_schema='{"enum": [7]}', max_tokens=5)
+            thinker.run(good)
+            assert thinker.reason("good") == "stop"
+    finally:
+        grammars.close()
+
+
+def test_a_request_that_is_dropped_while_its_schema_is_compiled_leaves_nothing(thinker: ThinkerRig) -> None:
+    schema = json.dumps({"enum": ["dropped"]})
+    thinker.service.accept(thinker_request("dropped", random_prompt(9), json_schema=schema))
+    assert thinker.service.active_requests() == ["dropped"]
+    thinker.service.abort("dropped")
+    thinker.run(thinker_request("good", random_prompt(9), json_schema='{"enum": [8]}', max_tokens=5))
+    assert thinker.service._grammars._ready == {}

@@ -11,7 +11,7 @@ from shared.transport.queues import PullQueue
 from shared.transport.routing import PeerQueues
 from tests.shared.support import ANY_PORT, Context, sending, wait_until
 from tests.support.answers import random_prompt
-from tests.support.thinking import ThinkerRig, speech_of, thinker_request
+from tests.support.thinking import ThinkerRig, early_request, speech_of, thinker_request
 
 WINDOW = 8 * 1024
 """Of which a row of the tiny checkpoint takes 512 bytes."""
@@ -141,3 +141,20 @@ def test_an_abort_frees_the_talker_of_others(
     # The bytes on the way still count; they have no row of another request among them.
     thinker.service.accept(talkers.request("bad", "next"))
     talkers.run("bad", until={"next"})
+
+
+def test_a_held_request_keeps_its_place_beside_a_prompt_that_is_computed_early(
+    single_thinker: ThinkerRig, context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    talkers = with_talkers(single_thinker, context, monkeypatch)
+    preemptions = single_thinker.scheduler.preemptions
+    single_thinker.service.accept(talkers.request("bad", "held"))
+    wait_until(lambda: "held" in talkers.texts and not single_thinker.service.ready, talkers.come_round)
+    single_thinker.service.accept(early_request("early", random_prompt(40)))
+    # It is taken, and then there is nothing to do until the talker reads.
+    talkers.rest("good")
+    assert single_thinker.scheduler.preemptions == preemptions
+    assert single_thinker.service.holds("early")
+    talkers.run("good", "bad", until={"held"})
+    wait_until(lambda: not single_thinker.service.holds("early"), single_thinker.step)
+    assert single_thinker.prefilled["early"].tokens == 40

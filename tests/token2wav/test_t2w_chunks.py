@@ -113,7 +113,10 @@ def test_a_resumed_stream_is_cut_as_before_up_to_what_was_delivered(config, tota
     if delivered == len(plans):
         assert not [plan for plan in cut if not plan.delivered]
         return
-    assert cut[:delivered] == [replace(plan, delivered=True) for plan in plans[:delivered]]
+    again_made = [replace(plan, delivered=True, silent=True) for plan in plans[:delivered]]
+    # The next chunk's audio fades in from that of the last of them.
+    again_made[-1:] = [replace(plan, silent=False) for plan in again_made[-1:]]
+    assert cut[:delivered] == again_made
     assert not any(plan.delivered for plan in cut[delivered:])
     assert sum(sizes_of(cut)) == total
     # The cuts of both, given as sizes, are cut in the same places by a stream that nothing happened to.
@@ -178,6 +181,11 @@ def test_sizes_of_chunks_are_whole_codec_frames():
         InvalidRequestError, match=r"^chunk_samples\[1\]: 481 is not a multiple of a codec frame's 480"
     ):
         GEOMETRY.codec_frames([480, 481])
+    trimmed = replace(GEOMETRY, trimmed_samples=200)
+    assert trimmed.codec_frames([280, 480, 5760]) == [1, 1, 12]
+    assert trimmed.codec_frames([0]) == [0]
+    with pytest.raises(InvalidRequestError, match=r"chunk_samples\[0\]: 480 "):
+        trimmed.codec_frames([480])
 
 
 @pytest.mark.parametrize("total", [0, 100])
@@ -264,3 +272,5 @@ def test_refuses_blocks_that_split_a_code():
         CodecGeometry(block_size=25, repeats=2, max_frames=100, unit_samples=240)
     with pytest.raises(CheckpointError, match="0 samples"):
         CodecGeometry(block_size=24, repeats=2, max_frames=100, unit_samples=0)
+    with pytest.raises(CheckpointError, match="first codec frame makes no sound"):
+        replace(GEOMETRY, trimmed_samples=480)

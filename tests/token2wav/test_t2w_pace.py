@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.measure.answer import play
-from benchmarks.measure.cuts import growing, least_silence, playback, steady
 from services.token2wav.chunks import ChunkingConfig
 from services.token2wav.pace import Pace
+from tests.support.cuts import growing, least_silence, playback, steady
 from tests.token2wav.simulation import BLOCK, FRAME_S, GEOMETRY, MARGIN_S, Cost, simulate
 
 DOUBLING = [BLOCK, 2 * BLOCK, 4 * BLOCK, 8 * BLOCK]

@@ -48,6 +48,24 @@ def test_all_advance_one_step_and_a_newcomer_joins_at_once(oracle, idle, synthes
         assert (results[name] - oracle.waveform(chunk)).abs().max() < TOLERANCE
 
 
+def test_a_suspect_advances_alone(oracle, idle):
+    idle.submit_chunk("a", oracle.chunk(30, seed=2))
+    idle.submit_chunk("b", oracle.chunk(3, seed=1), suspect=True)
+    idle.step()
+    assert progress(idle) == {"a": 1}
+    assert idle.scheduler.take_turn() == "b"
+    idle.step()
+    assert progress(idle) == {"a": 1, "b": 1}
+    results: dict[str, torch.Tensor | None] = {}
+    while idle.has_work:
+        before = progress(idle).get("a")
+        alone = idle.scheduler.take_turn()
+        results |= {outcome.request_id: outcome.waveform for outcome in idle.step()}
+        assert alone is None or progress(idle)["a"] == before
+    for name, chunk in {"a": oracle.chunk(30, seed=2), "b": oracle.chunk(3, seed=1)}.items():
+        assert (results[name] - oracle.waveform(chunk)).abs().max() < TOLERANCE
+
+
 def test_a_lone_request_takes_all_its_steps_at_once(oracle, idle, synthesizer):
     idle.submit_chunk("lone", oracle.chunk(3))
     with counting(synthesizer, "_step") as calls:

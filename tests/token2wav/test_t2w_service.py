@@ -5,6 +5,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from omnirelay.errors import (
 from services.families.qwen2_5_omni.token2wav.family import TOKEN2WAV
 from services.token2wav.engine import SynthesisEngine
 from services.token2wav.service import Token2WavService
+from services.token2wav.synthesis import SynthesisChunk
 from shared.config import SynthesisConfig, SynthesisEngineConfig, Token2WavConfig
 from shared.messages import AudioChunk, CodecTokens, StageEvent, SynthesisStart
 from shared.messages.payloads import Blob
@@ -516,6 +518,28 @@ def test_chunks_steps_and_seconds_of_audio_are_told(rig: Rig) -> None:
     # Alone, a chunk takes all its steps at once.
     assert change("omnirelay_stage_batch_requests_count", **ours) == chunks
     assert not [metric for metric in rig.service.collect() if "kv_cache" in metric.name]
+
+
+def test_chunks_of_every_size_are_made_before_a_gpu_is_ready(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit, sizes = rig.service._engine.submit_chunk, []
+
+    def noted(name: str, chunk: SynthesisChunk, *rest: Any) -> None:
+        sizes.append(chunk.target_frames // rig.service._engine.geometry.block_size)
+        submit(name, chunk, *rest)
+
+    monkeypatch.setattr(rig.service._engine, "submit_chunk", noted)
+    change = Change(rig.service.collect)
+    rig.service.warm_up()
+    assert set(sizes) == set(range(1, SynthesisConfig().max_chunk_blocks + 1))
+    assert rig.service.active_requests() == []
+    assert change("omnirelay_synthesis_chunks_total", stage="token2wav") == 0
+    monkeypatch.undo()
+    codes = rig.oracle.codes(100)
+    rig.stream("a", codes, 10)
+    rig.run()
+    assert rig.chunks["a"]
 
 
 def test_vllm_keeps_its_metrics_only_where_they_can_be_asked_for(rig: Rig, engine: SynthesisEngine) -> None:

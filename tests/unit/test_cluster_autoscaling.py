@@ -4,17 +4,19 @@ from typing import Any
 
 import pytest
 
-from ops.cluster.autoscaling import Autoscaler, Bounds, Look, StageLook
+from ops.cluster.autoscaling import Autoscaler, Bounds, StackSample, StageSample
 
 BATCH = 8
 
 
-def look(at: float, talker: StageLook, token2wav: StageLook, queued: int = 0, underruns: int = 0) -> Look:
-    return Look(at, queued, underruns, {"talker": talker, "token2wav": token2wav})
+def look(
+    at: float, talker: StageSample, token2wav: StageSample, queued: int = 0, underruns: int = 0
+) -> StackSample:
+    return StackSample(at, queued, underruns, {"talker": talker, "token2wav": token2wav})
 
 
-def ready(replicas: int, requests: int) -> StageLook:
-    return StageLook(replicas, replicas, requests)
+def ready(replicas: int, requests: int) -> StageSample:
+    return StageSample(replicas, replicas, requests)
 
 
 IDLE = ready(1, 0)
@@ -94,7 +96,7 @@ def test_no_stage_shrinks_while_another_is_short(rule: Autoscaler):
 
 def test_a_stage_whose_replicas_are_not_all_ready_stays(rule: Autoscaler):
     for at in range(0, 150, 5):
-        assert rule.wanted(look(at, StageLook(2, 1, 16), StageLook(2, 1, 0))) == {}
+        assert rule.wanted(look(at, StageSample(2, 1, 16), StageSample(2, 1, 0))) == {}
 
 
 def test_stages_without_bounds_are_left_alone():

@@ -8,10 +8,9 @@ from omnirelay import StatusReport
 from omnirelay.errors import StageStartError
 from omnirelay.status import GatewayStatus, StageLoad, StageState, StageStatus
 from ops.cluster import commands
-from ops.cluster.autoscaling import StageLook
-from ops.cluster.members import Member, Placed, look_at, member
+from ops.cluster.autoscaling import StageSample
+from ops.cluster.members import Member, Placed, Report, State, member, sample_of
 from ops.cluster.plan import Kind, kind_of
-from ops.cluster.supervisor import Report, State
 
 
 def placed(
@@ -83,7 +82,7 @@ def known(name: str, ready: bool = True, draining: bool = False, requests: int =
 
 def test_replicas_that_drain_count_for_nothing_when_a_stage_is_scaled():
     members = [known("talker-1", requests=2), known("talker-2", False), known("talker-3", True, True, 9)]
-    assert look_at("talker", [*members, known("thinker-1", requests=5)]) == StageLook(2, 1, 2)
+    assert sample_of("talker", [*members, known("thinker-1", requests=5)]) == StageSample(2, 1, 2)
 
 
 @pytest.mark.parametrize(

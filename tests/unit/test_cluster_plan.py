@@ -1,6 +1,7 @@
 """What processes get on a Ray cluster: resources, addresses, settings.  Nothing here needs Ray."""
 
 import argparse
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from ops.cluster.arguments import replicas
 from ops.cluster.gateway import read_underruns
 from shared.config import Config, GatewayAddresses, load_config
 from shared.transport.keys import load_keys
+from tests.support.children import Child
+from tests.support.processes import wait_until
 
 
 def config(**values: Any) -> Config:
@@ -131,7 +134,8 @@ def test_processes_listen_on_their_node():
     assert plan.stage_addresses(opened, "talker", "10.0.0.7", 4321)["OMNIRELAY_STAGES__TALKER__HTTP"] == (
         "tcp://10.0.0.7:4321"
     )
-    assert set(plan.stage_addresses(opened, "thinker", "10.0.0.7", 1)) == {"OMNIRELAY_STAGES__THINKER__INBOX"}
+    thinker = plan.stage_addresses(opened, "thinker", "10.0.0.7", 1)
+    assert thinker["OMNIRELAY_STAGES__THINKER__HTTP"] == "null"
 
 
 def test_clients_are_told_the_nodes_address():
@@ -214,3 +218,18 @@ def test_gaps_in_playback_are_read_from_a_gateways_metrics():
     text = "# TYPE omnirelay_playback_underruns_total counter\nomnirelay_playback_underruns_total 7.0\n"
     assert read_underruns(text) == 7
     assert read_underruns("# TYPE other gauge\nother 1\n") == 0
+
+
+def test_keys_are_removed_when_their_actor_is_killed(tmp_path: Path):
+    code = (
+        "import pathlib, sys, time; from ops.cluster import keys; folder = pathlib.Path(sys.argv[1]);"
+        "folder.mkdir(); keys.write({'thinker.key_secret': 'x'}, folder); kept = keys.remove_at_end(folder);"
+        "print('written', flush=True); time.sleep(60)"
+    )
+    folder = tmp_path / "a folder"
+    with Child([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE) as actor:
+        assert actor.stdout is not None
+        actor.stdout.readline()
+        assert (folder / "thinker.key_secret").exists()
+        actor.kill()
+    wait_until(lambda: not folder.exists(), "the folder is removed", 10)

@@ -23,6 +23,7 @@ from shared.sharing import stages_on
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))
 GPU: dict[str, Any] = yaml.safe_load((ROOT / "compose.gpu.yaml").read_text(encoding="utf-8"))
+GATEWAYS: dict[str, Any] = yaml.safe_load((ROOT / "compose.gateways.yaml").read_text(encoding="utf-8"))
 SERVICES: dict[str, Any] = COMPOSE["services"]
 OURS = (*STAGES, "gateway")
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
@@ -88,6 +89,16 @@ def test_prometheus_scrapes_the_four_processes() -> None:
     assert sorted(targets) == sorted(f"{name}:{watched(name)}" for name in OURS)
 
 
+def test_prometheus_scrapes_the_second_gateway_where_there_is_one() -> None:
+    (mount,) = GATEWAYS["services"]["prometheus"]["volumes"]
+    folder, place, _ = mount.split(":")
+    scraped = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text(encoding="utf-8"))
+    (files,) = scraped["scrape_configs"][0]["file_sd_configs"]
+    assert files["files"] == [f"{place}/*.yml"]
+    found = [yaml.safe_load(each.read_text(encoding="utf-8")) for each in (ROOT / folder).glob("*.yml")]
+    assert found == [[{"targets": [f"gateway-2:{watched('gateway')}"]}]]
+
+
 def test_the_gateway_answers_for_this_machine_only() -> None:
     assert config_of("gateway", COMPOSE).gateway.http_hosts == []
 
@@ -137,6 +148,29 @@ def test_images_are_named_by_a_version() -> None:
         name, _, tag = image.partition(":")
         assert re.match(r"v?\d", tag), image
         assert not name.startswith("omnirelay-") or tag.removesuffix("-gpu") == VERSION, image
+
+
+def test_every_file_that_names_a_version_of_ours_names_that_of_the_package() -> None:
+    files = [*ROOT.glob("compose*.yaml"), *(ROOT / "deploy").rglob("*.yaml"), *(ROOT / "docs").glob("*.md")]
+    pattern = r"\bomnirelay-(?:gateway|stages)(?::|, newTag: )(\d[\w.]*)"
+    named = {file: re.findall(pattern, file.read_text(encoding="utf-8")) for file in files}
+    assert {tag for tags in named.values() for tag in tags} == {VERSION}
+    assert {file.name for file in files if named[file]} >= {
+        "compose.yaml", "compose.gateways.yaml", "compose.gpu.yaml", "kustomization.yaml"
+    }  # fmt: skip
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    client = tomllib.loads((ROOT / "deploy/client/pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert client["version"] == VERSION
+    assert f"omnirelay=={VERSION}" in project["dependencies"]
+    dockerfile = (ROOT / "deploy/Dockerfile").read_text(encoding="utf-8")
+    assert f"\nARG VERSION={VERSION}\n" in dockerfile
+    assert dockerfile.count("ARG VERSION\nLABEL org.opencontainers.image.title=omnirelay-") == 2
+    released = re.findall(
+        r"^## \[(\d.*)\]", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert released[0] == VERSION
+    upgrading = (ROOT / "docs/upgrading.md").read_text(encoding="utf-8")
+    assert f"## From {released[1]} to {VERSION}\n" in upgrading
 
 
 def run(program: str, *arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
@@ -234,7 +268,8 @@ def test_who_is_told_to_stop_has_time_for_it(service: str) -> None:
 
 
 def test_a_second_gateway_is_as_the_first_but_for_its_ports() -> None:
-    more = yaml.safe_load((ROOT / "compose.gateways.yaml").read_text(encoding="utf-8"))["services"]
+    more = dict(GATEWAYS["services"])
+    del more["prometheus"]
     first, second = dict(COMPOSE["services"]["gateway"]), dict(more.pop("gateway-2"))
     first["environment"] = first["environment"] | more.pop("gateway")["environment"]
     for own in ("ports", "pull_policy", "build"):

@@ -345,7 +345,6 @@ def test_the_overlay_on_the_page_changes_what_it_says(tmp_path: Path) -> None:
     config = load_config(environment=by_kind["ConfigMap"]["data"])
     assert config.gateway.http_origins == ["https://chat.example.com"]
     assert [str(each) for each in config.gateway.trusted_proxies] == ["10.244.0.0/16"]
-    assert config.gateway.limits.max_active == 64
     assert by_kind["Ingress"]["spec"]["rules"][0]["host"] == "chat.example.com"
     assert by_kind["Ingress"]["spec"]["tls"][0]["hosts"] == ["chat.example.com"]
     images = set(re.findall(r"image: (\S+)", done.stdout))

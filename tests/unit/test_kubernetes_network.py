@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from scripts.prometheus_rule import RESOURCE, resource
+from shared.engine_defaults import CPU_BATCH
 from shared.messages import STAGES
 from tests.support.kubernetes import COMPONENT, PROCESSES, ROOT, VARIANTS, Rendered
 
@@ -146,8 +147,8 @@ def test_each_stage_scales_by_its_own_requests_before_its_batch_is_full() -> Non
         (trigger,) = spec["triggers"]
         query = trigger["metadata"]["query"]
         assert set(re.findall(r"omnirelay_\w+", query)) <= metrics
-        assert f'{{stage="{stage}"}}' in query
-        batch = config.stage(stage).engine.max_num_seqs  # type: ignore[attr-defined]
-        assert 0 < int(trigger["metadata"]["threshold"]) < batch
-        # With fewer, no stage would ever have a reason to be scaled that far.
-        assert config.gateway.limits.max_active == spec["maxReplicaCount"] * batch
+        assert f'{{stage="{stage}", namespace="omnirelay"}}' in query
+        assert trigger["metadata"]["ignoreNullValues"] == "false"
+        assert 0 < int(trigger["metadata"]["threshold"]) < CPU_BATCH
+    # With fewer than the stages compute at once, none would ever have a reason to be scaled far.
+    assert config.gateway.limits.max_active is None

@@ -11,7 +11,7 @@ def test_fields_of_a_later_gateway_are_ignored() -> None:
         "replica": "1",
         "pid": 7,
         "state": "ready",
-        "limits": {"max_positions": 8, "codec": {"rate": 75, "later": 1}, "later": [1]},
+        "limits": {"max_positions": 8, "codec": {"frame_samples": 320, "later": 1}, "later": [1]},
         "load": {"running": 2, "later": {}},
         "later": None,
     }
@@ -19,7 +19,7 @@ def test_fields_of_a_later_gateway_are_ignored() -> None:
     rest = {"requests": {}, "refused": {}, "dropped_events": 0, "later": 1}
     found = msgspec.convert({"gateway": gateway, "stages": [stage], **rest}, StatusReport)
     assert found.stages[0].limits.codec is not None
-    assert found.stages[0].limits.codec.rate == 75
+    assert found.stages[0].limits.codec.frame_samples == 320
     assert isinstance(found.stages[0].limits, StageLimits)
     assert isinstance(found.stages[0].load, StageLoad)
     assert found.stages[0].load.running == 2

@@ -11,11 +11,7 @@ from omnirelay import values
 
 VARIABLE: Final = "BENCHMARKS_SLOWER"
 SLOWER: Final = int(os.environ.get(VARIABLE, "1"))
-# Before any other module imports the rates.
+if values.SAMPLE_RATE % SLOWER:
+    raise ValueError(f"{VARIABLE} must divide {values.SAMPLE_RATE}, {SLOWER} does not")
+# Before any other module imports the rate.
 values.SAMPLE_RATE //= SLOWER  # type: ignore[misc]
-
-from services.families.qwen2_5_omni import codec  # noqa: E402 - imports the first rate
-
-if codec.CODEC_RATE % SLOWER:
-    raise ValueError(f"{VARIABLE} must divide {codec.CODEC_RATE}, {SLOWER} does not")
-codec.CODEC_RATE //= SLOWER  # type: ignore[misc]

@@ -10,8 +10,9 @@ from gateway.access.clients import NO_KEY, Principal
 from gateway.access.ephemeral import PREFIX, EphemeralKey
 from gateway.access.places import Place
 from omnirelay.errors import UnauthenticatedError
+from shared.http.protocol import PLACE
 
-OPEN_PATHS: Final = frozenset({"/", "/livez", "/readyz", "/health"})
+OPEN_PATHS: Final = frozenset({"/", "/livez", "/readyz", "/health", "/version"})
 """Paths that need no key, besides the page's files."""
 OPEN_FOLDER: Final = "/page/"
 SUBPROTOCOL_KEY: Final = "openai-insecure-api-key."
@@ -22,8 +23,6 @@ EPHEMERAL: Final = "omnirelay.ephemeral"
 """Key of a request's scope that holds what its ephemeral key stands for."""
 REALTIME: Final = "/v1/realtime"
 CALLS: Final = "/v1/realtime/calls"
-PLACE: Final = "place"
-"""Key of a connection's state that holds its place."""
 
 
 def check_key(access: Access, scope: Scope) -> None:

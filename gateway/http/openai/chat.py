@@ -12,13 +12,13 @@ from starlette.responses import Response
 
 from gateway.http.answer import HttpAnswer, begin_all, finish_reason, start_delay, usage_of
 from gateway.http.context import HttpContext
-from gateway.http.errors import json_response
 from gateway.http.openai.chat_request import ChatAnswerOptions, read_chat
-from gateway.http.openai.choices import Choices, all_of, joined, merged
-from gateway.http.openai.spoken_answers import SpokenAnswers
+from gateway.http.openai.choices import stream_of, whole_of
+from gateway.http.openai.kept_answers import KeptAnswers
+from gateway.http.openai.strings import parse
 from gateway.http.openai.tools import Call, call_object
-from gateway.http.streams import EventStream
-from omnirelay.events import AudioEvent, CodecEvent, DoneEvent, TextEvent
+from omnirelay.events import AcceptedEvent, AudioEvent, CodecEvent, DoneEvent, Event, TextEvent
+from omnirelay.protocol import GenerateRequest, partial_fields
 
 NAMES: Final[Mapping[str, str | None]] = {
     "speaker": "audio.voice",
@@ -30,6 +30,8 @@ NAMES: Final[Mapping[str, str | None]] = {
     "text_sampling.json_schema": "response_format",
 }
 """Names here of fields of a :class:`omnirelay.protocol.GenerateRequest`, where they differ."""
+MAX_SPOKEN_BYTES: Final = 4 * 2**20
+"""Texts of earlier spoken answers that are kept, of all clients together."""
 
 
 class ChatApi:
@@ -37,29 +39,24 @@ class ChatApi:
 
     def __init__(self, context: HttpContext) -> None:
         self._context = context
-        self._spoken = SpokenAnswers()
+        # Their texts: the thinker's prompt has no audio of its own answers.
+        self._spoken = KeptAnswers[str](MAX_SPOKEN_BYTES)
 
     async def create(self, request: Request) -> Response:
         """Answer a conversation; errors are those of :func:`gateway.http.answer.begin`."""
         context = self._context
-        limits, media = context.config.gateway.limits, context.config.media
         client = context.share(request)
-        read = partial(
-            read_chat,
-            max_text_tokens=limits.max_text_tokens,
-            max_item_bytes=media.max_item_bytes,
-            kept=partial(self._spoken.text, client),
-        )
+        kept = partial(self._spoken.get, client)
+
+        def read(body: bytearray) -> tuple[ChatAnswerOptions, GenerateRequest]:
+            return read_chat(parse(body, context.max_item_bytes), context.max_text_tokens, kept)
+
         options, answers = await begin_all(context, request, read, NAMES)
         keep = partial(self._spoken.keep, client)
         completions = [Completion(context, options, answer, keep) for answer in answers]
-        choices = Choices(answers)
         if options.events:
-            chunks = [completion.chunks() for completion in completions]
-            return EventStream(merged(chunks) if len(chunks) > 1 else chunks[0], choices, context.told)
-        async with choices.reading(request.receive):
-            wholes = await all_of(completion.whole() for completion in completions)
-            return json_response(joined(wholes), headers=choices.headers)
+            return stream_of(context, answers, [completion.chunks() for completion in completions])
+        return await whole_of(request, answers, [completion.whole() for completion in completions])
 
 
 class Completion:
@@ -74,11 +71,12 @@ class Completion:
         context: HttpContext,
         options: ChatAnswerOptions,
         answer: HttpAnswer,
-        keep: Callable[[str, str], int],
+        keep: Callable[[str, str, int], int],
     ) -> None:
         self._answer = answer
         self._keep = keep
         self._calls = options.call_parser()
+        self._is_special = context.gateway.is_special
         self._token_bytes = context.gateway.token_bytes
         self._report = partial(context.gateway.report, answer.request_id)
         self._options = options
@@ -122,25 +120,25 @@ class Completion:
         """Yield the answer in chunks, the first one when there is something of it."""
         await self._answer.begin()
         first = self._chunk({"role": "assistant", "content": None if self._audio else "", "refusal": None})
-        yield first | self._told(request_id=self._answer.request_id, seed=self._answer.seed)
+        yield first | self._told(AcceptedEvent(request_id=self._answer.request_id, seed=self._answer.seed))
         delay: dict[str, Any] = {}
         async for event in self._answer:
             if isinstance(event, TextEvent):
                 logprobs = self._logprobs(event)
-                told = self._told(text_token_ids=event.token_ids, text_finish_reason=event.finish_reason)
+                told = self._told(event)
                 for delta in self._text_deltas(event.text, bool(logprobs or told)):
                     yield self._chunk(delta, logprobs=logprobs) | told
                     logprobs, told = [], {}
             elif isinstance(event, CodecEvent):
-                told = self._told(codec_token_ids=event.token_ids, codec_finish_reason=event.finish_reason)
-                yield self._chunk({}) | told
+                yield self._chunk({}) | self._told(event)
             elif isinstance(event, DoneEvent):
                 done = event
             elif self._audio is not None:
                 delay |= start_delay(event)
                 if data := await self._audio.push(event.pcm):
-                    told = self._told(chunk_samples=[event.sample_count])
-                    yield self._chunk(self._audio_delta(data=self._text_of(data), **delay)) | told
+                    yield self._chunk(self._audio_delta(data=self._text_of(data), **delay)) | self._told(
+                        event
+                    )
                     delay = {}
         for delta in [*await self._last_audio(done), *self._text_deltas("", last=True)]:
             yield self._chunk(delta)
@@ -159,30 +157,29 @@ class Completion:
         """Give what the encoder returned as base64."""
         return (binascii.b2a_base64(data, newline=False) if self._options.resumable else data).decode()
 
-    def _told(self, **fields: Any) -> dict[str, Any]:
+    def _told(self, event: Event) -> dict[str, Any]:
         """Return what a client must add to its partial answer; nothing unless it asked for it."""
-        told = {name: value for name, value in fields.items() if value not in (None, [])}
-        return {"resume": told} if self._options.resumable and told else {}
+        told = partial_fields(event) if self._options.resumable else {}
+        return {"resume": told} if told else {}
 
     def _head(self, kind: str) -> dict[str, Any]:
         name = f"chatcmpl-{self._answer.request_id}"
         return {"id": name, "object": kind, "created": self._created, "model": self._model}
 
     def _logprobs(self, event: TextEvent) -> list[dict[str, Any]]:
-        """Describe the tokens of an event that have a text."""
+        """Describe the tokens of an event that have a text, each with the likeliest in its place."""
         if not self._options.logprobs:
             return []
         pairs = zip(event.token_ids, event.logprobs, strict=False)
-        found = [
-            (self._token(token_id, each.logprob), [self._token(*likely) for likely in each.top])
+        return [
+            self._token(token_id, each.logprob)
+            | {"top_logprobs": [self._token(*likely) for likely in each.top]}
             for token_id, each in pairs
+            if not self._is_special(token_id)
         ]
-        return [{**token, "top_logprobs": [each for each in top if each]} for token, top in found if token]
 
-    def _token(self, token_id: int, logprob: float) -> dict[str, Any] | None:
+    def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
         data = self._token_bytes(token_id)
-        if data is None:
-            return None
         return {"token": data.decode(errors="replace"), "logprob": logprob, "bytes": list(data)}
 
     def _content(self, logprobs: list[dict[str, Any]]) -> dict[str, Any] | None:
@@ -246,7 +243,10 @@ class Completion:
         return {"audio": {"id": self._audio_id, **fields}}
 
     def _audio_end(self, done: DoneEvent) -> dict[str, Any]:
-        return {"id": self._audio_id, "expires_at": self._keep(self._audio_id, done.text)}
+        return {
+            "id": self._audio_id,
+            "expires_at": self._keep(self._audio_id, done.text, len(done.text.encode())),
+        }
 
     @property
     def _audio_id(self) -> str:

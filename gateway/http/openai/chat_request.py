@@ -8,25 +8,20 @@ import msgspec
 from msgspec import Meta
 
 from gateway.http.answer import AnswerOptions
-from gateway.http.body import read_object
 from gateway.http.encoding.encoders import FORMATS, AudioFormat, require_format
 from gateway.http.fields import convert, read_fields, require_one_of
 from gateway.http.openai.messages import Kept, Message, joined_results, read_message
-from gateway.http.openai.strings import MIN_LENGTH, LongStrings
-from gateway.http.openai.tools import CallParser, Choice, Tools, explained, forced_schema
-from omnirelay.content import MAX_MESSAGES
+from gateway.http.openai.strings import MIN_LENGTH, Body
+from gateway.http.openai.tools import CallParser, Choice, Tools, calls_or, explained, forced_schema
+from omnirelay.content import MAX_MESSAGES, ChatMessage
 from omnirelay.errors import InvalidRequestError, UnsupportedError
 from omnirelay.protocol import MAX_STOPS, GenerateRequest, PartialAnswer, SamplingOverrides, StopText
-from omnirelay.values import MAX_BIASES, ChunkFrames, LogitBias, Logprobs, MinP, Penalty
+from omnirelay.values import MAX_BIASES, ChunkFrames, LogitBias, Logprobs, MinP, Penalty, TokenIdText
 from shared.messages import MAX_TOP_K, Priority, RepetitionPenalty, Seed, Temperature, TopP
 
 DEFAULT_FORMAT: Final[AudioFormat] = "wav"
 MAX_CHOICES: Final = 8
 """Answers to one request; each counts as a request."""
-
-
-TokenText = Annotated[str, Meta(pattern=r"^[0-9]{1,9}\Z")]
-"""A token id as a key of JSON."""
 
 
 class VoiceId(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -95,7 +90,7 @@ class ChatFields(msgspec.Struct, frozen=True, kw_only=True):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     min_p: MinP | None = None
-    logit_bias: Annotated[dict[TokenText, LogitBias], Meta(max_length=MAX_BIASES)] | None = None
+    logit_bias: Annotated[dict[TokenIdText, LogitBias], Meta(max_length=MAX_BIASES)] | None = None
     logprobs: bool = False
     top_logprobs: Logprobs | None = None
     response_format: ResponseFormat | None = None
@@ -124,7 +119,7 @@ class ChatAnswerOptions(AnswerOptions):
         running_usage: Each chunk has the numbers of tokens so far.
         audio: The format of the speech; none for text only.
         tools: Names of the functions that the model may call.
-        forced: It must call one.
+        bare: Calls have no marks: a grammar makes the whole answer one, or an object.
         parallel: It may call several.
         resumable: Each chunk has what it takes to go on behind it.
     """
@@ -134,36 +129,32 @@ class ChatAnswerOptions(AnswerOptions):
     logprobs: bool
     audio: AudioFormat | None
     tools: frozenset[str] = frozenset()
-    forced: bool = False
+    bare: bool = False
     parallel: bool = True
     resumable: bool = False
 
     def call_parser(self) -> CallParser | None:
         """A parser of the answer; none if nothing can be called."""
-        return CallParser(self.tools, self.forced, self.parallel) if self.tools else None
+        return CallParser(self.tools, self.bare, self.parallel) if self.tools else None
 
 
 def read_chat(
-    body: bytearray,
+    body: Body,
     max_text_tokens: int,
-    max_item_bytes: int,
-    as_chat: Callable[[dict[str, Any]], dict[str, Any]] = lambda values: values,
     kept: Kept = lambda _: None,
+    continued: Callable[[list[ChatMessage]], list[ChatMessage]] = lambda messages: messages,
 ) -> tuple[ChatAnswerOptions, GenerateRequest]:
-    """Parse and check a body; ``ignore_eos`` asks for ``max_text_tokens``.
+    """Check a chat; ``ignore_eos`` asks for ``max_text_tokens``.
 
     Args:
-        as_chat: Converts the body of another API to a chat's.
         kept: Gives the texts of earlier answers.
+        continued: Puts an earlier conversation before the messages.
 
     Raises:
         InvalidRequestError: It is invalid, or asks for something that is not supported.
     """
-    strings = LongStrings(max_item_bytes)
-    fields = read_fields(as_chat(read_object(strings.cut(body))), ChatFields)
+    strings, fields = body.strings, read_fields(body.values, ChatFields)
     audio = _audio_format(fields)
-    if fields.stream_options is not None and not fields.stream:
-        raise InvalidRequestError("stream_options need stream: true", "stream_options")
     usage = fields.stream_options or StreamOptions()
     places = [f"messages[{at}]" for at in range(len(fields.messages))]
     try:
@@ -171,7 +162,7 @@ def read_chat(
         read = [read_message(each, strings, place, kept) for each, place in zip(given, places, strict=True)]
     except UnicodeDecodeError as error:
         raise InvalidRequestError(f"the body is not UTF-8: {error}", "messages") from error
-    messages = joined_results(given, read)
+    messages = continued(joined_results(given, read))
     tools = fields.tools if fields.tool_choice != "none" else []
     forced = forced_schema(tools, fields.tool_choice)
     if tools and audio is not None:
@@ -179,11 +170,11 @@ def read_chat(
     _check_choices(fields, audio)
     _check_resumable(fields, audio, bool(tools))
     text_sampling = _text_sampling(fields, max_text_tokens)
-    if tools and text_sampling.json_schema is not None:
-        raise UnsupportedError("response_format does not go together with tools", "response_format")
-    if forced is not None:
-        text_sampling = msgspec.structs.replace(text_sampling, json_schema=forced)
     if tools:
+        # A call that must be made has no other form.
+        asked = text_sampling.json_schema
+        schema = forced if forced is not None or asked is None else calls_or(tools, asked)
+        text_sampling = msgspec.structs.replace(text_sampling, json_schema=schema)
         messages = explained(messages, tools)
     stop = [fields.stop] if isinstance(fields.stop, str) and fields.stop else list(fields.stop)
     described = msgspec.json.encode(tools).decode()
@@ -219,7 +210,7 @@ def read_chat(
         fields.logprobs,
         audio,
         frozenset(tool.function.name for tool in tools),
-        forced is not None,
+        text_sampling.json_schema is not None,
         fields.parallel_tool_calls,
         fields.resumable,
         choices=fields.n,

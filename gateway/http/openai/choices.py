@@ -1,47 +1,39 @@
 """Several answers to one request: OpenAI's choices."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 
-from starlette.types import Receive
+from starlette.requests import Request
+from starlette.responses import Response
 
-from gateway.http.answer import HttpAnswer
+from gateway.http.answer import HttpAnswer, close_all
 from gateway.http.connection import while_connected
+from gateway.http.context import HttpContext
+from gateway.http.errors import json_response
+from gateway.http.streams import EventStream
 
 Chunks = AsyncGenerator[dict[str, Any], None]
 T = TypeVar("T")
 
 
-class Choices:
-    """The answers, which end together.  Must be closed."""
+def stream_of(context: HttpContext, answers: Sequence[HttpAnswer], streams: Sequence[Chunks]) -> EventStream:
+    """Build the response that streams the chunks of all choices."""
+    stream = merged(streams) if len(streams) > 1 else streams[0]
+    return EventStream(stream, answers, context.told)
 
-    def __init__(self, answers: Sequence[HttpAnswer]) -> None:
-        self._answers = answers
 
-    @property
-    def headers(self) -> dict[str, str]:
-        """Headers that identify the first answer's request, as the id of the whole does."""
-        return self._answers[0].headers
-
-    @asynccontextmanager
-    async def reading(self, receive: Receive) -> AsyncIterator[None]:
-        """Cancel the block if the client disconnects, and close the answers behind it.
-
-        Raises:
-            ClientGoneError: The client disconnected.
-        """
-        try:
-            async with while_connected(receive):
-                yield
-        finally:
-            self.close()
-
-    def close(self) -> None:
-        """Release the requests, and cancel those that have not ended."""
-        for answer in self._answers:
-            answer.close()
+async def whole_of(
+    request: Request,
+    answers: Sequence[HttpAnswer],
+    wholes: Sequence[Coroutine[Any, Any, dict[str, Any]]],
+) -> Response:
+    """Wait for all choices, and build the response of them; ClientGoneError if the client disconnects."""
+    try:
+        async with while_connected(request.receive):
+            return json_response(joined(await all_of(wholes)), headers=answers[0].headers)
+    finally:
+        close_all(answers)
 
 
 async def all_of(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

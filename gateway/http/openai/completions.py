@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import AsyncGenerator, Mapping
-from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -11,13 +10,12 @@ from starlette.responses import Response
 
 from gateway.http.answer import HttpAnswer, begin_all, finish_reason
 from gateway.http.context import HttpContext
-from gateway.http.errors import json_response
 from gateway.http.fields import convert
 from gateway.http.openai.chat import NAMES as CHAT_NAMES
 from gateway.http.openai.chat import usage_of_chat
 from gateway.http.openai.chat_request import ChatAnswerOptions, read_chat
-from gateway.http.openai.choices import Choices, all_of, joined, merged
-from gateway.http.streams import EventStream
+from gateway.http.openai.choices import stream_of, whole_of
+from gateway.http.openai.strings import Body, parse
 from omnirelay.errors import InvalidRequestError, UnsupportedError
 from omnirelay.events import DoneEvent, TextEvent
 from omnirelay.protocol import GenerateRequest
@@ -43,33 +41,28 @@ NAMES: Final[Mapping[str, str | None]] = {
 }
 
 
-def read_completion(
-    body: bytearray, max_text_tokens: int, max_item_bytes: int
-) -> tuple[ChatAnswerOptions, GenerateRequest]:
-    """Parse and check a body.
+def read_completion(body: Body, max_text_tokens: int) -> tuple[ChatAnswerOptions, GenerateRequest]:
+    """Check a body.
 
     Raises:
         InvalidRequestError: It is invalid, or asks for something that is not supported.
     """
+    values = {"max_tokens": MAX_TOKENS, **body.values}
+    for name in OF_CHATS:
+        if values.pop(name, None) is not None:
+            raise UnsupportedError(f"{name} is not supported here", name)
     ids: list[int] | None = None
-
-    def as_chat(values: dict[str, Any]) -> dict[str, Any]:
-        nonlocal ids
-        for name in OF_CHATS:
-            if values.pop(name, None) is not None:
-                raise UnsupportedError(f"{name} is not supported here", name)
-        prompt = values.pop("prompt", None)
-        if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
-            prompt = prompt[0]
-        if isinstance(prompt, list):
-            ids = convert(prompt, list[int], "prompt")
-        elif not isinstance(prompt, str):
-            raise InvalidRequestError("prompt must be a text, or a list of token ids", "prompt")
-        if values.get("max_tokens") is None:
-            values["max_tokens"] = MAX_TOKENS
-        return {**values, "messages": [{"role": "user", "content": prompt if ids is None else ""}]}
-
-    options, request = read_chat(body, max_text_tokens, max_item_bytes, as_chat)
+    prompt = values.pop("prompt", None)
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
+        prompt = prompt[0]
+    if isinstance(prompt, list):
+        ids = convert(prompt, list[int], "prompt")
+    elif not isinstance(prompt, str):
+        raise InvalidRequestError("prompt must be a text, or a list of token ids", "prompt")
+    if values["max_tokens"] is None:
+        values["max_tokens"] = MAX_TOKENS
+    values["messages"] = [{"role": "user", "content": prompt if ids is None else ""}]
+    options, request = read_chat(Body(values, body.strings), max_text_tokens)
     text = request.messages[0].content if ids is None else None
     return options, msgspec.structs.replace(request, messages=[], prompt_text=text, prompt_token_ids=ids)
 
@@ -83,18 +76,14 @@ class CompletionsApi:
     async def create(self, request: Request) -> Response:
         """Continue a text; errors are those of :func:`gateway.http.answer.begin`."""
         context = self._context
-        limits, media = context.config.gateway.limits, context.config.media
-        read = partial(
-            read_completion, max_text_tokens=limits.max_text_tokens, max_item_bytes=media.max_item_bytes
-        )
+
+        def read(body: bytearray) -> tuple[ChatAnswerOptions, GenerateRequest]:
+            return read_completion(parse(body, context.max_item_bytes), context.max_text_tokens)
+
         options, answers = await begin_all(context, request, read, NAMES)
-        choices = Choices(answers)
         if options.events:
-            chunks = [self._events(options, answer) for answer in answers]
-            return EventStream(merged(chunks) if len(chunks) > 1 else chunks[0], choices, context.told)
-        async with choices.reading(request.receive):
-            wholes = await all_of(self._whole(answer) for answer in answers)
-            return json_response(joined(wholes), headers=choices.headers)
+            return stream_of(context, answers, [self._events(options, answer) for answer in answers])
+        return await whole_of(request, answers, [self._whole(answer) for answer in answers])
 
     async def _whole(self, answer: HttpAnswer) -> dict[str, Any]:
         done = await answer.last()

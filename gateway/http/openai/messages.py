@@ -35,7 +35,7 @@ class SpokenAnswer(msgspec.Struct, frozen=True):
 
 
 class Message(_StrictStruct, frozen=True, kw_only=True):
-    """OpenAI's message; ``name`` and ``annotations`` are ignored."""
+    """OpenAI's message; fields of type ``Any`` are ignored, but for ``function_call``."""
 
     role: str
     content: str | list[dict[str, Any]] | None = None
@@ -43,6 +43,9 @@ class Message(_StrictStruct, frozen=True, kw_only=True):
     refusal: str | None = None
     annotations: Any = None
     name: Any = None
+    reasoning: Any = None
+    reasoning_content: Any = None
+    cache_control: Any = None
     tool_calls: Annotated[list[PastCall], Meta(max_length=MAX_TOOLS)] | None = None
     function_call: Any = None
     tool_call_id: str | None = None
@@ -58,31 +61,29 @@ class _AudioFile(_StrictStruct, frozen=True):
     format: str
 
 
-class _PlainTextPart(_StrictStruct, frozen=True):
+class _Part(_StrictStruct, frozen=True, kw_only=True):
     type: str
+    prompt_cache_breakpoint: Any = None
+    cache_control: Any = None
+
+
+class _PlainTextPart(_Part, frozen=True, kw_only=True):
     text: str
-    prompt_cache_breakpoint: Any = None
 
 
-class _SoundPart(_StrictStruct, frozen=True):
-    type: str
+class _SoundPart(_Part, frozen=True, kw_only=True):
     input_audio: _AudioFile
-    prompt_cache_breakpoint: Any = None
 
 
-class _AudioUrlPart(_StrictStruct, frozen=True):
-    type: str
+class _AudioUrlPart(_Part, frozen=True, kw_only=True):
     audio_url: _Url
 
 
-class _ImageUrlPart(_StrictStruct, frozen=True):
-    type: str
+class _ImageUrlPart(_Part, frozen=True, kw_only=True):
     image_url: _Url
-    prompt_cache_breakpoint: Any = None
 
 
-class _VideoUrlPart(_StrictStruct, frozen=True):
-    type: str
+class _VideoUrlPart(_Part, frozen=True, kw_only=True):
     video_url: _Url
 
 

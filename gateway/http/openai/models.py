@@ -28,6 +28,12 @@ class ModelsApi:
         self._context.require_model(request.path_params["model"])
         return json_response(self._card())
 
+    async def voices(self, _request: Request) -> Response:
+        """Answer the voices, in the form in which Open WebUI and vLLM-Omni's clients look for them."""
+        aliases = self._context.gateway.voice_aliases()
+        names = [*self._context.gateway.registry.speakers(), *aliases]
+        return json_response({"object": "list", "voices": [{"id": name, "name": name} for name in names]})
+
     def _card(self) -> dict[str, Any]:
         registry = self._context.gateway.registry
         media = self._context.config.media

@@ -1,56 +1,79 @@
-"""``/v1/responses``: OpenAI's newer form of a chat, without memory.
+"""``/v1/responses``: OpenAI's newer form of a chat, which can continue an earlier response.
 
 The body becomes a chat's, and the answer the events of a response.
 """
 
-import time
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Literal
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 
-from gateway.http.answer import HttpAnswer, begin, finish_reason, usage_of
+from gateway.http.answer import HttpAnswer, begin
 from gateway.http.context import HttpContext
 from gateway.http.errors import json_response
 from gateway.http.fields import read_fields
 from gateway.http.openai.chat_request import ChatAnswerOptions, read_chat
-from gateway.http.openai.tools import Call, call_object
+from gateway.http.openai.kept_answers import KeptAnswers
+from gateway.http.openai.response_writer import ResponseWriter
+from gateway.http.openai.strings import Body, parse
 from gateway.http.streams import EventStream
-from omnirelay.errors import InvalidRequestError, UnsupportedError
-from omnirelay.events import DoneEvent, TextEvent
+from omnirelay.content import ChatMessage, MediaPart, parts_of
+from omnirelay.errors import InvalidRequestError, UnknownResponseError, UnsupportedError
+from omnirelay.protocol import GenerateRequest
 
 NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "background": (False,),
     "conversation": (),
-    "include": ([],),
     "max_tool_calls": (),
-    "previous_response_id": (),
     "prompt": (),
     "top_logprobs": (0,),
-    "truncation": ("disabled",),
+    "truncation": ("disabled", "auto"),
 }
-"""Fields that are accepted with these values or null only."""
+"""Fields that are accepted with these values or null only; a prompt that is too long is refused."""
+CHATS: Final = frozenset(
+    {
+        "frequency_penalty",
+        "ignore_eos",
+        "logit_bias",
+        "min_p",
+        "min_tokens",
+        "presence_penalty",
+        "priority",
+        "repetition_penalty",
+        "seed",
+        "stop",
+        "top_k",
+    }
+)
+"""Fields of vLLM's API that mean what they mean in a chat."""
 NAMES: Final[Mapping[str, str | None]] = {"messages": "input", "text_sampling.json_schema": "text.format"}
 """Names here of fields of a chat and of a :class:`omnirelay.protocol.GenerateRequest`, where they differ."""
 PARTS: Final = {"input_text": "text", "output_text": "text", "refusal": "text", "text": "text"}
+CREATE: Final = "response.create"
+CANCEL: Final = "response.cancel"
+LOGPROBS: Final = "message.output_text.logprobs"
+MAX_KEPT_BYTES: Final = 64 * 2**20
+"""Earlier responses that are kept, with the conversations before them, of all clients together."""
 
 
 class TextOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The form of the text; ``verbosity`` may only have its default."""
+    """The form of the text; ``verbosity`` is ignored."""
 
     format: dict[str, Any] | None = None
-    verbosity: Literal["medium"] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
 
 
 class ResponseFields(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields that are honoured."""
+    """The fields that are honoured; ``stream_options`` cannot change an answer."""
 
     model: str
     input: str | list[dict[str, Any]]
     instructions: str | None = None
+    previous_response_id: str | None = None
     max_output_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -59,15 +82,69 @@ class ResponseFields(msgspec.Struct, frozen=True, kw_only=True):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool = True
     stream: bool = False
+    stream_options: Any = None
+    include: list[str] = []
+    store: bool = True
+    generate: bool = True
 
 
-def as_chat(values: dict[str, Any]) -> dict[str, Any]:
-    """Convert a body to that of a chat, which checks the rest of it.
+@dataclass(frozen=True)
+class ResponseOptions(ChatAnswerOptions):
+    """How a client wants its response.
+
+    Attributes:
+        store: A later response may continue it.
+        generate: Answer; else the input is only kept.
+        conversation: The input, behind that of earlier responses; without instructions.
+    """
+
+    store: bool = field(kw_only=True)
+    generate: bool = field(kw_only=True)
+    conversation: Sequence[ChatMessage] = field(kw_only=True)
+
+
+Earlier = Callable[[str], Sequence[ChatMessage] | None]
+"""Gives the conversation that ends with a response; none if it is not kept."""
+
+
+def read_response(
+    body: Body, max_text_tokens: int, earlier: Earlier
+) -> tuple[ResponseOptions, GenerateRequest]:
+    """Check a body.
 
     Raises:
+        UnknownResponseError: The response that it continues is not kept.
         InvalidRequestError: It is invalid, or asks for something that is not supported.
     """
+    values, strings = body
+    chat = {name: values.pop(name) for name in CHATS & values.keys()}
     fields = read_fields(values, ResponseFields, NEUTRAL)
+    if LOGPROBS in fields.include:
+        raise UnsupportedError(f"include cannot have {LOGPROBS}", "include")
+    conversation: list[ChatMessage] = []
+
+    def continued(messages: list[ChatMessage]) -> list[ChatMessage]:
+        system, own = (messages[:1], messages[1:]) if fields.instructions else ([], messages)
+        if (name := fields.previous_response_id) is not None:
+            before = earlier(name)
+            if before is None:
+                raise UnknownResponseError(
+                    f"the response {name[:64]!r} is not kept here: send the conversation in input",
+                    "previous_response_id",
+                )
+            conversation.extend(before)
+        conversation.extend(own)
+        return [*system, *conversation]
+
+    options, request = read_chat(Body(chat | _chat(fields), strings), max_text_tokens, continued=continued)
+    kept = ResponseOptions(
+        **vars(options), store=fields.store, generate=fields.generate, conversation=conversation
+    )
+    return kept, request
+
+
+def _chat(fields: ResponseFields) -> dict[str, Any]:
+    """Convert the fields to those of a chat, which checks the rest of them."""
     items = [{"role": "user", "content": fields.input}] if isinstance(fields.input, str) else fields.input
     messages: list[dict[str, Any]] = []
     if fields.instructions:
@@ -92,139 +169,68 @@ def as_chat(values: dict[str, Any]) -> dict[str, Any]:
 
 
 class ResponsesApi:
-    """The endpoint."""
+    """The endpoint, and what it keeps of its responses."""
 
     def __init__(self, context: HttpContext) -> None:
         self._context = context
+        self._kept = KeptAnswers[Sequence[ChatMessage]](MAX_KEPT_BYTES)
 
     async def create(self, request: Request) -> Response:
         """Answer; errors are those of :func:`gateway.http.answer.begin`."""
-        context = self._context
-        limits, media = context.config.gateway.limits, context.config.media
-        read = partial(
-            read_chat,
-            max_text_tokens=limits.max_text_tokens,
-            max_item_bytes=media.max_item_bytes,
-            as_chat=as_chat,
-        )
-        options, answer = await begin(context, request, read, NAMES)
-        writer = ResponseWriter(context.model, answer, options)
+        options, answer = await begin(self._context, request, partial(self.read, request), NAMES)
+        writer = self.writer(request, options, answer)
         if options.events:
-            return EventStream(writer.events(), answer, context.told)
+            return EventStream(writer.events(), [answer], self._context.told)
         async with answer.reading(request.receive):
             async for event in writer.events():
                 last = event
         return json_response(last["response"], headers=answer.headers)
 
+    def read(
+        self, http: HTTPConnection, body: bytearray, event: bool = False
+    ) -> tuple[ResponseOptions, GenerateRequest]:
+        """Parse and check a client's body, or the ``event`` that has its fields; as :func:`read_response`."""
+        values, strings = parse(body, self._context.max_item_bytes)
+        earlier = partial(self._kept.get, self._context.share(http))
+        given = Body(as_body(values) if event else values, strings)
+        return read_response(given, self._context.max_text_tokens, earlier)
 
-class ResponseWriter:
-    """An answer as the events of a response; the last one has the whole response."""
+    def writer(self, http: HTTPConnection, options: ResponseOptions, answer: HttpAnswer) -> ResponseWriter:
+        """Return what writes an answer, and keeps it if it is to be kept."""
 
-    def __init__(self, model: str, answer: HttpAnswer, options: ChatAnswerOptions) -> None:
-        self._answer = answer
-        self._calls = options.call_parser()
-        self._output: list[dict[str, Any]] = []
-        self._said: list[str] | None = None
-        self._number = 0
-        self._head = {
-            "id": f"resp_{answer.request_id}",
-            "object": "response",
-            "created_at": int(time.time()),
-            "model": model,
-            "error": None,
-            "instructions": None,
-            "metadata": {},
-            "parallel_tool_calls": options.parallel,
-            "tool_choice": "auto",
-            "tools": [],
-        }
+        def keep(name: str, text: str) -> None:
+            if options.store:
+                self.keep(http, name, options, text)
 
-    async def events(self) -> AsyncGenerator[dict[str, Any], None]:
-        """Yield the events as the answer is generated."""
-        await self._answer.begin()
-        for kind in ("response.created", "response.in_progress"):
-            yield self._event(kind, response=self._response("in_progress", None))
-        async for event in self._answer:
-            if isinstance(event, DoneEvent):
-                done = event
-            elif isinstance(event, TextEvent):
-                for each in self._pieces(event.text):
-                    yield each
-        for each in self._pieces("", last=True):
-            yield each
-        for each in self._end_text():
-            yield each
-        cut = finish_reason(done) == "length"
-        status = "incomplete" if cut else "completed"
-        yield self._event(f"response.{status}", response=self._response(status, done))
+        return ResponseWriter(self._context.model, answer, options, keep)
 
-    def _pieces(self, text: str, last: bool = False) -> Iterator[dict[str, Any]]:
-        found: list[str | Call] = [text] if text else []
-        if self._calls is not None:
-            found = self._calls.push(text, last)
-        for each in found:
-            yield from self._call(each) if isinstance(each, Call) else self._text(each)
+    def keep(self, http: HTTPConnection, name: str, options: ResponseOptions, text: str) -> None:
+        """Keep a response of this text, and the conversation before it."""
+        messages = list(options.conversation)
+        if text:
+            messages.append(ChatMessage("assistant", text))
+        self._kept.keep(self._context.share(http), name, messages, sum(map(_size, messages)))
 
-    def _text(self, text: str) -> Iterator[dict[str, Any]]:
-        if self._said is None:
-            self._said = []
-            yield self._event("response.output_item.added", item=self._message("in_progress", []))
-            yield self._part("response.content_part.added", part=_text_part(""))
-        self._said.append(text)
-        yield self._part("response.output_text.delta", delta=text, logprobs=[])
 
-    def _end_text(self) -> Iterator[dict[str, Any]]:
-        if self._said is None:
-            return
-        part = _text_part("".join(self._said))
-        message = self._message("completed", [part])
-        yield self._part("response.output_text.done", text=part["text"], logprobs=[])
-        yield self._part("response.content_part.done", part=part)
-        yield self._event("response.output_item.done", item=message)
-        self._output.append(message)
-        self._said = None
+def as_body(event: dict[str, Any]) -> dict[str, Any]:
+    """Return the body of a request that came as an event.
 
-    def _call(self, call: Call) -> Iterator[dict[str, Any]]:
-        yield from self._end_text()
-        made = call_object(self._answer.request_id, len(self._output), call)
-        item = {
-            "id": f"fc_{self._answer.request_id}_{len(self._output)}",
-            "type": "function_call",
-            "call_id": made["id"],
-            "name": call.name,
-            "arguments": call.arguments,
-            "status": "completed",
-        }
-        begun = {**item, "arguments": "", "status": "in_progress"}
-        yield self._event("response.output_item.added", item=begun)
-        place = {"item_id": item["id"]}
-        yield self._event("response.function_call_arguments.delta", delta=call.arguments, **place)
-        done = {"name": call.name, "arguments": call.arguments, **place}
-        yield self._event("response.function_call_arguments.done", **done)
-        yield self._event("response.output_item.done", item=item)
-        self._output.append(item)
+    Raises:
+        InvalidRequestError: It is another event.
+    """
+    kind = event.pop("type", None)
+    if kind != CREATE:
+        raise InvalidRequestError(f"type can be {CREATE} or {CANCEL}, not {str(kind)[:64]!r}", "type")
+    # What a connection answered can be continued on it, stored or not; all its answers are streamed.
+    return event | {"stream": True, "store": True}
 
-    def _message(self, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
-        name = f"msg_{self._answer.request_id}_{len(self._output)}"
-        return {"id": name, "type": "message", "role": "assistant", "status": status, "content": content}
 
-    def _part(self, kind: str, **fields: Any) -> dict[str, Any]:
-        name = f"msg_{self._answer.request_id}_{len(self._output)}"
-        return self._event(kind, item_id=name, content_index=0, **fields)
-
-    def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
-        number, self._number = self._number, self._number + 1
-        place = {} if "response" in fields else {"output_index": len(self._output)}
-        return {"type": kind, "sequence_number": number, **place, **fields}
-
-    def _response(self, status: str, done: DoneEvent | None) -> dict[str, Any]:
-        usage = None
-        if done is not None:
-            usage = usage_of(done, "input", "output", "tokens_details")
-            usage["output_tokens_details"] = {"reasoning_tokens": 0}
-        details = {"reason": "max_output_tokens"} if status == "incomplete" else None
-        ending = {"incomplete_details": details, "output": list(self._output), "usage": usage}
-        return {**self._head, "status": status, **ending}
+def _size(message: ChatMessage) -> int:
+    """Bytes that a message takes, about."""
+    return sum(
+        part.nbytes + len(part.url or "") if isinstance(part, MediaPart) else len(part.text.encode())
+        for part in parts_of(message)
+    )
 
 
 def _append(messages: list[dict[str, Any]], item: dict[str, Any], where: str) -> None:
@@ -254,7 +260,8 @@ def _content_part(part: Any, where: str) -> dict[str, Any]:
     if not isinstance(part, dict):
         raise InvalidRequestError(f"{where} is not an object", where)
     kind = part.get("type")
-    if kind in PARTS:
+    # A type that is no text cannot be looked up.
+    if isinstance(kind, str) and kind in PARTS:
         return {"type": "text", "text": part.get("refusal" if kind == "refusal" else "text")}
     if kind == "input_image" and part.get("file_id") is None:
         return {"type": "image_url", "image_url": {"url": part.get("image_url")}}
@@ -278,7 +285,3 @@ def _format(text: TextOptions | None) -> dict[str, Any] | None:
 
 def _without(values: Mapping[str, Any], name: str) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key != name}
-
-
-def _text_part(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}

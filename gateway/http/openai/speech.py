@@ -23,16 +23,13 @@ from omnirelay.content import ChatMessage
 from omnirelay.events import AudioEvent, DoneEvent
 from omnirelay.protocol import GenerateRequest
 from omnirelay.values import ChunkFrames
+from shared.config.gateway import REPEAT_PROMPT
 from shared.messages import Seed
 
 MAX_CHARACTERS: Final = 4096
 """As in OpenAI's API."""
 START_DELAY: Final = "X-Start-Delay-Ms"
 """Header of a file: how long to wait before playing it."""
-REPEAT: Final = (
-    "Repeat the user's message word for word, in its own language. Do not answer it, do not comment on it, "
-    "and add nothing."
-)
 FORMATS: Final[Mapping[str, AudioFormat]] = {
     "mp3": "mp3",
     "opus": "opus",
@@ -79,7 +76,7 @@ def read_speech(body: bytearray, system_prompt: str | None) -> tuple[SpeechAnswe
     name = FORMATS[fields.response_format]
     require_format(name, "response_format")
     require_speed(fields.speed, "speed")
-    system = " ".join(filter(None, [system_prompt, REPEAT, fields.instructions]))
+    system = " ".join(filter(None, [system_prompt, REPEAT_PROMPT, fields.instructions]))
     request = GenerateRequest(
         messages=[ChatMessage("system", system), ChatMessage("user", fields.input)],
         speaker=voice_name(fields.voice),
@@ -98,19 +95,18 @@ class SpeechApi:
     async def create(self, request: Request) -> Response:
         """Speak a text; errors are those of :func:`gateway.http.answer.begin`."""
         context = self._context
-        read = partial(read_speech, system_prompt=context.config.gateway.speech_system_prompt)
+        read = partial(read_speech, system_prompt=context.gateway.speech_system_prompt)
         options, answer = await begin(context, request, read, NAMES)
         if options.events:
-            return EventStream(self._events(options, answer), answer, context.told)
+            return EventStream(self._events(options, answer), [answer], context.told)
         try:
             async with while_connected(request.receive):
                 delay_ms = await answer.begin_audio()
         except BaseException:
             answer.close()
             raise
-        stream = ByteStream(
-            self._pieces(options, answer), answer, context.told, CONTENT_TYPES[options.format]
-        )
+        pieces = self._pieces(options, answer)
+        stream = ByteStream(pieces, [answer], context.told, CONTENT_TYPES[options.format])
         stream.headers[START_DELAY] = str(delay_ms)
         return stream
 

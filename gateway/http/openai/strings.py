@@ -6,8 +6,9 @@ call that blocks all other threads.  So long strings are cut out before parsing,
 
 import secrets
 from collections.abc import Iterator
-from typing import Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
+from gateway.http.body import read_object
 from gateway.input.urls import MAX_HEADER_CHARACTERS, PIECE_CHARACTERS, decode_base64, is_data_url
 from omnirelay.content import AudioPart, ImagePart, VideoPart
 from omnirelay.errors import InvalidRequestError
@@ -96,6 +97,19 @@ class LongStrings:
             return decode_base64(pieces)
         except ValueError:
             return None
+
+
+class Body(NamedTuple):
+    """A parsed body, and its long strings, for which words stand in ``values``."""
+
+    values: dict[str, Any]
+    strings: LongStrings
+
+
+def parse(body: bytearray, max_item_bytes: int) -> Body:
+    """Parse a body, or raise InvalidRequestError."""
+    strings = LongStrings(max_item_bytes)
+    return Body(read_object(strings.cut(body)), strings)
 
 
 def _strings(body: bytearray) -> Iterator[tuple[int, int]]:

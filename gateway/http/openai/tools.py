@@ -4,6 +4,7 @@ The functions are described in the system message; a call is JSON between two ma
 cannot be read stays text.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Literal
@@ -11,8 +12,10 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
+from gateway.input.json_schema import require_feasible
 from omnirelay.content import ChatMessage, TextPart, parts_of
 from omnirelay.errors import InvalidRequestError
+from omnirelay.values import PlainName
 
 MAX_TOOLS: Final = 128
 BEGIN: Final = "<tool_call>"
@@ -32,14 +35,17 @@ For each function call, return a json object with function name and arguments wi
 {{"name": <function-name>, "arguments": <args-json-object>}}
 </tool_call>"""
 """As in the chat templates of Qwen2.5."""
-
-Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}\Z")]
+_GROUPS: Final = ("$defs", "definitions")
+_DEFINED: Final = re.compile(r"#/(?:\$defs|definitions)/([^/]+)")
+"""A reference to a definition of a schema."""
+_CALL: Final = '{"name":'
+"""How a call without marks begins, white space apart."""
 
 
 class Function(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A function; ``strict`` is ignored, because arguments are never checked."""
 
-    name: Name
+    name: PlainName
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -55,7 +61,7 @@ class Tool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ChosenFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The name of a function."""
 
-    name: Name
+    name: PlainName
 
 
 class ChosenTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -92,6 +98,7 @@ class PastCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     function: PastFunction
     id: str = ""
     type: Literal["function"] = "function"
+    index: Any = None
 
 
 def result_text(content: str) -> str:
@@ -113,7 +120,7 @@ def forced_schema(tools: Sequence[Tool], choice: Choice | None) -> str | None:
     """Return the schema of an answer that must be a call; none if it need not.
 
     Raises:
-        InvalidRequestError: The chosen function is not among the tools.
+        InvalidRequestError: The chosen function is not among the tools, or its schema exceeds a bound.
     """
     if choice in (None, "auto", "none"):
         return None
@@ -122,19 +129,67 @@ def forced_schema(tools: Sequence[Tool], choice: Choice | None) -> str | None:
         wanted = [function for function in wanted if function.name == choice.function.name]
     if not wanted:
         raise InvalidRequestError("tool_choice needs a function that is among the tools", "tool_choice")
-    calls = [
+    return _any_of(wanted)
+
+
+def calls_or(tools: Sequence[Tool], schema: str) -> str:
+    """Return the schema of an answer that is a call, or obeys another schema.
+
+    Raises:
+        InvalidRequestError: A function's schema exceeds a bound.
+    """
+    require_feasible(schema)
+    return _any_of([tool.function for tool in tools], msgspec.json.decode(schema))
+
+
+def _any_of(functions: Sequence[Function], other: Any = None) -> str:
+    definitions: dict[str, Any] = {}
+    schemas: list[Any] = [
         {
             "type": "object",
             "properties": {
                 "name": {"const": function.name},
-                "arguments": function.parameters or {"type": "object"},
+                "arguments": _moved(_parameters(function), f"{at}_", definitions),
             },
             "required": ["name", "arguments"],
             "additionalProperties": False,
         }
-        for function in wanted
+        for at, function in enumerate(functions)
     ]
-    return msgspec.json.encode(calls[0] if len(calls) == 1 else {"anyOf": calls}).decode()
+    if other is not None:
+        schemas.append(_moved(other, "answer_", definitions))
+    whole = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+    return msgspec.json.encode(whole | ({"$defs": definitions} if definitions else {})).decode()
+
+
+def _parameters(function: Function) -> dict[str, Any]:
+    if not function.parameters:
+        return {"type": "object"}
+    require_feasible(msgspec.json.encode(function.parameters).decode())
+    return function.parameters
+
+
+def _moved(schema: Any, prefix: str, definitions: dict[str, Any]) -> Any:
+    """Return a schema for a place within another, whose root gets its definitions under new names."""
+    if not isinstance(schema, dict):
+        return schema
+
+    def renamed(value: Any) -> Any:
+        if isinstance(value, list):
+            return [renamed(each) for each in value]
+        if not isinstance(value, dict):
+            return value
+        found = {name: renamed(each) for name, each in value.items()}
+        if isinstance(target := found.get("$ref"), str) and (local := _DEFINED.fullmatch(target)):
+            found["$ref"] = f"#/$defs/{prefix}{local[1]}"
+        return found
+
+    kept = dict(schema)
+    for group in _GROUPS:
+        if isinstance(own := kept.get(group), dict):
+            definitions |= {f"{prefix}{name}": renamed(each) for name, each in own.items()}
+            del kept[group]
+    return renamed(kept)
 
 
 @dataclass(frozen=True)
@@ -151,30 +206,36 @@ class CallParser:
 
     Attributes:
         names: The functions that may be called.
-        forced: The whole answer is a call, without marks.
+        bare: Calls have no marks: the whole answer is one, or is a text.
         several: More than one call may be made; else further ones are dropped.
         calls: How many there were.
     """
 
     names: frozenset[str]
-    forced: bool = False
+    bare: bool = False
     several: bool = True
     calls: int = 0
     _held: str = field(default="", init=False)
+    _is_text: bool = field(default=False, init=False)
 
     @property
     def begun(self) -> bool:
         """A call was made, or what may be one has begun."""
-        return self.forced or self.calls > 0 or BEGIN in self._held
+        return self.bare or self.calls > 0 or BEGIN in self._held
 
     def push(self, text: str, last: bool = False) -> list[str | Call]:
         """Return the next texts and calls."""
         self._held += text
         found: list[str | Call] = []
-        if self.forced:
-            if last:
+        if self.bare:
+            if last and self._held:
                 self._take(self._held, self._held, found)
-                self._held = ""
+            elif not last and self._may_be_call():
+                return found
+            elif self._held:
+                found.append(self._held)
+                self._is_text = True
+            self._held = ""
             return found
         while (begin := self._held.find(BEGIN)) >= 0:
             end = self._held.find(END, begin)
@@ -194,6 +255,15 @@ class CallParser:
             found.append(self._held[:shown])
         self._held = self._held[shown:]
         return found
+
+    def written(self, text: str) -> str:
+        """Return a whole answer in the form in which the model reads it again."""
+        return f"{BEGIN}\n{text}\n{END}" if self.bare and self.calls else text
+
+    def _may_be_call(self) -> bool:
+        """Whether an answer without marks can still become a call."""
+        begun = "".join(self._held[: 4 * len(_CALL)].split())
+        return not self._is_text and (begun.startswith(_CALL) or _CALL.startswith(begun))
 
     def _open(self, begin: int) -> int:
         """How much of the text that is held is not a part of a call, nor of white space before one."""

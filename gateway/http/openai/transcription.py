@@ -6,13 +6,21 @@ import wave
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
+from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from gateway.http.answer import AnswerOptions, HttpAnswer, begin, usage_of
+from gateway.http.answer import (
+    AnswerOptions,
+    HttpAnswer,
+    begin,
+    finish_reason,
+    usage_of,
+    usage_of_transcript,
+)
 from gateway.http.context import HttpContext
 from gateway.http.errors import json_response
 from gateway.http.fields import read_fields
@@ -34,7 +42,15 @@ NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
 TIMED: Final = frozenset({"srt", "vtt"})
 NAMES: Final[Mapping[str, str | None]] = {"messages": "file"}
 """Names here of fields of a :class:`omnirelay.protocol.GenerateRequest`, where they differ."""
-JSON_VALUES: Final = ("temperature", "stream", "seed")
+TRANSLATION_PROMPT: Final = "Translate the speech into English text. Output the text only."
+JSON_VALUES: Final = (
+    "temperature",
+    "stream",
+    "seed",
+    "max_completion_tokens",
+    "stream_include_usage",
+    "stream_continuous_usage_stats",
+)
 """Fields of a form that are not texts."""
 
 
@@ -48,6 +64,9 @@ class TranscriptionFields(msgspec.Struct, frozen=True, kw_only=True):
     temperature: Temperature | None = None
     stream: bool = False
     seed: Seed | None = None
+    max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
+    stream_include_usage: bool | None = None
+    stream_continuous_usage_stats: bool = False
 
 
 @dataclass(frozen=True)
@@ -57,15 +76,21 @@ class TranscriptionOptions(AnswerOptions):
     Attributes:
         language: As the client gave it.
         duration: Seconds of the recording, if it is a WAV file.
+        translated: Into English.
+        chunks: Stream it as vLLM does, in chunks of a chat.
+        usage: These end with the numbers of tokens.
     """
 
     format: str
     language: str | None
     duration: float | None
+    translated: bool = False
+    chunks: bool = False
+    usage: bool = False
 
 
 def read_transcription(
-    content_type: str, max_item_bytes: int, body: bytearray
+    content_type: str, max_item_bytes: int, body: bytearray, prompt: str = TRANSCRIPTION_PROMPT
 ) -> tuple[TranscriptionOptions, GenerateRequest]:
     """Parse and check a form.
 
@@ -87,17 +112,27 @@ def read_transcription(
     if len(data) > max_item_bytes:
         problem = f"the file has {len(data)} bytes, at most {max_item_bytes} are allowed"
         raise MediaTooLargeError(problem, "file")
-    messages = [ChatMessage("user", [AudioPart(data=memoryview(data)), TextPart(TRANSCRIPTION_PROMPT)])]
+    messages = [ChatMessage("user", [AudioPart(data=memoryview(data)), TextPart(prompt)])]
     if fields.prompt:
         messages.insert(0, ChatMessage("system", fields.prompt))
     request = GenerateRequest(
         messages=messages,
         speech=False,
-        text_sampling=SamplingOverrides(temperature=fields.temperature),
+        text_sampling=SamplingOverrides(
+            temperature=fields.temperature, max_tokens=fields.max_completion_tokens
+        ),
         seed=fields.seed,
     )
     options = TranscriptionOptions(
-        fields.model, fields.stream, fields.response_format, fields.language, _seconds(data)
+        fields.model,
+        fields.stream,
+        fields.response_format,
+        fields.language,
+        _seconds(data),
+        prompt == TRANSLATION_PROMPT,
+        # Only vLLM's clients know these.
+        fields.stream_include_usage is not None,
+        bool(fields.stream_include_usage),
     )
     return options, request
 
@@ -110,13 +145,24 @@ class TranscriptionApi:
 
     async def create(self, request: Request) -> Response:
         """Transcribe a file; errors are those of :func:`gateway.http.answer.begin`."""
+        return await self._answer(request, TRANSCRIPTION_PROMPT)
+
+    async def translate(self, request: Request) -> Response:
+        """Write in English what is said in a file; errors are those of :meth:`create`."""
+        return await self._answer(request, TRANSLATION_PROMPT)
+
+    async def _answer(self, request: Request, prompt: str) -> Response:
         context = self._context
         read = partial(
-            read_transcription, request.headers.get("content-type", ""), context.config.media.max_item_bytes
+            read_transcription,
+            request.headers.get("content-type", ""),
+            context.max_item_bytes,
+            prompt=prompt,
         )
         options, answer = await begin(context, request, read, NAMES)
         if options.events:
-            return EventStream(_events(answer), answer, context.told)
+            events = _chunks(answer, options, context.model) if options.chunks else _events(answer)
+            return EventStream(events, [answer], context.told)
         done = await answer.end(request.receive)
         if options.format == "text":
             return PlainTextResponse(done.text + "\n", headers=answer.headers)
@@ -128,33 +174,45 @@ async def _events(answer: HttpAnswer) -> AsyncGenerator[dict[str, Any], None]:
         if isinstance(event, TextEvent) and event.text:
             yield {"type": "transcript.text.delta", "delta": event.text}
         elif isinstance(event, DoneEvent):
-            yield {"type": "transcript.text.done", "text": event.text, "usage": _usage(event)}
+            yield {"type": "transcript.text.done", "text": event.text, "usage": usage_of_transcript(event)}
+
+
+async def _chunks(
+    answer: HttpAnswer, options: TranscriptionOptions, model: str
+) -> AsyncGenerator[dict[str, Any], None]:
+    head = {"id": f"trsc-{answer.request_id}", "object": "transcription.chunk", "model": model}
+    async for event in answer:
+        reason = finish_reason(event) if isinstance(event, DoneEvent) else None
+        if (isinstance(event, TextEvent) and event.text) or reason:
+            delta = {"content": event.text} if isinstance(event, TextEvent) else {}
+            yield {**head, "choices": [{"index": 0, "delta": delta, "finish_reason": reason}]}
+        if isinstance(event, DoneEvent) and options.usage:
+            yield {**head, "choices": [], "usage": usage_of(event, "prompt", "completion", "tokens_details")}
 
 
 def _transcript(options: TranscriptionOptions, done: DoneEvent) -> dict[str, Any]:
     if options.format == "json":
-        return {"text": done.text, "usage": _usage(done)}
+        return {"text": done.text, "usage": usage_of_transcript(done)}
     seconds = options.duration
+    about = {"task": "transcribe", "language": options.language}
+    if options.translated:
+        about = {"task": "translate", "language": "english"}
     return {
-        "task": "transcribe",
-        "language": options.language,
+        **about,
         "duration": seconds,
         "segments": [],
         "text": done.text,
-        "usage": _usage(done) if seconds is None else {"type": "duration", "seconds": seconds},
+        "usage": usage_of_transcript(done) if seconds is None else {"type": "duration", "seconds": seconds},
     }
-
-
-def _usage(done: DoneEvent) -> dict[str, Any]:
-    return {"type": "tokens", **usage_of(done, "input", "output", "token_details")}
 
 
 def _value(name: str, value: Any) -> Any:
     if name not in JSON_VALUES:
         return value
     try:
-        return msgspec.json.decode(value)
-    except msgspec.DecodeError as error:
+        # Programs in Python write True and False.
+        return msgspec.json.decode(value.lower() if value in ("True", "False") else value)
+    except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidRequestError(f"{name}: {value[:64]!r} is not a value: {error}", name) from error
 
 

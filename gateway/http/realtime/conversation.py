@@ -6,7 +6,7 @@ from typing import Final
 from gateway.fairness.memory_budget import ClientBudget, Hold
 from gateway.http.realtime.items import Item, media_kinds, messages_of
 from omnirelay.content import ChatMessage
-from omnirelay.errors import InvalidRequestError, MediaTooLargeError
+from omnirelay.errors import DeletedItemError, DuplicateItemError, InvalidRequestError, MediaTooLargeError
 from shared.config import MediaConfig
 
 MAX_ITEMS: Final = 512
@@ -27,12 +27,15 @@ class RealtimeConversation:
             The id of the item before it.
 
         Raises:
-            InvalidRequestError: The id exists, or the item before it does not.
+            DuplicateItemError: The id exists.
+            InvalidRequestError: The item before it does not exist.
             MediaTooLargeError: The item alone exceeds the limits of a request.
             BusyError: Memory is short.
         """
         if self.has(item.id):
-            raise InvalidRequestError(f"the item {item.id!r} exists already", "item.id")
+            raise DuplicateItemError(
+                f"Error adding item: an item with id {item.id!r} already exists.", "item.id"
+            )
         at = len(self._items) if after is None else 0 if after == "root" else self._index(after) + 1
         if problem := self._excess([item]):
             raise MediaTooLargeError(problem)
@@ -49,16 +52,20 @@ class RealtimeConversation:
         return deleted
 
     def remove(self, item_id: str) -> None:
-        """Delete an item; raises as :meth:`get`."""
-        self._items.pop(self._index(item_id)).release()
+        """Delete an item.
 
-    def get(self, item_id: str) -> Item:
+        Raises:
+            DeletedItemError: The id is unknown.
+        """
+        self._items.pop(self._index(item_id, DeletedItemError)).release()
+
+    def get(self, item_id: str, unknown: type[InvalidRequestError] = InvalidRequestError) -> Item:
         """Return an item.
 
         Raises:
-            InvalidRequestError: The id is unknown.
+            InvalidRequestError: The id is unknown; of the type ``unknown``.
         """
-        return self._items[self._index(item_id)]
+        return self._items[self._index(item_id, unknown)]
 
     def has(self, item_id: str) -> bool:
         """Whether there is an item of this id."""
@@ -77,11 +84,11 @@ class RealtimeConversation:
             item.release()
         self._items.clear()
 
-    def _index(self, item_id: str) -> int:
+    def _index(self, item_id: str, unknown: type[InvalidRequestError] = InvalidRequestError) -> int:
         for at, item in enumerate(self._items):
             if item.id == item_id:
                 return at
-        raise InvalidRequestError(f"there is no item {item_id[:64]!r}", "item_id")
+        raise unknown(f"there is no item {item_id[:64]!r}", "item_id")
 
     def _excess(self, items: list[Item]) -> str | None:
         """Say which limit of a request the items exceed; none if none."""

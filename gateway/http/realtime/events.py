@@ -1,6 +1,8 @@
-"""The events of a client, parsed and checked by type."""
+"""The events of a client, parsed and checked by type, and how a session reaches its client."""
 
-from typing import Annotated, Any, Final, Literal
+import binascii
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any, Final, Literal, NamedTuple, Protocol
 
 import msgspec
 from msgspec import Meta
@@ -9,54 +11,58 @@ from gateway.http.body import read_object
 from gateway.http.fields import convert
 from omnirelay.errors import InvalidRequestError
 
+Metadata = Annotated[
+    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
+]
+"""Within OpenAI's limits: it is kept as long as its response, and not weighed."""
 
-class ClientEvent(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+
+class ClientEvent(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="type"):
     """An event; errors repeat its ``event_id``."""
 
-    type: str
     event_id: str | None = None
 
 
-class SessionUpdate(ClientEvent, frozen=True):
+class SessionUpdate(ClientEvent, frozen=True, tag="session.update"):
     """Change the settings of the session."""
 
     session: dict[str, Any]
 
 
-class AppendAudio(ClientEvent, frozen=True):
+class AppendAudio(ClientEvent, frozen=True, tag="input_audio_buffer.append"):
     """Append audio, base64 in JSON."""
 
     audio: bytes
 
 
-class CommitAudio(ClientEvent, frozen=True):
+class CommitAudio(ClientEvent, frozen=True, tag="input_audio_buffer.commit"):
     """Make an item of the appended audio."""
 
 
-class ClearAudio(ClientEvent, frozen=True):
+class ClearAudio(ClientEvent, frozen=True, tag="input_audio_buffer.clear"):
     """Discard the appended audio."""
 
 
-class CreateItem(ClientEvent, frozen=True):
+class CreateItem(ClientEvent, frozen=True, tag="conversation.item.create"):
     """Insert an item at the end, after another one, or at the beginning (``root``)."""
 
     item: dict[str, Any]
     previous_item_id: str | None = None
 
 
-class DeleteItem(ClientEvent, frozen=True):
+class DeleteItem(ClientEvent, frozen=True, tag="conversation.item.delete"):
     """Delete an item."""
 
     item_id: str
 
 
-class RetrieveItem(ClientEvent, frozen=True):
+class RetrieveItem(ClientEvent, frozen=True, tag="conversation.item.retrieve"):
     """Return an item."""
 
     item_id: str
 
 
-class TruncateItem(ClientEvent, frozen=True):
+class TruncateItem(ClientEvent, frozen=True, tag="conversation.item.truncate"):
     """Delete the part of an answer that was not played."""
 
     item_id: str
@@ -64,7 +70,7 @@ class TruncateItem(ClientEvent, frozen=True):
     audio_end_ms: int
 
 
-class ClearOutput(ClientEvent, frozen=True):
+class ClearOutput(ClientEvent, frozen=True, tag="output_audio_buffer.clear"):
     """Stop playing, where the gateway does."""
 
 
@@ -79,34 +85,22 @@ class ResponseOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     conversation: Literal["auto", "none"] = "auto"
     input: list[dict[str, Any]] | None = None
-    metadata: Annotated[dict[str, str], Meta(max_length=16)] | None = None
+    metadata: Metadata | None = None
 
 
-class CreateResponse(ClientEvent, frozen=True):
+class CreateResponse(ClientEvent, frozen=True, tag="response.create"):
     """Generate a response."""
 
     response: dict[str, Any] | None = None
 
 
-class CancelResponse(ClientEvent, frozen=True):
+class CancelResponse(ClientEvent, frozen=True, tag="response.cancel"):
     """Cancel the response."""
 
     response_id: str | None = None
 
 
-_KINDS: Final[dict[str, type[ClientEvent]]] = {
-    "session.update": SessionUpdate,
-    "input_audio_buffer.append": AppendAudio,
-    "input_audio_buffer.commit": CommitAudio,
-    "input_audio_buffer.clear": ClearAudio,
-    "conversation.item.create": CreateItem,
-    "conversation.item.delete": DeleteItem,
-    "conversation.item.retrieve": RetrieveItem,
-    "conversation.item.truncate": TruncateItem,
-    "response.create": CreateResponse,
-    "response.cancel": CancelResponse,
-    "output_audio_buffer.clear": ClearOutput,
-}
+_KINDS: Final = {str(kind.__struct_config__.tag): kind for kind in ClientEvent.__subclasses__()}
 
 
 class EventError(Exception):
@@ -135,3 +129,67 @@ def read_event(text: str) -> ClientEvent:
         return convert(values, _KINDS[kind])
     except InvalidRequestError as error:
         raise EventError(error, event_id) from error
+
+
+Send = Callable[[str, dict[str, Any]], Awaitable[None]]
+"""Sends an event of a type with fields; raises ClientGoneError if the client disconnected."""
+
+
+class Played(NamedTuple):
+    """How much of an answer's speech was played.
+
+    Attributes:
+        place: The ids of the answer, as in its events.
+        ms: Rounded down.
+    """
+
+    place: dict[str, Any]
+    ms: int
+
+
+class Transport(Protocol):
+    """Takes the events and the speech of a session's answers to its client."""
+
+    @property
+    def plays(self) -> bool:
+        """Whether it plays the speech, rather than the client."""
+
+    @property
+    def send(self) -> Send:
+        """Sends an event."""
+
+    async def send_audio(self, place: dict[str, Any], pcm: bytes, start_delay_ms: int) -> None:
+        """Send a piece of an answer's speech.
+
+        Args:
+            place: The ids of the answer, as in its events.
+            pcm: Whole samples: int16, little-endian, mono, 24 kHz; codes of G.711, where the client plays it
+                and the session says so.
+            start_delay_ms: How long to wait before it is played; 0 but for the first piece.
+
+        Raises:
+            ClientGoneError: The client disconnected.
+        """
+
+    def stop_audio(self) -> list[Played]:
+        """Stop playing, and return what was played of each answer that is cut; none if the client plays."""
+
+
+class EventTransport:
+    """Sends speech in events, as base64, for a client that plays it."""
+
+    plays: Final = False
+
+    def __init__(self, send: Send) -> None:
+        self.send: Final[Send] = send
+
+    async def send_audio(self, place: dict[str, Any], pcm: bytes, start_delay_ms: int) -> None:
+        """See :meth:`Transport.send_audio`."""
+        told = {**place, "delta": binascii.b2a_base64(pcm, newline=False).decode()}
+        if start_delay_ms:
+            told["start_delay_ms"] = start_delay_ms
+        await self.send("response.output_audio.delta", told)
+
+    def stop_audio(self) -> list[Played]:
+        """Return nothing: only the client knows."""
+        return []

@@ -10,9 +10,8 @@ import msgspec
 from gateway.fairness.memory_budget import ClientBudget, Hold
 from gateway.http.encoding.encoders import wav_header
 from gateway.http.fields import convert, require_one_of
-from gateway.http.realtime.functions.items import FunctionCall, FunctionItem, FunctionOutput
-from gateway.http.realtime.speech.formats import Format, InputDecoder, decoded_size
-from gateway.http.realtime.speech.heard import SentSpeech
+from gateway.http.realtime.functions import FunctionCall, FunctionItem, FunctionOutput
+from gateway.http.realtime.speech import Format, InputDecoder, SentSpeech, decoded_size
 from omnirelay.content import (
     AudioPart,
     ChatMessage,
@@ -92,8 +91,10 @@ class Item:
 
     @property
     def weight(self) -> int:
-        """Its approximate size in memory."""
-        return sum(
+        """Its approximate size in memory, with what only clients see."""
+        kept = [text for each in self.content for text in each.values() if isinstance(text, str)]
+        kept += [] if self.function is None else self.function.shown.values()
+        return sum(map(len, kept)) + sum(
             len(part.text) if isinstance(part, TextPart) else part.nbytes + len(part.url or "")
             for part in self.parts
         )
@@ -106,6 +107,11 @@ class Item:
         """
         self.hold = hold or Hold(held)
         self.hold.grow(max(0, self.weight - self.hold.size))
+
+    def shrink_hold(self) -> None:
+        """Release the memory of what it does not have any more."""
+        if self.hold is not None:
+            self.hold.shrink(max(0, self.hold.size - self.weight))
 
     def release(self) -> None:
         """Release its memory."""
@@ -240,8 +246,10 @@ def _given(value: str | None, where: str) -> str:
 
 
 def _shown(content: _Content) -> dict[str, Any]:
-    values = {"type": content.type, "text": content.text, "transcript": content.transcript}
-    return {name: value for name, value in values.items() if value is not None}
+    """Return what clients see of a part: of text and transcript what its type has."""
+    name = "transcript" if "audio" in content.type else "text"
+    said = getattr(content, name)
+    return {"type": content.type} | ({} if said is None else {name: said})
 
 
 def media_kinds(item: Item) -> list[str]:

@@ -12,8 +12,7 @@ from websockets.http11 import Request
 
 from gateway.access.places import Place
 from gateway.fairness.uploads import IncomingUpload, UploadRoom
-from gateway.http.guards.keys import PLACE
-from gateway.http.protocol import STALL_S, Alarm
+from shared.http.protocol import PLACE, STALL_S, Alarm
 from shared.log import limited
 
 if TYPE_CHECKING:

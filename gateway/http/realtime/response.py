@@ -15,14 +15,13 @@ from gateway.http.errors import body_of
 from gateway.http.fields import named
 from gateway.http.openai.tools import Call
 from gateway.http.realtime.conversation import RealtimeConversation
-from gateway.http.realtime.functions.items import FunctionCall
+from gateway.http.realtime.events import Transport
+from gateway.http.realtime.functions import FunctionCall
 from gateway.http.realtime.input.early import EarlyPrompt
 from gateway.http.realtime.items import Item, function_item
-from gateway.http.realtime.playback import Playback
 from gateway.http.realtime.settings import Settings
-from gateway.http.realtime.speech.formats import LAWS
-from gateway.http.realtime.speech.heard import SentSpeech
-from gateway.http.realtime.transport import Transport
+from gateway.http.realtime.speech import LAWS, SentSpeech
+from gateway.http.realtime.turns.playback import Playback
 from gateway.requests.lifecycle import RequestState
 from omnirelay.content import ChatMessage, TextPart
 from omnirelay.errors import OmniRelayError
@@ -46,10 +45,10 @@ log = logging.getLogger(__name__)
 class Response:
     """A response to ``messages``; its answer is added to the conversation, if one is given.
 
-    ``early`` has had the beginning of the prompt computed.
+    ``early`` has had the beginning of the prompt computed; ``playback`` is that of the session.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - what a session is made of
         self,
         context: HttpContext,
         account: ClientAccount,
@@ -59,6 +58,7 @@ class Response:
         conversation: RealtimeConversation | None,
         metadata: dict[str, str] | None,
         early: EarlyPrompt,
+        playback: Playback,
     ) -> None:
         self.id: Final = f"resp_{secrets.token_hex(10)}"
         self.error: OmniRelayError | None = None
@@ -77,7 +77,7 @@ class Response:
         self._output: list[Item] = []
         self._item = Item("assistant", [], [], status="in_progress")
         self._index = 0
-        self._playback = Playback()
+        self._playback = playback
         self._delay_ms = 0
         """How long to wait before the first piece is played."""
         # A transport that plays takes PCM.
@@ -108,11 +108,6 @@ class Response:
     def in_conversation(self) -> bool:
         """Whether the answer is added to the conversation."""
         return self._conversation is not None
-
-    @property
-    def playback(self) -> Playback:
-        """When the answer's speech is heard, and how loud it is."""
-        return self._playback
 
     def cancel(self, reason: CancelReason = "client_cancelled") -> None:
         """Stop generating; the events that end the response are still sent."""
@@ -154,6 +149,7 @@ class Response:
                 await self._answer()
         finally:
             self.drop()
+            self._playback.finish()
         status = self._status()
         if self._item in self._output:
             await self._end_item("completed" if status == "completed" else "incomplete")
@@ -245,7 +241,7 @@ class Response:
 
     async def _speak(self, pcm: bytes, last: bool = False) -> None:
         """Send a piece of the speech."""
-        self._playback.sent(pcm)
+        self._playback.sent(pcm, self._delay_ms / 1000)
         if self._item.speech is not None:
             self._item.speech.push(pcm)
         audio = pcm if self._encoder is None else self._encoder.push(pcm)

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from gateway.access.account import ClientAccount
@@ -11,10 +12,11 @@ from gateway.http.context import HttpContext
 from gateway.http.errors import body_of
 from gateway.http.realtime import events
 from gateway.http.realtime.conversation import RealtimeConversation
+from gateway.http.realtime.events import Transport
 from gateway.http.realtime.idle import IdleTimer
 from gateway.http.realtime.input.audio import InputAudio
 from gateway.http.realtime.input.early import EarlyPrompt
-from gateway.http.realtime.input.transcription import Transcriber
+from gateway.http.realtime.input.transcription import Transcriber, TranscriptionRules, transcription_of
 from gateway.http.realtime.items import (
     Item,
     messages_of,
@@ -25,12 +27,27 @@ from gateway.http.realtime.items import (
     sound_item,
 )
 from gateway.http.realtime.response import CancelReason, Response
-from gateway.http.realtime.settings import Settings, changed_settings, read_options, refuse, split
-from gateway.http.realtime.transport import Transport
+from gateway.http.realtime.settings import (
+    Settings,
+    changed_settings,
+    read_options,
+    refuse,
+    shown_warnings,
+    split,
+)
 from gateway.http.realtime.turns.listener import Turn, TurnListener
+from gateway.http.realtime.turns.playback import Playback
 from gateway.http.realtime.turns.pool import VoicePool
 from omnirelay.content import AudioPart, ChatMessage
-from omnirelay.errors import InvalidRequestError, OmniRelayError, SlowClientError, UnsupportedError
+from omnirelay.errors import (
+    EmptyAudioError,
+    NoResponseError,
+    OmniRelayError,
+    RetrievedItemError,
+    SlowClientError,
+    TruncatedItemError,
+    UnsupportedError,
+)
 from omnirelay.protocol import GenerateRequest
 from shared.config import MediaConfig
 
@@ -64,9 +81,10 @@ class Session:
         media, held = _media_of(account, context.config.media), context.gateway.held.of(account.share)
         self._conversation = RealtimeConversation(media, held)
         self._audio = InputAudio(media, held)
+        self._playback = Playback()
         self._early = EarlyPrompt(context.gateway, account, client)
         self._transcriber = Transcriber(
-            context.gateway, account, transport.send, self._conversation, self._unanswered
+            context.gateway, account, transport.send, self._conversation, self._early, self._unanswered
         )
         self._response: Response | None = None
         self._early_response: Response | None = None
@@ -79,6 +97,12 @@ class Session:
         self._set_listener()
         # Events of the client, and the time without any, change the session one after the other.
         self._changing = asyncio.Lock()
+
+    @property
+    def _answers(self) -> bool:
+        """Whether turns that have ended are answered."""
+        turns = self._settings.turns
+        return turns is not None and turns.create_response and self._settings.kind == "realtime"
 
     @property
     def answering(self) -> bool:
@@ -105,7 +129,7 @@ class Session:
             case events.AppendAudio():
                 # A transport that plays records, too, and gives PCM.
                 name = "audio/pcm" if self._transport.plays else self._settings.input_format
-                await self._audio.append_as(name, event.audio)
+                await self._audio.append_as(name, event.audio, rolling=self._listener is None)
                 await self._listen()
             case events.CommitAudio():
                 await self._commit()
@@ -117,7 +141,7 @@ class Session:
                     self._listener.reset()
                 await self._send("input_audio_buffer.cleared", {})
             case events.RetrieveItem():
-                item = self._conversation.get(event.item_id)
+                item = self._conversation.get(event.item_id, RetrievedItemError)
                 await self._send("conversation.item.retrieved", {"item": item.shown()})
             case events.CreateResponse():
                 await self._respond(event.response or {})
@@ -127,8 +151,8 @@ class Session:
                 warnings: list[UnsupportedError] = []
                 self._settings = self._changed(event.session, "session", warnings.append)
                 self._set_listener()
-                told = [{"param": each.param, "message": str(each)} for each in warnings]
-                await self._send("session.updated", {"session": self._shown(), "warnings": told})
+                told = {"session": self._shown(), "warnings": shown_warnings(warnings)}
+                await self._send("session.updated", told)
             case _:
                 await self._edit(event)
 
@@ -166,16 +190,16 @@ class Session:
             await self._truncate(event.item_id, event.content_index, event.audio_end_ms)
 
     async def _truncate(self, item_id: str, content_index: int, audio_end_ms: int) -> None:
-        self._conversation.get(item_id).truncate(content_index, audio_end_ms)
+        self._conversation.get(item_id, TruncatedItemError).truncate(content_index, audio_end_ms)
         told = {"content_index": content_index, "audio_end_ms": audio_end_ms}
         await self._send("conversation.item.truncated", {"item_id": item_id, **told})
 
-    async def _cut(self, reason: CancelReason) -> None:
-        """Stop what is being played, cancel the response, and keep what was heard."""
+    async def _cut(self, reason: CancelReason, response: bool = True) -> None:
+        """Stop what is being played, cancel the response if asked to, and keep what was heard."""
         cut = self._transport.stop_audio()
-        if self._response is not None:
-            self._response.playback.stop()
-        await self._interrupt(reason)
+        if response:
+            self._playback.stop()
+            await self._interrupt(reason)
         for place, ms in cut:
             await self._send("output_audio_buffer.cleared", {"response_id": place["response_id"]})
             if self._conversation.has(place["item_id"]):
@@ -187,16 +211,14 @@ class Session:
         if rules is None:
             self._listener = None
             self._idle.stop()
+            self._drop_early()
         elif self._listener is not None:
             self._listener.rules = rules
         else:
             spent = self._context.gateway.metrics.turn_detection.inc
             self._listener = TurnListener(
-                rules, self._audio, self._voices, self._client, spent, self._answer_power
+                rules, self._audio, self._voices, self._client, spent, self._playback
             )
-
-    def _answer_power(self) -> float:
-        return 0.0 if self._response is None else self._response.playback.power
 
     async def _listen(self) -> None:
         """Act on what was appended."""
@@ -207,29 +229,35 @@ class Session:
                     case "started":
                         await self._turn_started(turn, listener.rules.interrupt_response)
                     case "paused":
-                        self._answer_early(turn, listener.rules.create_response)
+                        self._answer_early(turn, self._answers)
                     case "resumed":
                         self._drop_early()
                     case "stopped":
-                        await self._turn_stopped(turn, listener.rules.create_response)
+                        await self._turn_stopped(turn, self._answers)
         # Before a turn begins, what is sure of it is nothing; an answer that is spoken may yet be cut short.
         if (listener is None or listener.speaking) and not self.answering and self._early_response is None:
-            self._early.heard(self._audio.size, self._heard_so_far)
+            # Without turn detection most of the audio may be silence, in which words would be heard.
+            looks = listener is not None and self._settings.kind == "transcription"
+            look = partial(self._transcriber.look, listener.item_id) if listener and looks else None
+            self._early.heard(self._audio.size, self._heard_so_far, look)
 
     async def _turn_started(self, turn: Turn, interrupts: bool) -> None:
         self._context.gateway.metrics.turn("started")
         self._idle.spoken()
         told = {"audio_start_ms": turn.ms, "item_id": turn.item_id}
         await self._send("input_audio_buffer.speech_started", told)
-        if interrupts and (self._response is None or self._response.in_conversation):
-            if self.answering:
+        if interrupts:
+            # Of a response outside the conversation nobody waits for the end: an answer may play beside it.
+            aside = self.answering and self._response is not None and not self._response.in_conversation
+            if self.answering and not aside:
                 self._context.gateway.metrics.turn("interrupted")
-            await self._cut("turn_detected")
+            await self._cut("turn_detected", response=not aside)
 
     def _answer_early(self, turn: Turn, answers: bool) -> None:
         """Begin to answer a turn that may have ended."""
         if not answers or self.answering or not self._context.gateway.has_room(self._account):
             return
+        self._drop_early()
         asked = self._heard_so_far(turn.position)
         self._early_response = self._response_to(self._settings, asked.messages, self._conversation)
         self._early_response.begin(PAUSE_S)
@@ -246,9 +274,13 @@ class Session:
         told = {"audio_end_ms": turn.ms, "item_id": turn.item_id}
         await self._send("input_audio_buffer.speech_stopped", told)
         self._early.stop()
-        await self._add_audio(turn.item_id, turn.position)
-        if answers and not self.answering:
-            await self._respond({})
+        try:
+            await self._add_audio(turn.item_id, turn.position)
+            if answers and not self.answering:
+                await self._respond({})
+        finally:
+            # Unless it has become the answer.
+            self._drop_early()
 
     async def _idled(self) -> None:
         """The user has said nothing since the last answer: have the silence answered."""
@@ -271,7 +303,13 @@ class Session:
     async def _commit(self) -> None:
         """Make an item of the input audio; it interrupts a response."""
         listener = self._listener
+        if listener is not None and not listener.speaking and self._settings.kind == "transcription":
+            # What is kept of the silence between turns would be heard as words.
+            raise EmptyAudioError(
+                "the input audio buffer has no speech since the last turn: nothing is committed"
+            )
         item_id = new_item_id() if listener is None else listener.item_id
+        self._drop_early()
         await self._add_audio(item_id, interrupts=True)
         if listener is not None:
             listener.reset()
@@ -291,15 +329,15 @@ class Session:
         told = {"previous_item_id": before, "item_id": item.id}
         await self._send("input_audio_buffer.committed", told)
         await self._added(item, before)
-        if self._settings.transcription is not None:
-            self._transcriber.add(item, self._settings.transcription)
+        if (rules := self._settings.transcripts) is not None:
+            await self._transcriber.add(item, rules, alone=self._settings.kind == "transcription")
 
     async def _added(self, item: Item, before: str | None) -> None:
         await self._make_room()
         told = {"previous_item_id": before, "item": item.shown()}
         await self._send("conversation.item.added", told)
         await self._send("conversation.item.done", told)
-        if not self.answering:
+        if not self.answering and self._settings.kind == "realtime":
             self._early.added(self._prompt)
 
     async def _make_room(self) -> None:
@@ -307,6 +345,10 @@ class Session:
             await self._send("conversation.item.deleted", {"item_id": deleted.id})
 
     async def _respond(self, values: dict[str, Any]) -> None:
+        if self._settings.kind == "transcription":
+            raise UnsupportedError(
+                "a session of transcription answers nothing: open one without intent", "type"
+            )
         own, changes = split(values, events.ResponseOptions.__struct_fields__)
         options: events.ResponseOptions = read_options(own, events.ResponseOptions, "response")
         settings = self._changed(changes, "response", refuse)
@@ -347,6 +389,7 @@ class Session:
             conversation,
             metadata,
             self._early,
+            self._playback,
         )
 
     async def _answer(self, response: Response) -> None:
@@ -358,7 +401,7 @@ class Session:
             self.too_slow.set()
         rules = self._settings.turns
         if rules is not None and rules.idle_timeout_ms is not None and response.completed:
-            self._idle.start(response.playback.end, rules.idle_timeout_ms * IDLE_UNIT_S, self._idled)
+            self._idle.start(self._playback.heard_until, rules.idle_timeout_ms * IDLE_UNIT_S, self._idled)
 
     async def _unanswered(self) -> None:
         while self._answering is not None and not self._answering.done():
@@ -367,7 +410,7 @@ class Session:
     async def _cancel(self, response_id: str | None) -> None:
         response = self._response
         if not self.answering or response is None or response_id not in (None, response.id):
-            raise InvalidRequestError("there is no such response to cancel")
+            raise NoResponseError("Cancellation failed: no such response is generated")
         await self._interrupt()
 
     async def _interrupt(self, reason: CancelReason = "client_cancelled") -> None:
@@ -395,12 +438,15 @@ class Session:
         return GenerateRequest(messages=messages, speech=self._settings.speech)
 
     def _heard_so_far(self, end: int | None = None) -> GenerateRequest:
+        part = AudioPart(data=memoryview(self._audio.so_far(end)))
+        if self._settings.kind == "transcription":
+            return transcription_of([part], self._settings.transcripts or TranscriptionRules())
         request = self._prompt()
-        request.messages.append(ChatMessage("user", [AudioPart(data=memoryview(self._audio.so_far(end)))]))
+        request.messages.append(ChatMessage("user", [part]))
         return request
 
     def _instructed(self, messages: list[ChatMessage], settings: Settings) -> list[ChatMessage]:
-        return settings.instructed(messages, self._context.config.gateway.speech_system_prompt)
+        return settings.instructed(messages, self._context.gateway.speech_system_prompt)
 
     def _changed(
         self, values: dict[str, Any], where: str, unavailable: Callable[[UnsupportedError], None]

@@ -1,6 +1,6 @@
 """The settings of a session, with the fields of OpenAI's API and of its beta."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -12,9 +12,9 @@ from gateway.http.encoding.tempo import require_speed
 from gateway.http.fields import convert, named, read_fields, require_neutral
 from gateway.http.openai.chat_request import Voice, voice_name
 from gateway.http.openai.tools import CallParser, Choice, Tool, explained, forced_schema
-from gateway.http.realtime.functions.tools import read_choice, read_tools, shown_choice, shown_tools
+from gateway.http.realtime.functions import read_choice, read_tools, shown_choice, shown_tools
 from gateway.http.realtime.input.transcription import TranscriptionRules, read_transcription
-from gateway.http.realtime.speech.formats import BetaName, Format, FormatFields, read_format, shown_format
+from gateway.http.realtime.speech import BetaName, Format, FormatFields, read_format, shown_format
 from gateway.http.realtime.turns.rules import ServerVad, TurnRules, read_rules
 from omnirelay.content import ChatMessage
 from omnirelay.errors import InvalidRequestError, UnsupportedError
@@ -30,9 +30,10 @@ NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "truncation": ("auto",),
 }
 """Fields that are accepted with these values or null only."""
-
-
+WITHOUT_TURNS: Final = ("gpt-realtime-whisper", "gpt-live-transcribe")
+"""Names of OpenAI's models for transcripts that detect no turns by themselves: who names them commits."""
 Speed = Annotated[float, Meta(ge=0.25, le=1.5)]
+Kind = Literal["realtime", "transcription"]
 
 
 class _Input(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -56,7 +57,7 @@ class _Audio(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class _Fields(msgspec.Struct, frozen=True, kw_only=True):
     """The fields that are honoured; the last nine are the beta's."""
 
-    type: Literal["realtime"] = "realtime"
+    type: Kind | None = None
     model: str | None = None
     output_modalities: list[str] | None = None
     instructions: str | None = None
@@ -80,6 +81,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of responses; none stands for the default.
 
     Attributes:
+        kind: Of the session; one of transcription never answers.
         speech: Answer with speech.
         instructions: The system message.
         voice: The speaker.
@@ -95,6 +97,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         transcription: How the input is transcribed; none if it is not.
     """
 
+    kind: Kind = "realtime"
     speech: bool = True
     instructions: str = ""
     voice: str | None = None
@@ -110,6 +113,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     transcription: TranscriptionRules | None = None
 
     @property
+    def transcripts(self) -> TranscriptionRules | None:
+        """How the input is transcribed, which a session of transcription does always; none if it is not."""
+        return (
+            TranscriptionRules()
+            if self.transcription is None and self.kind == "transcription"
+            else self.transcription
+        )
+
+    @property
     def modalities(self) -> list[str]:
         """``speech`` in OpenAI's form."""
         return ["audio"] if self.speech else ["text"]
@@ -117,7 +129,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def shown_output(self) -> dict[str, Any]:
         """How answers are spoken, in OpenAI's form."""
-        return {"format": shown_format(self.output_format), "voice": self.voice, "speed": self.speed}
+        fields = {"format": shown_format(self.output_format), "voice": self.voice, "speed": self.speed}
+        return _given(fields)
 
     @property
     def most(self) -> int | str:
@@ -179,10 +192,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         fields = read_fields(_available(values, unavailable), _Fields, NEUTRAL)
         if fields.model is not None:
             require_model(fields.model)
-        _check_input(fields, where, unavailable)
-        changes: dict[str, Any] = {}
-        asked = fields.modalities if fields.output_modalities is None else fields.output_modalities
-        if asked is not None:
+        if fields.audio.input.noise_reduction:
+            problem = "noise reduction of the input is not supported: set it to null"
+            unavailable(UnsupportedError(problem, f"{where}.audio.input.noise_reduction"))
+        changes: dict[str, Any] = {} if fields.type is None else {"kind": fields.type}
+        if (asked := _first(fields.output_modalities, fields.modalities)) is not None:
             changes["speech"] = _speech(asked, f"{where}.output_modalities")
         if fields.instructions is not None:
             if len(fields.instructions) > MAX_INSTRUCTIONS:
@@ -193,12 +207,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             changes["instructions"] = fields.instructions
         if (voice := voice_name(fields.audio.output.voice or fields.voice)) is not None:
             changes["voice"] = voice
-        most = (
-            fields.max_response_output_tokens
-            if fields.max_output_tokens is None
-            else fields.max_output_tokens
-        )
-        if most is not None:
+        if (most := _first(fields.max_output_tokens, fields.max_response_output_tokens)) is not None:
             changes["max_output_tokens"] = _tokens(most, f"{where}.max_output_tokens")
         if fields.temperature is not None:
             changes["temperature"] = fields.temperature
@@ -208,16 +217,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return replace(self, **changes)
 
     def shown(self, session_id: str, model: str) -> dict[str, Any]:
-        """Return the session in OpenAI's form."""
-        turns = msgspec.to_builtins(self.turns)
+        """Return the session in OpenAI's form, without what was not set: clients' readers refuse nulls."""
+        turns = None if self.turns is None else _given(msgspec.to_builtins(self.turns))
         listening = {
             "format": shown_format(self.input_format),
             "turn_detection": turns,
             "transcription": msgspec.to_builtins(self.transcription),
-            "noise_reduction": None,
         }
-        return {
-            "type": "realtime",
+        if self.kind == "transcription":
+            head = {"type": self.kind, "object": "realtime.transcription_session", "id": session_id}
+            return {**head, "audio": {"input": listening}}
+        fields = {
+            "type": self.kind,
             "object": "realtime.session",
             "id": session_id,
             "model": model,
@@ -230,8 +241,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "tool_choice": shown_choice(self.tool_choice),
             "parallel_tool_calls": self.parallel,
             "truncation": "auto",
-            "tracing": None,
         }
+        return _given(fields)
 
 
 def changed_settings(
@@ -257,9 +268,18 @@ def split(values: Mapping[str, Any], names: tuple[str, ...]) -> tuple[dict[str, 
     )
 
 
-def read_options(values: Mapping[str, Any], kind: type[Any], where: str) -> Any:
+def read_options(values: dict[str, Any], kind: type[Any], where: str) -> Any:
     """Convert fields to a struct; null counts as left out."""
-    return convert({name: value for name, value in values.items() if value is not None}, kind, where)
+    return convert(_given(values), kind, where)
+
+
+def _given(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def shown_warnings(warnings: Iterable[UnsupportedError]) -> list[dict[str, Any]]:
+    """Return what of a session's settings is not available, in the form that clients see."""
+    return [{"param": each.param, "message": str(each)} for each in warnings]
 
 
 def refuse(error: UnsupportedError) -> None:
@@ -298,8 +318,7 @@ def _audio_changes(
     place = f"{where}.audio.output.format"
     if (name := read_format(fields.audio.output.format, fields.output_audio_format, place)) is not None:
         changes["output_format"] = name
-    speed = fields.speed if fields.audio.output.speed is None else fields.audio.output.speed
-    if speed is not None:
+    if (speed := _first(fields.audio.output.speed, fields.speed)) is not None:
         try:
             require_speed(speed, f"{where}.audio.output.speed")
             changes["speed"] = speed
@@ -321,13 +340,6 @@ def _function_changes(
     return changes
 
 
-def _check_input(fields: _Fields, where: str, unavailable: Callable[[UnsupportedError], None]) -> None:
-    listening = fields.audio.input
-    if listening.noise_reduction:
-        problem = "noise reduction of the input is not supported: set it to null"
-        unavailable(UnsupportedError(problem, f"{where}.audio.input.noise_reduction"))
-
-
 def _listening_changes(fields: _Fields, values: Mapping[str, Any], where: str) -> dict[str, Any]:
     changes: dict[str, Any] = {}
     # Null is a value here: no detection of turns, no transcripts.
@@ -340,7 +352,10 @@ def _listening_changes(fields: _Fields, values: Mapping[str, Any], where: str) -
     if transcription is msgspec.UNSET:
         transcription = values.get("input_audio_transcription", msgspec.UNSET)
     if transcription is not msgspec.UNSET:
-        changes["transcription"] = _transcription(transcription, where)
+        rules = changes["transcription"] = _transcription(transcription, where)
+        commits = rules is not None and (rules.model or "").startswith(WITHOUT_TURNS)
+        if commits and fields.type == "transcription" and turns is msgspec.UNSET:
+            changes["turns"] = None
     return changes
 
 
@@ -358,6 +373,10 @@ def _turns(values: Any, where: str) -> TurnRules | None:
     if where != "session":
         raise UnsupportedError("turn detection belongs to the session: set it by session.update", place)
     return read_rules(values, place)
+
+
+def _first(current: Any, beta: Any) -> Any:
+    return beta if current is None else current
 
 
 def _speech(asked: list[str], where: str) -> bool:

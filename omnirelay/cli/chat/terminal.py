@@ -63,7 +63,7 @@ def _read_all(conversation: ChatSession, as_json: bool) -> int:
             conversation.hear_out()
         except OmniRelayError as error:
             failed = True
-            _tell(error, as_json)
+            _report(error, as_json)
         except Leave:
             break
         conversation.check_player()
@@ -89,7 +89,7 @@ def _converse(conversation: ChatSession, as_json: bool) -> None:
         try:
             _take(conversation, line)
         except OmniRelayError as error:
-            _tell(error, as_json)
+            _report(error, as_json)
         except KeyboardInterrupt:
             note("stopped")
         except Leave:
@@ -118,7 +118,7 @@ def _take(conversation: ChatSession, line: str) -> None:
         conversation.ask(line.strip())
 
 
-def _tell(error: OmniRelayError, as_json: bool) -> None:
+def _report(error: OmniRelayError, as_json: bool) -> None:
     if isinstance(error, StandardOutputError):
         # Nobody would see the next answers.
         raise error
@@ -142,20 +142,20 @@ def _line_editing(history: Path | None) -> Iterator[None]:
     readline.set_completer(complete)
     readline.set_completer_delims(" \t\n")
     readline.parse_and_bind("tab: complete")
-    with _told_about(history):
+    with _history_errors(history):
         if history is not None and history.exists():
             readline.read_history_file(history)
     try:
         yield
     finally:
-        with _told_about(history):
+        with _history_errors(history):
             if history is not None:
                 history.parent.mkdir(parents=True, exist_ok=True)
                 readline.write_history_file(history)
 
 
 @contextmanager
-def _told_about(history: Path | None) -> Iterator[None]:
+def _history_errors(history: Path | None) -> Iterator[None]:
     try:
         yield
     except OSError as error:

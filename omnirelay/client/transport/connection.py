@@ -42,6 +42,8 @@ from omnirelay.status import StatusReport
 
 MAX_REPLY_BYTES: Final = 512 * 2**20
 CONNECT_TIMEOUT_S: Final = 5.0
+CLOSE_S: Final = 1.0
+"""How long a close may take to send what is unsent."""
 TICK_S: Final = 0.5
 PING_AFTER_TICKS: Final = 4
 """A gateway that has sent nothing for so long while a request is open is asked whether it is alive."""
@@ -144,8 +146,14 @@ class Connection:
             ) from error
         except (OSError, TimeoutError) as error:
             await self.close()
+            if self._writer is not None and isinstance(error, TimeoutError):
+                raise GatewayUnreachableError(
+                    f"what listens at {self.address} has not answered within {CONNECT_TIMEOUT_S:g} s: "
+                    "it hangs, or is stopped"
+                ) from error
+            why = "timeout" if isinstance(error, TimeoutError) else error
             raise GatewayUnreachableError(
-                f"no gateway answers at {self.address}: {error or 'timeout'}; start it with `omnirelay up`"
+                f"no gateway answers at {self.address}: {why}; start it with `omnirelay up`"
             ) from error
         except (OmniRelayError, asyncio.CancelledError):
             await self.close()
@@ -167,10 +175,12 @@ class Connection:
         if self._writer is not None:
             self._writer.close()
             try:
-                await self._writer.wait_closed()
+                async with asyncio.timeout(CLOSE_S):
+                    await self._writer.wait_closed()
             except OSError as error:
-                # Lost before, or the gateway was sending, which TLS reports as an error.
-                log.debug("the connection was not closed cleanly: %s", error)
+                # Lost before; or the gateway was sending, which TLS reports as an error; or it reads nothing.
+                log.debug("the connection was not closed cleanly: %r", error)
+                self._writer.transport.abort()
 
     def submit(self, pieces: Pieces, receiver: Receiver) -> tuple[int, UploadProgress]:
         """Send a request, and return its id on this connection and how much of it has been sent.
@@ -263,7 +273,7 @@ class Connection:
         written = 0
         while self.ended is None:
             await asyncio.sleep(TICK_S)
-            if not self._receivers or outbox.written_bytes > written:
+            if not (self._receivers or self._reports) or outbox.written_bytes > written:
                 # Nothing is expected, or an upload advances.
                 self._silent_ticks, written = 0, outbox.written_bytes
                 continue

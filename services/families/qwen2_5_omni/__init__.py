@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Final
 
 from services.families.family import Family
-from services.families.qwen2_5_omni.files import FILES, MODELS, WEIGHTS, check_files, paged
+from services.families.qwen2_5_omni.files import FILES, MODELS, SYNTHESIS, WEIGHTS, check_files, paged
 
 if TYPE_CHECKING:
     from services.talker.family import TalkerFamily
@@ -36,6 +36,7 @@ QWEN2_5_OMNI: Final = Family(
     weights=WEIGHTS,
     models=MODELS,
     paged=paged,
+    synthesis=SYNTHESIS,
     thinker=_thinker,
     talker=_talker,
     token2wav=_token2wav,

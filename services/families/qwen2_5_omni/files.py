@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from omnirelay.errors import CheckpointError
-from services.families.family import Paged
+from services.families.family import Paged, SynthesisBytes
 from shared.messages import STAGES, StageName
 from shared.model_files import check_torch_file
 
@@ -18,6 +18,7 @@ MODELS: Final = {
     THINKER: "services.families.qwen2_5_omni.thinker.model:SpeakingThinker",
     TALKER: "services.families.qwen2_5_omni.talker.model:ConditionedTalker",
 }
+SYNTHESIS: Final = SynthesisBytes(solver_frame=160_000, vocoder_frame=320_000, stream=28_000_000)
 WEIGHTS: Final[Mapping[StageName, str]] = {stage: stage for stage in STAGES}
 
 _TEXT_DIVIDED: Final = {

@@ -28,7 +28,7 @@ from services.thinker.media.metrics import MediaMetrics
 from services.thinker.media.rules import MediaRules, PreparedItem
 from shared.config import MediaConfig
 from shared.log import of_request
-from shared.messages import MediaItem, MediaKind, PrefillRequest, ThinkerInput
+from shared.messages import MediaItem, MediaKind, ThinkRequest
 
 EARLY_RETRY_MS: Final = 1000
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 class Outcome:
     """What became of a request's media: the engine's input, or why there is none."""
 
-    request: ThinkerInput
+    request: ThinkRequest
     result: MultiModalInput | RequestError
 
     @property
@@ -87,7 +87,7 @@ class MediaPreparer:
         """Bytes of features held for requests."""
         return self._budget.held_bytes
 
-    def submit(self, request: ThinkerInput) -> None:
+    def submit(self, request: ThinkRequest) -> None:
         """Begin with a request; its outcome will be there to take, unless it is released before."""
         self._waiting.add(request.request_id)
         self._threads.submit(self._prepare, request, perf_counter())
@@ -130,7 +130,7 @@ class MediaPreparer:
         except MediaError as error:
             log.warning("%s; it is tried again with the first file", error)
 
-    def _prepare(self, request: ThinkerInput, since: float) -> None:
+    def _prepare(self, request: ThinkRequest, since: float) -> None:
         """The body of a thread for one request; whatever happens, there is an outcome."""
         try:
             outcome = Outcome(request, self._lay_out(request))
@@ -149,10 +149,8 @@ class MediaPreparer:
                 self._outcomes.append(outcome)
                 os.eventfd_write(self.wake_fd, 1)
 
-    def _lay_out(self, request: ThinkerInput) -> MultiModalInput:
-        early = isinstance(request, PrefillRequest)
-        goes_on = isinstance(request, PrefillRequest) and request.recording_continues
-        if not early:
+    def _lay_out(self, request: ThinkRequest) -> MultiModalInput:
+        if request.early is None:
             self._budget.wait_for_room(lambda: self._require_wanted(request))
         numbers: Counter[MediaKind] = Counter()
         items: list[PreparedItem] = []
@@ -161,11 +159,12 @@ class MediaPreparer:
             self._require_wanted(request)
             numbers[item.kind] += 1
             with_audio = request.use_audio_in_video and item.kind == "video"
-            partial = goes_on and index == len(request.media)
-            prepared = self._item(item, f"{item.kind} {numbers[item.kind]}", with_audio, keep=not partial)
+            partial = request.early == "recording" and index == len(request.media)
+            name, salt = f"{item.kind} {numbers[item.kind]}", request.cache_salt or ""
+            prepared = self._item(item, name, with_audio, salt, keep=not partial)
             if partial:
                 prepared = self._rules.settled(prepared)
-            if early:
+            if request.early is not None:
                 # It takes neither a thread nor memory from the requests that wait for room.
                 self._budget.require_half(prepared.nbytes)
             self._budget.charge(request.request_id, prepared.nbytes)
@@ -178,9 +177,9 @@ class MediaPreparer:
                 )
         return self._rules.lay_out(request.prompt_token_ids, items)
 
-    def _item(self, item: MediaItem, name: str, with_audio: bool, keep: bool) -> PreparedItem:
+    def _item(self, item: MediaItem, name: str, with_audio: bool, salt: str, keep: bool) -> PreparedItem:
         hasher = hashlib.sha256(item.data.view)
-        hasher.update(f"{item.kind} {with_audio}".encode())
+        hasher.update(f"{item.kind} {with_audio} {salt}".encode())
         digest = hasher.hexdigest()
         with self._lock:
             prepared = self._cache.get(digest)
@@ -199,7 +198,7 @@ class MediaPreparer:
                 self._cache[digest] = prepared
         return prepared
 
-    def _require_wanted(self, request: ThinkerInput) -> None:
+    def _require_wanted(self, request: ThinkRequest) -> None:
         """Stop the work for a request that was released."""
         if request.request_id not in self._waiting:
             raise CancelledRequestError("the request was released")

@@ -1,5 +1,6 @@
 """What a model family says about media: placeholder tokens, the encoders' input, the layout of prompts."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -9,7 +10,7 @@ import numpy.typing as npt
 from vllm.inputs import MultiModalInput
 from vllm.multimodal.inputs import MultiModalFeatureSpec
 
-from omnirelay.errors import InvalidRequestError
+from omnirelay.errors import InvalidRequestError, MediaTooLargeError
 from services.thinker.media.decoded import Decoded
 from shared.messages import MediaItem, MediaKind
 
@@ -76,6 +77,22 @@ def check_placeholders(
     if found != given:
         raise InvalidRequestError(
             f"the prompt has places for {_listed(found)}, but {_listed(given)} came with it"
+        )
+
+
+def check_encodable(prompt: MultiModalInput, most: int) -> None:
+    """Raise MediaTooLargeError unless a step can encode each item; pictures and sound at one place are one.
+
+    vLLM checks each alone, and would wait for ever to encode both.
+    """
+    tokens: Counter[int] = Counter()
+    for ranges in prompt["mm_placeholders"].values():
+        for place in ranges:
+            tokens[place.offset] += place.get_num_embeds()
+    if (largest := max(tokens.values(), default=0)) > most:
+        raise MediaTooLargeError(
+            f"an item has {largest} tokens, a video counted with its sound, and the thinker encodes at most "
+            f"{most} in a step: send a shorter or smaller one"
         )
 
 

@@ -31,7 +31,6 @@ def sampling_params(
     stop_token_ids: list[int],
     room: int,
     made: int = 0,
-    extra_args: dict[str, Any] | None = None,
     further: Mapping[str, Any] = MappingProxyType({}),
 ) -> SamplingParams:
     """A message's sampling as vLLM's, with the tokens delivered as they come.
@@ -41,7 +40,6 @@ def sampling_params(
         stop_token_ids: A sampled one ends the request, and is delivered.
         room: Most tokens that fit behind the prompt.
         made: Tokens that an earlier attempt drew; fewer than may be drawn in all.
-        extra_args: What the stage's scheduler wants to know of the request.
         further: Parameters of vLLM's that only this stage has.
 
     Raises:
@@ -63,7 +61,6 @@ def sampling_params(
             stop_token_ids=stop_token_ids,
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
-            extra_args=extra_args,
             **further,
         )
     except REFUSALS as error:

@@ -7,15 +7,15 @@ A request has one seed for its stages, and each stage has a stream of its own: t
 the seed.  Text and codec tokens of an answer would else be drawn with the same random numbers, one by one.
 """
 
-from typing import Any, Final
+from typing import Final
 
 from vllm import SamplingParams
 
 from shared.messages import StageName
+from shared.vllm.sampling.arguments import arguments_of
 
 _WORD: Final = 2**64 - 1
 _GOLDEN: Final = 0x9E3779B97F4A7C15
-_KEY: Final = "draws"
 
 
 def go_on_drawing(params: SamplingParams, stage: StageName, made: int) -> SamplingParams:
@@ -28,7 +28,8 @@ def go_on_drawing(params: SamplingParams, stage: StageName, made: int) -> Sampli
     # The seed is mixed before anything is added: else the draws of neighbouring seeds would be each other's,
     # shifted.  The same holds for the name.
     stream = mix(mix(params.seed or 0) ^ int.from_bytes(stage.encode()))
-    params.extra_args = (params.extra_args or {}) | {_KEY: (stream, made)}
+    arguments = arguments_of(params)
+    arguments.stream, arguments.made = stream, made
     return params
 
 
@@ -39,9 +40,13 @@ def seed_of_draw(params: SamplingParams, drawn: int) -> int:
         params: What :func:`go_on_drawing` returned.
         drawn: Tokens drawn since then.
     """
-    extra: dict[str, Any] = params.extra_args or {}
-    stream, made = extra[_KEY]
-    return mix(stream + (made + drawn) * _GOLDEN)
+    arguments = arguments_of(params)
+    return mix(arguments.stream + (arguments.made + drawn) * _GOLDEN)
+
+
+def uniform(seed: int, count: int) -> list[float]:
+    """Numbers of [0, 1), exact in float32: what else is drawn with a draw of this seed."""
+    return [(mix(seed + number * _GOLDEN) >> 40) / 2**24 for number in range(count)]
 
 
 def mix(state: int) -> int:

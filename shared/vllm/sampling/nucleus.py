@@ -13,12 +13,11 @@ from vllm import SamplingParams
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 
+from shared.vllm.sampling.arguments import arguments_of
 from shared.vllm.transfer import to_device
 
 MAX_CANDIDATES: Final = 1024
 """Above it a request's top-k is left to vLLM."""
-
-_KEY: Final = "nucleus"
 
 
 def use_fast_top_k(params: SamplingParams) -> SamplingParams:
@@ -28,7 +27,7 @@ def use_fast_top_k(params: SamplingParams) -> SamplingParams:
         params: Valid ones, changed in place; those that the processor is not for stay as they are.
     """
     if params.temperature > 0 and 0 < params.top_k <= MAX_CANDIDATES and params.top_p < 1:
-        params.extra_args = (params.extra_args or {}) | {_KEY: (params.top_k, params.top_p)}
+        arguments_of(params).nucleus = params.top_k, params.top_p
         params.top_k, params.top_p = 0, 1.0
     return params
 
@@ -95,5 +94,4 @@ def _settings_of(
     params: SamplingParams, prompt: list[int] | None, output: list[int]
 ) -> tuple[int, float] | None:
     del prompt, output
-    settings: tuple[int, float] | None = (params.extra_args or {}).get(_KEY)
-    return settings
+    return arguments_of(params).nucleus

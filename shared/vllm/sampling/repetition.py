@@ -14,10 +14,9 @@ from vllm import SamplingParams
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 
+from shared.vllm.sampling.arguments import arguments_of
 from shared.vllm.transfer import to_device
 
-_KEY: Final = "repetition"
-_SEEN: Final = "repetition_seen"
 _ROOM: Final = 256
 """Tokens per request that may come before all are collected anew."""
 
@@ -29,7 +28,7 @@ def penalize_here(params: SamplingParams) -> SamplingParams:
         params: Valid ones, changed in place; without a penalty they stay as they are.
     """
     if params.repetition_penalty != 1:
-        params.extra_args = (params.extra_args or {}) | {_KEY: params.repetition_penalty}
+        arguments_of(params).repetition = params.repetition_penalty
         params.repetition_penalty = 1.0
     return params
 
@@ -126,10 +125,10 @@ def _seen_of(params: SamplingParams, prompt: list[int] | None, answer: list[int]
     A request for which a step has nothing to do leaves the batch for as long; so it is kept where the
     request is.
     """
-    extra = params.extra_args or {}
-    if _KEY not in extra:
+    arguments = arguments_of(params)
+    if arguments.repetition == 1:
         return None
-    seen: _Seen | None = extra.get(_SEEN)
+    seen: _Seen | None = arguments.seen
     if seen is None or seen.answer is not answer:
-        seen = extra[_SEEN] = _Seen(extra[_KEY], prompt or [], answer)
+        seen = arguments.seen = _Seen(arguments.repetition, prompt or [], answer)
     return seen

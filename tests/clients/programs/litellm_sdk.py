@@ -16,6 +16,7 @@ MESSAGES = [{"role": "user", "content": QUESTION}]
 
 if __name__ == "__main__":
     answer = litellm.completion(messages=MESSAGES, **WHERE)
+    vllm = litellm.completion(messages=MESSAGES, **WHERE | {"model": "hosted_vllm/omnirelay"})
     stream = litellm.completion(messages=MESSAGES, stream=True, **WHERE)
     speech = litellm.speech(input="thirty six", voice="alloy", response_format="pcm", **WHERE)
     with Path(os.environ["RECORDING"]).open("rb") as file:
@@ -25,6 +26,7 @@ if __name__ == "__main__":
         json.dumps(
             {
                 "chat": answer.choices[0].message.content,
+                "as vllm": vllm.choices[0].message.content,
                 "stream": "".join(chunk.choices[0].delta.content or "" for chunk in stream),
                 "speech": base64.b64encode(speech.content).decode(),
                 "transcript": transcript.text,

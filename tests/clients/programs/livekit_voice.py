@@ -6,7 +6,8 @@ import os
 import wave
 
 from livekit import rtc
-from livekit.agents import ConversationItemAddedEvent, llm
+from livekit.agents import ConversationItemAddedEvent, llm, stt
+from livekit.agents.utils import http_context
 from livekit.agents.voice import io
 from livekit.plugins import openai
 from livekit_agent import agent, voice_session
@@ -26,15 +27,43 @@ def frames() -> list[rtc.AudioFrame]:
     return [rtc.AudioFrame(piece, rate, 1, step // 2) for piece in pieces]
 
 
+async def streamed(model: str) -> str:
+    """What streaming recognition hears; by the model, the server ends turns or the plugin does."""
+    recognizer = openai.STT(**WHERE | {"model": model}, use_realtime=True)
+    async with asyncio.timeout(60), http_context.open(), recognizer.stream() as stream:
+        microphone = Microphone()
+        speaking = asyncio.create_task(speak(microphone, stream))
+        async for event in stream:
+            if event.type == stt.SpeechEventType.FINAL_TRANSCRIPT:
+                speaking.cancel()
+                return event.alternatives[0].text
+    raise EOFError("the stream ended before its transcript")
+
+
+async def speak(microphone: io.AudioInput, stream: stt.SpeechStream) -> None:
+    async for frame in microphone:
+        stream.push_frame(frame)
+
+
 async def parts() -> dict[str, object]:
     context = llm.ChatContext.empty()
     context.add_message(role="user", content=QUESTION)
     async with openai.LLM(**WHERE).chat(chat_ctx=context) as stream:
         said = "".join([chunk.delta.content or "" async for chunk in stream if chunk.delta])
+    responses = openai.responses.LLM(**WHERE | {"base_url": f"{BASE_URL}/responses"})
+    async with http_context.open(), responses.chat(chat_ctx=context) as stream:
+        responded = "".join([chunk.delta.content or "" async for chunk in stream if chunk.delta])
     async with openai.TTS(**WHERE).synthesize("thirty six") as speech:
         seconds = sum([event.frame.duration async for event in speech])
     heard = await openai.STT(**WHERE).recognize(frames())
-    return {"chat": said, "speech seconds": seconds, "transcript": heard.alternatives[0].text}
+    transcripts = [await streamed(model) for model in ("gpt-4o-mini-transcribe", "gpt-realtime-whisper")]
+    return {
+        "streamed": transcripts,
+        "chat": said,
+        "response": responded,
+        "speech seconds": seconds,
+        "transcript": heard.alternatives[0].text,
+    }
 
 
 class Microphone(io.AudioInput):

@@ -17,6 +17,7 @@ from pipecat.services.llm_service import FunctionCallParams, LLMService
 from pipecat.services.openai.llm import OpenAILLMService
 from pipecat.services.openai.realtime.events import SessionProperties
 from pipecat.services.openai.realtime.llm import OpenAIRealtimeLLMService
+from pipecat.services.openai.responses.llm import OpenAIResponsesLLMService
 from pipecat.workers.runner import WorkerRunner
 from pipecat_bot import WHERE
 
@@ -80,7 +81,18 @@ async def converse(service: LLMService) -> list[str]:
 
 async def main() -> None:
     chat = OpenAILLMService(**WHERE, settings=OpenAILLMService.Settings(model="omnirelay"))
-    print(json.dumps({"chat": await converse(chat), "realtime": await converse(realtime())}))
+    response = OpenAIResponsesLLMService(
+        **WHERE,
+        ws_url=WHERE["base_url"].replace("http", "ws", 1) + "/responses",
+        # It does not pass on the tool_choice of a context.
+        settings=OpenAIResponsesLLMService.Settings(model="omnirelay", extra={"tool_choice": "required"}),
+    )
+    called = {
+        "chat": await converse(chat),
+        "response": await converse(response),
+        "realtime": await converse(realtime()),
+    }
+    print(json.dumps(called))
 
 
 if __name__ == "__main__":

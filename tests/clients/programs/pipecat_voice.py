@@ -5,8 +5,10 @@ import json
 import os
 import sys
 import wave
+from collections.abc import Callable
 
 from loguru import logger
+from pipecat.audio.vad.silero import SileroVADAnalyzer
 from pipecat.frames.frames import (
     ErrorFrame,
     InputAudioRawFrame,
@@ -19,7 +21,9 @@ from pipecat.pipeline.pipeline import Pipeline
 from pipecat.pipeline.worker import PipelineParams, PipelineWorker
 from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.processors.aggregators.llm_response_universal import LLMContextAggregatorPair
+from pipecat.processors.audio.vad_processor import VADProcessor
 from pipecat.services.openai.realtime.llm import OpenAIRealtimeLLMService
+from pipecat.services.openai.stt import OpenAIRealtimeSTTService
 from pipecat.workers.runner import WorkerRunner
 from pipecat_bot import pipeline
 
@@ -35,6 +39,12 @@ def realtime() -> Pipeline:
         settings=OpenAIRealtimeLLMService.Settings(model="omnirelay"),
     )
     return Pipeline([turns.user(), service, turns.assistant()])
+
+
+def streamed() -> Pipeline:
+    """Streaming recognition; a detector in the pipeline ends turns."""
+    recognizer = OpenAIRealtimeSTTService(api_key="none", base_url=URL.replace("http", "ws", 1) + "/realtime")
+    return Pipeline([VADProcessor(vad_analyzer=SileroVADAnalyzer()), recognizer])
 
 
 class Watch(BaseObserver):
@@ -62,7 +72,15 @@ class Watch(BaseObserver):
             self.errors.append(frame.error)
 
 
-async def converse(bot: Pipeline) -> Watch:
+def answered(watch: Watch) -> bool:
+    return watch.seconds > 1 and "fifteen" in watch.said
+
+
+def transcribed(watch: Watch) -> bool:
+    return bool(watch.heard)
+
+
+async def converse(bot: Pipeline, enough: Callable[[Watch], bool]) -> Watch:
     watch = Watch()
     worker = PipelineWorker(
         bot, params=PipelineParams(audio_in_sample_rate=RATE), observers=[watch], idle_timeout_secs=None
@@ -78,7 +96,7 @@ async def converse(bot: Pipeline) -> Watch:
     for begin in range(0, len(pcm) - step, step):
         await worker.queue_frame(InputAudioRawFrame(pcm[begin : begin + step], RATE, 1))
         await asyncio.sleep(0.02)
-        if watch.errors or (watch.seconds > 1 and "fifteen" in watch.said):
+        if watch.errors or enough(watch):
             break
     await worker.cancel()
     await running
@@ -87,8 +105,12 @@ async def converse(bot: Pipeline) -> Watch:
 
 async def main() -> None:
     told = {}
-    for name, bot in (("bot", pipeline([], [])), ("realtime", realtime())):
-        watch = await converse(bot)
+    for name, bot, enough in (
+        ("bot", pipeline([], []), answered),
+        ("realtime", realtime(), answered),
+        ("streamed", streamed(), transcribed),
+    ):
+        watch = await converse(bot, enough)
         told[name] = {
             "heard": watch.heard,
             "said": watch.said,

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from services.families.family import Family, Paged
+from services.families.family import Family, Paged, SynthesisBytes
+from shared.families.description import Description
 from shared.messages import StageName
 
 if TYPE_CHECKING:
@@ -43,13 +44,17 @@ def _token2wav() -> "SynthesisFamily":
     return TOKEN2WAV
 
 
+DESCRIPTION: Final = Description(
+    model_type="small_omni", vocabulary=("vocab_size",), placeholders={}, default_speaker="Ada"
+)
 SMALL: Final = Family(
-    model_type="small_omni",
+    model_type=DESCRIPTION.model_type,
     files=("config.json",),
     check_files=_check_files,
     weights={"thinker": "thinker", "talker": "talker", "token2wav": "vocoder"},
     models={},
     paged=_paged,
+    synthesis=SynthesisBytes(0, 1000, 1000),
     thinker=_thinker,
     talker=_talker,
     token2wav=_token2wav,

@@ -5,12 +5,14 @@ from typing import Any, Final
 from transformers import AutoConfig, PretrainedConfig, Qwen2Config
 
 HIDDEN: Final = 64
+INNER_LAYER: Final = 1
+"""Behind so many layers of the thinker the rows' hidden states are read."""
 CODES: Final = 32
 END, MASK = CODES, CODES + 1
 """The talker's token that ends the speech, and the one that stands for its prompt."""
 RATE: Final = 25
 SAMPLES_PER_FRAME: Final = 960
-"""24 kHz."""
+"""25 frames a second."""
 BLOCK_FRAMES: Final = 4
 CODE_DIM: Final = 16
 VOICES: Final = {"Ada": 7, "Bob": 8}

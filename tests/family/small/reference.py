@@ -15,6 +15,7 @@ from tests.family.small.config import (
     CODES,
     END,
     HIDDEN,
+    INNER_LAYER,
     MASK,
     SAMPLES_PER_FRAME,
     VOICES,
@@ -89,8 +90,6 @@ class SmallReference:
             "dtype": "float32",
             **decoder_values(self._vocabulary),
             "talker": decoder_values(MASK + 1),
-            # Where the gateway looks for it.
-            "thinker_config": {"text_config": {"vocab_size": self._vocabulary}},
         }
         (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
 
@@ -110,7 +109,7 @@ class SmallReference:
 
     def _rows(self, tokens: list[int]) -> torch.Tensor:
         ids = torch.tensor([tokens])
-        hidden = self.thinker.model(input_ids=ids).last_hidden_state[0]
+        hidden = self.thinker.model(input_ids=ids, output_hidden_states=True).hidden_states[INNER_LAYER][0]
         return torch.cat([self.thinker.model.embed_tokens(ids[0]), hidden], dim=-1)
 
     def _lone(self, token: int) -> torch.Tensor:

@@ -16,7 +16,15 @@ from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper
 from omnirelay.status import CodecDefaults
 from services.talker.family import CodecSpec, SpeechRules, TalkerFamily
 from shared.vllm.conditioning import ConditioningStore
-from tests.family.small.config import BLOCK_FRAMES, CODES, END, HIDDEN, MASK, RATE, SmallOmniConfig
+from tests.family.small.config import (
+    BLOCK_FRAMES,
+    CODES,
+    END,
+    HIDDEN,
+    MASK,
+    SAMPLES_PER_FRAME,
+    SmallOmniConfig,
+)
 
 
 class SmallTalker(nn.Module):
@@ -65,7 +73,8 @@ class SmallTalker(nn.Module):
             logits[:, MASK:] = float("-inf")
         return logits
 
-    def further_codes(self, hidden: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
+    def further_codes(self, hidden: torch.Tensor, codes: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
+        del draws
         chosen: torch.Tensor = self.further_head(hidden + self.embed_input_ids(codes)).argmax(
             -1, keepdim=True
         )
@@ -87,9 +96,9 @@ def speech_rules(_: Any) -> SpeechRules:
     return SpeechRules(
         row_width=2 * HIDDEN,
         start_positions=1,
-        prompt=lambda length: [MASK] * (length + 1),
+        prompt=lambda length, _: [MASK] * (length + 1),
         end_tokens=[END],
-        codec=CodecSpec(rate=RATE, groups=2, ids=CODES, codes_per_message=BLOCK_FRAMES),
+        codec=CodecSpec(frame_samples=SAMPLES_PER_FRAME, groups=2, ids=CODES, codes_per_message=BLOCK_FRAMES),
         defaults=CodecDefaults(),
     )
 

@@ -1,35 +1,39 @@
 """The thinker of the small family."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import torch
+from vllm.config import VllmConfig
 from vllm.inputs import MultiModalInput
 from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
 from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper
 from vllm.multimodal.inputs import MultiModalFeatureSpec
 
 from omnirelay.errors import InvalidRequestError
-from services.thinker.family import SpeechEmbeddings, ThinkerFamily
+from services.thinker.family import Embed, ThinkerFamily
 from services.thinker.media.decoded import Decoded
 from services.thinker.media.rules import FrameSampling, Positions, PreparedItem
 from services.thinker.speaking import SpeakingModel
 from shared.messages import ConditioningRows, MediaKind
 from shared.vllm.tensors import pack_positions, pack_rows
-from tests.family.small.config import RATE, VOICES, SmallOmniConfig
+from tests.family.small.config import HIDDEN, INNER_LAYER, RATE, VOICES, SmallOmniConfig
 
 
 class SmallThinker(SpeakingModel, Qwen2ForCausalLM):
-    """A Qwen2 decoder whose rows are ``[embedding, hidden state]``."""
+    """A Qwen2 decoder whose rows are ``[embedding, hidden state of an inner layer]``."""
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        super().__init__(vllm_config=vllm_config, prefix=prefix)
+        self.set_aux_hidden_state_layers((INNER_LAYER,))
 
     @staticmethod
-    def row_width(hidden_size: int) -> int:
-        return 2 * hidden_size
+    def row_width(_: VllmConfig) -> int:
+        return 2 * HIDDEN
 
-    @staticmethod
-    def row_of(hidden: torch.Tensor, embeds: torch.Tensor, is_text: torch.Tensor) -> torch.Tensor:
+    def row_of(self, hidden: torch.Tensor, embeds: torch.Tensor, is_text: torch.Tensor) -> torch.Tensor:
         return torch.cat([embeds * is_text, hidden], dim=-1)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
@@ -67,15 +71,15 @@ class SmallTrack:
         self, request_id: str, prompt_tokens: int, voice: torch.Tensor, closing: torch.Tensor
     ) -> None:
         self.request_id = request_id
-        self._prompt_tokens = prompt_tokens
+        self.prompt_rows = prompt_tokens
         self._voice, self._closing = voice, closing
         self._seq = self._written = 0
 
     def rows(self, start: int, rows: torch.Tensor, positions: torch.Tensor) -> ConditioningRows:
         del positions
-        in_prompt = max(0, min(self._prompt_tokens - start, rows.shape[0]))
+        in_prompt = max(0, min(self.prompt_rows - start, rows.shape[0]))
         parts = [rows[:in_prompt], rows[in_prompt:]]
-        if in_prompt and start + in_prompt == self._prompt_tokens:
+        if in_prompt and start + in_prompt == self.prompt_rows:
             parts.insert(1, self._voice.unsqueeze(0))
         return self._message(torch.cat(parts), last=False)
 
@@ -97,12 +101,19 @@ class SmallTrack:
         return message
 
 
-def read_embeddings(
-    config: SmallOmniConfig, _: Path, embed: Callable[[list[int]], torch.Tensor]
-) -> SpeechEmbeddings:
-    embeds = embed([int(config.eos_token_id), *VOICES.values()])
-    rows = torch.cat([embeds, torch.zeros_like(embeds)], dim=-1)
-    return SpeechEmbeddings(voices=dict(zip(VOICES, rows[1:], strict=True)), closing=rows[:1])
+class SmallSpeech:
+    """The rows of the voices and of the end."""
+
+    voices = VOICES
+    further_rows = 1
+
+    def __init__(self, config: SmallOmniConfig, _: Path, embed: Embed) -> None:
+        embeds = embed([int(config.eos_token_id), *VOICES.values()])
+        self._rows = torch.cat([embeds, torch.zeros_like(embeds)], dim=-1)
+
+    def track(self, request_id: str, prompt: Sequence[int], voice: str) -> SmallTrack:
+        own = self._rows[1 + list(VOICES).index(voice)]
+        return SmallTrack(request_id, len(prompt), own, self._rows[:1])
 
 
 def end_tokens(config: Any) -> list[int]:
@@ -113,8 +124,7 @@ THINKER: Final = ThinkerFamily(
     architecture="SmallThinker",
     model=SmallThinker,
     end_tokens=end_tokens,
-    read_embeddings=read_embeddings,
-    track=SmallTrack,
+    speech=SmallSpeech,
     rows_per_s=RATE,
     media=lambda *_: NoMedia(),
 )

@@ -11,18 +11,19 @@ from starlette.requests import Request
 
 from gateway.access.clients import Principal
 from gateway.http.body import read_body
+from gateway.http.guards.guard import REQUEST_ID
 from gateway.http.guards.keys import CLIENT
 from gateway.http.openai import strings
-from gateway.http.openai.chat_request import read_chat
+from gateway.http.openai.chat_request import ChatAnswerOptions, read_chat
 from gateway.http.openai.speech import read_speech
-from gateway.http.realtime.events import EventError, read_event
+from gateway.http.realtime.events import EventError, EventTransport, read_event
 from gateway.http.realtime.session import Session
 from gateway.http.realtime.settings import Settings
-from gateway.http.realtime.transport import EventTransport
 from gateway.http.realtime.turns.pool import VoicePool
 from omnirelay.content import TextPart, parts_of
 from omnirelay.errors import CancelledRequestError, InvalidRequestError, MediaError, OmniRelayError
 from omnirelay.protocol import GenerateRequest
+from shared.families.qwen2_5_omni import SPEECH_SYSTEM_PROMPT
 from tests.fuzz.intake import CONFIG, INTERNAL, context, data_of
 from tests.fuzz.streams import at_once, cut
 
@@ -30,10 +31,11 @@ LONG: Final = 16
 """Longer strings count as long here, as those of a file would."""
 LIMITS: Final = CONFIG.gateway.limits
 VOICES: Final = VoicePool()
-_read_chat = partial(
-    read_chat, max_text_tokens=LIMITS.max_text_tokens, max_item_bytes=CONFIG.media.max_item_bytes
-)
-_read_speech = partial(read_speech, system_prompt=CONFIG.gateway.speech_system_prompt)
+_read_speech = partial(read_speech, system_prompt=SPEECH_SYSTEM_PROMPT)
+
+
+def _read_chat(body: bytearray) -> tuple[ChatAnswerOptions, GenerateRequest]:
+    return read_chat(strings.parse(body, CONFIG.media.max_item_bytes), LIMITS.max_text_tokens)
 
 
 def check(data: bytes) -> None:
@@ -68,7 +70,7 @@ async def _submit(
         return waiting.pop(0)
 
     headers = [(b"content-length", str(sum(map(len, pieces))).encode())]
-    scope = {"type": "http", "headers": headers, CLIENT: client}
+    scope = {"type": "http", "headers": headers, CLIENT: client, REQUEST_ID: "http_1"}
     try:
         options, asked = await read_body(Request(scope, receive), api, parse)
         written = _written(asked)

@@ -1,4 +1,4 @@
-"""Bytes on an HTTP connection, whole and cut: the first one tells the gateway's port or a stage's."""
+"""Bytes on an HTTP connection of the gateway, whole and cut; the first byte is ignored."""
 
 import asyncio
 import base64
@@ -9,12 +9,9 @@ from typing import Any, Final
 from unittest import mock
 
 import msgspec
-from prometheus_client import CollectorRegistry
 
 from gateway.http.app import make_app
 from gateway.http.server import HttpServer
-from shared.stage import endpoint
-from shared.stage.endpoint import HttpEndpoint, _Connection
 from tests.fuzz.intake import INTERNAL, Intake, context
 from tests.fuzz.streams import Transport, at_once, cut, settle
 
@@ -26,23 +23,17 @@ _OWN: Final = re.compile(
     rb"\r\n(date|x-request-id|content-length): [^\r]*|^[a-z_]+(\{[^}]*\})? [-+0-9.einfa]+$", re.M | re.I
 )
 ROUNDS: Final = 40
-MAX_HEAD_BYTES: Final = 256
-"""Of a stage here: little enough for the fuzzer to write more."""
 
 
 def check(data: bytes) -> None:
     """Serve a connection on which this comes, in two ways."""
-    kind, rest = data[:1], data[1:]
-    serve = _serve_stage if kind == b"s" else _serve
+    rest = data[1:]
     # Who upgrades waits for the answer before more is said.
     end = rest.find(b"\r\n\r\n") + 4
     head, more = (rest[:end], rest[end:]) if end > 3 else (rest, b"")
-    with (
-        mock.patch("asyncio.to_thread", at_once),
-        mock.patch.object(endpoint, "MAX_HEAD_BYTES", MAX_HEAD_BYTES),
-    ):
-        whole = asyncio.run(serve([each for each in (head, more) if each]))
-        pieces = asyncio.run(serve([*cut(head), *cut(more)]))
+    with mock.patch("asyncio.to_thread", at_once):
+        whole = asyncio.run(_serve([each for each in (head, more) if each]))
+        pieces = asyncio.run(_serve([*cut(head), *cut(more)]))
     for written in (whole, pieces):
         for status in STATUS.findall(written):
             assert status != b"500", written
@@ -79,18 +70,6 @@ async def _serve(pieces: list[bytes]) -> bytes:
     return bytes(transport.written)
 
 
-async def _serve_stage(pieces: list[bytes]) -> bytes:
-    """Give what a stage answers."""
-    connection, transport = _Connection({}, _endpoint()._answer), Transport()
-    connection.connection_made(transport)
-    for piece in pieces:
-        if transport.is_closing():
-            break
-        connection.data_received(piece)
-    connection.connection_lost(None)
-    return bytes(transport.written)
-
-
 @cache
 def _server() -> tuple[HttpServer, Intake]:
     api, intake = context()
@@ -99,19 +78,8 @@ def _server() -> tuple[HttpServer, Intake]:
     ), intake
 
 
-@cache
-def _endpoint() -> HttpEndpoint:
-    made = HttpEndpoint("tcp://127.0.0.1:0", lambda: None, lambda: "no", CollectorRegistry())
-    made.close()
-    return made
-
-
 def seeds() -> Iterator[bytes]:
     """Give what HTTP clients write."""
-    for path in ("/livez", "/readyz", "/metrics", "/none?a=b"):
-        yield b"s" + _request("GET", path)
-    yield b"s" + _request("POST", "/livez")
-    yield b"s" + _request("GET", "/livez", {"X": "a" * (MAX_HEAD_BYTES - 43)})
     paths = ("/", "/page/page.js", "/livez", "/readyz", "/health", "/v1/models", "/v1/models/omnirelay")
     for path in (*paths, "/v1/requests/gw.1", "/v1/none%20", "/metrics"):
         yield b"g" + _request("GET", path)

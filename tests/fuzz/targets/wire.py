@@ -92,7 +92,7 @@ def _take(message: Any, frames: list[bytes]) -> None:
             _record().apply(message)
         case messages.RequestFailed():
             assert isinstance(stage_errors.from_stage(message), OmniRelayError)
-        case messages.Heartbeat() | messages.AbortDone() | messages.Alone() | messages.Farewell():
+        case messages.Heartbeat() | messages.AbortDone() | messages.Farewell():
             _hear(messages.control_identity(message.stage, message.instance), frames)
 
 
@@ -155,8 +155,14 @@ def _messages() -> Iterator[tuple[int, Any]]:
     yield 0, _think(speech=speech, media=items, use_audio_in_video=True, resume=resume, route=route)
     yield (
         0,
-        messages.PrefillRequest(
-            request_id="gw.1", prompt_token_ids=[1], media=items[:1], recording_continues=True, route=route
+        messages.ThinkRequest(
+            request_id="gw.1",
+            prompt_token_ids=[1],
+            sampling=messages.TextSampling(max_tokens=1),
+            seed=0,
+            media=items[:1],
+            early="recording",
+            route=route,
         ),
     )
     yield 1, messages.SpeechStart(**both, prompt_tokens=4, resume=spoken)
@@ -184,7 +190,6 @@ def _messages() -> Iterator[tuple[int, Any]]:
     yield 2, messages.CodecTokens(request_id="gw.1", seq=1, token_ids=[4, 5], last=True)
     usage = messages.PromptUsage(tokens=7, cached_tokens=3)
     yield 3, messages.TextDelta(request_id="gw.1", seq=0, token_ids=[9], finish_reason="stop", prompt=usage)
-    yield 3, messages.PrefillDone(request_id="gw.1", prompt=usage)
     yield 3, messages.CodecDelta(request_id="gw.1", seq=0, token_ids=[9], conditioned=True)
     yield 3, messages.AudioChunk(request_id="gw.1", seq=0, samples=2, data=Blob(bytes(8)), last=True)
     mark: dict[str, Any] = {"sender": "talker.k0", "channel": "0123456789abcdef", "position": 1 << 40}
@@ -206,10 +211,7 @@ def _messages() -> Iterator[tuple[int, Any]]:
     )
     yield 4, beat
     yield 4, messages.AbortDone(request_id="gw.1", stage="talker", instance="k0")
-    yield 4, messages.Alone(request_id="gw.1", stage="talker", instance="k0")
     yield 4, messages.Farewell(stage="token2wav", instance="w0")
     yield 5, messages.Peers(gateway="gw", replicas={"k0": "tcp://127.0.0.1:5562"}, released=True)
     yield 5, messages.Abort(request_id="gw.1")
-    yield 5, messages.Begin(request_id="gw.1")
-    yield 5, messages.Cleared(request_id="gw.1")
     yield 5, messages.Closing()

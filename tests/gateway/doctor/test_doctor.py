@@ -78,7 +78,6 @@ def test_all_is_well(config_file: Path, capsys: pytest.CaptureFixture[str]) -> N
         "cpu",
         "shared-memory",
         "open-files",
-        "sound",
     ]
     levels = {name: {each["level"] for each in found} for name, found in findings.items()}
     for name in ("vllm", "configuration", "addresses", "ports", "checkpoint", "limits", "device"):
@@ -101,7 +100,16 @@ def test_a_configuration_that_cannot_be_read(tmp_path: Path, capsys: pytest.Capt
     findings = examine(capsys, tmp_path / "config.yaml", 1)
     assert "gateway.lisen" in findings["configuration"][0]["what"]
     assert "ports" not in findings
-    assert {"python", "vllm", "open-files", "sound"} <= set(findings)
+    assert {"python", "vllm", "open-files"} <= set(findings)
+
+
+def test_a_configuration_that_holds_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("# gateway: {listen: tcp://127.0.0.1:5555}\n")
+    assert main(["doctor", "--json", "--config", str(path)]) in (0, 1)
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    (finding,) = (each for each in findings if each["check"] == "configuration")
+    assert (finding["level"], f"{path} holds no key" in finding["what"]) == ("warning", True)
 
 
 def test_a_checkpoint_that_lacks_a_file_is_a_problem(
@@ -133,10 +141,10 @@ def test_a_check_that_fails_does_not_hide_the_others(
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("never\nthought of")
 
-    for module, name in ((machine, "read_machine"), (checkpoint, "examine"), (machine, "check_player")):
+    for module, name in ((machine, "read_machine"), (checkpoint, "examine")):
         monkeypatch.setattr(module, name, fail)
     findings = examine(capsys, config_file, 0)
-    for name in ("machine", "checkpoint", "sound"):
+    for name in ("machine", "checkpoint"):
         (finding,) = findings[name]
         assert finding["level"] == "warning"
         assert finding["what"] == r"could not be checked: RuntimeError('never\nthought of')"

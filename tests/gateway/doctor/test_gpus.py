@@ -1,5 +1,6 @@
 """The doctor on GPUs, with readings of machines that are not here."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from ops.doctor import gpus
 from ops.doctor.finding import Finding
 from services.families.family import Paged
+from services.families.qwen2_5_omni.files import SYNTHESIS
 from services.families.sizes import Model
 from shared.config import Config
 from shared.devices import EngineReport, Gpu
@@ -19,6 +21,7 @@ MODEL = Model(
     dtype="bfloat16",
     weights=Weights(22 * GIB, {"thinker": 9 * GIB, "talker": 1 * GIB, "token2wav": GIB // 2}),
     paged={"thinker": Paged(32_768, 32_256), "talker": Paged(32_768, 28_160)},
+    synthesis=SYNTHESIS,
 )
 
 
@@ -35,8 +38,36 @@ def apart() -> dict[str, Any]:
 
 
 @pytest.fixture(autouse=True)
-def _all_visible(monkeypatch: pytest.MonkeyPatch) -> None:
+def _machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All GPUs are visible, and CUDA's compiler is there."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/nvcc").touch(0o755)
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+
+
+def test_what_compiles_kernels_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bin/nvcc").unlink()
+    nvcc, shared = look([BIG])
+    assert (nvcc.level, shared.level) == ("ok", "ok")
+    assert "no nvcc" in nvcc.what
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr("sysconfig.get_path", lambda _: str(tmp_path))
+    triton = look([BIG])[0]
+    assert triton.level == "problem"
+    assert f"lacks a C compiler (gcc) and Python.h ({tmp_path})" in triton.what
+
+
+@pytest.mark.parametrize(
+    ("driver", "levels"), [("12.9", ["problem", "problem"]), ("13.0", ["problem"]), (None, ["problem"])]
+)
+def test_a_driver_that_is_too_old_is_named(driver: str | None, levels: list[str]) -> None:
+    """vLLM finds no device then."""
+    report = EngineReport(torch="2.13.0", cuda="13.0", vllm="0.32.0", platform="", driver=driver)
+    findings = list(gpus.check_devices(Config(), MODEL, report))
+    assert [each.level for each in findings] == levels
+    assert ("580" in str(findings[0].advice)) == (len(levels) == 2)
 
 
 def test_a_gpu_for_each_stage() -> None:

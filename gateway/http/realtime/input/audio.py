@@ -6,9 +6,12 @@ from typing import Final
 from gateway.fairness.memory_budget import ClientBudget, Hold
 from gateway.http.encoding.encoders import wav_header
 from gateway.http.realtime.items import BYTES_PER_S, HEADER_BYTES
-from gateway.http.realtime.speech.formats import Format, InputDecoder, decoded_size
-from omnirelay.errors import InvalidRequestError, MediaTooLargeError
+from gateway.http.realtime.speech import Format, InputDecoder, decoded_size
+from omnirelay.errors import EmptyAudioError, InvalidRequestError, MediaTooLargeError
 from shared.config import MediaConfig
+
+OLDEST_PART: Final = 16
+"""Which part of a full buffer is forgotten at once."""
 
 
 class InputAudio:
@@ -41,13 +44,26 @@ class InputAudio:
         self._reserve(len(samples))
         self._file += samples
 
-    async def append_as(self, name: Format, audio: bytes) -> None:
-        """Append audio of a format; errors are those of :meth:`append`."""
-        self._reserve(decoded_size(audio, name))
+    async def append_as(self, name: Format, audio: bytes, rolling: bool = False) -> None:
+        """Append audio of a format; errors are those of :meth:`append`.
+
+        Args:
+            rolling: Forget the oldest audio where the limit would be exceeded.
+        """
+        size = decoded_size(audio, name)
+        if rolling and size <= self.limit:
+            self._make_room(self.size + size - self.limit)
+        self._reserve(size)
         for samples in self._decoder.decode(audio, name):
             self._file += samples
             # Much of it takes long to decode.
             await asyncio.sleep(0)
+
+    def _make_room(self, excess: int) -> None:
+        """Drop at least so many bytes of the oldest audio: many at once, because the rest is copied."""
+        if excess > 0:
+            size = max(excess, self.limit // OLDEST_PART)
+            self.drop(self.begin + min(size + size % 2, self.size // 2 * 2))
 
     def _reserve(self, size: int) -> None:
         if self.size + size > self.limit:
@@ -89,11 +105,12 @@ class InputAudio:
         """Take the samples, or those before a position, from the buffer: their file and reserved memory.
 
         Raises:
-            InvalidRequestError: It is empty, or ends within a sample.
+            EmptyAudioError: It is empty.
+            InvalidRequestError: It ends within a sample.
         """
         size = self.size if end is None else end - self.begin
         if not size:
-            raise InvalidRequestError("the input audio buffer is empty: append audio first")
+            raise EmptyAudioError("the input audio buffer is empty: append audio first")
         if size % 2:
             raise InvalidRequestError("the input audio buffer ends within a sample: samples have 16 bits")
         file, hold = self._file, self._hold

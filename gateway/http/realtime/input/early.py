@@ -2,23 +2,24 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
 
 from gateway.access.account import ClientAccount
 from gateway.http.realtime.items import BYTES_PER_S
 from gateway.manager import Gateway
 from omnirelay.protocol import GenerateRequest
 
-WINDOW_BYTES: Final = 2 * BYTES_PER_S
-"""The audio encoder's window."""
 AHEAD_BYTES: Final = BYTES_PER_S * 15 // 100
 """What the thinker needs of the audio behind a window."""
+LOOK_BYTES: Final = BYTES_PER_S
+"""Audio between two transcripts of a recording that goes on."""
 PARTS: Final = 16
 """A recording is sent again when it has grown by a part of it, so that all together are few times as long."""
 PAUSE_S: Final = 0.1
 """A request that follows within this time needs nothing computed before it."""
-
+Look = Callable[[GenerateRequest, str], Coroutine[Any, Any, None]]
+"""Processes a request that may come, on a thinker."""
 log = logging.getLogger(__name__)
 
 
@@ -38,23 +39,31 @@ class EarlyPrompt:
         self._account = account
         self._client = client
         self._work: asyncio.Task[None] | None = None
-        self._next_bytes = WINDOW_BYTES + AHEAD_BYTES
+        self._window = round(gateway.family.audio_window_s * BYTES_PER_S)
+        self._sent_bytes = 0
         self._failed = False
 
-    def heard(self, size: int, prompt: Callable[[], GenerateRequest]) -> None:
+    def heard(self, size: int, prompt: Callable[[], GenerateRequest], look: Look | None = None) -> None:
         """Audio was appended: have what is sure of the prompt computed, once another window is complete.
+
+        A look does not wait for a window: encoding an incomplete one again is cheap, and words come sooner.
 
         Args:
             size: Bytes in the input audio buffer.
             prompt: Makes the request as it would be now.
+            look: Processes it there instead, until :meth:`stop`.
         """
-        if size < self._next_bytes or self._busy:
+        step = LOOK_BYTES if look else self._window
+        steps = (size - AHEAD_BYTES) // step
+        sent = self._sent_bytes // step
+        if steps < sent + 1 + sent // PARTS or self._busy:
             return
-        windows = (size - AHEAD_BYTES) // WINDOW_BYTES
-        self._next_bytes = (windows + 1 + windows // PARTS) * WINDOW_BYTES + AHEAD_BYTES
+        self._sent_bytes = steps * step
         thinker = self._room()
         if thinker is not None:
-            self._work = asyncio.create_task(self._compute(prompt(), thinker, goes_on=True))
+            request = prompt()
+            work = look(request, thinker) if look else self._compute(request, thinker, goes_on=True)
+            self._work = asyncio.create_task(work)
 
     def added(self, prompt: Callable[[], GenerateRequest]) -> None:
         """An item was added: have the whole prompt computed, unless a request follows at once."""
@@ -67,7 +76,7 @@ class EarlyPrompt:
 
     def stop(self) -> None:
         """Compute nothing more of the recording so far."""
-        self._next_bytes = WINDOW_BYTES + AHEAD_BYTES
+        self._sent_bytes = 0
         if self._work is not None:
             self._work.cancel()
             self._work = None

@@ -3,37 +3,47 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
-from typing import Annotated, Any, Final
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
 from gateway.access.account import ClientAccount
-from gateway.http.answer import HttpAnswer, usage_of
+from gateway.http.answer import HttpAnswer, usage_of_transcript
 from gateway.http.connection import ClientGoneError
 from gateway.http.errors import body_of
 from gateway.http.fields import convert
 from gateway.http.realtime.conversation import RealtimeConversation
+from gateway.http.realtime.events import Send
+from gateway.http.realtime.input.early import EarlyPrompt
 from gateway.http.realtime.items import Item
-from gateway.http.realtime.transport import Send
 from gateway.manager import Gateway
-from omnirelay.content import ChatMessage, TextPart
-from omnirelay.errors import InvalidRequestError, OmniRelayError
-from omnirelay.events import DoneEvent
+from omnirelay.content import ChatMessage, ContentPart, TextPart
+from omnirelay.errors import BusyError, InvalidRequestError, OmniRelayError
+from omnirelay.events import DoneEvent, TextEvent
 from omnirelay.protocol import GenerateRequest
 from shared.config.gateway import TRANSCRIPTION_PROMPT
 
 PAUSE_S: Final = 0.1
 """An answer that follows within this time goes first."""
 MAX_WAITING: Final = 64
-"""Recordings of a session that wait for their transcript; the oldest are left out."""
+"""Recordings of a session that wait for their transcript; the oldest fail."""
+RETRY_MS: Final = 1000
 LAST: Final = 1000
 """The least urgent priority."""
+KIND: Final = "conversation.item.input_audio_transcription"
 log = logging.getLogger(__name__)
 
 
-class TranscriptionRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+Label = Annotated[str, Meta(max_length=128)]
+
+
+class TranscriptionRules(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True
+):
     """How a client wants its transcripts.
 
     Attributes:
@@ -43,12 +53,12 @@ class TranscriptionRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True
         delay: Ignored.
     """
 
-    model: str | None = None
-    language: str | None = None
-    languages: list[str] | None = None
+    model: Label | None = None
+    language: Label | None = None
+    languages: Annotated[list[Label], Meta(max_length=64)] | None = None
     prompt: Annotated[str, Meta(max_length=65_536)] = ""
     keywords: Annotated[list[Annotated[str, Meta(max_length=256)]], Meta(max_length=256)] = []
-    delay: str | None = None
+    delay: Label | None = None
 
 
 def read_transcription(values: Any, where: str) -> TranscriptionRules | None:
@@ -65,11 +75,54 @@ def read_transcription(values: Any, where: str) -> TranscriptionRules | None:
     return convert(given, TranscriptionRules, where)
 
 
+def transcription_of(
+    recording: Sequence[ContentPart], rules: TranscriptionRules, priority: int = 0
+) -> GenerateRequest:
+    """Return the request of a transcript."""
+    messages = [ChatMessage("user", [*recording, TextPart(TRANSCRIPTION_PROMPT)])]
+    if about := "\n".join(each for each in (rules.prompt, ", ".join(rules.keywords)) if each):
+        messages.insert(0, ChatMessage("system", about))
+    return GenerateRequest(messages=messages, speech=False, priority=priority)
+
+
+@dataclass
+class _Partial:
+    """What was sent of the transcript of a recording that goes on."""
+
+    item_id: str = ""
+    last: str = ""
+    sent: str = ""
+
+    def new_words(self, text: str) -> str:
+        """Return the words, of those on which this transcript and the last one agree, that were not sent."""
+        pairs = zip(self.last.split(), text.split(), strict=False)
+        whole = " ".join(word for word, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        new = whole.removeprefix(self.sent) if whole.startswith(self.sent) else ""
+        self.last, self.sent = text, self.sent + new
+        return new
+
+
+class _Waiting(NamedTuple):
+    """A recording that waits for its transcript.
+
+    Attributes:
+        alone: The session does nothing else: its item does not keep it, and text is sent as generated.
+        sent: What was sent of its text while it went on.
+    """
+
+    item: Item
+    parts: Sequence[ContentPart]
+    rules: TranscriptionRules
+    alone: bool
+    sent: str
+
+
 class Transcriber:
     """Transcribes recordings of a session, one after the other and never beside an answer.  Must be closed.
 
     Args:
         send: Sends an event to the client.
+        early: Has had the beginnings of requests computed.
         unanswered: Waits until no answer is generated.
     """
 
@@ -79,21 +132,54 @@ class Transcriber:
         account: ClientAccount,
         send: Send,
         conversation: RealtimeConversation,
+        early: EarlyPrompt,
         unanswered: Callable[[], Awaitable[None]],
     ) -> None:
         self._gateway = gateway
         self._account = account
         self._send = send
         self._conversation = conversation
+        self._early = early
         self._unanswered = unanswered
-        self._waiting: deque[tuple[Item, TranscriptionRules]] = deque(maxlen=MAX_WAITING)
+        self._waiting: deque[_Waiting] = deque()
+        self._partial = _Partial()
         self._work: asyncio.Task[None] | None = None
 
-    def add(self, item: Item, rules: TranscriptionRules) -> None:
-        """Have a recording transcribed."""
-        self._waiting.append((item, rules))
+    async def add(self, item: Item, rules: TranscriptionRules, alone: bool) -> None:
+        """Have a recording transcribed, ``alone`` if the session does nothing else."""
+        sent = self._partial.sent if self._partial.item_id == item.id else ""
+        self._waiting.append(_Waiting(item, item.parts, rules, alone, sent))
+        if alone:
+            item.parts = []
+        if len(self._waiting) > MAX_WAITING:
+            problem = f"more than {MAX_WAITING} recordings wait for their transcripts: append less at once"
+            await self._fail(self._waiting.popleft(), BusyError(problem, RETRY_MS))
         if self._work is None or self._work.done():
             self._work = asyncio.create_task(self._transcribe_all())
+
+    async def look(self, item_id: str, request: GenerateRequest, thinker: str) -> None:
+        """Transcribe a recording that goes on, and send the words on which two looks in a row agree.
+
+        A client that may make so many requests only is not charged for looks: it gets none.
+        """
+        limited = self._account.client.limits.requests_per_second is not None
+        if limited or not self._gateway.has_room(self._account):
+            return
+        if self._partial.item_id != item_id:
+            self._partial = _Partial(item_id)
+        try:
+            answer = HttpAnswer(await self._gateway.submit(request, self._account, thinker), {})
+            try:
+                texts = [event.text async for event in answer if isinstance(event, TextEvent)]
+            finally:
+                answer.close()
+            self._early.thinker = thinker
+            if new := self._partial.new_words("".join(texts).strip()):
+                await self._tell(item_id, "delta", delta=new)
+        except OmniRelayError as error:
+            log.debug("a recording that goes on was not transcribed: %s", error.for_log)
+        except ClientGoneError:
+            log.debug("the client left while it spoke")
 
     def make_way(self) -> None:
         """An answer begins: stop, and begin again after it."""
@@ -113,49 +199,55 @@ class Transcriber:
         if before is not None:
             await asyncio.wait({before})
         try:
-            while True:
-                await asyncio.sleep(PAUSE_S)
-                await self._unanswered()
-                if not self._waiting:
-                    return
-                item, rules = self._waiting.popleft()
+            while self._waiting:
+                if not self._waiting[0].alone:
+                    await asyncio.sleep(PAUSE_S)
+                    await self._unanswered()
+                first = self._waiting.popleft()
                 try:
-                    await self._transcribe(item, rules)
+                    await self._transcribe(first)
                 except asyncio.CancelledError:
-                    self._waiting.appendleft((item, rules))
+                    self._waiting.appendleft(first)
                     raise
+                except OmniRelayError as error:
+                    await self._fail(first, error)
         except ClientGoneError:
             log.debug("the client left before its transcripts")
 
-    async def _transcribe(self, item: Item, rules: TranscriptionRules) -> None:
-        if item not in self._conversation:
-            return
-        place = {"item_id": item.id, "content_index": 0}
-        kind = "conversation.item.input_audio_transcription"
-        try:
-            done = await self._ask(item, rules)
-        except OmniRelayError as error:
-            log.info("a transcription failed: %s", error.for_log)
-            await self._send(f"{kind}.failed", {**place, "error": body_of(error)["error"]})
-            return
-        text = done.text.strip()
-        item.content = [{"type": "input_audio", "transcript": text}]
-        usage = {"type": "tokens", **usage_of(done, "input", "output", "token_details")}
-        # Whole, for what was sent could not be taken back when an answer interrupts it.
-        if text:
-            await self._send(f"{kind}.delta", {**place, "delta": text})
-        await self._send(f"{kind}.completed", {**place, "transcript": text, "usage": usage})
+    async def _fail(self, waiting: _Waiting, error: OmniRelayError) -> None:
+        log.info("a transcription failed: %s", error.for_log)
+        await self._end(waiting, "failed", error=body_of(error)["error"])
 
-    async def _ask(self, item: Item, rules: TranscriptionRules) -> DoneEvent:
-        messages = [ChatMessage("user", [*item.parts, TextPart(TRANSCRIPTION_PROMPT)])]
-        if about := "\n".join(each for each in (rules.prompt, ", ".join(rules.keywords)) if each):
-            messages.insert(0, ChatMessage("system", about))
-        request = GenerateRequest(messages=messages, speech=False, priority=LAST)
-        answer = HttpAnswer(await self._gateway.submit(request, self._account), {})
+    async def _end(self, waiting: _Waiting, event: str, **fields: Any) -> None:
+        if waiting.alone:
+            waiting.item.shrink_hold()
+        await self._tell(waiting.item.id, event, **fields)
+
+    async def _tell(self, item_id: str, event: str, **fields: Any) -> None:
+        await self._send(f"{KIND}.{event}", {"item_id": item_id, "content_index": 0, **fields})
+
+    async def _transcribe(self, waiting: _Waiting) -> None:
+        item, parts, rules, alone, sent = waiting
+        if item not in self._conversation:
+            raise InvalidRequestError("the item was deleted before its transcript", "item_id")
+        request = transcription_of(parts, rules, 0 if alone else LAST)
+        stream = await self._gateway.submit(request, self._account, self._early.thinker)
+        self._early.renew()
+        answer, text = HttpAnswer(stream, {}), ""
         try:
             async for event in answer:
                 if isinstance(event, DoneEvent):
                     done = event
+                elif isinstance(event, TextEvent) and alone:
+                    text = (text + event.text).lstrip()
+                    if text != sent and text.startswith(sent):
+                        await self._tell(item.id, "delta", delta=text.removeprefix(sent))
+                        sent = text
         finally:
             answer.close()
-        return done
+        text = done.text.strip()
+        item.content = [{"type": "input_audio", "transcript": text}]
+        if text and not alone:
+            # Whole, for what was sent could not be taken back when an answer interrupts it.
+            await self._tell(item.id, "delta", delta=text)
+        await self._end(waiting, "completed", transcript=text, usage=usage_of_transcript(done))

@@ -4,14 +4,17 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Final, NamedTuple
 
 from gateway.http.realtime.input.audio import InputAudio
 from gateway.http.realtime.items import BYTES_PER_S, milliseconds, new_item_id
+from gateway.http.realtime.turns.playback import Playback, SentAnswer
 from gateway.http.realtime.turns.pool import VoicePool
 from gateway.http.realtime.turns.rules import TurnRules
 from gateway.http.realtime.turns.stream import WINDOW_BYTES, VoiceStream, Window
 from gateway.http.realtime.turns.tracker import Change, TurnTracker
+from shared.messages import SAMPLE_RATE
 
 SLICE_BYTES: Final = 62 * WINDOW_BYTES
 """Most audio that is listened to in one piece, about two seconds, before other sessions have their turn."""
@@ -20,6 +23,8 @@ BURST_S: Final = 30.0
 SPEED: Final = 4.0
 LAST_S: Final = 2.0
 """A turn ends this long before the limit of the buffer."""
+_CATCHING_UP: Final = 0.1
+"""Seconds, in a second, by which late audio is taken for what comes in time."""
 LEAST_KEPT_MS: Final = 100
 """Silence that stays in the buffer at least."""
 
@@ -58,13 +63,34 @@ class _Pace:
         return max(0.0, -self._left / SPEED)
 
 
+class _Clock:
+    """The time at which audio was heard, by the pieces that came soonest: others were late on their way."""
+
+    def __init__(self) -> None:
+        self._zero: float | None = None
+        self._seen = 0.0
+
+    def arrived(self, end_s: float) -> None:
+        """Audio up to a position, in seconds, has come."""
+        now = time.monotonic()
+        zero = now - end_s
+        if self._zero is not None:
+            # A client that sent none for a while is not late for ever.
+            zero = min(zero, self._zero + _CATCHING_UP * (now - self._seen))
+        self._zero, self._seen = zero, now
+
+    def at(self, position_s: float) -> float:
+        """Return the monotonic time of a position."""
+        return (self._zero or 0.0) + position_s
+
+
 class TurnListener:
     """Listens to what is appended to a buffer, and keeps only turns in it, with a little before them.
 
     Args:
         client: Whose turn at the thread it takes.
         spent: Called with the seconds of a core that listening took.
-        answer_power: Returns the power of the answer that is being played, 0 if none is.
+        playback: Of the answers, whose echo may be in the audio.
     """
 
     def __init__(
@@ -74,14 +100,15 @@ class TurnListener:
         pool: VoicePool,
         client: str,
         spent: Callable[[float], None],
-        answer_power: Callable[[], float],
+        playback: Playback,
     ) -> None:
         self.item_id = new_item_id()
         self._audio = audio
         self._pool = pool
         self._client = client
         self._spent = spent
-        self._answer_power = answer_power
+        self._playback = playback
+        self._clock = _Clock()
         self._pace = _Pace()
         self._stream = VoiceStream()
         self._tracker = TurnTracker(rules)
@@ -113,6 +140,7 @@ class TurnListener:
 
     async def turns(self) -> AsyncIterator[Turn]:
         """Listen to all that was appended; when a turn has ended, the caller takes it from the buffer."""
+        self._clock.arrived(self._audio.end / BYTES_PER_S)
         while True:
             while self._windows:
                 if turn := self._next():
@@ -122,12 +150,19 @@ class TurnListener:
                 return
             size = min(SLICE_BYTES, self._audio.end - self._read) // WINDOW_BYTES * WINDOW_BYTES
             await asyncio.sleep(self._pace.take(size / BYTES_PER_S))
-            pcm = self._audio.read(self._read, size)
+            listen = partial(self._stream.windows, self._audio.read(self._read, size), *self._playing(size))
             self._read += size
-            self._windows.extend(await self._pool.windows(self._stream, pcm, self._client, self._spent))
+            self._windows.extend(await self._pool.windows(listen, self._client, self._spent))
+
+    def _playing(self, size: int) -> tuple[int, SentAnswer | None, int]:
+        """Return the position of the next audio, what may be heard in it of an answer, and its time."""
+        first, last = (self._clock.at(each / BYTES_PER_S) for each in (self._read, self._read + size))
+        heard = self._playback.is_heard(first)
+        return self._read // 2, self._playback.answer(last) if heard else None, round(first * SAMPLE_RATE)
 
     def _next(self) -> Turn | None:
-        change = self._tracker.hear(self._windows.popleft(), self._answer_power())
+        at = self._clock.at((self._origin + (self._tracker.count + 1) * WINDOW_BYTES) / BYTES_PER_S)
+        change = self._tracker.hear(self._windows.popleft(), self._playback.is_heard(at))
         heard = self._origin + self._tracker.count * WINDOW_BYTES
         if change is None and self.speaking and heard - self._audio.begin >= self._longest:
             self._tracker.reset()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from gateway.fairness.semaphore import FairSemaphore
-from gateway.http.realtime.turns.stream import VoiceStream, Window
+from gateway.http.realtime.turns.stream import Window
 
 
 class VoicePool:
@@ -17,18 +17,19 @@ class VoicePool:
         self._turn = FairSemaphore(1)
 
     async def windows(
-        self, stream: VoiceStream, pcm: bytes, client: str, spent: Callable[[float], None]
+        self, listen: Callable[[], list[Window]], client: str, spent: Callable[[float], None]
     ) -> list[Window]:
-        """Return what is heard; see :meth:`VoiceStream.windows`.
+        """Return what is heard.
 
         Args:
+            listen: Returns it; called in the thread.
             client: Whose turn it is.
             spent: Called with the seconds of a core that it took.
         """
 
         def work() -> tuple[list[Window], float]:
             begun = time.thread_time()
-            return stream.windows(pcm), time.thread_time() - begun
+            return listen(), time.thread_time() - begun
 
         async with self._turn.take(1, client):
             windows, seconds = await asyncio.get_running_loop().run_in_executor(self._thread, work)

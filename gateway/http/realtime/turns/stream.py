@@ -1,10 +1,12 @@
-"""The voice in a stream of audio: probability of speech and power, window by window."""
+"""The voice in a stream of audio, without the echo of answers, window by window."""
 
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gateway.http.realtime.turns.echo import Answer, EchoCanceller, Verdict
 from gateway.http.realtime.turns.silero import RATE, WINDOW, Floats, VoiceState, silero
 from shared.messages import SAMPLE_RATE
 
@@ -40,11 +42,13 @@ class Window(NamedTuple):
 
     Attributes:
         probability: Of speech.
-        power: Mean square of the samples, which are from -1 to 1.
+        is_echo: Whether an answer's echo explains it; none if that is not known yet.
+        before: The same of the windows before it, if they were judged again.
     """
 
     probability: float
-    power: float
+    is_echo: bool | None = False
+    before: Sequence[bool] = ()
 
 
 class VoiceStream:
@@ -52,14 +56,27 @@ class VoiceStream:
 
     def __init__(self) -> None:
         self._state = VoiceState()
+        self._canceller = EchoCanceller()
         self._before = np.zeros(_LENGTH - _STEP, np.float32)
 
-    def windows(self, pcm: bytes) -> list[Window]:
-        """Return what is heard in whole windows, of :data:`WINDOW_BYTES` each: int16, mono, 24 kHz."""
+    def windows(
+        self, pcm: bytes, position: int = 0, answer: Answer | None = None, at: int = 0
+    ) -> list[Window]:
+        """Return what is heard in whole windows, of :data:`WINDOW_BYTES` each: int16, mono, 24 kHz.
+
+        Args:
+            position: Of the first sample in the stream.
+            answer: Whose echo may be heard.
+            at: The time of the first sample, in samples, about.
+        """
         samples = np.frombuffer(pcm, "<i2").astype(np.float32) / np.float32(32768)
-        powers = np.mean(samples.reshape(-1, WINDOW_SAMPLES) ** 2, axis=1)
+        verdicts = [Verdict()] * (samples.size // WINDOW_SAMPLES)
+        if answer is not None:
+            samples, verdicts = self._canceller.cancel(samples, position, answer, at)
         probabilities = silero().probabilities(self._resampled(samples), self._state)
-        return [Window(*each) for each in zip(probabilities.tolist(), powers.tolist(), strict=True)]
+        return [
+            Window(each, *verdict) for each, verdict in zip(probabilities.tolist(), verdicts, strict=True)
+        ]
 
     def _resampled(self, samples: NDArray[np.float32]) -> Floats:
         """Return the samples at the network's rate."""

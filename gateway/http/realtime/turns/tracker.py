@@ -13,11 +13,11 @@ ONSET_WINDOWS: Final = 4
 INTERRUPTION_WINDOWS: Final = 9
 """Windows of speech that begin a turn while an answer is played: a cough is shorter."""
 GAP_WINDOWS: Final = 3
-"""More windows without speech than this begin the count anew."""
+"""So many windows without speech begin the count anew."""
+RECENT_WINDOWS: Final = 24
+"""Windows of which as many must be speech."""
 PAUSE_WINDOWS: Final = 6
 """Windows without speech that may be the end of a turn: so much silence stays at the end of its recording."""
-ECHO: Final = 10**-1.2
-"""Speech with less than this part of the answer's power (-12 dB) is taken for its echo while it is played."""
 
 Change = Literal["started", "paused", "resumed", "stopped"]
 
@@ -36,7 +36,8 @@ class TurnTracker:
         self.rules = rules
         self.speaking = False
         self.count = 0
-        self._onset: deque[tuple[int, float]] = deque(maxlen=INTERRUPTION_WINDOWS)
+        self._recent: deque[Window] = deque(maxlen=RECENT_WINDOWS)
+        self._guarded = False
         self._begin = 0
         self._last = 0
         self._speech = 0
@@ -52,37 +53,54 @@ class TurnTracker:
         """See the class."""
         if self.speaking:
             return self._begin
-        return self._onset[0][0] if self._onset else None
+        return next(iter(self._onset()), None)
 
-    def hear(self, window: Window, answer_power: float = 0.0) -> Change | None:
+    def hear(self, window: Window, guarded: bool = False) -> Change | None:
         """Take the next window, and return what changes with it.
 
         Args:
-            answer_power: Mean square of the answer that is being played; 0 if none is.
+            guarded: Whether an answer may be heard.
         """
         at = self.count
         self.count += 1
-        return self._go_on(at, window) if self.speaking else self._wait(at, window, answer_power)
+        return self._go_on(at, window) if self.speaking else self._wait(at, window, guarded)
 
     def reset(self) -> None:
         """Forget the turn."""
         self.speaking = False
-        self._onset.clear()
+        self._recent.clear()
 
-    def _wait(self, at: int, window: Window, answer_power: float) -> Change | None:
-        if self._onset and at - self._onset[-1][0] > GAP_WINDOWS:
-            self._onset.clear()
-        if window.probability < self.rules.threshold:
-            return None
-        self._onset.append((at, window.power))
-        needed = INTERRUPTION_WINDOWS if answer_power else ONSET_WINDOWS
-        voiced = list(self._onset)[-needed:]
-        if len(voiced) < needed or sum(power for _, power in voiced) / needed < ECHO * answer_power:
+    def _wait(self, at: int, window: Window, guarded: bool) -> Change | None:
+        # What was gathered while an answer was heard may be its echo: it takes more of it.
+        if self._guarded and not guarded:
+            self._recent.clear()
+        self._guarded = guarded
+        for back, is_echo in enumerate(reversed(window.before), 1):
+            # What was an echo already stays one: the delay may have been right then.
+            if back <= len(self._recent) and self._recent[-back].is_echo is not True:
+                self._recent[-back] = self._recent[-back]._replace(is_echo=is_echo)
+        self._recent.append(window)
+        needed = INTERRUPTION_WINDOWS if guarded else ONSET_WINDOWS
+        voiced = self._onset()[-needed:]
+        if len(voiced) < needed or voiced[-1] != at:
             return None
         self.speaking = True
-        self._begin, self._last = voiced[0][0], at
+        self._begin, self._last = voiced[0], at
         self._speech, self._longest_pause = needed, 0
         return "started"
+
+    def _onset(self) -> list[int]:
+        """Return the last windows of speech that may become a turn, with at most short gaps between them."""
+        voiced, gap = list[int](), 0
+        for at, window in zip(range(self.count - 1, -1, -1), reversed(self._recent), strict=False):
+            if window.probability >= self.rules.threshold and window.is_echo is False:
+                voiced.append(at)
+                gap = 0
+            elif window.is_echo is not None:
+                gap += 1
+            if gap >= GAP_WINDOWS or len(voiced) == INTERRUPTION_WINDOWS:
+                break
+        return voiced[::-1]
 
     def _go_on(self, at: int, window: Window) -> Change | None:
         pause = at - self._last

@@ -1,23 +1,212 @@
-"""One call, from its answer to its end."""
+"""One call, from its answer to its end: events on its data channel, speech on its track."""
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any, Final
 
-from aiortc import MediaStreamTrack
+import msgspec
+from aiortc import InvalidStateError, MediaStreamTrack, RTCDataChannel
 from aiortc.mediastreams import MediaStreamError
 from av import AudioFrame, AudioResampler
 
 from gateway.http.connection import ClientGoneError
-from gateway.http.realtime.events import AppendAudio
-from gateway.http.realtime.opening.sessions import receive
+from gateway.http.realtime.endpoint import receive
+from gateway.http.realtime.events import AppendAudio, Played
+from gateway.http.realtime.items import BYTES_PER_S, milliseconds
 from gateway.http.realtime.session import Session
 from gateway.http.realtime.webrtc.peer import Peer
-from gateway.http.realtime.webrtc.transport import CallTransport
 from gateway.requests.metrics import CallEnd
 from omnirelay.errors import OmniRelayError
+from shared.http.protocol import STALL_S
 from shared.messages import SAMPLE_RATE
+
+log = logging.getLogger(__name__)
+
+
+FRAME_S: Final = 0.02
+FRAME_SAMPLES: Final = int(SAMPLE_RATE * FRAME_S)
+FRAME_BYTES: Final = 2 * FRAME_SAMPLES
+LATE_S: Final = 0.2
+"""Frames that are later than this are not sent at once: the clock goes on from now."""
+AHEAD_BYTES: Final = 30 * BYTES_PER_S
+"""Speech that may wait to be sent."""
+SILENCE: Final = bytes(FRAME_BYTES)
+
+
+@dataclass
+class _Answer:
+    place: dict[str, Any]
+    begins: float
+    pcm: bytearray = field(default_factory=bytearray)
+    sent: int = 0
+    complete: bool = False
+
+
+class SpeechTrack(MediaStreamTrack):
+    """A track of frames of 20 ms, silent between answers; aiortc resamples and encodes them on a thread.
+
+    Args:
+        tell: Called with type and fields of the events that say what is being played.
+    """
+
+    kind = "audio"
+
+    def __init__(self, tell: Callable[[str, dict[str, Any]], None]) -> None:
+        super().__init__()
+        self._tell = tell
+        self._answers: deque[_Answer] = deque()
+        self._room = asyncio.Event()
+        self._due: float | None = None
+        self._pts = 0
+
+    async def push(self, place: dict[str, Any], pcm: bytes, delay_s: float) -> None:
+        """Append speech of the answer of ``place``, once there is room; the first waits for ``delay_s``."""
+        answer = self._of(place)
+        if answer is None:
+            answer = _Answer(place, asyncio.get_running_loop().time() + delay_s)
+            self._answers.append(answer)
+        answer.pcm += pcm
+        while sum(len(each.pcm) for each in self._answers) > AHEAD_BYTES:
+            self._room.clear()
+            await self._room.wait()
+
+    def finish(self, place: dict[str, Any]) -> None:
+        """No more comes of an answer."""
+        answer = self._of(place)
+        if answer is not None:
+            answer.complete = True
+
+    def clear(self) -> list[Played]:
+        """Drop what was not sent, and return what was sent of those answers."""
+        cut = [Played(each.place, milliseconds(each.sent)) for each in self._answers]
+        self._answers.clear()
+        self._room.set()
+        return cut
+
+    async def recv(self) -> AudioFrame:
+        """Return the next frame when it is due; aiortc calls it."""
+        if self.readyState != "live":
+            raise MediaStreamError
+        now = asyncio.get_running_loop().time()
+        if self._due is None or self._due < now - LATE_S:
+            self._due = now
+        await asyncio.sleep(max(0.0, self._due - now))
+        self._due += FRAME_S
+        frame = AudioFrame(format="s16", layout="mono", samples=FRAME_SAMPLES)
+        frame.planes[0].update(self._next())
+        frame.sample_rate = SAMPLE_RATE
+        frame.time_base = Fraction(1, SAMPLE_RATE)
+        frame.pts = self._pts
+        self._pts += FRAME_SAMPLES
+        return frame
+
+    def _next(self) -> bytes:
+        """Take a frame of the first answer; one that is not whole is its last."""
+        while self._answers:
+            answer = self._answers[0]
+            if len(answer.pcm) < FRAME_BYTES and not answer.complete:
+                return SILENCE
+            if asyncio.get_running_loop().time() < answer.begins:
+                return SILENCE
+            told = {"response_id": answer.place["response_id"]}
+            if not answer.sent and answer.pcm:
+                self._tell("output_audio_buffer.started", told)
+            data = bytes(answer.pcm[:FRAME_BYTES])
+            del answer.pcm[:FRAME_BYTES]
+            answer.sent += len(data)
+            if not answer.pcm and answer.complete:
+                self._answers.popleft()
+                if answer.sent:
+                    self._tell("output_audio_buffer.stopped", told)
+            self._room.set()
+            if data:
+                return data.ljust(FRAME_BYTES, b"\0")
+        return SILENCE
+
+    def _of(self, place: dict[str, Any]) -> _Answer | None:
+        return next((each for each in self._answers if each.place == place), None)
+
+
+MAX_UNREAD: Final = 2**20
+"""Bytes of events that wait for the client to read."""
+
+
+class CallTransport:
+    """See :class:`gateway.http.realtime.events.Transport`.
+
+    Attributes:
+        track: The speech that goes to the client.
+        stalled: The client has read no event for too long.
+    """
+
+    plays: Final = True
+
+    def __init__(self) -> None:
+        self.track: Final = SpeechTrack(self._tell)
+        self._channel: RTCDataChannel | None = None
+        self._end: Callable[[], None] = lambda: None
+        self._read = asyncio.Event()
+        self._events = 0
+        self.stalled = False
+
+    def open(self, channel: RTCDataChannel, end: Callable[[], None]) -> None:
+        """Send events on a channel, which is open; ``end`` ends the call if they are not read."""
+        self._channel, self._end = channel, end
+        channel.bufferedAmountLowThreshold = MAX_UNREAD // 2
+        channel.on("bufferedamountlow", self._read.set)
+
+    async def send(self, kind: str, fields: dict[str, Any]) -> None:
+        """Send an event, once there is room for it.
+
+        Raises:
+            ClientGoneError: The client disconnected, or reads nothing.
+        """
+        if kind == "response.output_audio.done":
+            self.track.finish(fields)
+        self._send(kind, fields)
+        while self._channel is not None and self._channel.bufferedAmount > MAX_UNREAD:
+            self._read.clear()
+            try:
+                async with asyncio.timeout(STALL_S):
+                    await self._read.wait()
+            except TimeoutError as error:
+                log.info("a call ends: its client has read no event for %g s", STALL_S)
+                self.stalled = True
+                self._end()
+                raise ClientGoneError from error
+
+    async def send_audio(self, place: dict[str, Any], pcm: bytes, start_delay_ms: int) -> None:
+        """See :meth:`gateway.http.realtime.events.Transport.send_audio`."""
+        await self.track.push(place, pcm, start_delay_ms / 1000)
+
+    def stop_audio(self) -> list[Played]:
+        """See :meth:`gateway.http.realtime.events.Transport.stop_audio`."""
+        return self.track.clear()
+
+    def _send(self, kind: str, fields: dict[str, Any]) -> None:
+        if self._channel is None:
+            raise ClientGoneError
+        self._events += 1
+        event = {"type": kind, "event_id": f"event_{self._events:x}", **fields}
+        try:
+            self._channel.send(msgspec.json.encode(event).decode())
+        except InvalidStateError as error:
+            raise ClientGoneError from error
+        except ValueError:
+            # The client announces the largest message that it takes.
+            log.info("an event of type %s is larger than the client takes, and is left out", kind)
+
+    def _tell(self, kind: str, fields: dict[str, Any]) -> None:
+        """Send an event of the track, which cannot wait."""
+        try:
+            self._send(kind, fields)
+        except ClientGoneError:
+            log.debug("%s was not sent: the client disconnected", kind)
+
 
 CONNECT_S: Final = 15.0
 """Time for ICE, DTLS and the data channel, after the answer."""
@@ -25,7 +214,6 @@ IDLE_S: Final = 600.0
 """Time without an event of the client and without an answer."""
 FAST_S: Final = 10.0
 """How much audio a client may send more than the time that has passed."""
-log = logging.getLogger(__name__)
 
 
 class Call:
@@ -134,7 +322,7 @@ class Call:
                 return
             data = b"".join(each.to_ndarray().tobytes() for each in resampler.resample(frame))
             try:
-                await session.handle(AppendAudio(type="input_audio_buffer.append", audio=data))
+                await session.handle(AppendAudio(audio=data))
                 refused = False
             except OmniRelayError as error:
                 # Once, not for every frame.

@@ -14,13 +14,10 @@ from gateway.fairness.quota import Quota
 from gateway.http.body import read_body, read_object
 from gateway.http.context import HttpContext
 from gateway.http.multipart import TYPE, read_form
-from gateway.http.realtime.opening.client_secrets import first_settings
-from gateway.http.realtime.opening.sessions import RETRY_MS, Sessions
+from gateway.http.realtime.endpoint import RETRY_MS, Sessions, first_settings
 from gateway.http.realtime.settings import changed_settings, refuse
-from gateway.http.realtime.webrtc.call import Call
-from gateway.http.realtime.webrtc.offer import read_offer
-from gateway.http.realtime.webrtc.peer import Peer
-from gateway.http.realtime.webrtc.transport import CallTransport
+from gateway.http.realtime.webrtc.call import Call, CallTransport
+from gateway.http.realtime.webrtc.peer import Peer, read_offer
 from gateway.requests.metrics import CallEnd
 from omnirelay.errors import BusyError, InvalidRequestError, OmniRelayError, UnknownRequestError
 
@@ -54,32 +51,31 @@ class CallsApi:
             BusyError: There are too many sessions or connections.
         """
         context, client = self._context, self._context.share(request)
-        context.require_model(request.query_params.get("model", context.model))
+        settings = first_settings(context, request)
         body = await read_body(request, context, bytes, MAX_BYTES)
         sdp, values = _read(request.headers.get("content-type", ""), bytearray(body))
         offer = read_offer(sdp)
-        settings = first_settings(context, request)
         settings = changed_settings(context, settings, values, "session", refuse)
         self._check(client)
         call_id, transport = f"rtc_{secrets.token_hex(16)}", CallTransport()
         place = self._place(request, client, call_id)
         self._sessions.take(client, "webrtc")
         self._quota.take(client)
-        peer = Peer(transport.track, context.config.gateway.webrtc)
-        call = Call(
-            call_id,
-            peer,
-            transport,
-            lambda: self._sessions.open(request, transport, settings),
-            context.config.gateway.webrtc.max_call_s,
-        )
-        self._held[call_id] = _Held(call, client)
         async with AsyncExitStack() as undone:
-            undone.callback(self._free, call_id, place)
+            undone.callback(self._free, call_id, client, place)
+            peer = Peer(transport.track, context.config.gateway.webrtc)
             undone.push_async_callback(peer.close)
-            answer = await peer.answer(offer)
+            call = Call(
+                call_id,
+                peer,
+                transport,
+                lambda: self._sessions.open(request, transport, settings),
+                context.config.gateway.webrtc.max_call_s,
+            )
+            self._held[call_id] = _Held(call, client)
+            answer = offer.complete(await peer.answer(offer.sdp))
             undone.pop_all()
-        task = asyncio.create_task(self._hold(call, place))
+        task = asyncio.create_task(self._hold(call, client, place))
         context.calls.add(task)
         task.add_done_callback(context.calls.discard)
         location = {"Location": f"{request.url.path}/{call_id}"}
@@ -98,7 +94,7 @@ class CallsApi:
         held.call.hang_up()
         return Response()
 
-    async def _hold(self, call: Call, place: Place) -> None:
+    async def _hold(self, call: Call, client: str, place: Place) -> None:
         end: CallEnd = "failed"
         try:
             end = await call.run()
@@ -106,7 +102,7 @@ class CallsApi:
             log.warning("%s failed: %s", call.id, error.for_log)
         finally:
             self._context.gateway.metrics.call_ended(end)
-            self._free(call.id, place)
+            self._free(call.id, client, place)
 
     def _check(self, client: str) -> None:
         self._sessions.check(client)
@@ -131,11 +127,11 @@ class CallsApi:
             raise BusyError("too many connections of this client are open", RETRY_MS)
         return place
 
-    def _free(self, call_id: str, place: Place) -> None:
-        held = self._held.pop(call_id)
+    def _free(self, call_id: str, client: str, place: Place) -> None:
+        self._held.pop(call_id, None)
         place.leave()
-        self._sessions.give(held.holder, "webrtc")
-        self._quota.give(held.holder)
+        self._sessions.give(client, "webrtc")
+        self._quota.give(client)
 
 
 def _read(content_type: str, body: bytearray) -> tuple[bytes, dict[str, Any]]:

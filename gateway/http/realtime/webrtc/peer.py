@@ -1,14 +1,19 @@
-"""The connection to the client of a call."""
+"""The connection to the client of a call: its offer, and bounds on what strangers can do to its sockets."""
 
 import asyncio
+import ipaddress
 import logging
-from typing import Final
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NamedTuple
 
+from aioice import Connection, stun
 from aiortc import (
     InvalidStateError,
     MediaStreamTrack,
     RTCConfiguration,
     RTCDataChannel,
+    RTCIceTransport,
     RTCPeerConnection,
     RTCRtpSender,
     RTCSessionDescription,
@@ -16,10 +21,177 @@ from aiortc import (
 from aiortc.exceptions import InternalError, InvalidAccessError, OperationError
 
 from gateway.http.connection import ClientGoneError
-from gateway.http.realtime.webrtc.ice import restrict
-from gateway.http.realtime.webrtc.offer import advertise
 from omnirelay.errors import InvalidRequestError
 from shared.config.gateway import WebRtcConfig
+
+log = logging.getLogger(__name__)
+
+
+MAX_SDP_BYTES: Final = 2**16
+MAX_LINES: Final = 1000
+MAX_LINE: Final = 1024
+MEDIA: Final = ("application", "audio")
+_LINE: Final = re.compile(r"[a-z]=[\x20-\x7e\t]*")
+_VIDEO: Final = re.compile(r"video \d+ (\S+ .+)")
+_DROPPED: Final = ("a=candidate:", "a=end-of-candidates", "a=remote-candidates:")
+_CANDIDATE: Final = re.compile(r"(a=candidate:\S+ \S+ udp \S+ )(\S+)( \S+ typ host.*)", re.IGNORECASE)
+
+
+class Offer(NamedTuple):
+    """An offer that was checked.
+
+    Attributes:
+        sdp: Its voice and its data channel, without candidates.
+        refused: Its other media, which are not served: place among the media, and section of the answer.
+    """
+
+    sdp: str
+    refused: Sequence[tuple[int, str]]
+
+    def complete(self, answer: str) -> str:
+        """Return an answer that also refuses what is not served (RFC 3264, 6)."""
+        head, *sections = answer.removesuffix("\r\n").split("\r\nm=")
+        for at, section in self.refused:
+            sections.insert(at, section)
+        return "\r\nm=".join([head, *sections]) + "\r\n"
+
+
+def read_offer(data: bytes) -> Offer:
+    """Check an offer of one voice and one data channel on one transport; video besides them is refused.
+
+    Nothing is ever sent to an address that a client names: its own checks, which prove that it is there, show
+    where it is.  That also spares resolving the mDNS names behind which browsers hide their addresses.
+
+    Raises:
+        InvalidRequestError: It is no such offer, or exceeds a limit.
+    """
+    if len(data) > MAX_SDP_BYTES:
+        raise _invalid(f"it has more than {MAX_SDP_BYTES} bytes")
+    try:
+        lines = data.decode("ascii").replace("\r\n", "\n").rstrip("\n").split("\n")
+    except UnicodeDecodeError as error:
+        raise _invalid("it is not ASCII") from error
+    if len(lines) > MAX_LINES or any(len(line) > MAX_LINE for line in lines):
+        raise _invalid(f"it has more than {MAX_LINES} lines, or one with more than {MAX_LINE} characters")
+    if lines[0] != "v=0" or not all(_LINE.fullmatch(line) for line in lines):
+        raise _invalid("it is not SDP, which begins with v=0")
+    lines, refused = _without_video(lines)
+    media = sorted(line[2:].partition(" ")[0] for line in lines if line.startswith("m="))
+    if tuple(media) != MEDIA:
+        raise _invalid(
+            f"it offers {', '.join(media) or 'nothing'}: one audio track and a data channel are needed"
+        )
+    sections = "\n".join(lines).split("\nm=")[1:]
+    mids = [" ".join(_values(section.split("\n"), "a=mid:")) for section in sections]
+    bundles = [each.split(" ") for each in _values(lines, "a=group:")]
+    if len(set(mids)) < len(MEDIA) or ["BUNDLE", *mids] not in bundles:
+        raise _invalid(
+            "audio and data channel must share one transport: a=group:BUNDLE with the a=mid of both"
+        )
+    if not _values(lines, "a=fingerprint:"):
+        raise _invalid("it has no a=fingerprint of a certificate for DTLS")
+    kept = [line for line in lines if not line.startswith(_DROPPED)]
+    return Offer("\r\n".join([*kept, ""]), refused)
+
+
+def _without_video(lines: Sequence[str]) -> tuple[list[str], list[tuple[int, str]]]:
+    """Take the sections of video out of an offer, and return also what answers them."""
+    head, *sections = "\n".join(lines).split("\nm=")
+    kept, refused, mids = [], [], set[str]()
+    for at, section in enumerate(sections):
+        first, *rest = section.split("\n")
+        if not (video := _VIDEO.fullmatch(first)):
+            kept.append(section)
+            continue
+        own = [line for line in rest if line.startswith("a=mid:")]
+        mids.update(_values(own, "a=mid:"))
+        refused.append((at, "\r\n".join([f"video 0 {video[1]}", "c=IN IP4 0.0.0.0", "a=inactive", *own])))
+    begun = [
+        " ".join(each for each in line.split(" ") if each not in mids)
+        if line.startswith("a=group:")
+        else line
+        for line in head.split("\n")
+    ]
+    return "\nm=".join(["\n".join(begun), *kept]).split("\n"), refused
+
+
+def advertise(answer: str, addresses: Sequence[str]) -> str:
+    """Return an answer whose candidates name these addresses instead, if there are any."""
+    if not addresses:
+        return answer
+    lines: list[str] = []
+    for line in answer.split("\r\n"):
+        found = _CANDIDATE.fullmatch(line)
+        if found is None:
+            lines.append(line)
+            continue
+        version = ipaddress.ip_address(found[2]).version
+        same = [address for address in addresses if ipaddress.ip_address(address).version == version]
+        lines += [f"{found[1]}{address}{found[3]}" for address in same]
+    return "\r\n".join(lines)
+
+
+def _values(lines: Iterable[str], prefix: str) -> list[str]:
+    return [line.removeprefix(prefix) for line in lines if line.startswith(prefix)]
+
+
+def _invalid(problem: str) -> InvalidRequestError:
+    return InvalidRequestError(f"the SDP offer cannot be used: {problem}", "sdp")
+
+
+MAX_ADDRESSES: Final = 16
+"""From which a client may send checks: each is answered by checks of our own."""
+MAX_EARLY: Final = 64
+"""Datagrams that are kept until the connection is there."""
+
+
+def restrict(transport: RTCIceTransport, addresses: list[str]) -> None:
+    """Restrict the connection of a transport that has not gathered candidates yet.
+
+    It binds these addresses only (if there are any), and what comes without the user name of this call is not
+    answered, or it could be made to send to an address that a packet pretends to come from.  aioice has
+    neither settings nor limits for that; the methods that are replaced are those that its own sockets call.
+    """
+    _Restricted(transport, transport._connection, addresses)
+
+
+class _Restricted:
+    def __init__(self, transport: RTCIceTransport, connection: Connection, addresses: list[str]) -> None:
+        self._transport = transport
+        self._connection = connection
+        self._addresses = addresses
+        self._early = 0
+        self._gather = connection.get_component_candidates
+        self._request_received = connection.request_received
+        self._data_received = connection.data_received
+        connection.get_component_candidates = self.gather  # type: ignore[method-assign]
+        connection.request_received = self.request_received  # type: ignore[method-assign]
+        connection.data_received = self.data_received  # type: ignore[method-assign]
+
+    async def gather(self, component: int, addresses: list[str], timeout: int = 5) -> Any:
+        """Bind sockets."""
+        return await self._gather(component, self._addresses or addresses, timeout)
+
+    def request_received(self, message: stun.Message, addr: tuple[str, int], protocol: Any) -> None:
+        """Take a check of an address that is known or one of few."""
+        name = message.attributes.get("USERNAME", "")
+        known = [(each.host, each.port) for each in self._connection.remote_candidates]
+        if (
+            message.message_method == stun.Method.BINDING
+            and "MESSAGE-INTEGRITY" in message.attributes
+            and name.startswith(f"{self._connection.local_username}:")
+            and (addr in known or len(known) < MAX_ADDRESSES)
+        ):
+            self._request_received(message, addr, protocol)
+
+    def data_received(self, data: bytes, component: int) -> None:
+        """Take a datagram of the connection, or one of a few before it is there."""
+        if self._transport.state != "completed":
+            self._early += 1
+            if self._early > MAX_EARLY:
+                return
+        self._data_received(data, component)
+
 
 CHANNEL: Final = "oai-events"
 CLOSE_S: Final = 5.0
@@ -45,7 +217,6 @@ _REFUSALS: Final = (
     OperationError,
 )
 """What aiortc's parser and negotiation raise for offers that it does not understand."""
-log = logging.getLogger(__name__)
 
 
 class Peer:

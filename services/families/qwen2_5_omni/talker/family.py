@@ -5,7 +5,7 @@ from typing import Any, Final
 from omnirelay.errors import CheckpointError
 from omnirelay.status import CodecDefaults
 from services.families.qwen2_5_omni import files
-from services.families.qwen2_5_omni.codec import CODEC_RATE
+from services.families.qwen2_5_omni.codec import FRAME_SAMPLES
 from services.families.qwen2_5_omni.talker.model import CODES, MROPE_SECTION, ConditionedTalker, end_tokens
 from services.talker.family import CodecSpec, SpeechRules, TalkerFamily
 
@@ -46,10 +46,10 @@ def speech_rules(config: Any) -> SpeechRules:
     return SpeechRules(
         row_width=config.embedding_size,
         start_positions=START_POSITIONS,
-        prompt=lambda length: [mask] * length + starts,
+        prompt=lambda length, _: [mask] * length + starts,
         end_tokens=end_tokens(config),
         codec=CodecSpec(
-            rate=CODEC_RATE,
+            frame_samples=FRAME_SAMPLES,
             groups=1,
             ids=getattr(config, CODES),
             codes_per_message=getattr(config, _CODES_PER_BLOCK),

@@ -18,7 +18,7 @@ from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper
 from vllm.sequence import IntermediateTensors
 
 from services.families.qwen2_5_omni.files import is_of_another
-from services.families.qwen2_5_omni.talker.rotary import StepRotary
+from services.families.rotary import StepRotary, in_sections
 from shared.vllm.conditioning import ConditioningStore
 
 MROPE_SECTION = "talker_mrope_section"
@@ -109,7 +109,7 @@ class ConditionedTalker(nn.Module):
         self.rotary = StepRotary(
             self.config.head_dim,
             self.config.rope_parameters["rope_theta"],
-            getattr(self.config, MROPE_SECTION),
+            in_sections(getattr(self.config, MROPE_SECTION)),
             most_tokens,
         )
         for layer in self.model.layers:

@@ -1,6 +1,6 @@
 """Qwen2.5-Omni's thinker, as the stage takes it."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ from services.families.qwen2_5_omni.thinker.media import QwenMedia
 from services.families.qwen2_5_omni.thinker.model import SpeakingThinker
 from services.families.qwen2_5_omni.thinker.track import QwenTrackWriter
 from services.families.qwen2_5_omni.voices import load_speakers
-from services.thinker.family import SpeechEmbeddings, ThinkerFamily
+from services.thinker.family import Embed, ThinkerFamily
 
 
 def end_token_ids(hf_config: Any) -> list[int]:
@@ -26,13 +26,24 @@ def end_token_ids(hf_config: Any) -> list[int]:
     raise CheckpointError("config.json: thinker_config names no eos_token_id, so no reply would ever end")
 
 
-def read_speech_embeddings(
-    hf_config: Any, directory: Path, embed: Callable[[list[int]], torch.Tensor]
-) -> SpeechEmbeddings:
+class QwenSpeech:
+    """See :class:`services.thinker.family.SpeechWriter`; ``closing`` are the text's end and a pad."""
+
+    further_rows = 1
+
+    def __init__(self, voices: dict[str, torch.Tensor], closing: torch.Tensor) -> None:
+        self.voices = voices
+        self._closing = closing
+
+    def track(self, request_id: str, prompt: Sequence[int], voice: str) -> QwenTrackWriter:
+        """Begin a request's track."""
+        return QwenTrackWriter(request_id, len(prompt), self.voices[voice], self._closing)
+
+
+def read_speech(hf_config: Any, directory: Path, embed: Embed) -> QwenSpeech:
     """Read the embeddings of each voice's start token, and those of the text end and the text pad token.
 
-    ``embed`` makes ``[n, hidden]`` of token ids.  Raises CheckpointError if the voices cannot be
-    read, or a token lies outside the vocabulary.
+    Raises CheckpointError if the voices cannot be read, or a token lies outside the vocabulary.
     """
     speakers = load_speakers(directory)
     talker = hf_config.talker_config
@@ -44,15 +55,14 @@ def read_speech_embeddings(
             f"speech tokens {outside} (config.json, spk_dict.pt) lie outside the vocabulary of {vocabulary}"
         )
     embeds = embed(ids)
-    return SpeechEmbeddings(voices=dict(zip(speakers, embeds[2:], strict=True)), closing=embeds[:2])
+    return QwenSpeech(dict(zip(speakers, embeds[2:], strict=True)), embeds[:2])
 
 
 THINKER: Final = ThinkerFamily(
     architecture=files.THINKER,
     model=SpeakingThinker,
     end_tokens=end_token_ids,
-    read_embeddings=read_speech_embeddings,
-    track=QwenTrackWriter,
+    speech=read_speech,
     rows_per_s=CODEC_RATE,
     media=QwenMedia.of,
 )

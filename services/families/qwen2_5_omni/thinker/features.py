@@ -9,7 +9,7 @@ same where the loudest moment is in the first window.
 import hashlib
 import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, Final
@@ -30,8 +30,8 @@ from shared.config.media import AudioClamp
 from shared.messages import MediaKind
 
 _NO_TIMING: Final = TimingContext(enabled=False)
-_FRAMES: Final = "input_audio_features"
-_LENGTH: Final = "audio_feature_lengths"
+FRAMES: Final = "input_audio_features"
+LENGTH: Final = "audio_feature_lengths"
 _SMALLEST: Final = 1e-10
 _RANGE: Final = 8.0
 _SHIFT: Final = 4.0
@@ -59,21 +59,24 @@ class Features:
 class FeatureExtractor:
     """Runs the checkpoint's processors on one item at a time; safe to use from any thread."""
 
+    clock_type = Clock
+    default_frame_rate = 2.0
+    """Of videos: checkpoints do not say; this is what the reference's processor supposes."""
+
     def __init__(self, engine: LLMEngine, marks: Marks, clamp: AudioClamp = "recording") -> None:
         self._marks = marks
         self._processor: Any = engine.input_processor.renderer.get_mm_processor()
         self._one_at_a_time = threading.Lock()
         thinker = engine.model_config.hf_config.thinker_config
-        self.clock: Final = Clock.of(thinker)
-        self.window_frames: Final = window_frames(int(thinker.audio_config.n_window))
+        self.clock: Final = self.clock_type.of(thinker)
+        self.window_frames: Final = self.window_frames_of(thinker.audio_config)
         self._clamp: Final = clamp
         extractor = self._extractor = self._processor.info.get_feature_extractor()
         self.sampling_rate: Final = int(extractor.sampling_rate)
         self.longest_audio_s: Final = float(extractor.chunk_length)
         videos = self._processor.info.get_hf_processor().video_processor
         self.sampling: Final = FrameSampling(
-            # The checkpoints do not say; this is what Qwen2_5OmniProcessor supposes.
-            frames_per_second=float(videos.fps or 2.0),
+            frames_per_second=float(videos.fps or self.default_frame_rate),
             min_frames=int(videos.min_frames),
             max_frames=int(videos.max_frames),
             temporal_patch_size=int(videos.temporal_patch_size),
@@ -89,10 +92,10 @@ class FeatureExtractor:
         if isinstance(decoded, DecodedAudio):
             data, tokens = self._audio(decoded.samples, name)
             if self._clamp == "causal":
-                log_mel = log_mel_of(decoded.samples, self._extractor)[:, : data[_FRAMES].data.shape[1]]
+                log_mel = log_mel_of(decoded.samples, self._extractor)[:, : data[FRAMES].data.shape[1]]
                 mel = clamp_by_window(log_mel, self.window_frames)
-                data = MultiModalKwargsItem({**data, _FRAMES: replace(data[_FRAMES], data=mel)})
-            windows = tuple(cut_windows(data, self.window_frames))
+                data = MultiModalKwargsItem({**data, FRAMES: replace(data[FRAMES], data=mel)})
+            windows = tuple(self.windows(data))
             if sum(window.tokens for window in windows) != tokens:
                 raise MediaError(f"{name}: its windows do not have the {tokens} tokens of the whole")
             return windows
@@ -103,6 +106,19 @@ class FeatureExtractor:
         pictures = self._visual(f"{digest}.video", "video", decoded.frames, name)
         data, tokens = self._audio(decoded.audio, f"{name}'s sound")
         return pictures, Features(f"{digest}.audio", "audio", data, tokens)
+
+    @staticmethod
+    def window_frames_of(audio_config: Any) -> int:
+        """Mel frames of a window of a recording."""
+        return window_frames(int(audio_config.n_window))
+
+    def windows(self, data: MultiModalKwargsItem) -> Iterator[Features]:
+        """Cut a recording into windows that the encoder may be given one by one."""
+        return cut_windows(data, self.window_frames)
+
+    def settled(self, windows: Sequence[Features]) -> tuple[Features, ...]:
+        """The first windows of a recording, which further audio does not change, unless it is louder."""
+        return settled(windows, self.window_frames)
 
     def _audio(self, samples: Samples, name: str) -> tuple[MultiModalKwargsItem, int]:
         # The reference pads to its whole window of minutes, and throws the padding's frames away.  A second
@@ -151,22 +167,29 @@ def cut_windows(data: MultiModalKwargsItem, frames: int) -> Iterator[Features]:
     The encoder convolves and attends within each of them, so it gives the same for them as for the whole.
     Frames at the end that make no token are left out.
     """
-    for piece in data[_FRAMES].data.split(frames, dim=1):
+    for piece in data[FRAMES].data.split(frames, dim=1):
         if tokens := audio_tokens(piece.shape[1]):
-            mel = piece.contiguous()
-            hasher = hashlib.sha256(repr(tuple(mel.shape)).encode())
-            # As bytes: NumPy has no bfloat16.
-            hasher.update(mel.view(torch.uint8).numpy().data)
-            changed = {_FRAMES: mel, _LENGTH: torch.full_like(data[_LENGTH].data, mel.shape[1])}
-            elements = {name: replace(data[name], data=tensor) for name, tensor in changed.items()}
-            yield Features(
-                f"audio.{hasher.hexdigest()}", "audio", MultiModalKwargsItem({**data, **elements}), tokens
-            )
+            yield window_of(data, piece, tokens)
 
 
-def settled(windows: Sequence[Features], frames: int) -> tuple[Features, ...]:
+def window_of(data: MultiModalKwargsItem, piece: torch.Tensor, tokens: int) -> Features:
+    """A window of a recording: some of its mel frames ``[bins, frames]``, and how many tokens they are."""
+    mel = piece.contiguous()
+    hasher = hashlib.sha256(repr(tuple(mel.shape)).encode())
+    # As bytes: NumPy has no bfloat16.
+    hasher.update(mel.view(torch.uint8).numpy().data)
+    changed = {FRAMES: mel, LENGTH: torch.full_like(data[LENGTH].data, mel.shape[1])}
+    elements = {name: replace(data[name], data=tensor) for name, tensor in changed.items()}
+    return Features(
+        f"audio.{hasher.hexdigest()}", "audio", MultiModalKwargsItem({**data, **elements}), tokens
+    )
+
+
+def settled(
+    windows: Sequence[Features], frames: int, tokens_of: Callable[[int], int] = audio_tokens
+) -> tuple[Features, ...]:
     """The first windows of a recording, which further audio does not change, unless it is louder."""
-    whole = [window.tokens == audio_tokens(frames) for window in windows]
+    whole = [window.tokens == tokens_of(frames) for window in windows]
     behind = accumulate((window.tokens for window in reversed(windows)), initial=0)
     tokens_behind = list(behind)[-2::-1]
     return tuple(

@@ -15,8 +15,8 @@ from vllm.multimodal.inputs import (
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from omnirelay.errors import InvalidRequestError
-from services.families.qwen2_5_omni.thinker.features import FeatureExtractor, Features, settled
-from services.families.qwen2_5_omni.thinker.spans import Clock, Marks, interleave, prompt_positions
+from services.families.qwen2_5_omni.thinker.features import FeatureExtractor, Features
+from services.families.qwen2_5_omni.thinker.spans import Clock, Marks, prompt_positions
 from services.thinker.media.decoded import Decoded
 from services.thinker.media.rules import FrameSampling, Positions
 from shared.config import MediaConfig
@@ -82,7 +82,7 @@ class _Layout:
         if pictures.grid is None:
             raise InvalidRequestError("a video has no pictures")
         offset = len(self.token_ids)
-        for kind, first, last in interleave(pictures.grid, sound.tokens, clock):
+        for kind, first, last in clock.interleave(pictures.grid, sound.tokens):
             self.token_ids += [marks.placeholders[kind]] * (last - first)
         tokens = torch.tensor(self.token_ids[offset:])
         for features in (pictures, sound):
@@ -122,7 +122,7 @@ class QwenMedia:
 
     def settled(self, item: QwenMediaItem) -> QwenMediaItem:
         """The windows of a recording that further audio does not change, unless it is louder."""
-        return QwenMediaItem(item.digest, settled(item.features, self._extractor.window_frames))
+        return QwenMediaItem(item.digest, self._extractor.settled(item.features))
 
     def lay_out(self, prompt: Sequence[int], items: Sequence[QwenMediaItem]) -> MultiModalInput:
         """Replace each placeholder of a prompt by the tokens of its item."""

@@ -14,7 +14,7 @@ from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.inputs import MultiModalFeatureSpec
 
 from services.families.qwen2_5_omni.files import is_of_another
-from services.families.qwen2_5_omni.thinker.spans import Clock, prompt_positions
+from services.families.qwen2_5_omni.thinker.spans import Clock, engine_positions
 from services.thinker.speaking import SpeakingModel
 
 
@@ -62,8 +62,7 @@ class SpeakingThinker(SpeakingModel, InterleavingThinker):
         """Whether vLLM's loader may leave out a file that has nothing but such tensors."""
         return is_of_another("thinker", name)
 
-    @staticmethod
-    def row_of(hidden: torch.Tensor, embeds: torch.Tensor, is_text: torch.Tensor) -> torch.Tensor:
+    def row_of(self, hidden: torch.Tensor, embeds: torch.Tensor, is_text: torch.Tensor) -> torch.Tensor:
         """Rows ``[n, hidden]``, in one pass over them."""
         return torch.addcmul(hidden, embeds, is_text)
 
@@ -71,10 +70,4 @@ class SpeakingThinker(SpeakingModel, InterleavingThinker):
         self, input_tokens: list[int], mm_features: list[MultiModalFeatureSpec]
     ) -> tuple[torch.Tensor, int]:
         """M-RoPE position ids int64 ``[3, n]`` of a prompt, and what a token behind it adds to its index."""
-        # What is computed again of a reply has the positions that it had when it was sampled: they count from
-        # the largest of the prompt, which need not be that of its last token.
-        length = self.prompt_lengths.get(id(input_tokens), len(input_tokens))
-        positions = torch.from_numpy(prompt_positions(length, mm_features, Clock.of(self.config)))
-        following = torch.arange(len(input_tokens) - length) + positions.max() + 1
-        behind = int(positions.max()) + 1 - length
-        return torch.cat([positions, following.expand(3, -1)], dim=1), behind
+        return engine_positions(input_tokens, mm_features, Clock.of(self.config))

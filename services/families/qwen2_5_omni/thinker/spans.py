@@ -10,10 +10,12 @@ from itertools import zip_longest
 from typing import Any, Literal, Self
 
 import numpy as np
+import torch
 from vllm.multimodal.inputs import MultiModalFeatureSpec
 
 from omnirelay.errors import StageFailedError
 from services.thinker.media.rules import Positions
+from services.thinker.resume import prompt_length
 from shared.messages import MediaKind
 
 
@@ -34,6 +36,20 @@ class Clock:
             chunk=int(per_second * thinker_config.seconds_per_chunk),
             merge=int(thinker_config.vision_config.spatial_merge_size),
         )
+
+    def interleave(self, grid: "Grid", audio_tokens: int) -> Iterator["Run"]:
+        """The order of the tokens of a video whose sound is heard: chunk by chunk, pictures first."""
+        video = _chunks(grid.token_times.tolist(), self.chunk)
+        audio = _chunks(range(audio_tokens), self.chunk)
+        for pictures, sound in zip_longest(video, audio):
+            if pictures is not None:
+                yield "video", *pictures
+            if sound is not None:
+                yield "audio", *sound
+
+    def marks(self, start: int) -> Positions:
+        """Position ids of the two marks before, or behind, a video whose sound is heard: they share one."""
+        return np.full((3, 2), start)
 
 
 @dataclass(frozen=True)
@@ -87,41 +103,31 @@ Run = tuple[Literal["video", "audio"], int, int]
 """Consecutive tokens of one kind: the index of the first among its kind, and that behind the last."""
 
 
-def interleave(grid: Grid, audio_tokens: int, clock: Clock) -> Iterator[Run]:
-    """The order of the tokens of a video whose sound is heard: chunk by chunk, pictures first."""
-    video = _chunks(grid.token_times.tolist(), clock.chunk)
-    audio = _chunks(range(audio_tokens), clock.chunk)
-    for pictures, sound in zip_longest(video, audio):
-        if pictures is not None:
-            yield "video", *pictures
-        if sound is not None:
-            yield "audio", *sound
-
-
 def mrope_positions(length: int, spans: Iterable[VisualSpan], clock: Clock) -> Positions:
     """M-RoPE position ids int64 ``[3, length]`` of a prompt with these spans; sound alone is like text."""
     pieces: list[Positions] = []
     done = 0
     for span in spans:
         if span.audio_tokens is None:
-            pieces.append(_text(span.offset - done, _next(pieces)))
+            pieces.append(text_positions(span.offset - done, _next(pieces)))
             pieces.append(span.grid.positions(_next(pieces)))
             done = span.offset + span.tokens
         else:
-            # Both begin marks share a position, and so do both end marks, each one token beyond the span.
-            pieces.append(_text(span.offset - 2 - done, _next(pieces)))
-            pieces.append(np.full((3, 2), _next(pieces)))
+            # One mark of both pairs is a token beyond the span.
+            pieces.append(text_positions(span.offset - 2 - done, _next(pieces)))
+            pieces.append(clock.marks(_next(pieces)))
             start = _next(pieces)
-            of_kind = {"video": span.grid.positions(start), "audio": _text(span.audio_tokens, start)}
-            for kind, first, last in interleave(span.grid, span.audio_tokens, clock):
+            of_kind = {"video": span.grid.positions(start), "audio": text_positions(span.audio_tokens, start)}
+            for kind, first, last in clock.interleave(span.grid, span.audio_tokens):
                 pieces.append(of_kind[kind][:, first:last])
-            pieces.append(np.full((3, 2), _next(pieces)))
+            pieces.append(clock.marks(_next(pieces)))
             done = span.offset + span.tokens + 2
-    pieces.append(_text(length - done, _next(pieces)))
+    pieces.append(text_positions(length - done, _next(pieces)))
     return np.concatenate(pieces, axis=1)
 
 
-def _text(count: int, start: int) -> Positions:
+def text_positions(count: int, start: int) -> Positions:
+    """Position ids of text, ``[3, count]``."""
     return np.broadcast_to(np.arange(start, start + count, dtype=np.int64), (3, count))
 
 
@@ -182,6 +188,19 @@ def prompt_positions(length: int, features: Sequence[MultiModalFeatureSpec], clo
         if feature.modality != "audio"
     ]
     return mrope_positions(length, spans, clock)
+
+
+def engine_positions(
+    tokens: list[int], features: Sequence[MultiModalFeatureSpec], clock: Clock
+) -> tuple[torch.Tensor, int]:
+    """M-RoPE ids int64 ``[3, n]`` as vLLM asks for them, and what a token behind adds to its index."""
+    # What is computed again of a reply has the positions that it had when it was sampled: they count from
+    # the largest of the prompt, which need not be that of its last token.
+    length = prompt_length(tokens)
+    positions = torch.from_numpy(prompt_positions(length, features, clock))
+    following = torch.arange(len(tokens) - length) + positions.max() + 1
+    behind = int(positions.max()) + 1 - length
+    return torch.cat([positions, following.expand(3, -1)], dim=1), behind
 
 
 def _grid(feature: MultiModalFeatureSpec, clock: Clock) -> Grid:

@@ -23,10 +23,13 @@ class StreamPast:
         attention: keys and values of the last block made audio, float32
             [evaluations, layers that look back, 2, branches, heads, block_size, head_dim]; None where
             they are not known.
+        overlap: samples behind those made audio last, which the next chunk makes again from a better
+            spectrogram, float32 [samples]; None where no chunk follows or audio was not wanted.
     """
 
     mel: torch.Tensor | None = None
     attention: torch.Tensor | None = None
+    overlap: torch.Tensor | None = None
 
 
 def past_of(stream: StreamState) -> StreamPast:

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import torch
 
@@ -15,6 +15,10 @@ from services.token2wav.synthesis import SynthesisChunk
 
 Mel: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """Frames before a piece of audio, its own, and those after it, float32 [frames, mel_dim] each."""
+
+
+OVERLAP_FRAMES: Final = 2
+"""Mel frames, 20 ms, over which a chunk's audio fades into the next one's."""
 
 
 class SolverSynthesizer:
@@ -68,7 +72,21 @@ class SolverSynthesizer:
         if len(state.audio) < pieces:
             return None
         state.leave_mel(self._vocoder.context.left)
-        return torch.cat(state.audio)
+        return self._joined(state)
+
+    def _joined(self, state: SolverState) -> torch.Tensor:
+        """A chunk's samples, faded in from those that the one before made of its look-ahead."""
+        audio, past = torch.cat(state.audio), state.past
+        if state.chunk.silent:
+            return audio
+        waveform, overlap = audio.tensor_split([state.chunk.target_frames * self._vocoder.hop])
+        if past.overlap is not None:
+            before = past.overlap[: waveform.numel()]
+            rising = torch.linspace(0, 1, before.numel() + 2, device=audio.device)[1:-1]
+            faded = torch.lerp(before, waveform[: before.numel()], rising)
+            waveform = torch.cat([faded, waveform[before.numel() :]])
+        past.overlap = None if state.chunk.is_last else overlap
+        return waveform
 
     def _step(self, active: Sequence[tuple[SolverState, int]], batch: DiTBatch) -> None:
         def velocity(value: torch.Tensor, evaluation: int) -> torch.Tensor:
@@ -115,5 +133,10 @@ class SolverSynthesizer:
         start, end = frames * piece // pieces, frames * (piece + 1) // pieces
         # Of what is more than the context on either side the vocoder takes no notice.
         left = torch.cat([before, target[max(0, start - self._vocoder.context.left) : start]])
-        right = torch.cat([target[end : end + self._vocoder.context.right], after])
-        return left, target[start:end], right
+        if end < frames:
+            return (
+                left,
+                target[start:end],
+                torch.cat([target[end : end + self._vocoder.context.right], after]),
+            )
+        return left, torch.cat([target[start:], after[:OVERLAP_FRAMES]]), after[OVERLAP_FRAMES:]

@@ -103,6 +103,12 @@ class Pipe:
                 raise EOFError("the other end is closed")
             position += count
 
+    def receive_bytes(self, size: int) -> bytes:
+        """The next so many bytes."""
+        data = bytearray(size)
+        self.receive_into(memoryview(data))
+        return bytes(data)
+
     def close(self) -> None:
         """Close this end."""
         self._socket.close()

@@ -8,9 +8,10 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
+import msgspec
+
 from omnirelay.errors import MessageError
 from services.thinker.media.decode.pipe import STARTS, Pipe
-from services.thinker.media.limits import DecodeLimits
 
 WORKER: Final = (sys.executable, "-m", "services.thinker.media.decode.worker")
 _START_S: Final = 60.0
@@ -18,7 +19,7 @@ _END_S: Final = 5.0
 
 
 class DecoderProcess:
-    """A child that decodes, started with its end of the socket pair; raises ``OSError`` if it cannot be."""
+    """A child, started with its end of the socket pair; raises ``OSError`` if it cannot be."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self.ready = False
@@ -57,14 +58,14 @@ class DecoderProcess:
             return f"was killed by {signal.Signals(-status).name}"
         return f"ended with exit status {status}"
 
-    def wait_until_ready(self, limits: DecodeLimits) -> None:
-        """Give it its limits, and wait until it takes files.
+    def wait_until_ready(self, limits: msgspec.Struct, *data: bytes) -> None:
+        """Give it its limits and what follows them, and wait until it takes files.
 
         Raises MessageError at another answer or none, ``EOFError`` or ``OSError`` if it ended.
         """
         self.pipe.set_deadline(_START_S)
         try:
-            self.pipe.send(limits)
+            self.pipe.send(limits, *data)
             self.pipe.receive(STARTS)
         except TimeoutError as error:
             raise MessageError(f"it has not started within {_START_S:g} s") from error

@@ -10,7 +10,7 @@ from omnirelay.errors import MediaError
 from services.thinker.media.files.mpeg_audio import is_adts, is_frame, tags_length
 from shared.messages import MediaKind
 
-Format = Literal["wav", "flac", "ogg", "mp3", "aac", "mp4", "webm", "png", "jpeg", "webp", "gif"]
+Format = Literal["wav", "flac", "ogg", "mp3", "aac", "mp4", "webm", "png", "jpeg", "webp", "gif", "bmp"]
 """mp4 stands for its whole family (m4a, mov, 3gp), webm for all of Matroska, aac for ADTS frames in a row."""
 
 DEMUXERS: Final[dict[Format, str]] = {
@@ -26,7 +26,7 @@ DEMUXERS: Final[dict[Format, str]] = {
 
 _TAKEN: Final[dict[MediaKind, tuple[tuple[Format, ...], str]]] = {
     "audio": (tuple(DEMUXERS), "wav, flac, ogg, mp3, aac, m4a, webm"),
-    "image": (("png", "jpeg", "webp", "gif"), "png, jpeg, webp, gif"),
+    "image": (("png", "jpeg", "webp", "gif", "bmp"), "png, jpeg, webp, gif, bmp"),
     "video": (("mp4", "webm", "gif", "png", "webp"), "mp4, mov, webm, mkv, animated gif, png, webp"),
 }
 
@@ -39,6 +39,7 @@ _SIGNATURES: Final[tuple[tuple[Format, int, bytes, bytes], ...]] = (
     ("webm", 0, b"", b"\x1a\x45\xdf\xa3"),
     ("png", 0, b"", b"\x89PNG\r\n\x1a\n"),
     ("jpeg", 0, b"", b"\xff\xd8\xff"),
+    ("bmp", 0, b"", b"BM"),
     ("gif", 0, b"", b"GIF87a"),
     ("gif", 0, b"", b"GIF89a"),
     # The first box of a file: its type, and in mov files of old what may stand before it.

@@ -14,7 +14,7 @@ from omnirelay.errors import MediaError, MediaTooLargeError
 from services.thinker.media.decoded import Pixels
 from services.thinker.media.limits import DecodeLimits
 
-_FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF")
+_FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 _UNREADABLE: Final = (
     *(OSError, SyntaxError, ValueError, LookupError, ArithmeticError, EOFError, TypeError, AttributeError),
     *(RuntimeError, struct.error, zlib.error),
@@ -23,6 +23,8 @@ _UNREADABLE: Final = (
 
 _WEBP_HEADER: Final = 30
 _14_BITS: Final = (1 << 14) - 1
+_16_BITS_A_STEP: Final = 257
+"""Steps of 16 bits in one of 8 bits: 65535 is 255."""
 
 # Sizes are checked here, before anything is decompressed.
 Image.MAX_IMAGE_PIXELS = None
@@ -65,7 +67,8 @@ def _webp_size(data: bytes) -> tuple[int, int] | None:
 def decode_image(data: bytes, limits: DecodeLimits) -> Pixels:
     """Decode a picture, of an animation the first frame, ``[height, width, 3]``, uint8, RGB.
 
-    Turned upright and made RGB as transformers' ``load_image`` does it; errors are :func:`open_picture`'s.
+    Turned upright and made RGB as transformers' ``load_image`` does it, but for 16-bit greys, which Pillow
+    clips at 255: they are scaled.  Errors are :func:`open_picture`'s.
     """
     with open_picture(data, limits) as image:
         needed = 3 * image.width * image.height
@@ -74,4 +77,7 @@ def decode_image(data: bytes, limits: DecodeLimits) -> Pixels:
                 f"it has {needed:,} bytes when it is decoded; at most {limits.max_decoded_bytes:,} are taken"
             )
         ImageOps.exif_transpose(image, in_place=True)
+        if image.mode.startswith("I;16"):
+            grey = np.rint(np.asarray(image) / _16_BITS_A_STEP).astype(np.uint8)
+            return np.repeat(grey[:, :, None], 3, axis=2)
         return np.asarray(image if image.mode == "RGB" else image.convert("RGB"))

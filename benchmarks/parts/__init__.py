@@ -1,1 +1,0 @@
-"""What a run consists of: the scenarios, and single parts measured alone."""

@@ -1,0 +1,1 @@
+"""What ``python -m benchmarks`` can measure; each scenario gives rows of figures."""

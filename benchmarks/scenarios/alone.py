@@ -1,0 +1,259 @@
+"""Stages without a stack: ``python -m benchmarks.scenarios.alone PART MODEL ARGUMENT…`` measures one.
+
+``synthesis`` is token2wav on streams of different lengths.  ``talker`` and ``vllm`` are decoding steps of one
+request: the talker's, and those of vLLM with nothing of ours in it, a language model of the same sizes.
+``chunks`` is streamed speech beside the same in one piece: a chunk does not see beyond its look-ahead.
+"""
+
+import json
+import os
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.measure.machine import forget_peak, peak_memory
+from benchmarks.measure.process import answer, in_process
+from benchmarks.measure.results import Measured
+from benchmarks.measure.stage import finish, service_of
+from benchmarks.measure.workload import CODEC_RATE, SEED, SPEAKER
+from shared.messages import (
+    CodecTokens,
+    ConditioningRows,
+    Sampling,
+    SpeechSettings,
+    SpeechStart,
+    SynthesisStart,
+)
+
+SECONDS, COST, MEMORY = "s", "s of a second", "peak memory, MiB"
+STEP, MODEL, BESIDE = "step, ms", "its model, ms", "beside the model, ms"
+CODES: Final = 8192
+"""Ids below are codes in every checkpoint of ours."""
+PROMPT_TOKENS: Final = 98
+STREAMS: Final = 8
+LOOK_AHEADS: Final = (0, 1, 2, 3)
+MAX_BLOCKS: Final = (2, 8, 32)
+_SHAPE: Final = (
+    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "head_dim", "vocab_size", "max_position_embeddings"),
+)
+_HOP, _WINDOW, _MELS = 240, 1024, 80
+_BORDER: Final = 24
+"""Samples to either side of a border, a millisecond."""
+Samples = NDArray[np.float32]
+
+
+def measure_synthesis(model: Path, lengths: Sequence[float], repeats: int) -> list[Measured]:
+    """Make speech of each length, all of whose codec tokens are there."""
+    return in_process(list[Measured], __name__, "synthesis", model, repeats, *lengths)
+
+
+def measure_floor(model: Path, tokens: int, repeats: int) -> list[Measured]:
+    """Let vLLM and the talker decode one request, in turn."""
+    found = [Measured(server, {STEP: [], MODEL: [], BESIDE: []}) for server in ("vllm", "talker")]
+    for _ in range(repeats):
+        for each in found:
+            for figure, values in in_process(Measured, __name__, each.name, model, tokens).values.items():
+                each.values[figure].extend(values)
+    return found
+
+
+def measure_chunks(model: Path) -> list[Measured]:
+    """Cut the same streams in each way, and compare."""
+    return in_process(list[Measured], __name__, "chunks", model)
+
+
+def _synthesis(model: Path, repeats: str, *lengths: str) -> list[Measured]:
+    service, _ = service_of("token2wav", model)
+    _speak(service, 1.0, "warm-up")
+    rows = []
+    for length in map(float, lengths):
+        forget_peak(os.getpid())
+        seconds = [_speak(service, length, f"{length}/{repeat}") for repeat in range(int(repeats))]
+        costs, memory = [each / length for each in seconds], [peak_memory(os.getpid()) / 2**20]
+        rows.append(Measured(f"{length:g} s", {SECONDS: seconds, COST: costs, MEMORY: memory}))
+    return rows
+
+
+def _codes(name: str | int, seconds: float) -> list[int]:
+    generator = random.Random(name)  # noqa: S311 - nothing secret
+    return [generator.randrange(CODES) for _ in range(round(seconds * CODEC_RATE))]
+
+
+def _speak(service: Any, length: float, name: str) -> float:
+    """Make one stream; gives the seconds it took."""
+    codes = _codes(name, length)
+    # The same work in every run; by the clock, cuts depend on how fast the machine is.
+    frames = [12, 24, 48, 96]
+    sampling = Sampling(max_tokens=len(codes))
+    speech = SpeechSettings(speaker=SPEAKER, sampling=sampling, seed=SEED, chunk_frames=frames)
+    started = time.perf_counter()
+    service.accept(SynthesisStart(request_id=name, priority=0, speech=speech))
+    service.accept(CodecTokens(request_id=name, seq=0, token_ids=codes, last=True))
+    finish(service)
+    return time.perf_counter() - started
+
+
+def _floor(server: str, model: Path, tokens: str) -> Measured:
+    """Two requests, the first of which is a warm-up."""
+    runs = _talker(model, int(tokens)) if server == "talker" else _vllm(model, int(tokens))
+    for clock, step, going in runs:
+        values: dict[str, list[float]] = {STEP: [], MODEL: [], BESIDE: []}
+        # It computes the prompt.
+        step()
+        while going():
+            started, modelled = time.perf_counter(), clock.seconds
+            step()
+            step_ms, model_ms = 1000 * (time.perf_counter() - started), 1000 * (clock.seconds - modelled)
+            for figure, value in ((STEP, step_ms), (MODEL, model_ms), (BESIDE, step_ms - model_ms)):
+                values[figure].append(value)
+    return Measured(server, values)
+
+
+def _vllm(model: Path, tokens: int) -> Iterator[tuple[Any, Any, Any]]:
+    from shared.config import TalkerConfig  # noqa: PLC0415 - the environment comes before vLLM
+    from shared.vllm.environment import prepare_environment  # noqa: PLC0415 - as above
+
+    prepare_environment(TalkerConfig())
+    from vllm import SamplingParams  # noqa: PLC0415 - as above
+    from vllm.engine.arg_utils import EngineArgs  # noqa: PLC0415 - as above
+    from vllm.model_executor.models import ModelRegistry  # noqa: PLC0415 - as above
+    from vllm.model_executor.models.llama import LlamaForCausalLM  # noqa: PLC0415 - as above
+    from vllm.v1.engine.llm_engine import LLMEngine  # noqa: PLC0415 - as above
+
+    from shared.vllm.model_time import watch_model  # noqa: PLC0415 - as above
+
+    # Else vLLM would inspect the class in a process that knows nothing of this environment.
+    ModelRegistry.register_model("LlamaForCausalLM", LlamaForCausalLM)
+    talker = json.loads((model / "config.json").read_text(encoding="utf-8"))["talker_config"]
+    with tempfile.TemporaryDirectory() as directory:
+        config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+        config |= {name: talker[name] for name in _SHAPE}
+        Path(directory, "config.json").write_text(json.dumps(config), encoding="utf-8")
+        engine = LLMEngine.from_engine_args(
+            EngineArgs(
+                model=directory,
+                load_format="dummy",
+                dtype="float32",
+                max_model_len=4096,
+                max_num_seqs=16,
+                kv_cache_memory_bytes=256 * 2**20,
+                enforce_eager=True,
+                skip_tokenizer_init=True,
+                enable_prefix_caching=False,
+                async_scheduling=False,
+                disable_log_stats=False,
+            )
+        )
+    # The talker's default penalty.
+    greedy = {"temperature": 0.0, "repetition_penalty": 1.05, "ignore_eos": True, "detokenize": False}
+    params = SamplingParams(max_tokens=tokens, **greedy)
+    clock = watch_model(engine)
+    for name in ("first", "second"):
+        engine.add_request(name, {"prompt_token_ids": list(range(PROMPT_TOKENS))}, params)
+        yield clock, engine.step, engine.has_unfinished_requests
+
+
+def _talker(model: Path, tokens: int) -> Iterator[tuple[Any, Any, Any]]:
+    service, _ = service_of("talker", model)
+    import torch  # noqa: PLC0415 - the environment comes before it
+
+    from shared.vllm.tensors import pack_positions, pack_rows  # noqa: PLC0415 - as above
+
+    config = json.loads((model / "config.json").read_text(encoding="utf-8"))["talker_config"]
+    sampling = Sampling(max_tokens=tokens, min_tokens=tokens, repetition_penalty=1.05)
+    speech = SpeechSettings(speaker=SPEAKER, sampling=sampling, seed=SEED)
+    rows = torch.randn(PROMPT_TOKENS, config["embedding_size"], generator=torch.Generator().manual_seed(SEED))
+    packed, positions = pack_rows(rows), pack_positions(torch.zeros(3, PROMPT_TOKENS))
+    for name in ("first", "second"):
+        # The talker's prompt is two positions longer than the thinker's.
+        service.accept(
+            SpeechStart(request_id=name, prompt_tokens=PROMPT_TOKENS - 2, priority=0, speech=speech)
+        )
+        service.accept(
+            ConditioningRows(request_id=name, seq=0, start=0, rows=packed, additional=positions, last=True)
+        )
+        yield service.model_time, service.step, service.active_requests
+
+
+def _chunks(model: Path) -> Iterator[Measured]:
+    service, _ = service_of("token2wav", model)
+    from services.token2wav.chunks import ChunkingConfig  # noqa: PLC0415 - the environment comes first
+
+    engine = service._engine
+    block = engine.geometry.codes_per_block
+    streams = [_codes(seed, 10.0) for seed in range(STREAMS)]
+    offline = [np.concatenate(_cut(engine, codes, ChunkingConfig(mode="offline"))) for codes in streams]
+    spectra = [_log_mel(each) for each in offline]
+    for max_blocks in MAX_BLOCKS:
+        for ahead in LOOK_AHEADS:
+            chunking = ChunkingConfig(look_ahead_blocks=ahead, max_blocks=max_blocks)
+            # Doubling from one block, so that the borders are the same in every run.
+            sizes = [min(2**index, max_blocks) * block for index in range(max_blocks.bit_length())]
+            row = Measured(f"look-ahead {ahead}, chunks of at most {max_blocks} blocks", {})
+            for codes, whole, spectrum in zip(streams, offline, spectra, strict=True):
+                parts = _cut(engine, codes, chunking, sizes)
+                borders = np.cumsum([len(part) for part in parts])[:-1].tolist()
+                difference = np.abs(_log_mel(np.concatenate(parts)) - spectrum).mean(axis=0)
+                for figure, value in (
+                    ("difference, dB", difference.mean()),
+                    ("at borders, dB", difference[[border // _HOP for border in borders]].mean()),
+                    ("clicks, %", 100 * _clicking(np.concatenate(parts), borders)),
+                    ("clicks offline, %", 100 * _clicking(whole, borders)),
+                ):
+                    row.values.setdefault(figure, []).append(float(value))
+            row.values["first audio after, codec tokens"] = [(1 + ahead) * block]
+            yield row
+
+
+def _cut(engine: Any, codes: Sequence[int], chunking: Any, sizes: Sequence[int] = ()) -> list[Samples]:
+    """The chunks of one stream."""
+    from services.token2wav.stream import AudioStream, VoiceSettings  # noqa: PLC0415 - as above
+
+    stream = AudioStream(VoiceSettings(seed=1, speaker=SPEAKER), chunking, engine.geometry, sizes)
+    stream.extend(codes)
+    stream.end()
+    parts = []
+    while (chunk := stream.next_chunk()) is not None:
+        engine.submit_chunk("stream", chunk)
+        while engine.has_work:
+            for outcome in engine.step():
+                if outcome.error is not None:
+                    raise outcome.error
+                parts.append(outcome.waveform.numpy())
+        stream.accept_chunk()
+    return parts
+
+
+def _log_mel(samples: Samples) -> NDArray[np.float64]:
+    """Log-mel spectrogram in dB, [80, frames]; what lies 80 dB below the loudest is cut off."""
+    from transformers import audio_utils  # noqa: PLC0415 - loads torch
+
+    filters = audio_utils.mel_filter_bank(
+        _WINDOW // 2 + 1, _MELS, 0.0, 12_000.0, 24_000, norm="slaney", mel_scale="slaney"
+    )
+    window = audio_utils.window_function(_WINDOW, "hann")
+    mel: NDArray[np.float64] = audio_utils.spectrogram(
+        samples.astype(np.float64), window, _WINDOW, _HOP, power=2.0, mel_filters=filters
+    )
+    return 10 * np.log10(np.maximum(mel, mel.max() * 1e-8))
+
+
+def _clicking(samples: Samples, borders: Sequence[int]) -> float:
+    """Share of borders whose second difference is among the highest hundredth of all places."""
+    around = np.convolve(np.square(np.diff(samples, 2)), np.ones(2 * _BORDER), mode="same")
+    return float(np.mean([around[border - 1] > np.quantile(around, 0.99) for border in borders]))
+
+
+if __name__ == "__main__":
+    part, directory, *given = sys.argv[1:]
+    if part == "synthesis":
+        answer(_synthesis(Path(directory), *given))
+    answer(list(_chunks(Path(directory))) if part == "chunks" else _floor(part, Path(directory), *given))

@@ -1,0 +1,181 @@
+"""How soon a spoken question is answered: realtime sessions, spoken to at the speed of speech.
+
+With ``by hand`` the client commits a question and asks for the answer with its last sample: with the prompt
+computed while the question is spoken, by each clamp of mel frames, and without.  ``turns`` are found by the
+server (``server_vad`` at its defaults), whose wait for the end of a question is counted, too: voice to voice.
+"""
+
+import asyncio
+import json
+import time
+from base64 import b64encode
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from itertools import count, product
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from websockets.asyncio.client import ClientConnection, connect
+
+from benchmarks.adapters.omnirelay import OmniRelay
+from benchmarks.measure.results import Measured, tell
+from benchmarks.measure.workload import answer_of
+from omnirelay.errors import OmniRelayError
+
+RATE: Final = 24_000
+PIECE_S: Final = 0.1
+PIECE_BYTES: Final = 2 * round(PIECE_S * RATE)
+TYPED: Final = {
+    "type": "message",
+    "role": "user",
+    "content": [{"type": "input_text", "text": "What is that?"}],
+}
+OTHERS_S: Final = 10.0
+"""Speech of each answer to clients beside."""
+ANSWER_TOKENS: Final = 8
+MOST_CODEC_TOKENS: Final = 500
+"""Of any answer; models that were not trained do not end by themselves."""
+VAD: Final = {"type": "server_vad"}
+WAYS: Final[dict[str, tuple[int, str, dict[str, str] | None]]] = {
+    "while it is spoken": (32_768, "recording", None),
+    "while it is spoken, causal clamp": (32_768, "causal", None),
+    "after its end": (0, "recording", None),
+    "turns found by the server": (32_768, "recording", VAD),
+}
+"""Tokens that may be computed early, the clamp, and who finds the end of a question."""
+
+
+def question(seconds: float, seed: int) -> bytes:
+    """A voice-like sound of 16-bit samples: syllables of changing pitch and loudness, and a little noise."""
+    generator = np.random.default_rng(seed)
+    samples = round(seconds * RATE)
+    syllables = -(-samples // (RATE // 5))
+    at = np.arange(samples) / RATE
+    loud = np.repeat(generator.uniform(0.1, 0.5, syllables), RATE // 5)[:samples]
+    pitch = np.repeat(generator.uniform(100, 220, syllables), RATE // 5)[:samples]
+    phase = 2 * np.pi * np.cumsum(pitch) / RATE
+    voice = sum(np.sin(order * phase) / order for order in range(1, 12)) * np.abs(np.sin(2.5 * np.pi * at))
+    sound = 0.5 * loud * voice + 10 ** (-55 / 20) * generator.normal(size=samples)
+    return (np.clip(sound, -1, 1) * 32767).astype("<i2").tobytes()
+
+
+async def questions(
+    model: Path, lengths: Sequence[float], repeats: int, loads: Sequence[int]
+) -> list[Measured]:
+    """Type, and ask questions of each length, in each way and beside so many others."""
+    rows = []
+    for way, (tokens, clamp, turns) in WAYS.items():
+        limits = {"early_prompt_tokens": tokens, "max_codec_tokens": MOST_CODEC_TOKENS}
+        changes = {"gateway": {"limits": limits}, "media": {"audio_clamp": clamp}}
+        async with OmniRelay(model, changes) as server:
+            seeds = count()
+            await ask(server.url, question(1.0, 99), next(seeds), turns)
+            for beside, seconds in product(loads, lengths):
+                tell(f"computed {way}, beside {beside}, {seconds:g} s")
+                numbers = [next(seeds) for _ in range(repeats)]
+                async with _others(server, beside):
+                    asked = [
+                        await ask(server.url, question(seconds, seed) if seconds else None, seed, turns)
+                        for seed in numbers
+                    ]
+                figures = ("first sample after, s", "prompt tokens", "left at the end")
+                values = {
+                    name: list(each) for name, each in zip(figures, zip(*asked, strict=True), strict=True)
+                }
+                what = f"{seconds:g} s" if seconds else "typed"
+                rows.append(Measured(f"{way}; {what}" + (f", beside {beside}" if beside else ""), values))
+    return rows
+
+
+@asynccontextmanager
+async def _others(server: OmniRelay, clients: int) -> AsyncIterator[None]:
+    """Let other clients ask, each again when it has its answer."""
+
+    async def again(client: int) -> None:
+        for number in count(1000 * client):
+            await server.answer(answer_of(OTHERS_S), number)
+
+    others = [asyncio.create_task(again(client)) for client in range(1, clients + 1)]
+    try:
+        await asyncio.sleep(OTHERS_S / 2 if others else 0)
+        yield
+    finally:
+        for other in others:
+            other.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+
+async def ask(
+    url: str, pcm: bytes | None, seed: int, turns: dict[str, str] | None = None
+) -> tuple[float, int, int]:
+    """Speak a question in a session of its own, or type :data:`TYPED`.
+
+    Returns:
+        Seconds from the last sample to the first of the answer, tokens of the prompt, and those of them that
+        were not in the prefix cache.
+
+    Raises:
+        OmniRelayError: The gateway refused an event.
+    """
+    address = url.replace("http:", "ws:") + "/v1/realtime?model=omnirelay"
+    async with connect(address, max_size=None) as socket:
+        # Another one each time, or the prefix cache would have the prompt of an earlier question.
+        settings = {
+            "type": "realtime",
+            "instructions": f"Answer question {seed}.",
+            "max_output_tokens": ANSWER_TOKENS,
+            "audio": {"input": {"turn_detection": turns}},
+        }
+        await _send(socket, "session.update", session=settings)
+        await _until(socket, "session.updated")
+        if pcm is not None:
+            await _speak(socket, pcm)
+        spoken = time.monotonic()
+        silence = None
+        if turns and pcm is not None:
+            silence = asyncio.create_task(_silence(socket))
+        elif pcm is not None:
+            await _send(socket, "input_audio_buffer.commit")
+        else:
+            await _send(socket, "conversation.item.create", item=TYPED)
+        if silence is None:
+            await _send(socket, "response.create")
+        await _until(socket, "response.output_audio.delta")
+        first_s = time.monotonic() - spoken
+        usage = (await _until(socket, "response.done"))["response"]["usage"]
+        if silence is not None:
+            silence.cancel()
+    tokens = usage["input_tokens"]
+    return first_s, tokens, tokens - usage["input_token_details"]["cached_tokens"]
+
+
+async def _speak(socket: ClientConnection, pcm: bytes) -> None:
+    began = time.monotonic()
+    for index, start in enumerate(range(0, len(pcm), PIECE_BYTES), 1):
+        # A piece is there when its last sample is spoken.
+        await asyncio.sleep(began + index * PIECE_S - time.monotonic())
+        await _append(socket, pcm[start : start + PIECE_BYTES])
+
+
+async def _silence(socket: ClientConnection) -> None:
+    while True:
+        await _speak(socket, bytes(PIECE_BYTES))
+
+
+async def _append(socket: ClientConnection, piece: bytes) -> None:
+    await _send(socket, "input_audio_buffer.append", audio=b64encode(piece).decode())
+
+
+async def _send(socket: ClientConnection, kind: str, **fields: Any) -> None:
+    await socket.send(json.dumps({"type": kind, **fields}))
+
+
+async def _until(socket: ClientConnection, kind: str) -> dict[str, Any]:
+    async for text in socket:
+        event: dict[str, Any] = json.loads(text)
+        if event["type"] == "error":
+            raise OmniRelayError(f"the gateway refused an event: {event['error']['message']}")
+        if event["type"] == kind:
+            return event
+    raise OmniRelayError(f"the gateway closed a session that waited for {kind}")

@@ -1,0 +1,156 @@
+"""WebSockets on ``/v1/responses``: one response after the other, each as its events."""
+
+import asyncio
+import logging
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from gateway.http.answer import HttpAnswer
+from gateway.http.connection import ClientGoneError
+from gateway.http.context import HttpContext
+from gateway.http.errors import body_of, status_of
+from gateway.http.fields import named
+from gateway.http.guards.keys import client_of
+from gateway.http.openai.response_writer import empty_response
+from gateway.http.openai.responses import CANCEL, NAMES, ResponseOptions, ResponsesApi
+from omnirelay.errors import CancelledRequestError, OmniRelayError
+from omnirelay.protocol import PIECE_BYTES, GenerateRequest
+
+IDLE_S: Final = 600.0
+"""Time limit between two messages of a client that waits for nothing."""
+MAX_WAITING: Final = 1
+"""Messages that wait for the response to an earlier one; further ones are not read before."""
+MAX_CANCEL: Final = 1024
+"""Characters of an event that cancels."""
+NORMAL: Final = 1000
+
+log = logging.getLogger(__name__)
+
+
+class ResponsesSocket:
+    """The endpoint; ``idle_s`` replaces :data:`IDLE_S` in tests."""
+
+    def __init__(self, context: HttpContext, api: ResponsesApi, idle_s: float = IDLE_S) -> None:
+        self._context = context
+        self._api = api
+        self._idle_s = idle_s
+
+    async def serve(self, socket: WebSocket) -> None:
+        """Serve one client until it disconnects, or is idle."""
+        await socket.accept()
+        connection = _Connection(socket, self._context, self._api)
+        tasks = [asyncio.create_task(connection.read(self._idle_s)), asyncio.create_task(connection.answer())]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            done.pop().result()
+        except (ClientGoneError, WebSocketDisconnect) as error:
+            log.debug("a client of /v1/responses disconnected: %s", error)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class _Connection:
+    """One client: what it asked for, and the response that is being generated."""
+
+    def __init__(self, socket: WebSocket, context: HttpContext, api: ResponsesApi) -> None:
+        self._socket = socket
+        self._context = context
+        self._api = api
+        self._waiting: asyncio.Queue[str] = asyncio.Queue(MAX_WAITING)
+        self._answering = asyncio.Lock()
+        self._current: HttpAnswer | None = None
+
+    async def read(self, idle_s: float) -> None:
+        """Take messages until the client disconnects, or is idle."""
+        while True:
+            try:
+                async with asyncio.timeout(idle_s):
+                    message = await self._socket.receive()
+            except TimeoutError:
+                if self._answering.locked():
+                    continue
+                await self._socket.close(NORMAL, "idle")
+                return
+            if message["type"] == "websocket.disconnect":
+                return
+            text = message.get("text") or ""
+            if not self._cancels(text):
+                await self._waiting.put(text)
+
+    async def answer(self) -> None:
+        """Answer one message after the other."""
+        while True:
+            text = await self._waiting.get()
+            async with self._answering:
+                try:
+                    await self._respond(text)
+                except OmniRelayError as error:
+                    self._context.told(error)
+                    await self._send(_error_event(error))
+
+    def _cancels(self, text: str) -> bool:
+        """Whether a message cancels a response; the one in progress is cancelled if it is meant."""
+        if len(text) > MAX_CANCEL or CANCEL not in text:
+            return False
+        try:
+            event = msgspec.json.decode(text)
+        except (msgspec.DecodeError, UnicodeEncodeError):
+            return False
+        if not isinstance(event, dict) or event.get("type") != CANCEL:
+            return False
+        current = self._current
+        if current is not None and event.get("response_id") in (None, f"resp_{current.request_id}"):
+            self._context.gateway.cancel(current.request_id)
+        return True
+
+    async def _respond(self, text: str) -> None:
+        client_of(self._socket.scope).check()
+        body = bytearray(text, "utf-8", "surrogatepass")
+        read = partial(self._api.read, self._socket, body, event=True)
+        options, request = await asyncio.to_thread(read) if len(body) > PIECE_BYTES else read()
+        self._context.require_model(options.model)
+        if not options.generate:
+            await self._keep_only(options)
+            return
+        answer = self._current = await self._submit(request)
+        del request
+        writer = self._api.writer(self._socket, options, answer)
+        try:
+            async for event in writer.events():
+                await self._send(event)
+        except CancelledRequestError:
+            await self._send(writer.cancelled())
+        finally:
+            self._current = None
+            answer.close()
+
+    async def _submit(self, request: GenerateRequest) -> HttpAnswer:
+        account = self._context.account(self._socket)
+        with named(NAMES):
+            return HttpAnswer(await self._context.gateway.submit(request, account), NAMES)
+
+    async def _keep_only(self, options: ResponseOptions) -> None:
+        """Keep the input of a request that asks for no output, for one that continues it."""
+        response = empty_response(self._context.model)
+        self._api.keep(self._socket, response["id"], options, "")
+        for number, kind in enumerate(("created", "completed")):
+            await self._send({"type": f"response.{kind}", "sequence_number": number, "response": response})
+
+    async def _send(self, event: dict[str, Any]) -> None:
+        try:
+            await self._socket.send_text(msgspec.json.encode(event).decode())
+        except (WebSocketDisconnect, RuntimeError) as error:
+            # Starlette raises RuntimeError if this side has closed the connection meanwhile.
+            raise ClientGoneError from error
+
+
+def _error_event(error: OmniRelayError) -> dict[str, Any]:
+    """Describe an error in both of OpenAI's forms: as an object, and by fields of the event."""
+    shown = body_of(error)["error"]
+    fields = {name: shown[name] for name in ("code", "message", "param")}
+    return {"type": "error", "sequence_number": 0, "status": status_of(error), "error": shown, **fields}

@@ -1,0 +1,78 @@
+"""``/tokenize`` and ``/detokenize``, as vLLM has them."""
+
+from functools import partial
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.http.body import read_body, read_object
+from gateway.http.context import HttpContext
+from gateway.http.errors import json_response
+from gateway.http.fields import read_fields
+from gateway.http.openai.chat_request import read_chat
+from gateway.http.openai.completions import read_completion
+from gateway.http.openai.strings import Body, parse
+from omnirelay.protocol import GenerateRequest
+
+
+class _Ids(msgspec.Struct, frozen=True):
+    """Token ids that become text; those outside the vocabulary have no text."""
+
+    tokens: Annotated[list[Annotated[int, Meta(ge=0, lt=2**31)]], Meta(max_length=2**20)]
+    model: str | None = None
+
+
+class TokensApi:
+    """The endpoints."""
+
+    def __init__(self, context: HttpContext) -> None:
+        self._context = context
+
+    async def tokenize(self, request: Request) -> Response:
+        """Answer the token ids of a text, or of a conversation with one placeholder for each of its media.
+
+        Raises:
+            InvalidRequestError: It is invalid, or too long.
+        """
+        context = self._context
+        read = partial(_read, model=context.model, max_item_bytes=context.max_item_bytes)
+        model, with_texts, asked = await read_body(request, context, read)
+        context.require_model(model)
+        ids = await context.gateway.tokenize(asked, context.account(request))
+        return json_response(
+            {
+                "count": len(ids),
+                "max_model_len": context.gateway.registry.max_positions("thinker"),
+                "tokens": ids,
+                "token_strs": [self._shown(each) for each in ids] if with_texts else None,
+            }
+        )
+
+    async def detokenize(self, request: Request) -> Response:
+        """Answer the text of token ids, without that of special tokens.
+
+        Raises:
+            InvalidRequestError: It is invalid.
+        """
+        asked = await read_body(request, self._context, lambda body: read_fields(read_object(body), _Ids))
+        self._context.require_model(asked.model or self._context.model)
+        gateway = self._context.gateway
+        data = b"".join(gateway.token_bytes(each) for each in asked.tokens if not gateway.is_special(each))
+        return json_response({"prompt": data.decode(errors="replace")})
+
+    def _shown(self, token_id: int) -> str:
+        return self._context.gateway.token_bytes(token_id).decode(errors="replace")
+
+
+def _read(body: bytearray, model: str, max_item_bytes: int) -> tuple[str, bool, GenerateRequest]:
+    """Parse and check a body: the model, whether the tokens' texts are wanted, and what is tokenized."""
+    values, strings = parse(body, max_item_bytes)
+    with_texts = values.pop("return_token_strs", False) is True
+    # No tokenizer of these models adds any.
+    values.pop("add_special_tokens", None)
+    given = Body({"model": model, **values}, strings)
+    options, asked = read_chat(given, 1) if "messages" in values else read_completion(given, 1)
+    return options.model, with_texts, asked

@@ -1,1 +1,0 @@
-"""Functions that the model may call in a session."""

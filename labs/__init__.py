@@ -1,0 +1,1 @@
+"""What is neither shipped nor needed to serve: the training of the default checkpoint."""

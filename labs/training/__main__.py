@@ -1,0 +1,144 @@
+"""Command line: ``python -m labs.training [PART] --state DIR [--hours H]``.
+
+Without a part, all are made in order.  An interrupted run is resumed.
+"""
+
+import argparse
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+import transformers
+
+from checkpoint.compact import compress
+from labs.training.data import codes
+from labs.training.data.corpus import SpeechCorpus, make_corpus
+from labs.training.data.hearing import Hearing, make_hearing
+from labs.training.export import export
+from labs.training.measure import evaluation
+from labs.training.parts import dit, talker, thinker, vocoder
+from labs.training.parts.loop import Stop, Training
+from labs.training.parts.origin import origin_of, start_from
+from omnirelay.errors import OmniRelayError
+
+_logger = logging.getLogger(__name__)
+
+
+def _corpus(state: Path) -> SpeechCorpus:
+    return make_corpus(state / "corpus")
+
+
+def _make_corpus(state: Path, _stop: Stop) -> None:
+    _corpus(state)
+
+
+def _make_codes(state: Path, _stop: Stop) -> None:
+    codes.make_codes(_corpus(state), _codes_file(state))
+
+
+def _codes_file(state: Path) -> Path:
+    return state / "codes.safetensors"
+
+
+def _train_vocoder(state: Path, stop: Stop) -> Training:
+    return vocoder.train(_corpus(state), state, stop)
+
+
+def _train_dit(state: Path, stop: Stop) -> Training:
+    corpus = _corpus(state)
+    return dit.train(corpus, codes.make_codes(corpus, _codes_file(state)), state, stop)
+
+
+def _hearing(state: Path) -> Hearing:
+    return make_hearing(state / "hearing")
+
+
+def _make_hearing(state: Path, _stop: Stop) -> None:
+    _hearing(state)
+
+
+def _train_thinker(state: Path, stop: Stop) -> Training:
+    return thinker.train(_hearing(state), state, stop)
+
+
+def _train_talker(state: Path, stop: Stop) -> Training:
+    corpus = _corpus(state)
+    ids = codes.make_codes(corpus, _codes_file(state))
+    return talker.train(corpus, ids, _hearing(state), state, stop)
+
+
+def _evaluate(state: Path, _stop: Stop) -> None:
+    corpus = _corpus(state)
+    evaluation.evaluate(state, corpus, codes.make_codes(corpus, _codes_file(state)))
+
+
+def _export(state: Path, _stop: Stop) -> None:
+    export(state, None if origin_of(state) else _corpus(state), state / "checkpoint")
+    compress(state / "checkpoint", state / "compact")
+
+
+PARTS: dict[str, Callable[[Path, Stop], Training | None]] = {
+    "corpus": _make_corpus,
+    "codes": _make_codes,
+    "vocoder": _train_vocoder,
+    "dit": _train_dit,
+    "hearing": _make_hearing,
+    "thinker": _train_thinker,
+    "talker": _train_talker,
+    "evaluation": _evaluate,
+    "export": _export,
+}
+
+TUNED = ("hearing", "thinker", "export")
+"""What is made of a checkpoint to start from; its talker, DiT and vocoder stay."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Make the requested parts; return the exit status, 3 if the time limit was reached."""
+    parser = argparse.ArgumentParser(prog="python -m labs.training", description=__doc__)
+    parser.add_argument("part", nargs="?", choices=[*PARTS, "all"], default="all")
+    parser.add_argument(
+        "--state", type=Path, required=True, metavar="DIR", help="state directory; what it holds is resumed"
+    )
+    parser.add_argument(
+        "--from",
+        type=Path,
+        dest="origin",
+        metavar="DIR",
+        help="a compact checkpoint to start from; parts that are not trained are taken from it",
+    )
+    parser.add_argument("--hours", type=float, default=24.0, help="stop after so long (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=1, help="threads of PyTorch (default: %(default)s)")
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", stream=sys.stderr)
+    logging.getLogger("checkpoint").setLevel(logging.INFO)
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(options.threads)
+    options.state.mkdir(parents=True, exist_ok=True)
+    stop = Stop(options.hours)
+    try:
+        if options.origin is not None:
+            start_from(options.origin, options.state)
+        with stop.on_signals():
+            every = TUNED if origin_of(options.state) else tuple(PARTS)
+            finished = _run(every if options.part == "all" else (options.part,), options.state, stop)
+    except OmniRelayError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+    return 0 if finished else 3
+
+
+def _run(parts: Sequence[str], state: Path, stop: Stop) -> bool:
+    for part in parts:
+        training = PARTS[part](state, stop)
+        if training is not None and not training.finished:
+            _logger.info("%s: stopped at step %d of %d", part, training.steps, training.recipe.steps)
+            return False
+        _logger.info("%s: done", part)
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,44 @@
+"""Qwen3-Omni's code2wav, as the stage takes it."""
+
+import copy
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from omnirelay.errors import CheckpointError
+from services.families.qwen3_omni.code2wav.model import WHOLE, Code2WavForSynthesis, geometry_of
+from services.families.qwen3_omni.code2wav.synthesizer import PieceWork
+from services.token2wav.family import SynthesisFamily
+
+
+def code2wav_config(config: Any) -> Any:
+    """A copy of code2wav's part of a whole model's configuration, which may be changed for vLLM."""
+    whole = getattr(config, "code2wav_config", None)
+    if whole is None:
+        return config if hasattr(config, WHOLE) else None
+    nominal = copy.deepcopy(whole)
+    setattr(nominal, WHOLE, whole)
+    return nominal
+
+
+def voices(directory: Path) -> Sequence[str]:
+    """The voices that a checkpoint's ``config.json`` names; raises CheckpointError if there is none."""
+    try:
+        config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+        names = list(config["talker_config"]["speaker_id"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{directory}: config.json names no voices: {error!r}") from error
+    if not names:
+        raise CheckpointError(f"{directory}: config.json names no voices: speaker_id is empty")
+    return names
+
+
+TOKEN2WAV: Final = SynthesisFamily(
+    architecture="OmniRelayCode2Wav",
+    model=Code2WavForSynthesis,
+    config=code2wav_config,
+    geometry=geometry_of,
+    work=lambda config, budget: PieceWork(geometry_of(config), budget),
+    voices=voices,
+)

@@ -1,0 +1,104 @@
+"""Chunks of codec frames become audio, each behind what the chunk before it has left."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from omnirelay.errors import InvalidRequestError
+from services.families.qwen3_omni.code2wav.vocoder import Stream, StreamedCode2Wav
+from services.families.qwen3_omni.codec import UNIT_SAMPLES
+from services.token2wav.chunks import CodecGeometry
+from services.token2wav.family import Budget, Cost
+from services.token2wav.synthesis import SynthesisChunk
+
+
+@dataclass(frozen=True)
+class PieceWork:
+    """See :class:`services.token2wav.family.Work`: an advance of a chunk makes a piece of it audio."""
+
+    geometry: CodecGeometry
+    budget: Budget
+
+    def advances(self, chunk: SynthesisChunk) -> int:
+        """As many pieces as the budget of a step asks for, of at least a frame."""
+        return -(-chunk.target_frames // max(1, self.budget.vocoder // self._units))
+
+    def cost(self, chunk: SynthesisChunk, done: int) -> Cost:
+        """How long the next piece lasts."""
+        return Cost(0, self._units * len(piece_of(chunk, done, self.advances(chunk))))
+
+    @property
+    def _units(self) -> int:
+        """Units of a frame."""
+        return max(1, self.geometry.unit_samples // UNIT_SAMPLES)
+
+    def check(self, chunk: SynthesisChunk) -> None:
+        """Raise InvalidRequestError at a target that is empty or not within the chunk's codec ids."""
+        end = chunk.start + self.geometry.window_frames(chunk.codes)
+        if not 0 <= chunk.start < chunk.target_end <= end:
+            raise InvalidRequestError(
+                f"target {chunk.start}..{chunk.target_end} is empty or not within {chunk.start}..{end}"
+            )
+
+
+def piece_of(chunk: SynthesisChunk, number: int, pieces: int) -> range:
+    """The frames, counted from the chunk's start, of one of so many pieces."""
+    frames = chunk.target_frames
+    return range(frames * number // pieces, frames * (number + 1) // pieces)
+
+
+@dataclass(eq=False)
+class ChunkState:
+    """A chunk in work."""
+
+    chunk: SynthesisChunk
+    codes: torch.Tensor  # int64 ``[frames, groups]`` of the target
+    stream: Stream
+    audio: list[torch.Tensor] = field(default_factory=list)
+
+
+class PieceSynthesizer:
+    """See :class:`services.token2wav.family.Synthesizer`.
+
+    On a CPU streams are computed one by one: ``together`` the last bits would depend on the neighbours.
+    """
+
+    def __init__(self, vocoder: StreamedCode2Wav, work: PieceWork, together: bool = False) -> None:
+        self._vocoder = vocoder
+        self._work = work
+        self._together = together
+
+    def prepare(self, chunk: SynthesisChunk) -> ChunkState:
+        """Begin behind what the stream's last chunk has left, which stays as it is until this one ends."""
+        left = chunk.stream.left or Stream()
+        groups = self._work.geometry.groups
+        codes = torch.tensor(chunk.codes[: chunk.target_frames * groups])
+        device = self._vocoder.code2wav.code_offset.device
+        return ChunkState(chunk, codes.view(-1, groups).to(device), Stream(left.frames, list(left.kept)))
+
+    def advance(self, states: Sequence[ChunkState], advances: Sequence[range]) -> None:
+        """Make pieces audio; those of equal length at once, if that is allowed."""
+        alike: dict[tuple[int, bool, int], list[tuple[ChunkState, range]]] = defaultdict(list)
+        for index, (state, taken) in enumerate(zip(states, advances, strict=True)):
+            pieces = self._work.advances(state.chunk)
+            frames = range(
+                piece_of(state.chunk, taken.start, pieces).start,
+                piece_of(state.chunk, taken.stop - 1, pieces).stop,
+            )
+            key = len(frames), bool(state.stream.kept), 0 if self._together else index
+            alike[key].append((state, frames))
+        for members in alike.values():
+            codes = torch.stack([state.codes[frames.start : frames.stop] for state, frames in members])
+            audio = self._vocoder([state.stream for state, _ in members], codes)
+            for (state, _), own in zip(members, audio, strict=True):
+                state.audio.append(own)
+
+    def finished(self, state: ChunkState) -> torch.Tensor | None:
+        """The chunk's samples after its last piece."""
+        before = state.chunk.stream.left
+        if state.stream.frames - (before.frames if before else 0) < state.chunk.target_frames:
+            return None
+        state.chunk.stream.left = state.stream
+        return torch.cat(state.audio).float() if not state.chunk.silent else state.audio[0].new_empty(0)

@@ -1,0 +1,96 @@
+"""Qwen3-Omni's talker, as the stage takes it."""
+
+from typing import Any, Final
+
+from omnirelay.errors import CheckpointError, UnknownSpeakerError
+from omnirelay.status import CodecDefaults
+from services.families.qwen3_omni import files
+from services.families.qwen3_omni.codec import frame_samples, trimmed_samples
+from services.families.qwen3_omni.talker.model import SUPPRESSED, FrameTalker
+from services.talker.family import CodecSpec, SpeechRules, TalkerFamily
+
+START_POSITIONS: Final = 9
+"""The begin of the assistant's turn, marks of a reply without thoughts, the voice, the first reply token."""
+TEXT_ALONE: Final = 3
+"""So many of them have no codec id."""
+DEFAULTS: Final = CodecDefaults(temperature=0.9, top_k=50, top_p=1.0, repetition_penalty=1.05)
+"""Of the reference's ``generate``."""
+_SPECIAL: Final = (
+    "codec_nothink_id",
+    "codec_think_bos_id",
+    "codec_think_eos_id",
+    "codec_pad_id",
+    "codec_bos_id",
+    "codec_eos_token_id",
+)
+
+
+def talker_config(config: Any) -> Any:
+    """The talker's part of a configuration; raises CheckpointError if its positions are no M-RoPE's."""
+    talker = getattr(config, "talker_config", None)
+    if talker is None:
+        return config
+    text = talker.text_config
+    rope = dict(text.rope_parameters or {})
+    if rope.get("rope_type", "default") != "default":
+        raise CheckpointError(
+            f"config.json: the rope_type of talker_config is {rope.get('rope_type')!r}, not 'default'"
+        )
+    # Taken out before vLLM sees them: it would compute positions of media of its own.
+    text.talker_mrope_section = rope.pop("mrope_section", [24, 20, 20])
+    rope.pop("interleaved", None)
+    rope.pop("mrope_interleaved", None)
+    text.rope_parameters = rope
+    text.head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    # The reference makes each layer a mixture, whatever these say.
+    text.mlp_only_layers, text.decoder_sparse_step = [], 1
+    text.code_predictor = talker.code_predictor_config
+    text.frame_samples = frame_samples(config.code2wav_config)
+    text.trimmed_samples = trimmed_samples(config.code2wav_config)
+    text.speaker_id = {name.lower(): id_ for name, id_ in (talker.speaker_id or {}).items()}
+    for name in _SPECIAL:
+        setattr(text, name, getattr(talker, name))
+    text.text_alone_id = _unused_id(text)
+    text.architectures = [files.TALKER]
+    return text
+
+
+def _unused_id(config: Any) -> int:
+    """An id that is neither drawn nor in a prompt: it stands where a position has no codec id."""
+    used = {*config.speaker_id.values(), *(getattr(config, name) for name in _SPECIAL)}
+    unused = set(range(config.vocab_size - SUPPRESSED, config.vocab_size)) - used
+    if not unused:
+        raise CheckpointError("config.json: talker_config uses each of its special codec ids")
+    return max(unused)
+
+
+def speech_rules(config: Any) -> SpeechRules:
+    """How the checkpoint speaks, by what :func:`talker_config` returned."""
+
+    def prompt(length: int, speaker: str) -> list[int]:
+        voice = config.speaker_id.get(speaker.lower())
+        if voice is None:
+            raise UnknownSpeakerError(f"there is no speaker {speaker!r}")
+        thinks_not = [config.codec_nothink_id, config.codec_think_bos_id, config.codec_think_eos_id]
+        alone = [config.text_alone_id] * (length + TEXT_ALONE)
+        return [*alone, *thinks_not, voice, config.codec_pad_id, config.codec_bos_id]
+
+    return SpeechRules(
+        row_width=config.hidden_size,
+        start_positions=START_POSITIONS,
+        prompt=prompt,
+        end_tokens=[config.codec_eos_token_id],
+        codec=CodecSpec(
+            frame_samples=config.frame_samples,
+            trimmed_samples=config.trimmed_samples,
+            groups=config.code_predictor.num_code_groups,
+            ids=config.vocab_size - SUPPRESSED,
+            codes_per_message=1,
+        ),
+        defaults=DEFAULTS,
+    )
+
+
+TALKER: Final = TalkerFamily(
+    architecture=files.TALKER, model=FrameTalker, config=talker_config, speech=speech_rules
+)

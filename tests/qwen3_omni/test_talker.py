@@ -1,0 +1,97 @@
+"""The talker of Qwen3-Omni says what transformers' says, in all codebooks, alone and beside others."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from services.families.qwen3_omni.talker.family import TALKER
+from services.talker.service import TalkerService
+from shared.config import EngineConfig, TalkerConfig
+from shared.messages import CodecDelta, ResumedSpeech, SpeechStart, StageEvent, Token2WavInput
+from tests.qwen3_omni.tiny import GROUPS, Reference, Spoken, prompt_of
+from tests.support.edges import Edge, MakeEdge
+from tests.support.talking import rows_message
+from tests.support.thinking import speech_of
+
+FRAMES = 12
+
+
+class Talking:
+    """A talker, and the frames that came out of it."""
+
+    def __init__(self, checkpoint: Path, make_edge: MakeEdge) -> None:
+        self.gateway: Edge[StageEvent] = make_edge(StageEvent)
+        token2wav: Edge[Token2WavInput] = make_edge(Token2WavInput)
+        engine = EngineConfig(max_model_len=512, kv_cache_memory_bytes=32 * 2**20)
+        self.service = TalkerService(
+            TALKER, checkpoint, TalkerConfig(engine=engine), self.gateway.push, token2wav.push
+        )
+
+    def say(
+        self,
+        spoken: dict[str, Spoken],
+        speakers: dict[str, str],
+        resume: ResumedSpeech | None = None,
+        **sampling: Any,
+    ) -> dict[str, list[list[int]]]:
+        """Give rows, and wait for all frames."""
+        for name, each in spoken.items():
+            speech = speech_of(speaker=speakers[name], max_tokens=FRAMES, **sampling)
+            self.service.accept(
+                SpeechStart(
+                    request_id=name, prompt_tokens=each.prompt_rows, priority=0, speech=speech, resume=resume
+                )
+            )
+            positions = torch.arange(each.rows.shape[0]).expand(3, -1)
+            self.service.accept(rows_message(name, each.rows, positions, last=True))
+        found: dict[str, list[int]] = {name: [] for name in spoken}
+        while self.service.ready:
+            assert self.service.step() == {}
+            for event in self.gateway.take():
+                assert isinstance(event, CodecDelta)
+                found[event.request_id] += event.token_ids
+        return {
+            name: [codes[at : at + GROUPS] for at in range(0, len(codes), GROUPS)]
+            for name, codes in found.items()
+        }
+
+
+@pytest.fixture(scope="session")
+def talking(checkpoint: Path, make_edge: MakeEdge, experts: None) -> Talking:
+    return Talking(checkpoint, make_edge)
+
+
+def test_frames_are_the_references(talking: Talking, reference: Reference) -> None:
+    asked = {
+        "one": (prompt_of(40, 41, 42), "ethan", 5),
+        "two": (prompt_of(*range(50, 90), system=6), "chelsie", 9),
+        "three": (prompt_of(33), "ethan", 2),
+    }
+    spoken = {
+        name: reference.speak(prompt, speaker, tokens, FRAMES + 1)
+        for name, (prompt, speaker, tokens) in asked.items()
+    }
+    speakers = {name: speaker for name, (_, speaker, _) in asked.items()}
+    assert len({str(each.frames) for each in spoken.values()}) == len(spoken), "equal answers are no test"
+    for name in asked:
+        alone = talking.say({name: spoken[name]}, speakers)
+        assert alone[name] == spoken[name].frames[:FRAMES]
+    assert talking.say(spoken, speakers) == {name: each.frames[:FRAMES] for name, each in spoken.items()}
+
+
+def test_sampled_frames_depend_on_the_seed_alone(talking: Talking, reference: Reference) -> None:
+    sampling: Any = {"temperature": 0.9, "top_k": 50, "repetition_penalty": 1.05, "min_tokens": FRAMES}
+    spoken = reference.speak(prompt_of(40, 41, 42), "ethan", 5, 2)
+
+    def say(*names: str, seed: int = 7, resume: ResumedSpeech | None = None) -> dict[str, list[list[int]]]:
+        speakers = dict.fromkeys(names, "ethan")
+        return talking.say(dict.fromkeys(names, spoken), speakers, resume, seed=seed, **sampling)
+
+    alone = say("alone")["alone"]
+    assert say("a", "b", "c") == dict.fromkeys("abc", alone)
+    begun = ResumedSpeech(codec_token_ids=[code for frame in alone[:5] for code in frame])
+    assert say("again", resume=begun)["again"] == alone[5:]
+    other = say("other", seed=8)["other"]
+    assert all(any(one[at] != two[at] for one, two in zip(alone, other, strict=True)) for at in range(GROUPS))

@@ -1,0 +1,180 @@
+"""What Qwen3-Omni's thinker sees and hears: its text, rows and positions are transformers'."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn.functional import pad
+from transformers import Qwen3OmniMoeProcessor, WhisperFeatureExtractor
+
+from checkpoint.qwen3_omni import TINY
+from services.families.qwen2_5_omni.thinker.spans import Grid, VisualSpan, mrope_positions
+from services.families.qwen3_omni.thinker.media import TokenClock, audio_tokens
+from services.thinker.media.decoded import DecodedAudio
+from shared.messages import ThinkRequest
+from tests.qwen3_omni.test_thinker import check
+from tests.qwen3_omni.tiny import Reference, Spoken
+from tests.support.conversations import Conversation, Item, Processor, asks, examples
+from tests.support.media import encode_audio, speech
+from tests.support.thinking import ThinkerRig, speech_of, thinker_request
+
+IDS = TINY.special_ids
+TEXT = 6
+
+
+class OneByOne(WhisperFeatureExtractor):
+    """The reference's extractor, which is given recordings one by one: as if each were the only one."""
+
+    def __call__(self, sounds: Any, *options: Any, **named: Any) -> Any:
+        each = [super(OneByOne, self).__call__([sound], *options, **named) for sound in sounds]
+        most = max(one["input_features"].shape[2] for one in each)
+        joined = each[0]
+        for name in joined:
+            tensors = [torch.as_tensor(np.asarray(one[name])) for one in each]
+            joined[name] = torch.cat([pad(tensor, (0, most - tensor.shape[-1])) for tensor in tensors])
+        return joined
+
+
+class Qwen3Processor(Processor):
+    frame_rate = 1.0
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory, Qwen3OmniMoeProcessor)
+        self._processor.feature_extractor = OneByOne.from_pretrained(directory)
+
+
+@pytest.fixture(scope="module")
+def processor(checkpoint: Path) -> Qwen3Processor:
+    return Qwen3Processor(checkpoint)
+
+
+def named(name: str) -> str:
+    return name.replace(" ", "-").replace(",", "").replace("'", "")
+
+
+def request_of(name: str, conversation: Conversation, processor: Processor) -> ThinkRequest:
+    return thinker_request(
+        named(name),
+        processor.prompt(conversation),
+        speech=speech_of("ethan"),
+        media=conversation.media,
+        use_audio_in_video=conversation.use_audio_in_video,
+        max_tokens=TEXT,
+        min_tokens=TEXT,
+    )
+
+
+def expected(conversation: Conversation, processor: Processor, reference: Reference) -> Spoken:
+    inputs: dict[str, Any] = dict(processor.inputs(conversation))
+    prompt = inputs.pop("input_ids")[0].tolist()
+    del inputs["attention_mask"]
+    heard = conversation.use_audio_in_video
+    return reference.speak(prompt, "ethan", TEXT, 2, **inputs, use_audio_in_video=heard)
+
+
+@pytest.fixture(scope="module")
+def answers(processor: Processor, reference: Reference) -> dict[str, Spoken]:
+    return {name: expected(each, processor, reference) for name, each in examples().items()}
+
+
+def wav(seconds: float) -> Item:
+    """A recording of so many seconds."""
+    said = np.tile(speech(), 8)[: round(seconds * 16_000)]
+    return Item("audio", encode_audio(said, 16_000, "wav"))
+
+
+@pytest.mark.parametrize("name", examples())
+def test_text_and_rows(
+    thinker: ThinkerRig, processor: Processor, answers: dict[str, Spoken], name: str
+) -> None:
+    thinker.run(request_of(name, examples()[name], processor))
+    check(thinker, named(name), answers[name])
+    usage = thinker.texts[named(name)][0].prompt
+    assert usage is not None
+    assert usage.tokens == len(answers[name].prompt)
+
+
+def test_all_at_once(thinker: ThinkerRig, processor: Processor, answers: dict[str, Spoken]) -> None:
+    thinker.run(*(request_of(name, each, processor) for name, each in examples().items()))
+    for name, spoken in answers.items():
+        check(thinker, named(name), spoken)
+
+
+@pytest.mark.parametrize("name", ["everything, with two videos' sound", "three turns"])
+def test_steps_that_cut_through_media(
+    chunked: ThinkerRig, processor: Processor, answers: dict[str, Spoken], name: str
+) -> None:
+    chunked.run(request_of(name, examples()[name], processor))
+    check(chunked, named(name), answers[name])
+    chunked.run(request_of(f"{name} again", examples()[name], processor))
+    check(chunked, named(f"{name} again"), answers[name])
+    usage = chunked.texts[named(f"{name} again")][0].prompt
+    assert usage is not None
+    assert usage.cached_tokens >= len(answers[name].prompt) // 64 * 32
+
+
+@pytest.mark.parametrize("seconds", [0.37, 1.0, 7.995, 8.42, 16.0, 17.203])
+def test_recordings_of_several_windows(
+    thinker: ThinkerRig, processor: Processor, reference: Reference, seconds: float
+) -> None:
+    """Beside others, whose last seconds are of other lengths: what is heard depends on nothing else."""
+    conversation = asks(wav(seconds), "What?")
+    others = {f"other{more}": asks(wav(more), "Who?") for more in (0.2, 0.9, 2.5)}
+    asked = {"a": conversation, **others}
+    thinker.run(*(request_of(name, each, processor) for name, each in asked.items()))
+    for name, each in asked.items():
+        check(thinker, name, expected(each, processor, reference))
+
+
+def test_a_recording_grows(thinker: ThinkerRig) -> None:
+    """Its windows are those of the encoder's attention; less than a second stays with the one before."""
+    rules: Any = thinker.service._media
+    found = {}
+    for seconds in (7.0, 8.5, 9.5, 16.5):
+        data = DecodedAudio(np.tile(speech(), 8)[: round(seconds * 16_000)])
+        item = rules.prepare("digest", data, "audio 1")
+        found[seconds] = [window.digest for window in rules.settled(item).features]
+        assert item.tokens == audio_tokens(round(seconds * 100))
+    assert [len(digests) for digests in found.values()] == [0, 0, 1, 1]
+    assert found[9.5] == found[16.5]
+
+
+@given(times=st.integers(1, 6), height=st.integers(1, 12), width=st.integers(1, 4), heard=st.integers(1, 60))
+def test_sound_and_pictures_alternate_as_the_references(
+    reference: Reference, times: int, height: int, width: int, heard: int
+) -> None:
+    clock = TokenClock(13.0, 0, 2)
+    grid = Grid.of((times, 2 * height, 2 * width), 1.0, clock)
+    span = VisualSpan(4, grid, heard)
+    runs = [
+        IDS[f"<|{kind}_pad|>"]
+        for kind, first, last in clock.interleave(grid, heard)
+        for _ in range(last - first)
+    ]
+    frames = next(count for count in range(1, 1000) if audio_tokens(count) == heard)
+    ids = [
+        40,
+        41,
+        IDS["<|vision_start|>"],
+        IDS["<|audio_start|>"],
+        *runs,
+        IDS["<|audio_end|>"],
+        IDS["<|vision_end|>"],
+        60,
+        61,
+    ]
+    positions, delta = reference.model.thinker.get_rope_index(
+        torch.tensor([ids]),
+        video_grid_thw=torch.tensor([[times, 2 * height, 2 * width]]),
+        attention_mask=torch.ones(1, len(ids)),
+        use_audio_in_video=True,
+        audio_seqlens=torch.tensor([frames]),
+        second_per_grids=torch.tensor([1.0]),
+    )
+    found = mrope_positions(len(ids), [span], clock)
+    assert found.tolist() == positions[:, 0].to(torch.int64).tolist()
+    assert found.max() + 1 - len(ids) == int(delta)

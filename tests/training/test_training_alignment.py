@@ -1,0 +1,184 @@
+"""What the encoders hear and see is compared with what was said and drawn, in the text's own embedding."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from labs.training.data.augmentation import SILENT
+from labs.training.data.hearing import make_hearing
+from labs.training.data.images import Scene, Thing
+from labs.training.parts import thinker, vocabulary
+from labs.training.parts.alignment import encoded, things_at, things_loss, words_at, words_loss
+from labs.training.parts.batches import Batch
+from tests.support.training import hum
+
+pytestmark = pytest.mark.training
+
+
+LENGTHS = [15, 3]
+SCENE = Scene(
+    (Thing("red", "circle", 0.1, 0.1, 0.1), Thing("blue", "square", 0.75, 0.75, 0.25)),
+    (),
+)
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return thinker.build()
+
+
+def ids_of(text: str) -> list[int]:
+    return vocabulary.tokenizer().encode(text, add_special_tokens=False).ids
+
+
+def even(length: int) -> torch.Tensor:
+    """The moments of tokens that are spread evenly over a question."""
+    return (torch.arange(length) + 0.5) / length
+
+
+def batch_of(model: Any, spoken: list[str], lengths: list[int]) -> Batch:
+    """A batch of recordings that have so many audio tokens each."""
+    audio, other = model.config.audio_token_index, ids_of(" what")[0]
+    ids = [[other] + [audio] * length + [other] * (max(lengths) + 1 - length) for length in lengths]
+    return Batch({"input_ids": torch.tensor(ids)}, [], [], [], spoken, [], [even(each) for each in lengths])
+
+
+def encode(model: Any, kind: str, batch: Batch) -> None:
+    place = torch.device("cpu")
+    if kind == "words":
+        model.get_audio_features(**batch.audio(place))
+    else:
+        model.get_image_features(**batch.images(place))
+
+
+def outputs_for(model: Any, texts: list[str]) -> torch.Tensor:
+    """Outputs of an encoder that hears each word for as long as it is thought to last."""
+    embedding = model.model.embed_tokens
+    ids = torch.cat([words_at(text, even(length)) for text, length in zip(texts, LENGTHS, strict=True)])
+    return embedding.weight.detach()[embedding.index[ids]]
+
+
+def test_a_word_lasts_as_long_as_it_has_letters() -> None:
+    decode = vocabulary.tokenizer().decode
+    heard_at = [decode([index]).strip() for index in words_at("what is zero", even(13)).tolist()]
+    assert heard_at == ["what"] * 5 + ["is"] * 3 + ["zero"] * 5
+    assert set(words_at("hello", even(7)).tolist()) == set(ids_of(" hello"))
+    assert len(words_at("what is two", even(2))) == 2
+    assert words_at("what is two", torch.tensor([0.0, 1.0])).tolist() == ids_of(" what") + ids_of(" two")
+
+
+def test_outputs_like_the_words_said_have_little_loss_and_others_more(model: Any) -> None:
+    spoken = ["what is two plus two", "hello"]
+    batch = batch_of(model, spoken, LENGTHS)
+    right = words_loss(model, outputs_for(model, spoken), batch)
+    wrong = words_loss(model, outputs_for(model, ["what is two plus three", "hello"]), batch)
+    swapped = words_loss(model, outputs_for(model, ["hello", "two"]), batch)
+    assert right < 0.05
+    assert right + 0.5 < wrong < swapped
+
+
+def test_two_recordings_of_one_dialogue_are_two(model: Any) -> None:
+    spoken = ["what is two plus two", "hello"]
+    audio, other = model.config.audio_token_index, ids_of(" what")[0]
+    ids = [other, *[audio] * LENGTHS[0], other, *[audio] * LENGTHS[1], other]
+    moments = [even(each) for each in LENGTHS]
+    together = Batch({"input_ids": torch.tensor([ids])}, [], [], [], spoken, [], moments)
+    outputs, apart = outputs_for(model, spoken), batch_of(model, spoken, LENGTHS)
+    assert words_loss(model, outputs, together) == words_loss(model, outputs, apart)
+
+
+def test_where_nothing_is_said_no_word_is_wanted(model: Any) -> None:
+    spoken, silent = ["what is two plus two", "hello"], torch.full((4,), SILENT)
+    lengths = [each + 4 for each in LENGTHS]
+    batch = batch_of(model, spoken, lengths)
+    said = [torch.cat([silent, even(LENGTHS[0])]), torch.cat([even(LENGTHS[1]), silent])]
+    # The last token is one that only the codec's padding made.
+    batch = dataclasses.replace(batch, moments=[said[0], said[1][:-1]])
+    first, second = outputs_for(model, spoken).split(LENGTHS)
+    other = outputs_for(model, ["goodbye", "goodbye"])[:4]
+    outputs = torch.cat([other, first, second, other])
+    assert words_loss(model, outputs, batch) < 0.05
+    nobody = dataclasses.replace(batch, moments=[torch.full((each,), SILENT) for each in lengths])
+    assert words_loss(model, outputs, nobody) < 0.01
+
+
+def test_outputs_much_larger_than_text_are_pulled_towards_its_size(model: Any) -> None:
+    batch = batch_of(model, ["hello", "hello"], LENGTHS)
+    outputs = outputs_for(model, ["hello", "hello"])
+    assert words_loss(model, outputs, batch) < words_loss(model, 40 * outputs, batch) - 1
+
+
+def test_a_thing_is_seen_where_it_was_drawn() -> None:
+    cells = [thing and thing.colour for thing in things_at(SCENE, 4, 4)]
+    assert cells == [
+        "red", None, None, None,
+        None, None, None, None,
+        None, None, "blue", "blue",
+        None, None, "blue", "blue",
+    ]  # fmt: skip
+    assert [thing and thing.colour for thing in things_at(SCENE, 1, 2)] == ["red", "blue"]
+
+
+def test_outputs_like_the_things_drawn_have_little_loss_and_others_more(model: Any) -> None:
+    embedding = model.model.embed_tokens
+    rows = embedding.weight.detach()
+
+    def outputs(first: Scene) -> torch.Tensor:
+        return torch.stack(
+            [
+                sum(rows[embedding.index[ids_of(f" {word}")[0]]] for word in (each.colour, each.shape))
+                if each is not None
+                else rows[embedding.index[ids_of(" what")[0]]]
+                for each in things_at(first, 4, 4)
+            ]
+        )
+
+    grid = torch.tensor([[1, 8, 8]])
+    batch = Batch({"image_grid_thw": grid}, [], [], [], [], [SCENE])
+    right = things_loss(model, outputs(SCENE), batch)
+    other = Scene((dataclasses.replace(SCENE.things[0], colour="green"), SCENE.things[1]), ())
+    neither = Scene(
+        tuple(dataclasses.replace(each, colour="white", shape="star") for each in SCENE.things), ()
+    )
+    assert right < 0.1
+    assert (
+        right + 0.5 < things_loss(model, outputs(other), batch) < things_loss(model, outputs(neither), batch)
+    )
+    assert things_loss(model, 40 * outputs(SCENE), batch) > right + 1
+
+
+@pytest.mark.parametrize("kind", ["words", "things"])
+def test_the_loss_trains_the_encoder_and_leaves_the_text_embedding_alone(tmp_path: Path, kind: str) -> None:
+    model = thinker.build().train()
+    hearing = make_hearing(tmp_path / "hearing", 4, hum)
+    examples = thinker.Examples(vocabulary.load_processor(tmp_path / "processor"), hearing)
+    batch = examples.draw(kind, 1, 3)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    encoder, token = {
+        "words": (model.audio_tower, model.config.audio_token_index),
+        "things": (model.visual, model.config.image_token_id),
+    }[kind]
+    losses = []
+    for _ in range(4):
+        optimizer.zero_grad()
+        with encoded(model) as outputs:
+            encode(model, kind, batch)
+        (output,) = outputs.values()
+        assert len(output) == (batch.inputs["input_ids"] == token).sum()
+        loss = {"words": words_loss, "things": things_loss}[kind](model, output, batch)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    assert model.model.embed_tokens.weight.grad is None
+    assert any(each.grad is not None and each.grad.norm() > 0 for each in encoder.parameters())
+
+
+def test_the_encoders_are_followed_no_longer_than_asked(model: Any) -> None:
+    with pytest.raises(ZeroDivisionError), encoded(model):
+        raise ZeroDivisionError
+    assert not model.audio_tower._forward_hooks
+    assert not model.visual._forward_hooks
