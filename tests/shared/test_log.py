@@ -37,7 +37,10 @@ def logging_state(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def lines(capfd: pytest.CaptureFixture[str]) -> list[str]:
-    logging.getLogger().handlers[0].flush()
+    handler: Any = logging.getLogger().handlers[0]
+    handler.flush()
+    # flush() waits no longer than a process may take to end, which on a busy machine is too short.
+    assert handler.writer.flush(60)
     captured = capfd.readouterr()
     assert captured.out == ""
     return captured.err.splitlines()
