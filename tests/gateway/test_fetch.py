@@ -195,7 +195,7 @@ def test_what_takes_too_long_is_given_up(authority: Authority, where: str) -> No
             began = time.monotonic()
             with pytest.raises(MediaUnreachableError, match=r"did not deliver it within 0\.2 s"):
                 await fetch(fetcher(authority, server, lookup, url_timeout_s=0.2), server, "/")
-            assert time.monotonic() - began < 5
+            assert time.monotonic() - began < 30
             never.set()
 
     run(scenario())

@@ -326,7 +326,7 @@ def test_a_context_ends_at_once_with_strangers_at_the_door(opened: Open, directo
         queue.close()
         started = time.monotonic()
         context.term()
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 30
         stranger.close()
     assert not guard(context).is_alive()
 

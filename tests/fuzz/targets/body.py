@@ -133,7 +133,7 @@ async def _converse(lines: list[bytes]) -> None:
         sent.append((kind, msgspec.json.decode(msgspec.json.encode(fields))))
 
     session = Session(api, account, EventTransport(send), "fuzz", VOICES, Settings())
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await session.begin()
         for line in lines[:16]:
             await _tell(session, line.decode("utf-8", "replace"))

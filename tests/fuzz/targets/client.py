@@ -50,7 +50,7 @@ async def _listen(greeting: list[bytes], rest: list[bytes]) -> list[object]:
             await feeding
             if not connecting.done():
                 reader.feed_eof()
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 await connecting
         return await _ask(client, reader, rest)
     except OmniRelayError as error:
@@ -65,7 +65,7 @@ async def _ask(client: AsyncClient, reader: asyncio.StreamReader, rest: list[byt
     await settle()
     await feed(reader, rest)
     reader.feed_eof()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         seen: list[object] = [await _events(answer) for answer in answers]
         await asyncio.wait({report})
     error = report.exception()

@@ -59,7 +59,7 @@ async def _serve(pieces: list[bytes]) -> bytes:
     transport.protocol.eof_received()
     transport.protocol.connection_lost(None)
     if tasks := set(server.server_state.tasks):
-        done, pending = await asyncio.wait(tasks, timeout=5)
+        done, pending = await asyncio.wait(tasks, timeout=60)
         assert not pending, "it goes on when nobody is there any more"
         for task in done:
             task.result()

@@ -59,7 +59,7 @@ async def _serve(pieces: list[bytes]) -> bytes:
     serving = asyncio.create_task(served.serve())
     await feed(reader, pieces)
     reader.feed_eof()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await serving
     writer.close()
     for message in _messages(bytes(transport.written)):
