@@ -290,15 +290,17 @@ class Gateway:
                 async with asyncio.timeout_at(due):
                     salt = self._cache_salt(account)
                     think = await self._intake.request(request, speaker, hold, traceparent, salt)
+                    partial = await self._intake.given(request, think, account.share)
             except TimeoutError as error:
                 raise late_error(lifecycle.state, deadline_s) from error
         if self._closed:
             raise CancelledRequestError("the gateway is shutting down")
-        partial, codec = request.resume, self.registry.codec()
+        codec = self.registry.codec()
         if partial is not None:
             check_partial(partial, think, codec, self._prompts.vocab_size, self._prompts.placeholders)
+        if request.resume is not None:
             # Again: another may have been admitted meanwhile.
-            self._end_earlier(partial, account)
+            self._end_earlier(request.resume, account)
         request_id = think.request_id
         self._admission.enter(request_id, think.priority, account.share, think.speech is not None)
         lifecycle.move(RequestState.QUEUED)
@@ -308,14 +310,14 @@ class Gateway:
             self._prompts.detokenizer(request.stop),
             loop.call_at(due, self._expire, request_id, deadline_s),
             hold,
-            RequestMeter(self.metrics, lifecycle, pace=self._pace(think) if partial is None else None),
+            RequestMeter(self.metrics, lifecycle, pace=self._pace(think) if request.resume is None else None),
             trace,
             near=near,
             resumable=request.resumable,
         )
         self._active[request_id] = active
         try:
-            whole = partial is not None and self._go_on(active, partial)
+            whole = partial is not None and self._go_on(active, request.resume)
         except BaseException:
             # Nothing else ends a request whose client gets no stream.
             active.timer.cancel()
@@ -338,13 +340,16 @@ class Gateway:
             if earlier.stream.belongs_to(account) and name in (request_id, earlier.continues):
                 self.cancel(request_id, "the client goes on with the answer by another request")
 
-    def _go_on(self, active: ActiveRequest, partial: PartialAnswer) -> bool:
-        """Begin behind a partial answer; return whether nothing is missing, and the request has ended."""
+    def _go_on(self, active: ActiveRequest, earlier: PartialAnswer | None) -> bool:
+        """Begin behind what there is of the answer; return whether nothing is missing, and it has ended."""
         record, about = active.record, of_request(active.record.request_id)
-        self.metrics.continued.inc()
-        log.info("request %s goes on with the answer of %s", active.name, partial.request_id, extra=about)
-        active.continues = partial.request_id
-        active.detokenizer.push(partial.text_token_ids, last=record.text.ended)
+        if earlier is None:
+            active.meter.given(len(record.text.token_ids))
+        else:
+            self.metrics.continued.inc()
+            log.info("request %s goes on with the answer of %s", active.name, earlier.request_id, extra=about)
+            active.continues = earlier.request_id
+        active.detokenizer.push(record.text.token_ids, last=record.text.ended)
         if active.detokenizer.stopped:
             record.text.finish_reason = "stop"
         if not record.is_whole:

@@ -29,6 +29,9 @@ REPEAT_PROMPT: Final = (
 )
 """Asks for a text to be read aloud; checkpoints may be trained on exactly this."""
 
+READ_PROMPT: Final = "Read the text aloud."
+"""The user's message before a text that is spoken as it is."""
+
 MAX_GATEWAYS: Final = 16
 """Most gateways of one stack."""
 PORTS_APART: Final = 100

@@ -1,6 +1,8 @@
-"""``/v1/audio/speech``: text to speech by a model that is told to repeat the text."""
+"""``/v1/audio/speech``: a text that is spoken as it is, in pieces."""
 
-from collections.abc import AsyncGenerator, Mapping
+from collections import Counter
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Final, Literal
@@ -10,7 +12,7 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.http.answer import AnswerOptions, HttpAnswer, begin, start_delay, usage_of
+from gateway.http.answer import AnswerEvent, AnswerOptions, begin, start_delay, usage_of
 from gateway.http.body import read_object
 from gateway.http.connection import while_connected
 from gateway.http.context import HttpContext
@@ -18,16 +20,18 @@ from gateway.http.encoding.encoders import CONTENT_TYPES, AudioFormat, require_f
 from gateway.http.encoding.tempo import require_speed
 from gateway.http.fields import read_fields, require_one_of
 from gateway.http.openai.chat_request import Voice, voice_name
+from gateway.http.openai.reading import read_aloud
 from gateway.http.streams import ByteStream, EventStream
 from omnirelay.content import ChatMessage
 from omnirelay.events import AudioEvent, DoneEvent
 from omnirelay.protocol import GenerateRequest
+from omnirelay.sentences import pieces
 from omnirelay.values import ChunkFrames
-from shared.config.gateway import REPEAT_PROMPT
 from shared.messages import Seed
 
-MAX_CHARACTERS: Final = 4096
-"""As in OpenAI's API."""
+MAX_CHARACTERS: Final = 32_768
+"""Of a text: more than half an hour of speech; OpenAI's API takes 4,096."""
+MAX_INSTRUCTIONS: Final = 4096
 START_DELAY: Final = "X-Start-Delay-Ms"
 """Header of a file: how long to wait before playing it."""
 FORMATS: Final[Mapping[str, AudioFormat]] = {
@@ -39,7 +43,7 @@ FORMATS: Final[Mapping[str, AudioFormat]] = {
     "pcm": "pcm16",
 }
 """The gateway's formats by OpenAI's names."""
-NAMES: Final[Mapping[str, str | None]] = {"speaker": "voice", "messages": "input"}
+NAMES: Final[Mapping[str, str | None]] = {"speaker": "voice", "messages": "instructions", "say": "input"}
 """Names here of fields of a :class:`omnirelay.protocol.GenerateRequest`, where they differ."""
 
 
@@ -49,7 +53,7 @@ class SpeechFields(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     input: Annotated[str, Meta(min_length=1, max_length=MAX_CHARACTERS)]
     voice: Voice | None = None
-    instructions: Annotated[str, Meta(max_length=MAX_CHARACTERS)] = ""
+    instructions: Annotated[str, Meta(max_length=MAX_INSTRUCTIONS)] = ""
     response_format: str = "mp3"
     stream_format: Literal["audio", "sse"] = "audio"
     speed: Annotated[float, Meta(ge=0.25, le=4)] = 1.0
@@ -59,14 +63,15 @@ class SpeechFields(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class SpeechAnswerOptions(AnswerOptions):
-    """How a client wants its speech."""
+    """How a client wants its speech; ``rest`` are the requests for what follows the first piece."""
 
     format: AudioFormat
     speed: float
+    rest: Sequence[GenerateRequest]
 
 
 def read_speech(body: bytearray, system_prompt: str | None) -> tuple[SpeechAnswerOptions, GenerateRequest]:
-    """Parse and check a body; ``system_prompt`` precedes the instruction to repeat.
+    """Parse and check a body; ``system_prompt`` precedes the instructions.
 
     Raises:
         InvalidRequestError: It is invalid, or asks for something that is not supported.
@@ -76,14 +81,18 @@ def read_speech(body: bytearray, system_prompt: str | None) -> tuple[SpeechAnswe
     name = FORMATS[fields.response_format]
     require_format(name, "response_format")
     require_speed(fields.speed, "speed")
-    system = " ".join(filter(None, [system_prompt, REPEAT_PROMPT, fields.instructions]))
+    first, *rest = [piece.strip() for piece in pieces(fields.input) if piece.strip()] or [""]
+    system = " ".join(filter(None, [system_prompt, fields.instructions]))
     request = GenerateRequest(
-        messages=[ChatMessage("system", system), ChatMessage("user", fields.input)],
+        messages=[ChatMessage("system", system)] if fields.instructions else [],
         speaker=voice_name(fields.voice),
         chunk_frames=fields.chunk_frames,
         seed=fields.seed,
+        say=first,
     )
-    return SpeechAnswerOptions(fields.model, fields.stream_format == "sse", name, fields.speed), request
+    further = [msgspec.structs.replace(request, say=piece) for piece in rest]
+    options = SpeechAnswerOptions(fields.model, fields.stream_format == "sse", name, fields.speed, further)
+    return options, request
 
 
 class SpeechApi:
@@ -97,44 +106,56 @@ class SpeechApi:
         context = self._context
         read = partial(read_speech, system_prompt=context.gateway.speech_system_prompt)
         options, answer = await begin(context, request, read, NAMES)
+        account = context.account(request)
+        events = read_aloud(context.gateway, account, NAMES, _each(options.rest), answer)
         if options.events:
-            return EventStream(self._events(options, answer), [answer], context.told)
+            return EventStream(self._events(options, events), [answer], context.told)
         try:
             async with while_connected(request.receive):
                 delay_ms = await answer.begin_audio()
         except BaseException:
             answer.close()
             raise
-        pieces = self._pieces(options, answer)
-        stream = ByteStream(pieces, [answer], context.told, CONTENT_TYPES[options.format])
+        file = self._file(options, events)
+        stream = ByteStream(file, [answer], context.told, CONTENT_TYPES[options.format])
         stream.headers[START_DELAY] = str(delay_ms)
         return stream
 
-    async def _pieces(self, options: SpeechAnswerOptions, answer: HttpAnswer) -> AsyncGenerator[bytes, None]:
+    async def _file(
+        self, options: SpeechAnswerOptions, events: AsyncGenerator[AnswerEvent, None]
+    ) -> AsyncGenerator[bytes, None]:
         audio = self._context.audio.start(options.format, streamed=True, speed=options.speed)
-        async for event in answer:
-            if isinstance(event, AudioEvent) and (data := await audio.push(event.pcm)):
-                yield data
+        async with aclosing(events):
+            async for event in events:
+                if isinstance(event, AudioEvent) and (data := await audio.push(event.pcm)):
+                    yield data
         yield await audio.finish()
 
     async def _events(
-        self, options: SpeechAnswerOptions, answer: HttpAnswer
+        self, options: SpeechAnswerOptions, events: AsyncGenerator[AnswerEvent, None]
     ) -> AsyncGenerator[dict[str, Any], None]:
         audio = self._context.audio.start(options.format, streamed=True, base64=True, speed=options.speed)
         delay: dict[str, int] = {}
-        async for event in answer:
-            if isinstance(event, AudioEvent):
-                delay |= start_delay(event)
-                if data := await audio.push(event.pcm):
-                    yield _delta(data) | delay
-                    delay = {}
-            if isinstance(event, DoneEvent):
-                done = event
+        counts = Counter[str]()
+        async with aclosing(events):
+            async for event in events:
+                if isinstance(event, AudioEvent):
+                    # Later pieces come before the one that is played has ended.
+                    delay |= {} if counts else start_delay(event)
+                    if data := await audio.push(event.pcm):
+                        yield _delta(data) | delay
+                        delay = {}
+                if isinstance(event, DoneEvent):
+                    usage = usage_of(event, "input", "output", "token_details")
+                    counts.update({name: usage[name] for name in usage if name.endswith("_tokens")})
         if data := await audio.finish():
             yield _delta(data)
-        usage = usage_of(done, "input", "output", "token_details")
-        counts = {name: count for name, count in usage.items() if name.endswith("_tokens")}
         yield {"type": "speech.audio.done", "usage": counts}
+
+
+async def _each(requests: Sequence[GenerateRequest]) -> AsyncGenerator[GenerateRequest, None]:
+    for request in requests:
+        yield request
 
 
 def _delta(data: bytes) -> dict[str, Any]:

@@ -1,0 +1,239 @@
+"""Texts that are spoken as they are: what stages are asked and clients get, in one piece and in many."""
+
+import asyncio
+import base64
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from omnirelay import AudioEvent, ChatMessage, DoneEvent, GenerateRequest, SamplingOverrides, TextEvent
+from omnirelay.errors import InvalidRequestError
+from omnirelay.protocol import PartialAnswer
+from omnirelay.sentences import LEAST, MOST, pieces
+from shared.config import Config
+from shared.config.gateway import READ_PROMPT
+from shared.messages import ThinkRequest
+from tests.gateway.bench import Bench, bench, run
+from tests.gateway.fake_stages import until
+from tests.gateway.http_bench import MODEL, HttpBench, http_bench, http_gateway, speak
+from tests.gateway.scripted import CHUNKS, CODES, Script
+
+Configure = Callable[..., Config]
+SAID = "Two plus two is five."
+SENTENCES = [f"This is sentence number {number} of them." for number in ("one", "two", "three")]
+LONG = " ".join(SENTENCES)
+
+
+def said(b: Bench, request: ThinkRequest) -> str:
+    """The text that the stages are told to speak."""
+    assert request.resume is not None
+    assert request.resume.finish_reason == "stop"
+    *ids, end = request.resume.text_token_ids
+    prompts = b.process._prompts
+    assert prompts.token_bytes(end) == b"<|im_end|>"
+    return b"".join(map(prompts.token_bytes, ids)).decode()
+
+
+def prompt(b: Bench, request: ThinkRequest) -> str:
+    return b"".join(map(b.process._prompts.token_bytes, request.prompt_token_ids)).decode()
+
+
+def test_a_text_is_spoken_instead_of_an_answer(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with bench(configure()) as b, b.client() as client:
+            answer = client.chat(GenerateRequest(say=SAID))
+            request = await b.stages.request(0)
+            assert said(b, request) == SAID
+            assert f"user\n{READ_PROMPT}<|im_end|>" in prompt(b, request)
+            await Script(b).play(request)
+            events = [event async for event in answer]
+            done = events[-1]
+            assert isinstance(done, DoneEvent)
+            assert not any(isinstance(event, TextEvent) for event in events)
+            assert [event.pcm for event in events if isinstance(event, AudioEvent)] == CHUNKS
+            assert (done.text, done.finish_reason, done.codec_token_ids) == (SAID, "stop", CODES)
+
+    run(scenario())
+
+
+def test_messages_before_it_are_its_context(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with bench(configure()) as b, b.client() as client:
+            client.chat(GenerateRequest(messages=[ChatMessage("system", "Whisper.")], say=SAID))
+            assert "Whisper." in (asked := prompt(b, await b.stages.request(0)))
+            assert READ_PROMPT in asked
+            client.chat(GenerateRequest(messages=[ChatMessage("user", "Who?")], say=SAID))
+            assert "Who?" in (asked := prompt(b, await b.stages.request(1)))
+            assert READ_PROMPT not in asked
+
+    run(scenario())
+
+
+def test_it_goes_on_where_the_client_is(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with bench(configure()) as b, b.client(reconnect_s=30) as client:
+            held = PartialAnswer(
+                request_id="earlier", codec_token_ids=CODES[:16], chunk_samples=[len(CHUNKS[0]) // 4]
+            )
+            answer = client.chat(GenerateRequest(say=SAID, resume=held, resumable=True))
+            request = await b.stages.request(0)
+            assert said(b, request) == SAID
+            assert request.resume is not None
+            assert request.resume.speech is not None
+            assert request.resume.speech.codec_token_ids == CODES[:16]
+            await Script(b).play(request)
+            result = await answer.result()
+            assert result.text == SAID
+            assert result.waveform == b"".join(CHUNKS[1:])
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"say": SAID, "speech": False}, "only an answer with speech"),
+        ({"say": " \n"}, "is empty"),
+        ({"say": "word " * 600}, "at most 100 are spoken at once"),
+    ],
+    ids=["no speech", "empty", "long"],
+)
+def test_what_cannot_be_spoken_is_refused(configure: Configure, fields: dict[str, Any], problem: str) -> None:
+    async def scenario() -> None:
+        async with bench(configure()) as b, b.client() as client:
+            request = GenerateRequest(text_sampling=SamplingOverrides(max_tokens=100), **fields)
+            with pytest.raises(InvalidRequestError, match=problem):
+                await client.chat(request).result()
+            await until(lambda: b.process.gateway._active == {})
+
+    run(scenario())
+
+
+def test_errors_about_it_name_the_field_of_the_client(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with http_bench(configure(gateway=http_gateway())) as b:
+            answer = await read(b, input=" \n")
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "input")
+
+    run(scenario())
+
+
+def pcm(number: int) -> Any:
+    return np.full(480, (number + 1) / 8, np.float32)
+
+
+async def read(b: HttpBench, **fields: Any) -> Any:
+    body = {"model": MODEL, "input": LONG, "response_format": "pcm", "stream_format": "sse", **fields}
+    return await b.http.post("/v1/audio/speech", json=body)
+
+
+def test_a_long_text_is_read_in_pieces(configure: Configure) -> None:
+    """The next piece is begun while one is spoken, and all are of one voice and seed."""
+
+    async def scenario() -> None:
+        async with http_bench(configure(gateway=http_gateway())) as b:
+            reading = asyncio.create_task(read(b, voice="Ethan", seed=3, instructions="Whisper."))
+            for number, sentence in enumerate(SENTENCES):
+                request = await b.stages.request(number)
+                assert said(b, request) == sentence
+                assert len(b.stages.requests) == number + 1
+                assert request.speech is not None
+                assert (request.seed, request.speech.speaker) == (3, "Ethan")
+                assert "Whisper." in prompt(b, request)
+                name = request.request_id
+                await b.stages.audio(name, 0, pcm(2 * number).tobytes())
+                if number + 1 < len(SENTENCES):
+                    await b.stages.request(number + 1)
+                await b.stages.codec(name, 0, [7] * 2, "stop")
+                await b.stages.audio(name, 1, pcm(2 * number + 1).tobytes(), last=True)
+            answer = await reading
+            events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+            *audio, done = events
+            heard = b"".join(base64.b64decode(event["audio"]) for event in audio)
+            samples = np.frombuffer(heard, "<i2")[::480] / 32768
+            assert samples == pytest.approx([(number + 1) / 8 for number in range(6)], abs=1e-3)
+            usage = done["usage"]
+            assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
+            text = sum(len(request.resume.text_token_ids) for request in b.stages.requests)
+            assert usage["output_tokens"] == text + 6
+
+    run(scenario())
+
+
+def test_a_piece_that_fails_ends_the_reading(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with http_bench(configure(gateway=http_gateway())) as b:
+            reading = asyncio.create_task(read(b))
+            await speak(b, await b.stages.request(0), "", [pcm(0)])
+            second = await b.stages.request(1)
+            await b.stages.fail(second.request_id, "talker", "stage_failed", "broken")
+            events = (await reading).text
+            assert "stage_failed" in events
+            assert "speech.audio.done" not in events
+            assert len(b.stages.requests) == 2
+            await until(lambda: b.process.gateway._active == {})
+
+    run(scenario())
+
+
+def test_a_client_that_leaves_ends_the_piece_that_was_begun_for_it(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with http_bench(configure(gateway=http_gateway())) as b:
+            reading = asyncio.create_task(read(b))
+            first = await b.stages.request(0)
+            await b.stages.audio(first.request_id, 0, pcm(0).tobytes())
+            await b.stages.request(1)
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+            await until(lambda: b.process.gateway._active == {})
+
+    run(scenario())
+
+
+def test_a_busy_gateway_is_asked_again_for_the_pieces_behind_the_first(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with http_bench(configure(gateway=http_gateway(), max_active=1, max_queued=0)) as b:
+            reading = asyncio.create_task(read(b))
+            for number in range(len(SENTENCES)):
+                await speak(b, await b.stages.request(number), "", [pcm(number)])
+            assert "speech.audio.done" in (await reading).text
+
+    run(scenario())
+
+
+@given(st.text(alphabet=st.sampled_from("ab.!? ,;\n\u3002\uff0c"), max_size=2 * MOST), st.booleans())
+def test_pieces_are_the_text(text: str, ended: bool) -> None:
+    found = list(pieces(text, ended))
+    assert all(0 < len(each) <= MOST for each in found)
+    assert text.startswith("".join(found))
+    if ended:
+        assert "".join(found) == text
+
+
+@given(st.lists(st.sampled_from(["Dr. Who is here now, ", "It costs 3.5 e.g. today. ", "Yes! ", "no one. "])))
+def test_what_grows_is_cut_as_the_whole(parts: list[str]) -> None:
+    """Pieces given before the end are those that the whole text has."""
+    whole, start, given_pieces = "".join(parts), 0, []
+    for end in range(len(whole) + 1):
+        for piece in pieces(whole[start:end], ended=False):
+            given_pieces.append(piece)
+            start += len(piece)
+    assert given_pieces == list(pieces(whole))[: len(given_pieces)]
+
+
+def test_pieces_end_with_sentences() -> None:
+    assert list(
+        pieces("Dr. Smith met Mr. Jones at noon. He said \u201cHello!\u201d and left the house.")
+    ) == [
+        "Dr. Smith met Mr. Jones at noon. ",
+        "He said \u201cHello!\u201d and left the house.",
+    ]
+    long = "a clause with some words, " * 20
+    assert all(each.endswith(", ") and LEAST <= len(each) <= MOST for each in pieces(long))
