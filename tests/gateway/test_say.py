@@ -4,17 +4,20 @@ import asyncio
 import base64
 import json
 from collections.abc import Callable
+from functools import partialmethod
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from websockets.asyncio.client import ClientConnection, connect
 
+from gateway.http.openai.speech_socket import SpeechSocket
 from omnirelay import AudioEvent, ChatMessage, DoneEvent, GenerateRequest, SamplingOverrides, TextEvent
 from omnirelay.errors import InvalidRequestError
 from omnirelay.protocol import PartialAnswer
-from omnirelay.sentences import LEAST, MOST, pieces
+from omnirelay.reading import LEAST, MOST, pieces
 from shared.config import Config
 from shared.config.gateway import READ_PROMPT
 from shared.messages import ThinkRequest
@@ -159,7 +162,7 @@ def test_a_long_text_is_read_in_pieces(configure: Configure) -> None:
             assert samples == pytest.approx([(number + 1) / 8 for number in range(6)], abs=1e-3)
             usage = done["usage"]
             assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
-            text = sum(len(request.resume.text_token_ids) for request in b.stages.requests)
+            text = sum(len(b.encode(sentence)) + 1 for sentence in SENTENCES)
             assert usage["output_tokens"] == text + 6
 
     run(scenario())
@@ -204,6 +207,85 @@ def test_a_busy_gateway_is_asked_again_for_the_pieces_behind_the_first(
             for number in range(len(SENTENCES)):
                 await speak(b, await b.stages.request(number), "", [pcm(number)])
             assert "speech.audio.done" in (await reading).text
+
+    run(scenario())
+
+
+async def events_of(socket: ClientConnection) -> list[Any]:
+    """What a client hears until the connection is closed."""
+    return [message if isinstance(message, bytes) else json.loads(message) async for message in socket]
+
+
+def test_a_text_is_spoken_while_it_grows(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with http_bench(configure(gateway=http_gateway())) as b:
+            url = f"{b.url.replace('http', 'ws')}/v1/audio/speech/stream"
+            async with connect(url) as socket:
+                config = {"type": "session.config", "voice": "Ethan", "response_format": "pcm", "seed": 3}
+                await socket.send(json.dumps(config))
+                for word in [*SENTENCES[0].split(), "And"]:
+                    await socket.send(json.dumps({"type": "input.text", "text": f"{word} "}))
+                first = await b.stages.request(0)
+                assert (said(b, first), first.seed) == (SENTENCES[0], 3)
+                await speak(b, first, "", [pcm(0), pcm(1)])
+                await socket.send(json.dumps({"type": "input.text", "text": "the rest"}))
+                await socket.send(json.dumps({"type": "input.done"}))
+                second = await b.stages.request(1)
+                assert said(b, second) == "And the rest"
+                await speak(b, second, "", [pcm(2)])
+                events = await events_of(socket)
+            assert [event["type"] for event in events if isinstance(event, dict)] == [
+                *["audio.start", "audio.done"] * 2,
+                "session.done",
+            ]
+            assert (events[0]["sentence_text"], events[0]["format"]) == (SENTENCES[0], "pcm")
+            heard = b"".join(event for event in events if isinstance(event, bytes))
+            assert len(heard) == 3 * 480 * 2
+            assert events[-1]["total_sentences"] == 2
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("messages", "problem"),
+    [
+        (["{"], "not JSON"),
+        (["[]"], "an object with a type"),
+        (['{"type": "input.done"}'], "must be session.config"),
+        (['{"type": "session.config", "voices": 1}'], "voices"),
+        (['{"type": "session.config", "model": "other"}'], "no model"),
+        (['{"type": "session.config"}', '{"type": "other"}'], "no message of type 'other'"),
+        (['{"type": "session.config", "voice": "Nobody"}', '{"type": "input.text", "text": "Hi. "}',
+          '{"type": "input.done"}'], "no speaker 'Nobody'"),
+        (['{"type": "session.config"}'], "no message came for 1 s"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_a_growing_text_is_said(
+    configure: Configure, messages: list[str], problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SpeechSocket, "__init__", partialmethod(SpeechSocket.__init__, idle_s=1.0))
+
+    async def scenario() -> None:
+        async with http_bench(configure(gateway=http_gateway())) as b:
+            async with connect(f"{b.url.replace('http', 'ws')}/v1/audio/speech/stream") as socket:
+                for message in messages:
+                    await socket.send(message)
+                [event] = await events_of(socket)
+            assert event["type"] == "error"
+            assert problem in event["error"]["message"]
+
+    run(scenario())
+
+
+def test_a_client_of_a_growing_text_that_leaves_ends_its_requests(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with http_bench(configure(gateway=http_gateway())) as b:
+            async with connect(f"{b.url.replace('http', 'ws')}/v1/audio/speech/stream") as socket:
+                for message in ({"type": "session.config"}, {"type": "input.text", "text": LONG}):
+                    await socket.send(json.dumps(message))
+                await b.stages.audio((await b.stages.request(0)).request_id, 0, pcm(0).tobytes())
+                await b.stages.request(1)
+            await until(lambda: b.process.gateway._active == {})
 
     run(scenario())
 

@@ -1,4 +1,4 @@
-"""Reads a text aloud in pieces: one request for each, the next one begun while one is spoken."""
+"""Reads a text aloud in pieces: one request for each."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, Mapping
@@ -10,15 +10,15 @@ from gateway.http.fields import named
 from gateway.manager import Gateway
 from gateway.requests.response_stream import ResponseStream
 from omnirelay.errors import BusyError
-from omnirelay.events import AudioEvent
 from omnirelay.protocol import GenerateRequest
+from omnirelay.reading import one_ahead
 
 PATIENCE_S: Final = 60.0
-"""How long a piece behind the first one waits for a place at the gateway."""
+"""How long a piece waits for a place at a busy gateway."""
 Names = Mapping[str, str | None]
 
 
-async def read_aloud(
+def read_aloud(
     gateway: Gateway,
     account: ClientAccount,
     names: Names,
@@ -37,31 +37,16 @@ async def read_aloud(
     Raises:
         OmniRelayError: A request was refused, or failed.
     """
-    answers = _answers(gateway, account, names, requests)
-    answer, ahead = first, None
-    try:
-        while (answer := answer or await (ahead or anext(answers, None))) is not None:
-            ahead = None
-            async for event in answer:
-                if ahead is None and isinstance(event, AudioEvent):
-                    ahead = asyncio.ensure_future(anext(answers, None))
-                yield event
-            answer.close()
-            answer = None
-    finally:
-        if answer is not None:
-            answer.close()
-        if ahead is not None and not ahead.cancel() and (late := ahead.result()) is not None:
-            late.close()
 
+    async def answers() -> AsyncGenerator[HttpAnswer, None]:
+        if first is not None:
+            yield first
+        async for request in requests:
+            with named(names):
+                stream = await _submitted(gateway, account, request)
+            yield HttpAnswer(stream, names)
 
-async def _answers(
-    gateway: Gateway, account: ClientAccount, names: Names, requests: AsyncIterable[GenerateRequest]
-) -> AsyncGenerator[HttpAnswer, None]:
-    async for request in requests:
-        with named(names):
-            stream = await _submitted(gateway, account, request)
-        yield HttpAnswer(stream, names)
+    return one_ahead(answers(), HttpAnswer.close)
 
 
 async def _submitted(gateway: Gateway, account: ClientAccount, request: GenerateRequest) -> ResponseStream:

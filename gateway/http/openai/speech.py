@@ -15,7 +15,7 @@ from starlette.responses import Response
 from gateway.http.answer import AnswerEvent, AnswerOptions, begin, start_delay, usage_of
 from gateway.http.body import read_object
 from gateway.http.connection import while_connected
-from gateway.http.context import HttpContext
+from gateway.http.context import ALIAS, HttpContext
 from gateway.http.encoding.encoders import CONTENT_TYPES, AudioFormat, require_format
 from gateway.http.encoding.tempo import require_speed
 from gateway.http.fields import read_fields, require_one_of
@@ -25,7 +25,7 @@ from gateway.http.streams import ByteStream, EventStream
 from omnirelay.content import ChatMessage
 from omnirelay.events import AudioEvent, DoneEvent
 from omnirelay.protocol import GenerateRequest
-from omnirelay.sentences import pieces
+from omnirelay.reading import pieces
 from omnirelay.values import ChunkFrames
 from shared.messages import Seed
 
@@ -47,18 +47,42 @@ NAMES: Final[Mapping[str, str | None]] = {"speaker": "voice", "messages": "instr
 """Names here of fields of a :class:`omnirelay.protocol.GenerateRequest`, where they differ."""
 
 
-class SpeechFields(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields that are honoured."""
+class VoiceFields(msgspec.Struct, frozen=True, kw_only=True):
+    """How a text is spoken."""
 
-    model: str
-    input: Annotated[str, Meta(min_length=1, max_length=MAX_CHARACTERS)]
+    model: str = ALIAS
     voice: Voice | None = None
     instructions: Annotated[str, Meta(max_length=MAX_INSTRUCTIONS)] = ""
     response_format: str = "mp3"
-    stream_format: Literal["audio", "sse"] = "audio"
     speed: Annotated[float, Meta(ge=0.25, le=4)] = 1.0
     chunk_frames: ChunkFrames = []
     seed: Seed | None = None
+
+    def read(self, system_prompt: str | None) -> tuple[AudioFormat, GenerateRequest]:
+        """The format, and a request without its text; ``system_prompt`` precedes the instructions.
+
+        Raises:
+            InvalidRequestError: Something is not supported.
+        """
+        require_one_of("response_format", self.response_format, FORMATS)
+        require_format(FORMATS[self.response_format], "response_format")
+        require_speed(self.speed, "speed")
+        system = " ".join(filter(None, [system_prompt, self.instructions]))
+        request = GenerateRequest(
+            messages=[ChatMessage("system", system)] if self.instructions else [],
+            speaker=voice_name(self.voice),
+            chunk_frames=self.chunk_frames,
+            seed=self.seed,
+        )
+        return FORMATS[self.response_format], request
+
+
+class SpeechFields(VoiceFields, frozen=True, kw_only=True):
+    """The fields of a request."""
+
+    model: str
+    input: Annotated[str, Meta(min_length=1, max_length=MAX_CHARACTERS)]
+    stream_format: Literal["audio", "sse"] = "audio"
 
 
 @dataclass(frozen=True)
@@ -77,22 +101,11 @@ def read_speech(body: bytearray, system_prompt: str | None) -> tuple[SpeechAnswe
         InvalidRequestError: It is invalid, or asks for something that is not supported.
     """
     fields = read_fields(read_object(body), SpeechFields, neutral={})
-    require_one_of("response_format", fields.response_format, FORMATS)
-    name = FORMATS[fields.response_format]
-    require_format(name, "response_format")
-    require_speed(fields.speed, "speed")
-    first, *rest = [piece.strip() for piece in pieces(fields.input) if piece.strip()] or [""]
-    system = " ".join(filter(None, [system_prompt, fields.instructions]))
-    request = GenerateRequest(
-        messages=[ChatMessage("system", system)] if fields.instructions else [],
-        speaker=voice_name(fields.voice),
-        chunk_frames=fields.chunk_frames,
-        seed=fields.seed,
-        say=first,
-    )
-    further = [msgspec.structs.replace(request, say=piece) for piece in rest]
-    options = SpeechAnswerOptions(fields.model, fields.stream_format == "sse", name, fields.speed, further)
-    return options, request
+    format_, request = fields.read(system_prompt)
+    texts = [piece.strip() for piece in pieces(fields.input) if piece.strip()] or [""]
+    first, *rest = (msgspec.structs.replace(request, say=text) for text in texts)
+    options = SpeechAnswerOptions(fields.model, fields.stream_format == "sse", format_, fields.speed, rest)
+    return options, first
 
 
 class SpeechApi:
