@@ -3,8 +3,11 @@
 import asyncio
 import base64
 import json
+import queue
+import wave
 from collections.abc import Callable
 from functools import partialmethod
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +17,16 @@ from hypothesis import strategies as st
 from websockets.asyncio.client import ClientConnection, connect
 
 from gateway.http.openai.speech_socket import SpeechSocket
-from omnirelay import AudioEvent, ChatMessage, DoneEvent, GenerateRequest, SamplingOverrides, TextEvent
+from omnirelay import (
+    AudioEvent,
+    ChatMessage,
+    Client,
+    DoneEvent,
+    GenerateRequest,
+    SamplingOverrides,
+    TextEvent,
+)
+from omnirelay.cli.main import main
 from omnirelay.errors import InvalidRequestError
 from omnirelay.protocol import PartialAnswer
 from omnirelay.reading import LEAST, MOST, pieces
@@ -207,6 +219,57 @@ def test_a_busy_gateway_is_asked_again_for_the_pieces_behind_the_first(
             for number in range(len(SENTENCES)):
                 await speak(b, await b.stages.request(number), "", [pcm(number)])
             assert "speech.audio.done" in (await reading).text
+
+    run(scenario())
+
+
+def test_the_client_reads_any_length(configure: Configure, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with bench(configure()) as b, b.client() as client:
+            b.stages.serve([])
+            events = [event async for event in client.speak(LONG, speaker="Ethan", seed=3)]
+            done = [event for event in events if isinstance(event, DoneEvent)]
+            assert [event.text for event in done] == SENTENCES
+            assert {(event.speaker, event.seed) for event in done} == {("Ethan", 3)}
+            whole = b"".join(event.pcm for event in events if isinstance(event, AudioEvent))
+
+            def plainly() -> None:
+                with Client(b.listen) as plain:
+                    result = plain.speak(LONG)
+                    assert (result.text, result.waveform) == (LONG, whole)
+
+            await asyncio.to_thread(plainly)
+            path = tmp_path / "said.wav"
+            assert (
+                await asyncio.to_thread(main, ["say", LONG, "--out", str(path), "--gateway", b.listen]) == 0
+            )
+            with wave.open(str(path)) as file:
+                assert file.getnframes() == len(whole) // 4
+
+    run(scenario())
+
+
+def test_lines_of_standard_input_are_read_as_they_come(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        async with bench(configure()) as b:
+            b.stages.serve([])
+            lines = queue.SimpleQueue[str]()
+            monkeypatch.setattr("sys.stdin.readline", lines.get)
+            out = ["--out", str(tmp_path / "said.wav"), "--json"]
+            reading = asyncio.create_task(asyncio.to_thread(main, ["say", *out, "--gateway", b.listen]))
+            lines.put(f"{SENTENCES[0]}\n")
+            assert said(b, await b.stages.request(0)) == SENTENCES[0]
+            lines.put("And the rest")
+            lines.put("")
+            assert await reading == 0
+            assert said(b, await b.stages.request(1)) == "And the rest"
+            events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+            assert [each["text"] for each in events if each["event"] == "done"] == [
+                SENTENCES[0],
+                "And the rest",
+            ]
 
     run(scenario())
 
