@@ -63,6 +63,8 @@ class Gateway:
 
     Attributes:
         name: Random; prefix of its request ids.
+        prompts: The checkpoint's tokenizer and chat template.
+        validator: Knows voices and limits.
         stopping: It takes no more requests.
     """
 
@@ -92,13 +94,12 @@ class Gateway:
             self.name, config, self.registry, self.metrics, stages, self.dispatcher
         )
         self.dropped_events = 0
-        self._prompts = prompts
-        self.family: Final = prompts.family
+        self.prompts: Final = prompts
         self._traces = traces
-        self._validator = Validator(settings, self.registry, prompts)
+        self.validator: Final = Validator(settings, self.registry, prompts)
         self._admission = Admission(limits.max_active, limits.max_queued)
         self.held: Final = MemoryBudget(limits.held_bytes, self._admission.retry_after_ms)
-        self._intake = RequestIntake(self.name, self._validator, prompts, config.media, fetch)
+        self._intake = RequestIntake(self.name, self.validator, prompts, config.media, fetch)
         self._active: dict[str, ActiveRequest] = {}
         self._history = RequestHistory()
         self._spoken = SpeechHistory()
@@ -171,30 +172,9 @@ class Gateway:
         finally:
             hold.release()
 
-    def check_speaker(self, request: GenerateRequest) -> None:
-        """Raise UnknownSpeakerError if the speaker is unknown."""
-        self._validator.speaker(request)
-
-    @property
-    def speech_system_prompt(self) -> str | None:
-        """The system message of requests for speech that have none."""
-        return self._validator.speech_system_prompt
-
-    def voice_aliases(self) -> dict[str, str]:
-        """The speaker that each alias stands for."""
-        return self._validator.voice_aliases()
-
     async def tokenize(self, request: GenerateRequest, account: ClientAccount) -> list[int]:
         """The token ids of a request's prompt; RequestError if it is invalid."""
         return await self._intake.tokenize(request, account.share)
-
-    def is_special(self, token_id: int) -> bool:
-        """Whether a token has no part in a text, as the one that ends it."""
-        return self._prompts.is_special(token_id)
-
-    def token_bytes(self, token_id: int) -> bytes:
-        """The bytes of a token, or of a special one's name."""
-        return self._prompts.token_bytes(token_id)
 
     def cancel(self, request_id: str, reason: str = "the client cancelled the request") -> None:
         """Cancel a request, unless it has ended."""
@@ -279,9 +259,9 @@ class Gateway:
         trace: RequestTrace | None,
         near: str | None,
     ) -> ResponseStream:
-        self._validator.check_stages(request)
-        speaker = self._validator.speaker(request)
-        deadline_s = self._validator.deadline_s(request)
+        self.validator.check_stages(request)
+        speaker = self.validator.speaker(request)
+        deadline_s = self.validator.deadline_s(request)
         traceparent = trace.traceparent if trace is not None else None
         loop = asyncio.get_running_loop()
         due = loop.time() + deadline_s
@@ -297,7 +277,7 @@ class Gateway:
             raise CancelledRequestError("the gateway is shutting down")
         codec = self.registry.codec()
         if partial is not None:
-            check_partial(partial, think, codec, self._prompts.vocab_size, self._prompts.placeholders)
+            check_partial(partial, think, codec, self.prompts.vocab_size, self.prompts.placeholders)
         if request.resume is not None:
             # Again: another may have been admitted meanwhile.
             self._end_earlier(request.resume, account)
@@ -307,7 +287,7 @@ class Gateway:
         active = ActiveRequest(
             RequestRecord(think, lifecycle, partial, codec),
             ResponseStream(request_id, account, self.cancel, think.seed if request.resumable else None),
-            self._prompts.detokenizer(request.stop),
+            self.prompts.detokenizer(request.stop),
             loop.call_at(due, self._expire, request_id, deadline_s),
             hold,
             RequestMeter(self.metrics, lifecycle, pace=self._pace(think) if request.resume is None else None),

@@ -117,7 +117,7 @@ class SpeechApi:
     async def create(self, request: Request) -> Response:
         """Speak a text; errors are those of :func:`gateway.http.answer.begin`."""
         context = self._context
-        read = partial(read_speech, system_prompt=context.gateway.speech_system_prompt)
+        read = partial(read_speech, system_prompt=context.gateway.validator.speech_system_prompt)
         options, answer = await begin(context, request, read, NAMES)
         account = context.account(request)
         events = read_aloud(context.gateway, account, NAMES, _each(options.rest), answer)

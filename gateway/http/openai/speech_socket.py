@@ -91,7 +91,7 @@ class _Connection:
             raise InvalidRequestError("the first message must be session.config", "type")
         config = read_fields(values, _Config, neutral={"split_granularity": ("sentence",)})
         self._context.require_model(config.model)
-        audio_format, request = config.read(self._context.gateway.speech_system_prompt)
+        audio_format, request = config.read(self._context.gateway.validator.speech_system_prompt)
         tasks = [
             asyncio.create_task(self._read()),
             asyncio.create_task(self._speak(request, audio_format, config)),
