@@ -14,7 +14,7 @@ from gateway.input.urls import HttpsUrl
 from gateway.validation import SEED_BITS, Validator
 from omnirelay.content import media_of
 from omnirelay.errors import BusyError
-from omnirelay.protocol import GenerateRequest
+from omnirelay.protocol import GenerateRequest, PartialAnswer
 from shared.config import MediaConfig
 from shared.messages import TextSampling, ThinkRequest
 
@@ -85,6 +85,14 @@ class RequestIntake:
             early="recording" if goes_on else "prompt",
             cache_salt=cache_salt,
         )
+
+    async def given(self, request: GenerateRequest, think: ThinkRequest, client: str) -> PartialAnswer | None:
+        """What there is of the answer: what the client holds of it, and the text that it is to have."""
+        if request.say is None:
+            return request.resume
+        held = request.resume or PartialAnswer(request_id=think.request_id)
+        ids = await self._thread.run(client, self._validator.said, request, think.sampling.max_tokens)
+        return msgspec.structs.replace(held, text_token_ids=ids, text_finish_reason="stop")
 
     async def tokenize(self, request: GenerateRequest, client: str) -> list[int]:
         """Build a prompt alone."""

@@ -63,6 +63,8 @@ class Gateway:
 
     Attributes:
         name: Random; prefix of its request ids.
+        prompts: The checkpoint's tokenizer and chat template.
+        validator: Knows voices and limits.
         stopping: It takes no more requests.
     """
 
@@ -92,13 +94,12 @@ class Gateway:
             self.name, config, self.registry, self.metrics, stages, self.dispatcher
         )
         self.dropped_events = 0
-        self._prompts = prompts
-        self.family: Final = prompts.family
+        self.prompts: Final = prompts
         self._traces = traces
-        self._validator = Validator(settings, self.registry, prompts)
+        self.validator: Final = Validator(settings, self.registry, prompts)
         self._admission = Admission(limits.max_active, limits.max_queued)
         self.held: Final = MemoryBudget(limits.held_bytes, self._admission.retry_after_ms)
-        self._intake = RequestIntake(self.name, self._validator, prompts, config.media, fetch)
+        self._intake = RequestIntake(self.name, self.validator, prompts, config.media, fetch)
         self._active: dict[str, ActiveRequest] = {}
         self._history = RequestHistory()
         self._spoken = SpeechHistory()
@@ -171,30 +172,9 @@ class Gateway:
         finally:
             hold.release()
 
-    def check_speaker(self, request: GenerateRequest) -> None:
-        """Raise UnknownSpeakerError if the speaker is unknown."""
-        self._validator.speaker(request)
-
-    @property
-    def speech_system_prompt(self) -> str | None:
-        """The system message of requests for speech that have none."""
-        return self._validator.speech_system_prompt
-
-    def voice_aliases(self) -> dict[str, str]:
-        """The speaker that each alias stands for."""
-        return self._validator.voice_aliases()
-
     async def tokenize(self, request: GenerateRequest, account: ClientAccount) -> list[int]:
         """The token ids of a request's prompt; RequestError if it is invalid."""
         return await self._intake.tokenize(request, account.share)
-
-    def is_special(self, token_id: int) -> bool:
-        """Whether a token has no part in a text, as the one that ends it."""
-        return self._prompts.is_special(token_id)
-
-    def token_bytes(self, token_id: int) -> bytes:
-        """The bytes of a token, or of a special one's name."""
-        return self._prompts.token_bytes(token_id)
 
     def cancel(self, request_id: str, reason: str = "the client cancelled the request") -> None:
         """Cancel a request, unless it has ended."""
@@ -279,9 +259,9 @@ class Gateway:
         trace: RequestTrace | None,
         near: str | None,
     ) -> ResponseStream:
-        self._validator.check_stages(request)
-        speaker = self._validator.speaker(request)
-        deadline_s = self._validator.deadline_s(request)
+        self.validator.check_stages(request)
+        speaker = self.validator.speaker(request)
+        deadline_s = self.validator.deadline_s(request)
         traceparent = trace.traceparent if trace is not None else None
         loop = asyncio.get_running_loop()
         due = loop.time() + deadline_s
@@ -290,32 +270,34 @@ class Gateway:
                 async with asyncio.timeout_at(due):
                     salt = self._cache_salt(account)
                     think = await self._intake.request(request, speaker, hold, traceparent, salt)
+                    partial = await self._intake.given(request, think, account.share)
             except TimeoutError as error:
                 raise late_error(lifecycle.state, deadline_s) from error
         if self._closed:
             raise CancelledRequestError("the gateway is shutting down")
-        partial, codec = request.resume, self.registry.codec()
+        codec = self.registry.codec()
         if partial is not None:
-            check_partial(partial, think, codec, self._prompts.vocab_size, self._prompts.placeholders)
+            check_partial(partial, think, codec, self.prompts.vocab_size, self.prompts.placeholders)
+        if request.resume is not None:
             # Again: another may have been admitted meanwhile.
-            self._end_earlier(partial, account)
+            self._end_earlier(request.resume, account)
         request_id = think.request_id
         self._admission.enter(request_id, think.priority, account.share, think.speech is not None)
         lifecycle.move(RequestState.QUEUED)
         active = ActiveRequest(
             RequestRecord(think, lifecycle, partial, codec),
             ResponseStream(request_id, account, self.cancel, think.seed if request.resumable else None),
-            self._prompts.detokenizer(request.stop),
+            self.prompts.detokenizer(request.stop),
             loop.call_at(due, self._expire, request_id, deadline_s),
             hold,
-            RequestMeter(self.metrics, lifecycle, pace=self._pace(think) if partial is None else None),
+            RequestMeter(self.metrics, lifecycle, pace=self._pace(think) if request.resume is None else None),
             trace,
             near=near,
             resumable=request.resumable,
         )
         self._active[request_id] = active
         try:
-            whole = partial is not None and self._go_on(active, partial)
+            whole = partial is not None and self._go_on(active, request.resume)
         except BaseException:
             # Nothing else ends a request whose client gets no stream.
             active.timer.cancel()
@@ -338,13 +320,16 @@ class Gateway:
             if earlier.stream.belongs_to(account) and name in (request_id, earlier.continues):
                 self.cancel(request_id, "the client goes on with the answer by another request")
 
-    def _go_on(self, active: ActiveRequest, partial: PartialAnswer) -> bool:
-        """Begin behind a partial answer; return whether nothing is missing, and the request has ended."""
+    def _go_on(self, active: ActiveRequest, earlier: PartialAnswer | None) -> bool:
+        """Begin behind what there is of the answer; return whether nothing is missing, and it has ended."""
         record, about = active.record, of_request(active.record.request_id)
-        self.metrics.continued.inc()
-        log.info("request %s goes on with the answer of %s", active.name, partial.request_id, extra=about)
-        active.continues = partial.request_id
-        active.detokenizer.push(partial.text_token_ids, last=record.text.ended)
+        if earlier is None:
+            active.meter.given(len(record.text.token_ids))
+        else:
+            self.metrics.continued.inc()
+            log.info("request %s goes on with the answer of %s", active.name, earlier.request_id, extra=about)
+            active.continues = earlier.request_id
+        active.detokenizer.push(record.text.token_ids, last=record.text.ended)
         if active.detokenizer.stopped:
             record.text.finish_reason = "stop"
         if not record.is_whole:

@@ -17,7 +17,7 @@ from omnirelay.errors import (
 )
 from omnirelay.protocol import GenerateRequest, SamplingOverrides
 from shared.config import GatewayConfig
-from shared.config.gateway import AUTO
+from shared.config.gateway import AUTO, READ_PROMPT
 from shared.messages import STAGES, StageName, ThinkRequest
 
 MAX_TEXT_CHARACTERS: Final = 4 * 2**20
@@ -43,6 +43,8 @@ class Validator:
         if request.speech and request.stop:
             problem = "stop is for answers in text only: what is spoken cannot be taken back"
             raise UnsupportedError(problem, "stop")
+        if request.say is not None and not request.speech:
+            raise InvalidRequestError("say: only an answer with speech can be given its text", "say")
         if request.speech and "talker" not in self._registry.stages:
             raise InvalidRequestError(
                 "this gateway is text-only (text_only is set): request an answer without speech"
@@ -85,12 +87,17 @@ class Validator:
             return self._given_prompt(request)
         if request.prompt_text is not None:
             return self._text_prompt(request, request.prompt_text)
+        messages = list(request.messages)
         # Instructions alone are answered, too: an agent greets that way.
-        asked = [message for message in request.messages if message.role != "system"] or request.messages
+        asked = [message for message in messages if message.role != "system"]
+        if not asked and request.say is not None:
+            asked = [ChatMessage("user", READ_PROMPT)]
+            messages += asked
+        asked = asked or messages
         parts = [part for message in asked for part in parts_of(message)]
         if not any(isinstance(part, MediaPart) or part.text.strip() for part in parts):
             raise EmptyPromptError("the prompt has no text, audio, image or video")
-        messages, prompt = list(request.messages), self.speech_system_prompt
+        prompt = self.speech_system_prompt
         if request.speech and prompt is not None and all(each.role != "system" for each in messages):
             messages.insert(0, ChatMessage("system", prompt))
         parts = [part for message in messages for part in parts_of(message)]
@@ -100,6 +107,18 @@ class Validator:
                 f"the prompt has {length} characters of text, at most {MAX_TEXT_CHARACTERS} are allowed"
             )
         return self._prompts.build(messages)
+
+    def said(self, request: GenerateRequest, most: int) -> list[int]:
+        """The token ids of the text that is spoken as it is; ``most`` are allowed."""
+        text = request.say or ""
+        if not text.strip():
+            raise EmptyPromptError("the text to be spoken is empty", "say")
+        ids = self._prompts.answer(text)
+        if len(ids) > most:
+            raise PromptTooLongError(
+                f"say: the text has {len(ids)} tokens, at most {most} are spoken at once"
+            )
+        return ids
 
     def think_request(
         self,

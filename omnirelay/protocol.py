@@ -36,6 +36,8 @@ StopText = Annotated[str, Meta(min_length=1, max_length=256)]
 """The answer ends where it would contain this text."""
 MAX_PROMPT_IDS: Final = 2**20
 """More than any thinker takes."""
+MAX_SAID_CHARACTERS: Final = 2**17
+"""Of a text that is spoken as it is."""
 
 ClientId = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 """A client's id of a request, unique on its connection."""
@@ -133,6 +135,7 @@ class GenerateRequest(
     traceparent: str | None = None
     resumable: bool = False
     resume: PartialAnswer | None = None
+    say: Annotated[str, Meta(max_length=MAX_SAID_CHARACTERS)] | None = None
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello", omit_defaults=True):

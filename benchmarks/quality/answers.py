@@ -70,7 +70,8 @@ async def ask_all(
 def request(asked: Asked, *, streaming: bool = True) -> GenerateRequest:
     """Return a question as the client sends it."""
     return build_request(
-        asked.messages,
+        "" if asked.is_read else asked.messages,
+        say=asked.reply if asked.is_read else None,
         speaker=asked.speaker,
         seed=asked.seed,
         streaming=streaming,

@@ -38,8 +38,11 @@ class Oracle:
         _draw_only_codes(self._model)
 
     def answers(self, requests: Sequence[Asked]) -> list[SpokenReply]:
-        """Answer one request after the other, text greedily and speech by the released defaults."""
-        return [self._answer(asked) for asked in requests]
+        """Answer one request after the other, text greedily and speech by the released defaults.
+
+        It can read nothing aloud.
+        """
+        return [self._answer(asked) for asked in requests if not asked.is_read]
 
     def _answer(self, asked: Asked) -> SpokenReply:
         import torch  # noqa: PLC0415 - loaded by then

@@ -33,6 +33,11 @@ class Asked:
     speaker: str
 
     @property
+    def is_read(self) -> bool:
+        """The reply is given, to be spoken."""
+        return self.kind.startswith("reading")
+
+    @property
     def seed(self) -> int:
         """A seed of its own, the same in each run."""
         return zlib.crc32(f"{self.kind}/{self.speaker}/{self.reply}".encode())

@@ -27,6 +27,7 @@ from gateway.http.openai.models import ModelsApi
 from gateway.http.openai.responses import ResponsesApi
 from gateway.http.openai.responses_socket import ResponsesSocket
 from gateway.http.openai.speech import START_DELAY, SpeechApi
+from gateway.http.openai.speech_socket import SpeechSocket
 from gateway.http.openai.tokens import TokensApi
 from gateway.http.openai.transcription import TranscriptionApi
 from gateway.http.operations import OperationsApi
@@ -92,6 +93,7 @@ def make_app(context: HttpContext) -> Starlette:
         Route("/v1/audio/voices", models.voices),
         Route("/tokenize", tokens.tokenize, methods=["POST"]),
         Route("/detokenize", tokens.detokenize, methods=["POST"]),
+        WebSocketRoute("/v1/audio/speech/stream", SpeechSocket(context).serve),
         WebSocketRoute("/v1/realtime", realtime.serve),
         Route("/v1/realtime", realtime.refuse),
         Route("/v1/realtime/client_secrets", ClientSecretsApi(context).create, methods=["POST"]),

@@ -19,7 +19,7 @@ import jinja2.sandbox
 
 from gateway.input.detokenizer import Detokenizer, bytes_of
 from omnirelay.content import ChatMessage, ContentPart, MediaPart, TextPart, media_of, parts_of
-from omnirelay.errors import CheckpointError, InvalidRequestError
+from omnirelay.errors import CheckpointError, InvalidRequestError, UnsupportedError
 from shared.families.known import DESCRIPTIONS, Descriptions, describe
 from shared.messages import MediaKind
 from shared.tokenizer import load_tokenizer
@@ -52,6 +52,15 @@ class PromptBuilder:
         }
         longest_first = sorted(self._id_of, key=len, reverse=True)
         self._special_pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+
+    def answer(self, text: str) -> list[int]:
+        """The token ids of an answer of the model that has this text, its end included."""
+        end = self._id_of.get(self.family.end_of_turn)
+        if end is None:
+            raise UnsupportedError(
+                f"the checkpoint has no token {self.family.end_of_turn} to end a text", "say"
+            )
+        return [*self.encode(text), end]
 
     def detokenizer(self, stop: Sequence[str] = ()) -> Detokenizer:
         """A detokenizer for a new answer, which ends before a ``stop``."""

@@ -186,6 +186,11 @@ class RequestMeter:
         entered = self._lifecycle.entered
         self._metrics.queue.observe(entered[RequestState.THINKING] - entered[RequestState.QUEUED])
 
+    def given(self, tokens: int) -> None:
+        """The request brought the whole text of the answer."""
+        if self.pace is not None:
+            self.pace.text(tokens, last=True)
+
     def take(self, delta: Delta) -> None:
         """A part of the answer arrived."""
         metrics = self._metrics

@@ -7,7 +7,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
-from omnirelay.cli import chat, completion, status
+from omnirelay.cli import chat, completion, say, status
 from omnirelay.cli.output import fail
 from omnirelay.cli.target import add_options
 from omnirelay.errors import OmniRelayError
@@ -51,6 +51,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"omnirelay {version()}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_chat(commands)
+    _add_say(commands)
     _add_status(commands)
     for extension in sorted(metadata.entry_points(group=EXTENSIONS), key=lambda each: each.name):
         extension.load()(commands)
@@ -75,28 +76,41 @@ def _add_chat(commands: "Commands[argparse.ArgumentParser]") -> None:
             help=f"{kind} file or https: URL, sent before the text; may be repeated",
         )
     parser.add_argument("--use-audio-in-video", action="store_true", help="use the videos' sound too")
-    parser.add_argument("--speaker", metavar="NAME", help="voice (default: the checkpoint's)")
-    parser.add_argument("--system", metavar="TEXT", help="system message (default: the gateway's)")
     parser.add_argument("--text-only", action="store_true", help="no speech")
     parser.add_argument("--greedy", action="store_true", help="greedy decoding of text and speech")
-    parser.add_argument("--seed", type=int, metavar="N", help="make the answer repeatable")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="limit on text tokens")
     parser.add_argument(
         "--max-codec-tokens", type=int, metavar="N", help="limit on codec frames (Qwen2.5-Omni: 50 a second)"
     )
-    parser.add_argument("--out", type=Path, metavar="FILE.wav", help="write the speech to this file")
-    parser.add_argument(
-        "--play",
-        action=argparse.BooleanOptionalAction,
-        help="play the speech (default: at a terminal, if a player is installed)",
-    )
+    _add_speech(parser, "at a terminal, if a player is installed")
     parser.add_argument("--history", type=Path, metavar="FILE", help="keep the history of input lines here")
-    parser.add_argument("--json", action="store_true", help="print one JSON object per line")
     parser.add_argument(
         "--verbose", action="store_true", help="print the player, and the timing of every answer"
     )
     add_options(parser)
     parser.set_defaults(run=chat.run, refuse_usage=parser.error)
+
+
+def _add_say(commands: "Commands[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser("say", help="read a text aloud, word for word")
+    parser.add_argument("text", nargs="?", metavar="TEXT", help="without it: standard input, while it comes")
+    _add_speech(parser, "unless it is written")
+    add_options(parser)
+    parser.set_defaults(run=say.run, refuse_usage=parser.error)
+
+
+def _add_speech(parser: argparse.ArgumentParser, played: str) -> None:
+    """Add the options of speech; ``played`` says when it is played by default."""
+    parser.add_argument("--speaker", metavar="NAME", help="voice (default: the checkpoint's)")
+    parser.add_argument("--system", metavar="TEXT", help="system message (default: the gateway's)")
+    parser.add_argument("--seed", type=int, metavar="N", help="make the answer repeatable")
+    parser.add_argument("--out", type=Path, metavar="FILE.wav", help="write the speech to this file")
+    parser.add_argument(
+        "--play",
+        action=argparse.BooleanOptionalAction,
+        help=f"play the speech (default: {played})",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object per line")
 
 
 def _add_status(commands: "Commands[argparse.ArgumentParser]") -> None:

@@ -5,16 +5,17 @@ import logging
 import random
 import ssl
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
 from omnirelay.client.answer import AsyncAnswer
 from omnirelay.client.request import build_request, taking_options_of
 from omnirelay.client.transport.connection import Connection
-from omnirelay.client.types import DEFAULT_ADDRESS
+from omnirelay.client.types import DEFAULT_ADDRESS, ChatEvent
 from omnirelay.errors import ConfigError, GatewayUnreachableError, OmniRelayError
 from omnirelay.protocol import GenerateRequest
+from omnirelay.reading import growing_pieces, one_ahead
 from omnirelay.status import StatusReport
 
 RECONNECT_S: Final = 60.0
@@ -132,6 +133,33 @@ class AsyncClient:
             answer.disconnected(GatewayUnreachableError(str(connection.ended or "the gateway is stopping")))
         return answer
 
+    def speak(
+        self,
+        text: str | AsyncIterable[str],
+        *,
+        speaker: str | None = None,
+        system: str | None = None,
+        seed: int | None = None,
+    ) -> AsyncGenerator[ChatEvent, None]:
+        """Speak a text of any length as it is: events of its pieces, sentences, one after the other.
+
+        Args:
+            text: The text, or its parts as they come: a piece is begun as soon as it is complete.
+            speaker: Name of the voice.
+            system: Text of a system message, such as how to speak.
+            seed: Makes the speech repeatable.
+
+        Raises:
+            OmniRelayError: As iterating the answer to :meth:`chat` does.
+        """
+
+        async def answers() -> AsyncGenerator[AsyncAnswer, None]:
+            async for piece in growing_pieces(_parts(text) if isinstance(text, str) else text):
+                if said := piece.strip():
+                    yield self.chat(say=said, speaker=speaker, system=system, seed=seed)
+
+        return one_ahead(answers(), AsyncAnswer.cancel)
+
     async def status(self) -> StatusReport:
         """Ask for the status of the stack.
 
@@ -243,3 +271,7 @@ def _pause_s(failures: int) -> float:
     """How long to wait after so many failures, randomly shortened so that clients spread."""
     longest = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(failures - 1, 10))
     return longest * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
+
+
+async def _parts(text: str) -> AsyncGenerator[str, None]:
+    yield text

@@ -50,6 +50,7 @@ def build_request(  # noqa: PLR0913 - the one place that lists the options of a 
     priority: int = 0,
     deadline_s: float | None = None,
     traceparent: str | None = None,
+    say: str | None = None,
 ) -> GenerateRequest:
     """Build a request; reads the files that it names.
 
@@ -74,6 +75,7 @@ def build_request(  # noqa: PLR0913 - the one place that lists the options of a 
         priority: Smaller is served first.
         deadline_s: The request fails if it has not ended by then.
         traceparent: The caller's span, as in W3C's header of that name.
+        say: Text that is spoken as it is, instead of an answer; the prompt may then be left out.
 
     Raises:
         MediaError: A media item cannot be read.
@@ -93,13 +95,16 @@ def build_request(  # noqa: PLR0913 - the one place that lists the options of a 
         priority=priority,
         deadline_s=deadline_s,
         traceparent=traceparent,
+        say=say,
     )
     media = any(not isinstance(each, list | tuple) or each for each in (audio, images, videos))
     if isinstance(prompt, GenerateRequest):
         if options != GenerateRequest() or media or system is not None:
             raise TypeError("options belong into the GenerateRequest itself")
         return prompt
-    if isinstance(prompt, str):
+    if prompt == "" and say is not None and not media:
+        messages = []
+    elif isinstance(prompt, str):
         messages = [ChatMessage("user", content(prompt, audio, images, videos))]
     elif media:
         raise TypeError("media of a conversation belong into its messages")

@@ -150,6 +150,19 @@ class Client:
 
         return Answer(self, self.call(send()))
 
+    def speak(self, text: str, **options: Any) -> ChatResult:
+        """Speak a text of any length as it is; options as of :meth:`omnirelay.AsyncClient.speak`.
+
+        Raises:
+            RequestError: A piece was refused, or failed.
+            GatewayUnreachableError: The connection was lost.
+        """
+
+        async def speak() -> ChatResult:
+            return collect([event async for event in self._client.speak(text, **options)])
+
+        return self.call(speak())
+
     def status(self) -> StatusReport:
         """Ask for the status of the stack.
 

@@ -38,7 +38,7 @@ class ChatResult:
     Attributes:
         text: The text.
         waveform: The speech as PCM, as in :class:`omnirelay.AudioEvent`; empty without speech.
-        done: Everything else.
+        done: Everything else; of a text that was read in pieces, that of the last one.
     """
 
     text: str
@@ -60,14 +60,16 @@ class ChatResult:
 
 
 def collect(events: Iterable[ChatEvent]) -> ChatResult:
-    """Join the events of a complete answer."""
+    """Join the events of a complete answer, or of the pieces of a text that was read."""
     pieces: list[bytes] = []
+    texts: list[str] = []
     done: TimedDoneEvent | None = None
     for event in events:
         if isinstance(event, AudioEvent):
             pieces.append(event.pcm)
         elif isinstance(event, TimedDoneEvent):
             done = event
+            texts.append(event.text)
     if done is None:
         raise ValueError("the answer has no last event: it was iterated elsewhere before")
-    return ChatResult(done.text, b"".join(pieces), done)
+    return ChatResult(" ".join(texts), b"".join(pieces), done)

@@ -51,6 +51,7 @@ class PromptLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         temperature: Of text and speech; 0 is greedy decoding.
         max_tokens: Most text tokens.
         max_codec_tokens: Most codec frames: 50 a second with Qwen2.5-Omni.
+        say: A text that is spoken as it is, instead of an answer.
     """
 
     id: str | None = None
@@ -67,6 +68,7 @@ class PromptLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     temperature: float | None = None
     max_tokens: int | None = None
     max_codec_tokens: int | None = None
+    say: str | None = None
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,7 @@ class BatchJob:
             use_audio_in_video=line.use_audio_in_video,
             text_sampling=SamplingOverrides(temperature=line.temperature, max_tokens=line.max_tokens),
             codec_sampling=SamplingOverrides(temperature=line.temperature, max_tokens=line.max_codec_tokens),
+            say=line.say,
         )
 
 

@@ -23,11 +23,8 @@ AUTO: Final = "auto"
 TRANSCRIPTION_PROMPT: Final = "Transcribe the audio."
 """Follows a recording that is to be transcribed; checkpoints may be trained on exactly this."""
 
-REPEAT_PROMPT: Final = (
-    "Repeat the user's message word for word, in its own language. Do not answer it, do not comment on it, "
-    "and add nothing."
-)
-"""Asks for a text to be read aloud; checkpoints may be trained on exactly this."""
+READ_PROMPT: Final = "Read the text aloud."
+"""The user's message before a text that is spoken as it is."""
 
 MAX_GATEWAYS: Final = 16
 """Most gateways of one stack."""

@@ -19,6 +19,7 @@ class Description:
     default_speaker: str  # If a checkpoint lacks it, its first speaker
     voice_aliases: Mapping[str, str] = field(default_factory=dict)
     speech_system_prompt: str | None = None  # What it speaks with, if its chat template has another one
+    end_of_turn: str = "<|im_end|>"  # The special token that ends an answer
     audio_window_s: float = 1.0  # The audio encoder attends within windows of so many seconds
 
 

@@ -326,8 +326,9 @@ class FakeStages:
     async def answer(self, request: ThinkRequest, ids: list[int]) -> None:
         """Answer a request whole, all stages at once as they do."""
         name = request.request_id
-        await self.text(name, 0, ids[:1])
-        await self.text(name, 1, ids[1:], "stop")
+        if request.resume is None or request.resume.finish_reason is None:
+            await self.text(name, 0, ids[:1])
+            await self.text(name, 1, ids[1:], "stop")
         if request.speech is not None:
             await self.codec(name, 0, [1, 2, 3])
             await self.audio(name, 0, bytes(4 * 240))

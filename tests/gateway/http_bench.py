@@ -67,7 +67,8 @@ async def http_bench(config: Config, **how: Any) -> AsyncIterator[HttpBench]:
 async def speak(b: Bench, request: ThinkRequest, text: str, chunks: Sequence[Samples]) -> None:
     """Answer a request whole, with this text and this speech."""
     name = request.request_id
-    await b.stages.text(name, 0, b.encode(text), "stop")
+    if request.resume is None or request.resume.finish_reason is None:
+        await b.stages.text(name, 0, b.encode(text), "stop")
     if request.speech is not None:
         await b.stages.codec(name, 0, [7] * 10, "stop")
         for seq, chunk in enumerate(chunks):

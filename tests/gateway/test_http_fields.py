@@ -17,7 +17,6 @@ from gateway.http.openai.strings import MIN_LENGTH, parse
 from omnirelay.content import AudioPart, ChatMessage, ImagePart, TextPart, VideoPart
 from omnirelay.errors import InvalidRequestError, UnsupportedError, UnsupportedFormatError
 from omnirelay.protocol import GenerateRequest, SamplingOverrides
-from shared.config.gateway import REPEAT_PROMPT
 
 HI = [{"role": "user", "content": "Hi"}]
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
@@ -370,17 +369,17 @@ def speak(system_prompt: str | None = "You speak.", **fields: Any) -> Any:
 def test_a_text_to_speak() -> None:
     options, request = speak(voice="Ethan", instructions="Whisper.", response_format="pcm", seed=3)
     assert (options.model, options.format, options.events) == ("m", "pcm16", False)
-    system, user = request.messages
-    assert system.role == "system"
-    assert isinstance(system.content, str)
-    assert system.content.startswith("You speak. Repeat the user's message word for word")
-    assert system.content.endswith("Whisper.")
-    assert user == ChatMessage("user", "Good morning")
+    assert request.messages == [ChatMessage("system", "You speak. Whisper.")]
+    assert (request.say, list(options.rest)) == ("Good morning", [])
     assert (request.speaker, request.seed, request.speech) == ("Ethan", 3, True)
     assert speak(speed=2.5)[0].speed == 2.5
     assert speak(speed=1, stream_format="sse", user="me")[0].events
     assert speak()[0].format == "mp3"
-    assert speak(system_prompt=None)[1].messages[0].content == REPEAT_PROMPT
+    assert speak(system_prompt=None, instructions="Whisper.")[1].messages[0].content == "Whisper."
+    assert speak()[1].messages == []
+    options, request = speak(input=" This is one sentence of two.  This is the other one.\n\n")
+    assert request.say == "This is one sentence of two."
+    assert [each.say for each in options.rest] == ["This is the other one."]
 
 
 @pytest.mark.parametrize(
@@ -391,7 +390,7 @@ def test_a_text_to_speak() -> None:
         ({"response_format": "ogg"}, "response_format"),
         ({"stream_format": "json"}, "stream_format"),
         ({"input": ""}, "input"),
-        ({"input": "x" * 4097}, "input"),
+        ({"input": "x" * 32_769}, "input"),
         ({"temperature": 0.5}, "temperature"),
     ],
     ids=str,

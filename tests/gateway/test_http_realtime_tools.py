@@ -43,7 +43,7 @@ async def update(c: AsyncRealtimeConnection, **session: Any) -> Any:
 
 def told(b: HttpBench, request: ThinkRequest) -> str:
     """The prompt's text without special tokens."""
-    token_bytes = b.process.gateway.token_bytes
+    token_bytes = b.process.gateway.prompts.token_bytes
     return b"".join(token_bytes(each) or b"" for each in request.prompt_token_ids).decode()
 
 

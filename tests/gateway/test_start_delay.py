@@ -204,10 +204,13 @@ def slow(configure: Callable[..., Config]) -> Config:
     return configure(http_gateway(max_start_delay_s=5))
 
 
-def advised_ms(b: HttpBench) -> int:
-    """Let an earlier answer have been spoken at half of real time; what follows from it for the next ones."""
+def advised_ms(b: HttpBench, end: int = 0) -> int:
+    """Let an earlier answer have been spoken at half of real time; what follows from it for the next ones.
+
+    ``end`` is the number of tokens that end the text.
+    """
     b.process.gateway._spoken.spoke(2.0)
-    seconds = len(b.encode(ANSWER)) / 4
+    seconds = (len(b.encode(ANSWER)) + end) / 4
     return round(1000 * min(5, 1.1 * (seconds - 0.5)))
 
 
@@ -232,13 +235,13 @@ def test_the_first_audio_event_says_how_long_to_wait(slow: Config) -> None:
     ("path", "fields"),
     [
         ("chat/completions", {"messages": HI, "modalities": ["text", "audio"], "audio": {"format": "opus"}}),
-        ("audio/speech", {"input": "Hi", "response_format": "pcm", "stream_format": "sse"}),
+        ("audio/speech", {"input": ANSWER, "response_format": "pcm", "stream_format": "sse"}),
     ],
 )
 def test_event_streams_have_it_in_their_first_audio(slow: Config, path: str, fields: dict[str, Any]) -> None:
     async def scenario() -> None:
         async with http_bench(slow) as b, speaking(b, ANSWER, SAID):
-            expected = advised_ms(b)
+            expected = advised_ms(b, end="input" in fields)
             asked = {"model": MODEL, **fields, **({"stream": True} if "messages" in fields else {})}
             answer = await b.http.post(f"/v1/{path}", json=asked)
             events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
@@ -255,9 +258,9 @@ def test_event_streams_have_it_in_their_first_audio(slow: Config, path: str, fie
 
 def test_a_file_has_it_in_a_header(slow: Config) -> None:
     async def scenario() -> None:
-        speech = {"model": MODEL, "input": "Hi", "response_format": "wav"}
+        speech = {"model": MODEL, "input": ANSWER, "response_format": "wav"}
         async with http_bench(slow) as b, speaking(b, ANSWER, SAID):
-            expected = advised_ms(b)
+            expected = advised_ms(b, end=1)
             for delay_ms in (expected, 0):
                 answer = await b.http.post("/v1/audio/speech", json=speech)
                 assert answer.headers["X-Start-Delay-Ms"] == str(delay_ms)

@@ -26,8 +26,8 @@ REACHED = {
     "right: noise at 10 dB": 0.70,
     "right: other devices": 0.73,
     "right: nobody speaks": 0.45,
-    "right: reading": 0.0,
 }
+READ_ERROR = 0.6
 
 pytestmark = [pytest.mark.quality, pytest.mark.timeout(1200)]
 
@@ -39,5 +39,10 @@ async def test_answers_are_right_and_intelligible(speaking_checkpoint: Path) -> 
     names = {figure.name for figure in found}
     assert {f"word error: streamed, {voice}" for voice in VOICES} <= names
     assert names >= REACHED.keys()
-    known = [replace(each, least=REACHED.get(each.name, each.least)) for each in found]
+    known = [
+        replace(each, most=READ_ERROR)
+        if each.name == "word error: texts read aloud"
+        else replace(each, least=REACHED.get(each.name, each.least))
+        for each in found
+    ]
     assert missed(known, few=True) == []

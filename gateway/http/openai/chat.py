@@ -76,8 +76,8 @@ class Completion:
         self._answer = answer
         self._keep = keep
         self._calls = options.call_parser()
-        self._is_special = context.gateway.is_special
-        self._token_bytes = context.gateway.token_bytes
+        self._is_special = context.gateway.prompts.is_special
+        self._token_bytes = context.gateway.prompts.token_bytes
         self._report = partial(context.gateway.report, answer.request_id)
         self._options = options
         self._model = context.model

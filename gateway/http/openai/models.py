@@ -30,7 +30,7 @@ class ModelsApi:
 
     async def voices(self, _request: Request) -> Response:
         """Answer the voices, in the form in which Open WebUI and vLLM-Omni's clients look for them."""
-        aliases = self._context.gateway.voice_aliases()
+        aliases = self._context.gateway.validator.voice_aliases()
         names = [*self._context.gateway.registry.speakers(), *aliases]
         return json_response({"object": "list", "voices": [{"id": name, "name": name} for name in names]})
 
@@ -44,7 +44,7 @@ class ModelsApi:
             "owned_by": "omnirelay",
             "max_model_len": registry.max_positions("thinker"),
             "voices": registry.speakers(),
-            "voice_aliases": self._context.gateway.voice_aliases(),
+            "voice_aliases": self._context.gateway.validator.voice_aliases(),
             "starters": list(self._context.starters),
             "random_weights": self._context.random_weights,
             "calls": self._context.config.gateway.webrtc.enabled,

@@ -1,6 +1,8 @@
-"""``/v1/audio/speech``: text to speech by a model that is told to repeat the text."""
+"""``/v1/audio/speech``: a text that is spoken as it is, in pieces."""
 
-from collections.abc import AsyncGenerator, Mapping
+from collections import Counter
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Final, Literal
@@ -10,24 +12,26 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.http.answer import AnswerOptions, HttpAnswer, begin, start_delay, usage_of
+from gateway.http.answer import AnswerEvent, AnswerOptions, begin, start_delay, usage_of
 from gateway.http.body import read_object
 from gateway.http.connection import while_connected
-from gateway.http.context import HttpContext
+from gateway.http.context import ALIAS, HttpContext
 from gateway.http.encoding.encoders import CONTENT_TYPES, AudioFormat, require_format
 from gateway.http.encoding.tempo import require_speed
 from gateway.http.fields import read_fields, require_one_of
 from gateway.http.openai.chat_request import Voice, voice_name
+from gateway.http.openai.reading import read_aloud
 from gateway.http.streams import ByteStream, EventStream
 from omnirelay.content import ChatMessage
 from omnirelay.events import AudioEvent, DoneEvent
 from omnirelay.protocol import GenerateRequest
+from omnirelay.reading import pieces
 from omnirelay.values import ChunkFrames
-from shared.config.gateway import REPEAT_PROMPT
 from shared.messages import Seed
 
-MAX_CHARACTERS: Final = 4096
-"""As in OpenAI's API."""
+MAX_CHARACTERS: Final = 32_768
+"""Of a text: more than half an hour of speech; OpenAI's API takes 4,096."""
+MAX_INSTRUCTIONS: Final = 4096
 START_DELAY: Final = "X-Start-Delay-Ms"
 """Header of a file: how long to wait before playing it."""
 FORMATS: Final[Mapping[str, AudioFormat]] = {
@@ -39,51 +43,69 @@ FORMATS: Final[Mapping[str, AudioFormat]] = {
     "pcm": "pcm16",
 }
 """The gateway's formats by OpenAI's names."""
-NAMES: Final[Mapping[str, str | None]] = {"speaker": "voice", "messages": "input"}
+NAMES: Final[Mapping[str, str | None]] = {"speaker": "voice", "messages": "instructions", "say": "input"}
 """Names here of fields of a :class:`omnirelay.protocol.GenerateRequest`, where they differ."""
 
 
-class SpeechFields(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields that are honoured."""
+class VoiceFields(msgspec.Struct, frozen=True, kw_only=True):
+    """How a text is spoken."""
 
-    model: str
-    input: Annotated[str, Meta(min_length=1, max_length=MAX_CHARACTERS)]
+    model: str = ALIAS
     voice: Voice | None = None
-    instructions: Annotated[str, Meta(max_length=MAX_CHARACTERS)] = ""
+    instructions: Annotated[str, Meta(max_length=MAX_INSTRUCTIONS)] = ""
     response_format: str = "mp3"
-    stream_format: Literal["audio", "sse"] = "audio"
     speed: Annotated[float, Meta(ge=0.25, le=4)] = 1.0
     chunk_frames: ChunkFrames = []
     seed: Seed | None = None
 
+    def read(self, system_prompt: str | None) -> tuple[AudioFormat, GenerateRequest]:
+        """The format, and a request without its text; ``system_prompt`` precedes the instructions.
+
+        Raises:
+            InvalidRequestError: Something is not supported.
+        """
+        require_one_of("response_format", self.response_format, FORMATS)
+        require_format(FORMATS[self.response_format], "response_format")
+        require_speed(self.speed, "speed")
+        system = " ".join(filter(None, [system_prompt, self.instructions]))
+        request = GenerateRequest(
+            messages=[ChatMessage("system", system)] if self.instructions else [],
+            speaker=voice_name(self.voice),
+            chunk_frames=self.chunk_frames,
+            seed=self.seed,
+        )
+        return FORMATS[self.response_format], request
+
+
+class SpeechFields(VoiceFields, frozen=True, kw_only=True):
+    """The fields of a request."""
+
+    model: str
+    input: Annotated[str, Meta(min_length=1, max_length=MAX_CHARACTERS)]
+    stream_format: Literal["audio", "sse"] = "audio"
+
 
 @dataclass(frozen=True)
 class SpeechAnswerOptions(AnswerOptions):
-    """How a client wants its speech."""
+    """How a client wants its speech; ``rest`` are the requests for what follows the first piece."""
 
     format: AudioFormat
     speed: float
+    rest: Sequence[GenerateRequest]
 
 
 def read_speech(body: bytearray, system_prompt: str | None) -> tuple[SpeechAnswerOptions, GenerateRequest]:
-    """Parse and check a body; ``system_prompt`` precedes the instruction to repeat.
+    """Parse and check a body; ``system_prompt`` precedes the instructions.
 
     Raises:
         InvalidRequestError: It is invalid, or asks for something that is not supported.
     """
     fields = read_fields(read_object(body), SpeechFields, neutral={})
-    require_one_of("response_format", fields.response_format, FORMATS)
-    name = FORMATS[fields.response_format]
-    require_format(name, "response_format")
-    require_speed(fields.speed, "speed")
-    system = " ".join(filter(None, [system_prompt, REPEAT_PROMPT, fields.instructions]))
-    request = GenerateRequest(
-        messages=[ChatMessage("system", system), ChatMessage("user", fields.input)],
-        speaker=voice_name(fields.voice),
-        chunk_frames=fields.chunk_frames,
-        seed=fields.seed,
-    )
-    return SpeechAnswerOptions(fields.model, fields.stream_format == "sse", name, fields.speed), request
+    format_, request = fields.read(system_prompt)
+    texts = [piece.strip() for piece in pieces(fields.input) if piece.strip()] or [""]
+    first, *rest = (msgspec.structs.replace(request, say=text) for text in texts)
+    options = SpeechAnswerOptions(fields.model, fields.stream_format == "sse", format_, fields.speed, rest)
+    return options, first
 
 
 class SpeechApi:
@@ -95,46 +117,58 @@ class SpeechApi:
     async def create(self, request: Request) -> Response:
         """Speak a text; errors are those of :func:`gateway.http.answer.begin`."""
         context = self._context
-        read = partial(read_speech, system_prompt=context.gateway.speech_system_prompt)
+        read = partial(read_speech, system_prompt=context.gateway.validator.speech_system_prompt)
         options, answer = await begin(context, request, read, NAMES)
+        account = context.account(request)
+        events = read_aloud(context.gateway, account, NAMES, _each(options.rest), answer)
         if options.events:
-            return EventStream(self._events(options, answer), [answer], context.told)
+            return EventStream(self._events(options, events), [answer], context.told)
         try:
             async with while_connected(request.receive):
                 delay_ms = await answer.begin_audio()
         except BaseException:
             answer.close()
             raise
-        pieces = self._pieces(options, answer)
-        stream = ByteStream(pieces, [answer], context.told, CONTENT_TYPES[options.format])
+        file = self._file(options, events)
+        stream = ByteStream(file, [answer], context.told, CONTENT_TYPES[options.format])
         stream.headers[START_DELAY] = str(delay_ms)
         return stream
 
-    async def _pieces(self, options: SpeechAnswerOptions, answer: HttpAnswer) -> AsyncGenerator[bytes, None]:
+    async def _file(
+        self, options: SpeechAnswerOptions, events: AsyncGenerator[AnswerEvent, None]
+    ) -> AsyncGenerator[bytes, None]:
         audio = self._context.audio.start(options.format, streamed=True, speed=options.speed)
-        async for event in answer:
-            if isinstance(event, AudioEvent) and (data := await audio.push(event.pcm)):
-                yield data
+        async with aclosing(events):
+            async for event in events:
+                if isinstance(event, AudioEvent) and (data := await audio.push(event.pcm)):
+                    yield data
         yield await audio.finish()
 
     async def _events(
-        self, options: SpeechAnswerOptions, answer: HttpAnswer
+        self, options: SpeechAnswerOptions, events: AsyncGenerator[AnswerEvent, None]
     ) -> AsyncGenerator[dict[str, Any], None]:
         audio = self._context.audio.start(options.format, streamed=True, base64=True, speed=options.speed)
         delay: dict[str, int] = {}
-        async for event in answer:
-            if isinstance(event, AudioEvent):
-                delay |= start_delay(event)
-                if data := await audio.push(event.pcm):
-                    yield _delta(data) | delay
-                    delay = {}
-            if isinstance(event, DoneEvent):
-                done = event
+        counts = Counter[str]()
+        async with aclosing(events):
+            async for event in events:
+                if isinstance(event, AudioEvent):
+                    # Later pieces come before the one that is played has ended.
+                    delay |= {} if counts else start_delay(event)
+                    if data := await audio.push(event.pcm):
+                        yield _delta(data) | delay
+                        delay = {}
+                if isinstance(event, DoneEvent):
+                    usage = usage_of(event, "input", "output", "token_details")
+                    counts.update({name: usage[name] for name in usage if name.endswith("_tokens")})
         if data := await audio.finish():
             yield _delta(data)
-        usage = usage_of(done, "input", "output", "token_details")
-        counts = {name: count for name, count in usage.items() if name.endswith("_tokens")}
         yield {"type": "speech.audio.done", "usage": counts}
+
+
+async def _each(requests: Sequence[GenerateRequest]) -> AsyncGenerator[GenerateRequest, None]:
+    for request in requests:
+        yield request
 
 
 def _delta(data: bytes) -> dict[str, Any]:

@@ -60,11 +60,13 @@ class TokensApi:
         asked = await read_body(request, self._context, lambda body: read_fields(read_object(body), _Ids))
         self._context.require_model(asked.model or self._context.model)
         gateway = self._context.gateway
-        data = b"".join(gateway.token_bytes(each) for each in asked.tokens if not gateway.is_special(each))
+        data = b"".join(
+            gateway.prompts.token_bytes(each) for each in asked.tokens if not gateway.prompts.is_special(each)
+        )
         return json_response({"prompt": data.decode(errors="replace")})
 
     def _shown(self, token_id: int) -> str:
-        return self._context.gateway.token_bytes(token_id).decode(errors="replace")
+        return self._context.gateway.prompts.token_bytes(token_id).decode(errors="replace")
 
 
 def _read(body: bytearray, model: str, max_item_bytes: int) -> tuple[str, bool, GenerateRequest]:

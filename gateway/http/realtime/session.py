@@ -446,7 +446,7 @@ class Session:
         return request
 
     def _instructed(self, messages: list[ChatMessage], settings: Settings) -> list[ChatMessage]:
-        return settings.instructed(messages, self._context.gateway.speech_system_prompt)
+        return settings.instructed(messages, self._context.gateway.validator.speech_system_prompt)
 
     def _changed(
         self, values: dict[str, Any], where: str, unavailable: Callable[[UnsupportedError], None]

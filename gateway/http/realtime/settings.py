@@ -256,7 +256,7 @@ def changed_settings(
     changed = settings.changed(values, where, context.require_model, unavailable)
     if changed.voice != settings.voice:
         with named({"speaker": f"{where}.audio.output.voice"}):
-            context.gateway.check_speaker(GenerateRequest(speech=True, speaker=changed.voice))
+            context.gateway.validator.speaker(GenerateRequest(speech=True, speaker=changed.voice))
     return changed
 
 

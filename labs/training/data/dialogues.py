@@ -7,7 +7,6 @@ from checkpoint.corpus import COMMON_WORDS
 from labs.training.data import images, world
 from labs.training.data.images import Exchange, Scene
 from labs.training.data.world import Fact, FactSampler, number
-from shared.config.gateway import REPEAT_PROMPT
 from shared.families.qwen2_5_omni import SPEECH_SYSTEM_PROMPT
 
 _SIGNS = {"plus": ("+",), "minus": ("-",), "times": ("*", "x")}
@@ -16,7 +15,10 @@ _MARKS = (".", "!", "...", "?!", ",", " ?", ";")
 _MOST_TURNS = 20
 _LARGEST_ADDED = 20
 TRANSCRIBE = "Transcribe the audio."
-READING = f"{SPEECH_SYSTEM_PROMPT} {REPEAT_PROMPT}"
+READING = (
+    f"{SPEECH_SYSTEM_PROMPT} Repeat the user's message word for word, in its own language. Do not answer it, "
+    "do not comment on it, and add nothing."
+)
 """What the gateway puts before a text that is to be read aloud."""
 _TRANSCRIBED = 0.15
 

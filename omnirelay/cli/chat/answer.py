@@ -2,9 +2,10 @@
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import AsyncIterable, Iterable
+from contextlib import aclosing
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -107,6 +108,14 @@ class WavWriter(Recorder):
         super().show(event)
         if isinstance(event, TimedDoneEvent):
             write_wav(self._path, self.waveform)
+
+
+async def read(target: Target, text: AsyncIterable[str], listeners: Iterable[Listener], **how: Any) -> None:
+    """Have a text read on a connection of its own; as :func:`stream`, with options of ``speak``."""
+    async with target.client() as client, aclosing(client.speak(text, **how)) as events:
+        async for event in events:
+            for listener in listeners:
+                listener.show(event)
 
 
 async def stream(target: Target, request: GenerateRequest, listeners: Iterable[Listener]) -> None:

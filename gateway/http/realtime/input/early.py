@@ -39,7 +39,7 @@ class EarlyPrompt:
         self._account = account
         self._client = client
         self._work: asyncio.Task[None] | None = None
-        self._window = round(gateway.family.audio_window_s * BYTES_PER_S)
+        self._window = round(gateway.prompts.family.audio_window_s * BYTES_PER_S)
         self._sent_bytes = 0
         self._failed = False
 

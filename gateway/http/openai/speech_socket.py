@@ -1,0 +1,170 @@
+"""WebSockets on ``/v1/audio/speech/stream``: a text is spoken while it grows, sentence by sentence.
+
+Messages are those of vLLM-Omni's endpoint of that name: ``session.config``, ``input.text``, ``input.done``;
+then ``audio.start``, binary audio and ``audio.done`` of each sentence, and ``session.done``.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any, Final
+
+import msgspec
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from gateway.http.connection import ClientGoneError
+from gateway.http.context import HttpContext
+from gateway.http.encoding.encoders import AudioFormat
+from gateway.http.errors import body_of
+from gateway.http.fields import convert, read_fields
+from gateway.http.guards.keys import client_of
+from gateway.http.openai.reading import read_aloud
+from gateway.http.openai.speech import NAMES, VoiceFields
+from omnirelay.errors import InvalidRequestError, OmniRelayError
+from omnirelay.events import AudioEvent, DoneEvent
+from omnirelay.protocol import GenerateRequest
+from omnirelay.reading import growing_pieces
+
+IDLE_S: Final = 120.0
+"""Time limit between two messages of a client, while nothing is spoken."""
+MAX_WAITING: Final = 64
+"""Messages with text that wait to be spoken; further ones are not read before."""
+NORMAL: Final = 1000
+
+log = logging.getLogger(__name__)
+
+
+class _Config(VoiceFields, frozen=True, kw_only=True):
+    response_format: str = "wav"
+
+
+class _Text(msgspec.Struct, frozen=True):
+    text: str = ""
+
+
+class SpeechSocket:
+    """The endpoint; ``idle_s`` replaces :data:`IDLE_S` in tests."""
+
+    def __init__(self, context: HttpContext, idle_s: float = IDLE_S) -> None:
+        self._context = context
+        self._idle_s = idle_s
+
+    async def serve(self, socket: WebSocket) -> None:
+        """Speak the text of one client."""
+        await socket.accept()
+        connection = _Connection(socket, self._context, self._idle_s)
+        try:
+            try:
+                await connection.serve()
+            except OmniRelayError as error:
+                self._context.told(error)
+                await connection.send({"type": "error", **body_of(error)})
+            await socket.close(NORMAL)
+        except (ClientGoneError, WebSocketDisconnect, RuntimeError) as error:
+            # Starlette raises RuntimeError if the connection was closed meanwhile.
+            log.debug("a client of /v1/audio/speech/stream disconnected: %s", error)
+
+
+class _Connection:
+    """One client."""
+
+    def __init__(self, socket: WebSocket, context: HttpContext, idle_s: float) -> None:
+        self._socket = socket
+        self._context = context
+        self._idle_s = idle_s
+        self._texts: asyncio.Queue[str | None] = asyncio.Queue(MAX_WAITING)
+        # Pieces that were begun, and whose end was not sent.
+        self._begun: deque[str] = deque()
+
+    async def serve(self) -> None:
+        """Take the settings, then speak what comes.
+
+        Raises:
+            OmniRelayError: A message is invalid, or a piece failed.
+            ClientGoneError: The client disconnected.
+        """
+        client_of(self._socket.scope).check()
+        kind, values = await self._next()
+        if kind != "session.config":
+            raise InvalidRequestError("the first message must be session.config", "type")
+        config = read_fields(values, _Config, neutral={"split_granularity": ("sentence",)})
+        self._context.require_model(config.model)
+        audio_format, request = config.read(self._context.gateway.validator.speech_system_prompt)
+        tasks = [
+            asyncio.create_task(self._read()),
+            asyncio.create_task(self._speak(request, audio_format, config)),
+        ]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def send(self, event: dict[str, Any]) -> None:
+        """Send an event."""
+        await self._socket.send_text(msgspec.json.encode(event).decode())
+
+    async def _read(self) -> None:
+        """Take texts until the client disconnects."""
+        while True:
+            kind, values = await self._next()
+            if kind == "input.text":
+                await self._texts.put(convert(values, _Text).text)
+            elif kind == "input.done":
+                await self._texts.put(None)
+            else:
+                raise InvalidRequestError(f"there is no message of type {kind[:64]!r} here", "type")
+
+    async def _next(self) -> tuple[str, dict[str, Any]]:
+        while True:
+            try:
+                async with asyncio.timeout(self._idle_s):
+                    message = await self._socket.receive()
+                break
+            except TimeoutError:
+                if not self._begun:
+                    raise InvalidRequestError(f"no message came for {self._idle_s:g} s") from None
+        if message["type"] == "websocket.disconnect":
+            raise ClientGoneError
+        try:
+            values = msgspec.json.decode(message.get("text") or "")
+        except (msgspec.DecodeError, UnicodeEncodeError) as error:
+            raise InvalidRequestError(f"a message is not JSON: {error}") from error
+        if not isinstance(values, dict) or not isinstance(kind := values.pop("type", None), str):
+            raise InvalidRequestError("a message is an object with a type", "type")
+        return kind, values
+
+    async def _requests(self, request: GenerateRequest) -> AsyncGenerator[GenerateRequest, None]:
+        async def texts() -> AsyncGenerator[str, None]:
+            while (text := await self._texts.get()) is not None:
+                yield text
+
+        async for piece in growing_pieces(texts()):
+            if said := piece.strip():
+                self._begun.append(said)
+                yield msgspec.structs.replace(request, say=said)
+
+    async def _speak(self, request: GenerateRequest, audio_format: AudioFormat, config: VoiceFields) -> None:
+        account = self._context.account(self._socket)
+        events = read_aloud(self._context.gateway, account, NAMES, self._requests(request))
+        number, audio = 0, None
+        async with aclosing(events):
+            async for event in events:
+                if audio is None:
+                    told = {"sentence_text": self._begun[0], "format": config.response_format}
+                    await self.send({"type": "audio.start", "sentence_index": number, **told})
+                    audio = self._context.audio.start(audio_format, streamed=True, speed=config.speed)
+                if isinstance(event, AudioEvent) and (data := await audio.push(event.pcm)):
+                    await self._socket.send_bytes(data)
+                if isinstance(event, DoneEvent):
+                    if data := await audio.finish():
+                        await self._socket.send_bytes(data)
+                    await self.send({"type": "audio.done", "sentence_index": number})
+                    self._begun.popleft()
+                    number, audio = number + 1, None
+        await self.send({"type": "session.done", "total_sentences": number})

@@ -1,0 +1,48 @@
+"""``omnirelay say``: a text is read aloud as it is, while it comes."""
+
+import argparse
+import asyncio
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import ExitStack
+
+from omnirelay.cli.chat.answer import JsonPrinter, Listener, WavWriter, read
+from omnirelay.cli.output import note
+from omnirelay.cli.target import target_of
+from omnirelay.client.player import PLAYER_NAMES, Playback, find_player
+from omnirelay.client.wav import require_wav
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the subcommand.
+
+    Raises:
+        OmniRelayError: It failed.
+        SystemExit: The speech would be neither played nor written.
+    """
+    plays = arguments.out is None if arguments.play is None else arguments.play
+    player = find_player() if plays else None
+    if plays and player is None:
+        arguments.refuse_usage(f"give --out FILE.wav --no-play, or install one of {PLAYER_NAMES}")
+    listeners: list[Listener] = [JsonPrinter()] if arguments.json else []
+    if arguments.out is not None:
+        require_wav(arguments.out)
+        listeners.append(WavWriter(arguments.out))
+    how = {"speaker": arguments.speaker, "system": arguments.system, "seed": arguments.seed}
+    with ExitStack() as stack:
+        if player is not None:
+            playback = stack.enter_context(Playback(player))
+            listeners.append(playback)
+        asyncio.run(read(target_of(arguments), _parts(arguments.text), listeners, **how))
+    if player is not None and playback.problem:
+        note(f"the speech was not played completely: {playback.problem}")
+    return 0
+
+
+async def _parts(text: str | None) -> AsyncGenerator[str, None]:
+    """The text, or the lines of standard input as they come."""
+    if text is not None:
+        yield text
+        return
+    while line := await asyncio.to_thread(sys.stdin.readline):
+        yield line
