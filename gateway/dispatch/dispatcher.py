@@ -93,6 +93,7 @@ class Dispatcher:
         stage, error = failed.stage, from_stage(failed)
         if failed.code == EngineFailedError.code:
             active.note_death(stage, active.replica(stage), engine_failed=True)
+            self._registry.engine_failed(stage, active.replica(stage))
         elif failed.code == PoisonRequestError.code:
             self._fail_poison(active, stage)
             return

@@ -40,6 +40,7 @@ class Replica:
         peers: Replicas of the next stage that it can send to.
         reaches: The registry's addresses of these, while they are all of the next stage.
         placed: Requests placed since the last heartbeat, and in the interval before, maybe not in it.
+        failed: Its engine has failed, so its process is about to end.
     """
 
     beat: Heartbeat
@@ -50,6 +51,7 @@ class Replica:
     peers: frozenset[str] = frozenset()
     reaches: Mapping[str, str] | None = None
     placed: list[int] = field(default_factory=lambda: [0, 0])
+    failed: bool = False
 
     def __post_init__(self) -> None:
         self.stage = self.beat.stage
@@ -106,6 +108,12 @@ class StageRegistry(Collector):
     def heartbeat_s(self) -> float:
         """Least time between two heartbeats of a replica."""
         return sum(map(len, self._replicas.values())) / MAX_HEARTBEATS_PER_S
+
+    def engine_failed(self, stage: StageName, name: str) -> None:
+        """Place nothing more at a replica."""
+        if (replica := self.get(stage, name)) is not None:
+            replica.failed = True
+            self._settle(replica)
 
     def set_gateway_drains(self, drains: bool) -> None:
         """While the gateway drains, draining replicas still serve its queue."""
@@ -317,7 +325,8 @@ class StageRegistry(Collector):
         if sender and self._states[sender]["ready"] and not self._senders[replica.stage][replica.name]:
             # No sender knows it yet.
             return "starting"
-        return "draining" if replica.beat.draining and not self.gateway_drains else "ready"
+        draining = replica.failed or (replica.beat.draining and not self.gateway_drains)
+        return "draining" if draining else "ready"
 
     def _settle(self, replica: Replica) -> None:
         """Update a replica's state, and those of replicas it sends to."""

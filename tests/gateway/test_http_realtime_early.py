@@ -278,7 +278,8 @@ def test_all_that_is_sent_of_a_recording_is_a_few_times_its_length(
     async def scenario() -> None:
         nonlocal size
         gateway = mock.Mock(
-            spec=["prefills", "compute_early"], family=replace(QWEN2_5_OMNI, audio_window_s=window_s)
+            spec=["prefills", "compute_early", "prompts"],
+            **{"prompts.family": replace(QWEN2_5_OMNI, audio_window_s=window_s)},
         )
         gateway.prefills = Thinker()
         gateway.compute_early = mock.AsyncMock(return_value="computed")
