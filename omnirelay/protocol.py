@@ -1,4 +1,4 @@
-"""The TCP protocol between clients and the gateway; docs/protocol.md describes every message and field.
+"""The TCP protocol between clients and the gateway; docs/protocol-messages.md has every message and field.
 
 A frame is its length in four bytes, big-endian, and a msgpack message.  After :class:`Hello` and
 :class:`Welcome`, requests share the connection, each with an id chosen by the client.

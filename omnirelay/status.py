@@ -1,4 +1,4 @@
-"""The gateway's report about itself and the stages; docs/protocol.md describes every field.
+"""The gateway's report about itself and the stages; docs/protocol-messages.md describes every field.
 
 Unknown fields are ignored, so that older clients read the reports of newer gateways.
 """

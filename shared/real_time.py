@@ -1,4 +1,4 @@
-"""Real-time priority for threads that move data, above those that compute; see docs/architecture.md."""
+"""Real-time priority for threads that move data, above those that compute; see docs/operations.md."""
 
 import logging
 import os

@@ -33,7 +33,7 @@ def require_wav(path: Path) -> None:
     if path.suffix.lower() != ".wav":
         raise OutputError(
             f"cannot write {path}: speech is written as WAV, give a name that ends in .wav "
-            "(other formats come over HTTP: docs/api.md)"
+            "(other formats come over HTTP: docs/api-speech.md)"
         )
     if not path.parent.is_dir():
         raise OutputError(f"cannot write {path}: there is no folder {path.parent}, make it first")

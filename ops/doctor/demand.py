@@ -1,4 +1,4 @@
-"""What the stages need of a machine without GPUs; ``docs/operations.md`` has the formulas."""
+"""What the stages need of a machine without GPUs; ``docs/memory.md`` has the formulas."""
 
 from typing import Final
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Paged:
-    """What a stage's model keeps for each position, and how it can be divided; see ``docs/operations.md``."""
+    """What a stage's model keeps for each position, and how it can be divided; see ``docs/memory.md``."""
 
     positions: int  # Most positions of one request, as the checkpoint has it
     elements: int  # Numbers a position: keys and values of all layers, and a conditioning row

@@ -1,4 +1,4 @@
-"""What each stage needs of memory, by a checkpoint's files; ``docs/operations.md`` has the formulas."""
+"""What each stage needs of memory, by a checkpoint's files; ``docs/memory.md`` has the formulas."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

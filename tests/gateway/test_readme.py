@@ -17,7 +17,7 @@ from tests.support.media import spoken
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / name for name in ("README.md", "docs/client.md", "docs/cli.md")]
-API = ROOT / "docs" / "api.md"
+API = [ROOT / f"docs/{name}.md" for name in ("api", "api-chat", "api-speech", "api-realtime")]
 FILES = ["question.ogg", "bark.mp3", "cat.jpg", "dog.png", "house.jpg", "other.jpg", "film.mp4"]
 
 
@@ -58,7 +58,7 @@ def test_the_examples_run(
     run(scenario())
 
 
-def test_the_examples_of_the_page_on_http_run(
+def test_the_examples_of_the_pages_on_http_run(
     configure: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -68,11 +68,12 @@ def test_the_examples_of_the_page_on_http_run(
         async with http_bench(configure(http_gateway())) as b:
             b.stages.serve(b.encode("Hello"))
             names: dict[str, object] = {}
-            # The page does not close them; when they are collected, and whether in peace, would be chance.
+            # The pages do not close them; when they are collected, and whether in peace, would be chance.
             clients = set()
-            for block in examples(API):
-                await asyncio.to_thread(exec, compile(here(block, b), "api.md", "exec"), names)
-                clients.add(names["client"])
+            for page in API:
+                for block in examples(page):
+                    await asyncio.to_thread(exec, compile(here(block, b), page.name, "exec"), names)
+                    clients.add(names["client"])
             for client in clients:
                 if isinstance(client, openai.OpenAI):
                     client.close()

@@ -15,7 +15,7 @@ from shared.messages import STAGES
 from tests.support.media import picture, spoken
 from tests.support.stack import RunningStack
 
-PAGE = Path(__file__).resolve().parents[2] / "docs/operations.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs/traces.md"
 WORD = "Zanzibar"
 TEXT = SamplingOverrides(max_tokens=12, min_tokens=12)
 CODEC = SamplingOverrides(max_tokens=150, min_tokens=150)
