@@ -36,7 +36,7 @@ class FrameTalker(nn.Module):
             "code2wav.": None,
             "talker.text_projection.": None,
             "talker.hidden_projection.": None,
-            "talker.code_predictor.": "code_predictor.predictor.",
+            "talker.code_predictor.": "code_predictor.",
             "talker.codec_head.": "codec_head.",
             "talker.model.codec_embedding.": "model.embed_tokens.",
             "talker.model.": "model.",
@@ -64,7 +64,7 @@ class FrameTalker(nn.Module):
         self.rotary = StepRotary(config.head_dim, config.rope_parameters["rope_theta"], axes, most_tokens)
         for layer in self.model.layers:
             layer.self_attn.rotary_emb = self.rotary
-        self.code_predictor = CodePredictor(config.code_predictor)
+        self.code_predictor = CodePredictor(config.code_predictor, vllm_config.scheduler_config.max_num_seqs)
         self.codec_head = ParallelLMHead(config.vocab_size, config.hidden_size)
         self.logits_processor = LogitsProcessor(config.vocab_size)
         further = self.code_predictor.further
