@@ -9,7 +9,7 @@ import math
 import subprocess
 import sys
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from omnirelay.errors import CheckpointError
 
@@ -56,7 +56,7 @@ def main(size: str, directory: Path) -> int:
     from checkpoint import BENCH, RECIPE_FILE, SMALL, TINY, qwen3_omni  # noqa: PLC0415 - loads torch
     from checkpoint.__main__ import main as write  # noqa: PLC0415 - as above
 
-    shapes = {"bench": BENCH, "small": SMALL, "tiny": TINY, QWEN3: qwen3_omni.SMALL}
+    shapes: dict[str, Any] = {"bench": BENCH, "small": SMALL, "tiny": TINY, QWEN3: qwen3_omni.SMALL}
     recipe, family = directory / RECIPE_FILE, ["--family", "qwen3-omni"] if size == QWEN3 else []
     if recipe.is_file():
         shape = dataclasses.asdict(shapes[size]) if size in shapes else {}

@@ -22,6 +22,8 @@ class Paged:
     row: int = 0  # Those of the row, which keep the model's dtype beside a quantised KV cache
     divided: Mapping[str, int] = field(default_factory=dict)  # Sizes that workers divide, by what they count
     key_value_heads: int = 0  # Of its attention; workers have as many each, or as many workers have one
+    step: int = 0  # Numbers that a token takes in a step; 0: estimated as a share of the weights
+    media: int = 0  # Numbers that the largest media item takes while it is encoded
 
 
 @dataclass(frozen=True)

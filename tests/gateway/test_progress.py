@@ -96,9 +96,7 @@ def test_what_is_said_meanwhile_stands_above_the_line(make_screen: MakeScreen) -
         # The thread may have drawn any number of times before the line could be said.
         while not screen.getvalue().rpartition("something\n")[2]:
             next_write(screen)
-    assert re.search(
-        re.escape(f"s){ERASE}something\n{ERASE}loading (") + r"\d s\)", screen.getvalue()
-    )
+    assert re.search(re.escape(f"s){ERASE}something\n{ERASE}loading (") + r"\d s\)", screen.getvalue())
 
 
 def test_what_is_soon_over_or_has_nothing_to_say_never_shows(make_screen: MakeScreen) -> None:

@@ -11,10 +11,13 @@ import torch
 
 from checkpoint.qwen3_omni import TINY, write_qwen3_omni
 from omnirelay.errors import CheckpointError, InvalidRequestError, UnknownSpeakerError
+from ops.doctor.checkpoint import examine
 from services.families.known import read_config, require_family
 from services.families.qwen3_omni import QWEN3_OMNI
 from services.families.qwen3_omni.thinker.family import THINKER
-from services.families.sizes import read_model
+from services.families.sizes import need_of, read_model
+from shared.config import Config
+from shared.devices import Gpu
 from shared.messages import Resume, TextSampling, ThinkRequest
 from tests.qwen3_omni.tiny import ASSISTANT, IM_END, IM_START, SYSTEM, Reference, Spoken, prompt_of
 from tests.support.edges import MakeEdge
@@ -145,6 +148,14 @@ def test_a_checkpoint_of_a_thinker_alone(
 ) -> None:
     write_qwen3_omni(tmp_path, replace(TINY, speaks=False))
     assert require_family(tmp_path) is QWEN3_OMNI
+    with pytest.raises(CheckpointError, match=r"no weights of talker, token2wav: .*`text_only`"):
+        read_model(tmp_path)
+    config = Config.model_validate({"model": str(tmp_path), "text_only": True, "share_gpus": True})
+    model, (finding,) = examine(config)
+    assert finding.level == "ok"
+    assert model is not None
+    gpu = Gpu(name="Stand-in", free_bytes=2**33, total_bytes=2**33)
+    assert need_of(config, model, "thinker", gpu).fixed > model.weights.nbytes
     rig = ThinkerRig(tmp_path, make_edge, family=THINKER, max_model_len=256)
     engines.append(rig)
     prompt = PROMPTS["system"]
