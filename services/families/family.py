@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +58,12 @@ class Family:
     thinker: "Callable[[], ThinkerFamily]"
     talker: "Callable[[], TalkerFamily]"
     token2wav: "Callable[[], SynthesisFamily]"
+
+
+def part(path: str) -> Callable[[], Any]:
+    """What loads a stage's part of a family, ``module:name``, with PyTorch and vLLM, when it is called."""
+    module, _, name = path.partition(":")
+    return lambda: getattr(import_module(module), name)
 
 
 Families = Mapping[str, Family]
