@@ -82,7 +82,7 @@ class CodecDecoder(nn.Module):
     def __init__(
         self,
         vllm_config: VllmConfig,
-        model: nn.Module,
+        model: Any,
         axes: Sequence[int],
         undrawable: torch.Tensor,
         silent_id: int,
@@ -94,7 +94,7 @@ class CodecDecoder(nn.Module):
         most_tokens = vllm_config.scheduler_config.max_num_batched_tokens
         self.model: Any = model
         self.rotary = StepRotary(config.head_dim, config.rope_parameters["rope_theta"], axes, most_tokens)
-        for layer in self.model.layers:
+        for layer in model.layers:
             layer.self_attn.rotary_emb = self.rotary
         self.codec_head = ParallelLMHead(config.vocab_size, config.hidden_size)
         self.logits_processor = LogitsProcessor(config.vocab_size)
@@ -105,7 +105,7 @@ class CodecDecoder(nn.Module):
         # What goes into the decoder is at the same place in each step: captured CUDA graphs read it there.
         self.register_buffer("inputs", torch.zeros(most_tokens, config.hidden_size), persistent=False)
         self.register_buffer("undrawable", undrawable, persistent=False)
-        self.make_empty_intermediate_tensors = self.model.make_empty_intermediate_tensors
+        self.make_empty_intermediate_tensors = model.make_empty_intermediate_tensors
 
     def embed_input_ids(self, input_ids: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
         """Embeddings ``[n, embedding_size]``; zero for the token that stands where there is no codec id."""

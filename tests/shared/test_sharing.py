@@ -179,7 +179,7 @@ def test_which_gpus_the_released_qwen3_omni_fits_on():
         assert None not in shares
     # A quantised thinker leaves room on one card.
     packed = {"thinker": 31_500_000_000}
-    halved = replace(QWEN3, weights=Weights(0, QWEN3.weights.elements | {"thinker": 0}, packed))
+    halved = replace(QWEN3, weights=Weights(0, {**QWEN3.weights.elements, "thinker": 0}, packed))
     assert share_of(configured(), "thinker", halved, [gpu(80)]) is not None
 
 
