@@ -1,24 +1,19 @@
 """The talker of Qwen3-Omni says what transformers' says, in all codebooks, alone and beside others."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from checkpoint.qwen3_omni import TINY, write_qwen3_omni
 from services.families.qwen3_omni.talker.family import TALKER
-from services.families.qwen3_omni.thinker.family import THINKER
 from services.talker.service import TalkerService
 from shared.config import EngineConfig, TalkerConfig
 from shared.messages import CodecDelta, ResumedSpeech, SpeechStart, StageEvent, Token2WavInput
-from tests.qwen3_omni.test_thinker import asked, check
 from tests.qwen3_omni.tiny import GROUPS, Reference, Spoken, prompt_of
 from tests.support.edges import Edge, MakeEdge
 from tests.support.talking import rows_message
-from tests.support.thinking import ThinkerRig, speech_of
-from tests.support.workers import TWO, prepare_two
+from tests.support.thinking import speech_of
 
 FRAMES = 12
 
@@ -26,10 +21,10 @@ FRAMES = 12
 class Talking:
     """A talker, and the frames that came out of it."""
 
-    def __init__(self, checkpoint: Path, make_edge: MakeEdge, **given: Any) -> None:
+    def __init__(self, checkpoint: Path, make_edge: MakeEdge) -> None:
         self.gateway: Edge[StageEvent] = make_edge(StageEvent)
         token2wav: Edge[Token2WavInput] = make_edge(Token2WavInput)
-        engine = EngineConfig(max_model_len=512, kv_cache_memory_bytes=32 * 2**20, **given)
+        engine = EngineConfig(max_model_len=512, kv_cache_memory_bytes=32 * 2**20)
         self.service = TalkerService(
             TALKER, checkpoint, TalkerConfig(engine=engine), self.gateway.push, token2wav.push
         )
@@ -100,20 +95,3 @@ def test_sampled_frames_depend_on_the_seed_alone(talking: Talking, reference: Re
     assert say("again", resume=begun)["again"] == alone[5:]
     other = say("other", seed=8)["other"]
     assert all(any(one[at] != two[at] for one, two in zip(alone, other, strict=True)) for at in range(GROUPS))
-
-
-@pytest.mark.long
-def test_two_workers_say_what_the_reference_says(tmp_path: Path, make_edge: MakeEdge) -> None:
-    # Kernels of a CPU want widths of 32 of the experts, also when these are divided.
-    wider = {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 64}
-    write_qwen3_omni(tmp_path, replace(TINY, text={**TINY.text, **wider}, talker={**TINY.talker, **wider}))
-    prompt = prompt_of(40, 41, 42)
-    spoken = Reference(tmp_path).speak(prompt, "ethan", 7, FRAMES + 1)
-    prepare_two()
-    rig = ThinkerRig(tmp_path, make_edge, family=THINKER, **TWO)
-    rig.run(asked("a", prompt))
-    check(rig, "a", spoken)
-    rig.service.close()
-    talking = Talking(tmp_path, make_edge, **TWO)
-    assert talking.say({"a": spoken}, {"a": "ethan"})["a"] == spoken.frames[:FRAMES]
-    talking.service.close()
