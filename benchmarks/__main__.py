@@ -14,10 +14,11 @@ import msgspec
 from benchmarks.adapters.base import Adapter
 from benchmarks.adapters.omnirelay import OmniRelay
 from benchmarks.adapters.transformers import Transformers
-from benchmarks.measure.checkpoints import SIZES, ensure, parameters
+from benchmarks.measure.checkpoints import QWEN3, SIZES, ensure, parameters
 from benchmarks.measure.load import CONCURRENCY
 from benchmarks.measure.machine import this_machine
 from benchmarks.measure.results import RESULTS, Measured, RunResult, keep, tell
+from benchmarks.measure.workload import Speech
 from benchmarks.plots import draw
 from benchmarks.report import TITLES, report
 from benchmarks.scenarios.alone import measure_chunks, measure_floor, measure_synthesis
@@ -31,10 +32,11 @@ from shared.real_time import set_realtime_priority
 SCENARIOS: Final = (CONCURRENCY, *TITLES)
 SERVERS: Final = ("omnirelay", "transformers")
 ALL: Final = ("concurrency", "first-audio", "hops", "synthesis", "floor")
-DEFAULTS: Final = {"bench": ALL, "small": ALL[:2], "tiny": ALL[:1]}
+DEFAULTS: Final = {"bench": ALL, "small": ALL[:2], "tiny": ALL[:1], QWEN3: [*ALL[:2], *ALL[3:]]}
 PLANS: Final = {
     "bench": Plan(seconds=10.0, levels=[1, 4, 8, 16]),
     "small": Plan(seconds=10.0, levels=[1, 4, 8, 16]),
+    QWEN3: Plan(seconds=10.0, levels=[1, 8]),
     "tiny": Plan(seconds=2.56, levels=[1, 4, 8], rounds=3, references=6),
 }
 QUICK: Final = Plan(seconds=0.6, levels=[1, 2], repeats=1, references=1, probes=1, long_s=6.0, short_s=1.0)
@@ -47,6 +49,7 @@ async def measure(size: str, plan: Plan, options: argparse.Namespace) -> RunResu
         OmniRelayError: A server could not be started, or a request failed.
     """
     model = await ensure(size)
+    plan = msgspec.structs.replace(plan, speech=Speech.of(model))
     scenarios = options.scenarios or (ALL if options.quick else DEFAULTS[size])
     result = RunResult(checkpoint=size, parameters=parameters(model) / 1e6, machine=this_machine())
     if {"concurrency", "first-audio"} & set(scenarios):
@@ -72,7 +75,7 @@ async def _served(
             adapters.append(reference)
         await warm_up(adapters, plan)
         if "transformers" in options.servers:
-            threads = await choose_threads(reference)
+            threads = await choose_threads(reference, plan)
         if "concurrency" in scenarios:
             loads = await concurrency(adapters, plan, compared)
         if "first-audio" in scenarios and "omnirelay" in options.servers:
@@ -136,7 +139,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Measure OmniRelay, by default beside transformers' own generate, on this machine.",
     )
     add = parser.add_argument
-    add("--size", nargs="+", choices=SIZES, default=SIZES, help="checkpoints (default: all)")
+    add("--size", nargs="+", choices=[*SIZES, QWEN3], default=SIZES, help="checkpoints (default: all)")
     add(
         "--scenarios",
         nargs="+",

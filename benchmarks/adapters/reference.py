@@ -8,11 +8,17 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from benchmarks.measure.oracle import keep_talker_mask
+from services.families.known import read_config
+
+_MODELS: Final = {
+    "qwen2_5_omni": "Qwen2_5OmniForConditionalGeneration",
+    "qwen3_omni_moe": "Qwen3OmniMoeForConditionalGeneration",
+}
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,7 +28,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
         prompt: Token ids.
         speaker: The voice.
         text_tokens: Length of the text.
-        codec_tokens: Length of the speech.
+        codec_tokens: Length of the speech in frames.
         threads: Threads to compute with.
     """
 
@@ -63,16 +69,23 @@ class Reference:
 
         declare_missing_operators()
         import torch  # noqa: PLC0415 - after the threads are set
-        from transformers import Qwen2_5OmniForConditionalGeneration  # noqa: PLC0415 - as above
+        import transformers  # noqa: PLC0415 - as above
 
         self._torch = torch
-        self._model: Any = Qwen2_5OmniForConditionalGeneration.from_pretrained(model, dtype="auto").eval()
-        keep_talker_mask(self._model)
+        kind = _MODELS[read_config(model)["model_type"]]
+        self._model: Any = getattr(transformers, kind).from_pretrained(model, dtype="auto").eval()
         self._seconds: dict[str, float] = {}
         self._codes: Any = None
-        token2wav = self._model.token2wav
         self._watch(self._model.thinker, "generate", "thinker")
         self._watch(self._model.talker, "generate", "talker")
+        # A frame more than is heard is drawn of several codebooks.
+        self._unheard = int(hasattr(self._model, "code2wav"))
+        if self._unheard:
+            self._watch(self._model.talker.code_predictor, "generate", "its code predictor")
+            self._watch(self._model.code2wav, "forward", "code2wav")
+            return
+        keep_talker_mask(self._model)
+        token2wav = self._model.token2wav
         self._watch(token2wav.code2wav_dit_model, "sample", "token2wav, DiT")
         self._watch(token2wav.code2wav_bigvgan_model, "forward", "token2wav, vocoder")
 
@@ -90,15 +103,23 @@ class Reference:
             thinker_min_new_tokens=ask.text_tokens,
             thinker_max_new_tokens=ask.text_tokens,
             talker_do_sample=False,
-            talker_min_new_tokens=ask.codec_tokens,
-            talker_max_new_tokens=ask.codec_tokens,
+            talker_min_new_tokens=ask.codec_tokens + self._unheard,
+            talker_max_new_tokens=ask.codec_tokens + self._unheard,
         )
         return Reply(
             text_ids=sequences[0, prompt.shape[1] :].tolist(),
-            codec_ids=self._codes[0].tolist()[-ask.codec_tokens :],
+            codec_ids=self._heard(ask.codec_tokens),
             samples=samples.numel(),
             seconds=dict(self._seconds),
         )
+
+    def _heard(self, frames: int) -> list[int]:
+        """The codec ids of the last answer."""
+        if self._unheard:
+            found = [state[-1][0] for state in self._codes.hidden_states if state[-1] is not None]
+            return [code for frame in found for code in frame.tolist()]
+        codes: list[int] = self._codes[0].tolist()[-frames:]
+        return codes
 
     def _watch(self, part: Any, method: str, name: str) -> None:
         """Measure a method's time; keeps what the talker returns, which ``generate`` does not give."""

@@ -22,7 +22,7 @@ STOP_S: Final = 10.0
 
 
 class Transformers:
-    """``Qwen2_5OmniForConditionalGeneration.generate`` in a child process.
+    """``generate`` of the whole model in a child process.
 
     Args:
         model: Directory of the checkpoint.

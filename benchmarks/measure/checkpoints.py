@@ -9,11 +9,12 @@ import math
 import subprocess
 import sys
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from omnirelay.errors import CheckpointError
 
 SIZES: Final = ("bench", "small", "tiny")
+QWEN3: Final = "qwen3-small"
 DIRECTORY: Final = Path(".cache/omnirelay/benchmarks")
 _LENGTH_BYTES: Final = 8
 
@@ -52,17 +53,18 @@ def main(size: str, directory: Path) -> int:
     """Make a checkpoint whose recipe is not this size's; return the exit status."""
     import dataclasses  # noqa: PLC0415 - only this process needs what follows
 
-    from checkpoint import BENCH, RECIPE_FILE, SMALL, TINY  # noqa: PLC0415 - loads torch
+    from checkpoint import BENCH, RECIPE_FILE, SMALL, TINY, qwen3_omni  # noqa: PLC0415 - loads torch
     from checkpoint.__main__ import main as write  # noqa: PLC0415 - as above
 
-    recipe, shapes = directory / RECIPE_FILE, {"bench": BENCH, "small": SMALL, "tiny": TINY}
+    shapes: dict[str, Any] = {"bench": BENCH, "small": SMALL, "tiny": TINY, QWEN3: qwen3_omni.SMALL}
+    recipe, family = directory / RECIPE_FILE, ["--family", "qwen3-omni"] if size == QWEN3 else []
     if recipe.is_file():
         shape = dataclasses.asdict(shapes[size]) if size in shapes else {}
         found = json.loads(recipe.read_text(encoding="utf-8"))
         if size not in shapes or (found["seed"], found["shape"]) == (0, json.loads(json.dumps(shape))):
             return 0
     sys.stderr.write(f"making the checkpoint {size} in {directory} ...\n")
-    return write([str(directory), "--size", size])
+    return write([str(directory), *family, "--size", size.removeprefix("qwen3-")])
 
 
 if __name__ == "__main__":

@@ -22,8 +22,10 @@ from benchmarks.measure.machine import forget_peak, peak_memory
 from benchmarks.measure.process import answer, in_process
 from benchmarks.measure.results import Measured
 from benchmarks.measure.stage import finish, service_of
-from benchmarks.measure.workload import CODEC_RATE, SEED, SPEAKER
+from benchmarks.measure.workload import SEED, SPEAKER
+from services.families.known import read_config
 from shared.messages import (
+    SAMPLE_RATE,
     CodecTokens,
     ConditioningRows,
     Sampling,
@@ -34,6 +36,7 @@ from shared.messages import (
 
 SECONDS, COST, MEMORY = "s", "s of a second", "peak memory, MiB"
 STEP, MODEL, BESIDE = "step, ms", "its model, ms", "beside the model, ms"
+PREDICTOR = "its code predictor, ms"
 CODES: Final = 8192
 """Ids below are codes in every checkpoint of ours."""
 PROMPT_TOKENS: Final = 98
@@ -57,11 +60,11 @@ def measure_synthesis(model: Path, lengths: Sequence[float], repeats: int) -> li
 
 def measure_floor(model: Path, tokens: int, repeats: int) -> list[Measured]:
     """Let vLLM and the talker decode one request, in turn."""
-    found = [Measured(server, {STEP: [], MODEL: [], BESIDE: []}) for server in ("vllm", "talker")]
+    found = [Measured(server, {}) for server in ("vllm", "talker")]
     for _ in range(repeats):
         for each in found:
             for figure, values in in_process(Measured, __name__, each.name, model, tokens).values.items():
-                each.values[figure].extend(values)
+                each.values.setdefault(figure, []).extend(values)
     return found
 
 
@@ -82,18 +85,22 @@ def _synthesis(model: Path, repeats: str, *lengths: str) -> list[Measured]:
     return rows
 
 
-def _codes(name: str | int, seconds: float) -> list[int]:
+def _codes(name: str | int, seconds: float, geometry: Any) -> list[int]:
     generator = random.Random(name)  # noqa: S311 - nothing secret
-    return [generator.randrange(CODES) for _ in range(round(seconds * CODEC_RATE))]
+    count = round(seconds * SAMPLE_RATE / geometry.frame_samples) * geometry.groups
+    return [generator.randrange(min(CODES, geometry.ids)) for _ in range(count)]
 
 
 def _speak(service: Any, length: float, name: str) -> float:
     """Make one stream; gives the seconds it took."""
-    codes = _codes(name, length)
+    geometry = service._engine.geometry
+    codes = _codes(name, length, geometry)
     # The same work in every run; by the clock, cuts depend on how fast the machine is.
-    frames = [12, 24, 48, 96]
+    frames = [geometry.codes_per_block * blocks for blocks in (1, 2, 4, 8)]
     sampling = Sampling(max_tokens=len(codes))
-    speech = SpeechSettings(speaker=SPEAKER, sampling=sampling, seed=SEED, chunk_frames=frames)
+    speech = SpeechSettings(
+        speaker=service.limits.speakers[0], sampling=sampling, seed=SEED, chunk_frames=frames
+    )
     started = time.perf_counter()
     service.accept(SynthesisStart(request_id=name, priority=0, speech=speech))
     service.accept(CodecTokens(request_id=name, seq=0, token_ids=codes, last=True))
@@ -104,20 +111,23 @@ def _speak(service: Any, length: float, name: str) -> float:
 def _floor(server: str, model: Path, tokens: str) -> Measured:
     """Two requests, the first of which is a warm-up."""
     runs = _talker(model, int(tokens)) if server == "talker" else _vllm(model, int(tokens))
-    for clock, step, going in runs:
-        values: dict[str, list[float]] = {STEP: [], MODEL: [], BESIDE: []}
+    for clock, predictor, step, going in runs:
+        values: dict[str, list[float]] = {STEP: [], MODEL: [], PREDICTOR: [], BESIDE: []}
         # It computes the prompt.
         step()
         while going():
-            started, modelled = time.perf_counter(), clock.seconds
+            started, modelled, completed = time.perf_counter(), clock.seconds, predictor.seconds
             step()
             step_ms, model_ms = 1000 * (time.perf_counter() - started), 1000 * (clock.seconds - modelled)
-            for figure, value in ((STEP, step_ms), (MODEL, model_ms), (BESIDE, step_ms - model_ms)):
+            predictor_ms = 1000 * (predictor.seconds - completed)
+            for figure, value in zip(
+                values, (step_ms, model_ms, predictor_ms, step_ms - model_ms), strict=True
+            ):
                 values[figure].append(value)
-    return Measured(server, values)
+    return Measured(server, {figure: each for figure, each in values.items() if any(each)})
 
 
-def _vllm(model: Path, tokens: int) -> Iterator[tuple[Any, Any, Any]]:
+def _vllm(model: Path, tokens: int) -> Iterator[tuple[Any, Any, Any, Any]]:
     from shared.config import TalkerConfig  # noqa: PLC0415 - the environment comes before vLLM
     from shared.vllm.environment import prepare_environment  # noqa: PLC0415 - as above
 
@@ -128,11 +138,12 @@ def _vllm(model: Path, tokens: int) -> Iterator[tuple[Any, Any, Any]]:
     from vllm.model_executor.models.llama import LlamaForCausalLM  # noqa: PLC0415 - as above
     from vllm.v1.engine.llm_engine import LLMEngine  # noqa: PLC0415 - as above
 
-    from shared.vllm.model_time import watch_model  # noqa: PLC0415 - as above
+    from shared.vllm.model_time import ModelTime, watch_model  # noqa: PLC0415 - as above
 
     # Else vLLM would inspect the class in a process that knows nothing of this environment.
     ModelRegistry.register_model("LlamaForCausalLM", LlamaForCausalLM)
-    talker = json.loads((model / "config.json").read_text(encoding="utf-8"))["talker_config"]
+    talker = read_config(model)["talker_config"]
+    talker = talker.get("text_config", talker)
     with tempfile.TemporaryDirectory() as directory:
         config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
         config |= {name: talker[name] for name in _SHAPE}
@@ -158,29 +169,32 @@ def _vllm(model: Path, tokens: int) -> Iterator[tuple[Any, Any, Any]]:
     clock = watch_model(engine)
     for name in ("first", "second"):
         engine.add_request(name, {"prompt_token_ids": list(range(PROMPT_TOKENS))}, params)
-        yield clock, engine.step, engine.has_unfinished_requests
+        yield clock, ModelTime(), engine.step, engine.has_unfinished_requests
 
 
-def _talker(model: Path, tokens: int) -> Iterator[tuple[Any, Any, Any]]:
+def _talker(model: Path, tokens: int) -> Iterator[tuple[Any, Any, Any, Any]]:
     service, _ = service_of("talker", model)
     import torch  # noqa: PLC0415 - the environment comes before it
 
+    from shared.vllm.model_time import ModelTime  # noqa: PLC0415 - as above
     from shared.vllm.tensors import pack_positions, pack_rows  # noqa: PLC0415 - as above
 
-    config = json.loads((model / "config.json").read_text(encoding="utf-8"))["talker_config"]
+    rules, predictor = service._rules, ModelTime()
+    talker = service._engine.model_executor.driver_worker.worker.model_runner.get_model()
+    if hasattr(talker, "code_predictor"):
+        predictor.watch(talker.code_predictor)
     sampling = Sampling(max_tokens=tokens, min_tokens=tokens, repetition_penalty=1.05)
     speech = SpeechSettings(speaker=SPEAKER, sampling=sampling, seed=SEED)
-    rows = torch.randn(PROMPT_TOKENS, config["embedding_size"], generator=torch.Generator().manual_seed(SEED))
+    rows = torch.randn(PROMPT_TOKENS, rules.row_width, generator=torch.Generator().manual_seed(SEED))
     packed, positions = pack_rows(rows), pack_positions(torch.zeros(3, PROMPT_TOKENS))
     for name in ("first", "second"):
-        # The talker's prompt is two positions longer than the thinker's.
-        service.accept(
-            SpeechStart(request_id=name, prompt_tokens=PROMPT_TOKENS - 2, priority=0, speech=speech)
-        )
+        # The talker's prompt is some positions longer than the thinker's.
+        prompt_tokens = PROMPT_TOKENS - rules.start_positions
+        service.accept(SpeechStart(request_id=name, prompt_tokens=prompt_tokens, priority=0, speech=speech))
         service.accept(
             ConditioningRows(request_id=name, seq=0, start=0, rows=packed, additional=positions, last=True)
         )
-        yield service.model_time, service.step, service.active_requests
+        yield service.model_time, predictor, service.step, service.active_requests
 
 
 def _chunks(model: Path) -> Iterator[Measured]:
@@ -189,7 +203,7 @@ def _chunks(model: Path) -> Iterator[Measured]:
 
     engine = service._engine
     block = engine.geometry.codes_per_block
-    streams = [_codes(seed, 10.0) for seed in range(STREAMS)]
+    streams = [_codes(seed, 10.0, engine.geometry) for seed in range(STREAMS)]
     offline = [np.concatenate(_cut(engine, codes, ChunkingConfig(mode="offline"))) for codes in streams]
     spectra = [_log_mel(each) for each in offline]
     for max_blocks in MAX_BLOCKS:

@@ -13,7 +13,7 @@ from benchmarks.adapters.transformers import Transformers
 from benchmarks.measure.answer import MeasuredAnswer
 from benchmarks.measure.load import CONCURRENCY, FEWEST, Load, run_load
 from benchmarks.measure.results import Measured, tell
-from benchmarks.measure.workload import Workload, answer_of
+from benchmarks.measure.workload import QWEN2_5, Speech, Workload, answer_of
 from omnirelay.errors import OmniRelayError
 
 ALONE, AMONG = "alone", "among long ones"
@@ -36,6 +36,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         long_s: Length of long answers.
         short_s: Length of short answers.
         probes: Measurements of the time to first audio under each condition, in each repeat.
+        speech: How the checkpoint speaks.
     """
 
     seconds: float
@@ -46,11 +47,16 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     long_s: float = 60.0
     short_s: float = 3.0
     probes: int = 2
+    speech: Speech = QWEN2_5
 
     @property
     def workload(self) -> Workload:
         """What is asked under load."""
-        return answer_of(self.seconds)
+        return self.answer_of(self.seconds)
+
+    def answer_of(self, seconds: float) -> Workload:
+        """A request whose answer is speech of this length."""
+        return answer_of(seconds, self.speech)
 
 
 class Compared:
@@ -78,7 +84,8 @@ class Compared:
         references = [(Transformers.name, each) for each in self._references.values()]
         for who, answer in [*self._others, *references]:
             lengths = (len(answer.text_ids), len(answer.codec_ids))
-            if lengths != (self._workload.text_tokens, self._workload.codec_tokens):
+            codes = self._workload.codec_tokens * self._workload.speech.groups
+            if lengths != (self._workload.text_tokens, codes):
                 yield f"{who}, prompt {answer.index}: {lengths} tokens of text and speech"
         for who, answer in self._others:
             reference, where = self._references.get(answer.index, answer), f"{who}, prompt {answer.index}"
@@ -98,10 +105,10 @@ async def warm_up(adapters: Sequence[Adapter], plan: Plan) -> None:
         tell(f"warm-up: {adapter.name}")
         at_once = 1 if adapter.name == Transformers.name else max(plan.levels)
         indices = range(_FRESH_PROMPTS - at_once, _FRESH_PROMPTS)
-        await run_load(adapter, answer_of(1.0), indices, at_once, scenario="warm-up")
+        await run_load(adapter, plan.answer_of(1.0), indices, at_once, scenario="warm-up")
 
 
-async def choose_threads(reference: Transformers) -> dict[int, float]:
+async def choose_threads(reference: Transformers, plan: Plan) -> dict[int, float]:
     """Give transformers the number of threads with which it is faster on this machine: one, or all cores.
 
     Returns:
@@ -112,7 +119,7 @@ async def choose_threads(reference: Transformers) -> dict[int, float]:
     for order in (candidates, candidates[::-1]):
         for threads in order:
             reference.threads = threads
-            load, _ = await run_load(reference, answer_of(1.0), [0], 1, scenario="threads")
+            load, _ = await run_load(reference, plan.answer_of(1.0), [0], 1, scenario="threads")
             walls[threads] = min(walls[threads], load.wall_s)
     reference.threads = min(candidates, key=walls.__getitem__)
     tell(f"transformers, an answer of 1 s, seconds by threads: {walls}; takes {reference.threads}")
@@ -168,7 +175,7 @@ async def first_audio(adapter: Adapter, plan: Plan) -> list[Measured]:
     for repeat in range(plan.repeats):
         for probe in range(plan.probes):
             for name, seconds in conditions if (repeat + probe) % 2 == 0 else conditions[::-1]:
-                found[name].append(await _first_audio(adapter, answer_of(seconds), next(prompts)))
+                found[name].append(await _first_audio(adapter, plan.answer_of(seconds), next(prompts)))
         found[AMONG] += await _among_long_ones(adapter, plan, prompts)
     return [Measured(name, {TTFA: seconds}) for name, seconds in found.items()]
 
@@ -179,12 +186,10 @@ async def _among_long_ones(adapter: Adapter, plan: Plan, prompts: Iterator[int])
     Raises:
         OmniRelayError: A request failed, or a long answer was not long enough.
     """
-    long_ones = [_begin(adapter, answer_of(plan.long_s), next(prompts)) for _ in range(LONG_CLIENTS)]
+    long_ones = [_begin(adapter, plan.answer_of(plan.long_s), next(prompts)) for _ in range(LONG_CLIENTS)]
     try:
         await asyncio.gather(*(heard for _, heard in long_ones))
-        times = [
-            await _first_audio(adapter, answer_of(plan.seconds), next(prompts)) for _ in range(plan.probes)
-        ]
+        times = [await _first_audio(adapter, plan.workload, next(prompts)) for _ in range(plan.probes)]
         if any(task.done() for task, _ in long_ones):
             raise OmniRelayError(f"an answer of {plan.long_s:g} s ended before the newcomers were heard")
     finally:

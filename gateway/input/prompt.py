@@ -20,7 +20,7 @@ import jinja2.sandbox
 from gateway.input.detokenizer import Detokenizer, bytes_of
 from omnirelay.content import ChatMessage, ContentPart, MediaPart, TextPart, media_of, parts_of
 from omnirelay.errors import CheckpointError, InvalidRequestError, UnsupportedError
-from shared.families.known import DESCRIPTIONS, Descriptions, describe
+from shared.families.known import DESCRIPTIONS, Descriptions, family_of
 from shared.messages import MediaKind
 from shared.tokenizer import load_tokenizer
 
@@ -36,7 +36,7 @@ class PromptBuilder:
         self._tokenizer = load_tokenizer(directory)
         self._template = _compile(_read_template(directory))
         config = _read_json(directory / "config.json")
-        self.family: Final = describe(config, families)
+        self.family: Final = family_of(config, families)
         self.vocab_size: Final = _vocab_size(config, self.family.vocabulary)
         special = {
             token_id: token.content

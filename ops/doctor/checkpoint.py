@@ -47,7 +47,7 @@ def examine(config: Config) -> tuple[Model | None, list[Finding]]:
     if missing:
         return None, [problem(CHECK, f"{directory} lacks {', '.join(missing)}", AGAIN)]
     try:
-        model = read_model(directory)
+        model = read_model(directory, stages=config.served_stages)
     except CheckpointError as error:
         return None, [problem(CHECK, f"{directory}: {error}", AGAIN)]
     size = f"{mebibytes(model.weights.nbytes)} of weights, {model.dtype}"

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,8 @@ class Paged:
     row: int = 0  # Those of the row, which keep the model's dtype beside a quantised KV cache
     divided: Mapping[str, int] = field(default_factory=dict)  # Sizes that workers divide, by what they count
     key_value_heads: int = 0  # Of its attention; workers have as many each, or as many workers have one
+    step: int = 0  # Numbers that a token takes in a step; 0: estimated as a share of the weights
+    media: int = 0  # Numbers that the largest media item takes while it is encoded
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,12 @@ class Family:
     thinker: "Callable[[], ThinkerFamily]"
     talker: "Callable[[], TalkerFamily]"
     token2wav: "Callable[[], SynthesisFamily]"
+
+
+def part(path: str) -> Callable[[], Any]:
+    """What loads a stage's part of a family, ``module:name``, with PyTorch and vLLM, when it is called."""
+    module, _, name = path.partition(":")
+    return lambda: getattr(import_module(module), name)
 
 
 Families = Mapping[str, Family]

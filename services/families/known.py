@@ -9,6 +9,7 @@ from omnirelay.errors import CheckpointError
 from services.families.family import Families, Family
 from services.families.qwen2_5_omni import QWEN2_5_OMNI
 from services.families.qwen3_omni import QWEN3_OMNI
+from shared.families import known
 from shared.model_files import require_model_files
 
 FAMILIES: Final[Families] = MappingProxyType({each.model_type: each for each in (QWEN2_5_OMNI, QWEN3_OMNI)})
@@ -29,12 +30,7 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 def family_of(config: dict[str, Any], families: Families = FAMILIES) -> Family:
     """Find a checkpoint's family by its ``config.json``; raises CheckpointError if none is known."""
-    kind = config.get("model_type")
-    family = families.get(kind) if isinstance(kind, str) else None
-    if family is None:
-        known = ", ".join(map(repr, families))
-        raise CheckpointError(f"config.json is of a model of type {kind!r}; known: {known}")
-    return family
+    return known.family_of(config, families)
 
 
 def require_family(directory: Path, families: Families = FAMILIES) -> Family:

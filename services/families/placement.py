@@ -41,7 +41,8 @@ def placed(
         require_divisible(config, name, family_of(told, families).paged(told)[name])
     gpus = visible_gpus()[: parallel(config, name)]
     if gpus and config.share_gpus:
-        share = share_of(config, name, read_model(directory, families), gpus, inherited_devices())
+        model = read_model(directory, families, config.served_stages)
+        share = share_of(config, name, model, gpus, inherited_devices())
         stage = stage if share is None else with_share(stage, share, gpus)
     with loading_alone(gpus):
         yield stage

@@ -1,6 +1,6 @@
 """What each stage needs of memory, by a checkpoint's files; ``docs/memory.md`` has the formulas."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -21,7 +21,7 @@ GPU_BLOCK_SIZE: Final = 16
 CONTEXT_BYTES: Final = GIB
 """Estimated: what CUDA, its libraries, kernels and graphs take in each process on a GPU."""
 WORKING_RATIO: Final = 0.25
-"""Estimated: what a step takes beside the weights, as a share of them."""
+"""Estimated: what a step takes beside the weights, as a share of them, where the shapes do not say."""
 
 
 @dataclass(frozen=True)
@@ -35,15 +35,19 @@ class Model:
     quantization: str | None = None
 
 
-def read_model(directory: Path, families: Families = FAMILIES) -> Model:
-    """Read what a checkpoint's files say; raises CheckpointError if one cannot be read, or lacks weights."""
+def read_model(directory: Path, families: Families = FAMILIES, stages: Sequence[StageName] = STAGES) -> Model:
+    """Read what a checkpoint's files say; raises CheckpointError if one cannot be read, or lacks weights.
+
+    Weights are missed of those stages that are served.
+    """
     config = read_config(directory)
     family = family_of(config, families)
     found = read_weights(directory)
     elements: dict[str, int] = {stage: found.elements.get(family.weights[stage], 0) for stage in STAGES}
     packed: dict[str, int] = {stage: found.packed.get(family.weights[stage], 0) for stage in STAGES}
-    if absent := [stage for stage in STAGES if not elements[stage] + packed[stage]]:
-        raise CheckpointError(f"there are no weights of {', '.join(absent)}")
+    if absent := [stage for stage in stages if not elements[stage] + packed[stage]]:
+        alone = "" if "thinker" in absent else ": a thinker alone is served with `text_only`"
+        raise CheckpointError(f"there are no weights of {', '.join(absent)}{alone}")
     family.check_files(directory)
     quantization = config.get("quantization_config")
     return Model(
@@ -131,7 +135,11 @@ def need_of(config: Config, model: Model, stage: StageName, gpu: Gpu) -> Need:
         working = synthesis.max_batch_frames * taken.solver_frame
         working += synthesis.max_vocoder_frames * taken.vocoder_frame + batch * taken.stream
         return Need(stage, processes, CONTEXT_BYTES + weights + working)
-    fixed = CONTEXT_BYTES + int((1 + WORKING_RATIO) * weights)
+    paged, working = model.paged[stage], int(WORKING_RATIO * weights)
+    if paged.step:
+        numbers = engine.max_num_batched_tokens * paged.step + paged.media
+        working = numbers * number_bytes(config, model, stage)
+    fixed = CONTEXT_BYTES + weights + working
     if engine.kv_cache_memory_bytes is not None:
         return Need(stage, processes, fixed + engine.kv_cache_memory_bytes)
     position, positions = position_bytes(config, model, stage) // gpus, longest(config, model, stage)

@@ -47,11 +47,12 @@ class TalkerWorker(StageWorker):
     ) -> TalkerOutput:
         # Nothing was sampled of a request whose prompt is not computed to its end.
         sampled = [index for index, tokens in enumerate(output.sampled_token_ids) if len(tokens)]
-        codes = torch.tensor([output.sampled_token_ids[index][0] for index in sampled], device=hidden.device)
         further: list[list[int]] = []
         if sampled:
-            decided = to_device(torch.tensor([draws[index] for index in sampled]), hidden.device)
-            further = self._model().further_codes(hidden[sampled], codes, decided).tolist()
+            codes = torch.tensor([output.sampled_token_ids[index][0] for index in sampled])
+            decided = torch.tensor([draws[index] for index in sampled])
+            given = [to_device(each, hidden.device) for each in (torch.tensor(sampled), codes, decided)]
+            further = self._model().further_codes(hidden[given[0]], *given[1:]).tolist()
         names = [output.req_ids[index] for index in sampled]
         return TalkerOutput(**vars(output), further_codes=dict(zip(names, further, strict=True)))
 

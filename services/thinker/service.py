@@ -332,8 +332,7 @@ class ThinkerService:
             raise InvalidRequestError(
                 f"token {largest} of the prompt lies outside the vocabulary of {vocabulary}"
             )
-        if message.media:
-            check_placeholders(message.prompt_token_ids, message.media, self._media.placeholders)
+        check_placeholders(message.prompt_token_ids, message.media, self._media.placeholders)
 
     def _check_voice(self, message: ThinkRequest) -> None:
         if message.speech is not None and message.speech.speaker not in self._speech.voices:

@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from omnirelay.errors import CheckpointError
 from shared.families.description import Description
 from shared.families.qwen2_5_omni import QWEN2_5_OMNI
 from shared.families.qwen3_omni import QWEN3_OMNI
 
+F = TypeVar("F")
 Descriptions = Mapping[str, Description]
 """Families by their ``model_type``."""
 DESCRIPTIONS: Final[Descriptions] = MappingProxyType(
@@ -16,7 +17,7 @@ DESCRIPTIONS: Final[Descriptions] = MappingProxyType(
 )
 
 
-def describe(config: Mapping[str, Any], families: Descriptions = DESCRIPTIONS) -> Description:
+def family_of(config: Mapping[str, Any], families: Mapping[str, F]) -> F:
     """Find a checkpoint's family by its ``config.json``; raises CheckpointError if none is known."""
     kind = config.get("model_type")
     family = families.get(kind) if isinstance(kind, str) else None

@@ -7,8 +7,8 @@ if TYPE_CHECKING:
     from torch import nn
     from vllm.v1.engine.llm_engine import LLMEngine
 
-_ENCODERS: Final = ("audio_tower", "visual")
-"""What vLLM calls of a multimodal model besides its forward pass and its logits."""
+_PARTS: Final = ("audio_tower", "visual", "code_predictor")
+"""What is called of a model besides its forward pass and its logits: encoders of media, further codes."""
 
 
 class ModelTime:
@@ -39,7 +39,8 @@ class ModelTime:
 
 
 def watch_model(engine: "LLMEngine") -> ModelTime:
-    """Begin to measure an engine's model: forward passes, logits, encoders of media, token2wav's solver.
+    """Begin to measure an engine's model: forward passes, logits, encoders of media, further
+    codes, token2wav's solver.
 
     With ``tensor_parallel_size`` above 1 the model runs in other processes, and the clock stands still.
     """
@@ -50,7 +51,7 @@ def watch_model(engine: "LLMEngine") -> ModelTime:
     if worker is not None:
         runner = worker.worker.model_runner
         model = runner.get_model()
-        parts = [getattr(model, name) for name in _ENCODERS if hasattr(model, name)]
+        parts = [getattr(model, name) for name in _PARTS if hasattr(model, name)]
         parts += [module for module in model.modules() if isinstance(module, LogitsProcessor)]
         for module in [model.pooler] if runner.is_pooling_model else [model, *parts]:
             clock.watch(module)

@@ -12,7 +12,7 @@ from benchmarks.measure.answer import MeasuredAnswer, timing
 SHOW = """
 import benchmarks.adapters.slowed
 from shared.messages import SAMPLE_RATE
-from services.families.qwen2_5_omni.codec import CODEC_RATE
+from services.families.qwen2_5_omni.files import CODEC_RATE
 print(SAMPLE_RATE, CODEC_RATE)
 """
 

@@ -13,7 +13,7 @@ from checkpoint.__main__ import main
 from checkpoint.qwen3_omni import TINY
 from gateway.input.prompt import PromptBuilder
 from omnirelay.content import AudioPart, ChatMessage, ContentPart, ImagePart, TextPart, VideoPart
-from shared.families.known import describe
+from shared.families.known import DESCRIPTIONS, family_of
 from shared.families.qwen3_omni import QWEN3_OMNI
 from tests.qwen3_omni.tiny import IM_END, Reference
 
@@ -76,7 +76,7 @@ def test_media_are_answered_aloud(reference: Reference, processor: Any, kind: st
 
 def test_it_is_what_its_family_says(checkpoint: Path) -> None:
     config = json.loads((checkpoint / "config.json").read_text())
-    assert describe(config) is QWEN3_OMNI
+    assert family_of(config, DESCRIPTIONS) is QWEN3_OMNI
     speakers = config["talker_config"]["speaker_id"]
     assert sorted(speakers) == ["aiden", "chelsie", "ethan"]
     assert {QWEN3_OMNI.default_speaker.lower(), *map(str.lower, QWEN3_OMNI.voice_aliases.values())} <= set(

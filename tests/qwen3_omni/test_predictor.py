@@ -8,8 +8,14 @@ from transformers.generation import TopKLogitsWarper, TopPLogitsWarper
 from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import (
     Qwen3OmniMoeTalkerCodePredictorConfig,
 )
+from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
+    Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration,
+)
+from vllm.config import set_current_vllm_config
+from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 
 from services.families.qwen3_omni.talker.predictor import TOP_K, TOP_P, CodePredictor, pick
+from tests.support.thinking import ThinkerRig
 
 SHAPES: dict[str, dict[str, Any]] = {
     "two groups": {"num_code_groups": 2, "num_key_value_heads": 4},
@@ -19,9 +25,9 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_frames_are_completed_as_by_the_reference(shape: str) -> None:
+def test_frames_are_completed_as_by_the_reference(thinker: ThinkerRig, shape: str) -> None:
     small = {
-        "vocab_size": 40,
+        "vocab_size": 400,
         "hidden_size": 32,
         "intermediate_size": 48,
         "num_hidden_layers": 3,
@@ -31,15 +37,21 @@ def test_frames_are_completed_as_by_the_reference(shape: str) -> None:
     }
     config = Qwen3OmniMoeTalkerCodePredictorConfig(**{**small, **SHAPES[shape]})
     torch.manual_seed(3)
-    model = CodePredictor(config).eval().double()
+    reference: Any = Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration._from_config(config).eval()
     with torch.no_grad():
-        for weight in model.parameters():
-            if weight.ndim > 1:
-                weight.normal_(std=weight[0].numel() ** -0.5)
-    hidden, first = torch.randn(2, 7, 32, dtype=torch.float64)
+        for weight in reference.parameters():
+            weight.normal_(mean=float(weight.ndim == 1), std=weight[0].numel() ** -0.5)
+    # In the processes' groups of an engine.
+    with set_current_vllm_config(thinker.engine.vllm_config):
+        model = CodePredictor(config, most=8).eval()
+    assert model.load_weights(reference.state_dict().items()) == set(dict(model.named_parameters()))
+    for layer in model.modules():
+        if isinstance(method := getattr(layer, "quant_method", None), QuantizeMethodBase):
+            method.process_weights_after_loading(layer)
+    hidden, first = torch.randn(2, 7, 32)
     with torch.no_grad():
         ours = model(hidden, first, torch.zeros(7, config.num_code_groups - 1))
-        theirs = model.predictor.generate(
+        theirs = reference.generate(
             inputs_embeds=torch.stack([hidden, first], dim=1),
             max_new_tokens=config.num_code_groups - 1,
             do_sample=False,

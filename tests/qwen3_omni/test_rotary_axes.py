@@ -9,7 +9,7 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
     Qwen3OmniMoeThinkerTextRotaryEmbedding,
 )
 
-from services.families.rotary import in_sections, interleaved
+from services.families.codec_decoder import in_sections, interleaved
 
 
 @pytest.mark.parametrize("sections", [[24, 20, 20], [4, 2, 2], [2, 3, 3], [6, 1, 1], [8, 0, 0]])

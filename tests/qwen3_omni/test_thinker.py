@@ -11,12 +11,16 @@ import torch
 
 from checkpoint.qwen3_omni import TINY, write_qwen3_omni
 from omnirelay.errors import CheckpointError, InvalidRequestError, UnknownSpeakerError
+from ops.doctor.checkpoint import examine
 from services.families.known import read_config, require_family
 from services.families.qwen3_omni import QWEN3_OMNI
 from services.families.qwen3_omni.thinker.family import THINKER
-from services.families.sizes import read_model
+from services.families.qwen3_omni.thinker.track import Roles
+from services.families.sizes import need_of, read_model
+from shared.config import Config
+from shared.devices import Gpu
 from shared.messages import Resume, TextSampling, ThinkRequest
-from tests.qwen3_omni.tiny import ASSISTANT, IM_END, IM_START, SYSTEM, Reference, Spoken, prompt_of
+from tests.qwen3_omni.tiny import ASSISTANT, IM_END, IM_START, SYSTEM, USER, Reference, Spoken, prompt_of
 from tests.support.edges import MakeEdge
 from tests.support.thinking import ThinkerRig, speech_of, thinker_request
 
@@ -89,6 +93,26 @@ def test_prompts_that_nobody_can_answer_aloud(thinker: ThinkerRig) -> None:
         thinker.forget()
 
 
+@pytest.mark.parametrize("kind", ["audio", "image", "video"])
+def test_ids_of_media_without_media_are_refused(thinker: ThinkerRig, kind: str) -> None:
+    prompt = prompt_of(40, TINY.special_ids[f"<|{kind}_pad|>"], 41)
+    with pytest.raises(InvalidRequestError, match=f"places for {kind}, but none came"):
+        thinker.service.accept(thinker_request("a", prompt, max_tokens=2))
+
+
+def test_turns_are_told_apart_by_the_ids_that_the_checkpoint_names(
+    thinker: ThinkerRig, reference: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = reference.model.config
+    others = {"im_start_token_id": 77, "user_token_id": 78, "assistant_token_id": 79}
+    for name, token in others.items():
+        monkeypatch.setattr(config, name, token)
+    monkeypatch.setattr(thinker.service._speech, "_roles", Roles.of(config))
+    prompt = [77, 78, 10, 40, 41, IM_START, USER, 77, 60, 10, 61, 77, 78, 10, 42, 77, 79, 10]
+    thinker.run(asked("a", prompt))
+    check(thinker, "a", reference.speak(prompt, "ethan", TEXT, 2))
+
+
 def test_a_reply_is_resumed(thinker: ThinkerRig, answers: dict[str, Spoken]) -> None:
     spoken = answers["turns"]
     for ended in (False, True):
@@ -145,6 +169,14 @@ def test_a_checkpoint_of_a_thinker_alone(
 ) -> None:
     write_qwen3_omni(tmp_path, replace(TINY, speaks=False))
     assert require_family(tmp_path) is QWEN3_OMNI
+    with pytest.raises(CheckpointError, match=r"no weights of talker, token2wav: .*`text_only`"):
+        read_model(tmp_path)
+    config = Config.model_validate({"model": str(tmp_path), "text_only": True, "share_gpus": True})
+    model, (finding,) = examine(config)
+    assert finding.level == "ok"
+    assert model is not None
+    gpu = Gpu(name="Stand-in", free_bytes=2**33, total_bytes=2**33)
+    assert need_of(config, model, "thinker", gpu).fixed > model.weights.nbytes
     rig = ThinkerRig(tmp_path, make_edge, family=THINKER, max_model_len=256)
     engines.append(rig)
     prompt = PROMPTS["system"]

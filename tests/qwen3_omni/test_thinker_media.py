@@ -12,8 +12,8 @@ from torch.nn.functional import pad
 from transformers import Qwen3OmniMoeProcessor, WhisperFeatureExtractor
 
 from checkpoint.qwen3_omni import TINY
-from services.families.qwen2_5_omni.thinker.spans import Grid, VisualSpan, mrope_positions
 from services.families.qwen3_omni.thinker.media import TokenClock, audio_tokens
+from services.families.qwen_media.spans import Grid, VisualSpan, mrope_positions
 from services.thinker.media.decoded import DecodedAudio
 from shared.messages import ThinkRequest
 from tests.qwen3_omni.test_thinker import check

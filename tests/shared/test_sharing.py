@@ -2,6 +2,7 @@
 
 import threading
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from omnirelay.errors import ConfigError
 from services.families.family import Paged
 from services.families.placement import placed, share_of
 from services.families.qwen2_5_omni.files import SYNTHESIS
-from services.families.qwen3_omni import codec
+from services.families.qwen3_omni import QWEN3_OMNI, codec
 from services.families.sizes import (
     Model,
     longest,
@@ -43,13 +44,34 @@ SEVEN = Model(
     synthesis=SYNTHESIS,
 )
 
+
+def _released(layers: int, hidden: int, heads: int, shared: int, inner: int, experts: int) -> dict[str, int]:
+    return {
+        "max_position_embeddings": 65_536,
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "num_key_value_heads": shared,
+        "head_dim": 128,
+        "moe_intermediate_size": inner,
+        "num_experts_per_tok": experts,
+    }
+
+
 QWEN3 = Model(
     dtype="bfloat16",
     weights=Weights(
         71 * 10**9, {"thinker": 31_500_000_000, "talker": 3_350_000_000, "token2wav": 216_016_577}
     ),
-    # 48 layers and 20, with 4 heads of 128 for keys and 2; rows of 1024.
-    paged={"thinker": Paged(65_536, 50_176, 1024), "talker": Paged(65_536, 11_264, 1024)},
+    paged=QWEN3_OMNI.paged(
+        {
+            "thinker_config": {
+                "text_config": _released(48, 2048, 32, 4, 768, 8),
+                "vision_config": {"hidden_size": 1152, "intermediate_size": 4304},
+            },
+            "talker_config": {"text_config": _released(20, 1024, 16, 2, 384, 6)},
+        }
+    ),
     synthesis=codec.SYNTHESIS,
 )
 
@@ -147,14 +169,18 @@ def test_a_gpu_that_is_too_small_is_refused_with_the_sum():
 
 
 def test_which_gpus_the_released_qwen3_omni_fits_on():
-    with pytest.raises(ConfigError, match=r"they need .*thinker 80\.5, talker 10\.2, token2wav 3\.0"):
+    with pytest.raises(ConfigError, match=r"they need .*thinker 68\.4, talker 8\.7, token2wav 3\.0"):
         share_of(configured(), "thinker", QWEN3, [gpu(80)])
     apart = configured(talker={"devices": 1}, token2wav={"devices": 1})
     assert share_of(apart, "thinker", QWEN3, [gpu(80)]) is None
-    for config, stages, gib in ((apart, STAGES[1:], 80), (configured(), STAGES, 140)):
+    for config, stages, gib in ((apart, STAGES[1:], 80), (configured(), STAGES, 141)):
         shares = [share_of(config, stage, QWEN3, [gpu(gib)]) for stage in stages]
         assert sum(share.nbytes for share in shares if share is not None) <= USABLE * gib * GIB
         assert None not in shares
+    # A quantised thinker leaves room on one card.
+    packed = {"thinker": 31_500_000_000}
+    halved = replace(QWEN3, weights=Weights(0, {**QWEN3.weights.elements, "thinker": 0}, packed))
+    assert share_of(configured(), "thinker", halved, [gpu(80)]) is not None
 
 
 def test_a_stage_alone_gets_no_share():

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from transformers import Qwen2_5OmniProcessor
 
 from omnirelay.errors import MediaError
-from services.families.qwen2_5_omni.thinker.features import FeatureExtractor, Features, settled
-from services.families.qwen2_5_omni.thinker.spans import Marks
+from services.families.qwen_media.features import FeatureExtractor, Features, settled
+from services.families.qwen_media.spans import Marks
 from services.thinker.media.decoded import DecodedAudio, DecodedImage, DecodedVideo
 from tests.support.media import drawing, motion, speech
 from tests.support.thinking import ThinkerRig

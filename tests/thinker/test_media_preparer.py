@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from omnirelay.errors import InvalidRequestError, MediaError, RepeatedMessageError, StageFailedError
-from services.families.qwen2_5_omni.thinker.media import QwenMedia
+from services.families.qwen_media.media import QwenMedia
 from services.thinker.media.decode.decoder import MediaDecoder
 from services.thinker.media.preparer import MediaPreparer, Outcome
 from shared.config import MediaConfig

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from vllm.multimodal.inputs import MultiModalKwargsItem
 
 from omnirelay.errors import InvalidRequestError
-from services.families.qwen2_5_omni.thinker.features import Features
-from services.families.qwen2_5_omni.thinker.media import QwenMediaItem, lay_out
-from services.families.qwen2_5_omni.thinker.spans import Clock, Grid, Marks, VisualSpan, mrope_positions
+from services.families.qwen_media.features import Features
+from services.families.qwen_media.media import QwenMediaItem, lay_out
+from services.families.qwen_media.spans import Clock, Grid, Marks, VisualSpan, mrope_positions
 from services.thinker.media.rules import check_placeholders
 from shared.messages import MediaItem, MediaKind
 from shared.messages.payloads import Blob

@@ -13,7 +13,7 @@ from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5O
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniAudioEncoder
 from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItem, MultiModalKwargsItems
 
-from services.families.qwen2_5_omni.thinker.features import (
+from services.families.qwen_media.features import (
     audio_tokens,
     clamp_by_window,
     cut_windows,

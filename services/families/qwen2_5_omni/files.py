@@ -5,10 +5,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from omnirelay.errors import CheckpointError
+from omnirelay.values import SAMPLE_RATE
 from services.families.family import Paged, SynthesisBytes
 from shared.messages import STAGES, StageName
 from shared.model_files import check_torch_file
 
+FRAME_SAMPLES: Final = 480
+"""Samples of a codec token, 20 ms."""
+CODEC_RATE: Final = SAMPLE_RATE / FRAME_SAMPLES
+"""Codec tokens a second, 50; while text is written, each needs a conditioning row of its own."""
 SPEAKER_FILE: Final = "spk_dict.pt"
 FILES: Final = ("config.json", "preprocessor_config.json", SPEAKER_FILE)
 THINKER: Final = "OmniRelaySpeakingThinker"

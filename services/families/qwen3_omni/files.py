@@ -29,9 +29,16 @@ _DECODER_DIVIDED: Final = {
     "num_attention_heads": "attention heads",
     "moe_intermediate_size": "experts' columns",
 }
+_STATES: Final = 6
+_FEED_FORWARD: Final = 3
+"""Estimated: how often a layer has a token's hidden state, and its feed-forward's inner one, at once."""
 _AUDIO_DIVIDED: Final = {"encoder_attention_heads": "audio encoder's heads"}
 _VISION_DIVIDED: Final = {"num_heads": "image encoder's heads"}
 """Sizes that ``tensor_parallel_size`` must divide, and what errors call them."""
+
+
+_LARGEST_PICTURE: Final = 16_384
+"""Tokens of the largest picture, or video, that the estimate of memory supposes."""
 
 
 def is_of_another(name: str) -> bool:
@@ -60,21 +67,28 @@ def paged(config: Mapping[str, Any]) -> dict[StageName, Paged]:
         row = int((talker or thinker["text_config"])["hidden_size"])
         encoders = _sizes(thinker.get("audio_config"), _AUDIO_DIVIDED)
         encoders |= _sizes(thinker.get("vision_config"), _VISION_DIVIDED)
-        kept: dict[StageName, Paged] = {"thinker": _paged(thinker["text_config"], row, encoders)}
+        seen = thinker.get("vision_config") or {}
+        states, inner = _STATES * seen.get("hidden_size", 0), _FEED_FORWARD * seen.get("intermediate_size", 0)
+        media = _LARGEST_PICTURE * seen.get("spatial_merge_size", 2) ** 2 * (states + inner)
+        kept: dict[StageName, Paged] = {"thinker": _paged(thinker["text_config"], row, encoders, media)}
         return kept | ({"talker": _paged(talker, row, {})} if talker else {})
     except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
         raise CheckpointError(f"config.json lacks a value, or has a strange one: {error!r}") from error
 
 
-def _paged(config: Mapping[str, Any], row: int, divided: Mapping[str, int]) -> Paged:
-    heads = int(config["num_key_value_heads"])
-    size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+def _paged(config: Mapping[str, Any], row: int, divided: Mapping[str, int], media: int = 0) -> Paged:
+    heads, hidden = int(config["num_key_value_heads"]), int(config["hidden_size"])
+    size = config.get("head_dim") or hidden // config["num_attention_heads"]
+    attention = 2 * (heads + int(config.get("num_attention_heads", heads))) * int(size)
+    expert = hidden + _FEED_FORWARD * int(config.get("moe_intermediate_size", 0))
     return Paged(
         positions=int(config["max_position_embeddings"]),
         elements=2 * int(config["num_hidden_layers"]) * heads * int(size) + row,
         row=row,
         divided=_sizes(config, _DECODER_DIVIDED) | dict(divided),
         key_value_heads=heads,
+        step=_STATES * hidden + attention + int(config.get("num_experts_per_tok", 0)) * expert,
+        media=media,
     )
 
 

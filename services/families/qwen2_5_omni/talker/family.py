@@ -5,7 +5,7 @@ from typing import Any, Final
 from omnirelay.errors import CheckpointError
 from omnirelay.status import CodecDefaults
 from services.families.qwen2_5_omni import files
-from services.families.qwen2_5_omni.codec import FRAME_SAMPLES
+from services.families.qwen2_5_omni.files import FRAME_SAMPLES
 from services.families.qwen2_5_omni.talker.model import CODES, MROPE_SECTION, ConditionedTalker, end_tokens
 from services.talker.family import CodecSpec, SpeechRules, TalkerFamily
 

@@ -1,1 +1,1 @@
-"""The thinker of Qwen2.5-Omni: its rows, its track for the talker, its media."""
+"""The thinker of Qwen2.5-Omni: its rows, and its track for the talker."""

@@ -8,11 +8,11 @@ import torch
 
 from omnirelay.errors import CheckpointError
 from services.families.qwen2_5_omni import files
-from services.families.qwen2_5_omni.codec import CODEC_RATE
-from services.families.qwen2_5_omni.thinker.media import QwenMedia
+from services.families.qwen2_5_omni.files import CODEC_RATE
 from services.families.qwen2_5_omni.thinker.model import SpeakingThinker
 from services.families.qwen2_5_omni.thinker.track import QwenTrackWriter
 from services.families.qwen2_5_omni.voices import load_speakers
+from services.families.qwen_media.media import QwenMedia
 from services.thinker.family import Embed, ThinkerFamily
 
 

@@ -14,7 +14,7 @@ from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.inputs import MultiModalFeatureSpec
 
 from services.families.qwen2_5_omni.files import is_of_another
-from services.families.qwen2_5_omni.thinker.spans import Clock, engine_positions
+from services.families.qwen_media.spans import Clock, engine_positions
 from services.thinker.speaking import SpeakingModel
 
 

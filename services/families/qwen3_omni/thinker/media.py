@@ -14,7 +14,7 @@ from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItem, 
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from omnirelay.errors import CheckpointError, MediaError
-from services.families.qwen2_5_omni.thinker.features import (
+from services.families.qwen_media.features import (
     FRAMES,
     LENGTH,
     FeatureExtractor,
@@ -22,8 +22,8 @@ from services.families.qwen2_5_omni.thinker.features import (
     settled,
     window_of,
 )
-from services.families.qwen2_5_omni.thinker.media import QwenMedia
-from services.families.qwen2_5_omni.thinker.spans import Clock, Grid, Marks, Run, text_positions
+from services.families.qwen_media.media import QwenMedia
+from services.families.qwen_media.spans import Clock, Grid, Marks, Run, text_positions
 from services.thinker.media.decoded import Samples
 from services.thinker.media.rules import Positions
 from shared.config import MediaConfig

@@ -19,9 +19,9 @@ from vllm.multimodal.inputs import MultiModalFeatureSpec
 from vllm.multimodal.utils import get_mm_embedding_modalities
 from vllm.sequence import IntermediateTensors
 
-from services.families.qwen2_5_omni.thinker.spans import engine_positions
 from services.families.qwen3_omni.files import PROJECTIONS, is_of_another
 from services.families.qwen3_omni.thinker.media import TokenClock
+from services.families.qwen_media.spans import engine_positions
 from services.thinker.speaking import SpeakingModel
 
 

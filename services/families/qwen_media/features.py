@@ -23,7 +23,7 @@ from vllm.multimodal.processing.context import TimingContext
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from omnirelay.errors import MediaError
-from services.families.qwen2_5_omni.thinker.spans import Clock, Grid, Marks
+from services.families.qwen_media.spans import Clock, Grid, Marks
 from services.thinker.media.decoded import DecodedAudio, DecodedImage, DecodedVideo, Samples
 from services.thinker.media.rules import FrameSampling
 from shared.config.media import AudioClamp

@@ -1,4 +1,4 @@
-"""The rules of media of Qwen2.5-Omni."""
+"""The rules of media: what both families share, as Qwen2.5-Omni has it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,8 +15,8 @@ from vllm.multimodal.inputs import (
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from omnirelay.errors import InvalidRequestError
-from services.families.qwen2_5_omni.thinker.features import FeatureExtractor, Features
-from services.families.qwen2_5_omni.thinker.spans import Clock, Marks, prompt_positions
+from services.families.qwen_media.features import FeatureExtractor, Features
+from services.families.qwen_media.spans import Clock, Marks, prompt_positions
 from services.thinker.media.decoded import Decoded
 from services.thinker.media.rules import FrameSampling, Positions
 from shared.config import MediaConfig
