@@ -1,7 +1,7 @@
 """An answer's echo interrupts nothing, and a user's speech over it does: real speech in simulated rooms.
 
-``python -m tests.gateway.test_turns_echo [SCENES [FIRST_SEED [hard]]]`` measures more of them; ``hard``: two
-voices of flite beside espeak-ng's, a loudspeaker that clips, and a microphone whose pieces come late.
+``python -m tests.gateway.test_turns_echo [SCENES [FIRST_SEED [ECHO_DB,... [hard]]]]`` measures more of them; ``hard``:
+two voices of flite beside espeak-ng's, a loudspeaker that clips, and a microphone whose pieces come late.
 """
 
 import asyncio
@@ -174,10 +174,25 @@ def test_speech_over_an_echo_is_one(echo_db: float, user_db: float) -> None:
 
 @pytest.mark.parametrize(
     ("seed", "echo_db", "user_db"),
-    [(41, -6, 0), (42, -6, -10), (69, -12, -10), (74, -18, -20), (99, -30, -20)],
+    [
+        (21, -6, -20),
+        (41, -6, 0),
+        (42, -6, -10),
+        (58, -6, -20),
+        (69, -12, -10),
+        (74, -18, -20),
+        (99, -30, -20),
+    ],
 )
-def test_a_user_who_begins_as_a_piece_comes_late_is_heard(seed: int, echo_db: float, user_db: float) -> None:
+def test_a_quiet_user_or_one_who_begins_as_a_piece_comes_late_is_heard(
+    seed: int, echo_db: float, user_db: float
+) -> None:
     assert hear(seed, echo_db, user_db).soon
+
+
+@pytest.mark.parametrize("seed", [119, 159, 197, 306])
+def test_what_is_left_of_a_loud_echo_is_no_turn(seed: int) -> None:
+    assert hear(seed, -6).began is None
 
 
 @pytest.mark.parametrize("seed", [1174, 1184])
@@ -185,11 +200,11 @@ def test_an_echo_that_moves_by_a_few_samples_is_no_turn(seed: int) -> None:
     assert hear(seed, -12).began is None
 
 
-def main(scenes: int, first: int, hard: bool) -> None:
+def main(scenes: int, first: int, levels: str, hard: bool) -> None:
     """Print how often echoes interrupt, and how often users do within 0.5 s and a piece."""
     seeds = range(first, first + scenes)
     with ProcessPoolExecutor(os.cpu_count()) as pool:
-        for echo_db in (-6, -12, -18, -30, -60):
+        for echo_db in map(float, levels.split(",")):
             heard = {
                 user_db: list(pool.map(partial(hear, echo_db=echo_db, user_db=user_db, hard=hard), seeds))
                 for user_db in (None, 0, -10, -20)
@@ -197,10 +212,11 @@ def main(scenes: int, first: int, hard: bool) -> None:
             false = sum(each.began is not None for each in heard.pop(None))
             soon = [sum(bool(each.soon) for each in found) for found in heard.values()]
             print(
-                f"echo {echo_db} dB: {false} of {scenes} interrupt; users 0, -10, -20 dB: {soon}", flush=True
+                f"echo {echo_db:g} dB: {false} of {scenes} interrupt; users 0, -10, -20 dB: {soon}",
+                flush=True,
             )
 
 
 if __name__ == "__main__":
-    arguments = sys.argv[1:] + ["20", "0", ""][len(sys.argv) - 1 :]
-    main(int(arguments[0]), int(arguments[1]), arguments[2] == "hard")
+    arguments = sys.argv[1:] + ["20", "0", "-6,-12,-18,-30,-60", ""][len(sys.argv) - 1 :]
+    main(int(arguments[0]), int(arguments[1]), arguments[2], arguments[3] == "hard")

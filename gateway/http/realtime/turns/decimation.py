@@ -3,7 +3,6 @@
 from typing import Final
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 
 from gateway.http.realtime.turns.silero import Floats
 
@@ -17,40 +16,48 @@ def _low_pass(reach: int, cutoff: float) -> Floats:
     return np.asarray(taps / taps.sum(), np.float32)
 
 
-def _blocks(taps: Floats) -> Floats:
-    """Return the matrix that makes a block of decimated samples, ``[samples, BLOCK]``."""
-    matrix = np.zeros((FACTOR * BLOCK + MARGIN, BLOCK), np.float32)
+def _blocks(taps: Floats, step: int) -> Floats:
+    """Return the halves of the matrix that makes a block of twice its samples, ``[2, samples, outputs]``.
+
+    Args:
+        taps: Of the filters, ``[taps, outputs]``, which go on by a step of samples.
+    """
+    matrix = np.zeros((2 * step * BLOCK, BLOCK, taps.shape[1]), np.float32)
     for at in range(BLOCK):
-        matrix[FACTOR * at : FACTOR * at + taps.size, at] = taps
-    return matrix
+        matrix[step * at : step * at + len(taps), at] = taps
+    return matrix.reshape(2, step * BLOCK, -1)
 
 
 _REACH: Final = 24
 MARGIN: Final = 2 * _REACH
-"""Samples before those that are decimated, which are needed for it."""
+"""Samples before those that are decimated, which are needed for it: as many as make a block."""
 BLOCK: Final = 16
-"""Samples that are decimated by one product."""
-_DECIMATION: Final = _blocks(_low_pass(_REACH, 0.9))
-_INTERPOLATION: Final = FACTOR * np.append(_low_pass(_REACH - 1, 0.9), 0).reshape(-1, FACTOR)[::-1].astype(
-    np.float32
+"""Samples that are decimated, or interpolated, by one product."""
+_DECIMATION: Final = _blocks(_low_pass(_REACH, 0.9)[:, None], FACTOR)
+_INTERPOLATION: Final = _blocks(
+    np.pad(FACTOR * np.append(_low_pass(_REACH - 1, 0.9), 0).reshape(-1, FACTOR)[::-1], ((1, 0), (0, 0))), 1
 )
-"""Filters of the three samples that are made of one, ``[taps, FACTOR]``."""
 
 
 def decimated(samples: Floats) -> Floats:
     """Return one of :data:`FACTOR` samples, without the :data:`MARGIN` before them."""
-    rows = sliding_window_view(samples, len(_DECIMATION))[:: FACTOR * BLOCK]
-    return (np.ascontiguousarray(rows) @ _DECIMATION).reshape(-1)
+    return _products(samples, _DECIMATION)
+
+
+def _products(samples: Floats, halves: Floats) -> Floats:
+    rows = samples.reshape(-1, halves.shape[1])
+    product: Floats = rows[:-1] @ halves[0] + rows[1:] @ halves[1]
+    return product.reshape(-1)
 
 
 class Interpolator:
     """Brings a stream back to the rate that came in."""
 
     def __init__(self) -> None:
-        self._before = np.zeros(len(_INTERPOLATION) - 1, np.float32)
+        self._before = np.zeros(BLOCK, np.float32)
 
     def interpolated(self, samples: Floats) -> Floats:
         """Return :data:`FACTOR` samples for each."""
         stream = np.concatenate([self._before, samples])
         self._before = stream[samples.size :]
-        return (sliding_window_view(stream, len(_INTERPOLATION)) @ _INTERPOLATION).reshape(-1)
+        return _products(stream, _INTERPOLATION)
