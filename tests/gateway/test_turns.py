@@ -137,13 +137,6 @@ def test_an_echo_does_not_begin_a_turn_and_a_turn_goes_on_with_it() -> None:
     ]
 
 
-def test_what_is_little_like_speech_begins_a_turn_but_interrupts_nothing() -> None:
-    doubtful, surer = [Window(0.75)] * 20, [Window(0.85)] * 20
-    assert changes(doubtful, ServerVad(), guarded=True) == []
-    assert changes(doubtful, ServerVad()) == [("started", ONSET_WINDOWS * WINDOW_MS)]
-    assert changes(surer, ServerVad(), guarded=True) == [("started", 9 * WINDOW_MS)]
-
-
 def test_speech_that_may_be_an_echo_neither_counts_nor_ends_an_onset() -> None:
     unknown = [Window(0.9, is_echo=None)] * 8
     found = changes([VOICED] * 5 + unknown + [VOICED] * 4, ServerVad(), guarded=True)

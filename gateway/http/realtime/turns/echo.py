@@ -64,10 +64,6 @@ _LINES: Final = 32
 """Lines of a spectrum that are whitened alike."""
 _FLAT: Final = 1e-2
 """Part of the mean power below which lines are not made louder."""
-_FLOOR_RISE: Final = 1.02
-"""Of the least power that was heard, in a step."""
-_ABOVE: Final = 2
-"""So many times that power has no echo whose delay could be found."""
 _QUIET: Final = np.float32(0.1)
 """Part of the loudest below which the answer is too quiet to compare."""
 _SILENT: Final = 1e-3
@@ -138,7 +134,6 @@ class EchoCanceller:
         self._times = 0
         self._rounds = self._unsure = self._suspect = 0
         self._seen = -SAMPLE_RATE
-        self._floor = 1.0
 
     def cancel(self, samples: Floats, position: int, answer: Answer, at: int) -> tuple[Floats, list[Verdict]]:
         """Return what is left of whole windows, and which of them are explained by the answer.
@@ -181,7 +176,7 @@ class EchoCanceller:
         """Explain what was heard by a delay, what is played with it, and a filter."""
         if taps is not self._filter:
             self._response = np.asarray(np.fft.rfft(taps, _SIZE), np.complex64)
-        if lag is not None and played is not self._played:
+        if played is not self._played:
             self._spectrum = np.asarray(np.fft.rfft(played), np.complex64)
         self._lag, self._played, self._filter = lag, played, taps
         self._left = self._heard
@@ -201,10 +196,8 @@ class EchoCanceller:
     def _track(self, answer: Answer) -> None:
         """Find the delay, if it is not right any more, and the filter."""
         power, left, fits = self._fit(_FITS_WELL if self._suspect else _FITS)
-        self._floor = min(power, _FLOOR_RISE * self._floor)
         self._unsure -= 1
-        sounds = _power(self._played[-_RECENT:]) > _QUIET * _power(self._played)
-        if sounds and not self._tried.any() and self._rounds > _FOUND and left > _LEFT * power:
+        if not self._tried.any() and self._rounds > _FOUND and left > _LEFT * power:
             self._rounds = 0
             self._use(None, self._played, _NONE)
         if left < _TRACKED * power:
@@ -217,9 +210,11 @@ class EchoCanceller:
             # The delay that was found fits still, or the one before does again.
             self._suspect, self._again = 0, self._again or self._suspect > 0
         else:
-            self._doubt(fits)
-            if power > _ABOVE * self._floor:
-                self._look_elsewhere(answer, left)
+            if self._suspect or (fits is False and self._tried.any()):
+                self._suspect += 1
+            if self._suspect > _FOUND and fits is None:
+                self._suspect = 0
+            self._look_elsewhere(answer, left)
         if self._lag is None or 0 < self._suspect <= _FOUND or np.abs(self._played).max() < _SILENT:
             return
         self._rounds += 1
@@ -227,16 +222,6 @@ class EchoCanceller:
         if often and (self._rounds <= _FOUND or self._fit()[2] is not None):
             self._adapt()
             self._residual.learn(*self._rest())
-
-    def _doubt(self, fits: bool | None) -> None:
-        """Suspect the delay, if its filter was right."""
-        if self._suspect or (fits is False and self._tried.any()):
-            self._suspect += 1
-        if self._suspect == 1:
-            # What seemed a user's may be an echo that has moved.
-            self._residual.ignored()
-        if self._suspect > _FOUND and fits is None:
-            self._suspect = 0
 
     def _fit(self, least: float = _FITS) -> tuple[float, float, bool | None]:
         """Return the power of the last moment, what is left of it, and whether the filter fits.
@@ -303,9 +288,9 @@ class EchoCanceller:
             return None, False
         size = _fast(played.size)
         heard, sent = np.fft.rfft(self._heard[-_RECENT:], size), np.fft.rfft(played, size)
-        heard, sent = heard * _whitening(heard), sent * _whitening(sent)
+        heard, sent = heard * _whitening(np.abs(heard) ** 2), sent * _whitening(np.abs(sent) ** 2)
         # The longest delay comes first.
-        fit = np.roll(_signal(heard * np.conj(sent), size)[::-1], 1)[:count]
+        fit = _signal(heard * np.conj(sent), size)[-np.arange(count) % size]
         sums = np.cumsum(_signal(sent, size) ** 2)
         power = sums[_RECENT : _RECENT + count] - sums[:count]
         fit = np.where(power > _QUIET * power.max(), fit / np.sqrt(power + 1e-20), 0)
@@ -325,7 +310,7 @@ class EchoCanceller:
 
         Windows that it leaves much of count less: a user may speak in them.
         """
-        whitening = _whitening(self._spectrum)
+        whitening = _whitening(np.abs(self._spectrum) ** 2)
         heard = _signal(np.fft.rfft(np.concatenate([_NONE, self._heard])) * whitening)[_TAPS:]
         played = self._spectrum * whitening
         back = np.conj(played)
@@ -382,12 +367,11 @@ def _signal(spectrum: Spectrum, size: int = _SIZE) -> Floats:
     return np.asarray(np.fft.irfft(spectrum, size), np.float32)
 
 
-def _whitening(spectrum: Spectrum) -> Floats:
+def _whitening(power: Floats) -> Floats:
     """Return the factors that make a spectrum flat, but for its finest lines."""
-    power = spectrum.real**2 + spectrum.imag**2
     groups = power[: len(power) // _LINES * _LINES].reshape(-1, _LINES).mean(axis=1)
-    factors = np.repeat(1 / np.sqrt(groups + _FLAT * groups.mean() + 1e-9), _LINES)
-    return np.concatenate([factors, np.full(len(power) - len(factors), factors[-1])])
+    smooth = np.interp(np.arange(len(power)), _LINES * np.arange(len(groups)) + _LINES / 2, groups)
+    return np.asarray(1 / np.sqrt(smooth + _FLAT * smooth.mean() + 1e-9), np.float32)
 
 
 def _power(samples: Floats) -> float:
@@ -396,4 +380,4 @@ def _power(samples: Floats) -> float:
 
 def _fast(size: int) -> int:
     """Return a size not below this one, of which a Fourier transform is fast."""
-    return min(m << max(0, -(-size // m) - 1).bit_length() for m in (1, 9, 15, 21, 81))
+    return min(m << max(0, -(-size // m) - 1).bit_length() for m in (9, 15, 1))

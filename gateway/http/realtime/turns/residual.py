@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gateway.http.realtime.turns.decimation import FACTOR
 from gateway.http.realtime.turns.silero import Floats
@@ -47,11 +48,8 @@ _MOST_DB: Final = 15.0
 """Of a band's part in what exceeds echo and noise."""
 _EXCESS_DB: Final = 6.5
 """Mean over the loudest half of the bands of what exceeds echo and noise, in a window of the user's."""
-_SURE_DB: Final = 11.0
-"""The same in a window that is certain."""
-_HOLD: Final = 8
-"""Windows from such a one that are the user's, too, for sounds of speech differ in level; one more if it is
-certain."""
+_HOLD: Final = 7
+"""Windows from such a one that are the user's, too: sounds of speech differ in level."""
 
 
 class ResidualEcho:
@@ -103,8 +101,8 @@ class ResidualEcho:
             self._loudest = loudest[-1]
             most = np.minimum(self._most(sound), _LOUDEST * loudest)
         found: list[bool | None] = []
-        for excess in _excess(residue, most + _NOISE_MARGIN * noise):
-            self._next(excess)
+        for is_user in _exceeds(residue, most + _NOISE_MARGIN * noise):
+            self._since_user = 0 if is_user else self._since_user + 1
             found.append(False if self._since_user < _HOLD else True if fits else None)
         return found
 
@@ -112,14 +110,10 @@ class ResidualEcho:
         """Return which windows an echo and noise explain by what is known now, though they are past."""
         residue, sound = _levels(left, echo)
         self._since_user, found = _HOLD, list[bool]()
-        for excess in _excess(residue, self._most(sound) + _NOISE_MARGIN * self._noise):
-            self._next(excess)
+        for is_user in _exceeds(residue, self._most(sound) + _NOISE_MARGIN * self._noise):
+            self._since_user = 0 if is_user else self._since_user + 1
             found.append(self._since_user >= _HOLD)
         return found
-
-    def _next(self, excess: float) -> None:
-        """Take the next window."""
-        self._since_user = -(excess > _SURE_DB) if excess > _EXCESS_DB else self._since_user + 1
 
     def _most(self, sound: Floats) -> Floats:
         """Return how loud the rest of an echo may be: the larger the leak, the less is known of it."""
@@ -136,7 +130,8 @@ def _levels(left: Floats, echo: Floats) -> tuple[Floats, Floats]:
     return residue, sound
 
 
-def _excess(residue: Floats, explained: Floats) -> list[float]:
-    """Return by how much each window exceeds what explains it, in the loudest half of the bands."""
+def _exceeds(residue: Floats, explained: Floats) -> NDArray[np.bool_]:
+    """Return in which windows sound exceeds what explains it, in the loudest half of the bands."""
     excess = 10 * np.log10(residue / (explained + 1e-9) + 1e-9)
-    return np.sort(np.clip(excess, 0, _MOST_DB))[:, _BANDS // 2 :].mean(axis=1).tolist()
+    excess = np.sort(np.clip(excess, 0, _MOST_DB))[:, _BANDS // 2 :]
+    return np.asarray(excess.mean(axis=1) > _EXCESS_DB)

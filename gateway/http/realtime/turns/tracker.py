@@ -12,9 +12,6 @@ ONSET_WINDOWS: Final = 4
 """Windows of speech that begin a turn."""
 INTERRUPTION_WINDOWS: Final = 9
 """Windows of speech that begin a turn while an answer is played: a cough is shorter."""
-INTERRUPTION_DOUBT: Final = 0.4
-"""Part of the doubt that a threshold allows which they may have in the mean: rests of an echo are little like
-speech."""
 GAP_WINDOWS: Final = 3
 """So many windows without speech begin the count anew."""
 RECENT_WINDOWS: Final = 24
@@ -85,17 +82,12 @@ class TurnTracker:
         self._recent.append(window)
         needed = INTERRUPTION_WINDOWS if guarded else ONSET_WINDOWS
         voiced = self._onset()[-needed:]
-        if len(voiced) < needed or voiced[-1] != at or (guarded and self._doubtful(voiced)):
+        if len(voiced) < needed or voiced[-1] != at:
             return None
         self.speaking = True
         self._begin, self._last = voiced[0], at
         self._speech, self._longest_pause = needed, 0
         return "started"
-
-    def _doubtful(self, voiced: list[int]) -> bool:
-        """Return whether windows are less probably speech than an interruption."""
-        doubts = [1 - self._recent[each - self.count].probability for each in voiced]
-        return sum(doubts) > INTERRUPTION_DOUBT * (1 - self.rules.threshold) * len(doubts)
 
     def _onset(self) -> list[int]:
         """Return the last windows of speech that may become a turn, with at most short gaps between them."""
