@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PRODUCT = ("omnirelay", "shared", "gateway", "services", "checkpoint", "ops")
 TRAINING = "labs/training"
-BUDGETS = {"product": 28_320, "training": 2_400, "benchmarks": 4_040, "tests": 45_720, "files": 1_166}
+BUDGETS = {"product": 28_680, "training": 2_400, "benchmarks": 4_090, "tests": 46_070, "files": 1_174}
 """Most lines of code; ``files`` is the number of files in git."""
 _NO_CODE = {
     tokenize.COMMENT,

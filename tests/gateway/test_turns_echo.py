@@ -1,7 +1,7 @@
 """An answer's echo interrupts nothing, and a user's speech over it does: real speech in simulated rooms.
 
-``python -m tests.gateway.test_turns_echo [SCENES [FIRST_SEED [ECHO_DB,... [hard]]]]`` measures more of them; ``hard``:
-two voices of flite beside espeak-ng's, a loudspeaker that clips, and a microphone whose pieces come late.
+``python -m tests.gateway.test_turns_echo [SCENES [FIRST_SEED [ECHO_DB,... [hard]]]]`` measures more of them;
+``hard``: two voices of flite beside espeak-ng's, a loudspeaker that clips, pieces that come late.
 """
 
 import asyncio
