@@ -320,6 +320,7 @@ def test_a_text_is_spoken_while_it_grows(configure: Configure) -> None:
         (['{"type": "session.config"}', '{"type": "other"}'], "no message of type 'other'"),
         (['{"type": "session.config", "voice": "Nobody"}', '{"type": "input.text", "text": "Hi. "}',
           '{"type": "input.done"}'], "no speaker 'Nobody'"),
+        (['{"type": "session.config"}', json.dumps({"type": "input.text", "text": 32_769 * "a"})], "length"),
         (['{"type": "session.config"}'], "no message came for 1 s"),
     ],
 )  # fmt: skip
@@ -371,6 +372,13 @@ def test_what_grows_is_cut_as_the_whole(parts: list[str]) -> None:
             given_pieces.append(piece)
             start += len(piece)
     assert given_pieces == list(pieces(whole))[: len(given_pieces)]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("run_of", [" ", ".", '."', "。 ", "\n ", "a"])
+def test_a_text_ten_times_as_long_takes_ten_times_as_long(run_of: str) -> None:
+    """Where the square of its length was taken, this took hours."""
+    assert sum(map(len, pieces(run_of * 400_000 + "x"))) == len(run_of) * 400_000 + 1
 
 
 def test_pieces_end_with_sentences() -> None:

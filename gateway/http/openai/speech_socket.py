@@ -9,7 +9,7 @@ import logging
 from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect
@@ -21,7 +21,7 @@ from gateway.http.errors import body_of
 from gateway.http.fields import convert, read_fields
 from gateway.http.guards.keys import client_of
 from gateway.http.openai.reading import read_aloud
-from gateway.http.openai.speech import NAMES, VoiceFields
+from gateway.http.openai.speech import MAX_CHARACTERS, NAMES, VoiceFields
 from omnirelay.errors import InvalidRequestError, OmniRelayError
 from omnirelay.events import AudioEvent, DoneEvent
 from omnirelay.protocol import GenerateRequest
@@ -41,7 +41,7 @@ class _Config(VoiceFields, frozen=True, kw_only=True):
 
 
 class _Text(msgspec.Struct, frozen=True):
-    text: str = ""
+    text: Annotated[str, msgspec.Meta(max_length=MAX_CHARACTERS)] = ""
 
 
 class SpeechSocket:
