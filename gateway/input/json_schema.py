@@ -27,7 +27,8 @@ The time rises with the square of a count: 0.2 s for ``a{1,2000}``, 3.4 s for ``
 ``a{1,50000}``."""
 ASSERTIONS: Final = frozenset({"(?=", "(?!", "(?<=", "(?<!"})
 """The grammar's compiler would ignore them, and write the pattern into the thinker's log."""
-_TOKENS: Final = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\(\?<?[=!]|.", re.DOTALL)
+# What follows a "[" is read once, closed or not: many would take time that grows with their square.
+_TOKENS: Final = re.compile(r"\\.|\[(?:\\.|[^\]\\])*+(\]?)|\(\?<?[=!]|.", re.DOTALL)
 _PARTS: Final = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\{\s*[0-9]+\s*(?:,[0-9\s]*)?\}|.", re.DOTALL)
 FIELD: Final = "text_sampling.json_schema"
 
@@ -39,6 +40,7 @@ def require_feasible(schema: str) -> None:
     except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidRequestError(f"the schema is not JSON: {error}", FIELD) from error
     objects = expanded = 0
+    checked = set[str]()
     for each, depth in _containers(root):
         if depth > MAX_DEPTH:
             raise _invalid(f"the schema is nested more than {MAX_DEPTH} levels deep")
@@ -52,13 +54,14 @@ def require_feasible(schema: str) -> None:
             raise _invalid(
                 f"an object of the schema has {len(properties)} properties, more than {MAX_PROPERTIES}"
             )
-        _check_references(root, each)
-        expanded += sum(map(_expanded, _patterns(each)))
-        if expanded > MAX_EXPANDED:
-            raise _invalid(
-                f"the patterns of the schema, their counted repetitions written out, have more than "
-                f"{MAX_EXPANDED} characters; maxLength has no such limit"
-            )
+        _check_references(root, each, checked)
+        for pattern in _patterns(each):
+            expanded += _expanded(pattern)
+            if expanded > MAX_EXPANDED:
+                raise _invalid(
+                    f"the patterns of the schema, their counted repetitions written out, have more than "
+                    f"{MAX_EXPANDED} characters; maxLength has no such limit"
+                )
 
 
 def _containers(root: Any) -> Iterator[tuple[dict[str, Any] | list[Any], int]]:
@@ -72,16 +75,25 @@ def _containers(root: Any) -> Iterator[tuple[dict[str, Any] | list[Any], int]]:
             waiting.extend((value, depth + 1) for value in values)
 
 
-def _check_references(root: Any, each: dict[str, Any]) -> None:
-    """Check that the references of an object lead to another part of the schema; others mean "anything"."""
+def _check_references(root: Any, each: dict[str, Any], checked: set[str]) -> None:
+    """Check that the references of an object lead to another part of the schema; others mean "anything".
+
+    Args:
+        root: The schema.
+        each: An object of it.
+        checked: References that lead somewhere; gets more.
+    """
     if "$dynamicRef" in each or "$recursiveRef" in each:
         raise _invalid("$dynamicRef and $recursiveRef are not supported: use $ref")
-    met, target = [], each
+    met, target = set[str](), each
     while isinstance(target, dict) and isinstance(pointer := target.get("$ref"), str):
         if pointer in met:
             raise _invalid(f"$ref {pointer[:100]!r} of the schema leads to itself")
-        met.append(pointer)
+        if pointer in checked:
+            break
+        met.add(pointer)
         target = _resolve(root, pointer)
+    checked |= met
 
 
 def _resolve(root: Any, pointer: str) -> Any:
@@ -96,7 +108,7 @@ def _resolve(root: Any, pointer: str) -> Any:
     return target
 
 
-def _patterns(each: dict[str, Any]) -> list[str]:
+def _patterns(each: dict[str, Any]) -> Iterator[str]:
     """The regular expressions of an object of the schema, each of which is checked."""
     properties = each.get("patternProperties")
     names = list(properties) if isinstance(properties, dict) else []
@@ -106,9 +118,12 @@ def _patterns(each: dict[str, Any]) -> list[str]:
             raise _invalid(
                 f"the schema has a pattern of {len(pattern)} characters, at most {MAX_PATTERN} are taken"
             )
-        if any(token in ASSERTIONS for token in _TOKENS.findall(pattern)):
-            raise _invalid("a pattern of the schema looks ahead or behind, which is not supported")
-    return patterns
+        for token in _TOKENS.finditer(pattern):
+            if token[0] in ASSERTIONS:
+                raise _invalid("a pattern of the schema looks ahead or behind, which is not supported")
+            if token[1] == "":
+                raise _invalid("a pattern of the schema has a '[' without its ']'")
+        yield pattern
 
 
 def _expanded(pattern: str) -> int:

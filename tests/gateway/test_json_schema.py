@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from gateway.input import json_schema
 from gateway.input.json_schema import (
     MAX_DEPTH,
     MAX_EXPANDED,
@@ -68,6 +69,9 @@ def test_ordinary_schemas_are_taken(schema: Any) -> None:
         ({"pattern": r"(?:(?:[^)]{10}\)){10}|a){20}"}, "more than 2000 characters"),
         ({"anyOf": [{"pattern": "a{900}"}] * 3}, "more than 2000 characters"),
         ({"patternProperties": {"((a{50}){9,})*{5}": True}}, "more than 2000 characters"),
+        ({"patternProperties": {f"{number}{900 * '['}": True for number in range(9000)}}, "without its ']'"),
+        ({"patternProperties": {f"{number}{900 * 'a'}": True for number in range(9000)}}, "more than 2000"),
+        ({"pattern": "[a\\]"}, "without its ']'"),
     ],
 )
 def test_schemas_that_take_minutes_to_compile_are_refused(schema: Any, message: str) -> None:
@@ -105,3 +109,18 @@ def test_what_is_not_json_is_refused(text: str) -> None:
 def test_references_that_lead_nowhere_are_refused(schema: Any, problem: str) -> None:
     with pytest.raises(InvalidRequestError, match=problem):
         require_feasible(json.dumps(schema))
+
+
+def test_each_of_many_references_is_followed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chain of 1,990 of them stopped the gateway for 22 s."""
+    followed: list[str] = []
+
+    def follow(root: Any, pointer: str) -> Any:
+        followed.append(pointer)
+        return resolve(root, pointer)
+
+    resolve = json_schema._resolve
+    monkeypatch.setattr(json_schema, "_resolve", follow)
+    chain = {f"a{number}": {"$ref": f"#/$defs/a{number + 1}"} for number in range(1990)}
+    require_feasible(json.dumps({"$defs": {**chain, "a1990": {"type": "integer"}}}))
+    assert len(followed) == len(set(followed)) == 1990
