@@ -84,8 +84,6 @@ class Intake:
         taken: The requests that were.
     """
 
-    family = QWEN2_5_OMNI
-    speech_system_prompt = QWEN2_5_OMNI.speech_system_prompt
     stopping = False
 
     def __init__(self) -> None:
@@ -96,8 +94,8 @@ class Intake:
         self.taken: list[GenerateRequest] = []
         nowhere: Any = None
         self.prefills = Prefills(self.registry, nowhere, nowhere, self.metrics, 1000)
-        prompts: Any = Prompts()
-        self._validator = Validator(CONFIG.gateway, self.registry, prompts)
+        self.prompts: Any = Prompts()
+        self.validator = Validator(CONFIG.gateway, self.registry, self.prompts)
         self._media = MediaIntake(CONFIG.media, None, _nowhere)
 
     async def submit(
@@ -131,24 +129,24 @@ class Intake:
 
     def check_speaker(self, request: GenerateRequest) -> None:
         """As the gateway's."""
-        self._validator.speaker(request)
+        self.validator.speaker(request)
 
     def voice_aliases(self) -> dict[str, str]:
         """As the gateway's."""
-        return self._validator.voice_aliases()
+        return self.validator.voice_aliases()
 
     def report(self, _: str) -> None:
         """No request is known."""
 
     def _prepare(self, request: GenerateRequest, hold: Hold) -> None:
         """Do what is done before a stage hears of a request; the thinker must understand what it would."""
-        self._validator.check_stages(request)
-        speaker = self._validator.speaker(request)
-        assert self._validator.deadline_s(request) > 0
+        self.validator.check_stages(request)
+        speaker = self.validator.speaker(request)
+        assert self.validator.deadline_s(request) > 0
         items = media_of(request.messages)
         self._media.check(items, hold)
-        prompt = self._validator.prompt(request)
-        think = self._validator.think_request("gw.1", request, prompt, speaker, 1)
+        prompt = self.validator.prompt(request)
+        think = self.validator.think_request("gw.1", request, prompt, speaker, 1)
         media = [MediaItem(kind=part.kind, data=Blob(data_of(name, part))) for name, part in items]
         frames = [bytes(each) for each in encode(think)]
         assert [bytes(each) for each in encode(_THINKER.decode(frames))] == frames

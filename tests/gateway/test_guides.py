@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from shared.config import Config
+from shared.config import DEFAULT_CHECKPOINT, Config
 from tests.gateway.bench import bench, run
 from tests.support.ports import free_ports
 from tests.support.terminal import environment
@@ -31,7 +31,9 @@ def commands() -> list[str]:
 
 def test_the_quick_start(configure: Callable[..., Config], tmp_path: Path) -> None:
     assert len(commands()) >= 8
-    (tmp_path / "ops").symlink_to(ROOT / "ops")
+    made = tmp_path / DEFAULT_CHECKPOINT
+    made.parent.mkdir(parents=True)
+    made.symlink_to(ROOT / "checkpoint" / made.name)
     path = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
 
     async def scenario() -> None:
@@ -62,7 +64,7 @@ def test_the_quick_start(configure: Callable[..., Config], tmp_path: Path) -> No
                 )
                 assert b"Hello" in out or command.startswith(("omnirelay status", "source"))
             kinds = [tuple(item.kind for item in request.media) for request in b.stages.requests]
-            assert kinds == [(), (), (), (), (), ("image",), ("audio",), ()]
+            assert kinds == [(), (), (), ("image",), ("audio",), ()]
 
     run(scenario())
     assert (tmp_path / "reply.wav").stat().st_size > 44

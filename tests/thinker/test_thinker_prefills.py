@@ -177,7 +177,7 @@ def test_what_cannot_be_computed_is_refused(rig: ThinkerRig, processor: Processo
     )
     with pytest.raises(InvalidRequestError, match="does not end with a recording"):
         rig.service.accept(behind)
-    with pytest.raises(InvalidRequestError, match="does not end with a recording"):
+    with pytest.raises(InvalidRequestError, match="has places for audio, but none came"):
         rig.service.accept(msgspec.structs.replace(whole, media=[]))
     with pytest.raises(InvalidRequestError, match="the prompt has places for"):
         rig.service.accept(msgspec.structs.replace(whole, media=2 * whole.media))
