@@ -121,8 +121,8 @@ def test_chat_for_people(configure: Configure, capsys: pytest.CaptureFixture[str
         assert b.stages.requests[0].speech is None
 
     serving(configure, use)
-    shown = capsys.readouterr().out
-    assert shown.startswith("Hello 😀 there\n")
+    answer, shown = capsys.readouterr()
+    assert answer == "Hello 😀 there\n"
     for label in ("time to first text", "time to first audio: none", "audio length", "wall time"):
         assert label in shown
     assert re.search(r"^prompt tokens: +\d+, 3 of them cached$", shown, re.MULTILINE)
