@@ -74,7 +74,8 @@ class Answer:
     def __iter__(self) -> Generator[ChatEvent, None, None]:
         """Give the events; raises as :meth:`result` does."""
         try:
-            yield from iter(self._next_or_none, None)
+            while (event := self._next_or_none()) is not None:
+                yield event
         finally:
             # The garbage collector may do this on the client's thread, which cannot wait for itself.
             self._answer.leave()
