@@ -5,7 +5,7 @@ Example::
     from omnirelay import AudioEvent, Client, TextEvent
 
     with Client("tcp://127.0.0.1:5555") as client:
-        for event in client.chat("Hello", speaker="Chelsie"):
+        for event in client.chat("Hello", voice="Chelsie"):
             if isinstance(event, TextEvent):
                 print(event.text, end="", flush=True)
 
@@ -31,3 +31,6 @@ else:
             if name == "__all__" or name in names.__all__:
                 return getattr(names, name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *import_module("omnirelay.names").__all__})

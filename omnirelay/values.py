@@ -7,6 +7,8 @@ from msgspec import Meta
 
 API_KEY_VARIABLE: Final = "OMNIRELAY_API_KEY"
 """The environment variable that holds the API key of a client's commands."""
+TRANSCRIPTION_PROMPT: Final = "Transcribe the audio."
+"""Follows a recording that is to be transcribed; checkpoints may be trained on exactly this."""
 SAMPLE_RATE: Final = 24_000
 """Samples per second of every waveform, fixed by the model's vocoder."""
 SAMPLE_BYTES: Final = 4

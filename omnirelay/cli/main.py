@@ -2,10 +2,11 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from importlib import metadata
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from omnirelay.cli import chat, completion, say, status
 from omnirelay.cli.output import fail
@@ -15,6 +16,20 @@ from omnirelay.version import version
 
 EXTENSIONS: Final = "omnirelay.commands"
 """Entry point group of subcommands."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Refuses an unknown option with the nearest one of its command; so do the parsers of subcommands."""
+
+    def parse_known_args(
+        self, args: Iterable[str] | None = None, namespace: Any = None
+    ) -> tuple[Any, list[str]]:
+        known, unknown = super().parse_known_args(args, namespace)
+        for each in unknown:
+            nearest = get_close_matches(each.partition("=")[0], self._option_string_actions, 1)
+            if each.startswith("--") and nearest:
+                self.error(f"unrecognized arguments: {each}; did you mean {nearest[0]}?")
+        return known, unknown
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,12 +59,14 @@ def build_parser() -> argparse.ArgumentParser:
     A package adds subcommands by an entry point of the group :data:`EXTENSIONS`, a function that takes the
     subparsers.
     """
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="omnirelay",
         description="Serve Qwen2.5-Omni: text, audio, images and video in, text and speech out.",
     )
     parser.add_argument("--version", action="version", version=f"omnirelay {version()}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands: Commands[argparse.ArgumentParser] = parser.add_subparsers(
+        required=True, metavar="COMMAND", parser_class=_Parser
+    )
     _add_chat(commands)
     _add_say(commands)
     _add_status(commands)

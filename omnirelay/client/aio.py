@@ -9,8 +9,9 @@ from collections.abc import AsyncGenerator, AsyncIterable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
-from omnirelay.client.answer import AsyncAnswer
-from omnirelay.client.request import build_request, taking_options_of
+from omnirelay.client.answer import AsyncAnswer, OpenAnswer
+from omnirelay.client.media import AudioSource
+from omnirelay.client.request import build_request, taking_options_of, transcription
 from omnirelay.client.transport.connection import Connection
 from omnirelay.client.types import DEFAULT_ADDRESS, ChatEvent
 from omnirelay.errors import ConfigError, GatewayUnreachableError, OmniRelayError
@@ -62,7 +63,7 @@ class AsyncClient:
         self._connection: Connection | None = None
         self._connections: set[Connection] = set()
         self._finding: asyncio.Task[Connection] | None = None
-        self._interrupted: set[AsyncAnswer] = set()
+        self._interrupted: set[OpenAnswer] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -123,7 +124,7 @@ class AsyncClient:
             MediaTooLargeError: Media exceed the gateway's limits.
             InvalidRequestError: A text is not Unicode, a number exceeds 64 bits, or the request is too long.
         """
-        answer = AsyncAnswer(request, self._on_interrupted)
+        answer = OpenAnswer(request, self._on_interrupted)
         connection = self._connection
         if connection is None:
             raise GatewayUnreachableError("the client is not connected")
@@ -131,12 +132,26 @@ class AsyncClient:
             answer.send_on(connection, resumable=self._reconnect_s > 0)
         else:
             answer.disconnected(GatewayUnreachableError(str(connection.ended or "the gateway is stopping")))
-        return answer
+        return AsyncAnswer(answer)
+
+    async def transcribe(self, file: AudioSource, prompt: str | None = None, **options: Any) -> str:
+        """Return what is said in a recording.
+
+        Args:
+            file: A source of audio, as in :meth:`chat`.
+            prompt: Text of a system message, such as names that occur.
+            options: Options of :meth:`chat` for the text.
+
+        Raises:
+            OmniRelayError: As :meth:`chat` and its answer do.
+        """
+        return (await self.chat(transcription(file, prompt, **options)).result()).text
 
     def speak(
         self,
         text: str | AsyncIterable[str],
         *,
+        voice: str | None = None,
         speaker: str | None = None,
         system: str | None = None,
         seed: int | None = None,
@@ -145,7 +160,8 @@ class AsyncClient:
 
         Args:
             text: The text, or its parts as they come: a piece is begun as soon as it is complete.
-            speaker: Name of the voice.
+            voice: Name of the voice.
+            speaker: The same.
             system: Text of a system message, such as how to speak.
             seed: Makes the speech repeatable.
 
@@ -156,7 +172,7 @@ class AsyncClient:
         async def answers() -> AsyncGenerator[AsyncAnswer, None]:
             async for piece in growing_pieces(_parts(text) if isinstance(text, str) else text):
                 if said := piece.strip():
-                    yield self.chat(say=said, speaker=speaker, system=system, seed=seed)
+                    yield self.chat(say=said, voice=voice, speaker=speaker, system=system, seed=seed)
 
         return one_ahead(answers(), AsyncAnswer.cancel)
 
@@ -224,7 +240,7 @@ class AsyncClient:
             self._finding = asyncio.create_task(self._find())
         return await asyncio.shield(self._finding)
 
-    async def _go_on(self, answer: AsyncAnswer, error: OmniRelayError, wait_s: float) -> None:
+    async def _go_on(self, answer: OpenAnswer, error: OmniRelayError, wait_s: float) -> None:
         """Send an interrupted request again."""
         pause_s = max(wait_s, _pause_s(answer.failures - 1) if answer.failures > 1 else 0.0)
         late = (answer.interrupted_at or 0.0) + self._reconnect_s
@@ -253,7 +269,7 @@ class AsyncClient:
         await connection.close()
         self._connections.discard(connection)
 
-    def _on_interrupted(self, answer: AsyncAnswer, error: OmniRelayError, wait_s: float) -> None:
+    def _on_interrupted(self, answer: OpenAnswer, error: OmniRelayError, wait_s: float) -> None:
         if self._closed or not self._reconnect_s:
             answer.fail(GatewayUnreachableError(CLOSED) if self._closed else error)
             return

@@ -2,9 +2,9 @@
 
 import asyncio
 import time
-from collections import deque
-from collections.abc import Callable, Mapping
-from typing import Any, Final, Self
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import suppress
+from typing import Any, Final
 
 import msgspec
 
@@ -88,8 +88,8 @@ class HeldAnswer:
         return new
 
 
-class AsyncAnswer:
-    """The events of one request, to be iterated once; buffered without limit until taken.
+class OpenAnswer:
+    """The events of one request as the client receives them; kept without limit.
 
     Args:
         request: Kept until the end, media included: another gateway may have to be sent it.
@@ -107,7 +107,7 @@ class AsyncAnswer:
     def __init__(
         self,
         request: GenerateRequest,
-        on_interrupted: "Callable[[AsyncAnswer, OmniRelayError, float], None]",
+        on_interrupted: "Callable[[OpenAnswer, OmniRelayError, float], None]",
     ) -> None:
         self.upload = UploadProgress(0)
         self.interrupted_at: float | None = None
@@ -124,7 +124,8 @@ class AsyncAnswer:
         self._sent = time.monotonic()
         self._first_text: float | None = None
         self._first_audio: float | None = None
-        self._waiting: deque[ChatEvent] = deque()
+        self._events: list[ChatEvent] = []
+        self._taken = 0
         self._error: OmniRelayError | None = None
         self._ended = False
         self._arrived = asyncio.Event()
@@ -151,36 +152,38 @@ class AsyncAnswer:
         if self._connection is None or self._connection.cancel(self._client_id):
             self.fail(CancelledRequestError("the request was cancelled before it was sent"))
 
-    async def result(self) -> ChatResult:
-        """Wait for the whole answer.
+    def leave(self) -> None:
+        """Cancel the request, if that is still possible: nobody waits for the answer any more."""
+        with suppress(GatewayUnreachableError):
+            self.cancel()
 
-        Raises:
-            RequestError: The request failed.
-            GatewayUnreachableError: The connection was lost, and no gateway could go on.
-        """
-        return collect([event async for event in self])
+    def collect(self) -> ChatResult:
+        """Join all events, those that have been iterated too."""
+        return collect(self._events)
 
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> ChatEvent:
-        """Give the next event.
+    async def next(self) -> ChatEvent | None:
+        """Give the next event; None after the last.  Cancelling the task that waits cancels the request.
 
         Raises:
             RequestError: The request failed; subclasses say why.
             GatewayUnreachableError: The connection was lost, and no gateway could go on.
         """
-        while not self._waiting:
+        while self._taken == len(self._events):
             if self._error is not None:
                 raise self._error
             if self._ended:
-                raise StopAsyncIteration
+                return None
             self._arrived.clear()
-            await self._arrived.wait()
-        return self._waiting.popleft()
+            try:
+                await self._arrived.wait()
+            except asyncio.CancelledError:
+                self.leave()
+                raise
+        self._taken += 1
+        return self._events[self._taken - 1]
 
     def send_on(self, connection: Connection, resumable: bool) -> None:
-        """Send the request, and what has arrived of its answer.  For the client's own use.
+        """Send the request, and what has arrived of its answer.
 
         Args:
             resumable: Ask for what it takes to go on, if the gateway can tell.
@@ -203,7 +206,7 @@ class AsyncAnswer:
         self._accepted = False
 
     def take(self, event: events.Event) -> bool:
-        """Add a received event, and return whether it is the last of its request.  For the client's own use.
+        """Add a received event, and return whether it is the last of its request.
 
         Raises:
             MessageError: No gateway sends such an event.
@@ -223,10 +226,10 @@ class AsyncAnswer:
         elif isinstance(event, events.AudioEvent) and event.pcm:
             self._first_audio = self._first_audio or elapsed
         if isinstance(event, events.DoneEvent):
-            self._waiting.append(self._done(event, elapsed))
+            self._events.append(self._done(event, elapsed))
             self._end()
         elif not isinstance(event, events.CodecEvent) and not _is_empty(event):
-            self._waiting.append(event)
+            self._events.append(event)
         self._arrived.set()
         return self._ended
 
@@ -300,6 +303,79 @@ class AsyncAnswer:
             ttfa_s=self._first_audio,
             wall_s=wall_s,
         )
+
+
+class AsyncAnswer:
+    """The events of one request, to be iterated once.
+
+    The request is cancelled when a loop over the answer is left early, when a task that waits for it is
+    cancelled, as by ``asyncio.timeout``, and when the answer is no longer referenced.
+    """
+
+    def __init__(self, answer: OpenAnswer) -> None:
+        self._open = answer
+        self._loop = asyncio.get_running_loop()
+
+    def __del__(self) -> None:
+        self.leave()
+
+    def leave(self) -> None:
+        """Cancel the request if that is still possible, from any thread, without waiting."""
+        if not self._open.ended:
+            # The loop may be closed.
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._open.leave)
+
+    @property
+    def request_id(self) -> str | None:
+        """The gateway's id of the request; None until it is accepted.
+
+        It changes when another gateway goes on with the answer.
+        """
+        return self._open.request_id
+
+    @property
+    def ended(self) -> bool:
+        """The last event, or an error, has arrived."""
+        return self._open.ended
+
+    @property
+    def upload(self) -> UploadProgress:
+        """How much of the request has been sent."""
+        return self._open.upload
+
+    def cancel(self) -> None:
+        """Cancel the request; iterating then raises :class:`CancelledRequestError`.
+
+        Raises:
+            GatewayUnreachableError: The connection was lost.
+        """
+        self._open.cancel()
+
+    async def result(self) -> ChatResult:
+        """Wait for the whole answer, what has been iterated included.
+
+        Raises:
+            RequestError: The request failed.
+            GatewayUnreachableError: The connection was lost, and no gateway could go on.
+        """
+        while await self._open.next() is not None:
+            pass
+        return self._open.collect()
+
+    async def __aiter__(self) -> AsyncGenerator[ChatEvent, None]:
+        """Give the events; raises as :meth:`result` does."""
+        try:
+            while (event := await self._open.next()) is not None:
+                yield event
+        finally:
+            self._open.leave()
+
+    async def __anext__(self) -> ChatEvent:
+        """Give the next event; raises as :meth:`result` does."""
+        if (event := await self._open.next()) is None:
+            raise StopAsyncIteration
+        return event
 
 
 def _is_empty(event: events.Event) -> bool:

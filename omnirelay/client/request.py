@@ -17,11 +17,11 @@ from omnirelay.client.media import AudioSource, ImageSource, VideoSource, conten
 from omnirelay.content import AudioPart, ChatMessage, ContentPart, ImagePart, Role, TextPart, VideoPart
 from omnirelay.errors import InvalidRequestError, MediaError
 from omnirelay.protocol import DEFAULT_SAMPLING, GenerateRequest, SamplingOverrides
+from omnirelay.values import TRANSCRIPTION_PROMPT
 
 Prompt = str | Sequence[ChatMessage | Mapping[str, Any]] | GenerateRequest
 """Text of the user, a conversation, or a whole request (then without options)."""
 _ALIASES: Final = {
-    "voice": "speaker",
     "system_prompt": "system",
     "max_new_tokens": "max_tokens",
     "max_completion_tokens": "max_tokens",
@@ -40,12 +40,17 @@ def build_request(  # noqa: PLR0913 - the one place that lists the options of a 
     videos: VideoSource | Sequence[VideoSource] = (),
     use_audio_in_video: bool = False,
     speech: bool = True,
+    voice: str | None = None,
     speaker: str | None = None,
     streaming: bool = True,
+    max_tokens: int | None = None,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    json_schema: str | Mapping[str, Any] | None = None,
     text_sampling: SamplingOverrides = DEFAULT_SAMPLING,
     codec_sampling: SamplingOverrides = DEFAULT_SAMPLING,
     chunk_frames: Sequence[int] = (),
-    stop: Sequence[str] = (),
+    stop: str | Sequence[str] = (),
     seed: int | None = None,
     priority: int = 0,
     deadline_s: float | None = None,
@@ -64,9 +69,14 @@ def build_request(  # noqa: PLR0913 - the one place that lists the options of a 
         videos: Videos likewise.
         use_audio_in_video: Use the videos' sound too.
         speech: Answer with speech too.
-        speaker: Name of the voice; None is the checkpoint's default.
+        voice: Name of the voice; None is the checkpoint's default.
+        speaker: The same.
         streaming: Send audio while it is generated, not in one piece at the end.
-        text_sampling: How text is sampled, ``SamplingOverrides(max_tokens=200)``; the default is greedy.
+        max_tokens: Most tokens of the text.
+        temperature: Of the text; the default is greedy.
+        top_p: Of the text.
+        json_schema: A JSON schema that the text obeys.
+        text_sampling: Further parameters of the text, ``SamplingOverrides(top_k=20)``.
         codec_sampling: How speech is sampled; the default is that of the released model.
         chunk_frames: Sizes of the pieces of streamed speech in codec frames (whole blocks), for samples that
             are repeatable too; the last one repeats.  Otherwise each piece is cut when it is needed.
@@ -80,17 +90,23 @@ def build_request(  # noqa: PLR0913 - the one place that lists the options of a 
     Raises:
         MediaError: A media item cannot be read.
         InvalidRequestError: A dict is not a message.
-        TypeError: A whole request was given together with options, or a conversation together with media.
+        TypeError: A whole request was given together with options, or a conversation together with media; or
+            an option was given twice.
     """
+    if None not in (voice, speaker):
+        raise TypeError("voice and speaker are the same option: give one of them")
+    if json_schema is not None and not isinstance(json_schema, str):
+        json_schema = msgspec.json.encode(json_schema).decode()
+    own = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "json_schema": json_schema}
     options = GenerateRequest(
         use_audio_in_video=use_audio_in_video,
         speech=speech,
-        speaker=speaker,
+        speaker=speaker if voice is None else voice,
         streaming=streaming,
-        text_sampling=text_sampling,
+        text_sampling=_with(text_sampling, own),
         codec_sampling=codec_sampling,
         chunk_frames=list(chunk_frames),
-        stop=list(stop),
+        stop=[stop] if isinstance(stop, str) else list(stop),
         seed=seed,
         priority=priority,
         deadline_s=deadline_s,
@@ -113,6 +129,19 @@ def build_request(  # noqa: PLR0913 - the one place that lists the options of a 
     if system is not None:
         messages.insert(0, ChatMessage("system", system))
     return msgspec.structs.replace(options, messages=messages)
+
+
+def transcription(file: AudioSource, prompt: str | None = None, **options: Any) -> GenerateRequest:
+    """Build the request that ``/v1/audio/transcriptions`` makes; options as of :func:`build_request`."""
+    return build_request(TRANSCRIPTION_PROMPT, system=prompt, audio=file, speech=False, **options)
+
+
+def _with(sampling: SamplingOverrides, own: Mapping[str, Any]) -> SamplingOverrides:
+    """Add options that were given directly."""
+    given = {name: value for name, value in own.items() if value is not None}
+    if twice := [name for name in given if getattr(sampling, name) is not None]:
+        raise TypeError(f"{', '.join(twice)} given twice: as an option, and in text_sampling")
+    return msgspec.structs.replace(sampling, **given) if given else sampling
 
 
 def taking_options_of(
@@ -141,10 +170,8 @@ def taking_options_of(
 def _refuse(name: str, known: list[str]) -> NoReturn:
     wanted = _ALIASES.get(name, name)
     if wanted in SamplingOverrides.__struct_fields__:
-        hint = (
-            f"did you mean text_sampling=SamplingOverrides({wanted}=...), "
-            f"or codec_sampling=SamplingOverrides({wanted}=...) for the speech?"
-        )
+        direct = f"{wanted}=..." if wanted in known else f"text_sampling=SamplingOverrides({wanted}=...)"
+        hint = f"did you mean {direct}, or codec_sampling=SamplingOverrides({wanted}=...) for the speech?"
     elif nearest := get_close_matches(wanted, known, 1):
         hint = f"did you mean {nearest[0]}?"
     else:

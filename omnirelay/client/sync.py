@@ -3,12 +3,13 @@
 import asyncio
 import ssl
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Generator, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from omnirelay.client.aio import RECONNECT_S, AsyncClient
 from omnirelay.client.answer import AsyncAnswer
+from omnirelay.client.media import AudioSource
 from omnirelay.client.player import Playback, require_player
 from omnirelay.client.request import build_request, taking_options_of
 from omnirelay.client.types import DEFAULT_ADDRESS, ChatEvent, ChatResult, collect
@@ -20,7 +21,11 @@ T = TypeVar("T")
 
 
 class Answer:
-    """The events of one request, to be iterated once.  Leaving a ``with`` block cancels the request."""
+    """The events of one request, to be iterated once.
+
+    The request is cancelled when a loop over the answer or a ``with`` block is left early, and when the
+    answer is no longer referenced.
+    """
 
     def __init__(self, client: "Client", answer: AsyncAnswer) -> None:
         self._client = client
@@ -33,17 +38,17 @@ class Answer:
 
     def cancel(self) -> None:
         """Cancel the request; iterating then raises :class:`CancelledRequestError`."""
-        if not self._client.closed:
+        if not (self._client.closed or self._answer.ended):
             self._client.call(self._cancel())
 
     def result(self) -> ChatResult:
-        """Wait for the whole answer.
+        """Wait for the whole answer, what has been iterated included.
 
         Raises:
             RequestError: The request failed.
             GatewayUnreachableError: The connection was lost, and no gateway could go on.
         """
-        return collect(self)
+        return self._client.call(self._answer.result())
 
     def play(self) -> ChatResult:
         """Play the speech while it arrives, and wait for the end of both.
@@ -53,14 +58,12 @@ class Answer:
             RequestError: The request failed.
             GatewayUnreachableError: The connection was lost.
         """
-        events: list[ChatEvent] = []
         with self, Playback(require_player()) as playback:
             for event in self:
                 playback.show(event)
-                events.append(event)
         if playback.problem is not None:
             raise PlayerError(playback.problem)
-        return collect(events)
+        return self.result()
 
     def __enter__(self) -> Self:
         return self
@@ -68,20 +71,23 @@ class Answer:
     def __exit__(self, *_: object) -> None:
         self.cancel()
 
-    def __iter__(self) -> Self:
-        return self
+    def __iter__(self) -> Generator[ChatEvent, None, None]:
+        """Give the events; raises as :meth:`result` does."""
+        try:
+            while (event := self._next_or_none()) is not None:
+                yield event
+        finally:
+            # The garbage collector may do this on the client's thread, which cannot wait for itself.
+            self._answer.leave()
 
     def __next__(self) -> ChatEvent:
-        """Give the next event.
-
-        Raises:
-            RequestError: The request failed; subclasses say why.
-            GatewayUnreachableError: The connection was lost.
-        """
-        event = self._client.call(self._next())
-        if event is None:
+        """Give the next event; raises as :meth:`result` does."""
+        if (event := self._next_or_none()) is None:
             raise StopIteration
         return event
+
+    def _next_or_none(self) -> ChatEvent | None:
+        return self._client.call(self._next())
 
     async def _next(self) -> ChatEvent | None:
         return await anext(self._answer, None)
@@ -149,6 +155,10 @@ class Client:
             return self._client.chat(request)
 
         return Answer(self, self.call(send()))
+
+    def transcribe(self, file: AudioSource, prompt: str | None = None, **options: Any) -> str:
+        """Return what is said in a recording; as :meth:`omnirelay.AsyncClient.transcribe`."""
+        return self.call(self._client.transcribe(file, prompt, **options))
 
     def speak(self, text: str, **options: Any) -> ChatResult:
         """Speak a text of any length as it is; options as of :meth:`omnirelay.AsyncClient.speak`.

@@ -45,6 +45,10 @@ class ChatResult:
     waveform: bytes
     done: TimedDoneEvent
 
+    def __repr__(self) -> str:
+        """One line, without the samples and tokens."""
+        return f"ChatResult(text={self.text!r}, audio_seconds={self.done.audio_seconds:.2f})"
+
     @property
     def audio(self) -> "Samples":
         """The speech as an array, float32 [n]; needs NumPy."""

@@ -20,9 +20,6 @@ from shared.config.values import (
 AUTO: Final = "auto"
 """What the checkpoint's family has."""
 
-TRANSCRIPTION_PROMPT: Final = "Transcribe the audio."
-"""Follows a recording that is to be transcribed; checkpoints may be trained on exactly this."""
-
 READ_PROMPT: Final = "Read the text aloud."
 """The user's message before a text that is spoken as it is."""
 

@@ -10,13 +10,25 @@ from typing import Any
 from gateway.input.fetch import Fetcher
 from gateway.input.prompt import PromptBuilder
 from gateway.process import GatewayProcess
-from omnirelay import AsyncClient
+from omnirelay import AsyncAnswer, AsyncClient
 from shared.config import Config
 from shared.messages import STAGES, StageName
 from tests.gateway.fake_stages import FakeStages, until
 from tests.support.ports import free_ports
 
 SCENARIO_S = 90.0
+
+
+class KeepingClient(AsyncClient):
+    """Keeps its answers, so that those which a test ignores are not cancelled."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.kept: list[AsyncAnswer] = []
+
+    def chat(self, *arguments: Any, **options: Any) -> AsyncAnswer:
+        self.kept.append(super().chat(*arguments, **options))
+        return self.kept[-1]
 
 
 def make_config(
@@ -69,8 +81,8 @@ class Bench:
         return self.process.status().requests
 
     def client(self, reconnect_s: float = 0.0) -> AsyncClient:
-        """A client whose answers end with the connection, unless told otherwise."""
-        return AsyncClient(self.listen, reconnect_s=reconnect_s)
+        """A client whose answers end with the connection, unless told otherwise; it keeps them."""
+        return KeepingClient(self.listen, reconnect_s=reconnect_s)
 
     def encode(self, text: str) -> list[int]:
         prompts: PromptBuilder = self.process._prompts

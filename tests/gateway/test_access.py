@@ -182,7 +182,7 @@ def test_what_a_key_may_do_holds_over_all_its_connections(configure: Configure, 
             async with AsyncClient(b.listen, KEY) as one, AsyncClient(b.listen, KEY) as two:
                 first = one.chat("Hi", speech=False, priority=-100)
                 assert (await b.stages.request(0)).priority == 3
-                two.chat("Hi", speech=False, priority=7)
+                _second = two.chat("Hi", speech=False, priority=7)
                 assert (await b.stages.request(1)).priority == 7
                 third = two.chat("Hi", speech=False)
                 with pytest.raises(BusyError, match="may have 2 open requests") as busy:
@@ -201,7 +201,7 @@ def test_what_a_key_may_do_holds_over_all_its_connections(configure: Configure, 
             answer = await b.http.post(CHAT, headers=BEARER, json={"model": MODEL, "messages": long})
             assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_too_large")
             async with AsyncClient(b.listen, OTHER) as bob:
-                bob.chat("Hi", speech=False)
+                _his = bob.chat("Hi", speech=False)
                 await b.stages.request(2)
                 with pytest.raises(BusyError, match=r"0\.01 requests a second") as late:
                     await bob.chat("Hi", speech=False).result()

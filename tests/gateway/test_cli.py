@@ -121,11 +121,27 @@ def test_chat_for_people(configure: Configure, capsys: pytest.CaptureFixture[str
         assert b.stages.requests[0].speech is None
 
     serving(configure, use)
-    shown = capsys.readouterr().out
-    assert shown.startswith("Hello 😀 there\n")
+    answer, shown = capsys.readouterr()
+    assert answer == "Hello 😀 there\n"
     for label in ("time to first text", "time to first audio: none", "audio length", "wall time"):
         assert label in shown
     assert re.search(r"^prompt tokens: +\d+, 3 of them cached$", shown, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["chat", "Hi", "--max-token", "3", "--text-onyl"], "--text-onyl; did you mean --text-only?"),
+        (["cluster", "status", "--adress=x"], "--adress=x; did you mean --address?"),
+        (["chat", "Hi", "--qqq"], "unrecognized arguments: --qqq"),
+    ],
+)
+def test_an_unknown_option_is_refused_with_the_nearest_one(
+    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert told in capsys.readouterr().err
 
 
 def test_chat_with_files(configure: Configure, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,8 +19,8 @@ from gateway.http.multipart import Form, read_form
 from gateway.http.openai.transcription import _seconds, read_transcription
 from omnirelay.content import AudioPart, ChatMessage, TextPart
 from omnirelay.errors import InvalidRequestError, MediaTooLargeError, UnsupportedError
+from omnirelay.values import TRANSCRIPTION_PROMPT
 from shared.config import Config
-from shared.config.gateway import TRANSCRIPTION_PROMPT
 from tests.gateway.bench import run
 from tests.gateway.http_bench import MODEL, http_bench, http_gateway, speaking
 

@@ -30,6 +30,7 @@ from omnirelay import (
     video,
 )
 from omnirelay.content import MediaPart
+from omnirelay.values import TRANSCRIPTION_PROMPT
 from shared.config import Config
 from tests.gateway.bench import Bench, bench, run
 from tests.gateway.fake_stages import CACHED, TOKENS_OF_ITEM, until
@@ -71,6 +72,21 @@ def test_media_reach_the_thinker_as_they_are_in_the_order_of_the_prompt(configur
             assert done.prompt_token_ids == request.prompt_token_ids
             assert done.prompt_tokens == len(request.prompt_token_ids) + 4 * (TOKENS_OF_ITEM - 1)
             assert done.cached_prompt_tokens == CACHED
+
+    run(scenario())
+
+
+def test_a_recording_is_transcribed(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with bench(configure()) as b, b.client() as client:
+            b.stages.serve(b.encode("Hello"))
+            assert await client.transcribe(SOUND, "Ada", max_tokens=9) == "Hello"
+            (request,) = b.stages.requests
+            assert [item.kind for item in request.media] == ["audio"]
+            assert (request.speech, request.sampling.max_tokens) == (None, 9)
+            asked = b.process._prompts._tokenizer.decode(request.prompt_token_ids)
+            assert TRANSCRIPTION_PROMPT in asked
+            assert "Ada" in asked
 
     run(scenario())
 

@@ -430,7 +430,7 @@ def test_a_cancel_between_two_gateways_ends_it() -> None:
                 client = await stack.enter_async_context(AsyncClient(address))
                 answer = client.chat("Hi")
                 assert isinstance(await anext(answer), TextEvent)
-            while answer._connection is not None:
+            while answer._open._connection is not None:
                 await asyncio.sleep(0)
             answer.cancel()
             with pytest.raises(CancelledRequestError):

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import omnirelay
 from omnirelay import (
     AsyncClient,
     AudioPart,
@@ -16,6 +17,7 @@ from omnirelay import (
     Client,
     GenerateRequest,
     ImagePart,
+    SamplingOverrides,
     TextPart,
     build_request,
 )
@@ -46,11 +48,11 @@ def test_both_clients_take_the_options_of_a_request_and_show_them() -> None:
 @pytest.mark.parametrize(
     ("option", "told"),
     [
-        ("max_tokens", r"did you mean text_sampling=SamplingOverrides\(max_tokens=\.\.\.\)"),
-        ("max_new_tokens", r"did you mean text_sampling=SamplingOverrides\(max_tokens=\.\.\.\)"),
-        ("temperature", r"or codec_sampling=SamplingOverrides\(temperature=\.\.\.\) for the speech"),
+        ("top_k", r"did you mean text_sampling=SamplingOverrides\(top_k=\.\.\.\)"),
+        ("max_new_tokens", r"did you mean max_tokens=\.\.\."),
+        ("min_p", r"or codec_sampling=SamplingOverrides\(min_p=\.\.\.\) for the speech"),
         ("image", r"did you mean images\?"),
-        ("voice", r"did you mean speaker\?"),
+        ("voices", r"did you mean voice\?"),
         ("stream", r"did you mean streaming\?"),
         ("xyz", r"the options are system, audio, .* say$"),
     ],
@@ -119,6 +121,33 @@ def test_a_request_carries_its_own_options() -> None:
     for options in every:
         with pytest.raises(TypeError, match="belong into the GenerateRequest"):
             build_request(request, **options)
+
+
+def test_options_of_the_text_and_the_voice_are_given_directly() -> None:
+    schema = {"type": "object"}
+    request = build_request(
+        "Hi",
+        voice="Ethan",
+        stop="end",
+        max_tokens=9,
+        temperature=0.5,
+        top_p=0.9,
+        json_schema=schema,
+        text_sampling=SamplingOverrides(top_k=5),
+    )
+    assert request.text_sampling == SamplingOverrides(
+        max_tokens=9, temperature=0.5, top_p=0.9, json_schema='{"type":"object"}', top_k=5
+    )
+    assert (request.speaker, request.stop) == ("Ethan", ["end"])
+    assert build_request("Hi", speaker="Ethan") == build_request("Hi", voice="Ethan")
+    with pytest.raises(TypeError, match="max_tokens given twice"):
+        build_request("Hi", max_tokens=9, text_sampling=SamplingOverrides(max_tokens=9))
+    with pytest.raises(TypeError, match="voice and speaker are the same option"):
+        build_request("Hi", voice="Ethan", speaker="Chelsie")
+
+
+def test_the_package_shows_its_names() -> None:
+    assert {"Client", "AsyncClient"} <= set(dir(omnirelay))
 
 
 def test_importing_the_client_loads_msgspec_and_nothing_else() -> None:

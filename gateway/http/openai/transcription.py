@@ -30,7 +30,7 @@ from omnirelay.content import AudioPart, ChatMessage, TextPart
 from omnirelay.errors import InvalidRequestError, MediaTooLargeError, UnsupportedError
 from omnirelay.events import DoneEvent, TextEvent
 from omnirelay.protocol import GenerateRequest, SamplingOverrides
-from shared.config.gateway import TRANSCRIPTION_PROMPT
+from omnirelay.values import TRANSCRIPTION_PROMPT
 from shared.messages import Seed, Temperature
 
 NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {

@@ -2,14 +2,14 @@
 
 import os
 import sys
-from collections.abc import AsyncIterable, Iterable
+from collections.abc import AsyncIterable, Callable, Iterable
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 import msgspec
 
-from omnirelay.cli.output import MIB, WordWrap, mebibytes, printable, say, say_json, timing_lines
+from omnirelay.cli.output import MIB, WordWrap, mebibytes, note, printable, say, say_json, timing_lines
 from omnirelay.cli.progress import ProgressLine
 from omnirelay.cli.target import Target
 from omnirelay.client.transport.outbox import UploadProgress
@@ -50,12 +50,15 @@ class TextPrinter:
 
 
 class FiguresPrinter:
-    """Prints the timing at the end of an answer."""
+    """Writes the timing at the end of an answer, to standard error if not told otherwise."""
+
+    def __init__(self, write: Callable[[str], None] = note) -> None:
+        self._write = write
 
     def show(self, event: ChatEvent) -> None:
         """Take the next event."""
         if isinstance(event, TimedDoneEvent):
-            say("\n".join(["", *timing_lines(event)]))
+            self._write("\n".join(timing_lines(event)))
 
 
 class JsonPrinter:

@@ -25,7 +25,7 @@ from omnirelay.content import ChatMessage, ContentPart, TextPart
 from omnirelay.errors import BusyError, InvalidRequestError, OmniRelayError
 from omnirelay.events import DoneEvent, TextEvent
 from omnirelay.protocol import GenerateRequest
-from shared.config.gateway import TRANSCRIPTION_PROMPT
+from omnirelay.values import TRANSCRIPTION_PROMPT
 
 PAUSE_S: Final = 0.1
 """An answer that follows within this time goes first."""
