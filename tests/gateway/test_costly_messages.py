@@ -13,7 +13,7 @@ from omnirelay.errors import InvalidRequestError
 
 @pytest.mark.timeout(60)
 def test_a_name_like_a_message_of_an_error_is_not_searched() -> None:
-    """65,536 times in one name it took an hour."""
+    """65,536 times in one name it would take an hour: 4,000 times took 13 s."""
     fields = {"role": "user", "content": "x", "matching regex '" * 65_536: 1}
     with pytest.raises(InvalidRequestError, match="unknown field"):
         convert(fields, Message, "messages[0]")
