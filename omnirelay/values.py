@@ -23,7 +23,8 @@ MediaKind = Literal["audio", "image", "video"]
 _PLAIN: Final = r"^[A-Za-z0-9_.-]+\Z"
 _DIGITS: Final = r"^[0-9]{1,9}\Z"
 _FORMS: Final = {repr(_PLAIN): "of letters, digits, '_', '.' and '-' only", repr(_DIGITS): "of 1 to 9 digits"}
-_PATTERN: Final = re.compile(r"matching regex ('.*?')(?= - at|\Z)")
+# At the beginning alone: a client's names, which a message may repeat, are not searched.
+_PATTERN: Final = re.compile(r"\A(Expected `str` )matching regex ('.*?')(?= - at|\Z)")
 PlainName = Annotated[str, Meta(min_length=1, max_length=64, pattern=_PLAIN)]
 RequestId = PlainName
 TokenIdText = Annotated[str, Meta(pattern=_DIGITS)]
@@ -70,4 +71,4 @@ TraceParent = Annotated[
 
 def in_words(problem: str) -> str:
     """Return msgspec's message with a pattern that a text should match in words."""
-    return _PATTERN.sub(lambda found: _FORMS.get(found[1], "of another form"), problem)
+    return _PATTERN.sub(lambda found: found[1] + _FORMS.get(found[2], "of another form"), problem)

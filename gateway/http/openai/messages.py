@@ -119,15 +119,19 @@ def read_message(message: Message, strings: LongStrings, where: str, kept: Kept)
 
 def joined_results(messages: Sequence[Message], read: Sequence[ChatMessage]) -> list[ChatMessage]:
     """Join the results of tools that follow each other to one turn."""
-    joined: list[ChatMessage] = []
+    turns: list[list[ChatMessage]] = []
     after_result = False
     for message, each in zip(messages, read, strict=True):
         if after_result and message.role == "tool":
-            joined[-1] = ChatMessage("user", f"{joined[-1].content}\n{each.content}")
+            turns[-1].append(each)
         else:
-            joined.append(each)
+            turns.append([each])
         after_result = message.role == "tool"
-    return joined
+    # Each turn is joined once: one by one takes time that grows with the square of their number.
+    return [
+        turn[0] if len(turn) == 1 else ChatMessage("user", "\n".join(str(each.content) for each in turn))
+        for turn in turns
+    ]
 
 
 def _parts(message: Message, strings: LongStrings, where: str, kept: Kept) -> Sequence[ContentPart]:

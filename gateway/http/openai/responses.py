@@ -56,6 +56,8 @@ PARTS: Final = {"input_text": "text", "output_text": "text", "refusal": "text", 
 CREATE: Final = "response.create"
 CANCEL: Final = "response.cancel"
 LOGPROBS: Final = "message.output_text.logprobs"
+OBJECT_BYTES: Final = 128
+"""What a message, or a part of one, takes besides its content."""
 MAX_KEPT_BYTES: Final = 64 * 2**20
 """Earlier responses that are kept, with the conversations before them, of all clients together."""
 
@@ -226,9 +228,10 @@ def as_body(event: dict[str, Any]) -> dict[str, Any]:
 
 
 def _size(message: ChatMessage) -> int:
-    """Bytes that a message takes, about."""
-    return sum(
-        part.nbytes + len(part.url or "") if isinstance(part, MediaPart) else len(part.text.encode())
+    """Bytes that a message takes, about: many empty ones take much, too."""
+    return OBJECT_BYTES + sum(
+        OBJECT_BYTES
+        + (part.nbytes + len(part.url or "") if isinstance(part, MediaPart) else len(part.text.encode()))
         for part in parts_of(message)
     )
 
