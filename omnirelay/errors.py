@@ -202,6 +202,12 @@ class NoResponseError(InvalidRequestError):
     code = "response_cancel_not_active"
 
 
+class SessionNotResumedError(InvalidRequestError):
+    """A realtime client gets a new session instead of the one that it asks for."""
+
+    code = "session_not_resumed"
+
+
 class EmptyAudioError(InvalidRequestError):
     """A realtime client commits an empty input audio buffer."""
 

@@ -24,7 +24,8 @@ from omnirelay.errors import BusyError, InvalidRequestError, StageUnavailableErr
 from shared.messages import SAMPLE_RATE, STAGES, AudioChunk, StageName, TextDelta
 
 Interface = Literal["tcp", "http"]
-Connection = Literal["websocket", "webrtc"]
+Connection = Literal["websocket", "webrtc", "detached"]
+ResumeOutcome = Literal["resumed", "taken_over", "refused", "expired"]
 CallEnd = Literal["hung_up", "unconnected", "time_limit", "too_fast", "too_slow", "failed"]
 Outcome = Literal["computed", "aborted", "failed", "skipped"]
 """How the computation of a beginning of a prompt ended."""
@@ -107,6 +108,11 @@ class GatewayMetrics:
         )
         for connection in get_args(Connection):
             self.sessions.labels(connection)
+        self.resumes: Final = self._counter(
+            "realtime_resumes",
+            "Realtime sessions that another connection continued, or none.",
+            outcome=get_args(ResumeOutcome),
+        )
         self._calls = self._counter("realtime_calls", "Calls by WebRTC that ended.", end=get_args(CallEnd))
         self.turn_detection = self._counter(
             "turn_detection_seconds", "Time of a core that the detection of turns took."

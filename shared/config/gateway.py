@@ -46,6 +46,7 @@ class Limits(Section):
     max_codec_tokens: Annotated[int, Field(gt=0)] = 4096
     request_bytes: Bytes = 100 * 2**20
     held_bytes: Bytes = 2**30
+    realtime_resume_bytes: Bytes = 4 * 2**20
     client_backlog_bytes: Bytes = 64 * 2**20
     backlog_bytes: Bytes = 2**30
     deadline_s: Annotated[float, Field(gt=0)] = 600.0
@@ -105,6 +106,7 @@ class GatewayConfig(Section):
     resume_wait_s: Annotated[float, Field(ge=0)] = 30.0
     step_timeout_s: Annotated[float, Field(gt=0)] = 300.0
     drain_s: Annotated[float, Field(ge=0)] = 10.0
+    realtime_resume_s: Annotated[float, Field(ge=0, le=600)] = 30.0
     max_start_delay_s: Annotated[float, Field(ge=0, le=MAX_START_DELAY_S)] = 5.0
     speech_system_prompt: Annotated[str | None, BeforeValidator(empty_is_none)] = AUTO
     model_names: list[ModelName] = Field(default_factory=list, max_length=100)

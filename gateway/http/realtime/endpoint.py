@@ -22,14 +22,15 @@ from gateway.http.context import HttpContext
 from gateway.http.errors import JSON, response_of
 from gateway.http.fields import convert
 from gateway.http.guards.keys import client_of, ephemeral_of
-from gateway.http.realtime.events import EventError, EventTransport, Transport, read_event
+from gateway.http.realtime.events import EventTransport, Transport
 from gateway.http.realtime.items import new_session_id
+from gateway.http.realtime.live import LiveSession, secret_of
+from gateway.http.realtime.outbox import Outbox
 from gateway.http.realtime.session import Session
 from gateway.http.realtime.settings import Settings, changed_settings, shown_warnings
 from gateway.http.realtime.turns.pool import VoicePool
 from gateway.requests.metrics import Connection
-from omnirelay.errors import BusyError, InvalidRequestError, OmniRelayError, UnsupportedError
-from omnirelay.protocol import PIECE_BYTES
+from omnirelay.errors import BusyError, OmniRelayError, SessionNotResumedError, UnsupportedError
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +38,10 @@ log = logging.getLogger(__name__)
 MAX_SESSIONS: Final = 64
 """Open sessions, of all clients together."""
 RETRY_MS: Final = 5000
+SESSION: Final = "session_id"
+AFTER: Final = "starting_after"
+"""Names in the query of a client that resumes its session."""
+MAX_DIGITS: Final = 16
 
 
 class Sessions:
@@ -46,6 +51,7 @@ class Sessions:
         self._context = context
         self._open = Quota(MAX_SESSIONS)
         self._voices = VoicePool()
+        self._resumable: dict[str, LiveSession] = {}
 
     def check(self, client: str) -> None:
         """Refuse one session too many, or at shutdown.
@@ -67,30 +73,76 @@ class Sessions:
         self._open.give(client)
         self._context.gateway.metrics.sessions.labels(connection).dec()
 
+    def begin(self, socket: WebSocket, settings: Settings) -> LiveSession:
+        """Begin a session of a WebSocket; :meth:`end` must follow.
+
+        Raises:
+            BusyError: Try again later.
+        """
+        client, gateway = self._context.share(socket), self._context.config.gateway
+        self.check(client)
+        query = socket.query_params
+        can_resume = (query.get("resume") == "true" or SESSION in query) and gateway.realtime_resume_s > 0
+        outbox = Outbox(gateway.limits.realtime_resume_bytes if can_resume else 0)
+        hold = Hold(self._context.gateway.held.of(client))
+        hold.grow(outbox.limit)
+        session = self.open(socket, EventTransport(outbox.send), settings)
+        live = LiveSession(session, outbox, hold, client_of(socket.scope), gateway.realtime_resume_s)
+        self.take(client, "websocket")
+        if can_resume:
+            self._resumable[session.id] = live
+        return live
+
+    def find(self, socket: WebSocket) -> LiveSession | None:
+        """Connect a WebSocket to the session that it names; none if it names none.
+
+        Raises:
+            SessionNotResumedError: There is no such session of this client, or its events are not kept.
+        """
+        name = socket.query_params.get(SESSION)
+        if name is None:
+            return None
+        live, after = self._resumable.get(name), socket.query_params.get(AFTER, "0")
+        try:
+            if live is None or not live.admits(client_of(socket.scope), secret_of(socket)):
+                raise SessionNotResumedError(
+                    "no session of this client has this id and this secret, or it has ended", SESSION
+                )
+            if not (after.isascii() and after.isdigit() and len(after) < MAX_DIGITS):
+                raise SessionNotResumedError("must be the number of the last event that arrived", AFTER)
+            detached = live.detached
+            if not live.connect(int(after)):
+                raise SessionNotResumedError(
+                    f"the events after {after} are not all kept (gateway.limits.realtime_resume_bytes)", AFTER
+                )
+        except SessionNotResumedError:
+            self._context.gateway.metrics.resumes.labels("refused").inc()
+            raise
+        self._context.gateway.metrics.resumes.labels("resumed" if detached else "taken_over").inc()
+        return live
+
+    async def linger(self, live: LiveSession, taken: asyncio.Event) -> None:
+        """Wait for the next connection of a session that has lost its own."""
+        metrics = self._context.gateway.metrics
+        metrics.sessions.labels("websocket").dec()
+        with metrics.sessions.labels("detached").track_inprogress():
+            await live.linger(taken, lambda: self._context.gateway.stopping)
+        metrics.sessions.labels("websocket").inc()
+        if not taken.is_set():
+            metrics.resumes.labels("expired").inc()
+
+    async def end(self, live: LiveSession) -> None:
+        """End a session that began here."""
+        self._resumable.pop(live.id, None)
+        try:
+            await live.close()
+        finally:
+            self.give(live.client, "websocket")
+
     def open(self, connection: HTTPConnection, transport: Transport, settings: Settings) -> Session:
         """Open a session for a client; it must be closed."""
         account, client = self._context.account(connection), self._context.share(connection)
         return Session(self._context, account, transport, client, self._voices, settings)
-
-
-async def receive(text: str | None, session: Session) -> None:
-    """Process a client's message, which is none if it was not text; its errors are sent back.
-
-    Raises:
-        ClientGoneError: The client disconnected.
-    """
-    event_id = None
-    try:
-        if text is None:
-            raise InvalidRequestError("events must be text messages, not binary ones")
-        large = len(text) > PIECE_BYTES
-        event = await asyncio.to_thread(read_event, text) if large else read_event(text)
-        event_id = event.event_id
-        await session.handle(event)
-    except EventError as error:
-        await session.tell(error.error, error.event_id)
-    except OmniRelayError as error:
-        await session.tell(error, event_id)
 
 
 MAX_BYTES: Final = 2**18
@@ -168,8 +220,6 @@ def first_settings(context: HttpContext, connection: HTTPConnection) -> Settings
 IDLE_S: Final = 600.0
 """Time limit between two events of a client while no response is generated."""
 SUBPROTOCOL: Final = "realtime"
-NORMAL: Final = 1000
-POLICY: Final = 1008
 
 
 class RealtimeApi:
@@ -179,7 +229,6 @@ class RealtimeApi:
         self._context = context
         self._sessions = sessions
         self._idle_s = idle_s
-        self._events = 0
 
     async def refuse(self, request: Request) -> Response:
         """Refuse a request that is not a WebSocket handshake.
@@ -195,62 +244,30 @@ class RealtimeApi:
         )
 
     async def serve(self, socket: WebSocket) -> None:
-        """Serve one client until it disconnects."""
-        client = self._context.share(socket)
+        """Serve one connection, and the session until another connection does."""
+        not_resumed: SessionNotResumedError | None = None
         try:
-            settings = first_settings(self._context, socket)
-            self._sessions.check(client)
+            try:
+                live = self._sessions.find(socket)
+            except SessionNotResumedError as error:
+                live, not_resumed = None, error
+            if live is None:
+                live = self._sessions.begin(socket, first_settings(self._context, socket))
         except OmniRelayError as error:
             self._context.told(error)
             await socket.send_denial_response(response_of(error))
             return
-        self._sessions.take(client, "websocket")
+        taken = live.taken
         try:
-            offered = socket.scope["subprotocols"]
-            await socket.accept(SUBPROTOCOL if SUBPROTOCOL in offered else None)
-            await self._converse(socket, settings)
-        except (ClientGoneError, WebSocketDisconnect) as error:
-            log.debug("a realtime client disconnected: %s", error)
-        finally:
-            self._sessions.give(client, "websocket")
-
-    async def _converse(self, socket: WebSocket, settings: Settings) -> None:
-        async def send(kind: str, fields: dict[str, Any]) -> None:
-            self._events += 1
-            event = {"type": kind, "event_id": f"event_{self._events:x}", **fields}
             try:
-                await socket.send_text(msgspec.json.encode(event).decode())
-            except (WebSocketDisconnect, RuntimeError) as error:
-                # Starlette raises RuntimeError if this side has closed the connection meanwhile.
-                raise ClientGoneError from error
-
-        session = self._sessions.open(socket, EventTransport(send), settings)
-        reading = asyncio.create_task(self._read(socket, session))
-        slow = asyncio.create_task(session.too_slow.wait())
-        try:
-            await asyncio.wait({reading, slow}, return_when=asyncio.FIRST_COMPLETED)
-            if slow.done():
-                await socket.close(POLICY, "client_too_slow")
-            else:
-                reading.result()
+                offered = socket.scope["subprotocols"]
+                await socket.accept(SUBPROTOCOL if SUBPROTOCOL in offered else None)
+                lost = await live.serve(socket, taken, self._idle_s, not_resumed)
+            except (ClientGoneError, WebSocketDisconnect) as error:
+                log.debug("a realtime client disconnected: %s", error)
+                lost = True
+            if lost and live.resume_s and not taken.is_set():
+                await self._sessions.linger(live, taken)
         finally:
-            reading.cancel()
-            slow.cancel()
-            await asyncio.gather(reading, slow, return_exceptions=True)
-            await session.close()
-
-    async def _read(self, socket: WebSocket, session: Session) -> None:
-        await session.begin()
-        while True:
-            try:
-                async with asyncio.timeout(self._idle_s):
-                    message = await socket.receive()
-            except TimeoutError:
-                if session.answering:
-                    continue
-                log.info("closing %s: no event for %.0f s", session.id, self._idle_s)
-                await socket.close(NORMAL, "idle")
-                return
-            if message["type"] == "websocket.disconnect":
-                return
-            await receive(message.get("text"), session)
+            if not taken.is_set():
+                await self._sessions.end(live)

@@ -109,10 +109,9 @@ class Session:
         """Whether a response is being generated."""
         return self._answering is not None and not self._answering.done()
 
-    async def begin(self) -> None:
-        """Send ``session.created``."""
-        self._set_listener()
-        await self._send("session.created", {"session": self._shown()})
+    async def begin(self, told: dict[str, Any] | None = None) -> None:
+        """Send ``session.created``, with further fields."""
+        await self._send("session.created", {"session": self._shown(), **(told or {})})
 
     async def handle(self, event: events.ClientEvent) -> None:
         """Process an event.

@@ -1,0 +1,228 @@
+"""A session that WebSockets serve, one after the other if its client can resume it."""
+
+import asyncio
+import hmac
+import logging
+import secrets
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
+from typing import Final
+
+import msgspec
+from starlette.requests import HTTPConnection
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from gateway.access.clients import Principal
+from gateway.fairness.memory_budget import Hold
+from gateway.http.connection import ClientGoneError
+from gateway.http.realtime.events import EventError, read_event
+from gateway.http.realtime.outbox import Outbox
+from gateway.http.realtime.session import Session
+from omnirelay.errors import InvalidRequestError, OmniRelayError, SessionNotResumedError
+from omnirelay.protocol import PIECE_BYTES
+
+NORMAL: Final = 1000
+NO_CODE: Final = 1005
+POLICY: Final = 1008
+TAKEN_OVER: Final = "taken_over"
+STOPPING_S: Final = 0.5
+"""How soon a session that nobody serves ends when the gateway stops: nobody can connect to it any more."""
+SECRET_BYTES: Final = 32
+RESUME_HEADER: Final = "omnirelay-resume-secret"
+RESUME_SUBPROTOCOL: Final = "omnirelay-resume-secret."
+"""Prefix of a WebSocket subprotocol that carries a secret: browsers cannot set headers of a WebSocket."""
+log = logging.getLogger(__name__)
+
+
+async def receive(text: str | None, session: Session) -> None:
+    """Process a client's message, which is none if it was not text; its errors are sent back.
+
+    Raises:
+        ClientGoneError: The client disconnected.
+    """
+    event_id = None
+    try:
+        if text is None:
+            raise InvalidRequestError("events must be text messages, not binary ones")
+        large = len(text) > PIECE_BYTES
+        event = await asyncio.to_thread(read_event, text) if large else read_event(text)
+        event_id = event.event_id
+        await session.handle(event)
+    except EventError as error:
+        await session.tell(error.error, error.event_id)
+    except OmniRelayError as error:
+        await session.tell(error, event_id)
+
+
+def secret_of(connection: HTTPConnection) -> str:
+    """Return the secret with which a client resumes a session; empty if it has none, or several."""
+    given = connection.headers.getlist(RESUME_HEADER)
+    offered = [each for each in connection.scope["subprotocols"] if each.startswith(RESUME_SUBPROTOCOL)]
+    found = given or [each.removeprefix(RESUME_SUBPROTOCOL) for each in offered]
+    return found[0] if len(found) == 1 else ""
+
+
+class LiveSession:
+    """A session, and the connection that serves it now.  Must be closed.
+
+    Args:
+        hold: The memory of the events that are kept.
+        owner: Who alone may resume it.
+        resume_s: How long it waits for its client.
+
+    Attributes:
+        client: The share in which it is counted.
+        resume_s: 0 if it ends with its connection.
+        taken: Set when another connection serves the session; each connection has its own.
+        detached: No connection serves it.
+    """
+
+    def __init__(
+        self, session: Session, outbox: Outbox, hold: Hold, owner: Principal, resume_s: float
+    ) -> None:
+        self.id: Final = session.id
+        self.client: Final = hold.client
+        self.resume_s: Final = resume_s if outbox.limit else 0.0
+        self.taken = asyncio.Event()
+        self.detached = False
+        self._session = session
+        self._outbox = outbox
+        self._hold = hold
+        self._owner = owner
+        self._secret = secrets.token_urlsafe(SECRET_BYTES)
+        self._begun = False
+        self._received = 0
+        self._handling = asyncio.Lock()
+
+    def admits(self, client: Principal, secret: str) -> bool:
+        """Whether a client may resume it: with the secret, and the key that began it, if any."""
+        same = client is self._owner if self._owner.keyed else not client.keyed
+        return hmac.compare_digest(secret.encode(), self._secret.encode()) and same
+
+    def connect(self, after: int) -> bool:
+        """Take the session over, to be served from the event after a number; false if that is not kept."""
+        if not self._outbox.connect(after):
+            return False
+        self.taken.set()
+        self.taken = asyncio.Event()
+        self.detached = False
+        return True
+
+    async def serve(
+        self,
+        socket: WebSocket,
+        taken: asyncio.Event,
+        idle_s: float,
+        not_resumed: SessionNotResumedError | None,
+    ) -> bool:
+        """Serve an accepted connection; true if it was lost, false if the session is over.
+
+        Args:
+            taken: The connection's own.
+            idle_s: Time limit between two events of a client while no response is generated.
+            not_resumed: Why it has not got the session that it asked for.
+        """
+        resumed, self._begun = self._begun, True
+        if resumed:
+            # Not one of the numbered events: what follows is what would have come without the loss.
+            told = {"type": "session.resumed", "event_id": "event_resumed", "received_events": self._received}
+            await _write(socket, msgspec.json.encode({**told, "session": {"id": self.id}}).decode())
+        if taken.is_set():
+            await _close(socket, TAKEN_OVER)
+            return False
+        begins = None if resumed else partial(self._begin, not_resumed)
+        reading = asyncio.create_task(self._read(socket, taken, idle_s, begins))
+        writing = asyncio.create_task(self._outbox.write(partial(_write, socket), self._outbox.connections))
+        slow, over = asyncio.create_task(self._session.too_slow.wait()), asyncio.create_task(taken.wait())
+        tasks = (reading, writing, slow, over)
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if taken.is_set() or slow.done():
+                writing.cancel()
+                await _close(socket, TAKEN_OVER if taken.is_set() else "client_too_slow")
+                return False
+            if not reading.done():
+                # A client that has closed on purpose may not have been read so far.
+                self._disconnect()
+            return await reading
+        finally:
+            if not taken.is_set():
+                self._disconnect()
+            try:
+                if self.resume_s:
+                    # What the client sent is processed to its end: it is told that it has arrived.
+                    async with self._handling:
+                        pass
+            finally:
+                for each in tasks:
+                    each.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def linger(self, taken: asyncio.Event, stopping: Callable[[], bool]) -> None:
+        """Wait until another connection has taken the session, or none can, or it is too late."""
+        if not taken.is_set():
+            self._disconnect()
+        clock = asyncio.get_running_loop().time
+        until = clock() + self.resume_s
+        while not taken.is_set() and (left := until - clock()) > 0 and not stopping():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(taken.wait(), min(left, STOPPING_S))
+
+    def _disconnect(self) -> None:
+        self.detached = True
+        self._outbox.disconnect()
+
+    async def close(self) -> None:
+        """End the session."""
+        self._outbox.close()
+        await self._session.close()
+        self._hold.release()
+
+    async def _begin(self, not_resumed: SessionNotResumedError | None) -> None:
+        resume = {"secret": self._secret, "seconds": self.resume_s}
+        await self._session.begin({"resume": resume} if self.resume_s else {})
+        if not_resumed is not None:
+            await self._session.tell(not_resumed, None)
+
+    async def _read(
+        self,
+        socket: WebSocket,
+        taken: asyncio.Event,
+        idle_s: float,
+        begins: Callable[[], Awaitable[None]] | None,
+    ) -> bool:
+        """Process what the client sends; true if the connection was lost."""
+        if begins is not None:
+            await begins()
+        while True:
+            try:
+                async with asyncio.timeout(idle_s):
+                    message = await socket.receive()
+            except TimeoutError:
+                if self._session.answering:
+                    continue
+                log.info("closing %s: no event for %.0f s", self.id, idle_s)
+                await socket.close(NORMAL, "idle")
+                return False
+            if message["type"] == "websocket.disconnect":
+                # Without a close frame there is no reason.
+                return not ("reason" in message and message["code"] in {NORMAL, NO_CODE})
+            async with self._handling:
+                if taken.is_set():
+                    return False
+                self._received += 1
+                await receive(message.get("text"), self._session)
+
+
+async def _write(socket: WebSocket, text: str) -> None:
+    try:
+        await socket.send_text(text)
+    except (WebSocketDisconnect, RuntimeError) as error:
+        # Starlette raises RuntimeError if this side has closed the connection meanwhile.
+        raise ClientGoneError from error
+
+
+async def _close(socket: WebSocket, reason: str) -> None:
+    with suppress(WebSocketDisconnect, RuntimeError):
+        await socket.close(POLICY, reason)
