@@ -12,7 +12,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[2]
-HASHED = ["cpu.lock", "dev.lock", "gateway.lock", "webrtc.lock", "audit.lock", "quality.lock", "cluster.lock", "gpu.lock"]
+NAMES = ("cpu", "dev", "gateway", "webrtc", "audit", "quality", "cluster", "gpu")
+HASHED = [f"{name}.lock" for name in NAMES]
 CLIENTS = [f"clients/{path.name}" for path in sorted((ROOT / "requirements" / "clients").glob("*.lock"))]
 LOCKS = [*HASHED, *CLIENTS, "torch.lock", "gpu.txt"]
 
